@@ -1,0 +1,67 @@
+"""kstore: compiled kernels stored once, put back before the next start.
+
+    with kstore.synchronized("my-model/v1"):
+        model = torch.compile(model)
+        warmup(model)
+
+Everything is loaded when it is first used: `import kstore` costs a few milliseconds and never imports torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kstore.api import commit, restore, synchronized
+    from kstore.errors import (
+        CacheRootError,
+        IntegrityError,
+        KstoreError,
+        MissError,
+        StoreFormatError,
+        StoreUnavailable,
+        UsageError,
+        WaitTimeout,
+    )
+    from kstore.report import CommitReport, CommitStatus, RestoreReport, RestoreStatus
+    from kstore.store import Store
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "kstore.api": ("commit", "restore", "synchronized"),
+    "kstore.errors": (
+        "CacheRootError", "IntegrityError", "KstoreError", "MissError", "StoreFormatError",
+        "StoreUnavailable", "UsageError", "WaitTimeout",
+    ),
+    "kstore.report": ("CommitReport", "CommitStatus", "RestoreReport", "RestoreStatus"),
+    "kstore.store": ("Store",),
+}  # fmt: skip
+_HOME = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "CacheRootError",
+    "CommitReport",
+    "CommitStatus",
+    "IntegrityError",
+    "KstoreError",
+    "MissError",
+    "RestoreReport",
+    "RestoreStatus",
+    "Store",
+    "StoreFormatError",
+    "StoreUnavailable",
+    "UsageError",
+    "WaitTimeout",
+    "__version__",
+    "commit",
+    "restore",
+    "synchronized",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)

@@ -1,0 +1,91 @@
+"""The interface that a store's storage offers. Names are relative POSIX paths such as `blobs/ab/abcd…`.
+
+Contract, checked by the conformance tests that every backend runs:
+
+- what `get`, `stat` or `list` shows is complete: no reader ever sees half of a `put` or an upload;
+- `put_if_absent` and `Upload.publish` succeed for exactly one of several writers of a name;
+- a name that is not there is a FileNotFoundError, other trouble another OSError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import NamedTuple, Protocol, runtime_checkable
+
+from kstore.errors import UsageError
+
+
+class Stat(NamedTuple):
+    """What is known of one stored object."""
+
+    size: int
+    """Bytes."""
+    mtime_ns: int
+    """By the storage's own clock, in nanoseconds since 1970. Never to be compared with another clock."""
+
+
+class Child(NamedTuple):
+    """One entry of a folder."""
+
+    name: str
+    """The last part of its name."""
+    is_folder: bool
+
+
+class Upload(Protocol):
+    """An object being written under no name yet. Leaving its context unpublished discards it."""
+
+    def write(self, data: bytes | memoryview) -> object:
+        """Append `data`."""
+
+    def publish(self, name: str) -> bool:
+        """Make it appear as `name`, whole. False if that name is taken; the object there stays."""
+
+
+class Backend(Protocol):
+    """Storage for one store."""
+
+    def get(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
+        """Return `length` bytes (fewer at the end) from `offset`, all of them by default."""
+
+    def put(self, name: str, data: bytes) -> None:
+        """Create or replace a small object: marks and settings only. What is published is never replaced."""
+
+    def put_if_absent(self, name: str, data: bytes) -> bool:
+        """Create an object. False if that name is taken; the object there stays."""
+
+    def upload(self, fraction_ns: int | None = None) -> AbstractContextManager[Upload]:
+        """Start writing an object whose name is known only at its end.
+
+        `fraction_ns` asks for a modification time with this fraction of a second, in nanoseconds;
+        a backend without such times ignores it.
+        """
+
+    def list(self, folder: str) -> Iterator[Child]:
+        """The direct children of `folder`; nothing if there is no such folder."""
+
+    def stat(self, name: str) -> Stat:
+        """Size and time of one object."""
+
+    def delete(self, name: str) -> None:
+        """Remove one object; no error if it is gone already."""
+
+
+@runtime_checkable
+class LocalPaths(Protocol):
+    """A backend whose objects are files that can be linked."""
+
+    def path(self, name: str) -> str:
+        """Absolute path of the file that holds `name`."""
+
+
+def check_name(name: str) -> str:
+    """Return `name` if it stays inside the store.
+
+    Raises:
+        UsageError: it is absolute, empty, or climbs.
+    """
+    if any(part in ("", ".", "..") for part in name.split("/")) or "\0" in name:
+        raise UsageError(f"{name!r} is not a relative name inside a store")
+    return name

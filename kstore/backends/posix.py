@@ -1,0 +1,208 @@
+"""A store in a folder: local disk, NFS, Lustre, GlusterFS, a FUSE mount.
+
+Everything is written under `tmp/` and then hard-linked to its name. A link, unlike a replacing rename,
+fails for all writers but one and leaves the inode that other clients hold open alone; on NFS a rename over
+a file gives them ESTALE (cvmfs#559).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import secrets
+import socket
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+
+from kstore.backends.base import Child, Stat, check_name
+
+FILE_MODE = 0o444
+_NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS}
+_STALE_RETRIES = 3
+_AT_FDCWD = -100
+_RENAME_NOREPLACE = 1
+
+
+class PosixBackend:
+    """Objects are files under `root`. Safe for any number of processes and hosts at once."""
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self.root = Path(os.path.abspath(root))
+        self._prefix = f"{self.root}/"
+        self._writer = f"{socket.gethostname()}-{os.getpid()}"
+
+    def path(self, name: str) -> str:
+        """Absolute path of the file that holds `name`; the root for an empty name."""
+        return self._prefix + check_name(name) if name else self._prefix
+
+    def get(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
+        """Return `length` bytes from `offset`, all of them by default."""
+        with _open_again_if_stale(self.path(name)) as fd:
+            wanted = os.fstat(fd).st_size - offset if length is None else length
+            return _read_fully(fd, offset, max(wanted, 0))
+
+    def put(self, name: str, data: bytes) -> None:
+        """Create or replace a small object."""
+        with self.upload() as upload:
+            upload.write(data)
+            upload.replace(name)
+
+    def put_if_absent(self, name: str, data: bytes) -> bool:
+        """Create an object; False if the name is taken."""
+        with self.upload() as upload:
+            upload.write(data)
+            return upload.publish(name)
+
+    def upload(self, fraction_ns: int | None = None) -> PosixUpload:
+        """Start writing an object whose name is known only at its end."""
+        return PosixUpload(self, fraction_ns)
+
+    def list(self, folder: str) -> Iterator[Child]:
+        """The direct children of `folder`. NFS leaves `.nfsXXXX` for open files that were deleted: not ours."""
+        try:
+            with os.scandir(self.path(folder)) as entries:
+                for entry in entries:
+                    if not entry.name.startswith("."):
+                        yield Child(entry.name, entry.is_dir())
+        except (FileNotFoundError, NotADirectoryError):
+            return
+
+    def stat(self, name: str) -> Stat:
+        """Size and time of one object."""
+        found = os.stat(self.path(name))
+        if not stat.S_ISREG(found.st_mode):
+            raise FileNotFoundError(errno.ENOENT, "not a regular file", self.path(name))
+        return Stat(found.st_size, found.st_mtime_ns)
+
+    def delete(self, name: str) -> None:
+        """Remove one object; no error if it is gone already."""
+        with suppress(FileNotFoundError):
+            os.unlink(self.path(name))
+
+    def staging_path(self) -> str:
+        """A name under `tmp/` that no other writer on any host uses."""
+        return f"{self._prefix}tmp/{self._writer}-{secrets.token_hex(8)}"
+
+
+class PosixUpload:
+    """A file under `tmp/` on its way to a name."""
+
+    def __init__(self, backend: PosixBackend, fraction_ns: int | None) -> None:
+        self._backend = backend
+        self._fraction_ns = fraction_ns
+        self._path = backend.staging_path()
+        self._fd = -1
+
+    def __enter__(self) -> PosixUpload:
+        self._fd = _create(self._path)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close()
+        with suppress(FileNotFoundError):
+            os.unlink(self._path)
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Append `data`."""
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(self._fd, rest) :]
+
+    def publish(self, name: str) -> bool:
+        """Link it to `name`; False if that name is taken."""
+        self._finish()
+        target = self._backend.path(name)
+        try:
+            return _link_if_absent(self._path, target)
+        except FileNotFoundError:
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            return _link_if_absent(self._path, target)
+
+    def replace(self, name: str) -> None:
+        """Rename it over `name`."""
+        self._finish()
+        target = self._backend.path(name)
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        os.replace(self._path, target)
+
+    def _finish(self) -> None:
+        if self._fraction_ns is not None:
+            now = time.time_ns()
+            stamp = now - now % 1_000_000_000 + self._fraction_ns
+            os.utime(self._fd, ns=(stamp, stamp))
+        self._close()
+
+    def _close(self) -> None:
+        # NFS reports a failed write (ENOSPC, EDQUOT, EIO) only here: before the name exists.
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            os.close(fd)
+
+
+def _create(path: str) -> int:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    try:
+        return os.open(path, flags, FILE_MODE)
+    except FileNotFoundError:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        return os.open(path, flags, FILE_MODE)
+
+
+def _link_if_absent(source: str, target: str) -> bool:
+    try:
+        os.link(source, target)
+    except FileExistsError:
+        # A server that loses its reply reports "exists" for our own link: our file then has two names.
+        return os.stat(source).st_nlink > 1
+    except OSError as error:
+        if error.errno not in _NO_HARD_LINKS:
+            raise
+        return _rename_if_absent(source, target)
+    return True
+
+
+def _rename_if_absent(source: str, target: str) -> bool:
+    """Publish where the filesystem has no hard links (some FUSE mounts): renameat2 with RENAME_NOREPLACE."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    done = libc.renameat2(_AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(target), _RENAME_NOREPLACE)
+    if done == 0:
+        return True
+    code = ctypes.get_errno()
+    if code == errno.EEXIST:
+        return False
+    raise OSError(code, "neither hard links nor a rename that never replaces work here", target)
+
+
+def _read_fully(fd: int, offset: int, length: int) -> bytes:
+    data = os.pread(fd, length, offset)
+    if len(data) == length or not data:
+        return data
+    parts = [data]
+    done = len(data)
+    while done < length and (data := os.pread(fd, length - done, offset + done)):
+        parts.append(data)
+        done += len(data)
+    return b"".join(parts)
+
+
+@contextmanager
+def _open_again_if_stale(path: str) -> Iterator[int]:
+    """Open for reading; a handle that another NFS client made stale is opened again by its path."""
+    for attempt in range(_STALE_RETRIES):
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            break
+        except OSError as error:
+            if error.errno != errno.ESTALE or attempt + 1 == _STALE_RETRIES:
+                raise
+    try:
+        yield fd
+    finally:
+        os.close(fd)

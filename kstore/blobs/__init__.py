@@ -1,0 +1,5 @@
+"""Where a blob's bytes are: loose files, packs, or both. A reader takes them from wherever they are."""
+
+from kstore.blobs.blobstore import BlobStore, BlobWriter, Layout, Source
+
+__all__ = ["BlobStore", "BlobWriter", "Layout", "Source"]

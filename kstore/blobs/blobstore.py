@@ -1,0 +1,215 @@
+"""All blobs of one store, loose and packed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from enum import StrEnum
+from types import TracebackType
+from typing import NamedTuple, Protocol, Self
+
+from kstore.backends import Backend
+from kstore.blobs.loose import LooseBlobs
+from kstore.blobs.packindex import FOLDER, pack_name
+from kstore.blobs.packreader import PackReader
+from kstore.blobs.packwriter import PackWriter
+from kstore.digest import digest_of
+from kstore.errors import IntegrityError
+
+log = logging.getLogger(__name__)
+
+
+class Layout(StrEnum):
+    """How new blobs are stored. Readers take a blob from wherever it is."""
+
+    LOOSE = "loose"
+    """One file each: where cache roots can link or clone from the store."""
+    PACKED = "packed"
+    """One file for all blobs of a commit: everywhere else."""
+
+
+class Source(NamedTuple):
+    """A blob to be stored."""
+
+    digest: bytes
+    size: int
+    """Bytes."""
+    read: Callable[[], bytes | None]
+    """Its bytes; None if they cannot be had any more."""
+
+
+class BlobWriter(Protocol):
+    """Takes the new blobs of one commit. Leaving its context unfinished stores no pack."""
+
+    blobs: int
+    """How many were stored."""
+    size: int
+    """Bytes that reached the store."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def put(self, digest: bytes, data: bytes) -> None:
+        """Store one blob."""
+
+    def put_manifest(self, digest: bytes, data: bytes) -> None:
+        """Store the blob that readers want first, so that they can have it without the others."""
+
+    def finish(self) -> tuple[str, ...]:
+        """Make all of them readable; returns the packs that hold them."""
+
+
+def put_many(writer: BlobWriter, sources: Iterable[Source]) -> set[bytes]:
+    """Store blobs; returns the digests of those whose bytes were gone or no longer what was hashed."""
+    refused = set()
+    for source in sources:
+        data = source.read()
+        if data is None or digest_of(data) != source.digest:
+            refused.add(source.digest)
+        else:
+            writer.put(source.digest, data)
+    return refused
+
+
+class BlobStore:
+    """The blobs of one store."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._readers: dict[str, PackReader] = {}
+        self.loose = LooseBlobs(backend)
+
+    def writer(self, layout: Layout) -> BlobWriter:
+        """Start storing the blobs of one commit."""
+        return PackedBlobWriter(self._backend) if layout is Layout.PACKED else LooseBlobWriter(self.loose)
+
+    def packs(self) -> list[str]:
+        """The ids of all packs."""
+        return [child.name for child in self._backend.list(FOLDER) if not child.is_folder]
+
+    def pack(self, pack_id: str) -> PackReader:
+        """One pack; its index is read once."""
+        return self._readers.setdefault(pack_id, PackReader(self._backend, pack_id))
+
+    def digests_in(self, packs: Iterable[str]) -> set[bytes]:
+        """What these packs hold, those left out that cannot be read."""
+        found: set[bytes] = set()
+        for pack_id in packs:
+            try:
+                found.update(self.pack(pack_id).index.digests)
+            except (IntegrityError, OSError) as error:
+                log.debug("pack %s: %s", pack_id, error)
+        return found
+
+    def fetch_many(self, wanted: Collection[bytes], packs: Sequence[str] = ()) -> Iterator[tuple[bytes, memoryview]]:
+        """Yield (digest, bytes) of each wanted blob once, verified. What is missing or damaged is left out.
+
+        `packs` says where to look first; then come the loose blobs, and at last every other pack.
+        """
+        left = set(wanted)
+        yield from self._from_packs(left, packs)
+        for digest, data in self.loose.fetch(tuple(left)):
+            left.discard(digest)
+            yield digest, data
+        if left:
+            tried = set(packs)
+            yield from self._from_packs(left, [pack for pack in self.packs() if pack not in tried])
+
+    def fetch(self, digest: bytes, packs: Sequence[str] = ()) -> bytes:
+        """One blob.
+
+        Raises:
+            IntegrityError: it is missing or damaged.
+        """
+        for _, data in self.fetch_many((digest,), packs):
+            return bytes(data)
+        raise IntegrityError(f"blob {digest.hex()} is missing or damaged")
+
+    def _from_packs(self, left: set[bytes], packs: Iterable[str]) -> Iterator[tuple[bytes, memoryview]]:
+        for pack_id in packs:
+            if not left:
+                return
+            try:
+                for digest, data in self.pack(pack_id).fetch(left):
+                    if digest in left:
+                        left.discard(digest)
+                        yield digest, data
+            except (IntegrityError, OSError) as error:
+                log.warning("pack %s cannot be read, its blobs are looked for elsewhere: %s", pack_id, error)
+
+
+class LooseBlobWriter:
+    """Stores each blob at once, as a file of its own."""
+
+    def __init__(self, loose: LooseBlobs) -> None:
+        self._loose = loose
+        self.blobs = 0
+        self.size = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+    def put(self, digest: bytes, data: bytes) -> None:
+        """Store one blob."""
+        if self._loose.put(digest, data):
+            self.blobs += 1
+            self.size += len(data)
+
+    def put_manifest(self, digest: bytes, data: bytes) -> None:
+        """Store one blob: each can be read by itself."""
+        self.put(digest, data)
+
+    def finish(self) -> tuple[str, ...]:
+        """Loose blobs are in no pack."""
+        return ()
+
+
+class PackedBlobWriter:
+    """Stores all blobs as one pack, which appears when it is finished. No blob, no pack."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._open = ExitStack()
+        self._pack: PackWriter | None = None
+        self.blobs = 0
+        self.size = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open.close()
+
+    def put(self, digest: bytes, data: bytes) -> None:
+        """Append one blob."""
+        if self._pack is None:
+            self._upload = self._open.enter_context(self._backend.upload())
+            self._pack = PackWriter(self._upload)
+        self._pack.add(digest, data)
+        self.blobs += 1
+
+    def put_manifest(self, digest: bytes, data: bytes) -> None:
+        """Append one blob in a frame of its own, next to the index."""
+        if self._pack:
+            self._pack.close_frame()
+        self.put(digest, data)
+
+    def finish(self) -> tuple[str, ...]:
+        """Publish the pack."""
+        if self._pack is None:
+            return ()
+        pack_id = self._pack.finish()
+        self._upload.publish(pack_name(pack_id))
+        self.size = self._pack.size
+        return (pack_id,)

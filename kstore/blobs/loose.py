@@ -1,0 +1,76 @@
+"""Loose blobs: one read-only file each, which a cache root on the same filesystem can link or clone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+
+from kstore.backends import Backend, LocalPaths
+from kstore.digest import digest_of
+
+FOLDER = "blobs"
+
+
+def blob_name(digest: bytes) -> str:
+    """Where a loose blob is stored."""
+    text = digest.hex()
+    return f"{FOLDER}/{text[:2]}/{text}"
+
+
+def stamp(digest: bytes) -> int:
+    """The fraction of a second, in nanoseconds, that the modification time of this blob's file has.
+
+    A file changed in place gets another one, so one `stat` tells an untouched blob from an altered one.
+    """
+    return int.from_bytes(digest[:4], "little") % 999_999_999 + 1
+
+
+class LooseBlobs:
+    """The loose blobs of one store."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._folder = backend.path(FOLDER) if isinstance(backend, LocalPaths) else None
+
+    def has(self, digest: bytes, size: int) -> bool:
+        """Whether it is here with this size, in bytes."""
+        try:
+            return self._backend.stat(blob_name(digest)).size == size
+        except FileNotFoundError:
+            return False
+
+    def put(self, digest: bytes, data: bytes) -> bool:
+        """Store one blob; False if it was here already."""
+        with self._backend.upload(fraction_ns=stamp(digest)) as upload:
+            upload.write(data)
+            return upload.publish(blob_name(digest))
+
+    def fetch(self, wanted: Iterable[bytes]) -> Iterator[tuple[bytes, memoryview]]:
+        """Yield (digest, bytes) of the wanted blobs that are here and undamaged."""
+        for digest in wanted:
+            try:
+                data = self._backend.get(blob_name(digest))
+            except FileNotFoundError:
+                continue
+            if digest_of(data) == digest:
+                yield digest, memoryview(data)
+
+    def untouched(self, digest: bytes, size: int) -> tuple[str, os.stat_result] | None:
+        """Path and status of the blob's file if it can be linked: here, and as it was published."""
+        if self._folder is None:
+            return None
+        text = digest.hex()
+        path = f"{self._folder}/{text[:2]}/{text}"
+        try:
+            found = os.stat(path)
+        except OSError:
+            return None
+        if found.st_size == size and found.st_mtime_ns % 1_000_000_000 == stamp(digest):
+            return path, found
+        return (path, found) if found.st_size == size and _has_digest(path, digest) else None
+
+
+def _has_digest(path: str, digest: bytes) -> bool:
+    """Read it all: on a filesystem whose times are coarse, no stamp can be trusted."""
+    with open(path, "rb") as file:
+        return digest_of(file.read()) == digest

@@ -1,0 +1,148 @@
+"""The pack format: many blobs in one immutable file.
+
+    zstd frame · zstd frame · … · skippable frame [ nonce, digests, columns, footer ]
+
+A shared filesystem charges per file, not per byte, and neighbouring kernels resemble each other: blobs are laid
+end to end in frames of about 4 MiB, each a standard zstd frame, so `zstd -d` still reads the whole. The index
+says which blobs are in which frame; it sits where zstd skips it, and is found from the end of the file.
+A pack's id is the BLAKE3 digest of its bytes; a nonce among them makes every pack's name new, for a name that
+may be deleted is never used again.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import NamedTuple
+
+import zstandard
+
+from kstore.digest import DIGEST_SIZE, digest_of
+from kstore.errors import IntegrityError
+
+FOLDER = "packs"
+FRAME_SIZE = 4 << 20
+"""Bytes of blobs after which a frame is closed. A blob of at least this size has a frame of its own."""
+LEVEL = 3
+
+_SKIPPABLE = struct.Struct("<II")
+_SKIPPABLE_MAGIC = 0x184D2A5B
+_FOOTER = struct.Struct("<IIIQ32s8s")
+_MAGIC = b"kstore.1"
+_FRAME = struct.Struct("<QQQI")
+_NONCE_SIZE = 16
+
+
+def pack_name(pack_id: str) -> str:
+    """Where a pack is stored."""
+    return f"{FOLDER}/{pack_id}"
+
+
+class Frame(NamedTuple):
+    """One zstd frame of a pack. All sizes are in bytes."""
+
+    offset: int
+    packed_size: int
+    size: int
+    """When decompressed."""
+    blobs: int
+    """How many blobs it holds."""
+
+
+class Footer(NamedTuple):
+    """The last bytes of a pack. All sizes are in bytes."""
+
+    packed_columns: int
+    frames: int
+    blobs: int
+    columns: int
+    digest: bytes
+    """Of the index before the footer."""
+    magic: bytes
+
+    @property
+    def body_size(self) -> int:
+        """Of the index before the footer."""
+        return _NONCE_SIZE + self.blobs * DIGEST_SIZE + self.packed_columns
+
+
+FOOTER_SIZE = _FOOTER.size
+
+
+@dataclass(frozen=True, slots=True)
+class PackIndex:
+    """What is where in a pack."""
+
+    frames: list[Frame] = field(default_factory=list)
+    digests: list[bytes] = field(default_factory=list)
+    """In the order of their bytes."""
+    sizes: list[int] = field(default_factory=list)
+    """Of the blobs, in the same order."""
+
+    def dump(self) -> bytes:
+        """The skippable frame that ends a pack. Digests do not compress; the columns of numbers do."""
+        columns = b"".join(_FRAME.pack(*frame) for frame in self.frames)
+        columns += struct.pack(f"<{len(self.sizes)}Q", *self.sizes)
+        packed = zstandard.compress(columns, LEVEL)
+        body = os.urandom(_NONCE_SIZE) + b"".join(self.digests) + packed
+        footer = _FOOTER.pack(len(packed), len(self.frames), len(self.digests), len(columns), digest_of(body), _MAGIC)
+        return _SKIPPABLE.pack(_SKIPPABLE_MAGIC, len(body) + len(footer)) + body + footer
+
+    def blobs_of(self, frame: int, first: int) -> list[tuple[bytes, int, int]]:
+        """(digest, start, end) of each blob in a frame whose first blob is number `first` of the pack."""
+        chosen = slice(first, first + self.frames[frame].blobs)
+        ends = list(accumulate(self.sizes[chosen], initial=0))
+        return list(zip(self.digests[chosen], ends, ends[1:], strict=False))
+
+
+def load_footer(tail: bytes) -> Footer:
+    """Read the end of a pack.
+
+    Raises:
+        IntegrityError: it is no pack's end.
+    """
+    if len(tail) < FOOTER_SIZE:
+        raise IntegrityError(f"a pack of {len(tail)} bytes is cut short")
+    footer = Footer._make(_FOOTER.unpack(tail[-FOOTER_SIZE:]))
+    if footer.magic != _MAGIC:
+        raise IntegrityError(f"a pack ends in {footer.magic!r}: it is damaged, or a newer kstore wrote it")
+    return footer
+
+
+def load_index(footer: Footer, body: bytes) -> PackIndex:
+    """Read the index, which ends where the footer begins.
+
+    Raises:
+        IntegrityError: it is damaged, or contradicts itself.
+    """
+    if len(body) != footer.body_size or digest_of(body) != footer.digest:
+        raise IntegrityError("the index of a pack is not what its footer says")
+    split = _NONCE_SIZE + footer.blobs * DIGEST_SIZE
+    expected = footer.frames * _FRAME.size + footer.blobs * 8
+    if footer.columns != expected:
+        raise IntegrityError("the index of a pack contradicts itself")
+    columns = zstandard.ZstdDecompressor().decompress(body[split:], max_output_size=expected)
+    if len(columns) != expected:
+        raise IntegrityError("the index of a pack is cut short")
+    index = PackIndex(
+        frames=[Frame._make(row) for row in _FRAME.iter_unpack(columns[: footer.frames * _FRAME.size])],
+        digests=[body[at : at + DIGEST_SIZE] for at in range(_NONCE_SIZE, split, DIGEST_SIZE)],
+        sizes=list(struct.unpack(f"<{footer.blobs}Q", columns[footer.frames * _FRAME.size :])),
+    )
+    _check(index)
+    return index
+
+
+def _check(index: PackIndex) -> None:
+    """No declared size may make a reader take more memory than the blobs that it asked for."""
+    first = 0
+    for number, frame in enumerate(index.frames):
+        if frame.size != sum(index.sizes[first : first + frame.blobs]):
+            raise IntegrityError(f"frame {number} of a pack does not have the size of its blobs")
+        if frame.size > 2 * FRAME_SIZE and frame.blobs > 1:
+            raise IntegrityError(f"frame {number} of a pack declares {frame.size} bytes")
+        first += frame.blobs
+    if first != len(index.digests):
+        raise IntegrityError("the index of a pack counts its blobs wrong")

@@ -1,0 +1,105 @@
+"""Reading a pack: its index with one read from the end, then only the frames that hold something wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from functools import cached_property
+
+import zstandard
+
+from kstore.backends import Backend
+from kstore.blobs.packindex import (
+    FOOTER_SIZE,
+    FRAME_SIZE,
+    Frame,
+    PackIndex,
+    load_footer,
+    load_index,
+    pack_name,
+)
+from kstore.digest import digest_of
+from kstore.errors import IntegrityError
+
+_TAIL = 512 << 10
+_CHUNK = 1 << 20
+_MAX_WINDOW = 16 << 20
+
+
+class PackReader:
+    """One pack of a store.
+
+    Raises, from every method:
+        IntegrityError: the pack is damaged.
+        OSError: it cannot be read.
+    """
+
+    def __init__(self, backend: Backend, pack_id: str) -> None:
+        self._backend = backend
+        self._name = pack_name(pack_id)
+
+    @cached_property
+    def size(self) -> int:
+        """Bytes of the whole file."""
+        return self._backend.stat(self._name).size
+
+    @cached_property
+    def index(self) -> PackIndex:
+        """What is where."""
+        tail = self._read(max(self.size - _TAIL, 0), min(_TAIL, self.size))
+        footer = load_footer(tail)
+        end = len(tail) - FOOTER_SIZE
+        if footer.body_size <= end:
+            return load_index(footer, tail[end - footer.body_size : end])
+        start = self.size - FOOTER_SIZE - footer.body_size
+        if start < 0:
+            raise IntegrityError(f"{self._name} declares an index larger than itself")
+        return load_index(footer, self._read(start, footer.body_size))
+
+    def fetch(self, wanted: Collection[bytes]) -> Iterator[tuple[bytes, memoryview]]:
+        """Yield (digest, bytes) of the wanted blobs that are here and undamaged, in the order of the file."""
+        first = 0
+        for number, frame in enumerate(self.index.frames):
+            chosen = [blob for blob in self.index.blobs_of(number, first) if blob[0] in wanted]
+            first += frame.blobs
+            if chosen:
+                content = self._decompress(frame)
+                for digest, start, end in chosen:
+                    data = content[start:end]
+                    if digest_of(data) == digest:
+                        yield digest, data
+
+    def _decompress(self, frame: Frame) -> memoryview:
+        try:
+            if frame.size <= FRAME_SIZE:
+                packed = self._read(frame.offset, frame.packed_size)
+                # The size in the frame's own header is what zstd allocates, whatever limit it is given.
+                if zstandard.frame_content_size(packed) != frame.size:
+                    raise IntegrityError(f"a frame of {self._name} does not have the size it declares")
+                return memoryview(_inflater().decompress(packed))
+            return self._decompress_in_chunks(frame)
+        except zstandard.ZstdError as error:
+            raise IntegrityError(f"a frame of {self._name} cannot be decompressed: {error}") from error
+
+    def _decompress_in_chunks(self, frame: Frame) -> memoryview:
+        """Hold the large blob once, and neither its compressed form nor a second copy."""
+        whole = memoryview(bytearray(frame.size))
+        filled = 0
+        inflate = _inflater().decompressobj()
+        end = frame.offset + frame.packed_size
+        for offset in range(frame.offset, end, _CHUNK):
+            part = inflate.decompress(self._read(offset, min(_CHUNK, end - offset)))
+            if filled + len(part) > frame.size:
+                raise IntegrityError(f"a frame of {self._name} is larger than it declares")
+            whole[filled : filled + len(part)] = part
+            filled += len(part)
+        return whole[:filled]
+
+    def _read(self, offset: int, length: int) -> bytes:
+        data = self._backend.get(self._name, offset, length)
+        if len(data) != length:
+            raise IntegrityError(f"{self._name} is cut short: {len(data)} of {length} bytes at {offset}")
+        return data
+
+
+def _inflater() -> zstandard.ZstdDecompressor:
+    return zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW)

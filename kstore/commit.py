@@ -1,0 +1,286 @@
+"""Commit: scan → merge → upload → publish. See `merge` for what "merge" means.
+
+Correct without locks: blobs are written first, then the manifest that names them, then the ref that names the
+manifest, and a ref is created only if its generation does not exist. Whoever loses that race merges again with
+what the winner published. A commit that is killed anywhere leaves bytes that nothing refers to.
+"""
+
+from __future__ import annotations
+
+import getpass
+import logging
+import socket
+import time
+from dataclasses import dataclass, field, replace
+
+from kstore.blobs import BlobWriter, Layout
+from kstore.blobs.blobstore import put_many
+from kstore.components.mergers import merge_files
+from kstore.digest import digest_of
+from kstore.errors import StoreUnavailable
+from kstore.local.finished import Unfinished, read_finished
+from kstore.local.scan import Scan, Skipped
+from kstore.local.state import Base, State
+from kstore.manifest import Files, Flag, Manifest, unit_of
+from kstore.merge import Merged, merge
+from kstore.refs import Ref
+from kstore.report import CommitReport, CommitStatus, count_components
+from kstore.snapshot import Snapshot
+from kstore.upload import choose_layout, sibling_packs, sources
+from kstore.worker import Worker
+
+log = logging.getLogger(__name__)
+
+_HOST = int(Flag.HOST)
+_MAX_RACES = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """The newest generation of the scope, as last seen."""
+
+    snapshot: Snapshot | None = None
+
+    @property
+    def manifest(self) -> Manifest:
+        """Empty if nothing is published."""
+        return self.snapshot.manifest if self.snapshot else Manifest()
+
+    @property
+    def generation(self) -> int:
+        """0 if nothing is published."""
+        return self.snapshot.ref.generation if self.snapshot else 0
+
+    @property
+    def packs(self) -> tuple[str, ...]:
+        """Where its blobs are."""
+        return self.snapshot.ref.packs if self.snapshot else ()
+
+
+@dataclass(slots=True)
+class Proposal:
+    """What the next generation would hold."""
+
+    files: Files
+    hosts: dict[str, Files]
+    taken: list[str] = field(default_factory=list)
+    """Paths that are news."""
+    declined: dict[str, bytes] = field(default_factory=dict)
+    contents: dict[bytes, bytes] = field(default_factory=dict)
+    """What mergers made, by digest."""
+
+
+def commit(worker: Worker) -> CommitReport:
+    """Publish what the worker's cache root has and the store lacks.
+
+    Raises:
+        KstoreError: the store or the cache root cannot be used.
+        OSError: likewise.
+    """
+    started = time.perf_counter()
+    with worker.state.locked():
+        state = worker.state.load()
+        report = _Commit(worker, state, worker.scan(state.index)).run()
+    return replace(report, seconds=time.perf_counter() - started)
+
+
+class _Commit:
+    """One commit."""
+
+    def __init__(self, worker: Worker, state: State, found: Scan) -> None:
+        self._worker = worker
+        self._storage = worker.store
+        self._state = state
+        self._base = worker.base(state)
+        self._ours = found.files
+        self._index = found.index
+        self._skipped = list(found.skipped)
+        self._uploaded: set[bytes] = set()
+        self._packs: tuple[str, ...] = ()
+        self._layout: Layout | None = None
+        self._blobs = self._bytes = 0
+
+    def run(self) -> CommitReport:
+        if self._index != self._state.index:
+            self._worker.state.save_index(self._index)
+        for _ in range(_MAX_RACES):
+            theirs = self._newest()
+            proposal = self._propose(theirs)
+            if not proposal.taken:
+                return self._unchanged(theirs, proposal)
+            report = self._try_publish(theirs, proposal)
+            if report:
+                return report
+        raise StoreUnavailable(
+            f"{_MAX_RACES} attempts to publish {self._worker.scope} each found the generation taken; "
+            "see whether its refs can be listed"
+        )
+
+    def _newest(self) -> Published:
+        ref = self._storage.refs.newest(self._worker.scope)
+        if ref is None:
+            return Published()
+        if self._base and self._base.is_generation_of(ref):
+            return Published(self._base)
+        return Published(self._storage.snapshot(ref))
+
+    def _propose(self, theirs: Published) -> Proposal:
+        """Merge the portable files and, by themselves, those of this host."""
+        seeded = self._base and self._base.ref.scope != self._worker.scope
+        base = self._base.manifest if self._base and not seeded else Manifest()
+        portable = {path: entry for path, entry in self._ours.items() if not entry.flags & _HOST}
+        proposal = Proposal(theirs.manifest.files, dict(theirs.manifest.hosts))
+        proposal.files = self._merge(proposal, base.files, theirs.manifest.files, portable, theirs.packs)
+        if len(portable) < len(self._ours):
+            host = self._worker.host.fingerprint
+            bound = {path: entry for path, entry in self._ours.items() if entry.flags & _HOST}
+            old, published = base.hosts.get(host, {}), theirs.manifest.hosts.get(host, {})
+            proposal.hosts[host] = self._merge(proposal, old, published, bound, theirs.packs)
+        return proposal
+
+    def _merge(self, proposal: Proposal, base: Files, theirs: Files, ours: Files, packs: tuple[str, ...]) -> Files:
+        merged = merge(base, theirs, ours, self._state.declined)
+        for path in merged.to_merge:
+            self._merge_content(proposal, merged, ours, path, packs)
+        proposal.taken += merged.taken
+        proposal.declined |= merged.declined
+        return merged.files
+
+    def _merge_content(
+        self, proposal: Proposal, merged: Merged, ours: Files, path: str, packs: tuple[str, ...]
+    ) -> None:
+        """Join two versions of a file by their meaning."""
+        component, _, relative = path.partition("/")
+        method = self._worker.table[component].method("merge", relative) or ""
+        published = self._storage.blobs.fetch(merged.files[path].digest, packs)
+        try:
+            local = read_finished(self._worker.root.local_path(path)).data
+        except Unfinished as reason:
+            self._skipped.append(Skipped(path, str(reason)))
+            return
+        data = merge_files(method, published, local)
+        merged.declined[path] = ours[path].digest
+        if data != published:
+            entry = ours[path]._replace(digest=digest_of(data), size=len(data))
+            proposal.contents[entry.digest] = data
+            merged.files[path] = entry
+            merged.taken.append(path)
+
+    def _try_publish(self, theirs: Published, proposal: Proposal) -> CommitReport | None:
+        """Upload and publish; None to merge again: a file changed, or another worker was faster."""
+        self._storage.create()
+        self._layout = self._layout or choose_layout(self._worker)
+        packs = sibling_packs(self._worker) if self._is_first_pack(theirs) else ()
+        with self._storage.blobs.writer(self._layout) as writer:
+            lost = self._upload(writer, theirs, proposal, packs)
+            if lost:
+                self._leave_out(lost)
+                return None
+            manifest = Manifest(proposal.files, proposal.hosts, self._meta(theirs, proposal))
+            data = manifest.dump()
+            writer.put_manifest(digest_of(data), data)
+            self._packs = writer.finish() + self._packs
+        self._blobs += writer.blobs
+        self._bytes += writer.size
+        ref = self._ref(theirs, manifest, data, packs)
+        if not self._storage.refs.publish(ref):
+            log.debug("generation %d of %s was published by another worker", ref.generation, ref.scope)
+            return None
+        base = Base(self._storage.location, Snapshot(ref, data))
+        self._worker.state.save_base(base, proposal.declined)
+        return self._report(CommitStatus.COMMITTED, ref.generation, proposal, manifest)
+
+    def _is_first_pack(self, theirs: Published) -> bool:
+        return self._layout is Layout.PACKED and not theirs.generation
+
+    def _upload(self, writer: BlobWriter, theirs: Published, proposal: Proposal, packs: tuple[str, ...]) -> set[bytes]:
+        known = {entry.digest for entry in theirs.manifest.entries()} | self._uploaded
+        if self._base:
+            known.update(entry.digest for entry in self._base.manifest.entries())
+        known |= self._storage.blobs.digests_in(packs)
+        ours = {path: self._ours[path] for path in proposal.taken}
+        wanted = sources(self._worker, ours, proposal.contents, known)
+        if self._layout is Layout.LOOSE:
+            has = self._storage.blobs.loose.has
+            wanted = [source for source in wanted if not has(source.digest, source.size)]
+        lost = put_many(writer, wanted)
+        if not lost:
+            self._uploaded.update(source.digest for source in wanted)
+        return lost
+
+    def _leave_out(self, lost: set[bytes]) -> None:
+        """Files that changed since they were hashed wait for the next commit, with their groups."""
+        units = {unit_of(path, entry) for path, entry in self._ours.items() if entry.digest in lost}
+        self._ours = {p: entry for p, entry in self._ours.items() if unit_of(p, entry) not in units}
+        self._skipped += (Skipped(unit, "it changed while it was uploaded") for unit in sorted(units))
+
+    def _ref(self, theirs: Published, manifest: Manifest, data: bytes, siblings: tuple[str, ...]) -> Ref:
+        entries = manifest.entries()
+        needed = {entry.digest for entry in entries}
+        others = (*(self._base.ref.packs if self._base else ()), *siblings)
+        shared = [p for p in others if p not in theirs.packs and needed & self._storage.blobs.digests_in([p])]
+        return Ref(
+            scope=self._worker.scope,
+            generation=theirs.generation + 1,
+            manifest=digest_of(data),
+            manifest_size=len(data),
+            packs=tuple(dict.fromkeys((*self._packs, *theirs.packs, *shared))),
+            created=time.time(),
+            creator=_creator(),
+            files=len(entries),
+            size=sum(entry.size for entry in entries),
+            parent=theirs.generation,
+        )
+
+    def _meta(self, theirs: Published, proposal: Proposal) -> dict[str, object]:
+        worker = self._worker
+        host = {"host": dict(worker.host.facts)} if proposal.hosts else {}
+        return {
+            "gpu": worker.scope.gpu,
+            "key": worker.scope.key,
+            "environment": dict(worker.environment.facts),
+            "cache_root": worker.root.path,
+            "folders": dict(worker.root.folders),
+            "parent": theirs.generation,
+            **host,
+        }
+
+    def _unchanged(self, theirs: Published, proposal: Proposal) -> CommitReport:
+        self._remember(theirs, proposal)
+        return self._report(CommitStatus.UNCHANGED, theirs.generation, proposal, theirs.manifest)
+
+    def _remember(self, theirs: Published, proposal: Proposal) -> None:
+        """All of ours is in theirs, or declined: theirs is what the root grew from, from now on."""
+        news = theirs.snapshot is not self._base or proposal.declined != self._state.declined
+        if theirs.snapshot and news:
+            self._worker.state.save_base(Base(self._storage.location, theirs.snapshot), proposal.declined)
+
+    def _report(self, status: CommitStatus, generation: int, proposal: Proposal, manifest: Manifest) -> CommitReport:
+        scope = self._worker.scope
+        portable_and_bound = [item for files in (manifest.files, *manifest.hosts.values()) for item in files.items()]
+        return CommitReport(
+            status=status,
+            key=scope.key,
+            gpu=scope.gpu,
+            environment=scope.environment,
+            store=self._storage.location,
+            cache_root=self._worker.root.path,
+            generation=generation,
+            files=len(portable_and_bound),
+            bytes=sum(entry.size for _, entry in portable_and_bound),
+            new_files=len(proposal.taken),
+            new_blobs=self._blobs,
+            uploaded=self._bytes,
+            declined=len(proposal.declined),
+            layout=self._layout or "",
+            components=count_components(portable_and_bound),
+            skipped=tuple(self._skipped),
+        )
+
+
+def _creator() -> str:
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = "?"
+    return f"{user}@{socket.gethostname()}"

@@ -1,0 +1,67 @@
+"""Mutable files that are merged by meaning: what one writer added to them is never lost to another's copy."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable
+from typing import Any
+
+Merger = Callable[[bytes, bytes], bytes]
+
+
+def json_union(published: bytes, ours: bytes) -> bytes:
+    """The union of two JSON objects, nested ones too; where both have a value, the published one stays."""
+    merged = _union(json.loads(published), json.loads(ours))
+    return json.dumps(merged, sort_keys=True).encode()
+
+
+def csv_union(published: bytes, ours: bytes) -> bytes:
+    """The published rows, then ours whose first two columns are not among them (TunableOp's operator and shape)."""
+    rows = _rows(published)
+    known = {tuple(row[:2]) for row in rows if row[:1] != ["Validator"]}
+    if _validators(rows) != _validators(_rows(ours)):
+        return published
+    rows += [row for row in _rows(ours) if row[:1] != ["Validator"] and tuple(row[:2]) not in known]
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue().encode()
+
+
+MERGERS: dict[str, Merger] = {"json_union": json_union, "csv_union": csv_union}
+"""By the name that the component table uses."""
+
+
+def merge_files(merger: str, published: bytes, ours: bytes) -> bytes:
+    """Merge two versions of a file; one that cannot be read gives way to the other."""
+    try:
+        return MERGERS[merger](published, ours)
+    except (ValueError, csv.Error):
+        return published if _readable(merger, published) else ours
+
+
+def _readable(merger: str, data: bytes) -> bool:
+    try:
+        MERGERS[merger](data, data)
+    except (ValueError, csv.Error):
+        return False
+    return True
+
+
+def _union(published: Any, ours: Any) -> Any:
+    if not (isinstance(published, dict) and isinstance(ours, dict)):
+        return published
+    merged = dict(published)
+    for key, value in ours.items():
+        merged[key] = _union(merged[key], value) if key in merged else value
+    return merged
+
+
+def _rows(data: bytes) -> list[list[str]]:
+    return list(csv.reader(io.StringIO(data.decode())))
+
+
+def _validators(rows: list[list[str]]) -> list[list[str]]:
+    """TunableOp's own lines on versions and devices: results under others are void."""
+    return sorted(row for row in rows if row[:1] == ["Validator"])

@@ -1,0 +1,165 @@
+"""Reads the component table and answers, for one path, what its rules say."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+from typing import Any, NamedTuple
+
+from kstore.digest import digest_of
+from kstore.errors import UsageError
+from kstore.manifest import Flag
+
+KSTORE_FOLDER = ".kstore"
+"""kstore's own folder in a cache root or a component: never an artifact."""
+
+_RULES = ("ignore", "busy", "group", "complete", "slot", "immutable", "mutable", "host_bound", "mtime")
+_NAMED_RULES = ("merge", "relocate", "lock")
+_UNSAID = {"complete": ("*",)}
+# Plain ints: an operation on an enum costs a microsecond, and a tree has ten thousand files.
+_LINK = int(Flag.LINK)
+_FLAGS = (("immutable", _LINK), ("host_bound", int(Flag.HOST)), ("mtime", int(Flag.MTIME)))
+_NAMED_FLAGS = (("merge", int(Flag.MERGE)), ("relocate", int(Flag.RELOCATE)))
+_NEVER_LINKED = int(Flag.MERGE | Flag.RELOCATE | Flag.MTIME)
+_TEXTS = {
+    "title": "", "variable": "", "value": "{folder}", "default": "", "pinned_by": "", "within": "",
+}  # fmt: skip
+
+
+class Kind(NamedTuple):
+    """What the table says of one file."""
+
+    flags: int
+    unit: int
+    """How many leading parts of its path, the component's name included, name its group or slot; 0 for none."""
+
+
+class Pattern(NamedTuple):
+    """One or many patterns as one expression."""
+
+    expression: re.Pattern[str]
+
+    def matches(self, path: str) -> bool:
+        """Whether a path below the component's folder matches; folders are given with a final "/"."""
+        return self.expression.fullmatch(path) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """One JIT cache: where it lives and the rules for its files. See `components.toml` for their meaning."""
+
+    name: str
+    title: str
+    variable: str
+    value: str
+    default: str
+    pinned_by: str
+    within: str
+    rules: Mapping[str, Pattern] = field(repr=False)
+    named: Mapping[str, tuple[tuple[Pattern, str], ...]] = field(repr=False)
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether the variable names a folder, not a file."""
+        return self.value == "{folder}"
+
+    def ignores(self, path: str) -> bool:
+        """Whether a path below the component's folder is never stored; folders are given with a final "/"."""
+        return self.rules["ignore"].matches(path)
+
+    def unit(self, folder: str) -> int:
+        """Whether a folder, given with a final "/", is a group (`Flag.GROUP`), a slot (`Flag.SLOT`) or neither (0)."""
+        if self.rules["group"].matches(folder):
+            return int(Flag.GROUP)
+        return int(Flag.SLOT) if self.rules["slot"].matches(folder) else 0
+
+    def is_busy(self, name: str) -> bool:
+        """Whether a name in a group, folders with a final "/", shows that the group is being written."""
+        return self.rules["busy"].matches(name)
+
+    def completes(self, name: str) -> bool:
+        """Whether a file of this name finishes its group."""
+        return self.rules["complete"].matches(name)
+
+    def kind(self, path: str, unit: int, depth: int) -> Kind:
+        """What the rules say of a file in a unit (`Flag.GROUP`, `Flag.SLOT` or 0) that is `depth` folders deep."""
+        flags = unit
+        for rule, flag in _FLAGS:
+            if self.rules[rule].matches(path):
+                flags |= flag
+        for rule, flag in _NAMED_FLAGS:
+            if self.named[rule] and self.method(rule, path):
+                flags |= flag
+        if flags & _NEVER_LINKED or self.rules["mutable"].matches(path):
+            flags &= ~_LINK
+        return Kind(flags, depth + 1 if unit else 0)
+
+    def method(self, rule: str, path: str) -> str | None:
+        """What a named rule (`merge`, `relocate`, `lock`) says of a path."""
+        return next((method for pattern, method in self.named[rule] if pattern.matches(path)), None)
+
+
+Table = Mapping[str, Component]
+
+
+@cache
+def load_table() -> Table:
+    """The components that this version knows, in the table's order."""
+    return parse_table(_table_text())
+
+
+@cache
+def table_version() -> str:
+    """Changes with the table: what was learnt under other rules means nothing."""
+    return digest_of(_table_text().encode()).hex()[:16]
+
+
+def _table_text() -> str:
+    return resources.files(__package__).joinpath("components.toml").read_text(encoding="utf-8")
+
+
+def parse_table(text: str) -> Table:
+    """Components from TOML.
+
+    Raises:
+        UsageError: a rule is unknown or malformed.
+    """
+    return {name: _component(name, entry) for name, entry in tomllib.loads(text).items()}
+
+
+def _component(name: str, entry: Mapping[str, Any]) -> Component:
+    unknown = set(entry) - set(_RULES) - set(_NAMED_RULES) - set(_TEXTS)
+    if unknown:
+        raise UsageError(f"component {name!r} has unknown rules: {', '.join(sorted(unknown))}")
+    texts = {key: str(entry.get(key, fallback)) for key, fallback in _TEXTS.items()}
+    return Component(
+        name=name,
+        rules={rule: compile_patterns(entry.get(rule, _UNSAID.get(rule, ()))) for rule in _RULES},
+        named={
+            rule: tuple((compile_patterns([p]), method) for p, method in entry.get(rule, {}).items())
+            for rule in _NAMED_RULES
+        },
+        **texts,
+    )
+
+
+def compile_patterns(patterns: Iterable[str]) -> Pattern:
+    """One expression that matches where any of the `.gitignore`-like patterns does; none matches nothing."""
+    return Pattern(re.compile("|".join(map(_expression, patterns)) or r"(?!)"))
+
+
+def _expression(pattern: str) -> str:
+    folder = pattern.endswith("/")
+    body = pattern.strip("/")
+    anchored = "/" in pattern.rstrip("/")
+    text = "".join(_piece(piece) for piece in re.split(r"(\*\*/|/\*\*|\*|\?)", body))
+    return ("" if anchored else "(?:.*/)?") + text + ("/" if folder else "")
+
+
+def _piece(piece: str) -> str:
+    special = {"**/": "(?:.*/)?", "/**": "/.*", "*": "[^/]*", "?": "[^/]"}
+    return special.get(piece, re.escape(piece))

@@ -1,0 +1,98 @@
+"""Which environment variables a worker needs, and where each component therefore is.
+
+The user's own setting is respected. What kstore itself set, in this process or in a parent, is not the user's;
+nor is what a module wrote there when it was imported: `import torch._dynamo` pins torch's default cache folder
+into the environment (`cache_dir` in torch._inductor.runtime.cache_dir_utils).
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping, MutableMapping
+from typing import NamedTuple
+
+from kstore.components.table import Component, Table
+
+MANAGED = "KSTORE_MANAGED"
+"""Lists the variables that kstore set, `NAME=value` each, one a line: children must not take them for the user's."""
+
+
+class Placement(NamedTuple):
+    """Where the components of one worker are."""
+
+    folders: dict[str, str]
+    """Component name → absolute folder of its artifacts."""
+    variables: dict[str, str]
+    """What to set."""
+    notes: tuple[str, ...]
+
+
+def place_components(
+    table: Table, names: Iterable[str], root: str, environ: Mapping[str, str], *, before_import: bool
+) -> Placement:
+    """Decide for each named component.
+
+    `before_import` is True where the variables are about to be set: a default that an import pinned is then
+    overridden. It is False where artifacts are collected: they are where that default says.
+    """
+    managed = read_managed(environ)
+    placement = Placement({}, {}, ())
+    notes = []
+    for component in (table[name] for name in names):
+        current = environ.get(component.variable)
+        own = current is None or managed.get(component.variable) == current
+        if not own and is_pinned(component, environ):
+            own = before_import
+            if before_import:
+                notes.append(
+                    f"{component.pinned_by} was imported before {component.variable} was set: "
+                    "what it read at import stays where it was; restore before importing it"
+                )
+        folder = os.path.join(root, component.name)
+        if own:
+            placement.variables[component.variable] = component.value.format(folder=folder)
+        elif component.is_folder:
+            folder = os.path.abspath(current or "")
+        else:
+            notes.append(f"{component.variable} is set: {component.title} is left to it")
+            continue
+        placement.folders[component.name] = os.path.join(folder, component.within).rstrip("/")
+    return placement._replace(notes=tuple(notes))
+
+
+def set_variables(variables: Mapping[str, str], environ: MutableMapping[str, str]) -> None:
+    """Set them, and note that it was kstore who did."""
+    environ.update(variables)
+    managed = read_managed(environ) | dict(variables)
+    environ[MANAGED] = "\n".join(f"{name}={value}" for name, value in sorted(managed.items()))
+
+
+def read_managed(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that kstore set, and to what."""
+    rows = (line.partition("=") for line in environ.get(MANAGED, "").splitlines())
+    return {name: value for name, equals, value in rows if equals}
+
+
+def is_pinned(component: Component, environ: Mapping[str, str]) -> bool:
+    """Whether the variable holds a default that an import wrote there, not a choice."""
+    return (
+        bool(component.pinned_by)
+        and component.pinned_by in sys.modules
+        and environ.get(component.variable) == default_folder(component)
+    )
+
+
+def default_folder(component: Component) -> str:
+    """Where the component is if nobody sets its variable."""
+    return component.default.format(tmp=tempfile.gettempdir(), home=os.path.expanduser("~"), user=_user(), inductor="")
+
+
+def _user() -> str:
+    """As torch names it: a uid without a name is `uid_<n>` (pytorch#140765)."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError, ModuleNotFoundError):
+        return f"uid_{os.getuid()}"

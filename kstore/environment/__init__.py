@@ -1,0 +1,9 @@
+"""Where this process runs: which GPU, which software, which host. Nothing here imports torch."""
+
+from __future__ import annotations
+
+from kstore.environment.gpu import gpu_slug
+from kstore.environment.host import Host, detect_host
+from kstore.environment.software import Environment, detect_environment
+
+__all__ = ["Environment", "Host", "detect_environment", "detect_host", "gpu_slug"]

@@ -1,0 +1,156 @@
+"""The host as C++ code built on it sees it: which CPU, compiler and libraries a `.so` may rely on.
+
+Inductor compiles with `-march=native`, and leaves both what that means and the compiler's version out of the
+key of the `.so`. On another CPU such a file can die of an illegal instruction, and one built with a newer
+libstdc++ or glibc does not load at all. So these files are kept per host fingerprint.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from kstore.environment.software import NONE, cpu_flags, digest_of_facts, torch_folder
+
+_FINGERPRINT_DIGITS = 16
+_COMPILER_TIMEOUT_S = 10.0  # it answers in 25 ms; a loaded machine may take much longer
+_DESCRIBE_TARGET = ("-march=native", "-E", "-v", "-x", "c++", os.devnull)
+_COMPILER_VARIABLES = (
+    "CXX",
+    "PATH",
+    "LD_LIBRARY_PATH",
+    "GCC_EXEC_PREFIX",
+    "COMPILER_PATH",
+    "LIBRARY_PATH",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What a compiled C++ file may rely on."""
+
+    fingerprint: str
+    """Short hexadecimal digest of `facts`."""
+    facts: Mapping[str, str]
+    """CPU, compiler, libstdc++, glibc, site-packages; what is missing is `none`."""
+
+
+def detect_host(environ: Mapping[str, str] = os.environ) -> Host:
+    """Describe this host. Runs the compiler twice, for about 30 ms; the answer is kept for the process."""
+    compiler = tuple((name, environ[name]) for name in _COMPILER_VARIABLES if name in environ)
+    return _detect(compiler, _site_packages())
+
+
+@functools.cache
+def _detect(compiler_environment: tuple[tuple[str, str], ...], site_packages: str) -> Host:
+    facts = _compiler_facts(dict(compiler_environment)) | {"glibc": _glibc(), "site_packages": site_packages}
+    return Host(digest_of_facts(facts)[:_FINGERPRINT_DIGITS], facts)
+
+
+def _site_packages() -> str:
+    """Inductor names torch's headers by this path in the command line, which is part of the `.so` key."""
+    torch = torch_folder()
+    return str(torch.parent) if torch else sysconfig.get_path("purelib")
+
+
+def _glibc() -> str:
+    try:
+        return os.confstr("CS_GNU_LIBC_VERSION") or NONE
+    except (AttributeError, OSError, ValueError):  # not Linux, or musl
+        return NONE
+
+
+# ---- the compiler
+
+
+def _compiler_facts(environ: Mapping[str, str]) -> dict[str, str]:
+    command = _compiler(environ)
+    verbose = _run([*command, *_DESCRIBE_TARGET], environ) if command else ""
+    version = _version(verbose)
+    return {
+        "cpu": _target_options(verbose) or _reported_cpu(),
+        "compiler": version,
+        "libstdc++": NONE if version == NONE else _libstdcxx(command, environ),
+    }
+
+
+def _compiler(environ: Mapping[str, str]) -> list[str]:
+    """The command that Inductor would compile with, or nothing."""
+    name = environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
+    try:
+        command = shlex.split(name)
+    except ValueError:  # an unbalanced quote
+        return []
+    found = shutil.which(command[0], path=environ.get("PATH", os.defpath)) if command else None
+    return [found, *command[1:]] if found else []
+
+
+def _run(command: list[str], environ: Mapping[str, str]) -> str:
+    """All that a compiler prints, in English; nothing if it cannot run or hangs."""
+    try:
+        return subprocess.run(
+            command,
+            env={**environ, "LC_ALL": "C"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=_COMPILER_TIMEOUT_S,
+            text=True,
+            errors="replace",
+            check=False,
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def _version(verbose: str) -> str:
+    """Such as "gcc version 12.2.0 (Debian 12.2.0-14)": what `--version` says, without one more run."""
+    match = re.search(r"^.*\b(?:gcc|clang) version .*$", verbose, re.MULTILINE)
+    return match[0].strip() if match else NONE
+
+
+def _target_options(verbose: str) -> str:
+    """What `-march=native` stands for on this CPU; empty if the compiler does not say.
+
+    Every extension is listed either as present or as absent, so the present ones say it all.
+    """
+    for line in verbose.splitlines():
+        if re.search(r"\bcc1plus |\" -cc1 ", line):
+            words = shlex.split(line)
+            options = _clang_options(words) if "-target-cpu" in words else _gcc_options(words)
+            return "" if any(option.endswith("=native") for option in options) else " ".join(options)
+    return ""
+
+
+def _gcc_options(words: list[str]) -> list[str]:
+    """Tuning and cache sizes are left out: they make code faster or slower, not invalid."""
+    return sorted({word for word in words if re.match(r"-m(?!no-|tune=)", word)})
+
+
+def _clang_options(words: list[str]) -> list[str]:
+    pairs = list(itertools.pairwise(words))
+    cpus = [f"-march={value}" for name, value in pairs if name == "-target-cpu"]
+    features = {value for name, value in pairs if name == "-target-feature" and value.startswith("+")}
+    return [*cpus, *sorted(features)]
+
+
+def _reported_cpu() -> str:
+    """What the kernel says of the CPU; where it says nothing, no other host may be taken for this one."""
+    return " ".join(sorted(cpu_flags())) or f"unknown, of {platform.node()}"
+
+
+def _libstdcxx(command: list[str], environ: Mapping[str, str]) -> str:
+    """File name with the full version, such as libstdc++.so.6.0.30."""
+    path = Path(_run([*command, "-print-file-name=libstdc++.so.6"], environ).strip())
+    return path.resolve().name if path.is_absolute() else NONE

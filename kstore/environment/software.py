@@ -1,0 +1,211 @@
+"""The software that decides whether a restored entry can hit: torch, CUDA or HIP, Triton, Python."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import os
+import platform
+import re
+import sys
+import sysconfig
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from kstore.digest import digest_of
+
+NONE = "none"
+"""A fact about something that is not there."""
+
+_TAG_DIGITS = 8
+_TAG_READABLE = 100  # characters; a folder name has at most 255, and no real version comes near
+_CPUINFO = Path("/proc/cpuinfo")
+_SVE_BYTES = Path("/proc/sys/abi/sve_default_vector_length")
+_TRITON_DISTRIBUTIONS = (
+    "triton",
+    "pytorch-triton",
+    "triton-rocm",
+    "pytorch-triton-rocm",
+    "pytorch-triton-xpu",
+)
+_TORCH_FACTS = {
+    "torch": "__version__",
+    "torch_git": "git_version",
+    "torch_debug": "debug",
+    "cuda": "cuda",
+    "hip": "hip",
+}
+
+_AVX512 = frozenset({"avx512f", "avx512vl", "avx512bw", "avx512dq"})
+_VNNI = _AVX512 | {"avx512_vnni"}
+_AMX = _VNNI | {"amx_tile"}
+_X86_LEVELS: tuple[tuple[str, frozenset[str]], ...] = (
+    ("amx_fp16", _AMX | {"amx_fp16"}),
+    ("amx", _AMX),
+    ("avx512_vnni", _VNNI),
+    ("avx512", _AVX512),
+    ("avx2", frozenset({"avx2"})),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """A software environment. A worker never restores what another one's compilers built."""
+
+    tag: str
+    """Folder name: a readable part, "-", and a short digest of `facts`; of `[a-z0-9._+-]`."""
+    facts: Mapping[str, str]
+    """All that the digest covers, in full; what is missing is `none`."""
+
+
+def detect_environment(gpu: str, environ: Mapping[str, str] = os.environ) -> Environment:
+    """Describe the installed software, without importing torch; the answer is the same if it is imported.
+
+    A `cpu-*` slug in `gpu` adds the vector instructions that Inductor would use: it leaves them out of its
+    graph key, and a graph generated for AVX-512 that is loaded on another CPU ends in a C++ compile error,
+    not in a miss. With a GPU they stay out, or a fleet of equal GPUs with unequal CPUs would share nothing.
+    """
+    facts = _torch_facts() | {
+        "triton": _triton_version(),
+        "python": str(sysconfig.get_config_var("SOABI") or sys.implementation.cache_tag),
+        "machine": platform.machine().lower(),
+    }
+    if gpu.startswith("cpu-"):
+        facts["vector_isa"] = vector_isa(
+            facts["machine"], cpu_flags(), environ.get("ATEN_CPU_CAPABILITY"), _sve_bytes()
+        )
+    return Environment(f"{_readable(facts)}-{digest_of_facts(facts)[:_TAG_DIGITS]}", facts)
+
+
+def digest_of_facts(facts: Mapping[str, str]) -> str:
+    """Hexadecimal digest of `facts`, whatever their order."""
+    return digest_of(json.dumps(dict(facts), sort_keys=True, separators=(",", ":")).encode()).hex()
+
+
+def _readable(facts: Mapping[str, str]) -> str:
+    parts = [_named("torch", facts["torch"]), _named("triton", facts["triton"]), _python(), facts["machine"]]
+    return re.sub(r"[^a-z0-9._+-]+", "-", "-".join(parts).lower())[:_TAG_READABLE]
+
+
+def _named(package: str, version: str) -> str:
+    return f"no{package}" if version == NONE else f"{package}{version}"
+
+
+def _python() -> str:
+    name = "cp" if sys.implementation.name == "cpython" else sys.implementation.name
+    return f"{name}{sys.version_info.major}{sys.version_info.minor}{sys.abiflags}"
+
+
+# ---- torch and Triton
+
+
+def torch_folder() -> Path | None:
+    """The folder of the torch package, imported or not, or None if it is not installed."""
+    imported = getattr(sys.modules.get("torch"), "__file__", None)
+    if imported:
+        return Path(imported).parent
+    try:
+        spec = importlib.util.find_spec("torch")
+    except (ImportError, ValueError):  # ValueError: something without a spec stands in for torch
+        return None
+    return Path(spec.origin).parent if spec and spec.origin else None
+
+
+def _torch_facts() -> dict[str, str]:
+    folder = torch_folder()
+    if folder is None:
+        return dict.fromkeys(_TORCH_FACTS, NONE)
+    constants = _constants(folder / "version.py")
+    return {fact: _as_fact(constants.get(name)) for fact, name in _TORCH_FACTS.items()}
+
+
+def _as_fact(value: object) -> str:
+    return NONE if value is None else str(value)
+
+
+def _constants(path: Path) -> dict[str, object]:
+    """Names that a module sets to literals, read without running it; nothing if it cannot be read."""
+    try:
+        body = ast.parse(path.read_bytes()).body
+    except (OSError, SyntaxError, ValueError):
+        return {}
+    found: dict[str, object] = {}
+    for statement in body:
+        found |= _assigned(statement)
+    return found
+
+
+def _assigned(statement: ast.stmt) -> dict[str, object]:
+    if isinstance(statement, ast.Assign):
+        targets, value = statement.targets, statement.value
+    elif isinstance(statement, ast.AnnAssign) and statement.value:
+        targets, value = [statement.target], statement.value
+    else:
+        return {}
+    if not isinstance(value, ast.Constant):
+        return {}
+    return {target.id: value.value for target in targets if isinstance(target, ast.Name)}
+
+
+def _triton_version() -> str:
+    """Triton's version by its package metadata; builds for nightly torch and ROCm have their own names."""
+    from importlib import metadata
+
+    for name in _TRITON_DISTRIBUTIONS:
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return NONE
+
+
+# ---- the CPU
+
+
+def cpu_flags(cpuinfo: Path = _CPUINFO) -> frozenset[str]:
+    """Instruction set extensions as Linux names them; empty where it does not say."""
+    try:
+        with cpuinfo.open(errors="replace") as lines:
+            for line in lines:  # the first core's; a large machine has megabytes of them
+                name, _, value = line.partition(":")
+                if name.strip() in ("flags", "Features", "features"):
+                    return frozenset(value.split())
+    except OSError:
+        pass
+    return frozenset()
+
+
+def vector_isa(machine: str, flags: frozenset[str], capability: str | None, sve_bytes: int) -> str:
+    """The vector instructions that Inductor generates code for, by the rules of `pick_vec_isa` of torch 2.13.
+
+    `capability` is ATEN_CPU_CAPABILITY, which can lower the choice to AVX2 or to none; "avx512" means the
+    best of AVX-512, and a value that the CPU lacks is ignored. `sve_bytes` is the length of an SVE vector.
+    """
+    levels = _supported_levels(machine, flags, sve_bytes)
+    if not levels or capability == "default":
+        return NONE
+    return "avx2" if capability == "avx2" and "avx2" in levels else levels[0]
+
+
+def _supported_levels(machine: str, flags: frozenset[str], sve_bytes: int) -> list[str]:
+    """Best first."""
+    if machine in ("x86_64", "amd64"):
+        return [level for level, needed in _X86_LEVELS if needed <= flags]
+    if machine in ("aarch64", "arm64"):
+        return [_arm_level(flags, sve_bytes)]
+    return {"ppc64le": ["vsx"], "s390x": ["zvector"] if "vxe" in flags else []}.get(machine, [])
+
+
+def _arm_level(flags: frozenset[str], sve_bytes: int) -> str:
+    if "bf16" not in flags or not flags & {"sve", "sve2"}:
+        return "neon"
+    return "sve128" if sve_bytes == 16 else "sve256"
+
+
+def _sve_bytes() -> int:
+    try:
+        return int(_SVE_BYTES.read_text())
+    except (OSError, ValueError):
+        return 0

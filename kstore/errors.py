@@ -1,0 +1,48 @@
+"""What can go wrong, one line each. Every error says what failed, on what, why, and what to do."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class KstoreError(Exception):
+    """Base of all errors that kstore raises on purpose."""
+
+    exit_code: ClassVar[int] = 1
+    """What the command line returns for it."""
+
+
+class UsageError(KstoreError, ValueError):
+    """An argument, setting or key is malformed: the caller's mistake, raised even where trouble is not."""
+
+    exit_code = 2
+
+
+class StoreUnavailable(KstoreError):
+    """The store cannot be reached, read or written."""
+
+
+class StoreFormatError(KstoreError):
+    """The folder is not a store, or one that a newer kstore wrote."""
+
+
+class MissError(KstoreError):
+    """Nothing is published for what was asked, and the caller said that it must be."""
+
+    exit_code = 3
+
+
+class IntegrityError(KstoreError):
+    """Bytes in the store are not what their name says."""
+
+    exit_code = 4
+
+
+class CacheRootError(KstoreError):
+    """The local cache root cannot be used."""
+
+
+class WaitTimeout(KstoreError):
+    """Somebody else held a local lock for too long."""
+
+    exit_code = 5

@@ -1,0 +1,160 @@
+"""The cache root: the node-local folder that holds every component of one worker.
+
+Compiled artifacts hold the path they were built under, so the path must be the same on every worker and for
+every key. A commit takes a whole root, so a root must belong to one key. Hence numbered roots,
+`/tmp/kstore/<environment>/<n>`, n = 0 in every fresh container: a key uses the root that it already owns, else
+the first number that nobody owns.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from kstore.components.table import KSTORE_FOLDER
+from kstore.errors import CacheRootError
+
+NUMBERED_ROOTS = Path("/tmp/kstore")
+_OWNED = ".json"
+
+
+@dataclass(frozen=True, slots=True)
+class CacheRoot:
+    """A local folder, and where each component is. A component whose variable the user set is elsewhere."""
+
+    path: str
+    folders: Mapping[str, str]
+    """Component name → absolute folder of its artifacts."""
+    variables: Mapping[str, str]
+    """What the environment must say, without what the user set."""
+    notes: tuple[str, ...] = ()
+    """What about the environment is worth telling the user."""
+
+    @property
+    def state(self) -> str:
+        """kstore's own folder: index, base, lock, staging."""
+        return os.path.join(self.path, KSTORE_FOLDER)
+
+    def local_path(self, path: str) -> str:
+        """Where the artifact `path`, `<component>/…`, is on this worker."""
+        component, _, rest = path.partition("/")
+        return f"{self.folders[component]}/{rest}"
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Whose a numbered root is."""
+
+    store: str
+    gpu: str
+    key: str
+    uid: int
+
+    def dump(self) -> bytes:
+        """As JSON."""
+        return json.dumps({"store": self.store, "gpu": self.gpu, "key": self.key, "uid": self.uid}).encode()
+
+    @classmethod
+    def load(cls, path: Path) -> Owner | None:
+        """The owner that a claim names; None if it cannot be read, which makes it nobody's to take."""
+        try:
+            content = json.loads(path.read_bytes())
+            return cls(content["store"], content["gpu"], content["key"], content["uid"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+
+def claim_root(folder: Path, owner: Owner) -> str:
+    """Return the root in `folder` that `owner` has, or make it one.
+
+    Raises:
+        CacheRootError: no root can be made there.
+    """
+    try:
+        folder = _shared_folder(folder)
+        taken = {number: Owner.load(_claim(folder, number)) for number in _numbers(folder)}
+        mine = [number for number, holder in sorted(taken.items()) if holder == owner]
+        number = mine[0] if mine else _claim_free(folder, owner, set(taken))
+        return make_private(folder / str(number))
+    except OSError as error:
+        raise CacheRootError(
+            f"no cache root can be made in {folder}: {error.strerror}; "
+            "set KSTORE_CACHE_ROOT to a local folder that can be written"
+        ) from error
+
+
+def claimed_roots(folder: Path) -> Iterator[tuple[Path, Owner | None]]:
+    """Every numbered root below `folder`, of every environment, and whose it is."""
+    for claim in sorted(folder.glob(f"*/*{_OWNED}")):
+        yield claim.with_suffix(""), Owner.load(claim)
+
+
+def release_root(root: Path) -> None:
+    """Give up the claim on a numbered root that has been removed."""
+    root.with_name(root.name + _OWNED).unlink(missing_ok=True)
+
+
+def make_private(path: Path) -> str:
+    """Make `path` a folder of this user's alone, and return it.
+
+    Raises:
+        CacheRootError: it is a link, or another user's.
+    """
+    with suppress(FileExistsError):
+        path.mkdir(mode=0o700, parents=True)
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        raise CacheRootError(
+            f"{path} is not a folder of user {os.geteuid()}, who would load compiled code from it; "
+            "set KSTORE_CACHE_ROOT to one that is"
+        )
+    return str(path)
+
+
+def _shared_folder(folder: Path) -> Path:
+    """The folder of all numbered roots: any user may claim in it, none may touch another's (sticky, as /tmp is)."""
+    for path in (folder.parent, folder):
+        with suppress(FileExistsError):
+            path.mkdir(parents=True)
+            path.chmod(0o1777)
+        found = path.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid not in (0, os.geteuid()):
+            raise CacheRootError(
+                f"{path} belongs to user {found.st_uid}, who could replace what this user loads; "
+                "set KSTORE_CACHE_ROOT to a folder of your own"
+            )
+    return folder
+
+
+def _numbers(folder: Path) -> list[int]:
+    stems = (path.stem for path in folder.glob(f"*{_OWNED}"))
+    return sorted(int(stem) for stem in stems if stem.isascii() and stem.isdecimal())
+
+
+def _claim(folder: Path, number: int) -> Path:
+    return folder / f"{number}{_OWNED}"
+
+
+def _claim_free(folder: Path, owner: Owner, taken: set[int]) -> int:
+    """Claim by linking a finished file to the name: one of several claimants succeeds, and never without content."""
+    finished = folder / f".{secrets.token_hex(8)}"
+    finished.write_bytes(owner.dump())
+    try:
+        number = 0
+        while True:
+            if number not in taken and not (folder / str(number)).exists():
+                try:
+                    os.link(finished, _claim(folder, number))
+                    return number
+                except FileExistsError:
+                    if Owner.load(_claim(folder, number)) == owner:
+                        return number
+            number += 1
+    finally:
+        finished.unlink()

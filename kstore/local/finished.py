@@ -1,0 +1,89 @@
+"""Whether an artifact is finished, or somebody is still writing it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+from typing import NamedTuple
+
+_ELF = b"\x7fELF"
+_ELF64 = 2
+_SECTION_TABLE = struct.Struct("<Q")
+_SECTION_COUNTS = struct.Struct("<HH")
+
+
+class Content(NamedTuple):
+    """A file read in one piece while nobody changed it."""
+
+    data: bytes
+    status: os.stat_result
+
+
+class Unfinished(Exception):
+    """The file is not finished, for the reason given; the next commit looks again."""
+
+
+def read_finished(path: str) -> Content:
+    """Read a whole file.
+
+    Raises:
+        Unfinished: it changed while it was read, or has gone.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError as error:
+        raise Unfinished("it has gone") from error
+    try:
+        before = os.fstat(fd)
+        data = _read_all(fd, before.st_size)
+        after = os.fstat(fd)
+    finally:
+        os.close(fd)
+    if len(data) != before.st_size or before.st_mtime_ns != after.st_mtime_ns or after.st_size != len(data):
+        raise Unfinished("it changed while it was read")
+    return Content(data, after)
+
+
+def check_unlocked(lock: str) -> None:
+    """Inductor's compilers write an `.so` straight to its name, under a lock (`CppCodeCache` in torch).
+
+    Raises:
+        Unfinished: somebody holds the lock.
+    """
+    try:
+        fd = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise Unfinished("a compiler holds its lock") from None
+    finally:
+        os.close(fd)
+
+
+def check_whole_object(data: bytes) -> None:
+    """A linker that was killed leaves an object file cut short, which every later import would fail on.
+
+    Raises:
+        Unfinished: `data` is not an ELF file with all of its sections.
+    """
+    if not data.startswith(_ELF):
+        raise Unfinished("it is no object file")
+    if len(data) >= 64 and data[4] == _ELF64:
+        (table,) = _SECTION_TABLE.unpack_from(data, 0x28)
+        entry_size, entries = _SECTION_COUNTS.unpack_from(data, 0x3A)
+        if table and table + entry_size * entries <= len(data):
+            return
+    raise Unfinished("it is cut short")
+
+
+def _read_all(fd: int, size: int) -> bytes:
+    data = os.read(fd, size + 1)
+    if len(data) >= size or not data:
+        return data
+    parts = [data]
+    while part := os.read(fd, 1 << 24):
+        parts.append(part)
+    return b"".join(parts)

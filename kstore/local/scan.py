@@ -1,0 +1,243 @@
+"""Reads a cache root: which artifacts are there, whole and finished, and what their bytes are called.
+
+A file whose status the index knows is not read again. A folder in which files are only ever created or replaced
+is not even listed again while its own modification time stands.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from kstore.components import Component, Kind, Table
+from kstore.components.table import KSTORE_FOLDER
+from kstore.digest import digest_of
+from kstore.local.cacheroot import CacheRoot
+from kstore.local.finished import Unfinished, check_unlocked, check_whole_object, read_finished
+from kstore.local.index import Index, Known, KnownFolder, is_settled
+from kstore.local.relocate import group_children, to_stored
+from kstore.manifest import Entry, Files, Flag
+
+_GROUP, _HOST, _LINK, _RELOCATE = int(Flag.GROUP), int(Flag.HOST), int(Flag.LINK), int(Flag.RELOCATE)
+_NEVER_IN_PLACE = _LINK | _RELOCATE
+_EXECUTABLE = 0o111
+_OBJECT_FILES = (".so", ".o")
+
+
+class Skipped(NamedTuple):
+    """An artifact, or a group of them, that was left out, and why."""
+
+    path: str
+    reason: str
+
+
+@dataclass(slots=True)
+class Scan:
+    """What was found. Paths are artifact paths, `<component>/…`."""
+
+    known: dict[str, Known] = field(default_factory=dict)
+    unsettled: set[str] = field(default_factory=set)
+    """Files too young for their status to be trusted later."""
+    folders: set[str] = field(default_factory=set)
+    settled_folders: dict[str, KnownFolder] = field(default_factory=dict)
+    skipped: list[Skipped] = field(default_factory=list)
+    busy: set[str] = field(default_factory=set)
+    """Folders of the groups that somebody is writing."""
+    promised: list[str] = field(default_factory=list)
+    """Files that a `__grp__` file says are there."""
+    hashed: int = 0
+    """How many files were read."""
+
+    @property
+    def files(self) -> Files:
+        """Every artifact."""
+        return {path: known.entry for path, known in self.known.items()}
+
+    @property
+    def index(self) -> Index:
+        """For the next scan."""
+        known = {path: file for path, file in self.known.items() if path not in self.unsettled}
+        return Index(known, self.settled_folders)
+
+    def add(self, other: Scan) -> None:
+        """Take over what another part of the scan found."""
+        self.known |= other.known
+        self.unsettled |= other.unsettled
+        self.settled_folders |= other.settled_folders
+
+
+def scan(root: CacheRoot, table: Table, index: Index) -> Scan:
+    """Read all components of `root`."""
+    found = Scan()
+    for name, folder in root.folders.items():
+        if os.path.isdir(folder):
+            _ComponentScan(table[name], folder, index, found).folder(_Place(name, folder), found)
+    return found
+
+
+class _Place(NamedTuple):
+    """A folder being scanned."""
+
+    path: str
+    local: str
+    unit: int = 0
+    """`Flag.GROUP` or `Flag.SLOT` inside one, else 0."""
+    depth: int = 0
+    """How many folders deep that unit is below its component."""
+
+    def sub(self, name: str) -> _Place:
+        return self._replace(path=f"{self.path}/{name}", local=f"{self.local}/{name}")
+
+    @property
+    def inside(self) -> str:
+        """Its path below the component's folder with a final "/"; empty for that folder itself."""
+        _, slash, rest = self.path.partition("/")
+        return rest + slash
+
+
+class _ComponentScan:
+    def __init__(self, component: Component, folder: str, index: Index, found: Scan) -> None:
+        self._component = component
+        self._component_folder = folder
+        self._index = index
+        self._found = found
+
+    def folder(self, place: _Place, into: Scan) -> None:
+        """Scan a folder and all below it."""
+        try:
+            mtime_ns = os.stat(place.local).st_mtime_ns
+            self._found.folders.add(place.path)
+            known = self._index.folders.get(place.path)
+            if known is not None and known.mtime_ns == mtime_ns:
+                self._take_known(place, known, into)
+            else:
+                self._take_listed(place, mtime_ns, into)
+        except FileNotFoundError:
+            into.skipped.append(Skipped(place.path, "it has gone"))
+
+    def _take_known(self, place: _Place, known: KnownFolder, into: Scan) -> None:
+        index = self._index.files
+        for name in known.files:
+            path = f"{place.path}/{name}"
+            into.known[path] = index[path]
+        into.settled_folders[place.path] = known
+        for name in known.folders:
+            self._subfolder(place.sub(name), into)
+
+    def _take_listed(self, place: _Place, mtime_ns: int, into: Scan) -> None:
+        folders, files = self._list(place, into)
+        settled = is_settled(mtime_ns)
+        for entry in files:
+            settled &= self._file(place, entry, into)
+        if settled:
+            names = tuple(entry.name for entry in files)
+            into.settled_folders[place.path] = KnownFolder(mtime_ns, tuple(folders), names)
+        for name in folders:
+            self._subfolder(place.sub(name), into)
+
+    def _list(self, place: _Place, into: Scan) -> tuple[list[str], list[os.DirEntry[str]]]:
+        """The subfolders' names, and the files, that are not ignored."""
+        folders, files, inside = [], [], place.inside
+        with os.scandir(place.local) as entries:
+            for entry in entries:
+                is_folder = entry.is_dir(follow_symlinks=False)
+                name = f"{entry.name}/" if is_folder else entry.name
+                if place.unit and self._component.is_busy(name):
+                    into.skipped.append(Skipped(f"{place.path}/{name}", "it is being written"))
+                    self._found.busy.add(place.path)
+                if entry.name == KSTORE_FOLDER or self._component.ignores(inside + name):
+                    continue
+                if is_folder:
+                    folders.append(entry.name)
+                else:
+                    files.append(entry)
+        return folders, files
+
+    def _subfolder(self, place: _Place, into: Scan) -> None:
+        if not place.unit and (unit := self._component.unit(place.inside)):
+            place = place._replace(unit=unit, depth=place.path.count("/"))
+            if unit == _GROUP:
+                self._group(place)
+                return
+        self.folder(place, into)
+
+    def _group(self, place: _Place) -> None:
+        """Take all of a group, or none of it."""
+        group = Scan()
+        self.folder(place, group)
+        if not group.known and not group.skipped:
+            return
+        problem = next(self._problems(group), None)
+        if problem:
+            self._found.skipped.append(Skipped(place.path, problem))
+        else:
+            _mark_host_bound(group)
+            self._found.add(group)
+
+    def _problems(self, group: Scan) -> Iterator[str]:
+        yield from (f"{path.rpartition('/')[2]}: {reason}" for path, reason in group.skipped)
+        yield from (f"it lists {path}, which is not there" for path in group.promised if path not in group.known)
+        if not any(self._component.completes(path.rpartition("/")[2]) for path in group.known):
+            yield "it is not finished"
+
+    def _file(self, place: _Place, entry: os.DirEntry[str], into: Scan) -> bool:
+        """Take one file. Returns whether its folder's time alone vouches for it from now on."""
+        path = f"{place.path}/{entry.name}"
+        try:
+            status = entry.stat(follow_symlinks=False)
+            known = self._index.files.get(path)
+            if known is None or not known.still_is(status):
+                known = self._read(place, entry.name, status, into)
+        except (Unfinished, FileNotFoundError) as reason:
+            into.skipped.append(Skipped(path, str(reason)))
+            return False
+        except OSError as error:
+            into.skipped.append(Skipped(path, f"it cannot be read: {error.strerror}"))
+            return False
+        into.known[path] = known
+        if not is_settled(known.entry.mtime_ns):
+            into.unsettled.add(path)
+            return False
+        return bool(known.entry.flags & _NEVER_IN_PLACE)
+
+    def _read(self, place: _Place, name: str, status: os.stat_result, into: Scan) -> Known:
+        if not stat.S_ISREG(status.st_mode):
+            raise Unfinished("it is no regular file")
+        relative = place.inside + name
+        kind = self._component.kind(relative, place.unit, place.depth)
+        if status.st_size == 0 and kind.flags & _NEVER_IN_PLACE:
+            raise Unfinished("it is empty")
+        if lock := self._component.method("lock", relative):
+            check_unlocked(f"{self._component_folder}/{lock.format(stem=name.partition('.')[0])}")
+        data, status = read_finished(f"{place.local}/{name}")
+        into.hashed += 1
+        if kind.flags & _HOST and name.endswith(_OBJECT_FILES):
+            check_whole_object(data)
+        stored = self._relocated(place, relative, data, into) if kind.flags & _RELOCATE else data
+        return Known(_entry(stored, status, kind), len(data), status.st_ino)
+
+    def _relocated(self, place: _Place, relative: str, data: bytes, into: Scan) -> bytes:
+        try:
+            stored = to_stored(self._component.method("relocate", relative) or "", data, relative)
+            into.promised += (f"{place.path}/{child}" for child in group_children(stored))
+        except (ValueError, KeyError) as error:
+            raise Unfinished(f"it cannot be understood ({error})") from error
+        return stored
+
+
+def _entry(stored: bytes, status: os.stat_result, kind: Kind) -> Entry:
+    mode = stat.S_IMODE(status.st_mode) & 0o777
+    # The mode belongs to the inode, and a blob's is read-only for all: what must be executable is copied.
+    flags = kind.flags & ~_LINK if mode & _EXECUTABLE else kind.flags
+    return Entry(digest_of(stored), len(stored), status.st_mtime_ns, mode, flags, kind.unit)
+
+
+def _mark_host_bound(group: Scan) -> None:
+    """One host-bound file makes its whole group so: it is restored whole or not at all."""
+    if any(known.entry.flags & _HOST for known in group.known.values()):
+        for path, known in group.known.items():
+            flags = known.entry.flags | _HOST
+            group.known[path] = known._replace(entry=known.entry._replace(flags=flags))

@@ -1,0 +1,149 @@
+"""What kstore remembers of a cache root, in the root's `.kstore` folder: index, base, what was declined.
+
+Losing any of it costs time or a duplicate upload, never an artifact: a root without a base merges as if
+everything in it were new.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import filelock
+
+from kstore.digest import digest_of
+from kstore.errors import CacheRootError, IntegrityError, WaitTimeout
+from kstore.local.cacheroot import CacheRoot
+from kstore.local.index import Index
+from kstore.refs import Ref, load_ref
+from kstore.scope import Scope
+from kstore.snapshot import Snapshot
+
+log = logging.getLogger(__name__)
+
+LOCK_TIMEOUT = 600.0
+"""Seconds that a worker waits for another one that restores into or commits from the same root."""
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """The generation that a cache root grew from."""
+
+    store: str
+    """Location of the store that it was in."""
+    snapshot: Snapshot
+
+
+@dataclass(slots=True)
+class State:
+    """Everything remembered."""
+
+    index: Index = field(default_factory=Index)
+    base: Base | None = None
+    declined: Mapping[str, bytes] = field(default_factory=dict)
+
+
+class StateFolder:
+    """The `.kstore` folder of one cache root."""
+
+    def __init__(self, root: CacheRoot, rules: str) -> None:
+        """`rules` names the version of the component table: under other rules an index means nothing."""
+        self._folder = root.state
+        self._index = os.path.join(self._folder, f"index-{digest_of(rules.encode()).hex()[:8]}")
+        self._base = os.path.join(self._folder, "base")
+        self._sync = os.path.join(self._folder, "sync.json")
+
+    @contextmanager
+    def locked(self, timeout: float = LOCK_TIMEOUT) -> Iterator[None]:
+        """Hold the root: one restore or commit at a time. The lock is on local disk, never on the store.
+
+        Raises:
+            WaitTimeout: somebody else held it for `timeout` seconds.
+            CacheRootError: the folder cannot be used.
+        """
+        lock = filelock.FileLock(os.path.join(self._folder, "lock"), timeout=timeout)
+        try:
+            os.makedirs(self._folder, mode=0o700, exist_ok=True)
+            lock.acquire()
+        except filelock.Timeout:
+            raise WaitTimeout(
+                f"another process has held {lock.lock_file} for {timeout:.0f} s; see whether it hangs"
+            ) from None
+        except (OSError, NotImplementedError) as error:
+            raise CacheRootError(f"the cache root cannot be used: {error}") from error
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def load(self) -> State:
+        """Read it; what is missing or damaged is as if it had never been written."""
+        state = State()
+        with suppress(FileNotFoundError, IntegrityError):
+            state.index = Index.load(_read(self._index))
+        try:
+            content = json.loads(_read(self._sync))
+            data = _read(self._base)
+            ref = _load_ref(content)
+            if digest_of(data) == ref.manifest:
+                state.base = Base(content["store"], Snapshot(ref, data))
+                state.declined = {path: bytes.fromhex(text) for path, text in content["declined"].items()}
+        except FileNotFoundError:
+            pass
+        except (IntegrityError, ValueError, KeyError, TypeError) as error:
+            log.warning("what %s grew from cannot be read (%r); it is merged as new", self._folder, error)
+        return state
+
+    def save_index(self, index: Index) -> None:
+        """Replace the index."""
+        _write(self._index, index.dump())
+
+    def save_base(self, base: Base, declined: Mapping[str, bytes]) -> None:
+        """Replace the base."""
+        ref = base.snapshot.ref
+        content = {
+            "store": base.store,
+            "gpu": ref.scope.gpu,
+            "key": ref.scope.key,
+            "environment": ref.scope.environment,
+            "ref": ref.dump().decode(),
+            "declined": {path: digest.hex() for path, digest in declined.items()},
+        }
+        # The ref names the manifest by its digest: a crash between the two leaves no base rather than a wrong one.
+        _write(self._base, base.snapshot.data)
+        _write(self._sync, json.dumps(content).encode())
+
+    @contextmanager
+    def staging(self, folder: str | None = None) -> Iterator[str]:
+        """A folder to build things in, gone afterwards; by default in the state folder."""
+        path = os.path.join(folder or self._folder, f"stage-{secrets.token_hex(8)}")
+        os.makedirs(path, mode=0o700)
+        try:
+            yield path
+        finally:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _load_ref(content: Mapping[str, Any]) -> Ref:
+    scope = Scope(content["gpu"], content["key"], content["environment"])
+    text = content["ref"]
+    return load_ref(scope, json.loads(text)["generation"], text.encode())
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def _write(path: str, data: bytes) -> None:
+    temporary = f"{path}.{secrets.token_hex(8)}"
+    with open(temporary, "wb") as file:
+        file.write(data)
+    os.replace(temporary, path)

@@ -1,0 +1,118 @@
+"""What one generation holds: artifact path → blob, and facts about who built it. Immutable, itself a blob."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntFlag
+from typing import Any, NamedTuple
+
+from kstore import tables
+from kstore.errors import IntegrityError
+
+FORMAT = 1
+_RECORD = struct.Struct("<32sQqHBB")
+_HOSTS = "hosts/"
+
+
+class Flag(IntFlag):
+    """What the component table said of a file when it was committed."""
+
+    LINK = 1
+    """Never changed in place: it may share its inode with the blob."""
+    RELOCATE = 2
+    """Holds absolute paths: stored with a placeholder."""
+    MTIME = 4
+    """Its modification time matters."""
+    GROUP = 8
+    """One of a folder that is kept whole."""
+    SLOT = 16
+    """One of a folder whose files answer one key."""
+    MERGE = 32
+    """Merged by meaning."""
+    HOST = 64
+    """Runs only on a host like its builder's."""
+
+
+class Entry(NamedTuple):
+    """One artifact."""
+
+    digest: bytes
+    size: int
+    """Bytes of the blob; of the file too, unless it is relocated."""
+    mtime_ns: int
+    mode: int
+    """Permission bits."""
+    flags: int
+    """A set of `Flag`s; a plain int, for ten thousand of them are made at a time."""
+    unit: int
+    """How many leading parts of its path name its group or slot; 0 if it is in neither."""
+
+
+Files = dict[str, Entry]
+
+
+def unit_of(path: str, entry: Entry) -> str:
+    """The folder of the group or slot that the artifact belongs to; its own path if it is in neither."""
+    return "/".join(path.split("/", entry.unit)[: entry.unit]) if entry.unit else path
+
+
+@dataclass(slots=True)
+class Manifest:
+    """The artifacts of one generation."""
+
+    files: Files = field(default_factory=dict)
+    """What runs on any host of the scope."""
+    hosts: dict[str, Files] = field(default_factory=dict)
+    """Host fingerprint → what runs only on such hosts."""
+    meta: Mapping[str, Any] = field(default_factory=dict)
+    """Scope, environment, host, cache root, parent, creator: for people and for `doctor`."""
+
+    def for_host(self, fingerprint: str) -> Files:
+        """All that a worker with this host fingerprint may restore."""
+        return self.files | self.hosts.get(fingerprint, {})
+
+    def entries(self) -> list[Entry]:
+        """Every entry, of every host."""
+        return [entry for files in (self.files, *self.hosts.values()) for entry in files.values()]
+
+    def dump(self) -> bytes:
+        """As the bytes of an LMDB file."""
+        meta = {key.encode(): json.dumps(value).encode() for key, value in self.meta.items()}
+        hosts = {_HOSTS + name: pack_files(files) for name, files in self.hosts.items()}
+        return tables.dump({"meta": meta, "files": pack_files(self.files), **hosts})
+
+    @classmethod
+    def load(cls, data: bytes) -> Manifest:
+        """Read what `dump` wrote.
+
+        Raises:
+            IntegrityError: it is damaged, or a newer kstore wrote it.
+        """
+        found = tables.load(data)
+        try:
+            return cls(
+                files=unpack_files(found.pop("files")),
+                meta={key.decode(): json.loads(value) for key, value in found.pop("meta").items()},
+                hosts={
+                    name.removeprefix(_HOSTS): unpack_files(table)
+                    for name, table in found.items()
+                    if name.startswith(_HOSTS)
+                },
+            )
+        except (KeyError, ValueError, struct.error) as error:
+            raise IntegrityError(f"a manifest of {len(data)} bytes cannot be read: {error!r}") from error
+
+
+def pack_files(files: Files) -> tables.Table:
+    """Paths and entries as table rows."""
+    pack = _RECORD.pack
+    return {path.encode("utf-8", "surrogateescape"): pack(*entry) for path, entry in files.items()}
+
+
+def unpack_files(table: tables.Table) -> Files:
+    """The reverse of `pack_files`."""
+    unpack, make = _RECORD.unpack, Entry._make
+    return {key.decode("utf-8", "surrogateescape"): make(unpack(row)) for key, row in table.items()}

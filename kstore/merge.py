@@ -1,0 +1,146 @@
+"""The three-way merge of a commit: base is what the worker started from, theirs the newest published generation,
+ours the worker's cache root now. Pure: it reads and writes nothing.
+
+Nothing that was published is lost, whoever commits when:
+
+- a path that either side added is kept; one that ours lacks is kept;
+- a path of base that theirs no longer has stays gone, unless ours changed it;
+- what only ours changed is taken;
+- a group or slot that both sides added keeps the published one whole;
+- a new file in a slot that base already had is a new guard variant, and is kept (at most `MAX_VARIANTS` a slot);
+- a file with a merger is merged by meaning;
+- any other conflict keeps the published file.
+
+What ours offered and did not get in is *declined*. It is remembered with the cache root, for the next commit
+would otherwise see it as a change against its new base and offer it again.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from kstore.manifest import Files, Flag, unit_of
+
+MAX_VARIANTS = 8
+_GROUP, _SLOT, _MERGE = int(Flag.GROUP), int(Flag.SLOT), int(Flag.MERGE)
+
+Declined = Mapping[str, bytes]
+"""Path → digest of what ours offered and did not get in."""
+
+
+@dataclass(slots=True)
+class Merged:
+    """The outcome."""
+
+    files: Files
+    """What the next generation holds."""
+    taken: list[str] = field(default_factory=list)
+    """Paths whose entry is now ours."""
+    to_merge: list[str] = field(default_factory=list)
+    """Paths that both sides changed and a merger must join; `files` still has the published entry."""
+    declined: dict[str, bytes] = field(default_factory=dict)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is anything to publish."""
+        return bool(self.taken or self.to_merge)
+
+
+def merge(base: Files, theirs: Files, ours: Files, declined: Declined) -> Merged:
+    """Merge one set of files: the portable ones, or those of one host."""
+    merged = Merged(dict(theirs), declined={p: d for p, d in declined.items() if _digest(ours, p) == d})
+    merged.declined.update((path, ours[path].digest) for path in _gone(base, theirs, ours))
+    changed = [
+        path
+        for path, entry in ours.items()
+        if entry.digest != _digest(base, path)
+        and entry.digest != _digest(theirs, path)
+        and entry.digest != merged.declined.get(path)
+    ]
+    if changed:
+        _merge_changed(merged, base, theirs, ours, changed)
+    return merged
+
+
+def _gone(base: Files, theirs: Files, ours: Files) -> list[str]:
+    """What was taken out of the store while ours kept it unchanged."""
+    gone = () if base is theirs else base.keys() - theirs.keys()
+    return [path for path in gone if _digest(ours, path) == base[path].digest]
+
+
+def _merge_changed(merged: Merged, base: Files, theirs: Files, ours: Files, changed: list[str]) -> None:
+    groups: set[str] = set()
+    slots: dict[str, list[str]] = defaultdict(list)
+    for path in changed:
+        flags = ours[path].flags
+        if flags & _GROUP:
+            groups.add(unit_of(path, ours[path]))
+        elif flags & _SLOT:
+            slots[unit_of(path, ours[path])].append(path)
+        else:
+            _merge_file(merged, base, theirs, ours, path)
+    if groups:
+        _merge_groups(merged, base, theirs, ours, groups)
+    if slots:
+        _merge_slots(merged, base, theirs, ours, slots)
+
+
+def _merge_file(merged: Merged, base: Files, theirs: Files, ours: Files, path: str) -> None:
+    published = theirs.get(path)
+    if published is None or published.digest == _digest(base, path):
+        _take(merged, ours, path)
+    elif published.flags & ours[path].flags & _MERGE:
+        merged.to_merge.append(path)
+    else:
+        merged.declined[path] = ours[path].digest
+
+
+def _merge_groups(merged: Merged, base: Files, theirs: Files, ours: Files, groups: set[str]) -> None:
+    of_base, of_theirs, of_ours = (_by_unit(files, groups) for files in (base, theirs, ours))
+    for group in sorted(groups):
+        published = of_theirs[group]
+        if published and _content(theirs, published) != _content(base, of_base[group]):
+            merged.declined.update((path, ours[path].digest) for path in of_ours[group])
+            continue
+        for path in published:
+            del merged.files[path]
+        for path in of_ours[group]:
+            _take(merged, ours, path)
+
+
+def _merge_slots(merged: Merged, base: Files, theirs: Files, ours: Files, slots: Mapping[str, list[str]]) -> None:
+    of_base, of_theirs = (_by_unit(files, slots) for files in (base, theirs))
+    for slot, paths in sorted(slots.items()):
+        published = of_theirs[slot]
+        room = 0 if published and not of_base[slot] else max(MAX_VARIANTS - len(published), 0)
+        # Oldest first: the entry that was there when the slot was first answered, then its variants.
+        for number, path in enumerate(sorted(paths, key=lambda path: (ours[path].mtime_ns, path))):
+            if number < room:
+                _take(merged, ours, path)
+            else:
+                merged.declined[path] = ours[path].digest
+
+
+def _take(merged: Merged, ours: Files, path: str) -> None:
+    merged.files[path] = ours[path]
+    merged.taken.append(path)
+
+
+def _digest(files: Files, path: str) -> bytes | None:
+    entry = files.get(path)
+    return entry.digest if entry else None
+
+
+def _content(files: Files, paths: Iterable[str]) -> set[tuple[str, bytes]]:
+    return {(path, files[path].digest) for path in paths}
+
+
+def _by_unit(files: Files, units: Iterable[str]) -> Mapping[str, list[str]]:
+    wanted = set(units)
+    found: dict[str, list[str]] = defaultdict(list)
+    for path, entry in files.items():
+        if entry.unit and (unit := unit_of(path, entry)) in wanted:
+            found[unit].append(path)
+    return found

@@ -1,0 +1,143 @@
+"""What a restore or a commit did. Reports are values: they can be compared, logged, and written as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+from kstore.local.link import LinkMode
+from kstore.local.scan import Skipped
+from kstore.manifest import Entry
+
+SCHEMA = 1
+"""Version of the JSON form; fields are added, never changed."""
+
+
+class RestoreStatus(StrEnum):
+    """How a restore ended."""
+
+    RESTORED = "restored"
+    CURRENT = "current"
+    """Everything was there already."""
+    SEEDED = "seeded"
+    """Nothing is published for the key; what the seed key has was restored."""
+    MISS = "miss"
+    """Nothing is published for the key, GPU and environment."""
+    FAILED = "failed"
+    """The store or the cache root could not be used: `error` says why. The job goes on cold."""
+
+
+class CommitStatus(StrEnum):
+    """How a commit ended."""
+
+    COMMITTED = "committed"
+    UNCHANGED = "unchanged"
+    """There was nothing that is not published already; nothing was written."""
+    READ_ONLY = "read-only"
+    """This worker is configured to restore only."""
+    FAILED = "failed"
+    """The store or the cache root could not be used: `error` says why. What was compiled stays local."""
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """Of artifacts."""
+
+    files: int = 0
+    bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreReport:
+    """What a restore did."""
+
+    status: RestoreStatus
+    key: str
+    gpu: str = ""
+    environment: str = ""
+    store: str = ""
+    cache_root: str = ""
+    generation: int = 0
+    """The generation restored; 0 for none."""
+    files: int = 0
+    """Artifacts that the generation has for this worker."""
+    bytes: int = 0
+    placed: int = 0
+    """Artifacts that were not there before."""
+    link_mode: LinkMode | None = None
+    """The best way that worked; None if nothing was placed."""
+    link_why: str = ""
+    """Why no better way worked."""
+    used_modes: Mapping[str, int] | None = None
+    """How many artifacts came which way."""
+    components: Mapping[str, Count] | None = None
+    skipped: tuple[Skipped, ...] = ()
+    notes: tuple[str, ...] = ()
+    seconds: float = 0.0
+    error: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether there are artifacts to start from."""
+        return self.status in (RestoreStatus.RESTORED, RestoreStatus.CURRENT, RestoreStatus.SEEDED)
+
+    def as_json(self) -> dict[str, Any]:
+        """For machines."""
+        return {"schema": SCHEMA, **asdict(self), "skipped": _skipped(self.skipped)}
+
+
+@dataclass(frozen=True, slots=True)
+class CommitReport:
+    """What a commit did."""
+
+    status: CommitStatus
+    key: str
+    gpu: str = ""
+    environment: str = ""
+    store: str = ""
+    cache_root: str = ""
+    generation: int = 0
+    """The newest generation now; 0 for none."""
+    files: int = 0
+    """Artifacts in that generation, those of other hosts included."""
+    bytes: int = 0
+    new_files: int = 0
+    """Artifacts that this commit added or changed."""
+    new_blobs: int = 0
+    """Blobs that the store did not have, the manifest among them."""
+    uploaded: int = 0
+    """Bytes written to the store."""
+    declined: int = 0
+    """Local artifacts that differ from published ones, which stay."""
+    layout: str = ""
+    """How new blobs were stored."""
+    components: Mapping[str, Count] | None = None
+    skipped: tuple[Skipped, ...] = ()
+    seconds: float = 0.0
+    error: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything that was compiled and finished is in the store."""
+        return self.status in (CommitStatus.COMMITTED, CommitStatus.UNCHANGED)
+
+    def as_json(self) -> dict[str, Any]:
+        """For machines."""
+        return {"schema": SCHEMA, **asdict(self), "skipped": _skipped(self.skipped)}
+
+
+def count_components(entries: Iterable[tuple[str, Entry]]) -> dict[str, Count]:
+    """Artifacts by component."""
+    files: dict[str, int] = {}
+    sizes: dict[str, int] = {}
+    for path, entry in entries:
+        name = path.partition("/")[0]
+        files[name] = files.get(name, 0) + 1
+        sizes[name] = sizes.get(name, 0) + entry.size
+    return {name: Count(files[name], sizes[name]) for name in sorted(files)}
+
+
+def _skipped(skipped: Iterable[Skipped]) -> list[dict[str, str]]:
+    return [skip._asdict() for skip in skipped]

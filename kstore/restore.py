@@ -1,0 +1,169 @@
+"""Restore: ref → manifest → blobs → files."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+
+from kstore.errors import IntegrityError
+from kstore.local.index import Index
+from kstore.local.link import Linker
+from kstore.local.place import Placed, Placer, keep_settled
+from kstore.local.scan import Scan, Skipped
+from kstore.local.state import Base, State
+from kstore.manifest import Files, Flag, Manifest, unit_of
+from kstore.merge import Merged, merge
+from kstore.refs import Ref
+from kstore.report import RestoreReport, RestoreStatus, count_components
+from kstore.scope import Scope
+from kstore.snapshot import Snapshot
+from kstore.worker import Worker
+
+_GROUP = int(Flag.GROUP)
+
+
+def restore(worker: Worker, generation: int | None = None, seed: Scope | None = None) -> RestoreReport:
+    """Put the artifacts of the newest generation, or of the one asked for, into the cache root.
+
+    `seed` is the scope to start from if nothing is published for the worker's own.
+
+    Raises:
+        MissError: `generation` was asked for and is not there.
+        IntegrityError: the ref or the manifest is damaged.
+        KstoreError, OSError: the store or the cache root cannot be used.
+    """
+    started = time.perf_counter()
+    ref, status = _choose(worker, generation, seed)
+    if ref is None:
+        report = _report(worker, RestoreStatus.MISS)
+    else:
+        snapshot = worker.store.snapshot(ref)
+        with worker.state.locked():
+            report = _Restore(worker, snapshot, worker.state.load()).run(status)
+    return replace(report, seconds=time.perf_counter() - started)
+
+
+def _choose(worker: Worker, generation: int | None, seed: Scope | None) -> tuple[Ref | None, RestoreStatus]:
+    refs = worker.store.refs
+    if generation is not None:
+        return refs.get(worker.scope, generation), RestoreStatus.RESTORED
+    ref = refs.newest(worker.scope)
+    if ref is None and seed is not None:
+        return refs.newest(seed), RestoreStatus.SEEDED
+    return ref, RestoreStatus.RESTORED
+
+
+class _Restore:
+    """One restore of one generation."""
+
+    def __init__(self, worker: Worker, snapshot: Snapshot, state: State) -> None:
+        self._worker = worker
+        self._snapshot = snapshot
+        self._ref = snapshot.ref
+        self._state = state
+        self._found = worker.scan(state.index)
+        manifest = snapshot.manifest
+        host = worker.host.fingerprint if manifest.hosts else ""
+        check_paths(path for files in (manifest.files, *manifest.hosts.values()) for path in files)
+        known = worker.root.folders
+        every = manifest.for_host(host)
+        self._files = {p: entry for p, entry in every.items() if p.partition("/")[0] in known}
+        self._skipped = [
+            Skipped(component, "this worker does not manage the component")
+            for component in sorted({path.partition("/")[0] for path in every} - set(known))
+        ]
+
+    def run(self, status: RestoreStatus) -> RestoreReport:
+        merged = self._compare()
+        wanted = choose_wanted(self._files, self._found, merged)
+        linker = Linker()
+        placer = Placer(self._worker.root, self._worker.state, self._worker.store.blobs, linker)
+        placed = placer.place(wanted, self._ref.packs, self._found.folders) if wanted else Placed()
+        self._remember(merged, placed)
+        if not wanted and status is RestoreStatus.RESTORED:
+            status = RestoreStatus.CURRENT
+        return _report(
+            self._worker,
+            status,
+            generation=self._ref.generation,
+            files=len(self._files),
+            bytes=sum(entry.size for entry in self._files.values()),
+            placed=len(placed.known),
+            link_mode=min(linker.used, key=list(type(linker.mode)).index) if linker.used else None,
+            link_why=linker.why,
+            used_modes={str(mode): count for mode, count in linker.used.items()},
+            components=count_components(self._files.items()),
+            skipped=(*self._skipped, *placed.skipped),
+        )
+
+    def _compare(self) -> Merged:
+        """What the root has that is not the store's: leftovers of an earlier run stay, and stay local."""
+        base = self._worker.base(self._state)
+        old = base.manifest.for_host(self._host_of(base.manifest)) if base else {}
+        return merge(old, self._files, self._found.files, self._state.declined)
+
+    def _host_of(self, manifest: Manifest) -> str:
+        return self._worker.host.fingerprint if manifest.hosts else ""
+
+    def _remember(self, merged: Merged, placed: Placed) -> None:
+        index = self._found.index
+        self._worker.state.save_index(Index(index.files | keep_settled(placed.known), index.folders))
+        base = Base(self._worker.store.location, self._snapshot)
+        self._worker.state.save_base(base, merged.declined)
+
+
+def choose_wanted(files: Files, found: Scan, merged: Merged) -> Files:
+    """The artifacts to place: those that are missing, or that the store has since replaced.
+
+    What the worker changed itself stays. A group is placed whole, or left alone.
+    """
+    keep = merged.declined.keys() | set(merged.taken) | set(merged.to_merge)
+    wanted = {
+        path: entry
+        for path, entry in files.items()
+        if path not in keep and ((local := found.known.get(path)) is None or local.entry.digest != entry.digest)
+    }
+    groups = {unit_of(path, entry) for path, entry in wanted.items() if entry.flags & _GROUP}
+    if not groups or not found.folders:
+        return wanted
+    kept = {unit_of(path, known.entry) for path, known in found.known.items() if path in keep}
+    replaced = groups - kept - found.busy
+    whole = {p: e for p, e in files.items() if e.flags & _GROUP and unit_of(p, e) in replaced}
+    single = {p: e for p, e in wanted.items() if not e.flags & _GROUP}
+    return single | whole
+
+
+def check_paths(paths: Iterable[str]) -> None:
+    """Every path of a manifest is untrusted.
+
+    Raises:
+        IntegrityError: one is absolute, climbs, holds a NUL, or is both a file and a folder.
+    """
+    every = set(paths)
+    text = "\n".join(f"/{path}/" for path in every)
+    folders = {path.rpartition("/")[0] for path in every}
+    bad = "//" in text or "/./" in text or "/../" in text or "\0" in text or "" in folders or folders & every
+    if bad or any(parent in every for folder in folders for parent in _parents(folder)):
+        raise IntegrityError(
+            "a manifest holds paths that leave the cache root or contradict each other; nothing is restored"
+        )
+
+
+def _parents(folder: str) -> Iterable[str]:
+    while (cut := folder.rfind("/")) > 0:
+        folder = folder[:cut]
+        yield folder
+
+
+def _report(worker: Worker, status: RestoreStatus, **fields: object) -> RestoreReport:
+    return RestoreReport(
+        status=status,
+        key=worker.scope.key,
+        gpu=worker.scope.gpu,
+        environment=worker.scope.environment,
+        store=worker.store.location,
+        cache_root=worker.root.path,
+        notes=worker.root.notes,
+        **fields,  # type: ignore[arg-type]
+    )

@@ -1,0 +1,58 @@
+"""A scope says what may share kernels: one GPU model, one key, one software environment."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from kstore.errors import UsageError
+
+MAX_KEY_LENGTH = 200
+_PART = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
+_TAG = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._+-]*")
+
+
+def check_key(key: str) -> str:
+    """Return `key` if it is well formed: parts of `[A-Za-z0-9._-]` joined by "/", none starting with ".".
+
+    Raises:
+        UsageError: it is not.
+    """
+    if not isinstance(key, str) or len(key) > MAX_KEY_LENGTH:
+        raise UsageError(f"key {key!r} is not text of at most {MAX_KEY_LENGTH} characters; use a shorter one")
+    if not all(_PART.fullmatch(part) for part in key.split("/")):
+        raise UsageError(
+            f"key {key!r} is not made of parts of letters, digits, '.', '_' and '-' joined by '/', "
+            "none starting with '.'; for example 'my-model/v1'"
+        )
+    return key
+
+
+def _check_tag(kind: str, tag: str) -> None:
+    if not _TAG.fullmatch(tag) or len(tag) > MAX_KEY_LENGTH:
+        raise UsageError(f"{kind} {tag!r} is not made of letters, digits, '.', '_', '+' and '-'")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Scope:
+    """What may share kernels."""
+
+    gpu: str
+    """Slug of the full device name and its architecture, such as `nvidia-h100-80gb-hbm3-sm90`."""
+    key: str
+    """The name that the user gave, such as `my-model/v1`."""
+    environment: str
+    """Tag of the software that decides whether an entry can hit."""
+
+    def __post_init__(self) -> None:
+        check_key(self.key)
+        _check_tag("GPU", self.gpu)
+        _check_tag("environment", self.environment)
+
+    @property
+    def folder(self) -> str:
+        """Where its refs are. "@" keeps an environment apart from a longer key's next part."""
+        return f"refs/{self.gpu}/{self.key}/@{self.environment}"
+
+    def __str__(self) -> str:
+        return f"{self.key} ({self.gpu}, {self.environment})"

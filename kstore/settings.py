@@ -1,0 +1,117 @@
+"""Settings: argument, then `KSTORE_*` environment variable, then kstore.toml or [tool.kstore], then the default."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from kstore.blobs import Layout
+from kstore.components import load_table
+from kstore.errors import UsageError
+
+
+class Mode(StrEnum):
+    """What a worker may do to the store."""
+
+    READ_WRITE = "readwrite"
+    READ = "read"
+    """Restore only; never write."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How to find the store and the local side."""
+
+    store: str = "/data/kstore"
+    """The store's root."""
+    cache_root: str | None = None
+    """The local folder; None for a numbered root below /tmp/kstore."""
+    layout: Layout | None = None
+    """How new blobs are stored; None to choose by what links."""
+    mode: Mode = Mode.READ_WRITE
+    gpu: str | None = None
+    """Overrides detection."""
+    environment: str | None = None
+    """Overrides detection."""
+    components: tuple[str, ...] = tuple(load_table())
+    """The components that are managed."""
+
+
+_NAMES = tuple(field.name for field in fields(Settings))
+_VARIABLES = {name: f"KSTORE_{'ROOT' if name == 'store' else name.upper()}" for name in _NAMES}
+_FILES = ("kstore.toml", "pyproject.toml")
+
+
+def load_settings(environ: Mapping[str, str] | None = None, folder: Path | None = None, **arguments: Any) -> Settings:
+    """Settings for a process started in `folder`. Arguments that are None are unset.
+
+    Raises:
+        UsageError: a setting is unknown or malformed.
+    """
+    environ = os.environ if environ is None else environ
+    values = _from_files(folder or Path.cwd())
+    values |= {n: (environ[v], v) for n, v in _VARIABLES.items() if environ.get(v)}
+    values |= {n: (value, f"argument {n}") for n, value in arguments.items() if value is not None}
+    return Settings(**{name: _parse(name, value, origin) for name, (value, origin) in values.items()})
+
+
+def _from_files(folder: Path) -> dict[str, tuple[Any, str]]:
+    """The settings of the nearest file that has any, from `folder` upwards."""
+    for parent in (folder, *folder.parents):
+        for name in _FILES:
+            path = parent / name
+            if path.is_file() and (section := _section(path)):
+                unknown = set(section) - set(_NAMES)
+                if unknown:
+                    raise UsageError(f"{path} has unknown settings: {', '.join(sorted(unknown))}")
+                return {key: (value, str(path)) for key, value in section.items()}
+    return {}
+
+
+def _section(path: Path) -> dict[str, Any]:
+    import tomllib
+
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path} cannot be read: {error}") from error
+    section = content if path.name == _FILES[0] else content.get("tool", {}).get("kstore", {})
+    return dict(section)
+
+
+def _parse(name: str, value: Any, origin: str) -> Any:
+    try:
+        return _PARSERS[name](value)
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"{origin}: {value!r} is no {name.replace('_', ' ')}: {error}") from error
+
+
+def _layout(value: str) -> Layout | None:
+    return None if value == "auto" else Layout(value)
+
+
+def _path(value: str | os.PathLike[str]) -> str:
+    return os.path.abspath(os.path.expanduser(os.fspath(value)))
+
+
+def _components(value: str | list[str] | tuple[str, ...]) -> tuple[str, ...]:
+    names = value.replace(",", " ").split() if isinstance(value, str) else value
+    unknown = set(names) - set(load_table())
+    if unknown:
+        raise ValueError(f"{', '.join(sorted(unknown))} unknown; known are {', '.join(load_table())}")
+    return tuple(names)
+
+
+_PARSERS: dict[str, Callable[[Any], Any]] = {
+    "store": _path,
+    "cache_root": _path,
+    "layout": _layout,
+    "mode": Mode,
+    "gpu": str,
+    "environment": str,
+    "components": _components,
+}

@@ -1,0 +1,35 @@
+"""One generation as it was read: its ref, and its manifest as bytes and parsed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from kstore.manifest import Manifest
+from kstore.refs import Ref
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A ref and the manifest that it names."""
+
+    ref: Ref
+    data: bytes
+    """The manifest's bytes, checked against the ref's digest."""
+
+    @cached_property
+    def manifest(self) -> Manifest:
+        """The manifest.
+
+        Raises:
+            IntegrityError: it cannot be read.
+        """
+        return Manifest.load(self.data)
+
+    def is_generation_of(self, other: Ref | None) -> bool:
+        """Whether `other` is this very generation."""
+        return other is not None and (other.scope, other.generation, other.manifest) == (
+            self.ref.scope,
+            self.ref.generation,
+            self.ref.manifest,
+        )

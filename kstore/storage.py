@@ -1,0 +1,125 @@
+"""One store's shared side: its format, refs, manifests and blobs. It knows nothing of cache roots."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any
+
+from kstore.backends import PosixBackend
+from kstore.blobs import BlobStore
+from kstore.errors import IntegrityError, StoreFormatError, StoreUnavailable
+from kstore.refs import Ref, Refs
+from kstore.snapshot import Snapshot
+
+FORMAT = 1
+DEFAULT_GRACE = 3600
+"""Seconds that superseded generations and condemned blobs are kept."""
+_SETTINGS = "kstore.json"
+_TAG = "CACHEDIR.TAG"
+_TAG_TEXT = b"Signature: 8a477f597d28d172789f06886806bc55\n# A kstore. Backup programs may leave it out.\n"
+
+
+class Storage:
+    """A store in a folder."""
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self.location = os.path.abspath(root)
+        self.backend = PosixBackend(root)
+        self.refs = Refs(self.backend)
+        self.blobs = BlobStore(self.backend)
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """What kstore.json says; empty if the store has not been made yet.
+
+        Raises:
+            StoreFormatError: this is no store, or one of a newer kstore.
+            StoreUnavailable: it cannot be reached.
+        """
+        with reporting_trouble(self.location, "read"):
+            try:
+                return _parse_settings(self.location, self.backend.get(_SETTINGS))
+            except FileNotFoundError:
+                self._check_parent()
+                return {}
+
+    def create(self, grace: int = DEFAULT_GRACE) -> bool:
+        """Make the store unless it exists; returns whether it was made now. `grace` is in seconds.
+
+        Raises:
+            StoreFormatError: the folder holds something else.
+            StoreUnavailable: it cannot be made.
+        """
+        if self.settings:
+            return False
+        with reporting_trouble(self.location, "create"):
+            if any(True for _ in self.backend.list("")):
+                self._refuse_foreign()
+            os.makedirs(self.location, exist_ok=True)
+            content = {"format": FORMAT, "created": time.time(), "grace": grace}
+            created = self.backend.put_if_absent(_SETTINGS, json.dumps(content, indent=1).encode() + b"\n")
+            self.backend.put_if_absent(_TAG, _TAG_TEXT)
+        del self.settings
+        return created
+
+    def snapshot(self, ref: Ref) -> Snapshot:
+        """The generation that `ref` publishes.
+
+        Raises:
+            IntegrityError: its manifest is missing or damaged.
+        """
+        try:
+            return Snapshot(ref, self.blobs.fetch(ref.manifest, ref.packs))
+        except IntegrityError as error:
+            raise IntegrityError(
+                f"the manifest of generation {ref.generation} of {ref.scope} is lost: {error}; "
+                "an earlier generation may still be whole"
+            ) from error
+
+    def _check_parent(self) -> None:
+        parent = os.path.dirname(self.location)
+        if not os.path.isdir(parent):
+            raise StoreUnavailable(
+                f"there is no store at {self.location}, nor the folder {parent} to make one in; "
+                "mount it, or set KSTORE_ROOT"
+            )
+
+    def _refuse_foreign(self) -> None:
+        known = {_TAG, "tmp", "lost+found"}
+        foreign = [child.name for child in self.backend.list("") if child.name not in known]
+        if foreign:
+            raise StoreFormatError(
+                f"{self.location} is no store but holds {foreign[0]!r}; choose an empty folder for the store"
+            )
+
+
+@contextmanager
+def reporting_trouble(location: str, verb: str) -> Iterator[None]:
+    """Turn an operating system's error into one that says what it means for a store."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreUnavailable(
+            f"cannot {verb} the store at {location}: {error.strerror or error}"
+            f"{f' ({error.filename})' if error.filename else ''}; check the mount, its space and its permissions"
+        ) from error
+
+
+def _parse_settings(location: str, data: bytes) -> dict[str, Any]:
+    try:
+        content = json.loads(data)
+        found = content["format"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise StoreFormatError(
+            f"{location}/{_SETTINGS} is damaged: {error!r}; restore it or use another folder"
+        ) from error
+    if found != FORMAT:
+        raise StoreFormatError(
+            f"the store at {location} has format {found}, this kstore reads {FORMAT}; install the version that made it"
+        )
+    return dict(content)

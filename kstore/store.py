@@ -1,0 +1,187 @@
+"""The Store: restore, commit and look at keys. Raises typed errors; `kstore.api` turns them into statuses."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, MutableMapping
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+from kstore.components import load_table
+from kstore.components.table import table_version
+from kstore.components.variables import place_components, set_variables
+from kstore.environment import Environment, detect_environment, gpu_slug
+from kstore.errors import CacheRootError, UsageError
+from kstore.local import cacheroot
+from kstore.local.cacheroot import CacheRoot, Owner, claim_root
+from kstore.refs import Ref
+from kstore.report import CommitReport, CommitStatus, RestoreReport
+from kstore.scope import Scope, check_key
+from kstore.settings import Mode, Settings, load_settings
+from kstore.snapshot import Snapshot
+from kstore.storage import DEFAULT_GRACE, Storage, reporting_trouble
+from kstore.worker import Worker
+
+
+class Store:
+    """A store as one worker sees it.
+
+    Every method raises a `KstoreError`: `StoreUnavailable`, `StoreFormatError`, `IntegrityError`,
+    `CacheRootError`, `MissError`, `WaitTimeout`; and `UsageError` for a malformed key or setting.
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str] | None = None,
+        *,
+        cache_root: str | os.PathLike[str] | None = None,
+        layout: str | None = None,
+        mode: str | None = None,
+        gpu: str | None = None,
+        environment: str | None = None,
+        components: tuple[str, ...] | None = None,
+        environ: MutableMapping[str, str] = os.environ,
+    ) -> None:
+        """Settings that are not given come from `KSTORE_*`, kstore.toml or [tool.kstore], or their defaults.
+
+        `environ` is read, and gets the component variables on a restore.
+        """
+        given: dict[str, Any] = {
+            "store": root, "cache_root": cache_root, "layout": layout, "mode": mode,
+            "gpu": gpu, "environment": environment, "components": components,
+        }  # fmt: skip
+        self.settings: Settings = load_settings(environ, **given)
+        self.storage = Storage(self.settings.store)
+        self._environ = environ
+
+    @property
+    def location(self) -> str:
+        """Absolute path of the store's root."""
+        return self.storage.location
+
+    def create(self, grace: int = DEFAULT_GRACE) -> bool:
+        """Make the store unless it exists; returns whether it was made now. `grace` is in seconds."""
+        return self.storage.create(grace)
+
+    def restore(self, key: str, *, generation: int | None = None, seed: str | None = None) -> RestoreReport:
+        """Put what is published for `key` into the cache root, and set the component variables.
+
+        With `generation`, exactly that one. With `seed`, start from that key if `key` has nothing yet.
+        """
+        from kstore.restore import restore
+
+        for name in filter(None, (key, seed)):
+            check_key(name)
+        worker = self.worker(key, before_import=True)
+        set_variables(worker.root.variables, self._environ)
+        with reporting_trouble(self.location, "restore from"):
+            self.storage.settings  # noqa: B018
+            scope = self._published_scope(worker.scope)
+            seed_scope = replace(scope, key=seed) if seed else None
+            return restore(replace(worker, scope=scope), generation, seed_scope)
+
+    def commit(self, key: str) -> CommitReport:
+        """Publish what the cache root of `key` has and the store lacks."""
+        from kstore.commit import commit
+
+        check_key(key)
+        if self.settings.mode is Mode.READ:
+            return CommitReport(CommitStatus.READ_ONLY, key, store=self.location)
+        worker = self.worker(key, before_import=False)
+        with reporting_trouble(self.location, "commit to"):
+            self.storage.settings  # noqa: B018
+            return commit(worker)
+
+    def variables(self, key: str) -> dict[str, str]:
+        """The environment variables that a worker of `key` needs, without what the user set."""
+        check_key(key)
+        return dict(self.worker(key, before_import=True).root.variables)
+
+    def scopes(self, key: str | None = None) -> Iterator[Scope]:
+        """Everything published, of every GPU and environment; of one key if given."""
+        with reporting_trouble(self.location, "read"):
+            self.storage.settings  # noqa: B018
+            for scope in self.storage.refs.scopes():
+                if key is None or scope.key == key:
+                    yield scope
+
+    def newest(self, scope: Scope) -> Ref | None:
+        """The newest generation of a scope."""
+        with reporting_trouble(self.location, "read"):
+            return self.storage.refs.newest(scope)
+
+    def generations(self, scope: Scope) -> list[Ref]:
+        """All generations of a scope, oldest first."""
+        with reporting_trouble(self.location, "read"):
+            refs = self.storage.refs
+            return [refs.get(scope, number) for number in refs.generations(scope)]
+
+    def snapshot(self, ref: Ref) -> Snapshot:
+        """What a generation holds."""
+        with reporting_trouble(self.location, "read"):
+            return self.storage.snapshot(ref)
+
+    @cached_property
+    def gpu(self) -> str:
+        """Slug of this worker's GPU."""
+        return self.settings.gpu or gpu_slug(self._environ)
+
+    @cached_property
+    def environment(self) -> Environment:
+        """This worker's software."""
+        found = detect_environment(self.gpu, self._environ)
+        return replace(found, tag=self.settings.environment) if self.settings.environment else found
+
+    def scope(self, key: str) -> Scope:
+        """What may share kernels with this worker."""
+        return Scope(self.gpu, check_key(key), self.environment.tag)
+
+    def worker(self, key: str, *, before_import: bool) -> Worker:
+        """This process's side of a restore (`before_import`) or a commit."""
+        scope = self.scope(key)
+        return Worker(
+            store=self.storage,
+            scope=scope,
+            environment=self.environment,
+            root=self._cache_root(scope, before_import),
+            table=load_table(),
+            rules=table_version(),
+            layout=self.settings.layout,
+        )
+
+    def _cache_root(self, scope: Scope, before_import: bool) -> CacheRoot:
+        path = self.settings.cache_root
+        if path is None:
+            owner = Owner(self.location, scope.gpu, scope.key, os.geteuid())
+            path = claim_root(cacheroot.NUMBERED_ROOTS / scope.environment, owner)
+        placement = place_components(
+            load_table(), self.settings.components, path, self._environ, before_import=before_import
+        )
+        root = CacheRoot(path, placement.folders, placement.variables, placement.notes)
+        _check_usable(root)
+        return root
+
+    def _published_scope(self, scope: Scope) -> Scope:
+        """Where there is no torch to ask, as in an init container, the only scope of the key decides."""
+        if self.settings.environment or self.environment.facts.get("torch", "none") != "none":
+            return scope
+        found = [s for s in self.scopes(scope.key) if not self.settings.gpu or s.gpu == self.settings.gpu]
+        if len(found) > 1:
+            names = "; ".join(f"--gpu {s.gpu} --environment {s.environment}" for s in found)
+            raise UsageError(f"torch is not installed here, and {scope.key} has several environments; choose: {names}")
+        return found[0] if found else scope
+
+
+def _check_usable(root: CacheRoot) -> None:
+    """Before any variable points at it: a compiler that cannot write its cache fails the job."""
+    try:
+        os.makedirs(root.state, mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise CacheRootError(
+            f"the cache root {root.path} cannot be made: {error.strerror}; set KSTORE_CACHE_ROOT to a local folder"
+        ) from error
+    if not os.access(root.state, os.W_OK | os.X_OK):
+        raise CacheRootError(
+            f"the cache root {root.path} cannot be written; set KSTORE_CACHE_ROOT to a local folder that can"
+        )

@@ -1,0 +1,131 @@
+"""Sorted tables in one LMDB file, made and read as bytes.
+
+LMDB trusts the file it maps: a truncated one kills the process with SIGBUS, and on a network filesystem
+mapping is unsafe altogether. So a file is built in local temporary storage and read from a memfd, both
+private to this process; what is shared is only ever plain bytes, checked by their digest before they get here.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+
+import lmdb
+
+from kstore.digest import digest_of
+from kstore.errors import IntegrityError
+
+Table = dict[bytes, bytes]
+
+MAX_KEY = 511
+"""Bytes. LMDB's own limit on a key."""
+_LONG = b"\xff"
+_LONG_KEY_SIZE = 33
+_MAX_TABLES = 4096
+_PAGE_SIZES = {1 << shift for shift in range(9, 17)}
+# Offsets in each of LMDB's two meta pages: the size of a page, and the number of the last one in use.
+_PAGE_SIZE_AT = 40
+_LAST_PAGE_AT = 136
+_FORMAT = 0
+"""LMDB 0.9's file format; py-lmdb 3 can also write one that older readers refuse."""
+
+
+def dump(tables: Mapping[str, Mapping[bytes, bytes]]) -> bytes:
+    """Return an LMDB file holding `tables`. The same tables give the same bytes."""
+    with tempfile.TemporaryDirectory(prefix="kstore-") as folder:
+        path = os.path.join(folder, "tables")
+        with _environment(path, map_size=_room_for(tables)) as env:
+            for name in sorted(tables):
+                database = env.open_db(name.encode())
+                with env.begin(write=True) as txn, txn.cursor(database) as cursor:
+                    cursor.putmulti(_stored(tables[name]), append=True)
+        with open(path, "rb") as file:
+            return file.read()
+
+
+def load(data: bytes) -> dict[str, Table]:
+    """Return the tables in `data`.
+
+    Raises:
+        IntegrityError: it is not such a file.
+    """
+    _check_shape(data)
+    fd = os.memfd_create("kstore", os.MFD_CLOEXEC)
+    try:
+        _write_all(fd, data)
+        with _environment(f"/proc/self/fd/{fd}", readonly=True) as env:
+            return {name.decode(): _load_table(env, name) for name in _names(env)}
+    except (lmdb.Error, UnicodeDecodeError) as error:
+        raise IntegrityError(f"a table file of {len(data)} bytes cannot be read: {error}") from error
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def _environment(path: str, *, readonly: bool = False, map_size: int = 1 << 20) -> Iterator[lmdb.Environment]:
+    env = lmdb.open(
+        path, subdir=False, lock=False, readonly=readonly, max_dbs=_MAX_TABLES, map_size=map_size,
+        sync=False, metasync=False, lib_version=_FORMAT,
+    )  # fmt: skip
+    with env:
+        yield env
+
+
+def _room_for(tables: Mapping[str, Mapping[bytes, bytes]]) -> int:
+    """Generous: LMDB's overhead is under a factor of three, and unused room takes no space in the file."""
+    content = sum(len(key) + len(value) + 32 for table in tables.values() for key, value in table.items())
+    page = os.sysconf("SC_PAGE_SIZE")
+    return (4 * content // page + 16 * (len(tables) + 16)) * page
+
+
+def _stored(table: Mapping[bytes, bytes]) -> list[tuple[bytes, bytes]]:
+    return sorted(_store_row(key, value) for key, value in table.items())
+
+
+def _store_row(key: bytes, value: bytes) -> tuple[bytes, bytes]:
+    """A key over LMDB's limit is stored under its digest, in full before its value."""
+    if len(key) <= MAX_KEY and not key.startswith(_LONG):
+        return key, value
+    return _LONG + digest_of(key), struct.pack("<I", len(key)) + key + value
+
+
+def _load_row(key: bytes, value: bytes) -> tuple[bytes, bytes]:
+    if not key.startswith(_LONG):
+        return key, value
+    end = 4 + int.from_bytes(value[:4], "little")
+    return value[4:end], value[end:]
+
+
+def _load_table(env: lmdb.Environment, name: bytes) -> Table:
+    database = env.open_db(name, create=False)
+    with env.begin(db=database) as txn:
+        table = dict(txn.cursor())
+    for key in [key for key in table if key.startswith(_LONG)]:
+        long_key, value = _load_row(key, table.pop(key))
+        table[long_key] = value
+    return table
+
+
+def _names(env: lmdb.Environment) -> list[bytes]:
+    with env.begin() as txn:
+        return list(txn.cursor().iternext(keys=True, values=False))
+
+
+def _check_shape(data: bytes) -> None:
+    """Refuse a file that ends before its last used page: LMDB would read beyond it (SIGBUS)."""
+    with suppress(struct.error):
+        (page,) = struct.unpack_from("<I", data, _PAGE_SIZE_AT)
+        if page in _PAGE_SIZES and len(data) % page == 0:
+            last = max(struct.unpack_from("<Q", data, meta + _LAST_PAGE_AT)[0] for meta in (0, page))
+            if (last + 1) * page <= len(data):
+                return
+    raise IntegrityError(f"a table file of {len(data)} bytes is cut short or is no LMDB file")
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(fd, rest) :]

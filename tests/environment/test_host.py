@@ -1,0 +1,236 @@
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kstore.environment import detect_host, host
+from kstore.environment.software import cpu_flags
+
+REPOSITORY = Path(host.__file__).parents[2]
+
+GCC = """\
+gcc version 12.2.0 (Debian 12.2.0-14+deb12u1)
+COLLECT_GCC_OPTIONS='-march=native' '-E' '-v' '-shared-libgcc'
+ /usr/lib/gcc/x86_64-linux-gnu/12/cc1plus -E -quiet -v -D_GNU_SOURCE /dev/null -march=znver3 -mavx2 -mavx \
+-mno-fma4 --param l1-cache-size=32 --param l2-cache-size=1024 -mtune=znver3 -dumpbase null
+"""
+CLANG = """\
+Debian clang version 14.0.6
+ (in-process)
+ "/usr/lib/llvm-14/bin/clang" -cc1 -triple x86_64-pc-linux-gnu -E -mrelocation-model pic -mframe-pointer=all \
+-target-cpu znver3 -target-feature -avx512pf -target-feature +avx2 -target-feature +aes -o - -x c++ /dev/null
+clang -cc1 version 14.0.6 based upon LLVM 14.0.6 default target x86_64-pc-linux-gnu
+"""
+
+
+@pytest.fixture(autouse=True)
+def forget() -> Iterator[None]:
+    host._detect.cache_clear()
+    yield
+    host._detect.cache_clear()
+
+
+class Compiler:
+    """A compiler that prints what a test says, and counts how often it runs."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "c++"
+        self._runs = folder / "runs"
+        self._library = folder / "libstdc++.so.6"
+        (folder / "libstdc++.so.6.0.30").touch()
+        self._library.symlink_to("libstdc++.so.6.0.30")
+
+    def prints(self, verbose: str, first: str = "") -> dict[str, str]:
+        """Returns the environment to use it by."""
+        (self.path.parent / "verbose").write_text(verbose)
+        self.path.write_text(
+            f"#!/bin/sh\necho run >> {self._runs}\n{first}\n"
+            f'case "$*" in\n-print-file-name=*) echo {self._library} ;;\n'
+            f"*) cat {self.path.parent}/verbose >&2 ;;\nesac\n"
+        )
+        self.path.chmod(0o755)
+        return {"CXX": str(self.path), "PATH": os.defpath}
+
+    @property
+    def runs(self) -> int:
+        return len(self._runs.read_text().splitlines())
+
+
+@pytest.fixture
+def compiler(tmp_path: Path) -> Compiler:
+    return Compiler(tmp_path)
+
+
+# ---- the real compiler
+
+
+@pytest.fixture
+def gcc() -> str:
+    path = shutil.which("g++")
+    if not path or platform.machine() != "x86_64":
+        pytest.skip("needs g++ on x86-64")
+    return path
+
+
+def test_the_cpu_is_what_native_means_to_the_compiler(gcc: str) -> None:
+    options = detect_host({"CXX": gcc, "PATH": os.environ["PATH"]}).facts["cpu"].split()
+    command = [gcc, "-march=native", "-dM", "-E", "-x", "c++", os.devnull]
+    macros = subprocess.run(command, capture_output=True, check=True, text=True).stdout
+    for option, macro in [("-mavx2", "__AVX2__"), ("-mavx512f", "__AVX512F__"), ("-mfma", "__FMA__")]:
+        assert (option in options) == (f"#define {macro} 1" in macros)
+    assert sum(option.startswith("-march=") for option in options) == 1
+
+
+def test_the_resolved_options_build_for_the_same_cpu_as_native(gcc: str) -> None:
+    options = detect_host({"CXX": gcc, "PATH": os.environ["PATH"]}).facts["cpu"].split()
+
+    def macros(*flags: str) -> set[str]:
+        command = [gcc, *flags, "-dM", "-E", "-x", "c++", os.devnull]
+        lines = subprocess.run(command, capture_output=True, check=True, text=True).stdout.splitlines()
+        return {line for line in lines if "tune" not in line}
+
+    assert macros("-march=native") - macros(*options) == set()
+
+
+def test_the_compiler_and_its_library_are_named_with_their_versions(gcc: str) -> None:
+    facts = detect_host({"CXX": gcc, "PATH": os.environ["PATH"]}).facts
+    version = subprocess.run([gcc, "-dumpfullversion"], capture_output=True, check=True, text=True).stdout
+    assert facts["compiler"].startswith(f"gcc version {version.strip()}")
+    assert re.fullmatch(r"libstdc\+\+\.so\.6\.\d+\.\d+", facts["libstdc++"])
+
+
+def test_the_default_compiler_is_the_one_inductor_takes(gcc: str) -> None:
+    assert detect_host({"PATH": os.environ["PATH"]}) == detect_host(
+        {"CXX": "g++", "PATH": os.environ["PATH"]}
+    )
+
+
+def test_detection_does_not_import_torch() -> None:
+    script = (
+        f"import sys; sys.path.insert(0, {str(REPOSITORY)!r})\n"
+        "from kstore.environment import detect_host; detect_host()\n"
+        "print('torch' in sys.modules)"
+    )
+    output = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True, text=True).stdout
+    assert output.strip() == "False"
+
+
+# ---- other facts
+
+
+def test_glibc_is_the_one_that_python_runs_on() -> None:
+    if platform.libc_ver()[0] != "glibc":
+        pytest.skip("not a glibc system")
+    assert detect_host().facts["glibc"] == " ".join(platform.libc_ver())
+
+
+def test_site_packages_is_where_torch_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch/__init__.py").touch()
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert detect_host({}).facts["site_packages"] == str(tmp_path)
+
+
+def test_without_torch_site_packages_is_that_of_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert detect_host({}).facts["site_packages"] == sysconfig.get_path("purelib")
+
+
+# ---- what compilers print
+
+
+def test_gcc_is_understood(compiler: Compiler) -> None:
+    facts = detect_host(compiler.prints(GCC)).facts
+    assert facts["cpu"] == "-march=znver3 -mavx -mavx2"
+    assert facts["compiler"] == "gcc version 12.2.0 (Debian 12.2.0-14+deb12u1)"
+    assert facts["libstdc++"] == "libstdc++.so.6.0.30"
+
+
+def test_clang_is_understood(compiler: Compiler) -> None:
+    facts = detect_host(compiler.prints(CLANG)).facts
+    assert facts["cpu"] == "-march=znver3 +aes +avx2"
+    assert facts["compiler"] == "Debian clang version 14.0.6"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [("-mavx2", "-mno-avx2"), ("-march=znver3", "-march=znver4"), ("version 12.2.0", "version 12.3.0")],
+)
+def test_another_cpu_or_compiler_is_another_host(compiler: Compiler, change: tuple[str, str]) -> None:
+    first = detect_host(compiler.prints(GCC))
+    host._detect.cache_clear()
+    assert detect_host(compiler.prints(GCC.replace(*change))).fingerprint != first.fingerprint
+
+
+@pytest.mark.parametrize("change", [("-mtune=znver3", "-mtune=generic"), ("size=1024", "size=512")])
+def test_tuning_makes_no_other_host(compiler: Compiler, change: tuple[str, str]) -> None:
+    first = detect_host(compiler.prints(GCC))
+    host._detect.cache_clear()
+    assert detect_host(compiler.prints(GCC.replace(*change))) == first
+
+
+@pytest.mark.parametrize("verbose", ["", "gcc version 4.1\n", GCC.replace("-march=znver3", "-march=native")])
+def test_where_the_compiler_does_not_resolve_native_the_kernel_is_asked(
+    compiler: Compiler, verbose: str
+) -> None:
+    assert detect_host(compiler.prints(verbose)).facts["cpu"] == " ".join(sorted(cpu_flags()))
+
+
+def test_a_cpu_that_nobody_describes_is_unlike_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "cpu_flags", lambda: frozenset())
+    assert platform.node() in detect_host({"CXX": "no-such-compiler"}).facts["cpu"]
+
+
+# ---- compilers that fail
+
+
+@pytest.mark.parametrize("name", ["no-such-compiler", "", "'", "/dev/null", "/"])
+def test_without_a_compiler_the_host_says_none(name: str) -> None:
+    facts = detect_host({"CXX": name, "PATH": "/nonexistent"}).facts
+    assert (facts["compiler"], facts["libstdc++"]) == ("none", "none")
+
+
+def test_a_compiler_that_hangs_is_given_up(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "_COMPILER_TIMEOUT_S", 0.2)
+    environ = compiler.prints(GCC, first="exec sleep 60")
+    assert detect_host(environ).facts["compiler"] == "none"
+    assert compiler.runs == 1
+
+
+def test_a_wrapper_with_arguments_is_a_compiler_too(compiler: Compiler) -> None:
+    environ = compiler.prints(GCC)
+    wrapped = {**environ, "CXX": f"env {environ['CXX']}"}
+    assert detect_host(wrapped) == detect_host(environ)
+
+
+# ---- once per process
+
+
+def test_the_compiler_runs_at_most_twice_and_once_per_process(compiler: Compiler) -> None:
+    environ = compiler.prints(GCC)
+    assert detect_host(environ) is detect_host({**environ, "UNRELATED": "1"})
+    assert compiler.runs == 2
+
+
+def test_another_compiler_is_looked_at_again(compiler: Compiler) -> None:
+    with_compiler = detect_host(compiler.prints(GCC))
+    without = detect_host({"CXX": "no-such-compiler"})
+    assert with_compiler.fingerprint != without.fingerprint
+
+
+def test_the_fingerprint_is_short_and_stable(compiler: Compiler) -> None:
+    environ = compiler.prints(GCC)
+    first = detect_host(environ)
+    host._detect.cache_clear()
+    assert detect_host(environ) == first
+    assert re.fullmatch(r"[0-9a-f]{16}", first.fingerprint)
