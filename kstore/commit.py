@@ -80,7 +80,7 @@ def commit(worker: Worker) -> CommitReport:
     started = time.perf_counter()
     with worker.state.locked():
         state = worker.state.load()
-        report = _Commit(worker, state, worker.scan(state.index)).run()
+        report = _Commit(worker, state, worker.scan(state)).run()
     return replace(report, seconds=time.perf_counter() - started)
 
 

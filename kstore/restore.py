@@ -8,11 +8,11 @@ from dataclasses import replace
 
 from kstore.errors import IntegrityError
 from kstore.local.index import Index
-from kstore.local.link import Linker
+from kstore.local.link import Linker, LinkMode
 from kstore.local.place import Placed, Placer, keep_settled
 from kstore.local.scan import Scan, Skipped
 from kstore.local.state import Base, State
-from kstore.manifest import Files, Flag, Manifest, unit_of
+from kstore.manifest import Files, Flag, unit_of
 from kstore.merge import Merged, merge
 from kstore.refs import Ref
 from kstore.report import RestoreReport, RestoreStatus, count_components
@@ -62,12 +62,11 @@ class _Restore:
         self._snapshot = snapshot
         self._ref = snapshot.ref
         self._state = state
-        self._found = worker.scan(state.index)
+        self._found = worker.scan(state)
         manifest = snapshot.manifest
-        host = worker.host.fingerprint if manifest.hosts else ""
         check_paths(path for files in (manifest.files, *manifest.hosts.values()) for path in files)
         known = worker.root.folders
-        every = manifest.for_host(host)
+        every = worker.files_of(manifest)
         self._files = {p: entry for p, entry in every.items() if p.partition("/")[0] in known}
         self._skipped = [
             Skipped(component, "this worker does not manage the component")
@@ -81,6 +80,7 @@ class _Restore:
         placer = Placer(self._worker.root, self._worker.state, self._worker.store.blobs, linker)
         placed = placer.place(wanted, self._ref.packs, self._found.folders) if wanted else Placed()
         self._remember(merged, placed)
+        linked = placed.modes[LinkMode.REFLINK] + placed.modes[LinkMode.HARDLINK]
         if not wanted and status is RestoreStatus.RESTORED:
             status = RestoreStatus.CURRENT
         return _report(
@@ -89,10 +89,10 @@ class _Restore:
             generation=self._ref.generation,
             files=len(self._files),
             bytes=sum(entry.size for entry in self._files.values()),
-            placed=len(placed.known),
-            link_mode=min(linker.used, key=list(type(linker.mode)).index) if linker.used else None,
-            link_why=linker.why,
-            used_modes={str(mode): count for mode, count in linker.used.items()},
+            placed=len(placed.paths),
+            link_mode=next((mode for mode in LinkMode if placed.modes[mode]), None),
+            link_why=linker.why or ("" if linked else "the blobs are packed"),
+            used_modes={str(mode): count for mode, count in placed.modes.items()},
             components=count_components(self._files.items()),
             skipped=(*self._skipped, *placed.skipped),
         )
@@ -100,15 +100,13 @@ class _Restore:
     def _compare(self) -> Merged:
         """What the root has that is not the store's: leftovers of an earlier run stay, and stay local."""
         base = self._worker.base(self._state)
-        old = base.manifest.for_host(self._host_of(base.manifest)) if base else {}
+        old = self._worker.files_of(base.manifest) if base else {}
         return merge(old, self._files, self._found.files, self._state.declined)
-
-    def _host_of(self, manifest: Manifest) -> str:
-        return self._worker.host.fingerprint if manifest.hosts else ""
 
     def _remember(self, merged: Merged, placed: Placed) -> None:
         index = self._found.index
-        self._worker.state.save_index(Index(index.files | keep_settled(placed.known), index.folders))
+        if index != self._state.index or placed.known:
+            self._worker.state.save_index(Index(index.files | keep_settled(placed.known), index.folders))
         base = Base(self._worker.store.location, self._snapshot)
         self._worker.state.save_base(base, merged.declined)
 

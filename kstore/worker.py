@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from kstore.components import Table
 from kstore.environment import Environment, Host, detect_host
 from kstore.local.cacheroot import CacheRoot
-from kstore.local.index import Index
 from kstore.local.scan import Scan, scan
 from kstore.local.state import State, StateFolder
+from kstore.manifest import Files, Manifest
 from kstore.scope import Scope
 from kstore.snapshot import Snapshot
 
@@ -43,9 +43,14 @@ class Worker:
         """Asked for only where there are host-bound artifacts: it runs the compiler."""
         return detect_host()
 
-    def scan(self, index: Index) -> Scan:
+    def scan(self, state: State) -> Scan:
         """Read the cache root."""
-        return scan(self.root, self.table, index)
+        base = self.base(state)
+        return scan(self.root, self.table, state.index, self.files_of(base.manifest) if base else {})
+
+    def files_of(self, manifest: Manifest) -> Files:
+        """The artifacts of a manifest that this host can use."""
+        return manifest.for_host(self.host.fingerprint) if manifest.hosts else manifest.files
 
     def base(self, state: State) -> Snapshot | None:
         """What the root grew from, if that was in this store."""

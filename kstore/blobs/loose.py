@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from kstore.backends import Backend, LocalPaths
 from kstore.digest import digest_of
+from kstore.local.link import Blob
 
 FOLDER = "blobs"
 
@@ -23,6 +24,11 @@ def stamp(digest: bytes) -> int:
     A file changed in place gets another one, so one `stat` tells an untouched blob from an altered one.
     """
     return int.from_bytes(digest[:4], "little") % 999_999_999 + 1
+
+
+def bears_stamp(mtime_ns: int, digest: bytes) -> bool:
+    """Whether a modification time is that of an untouched file of this blob."""
+    return mtime_ns % 1_000_000_000 == int.from_bytes(digest[:4], "little") % 999_999_999 + 1
 
 
 class LooseBlobs:
@@ -55,8 +61,8 @@ class LooseBlobs:
             if digest_of(data) == digest:
                 yield digest, memoryview(data)
 
-    def untouched(self, digest: bytes, size: int) -> tuple[str, os.stat_result] | None:
-        """Path and status of the blob's file if it can be linked: here, and as it was published."""
+    def untouched(self, digest: bytes, size: int) -> Blob | None:
+        """The blob's file if it can be linked: here, and as it was published."""
         if self._folder is None:
             return None
         text = digest.hex()
@@ -65,9 +71,11 @@ class LooseBlobs:
             found = os.stat(path)
         except OSError:
             return None
-        if found.st_size == size and found.st_mtime_ns % 1_000_000_000 == stamp(digest):
-            return path, found
-        return (path, found) if found.st_size == size and _has_digest(path, digest) else None
+        if found.st_size != size:
+            return None
+        if bears_stamp(found.st_mtime_ns, digest) or _has_digest(path, digest):
+            return Blob(path, found.st_mtime_ns)
+        return None
 
 
 def _has_digest(path: str, digest: bytes) -> bool:

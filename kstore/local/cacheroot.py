@@ -42,9 +42,9 @@ class CacheRoot:
         return os.path.join(self.path, KSTORE_FOLDER)
 
     def local_path(self, path: str) -> str:
-        """Where the artifact `path`, `<component>/…`, is on this worker."""
-        component, _, rest = path.partition("/")
-        return f"{self.folders[component]}/{rest}"
+        """Where the artifact or folder `path`, `<component>/…`, is on this worker."""
+        component, slash, rest = path.partition("/")
+        return self.folders[component] + slash + rest
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,10 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-from collections import Counter
+import threading
 from contextlib import suppress
 from enum import StrEnum
+from typing import NamedTuple
 
 _FICLONE = 0x40049409
 _NOT_HERE = {
@@ -30,6 +31,13 @@ class LinkMode(StrEnum):
     COPY = "copy"
 
 
+class Blob(NamedTuple):
+    """A loose blob's file."""
+
+    path: str
+    mtime_ns: int
+
+
 class Linker:
     """Links blobs into one cache root."""
 
@@ -38,50 +46,51 @@ class Linker:
         """The best way not yet ruled out."""
         self.why = ""
         """What ruled out the better ones."""
-        self.used: Counter[LinkMode] = Counter()
-        """How many files came which way."""
+        self._lock = threading.Lock()
 
-    def link(self, source: str, target: str, mode: int) -> bool:
-        """Make `target` a clone or a link of `source`; False if it must be copied.
+    def link(self, blob: Blob, target: str, mode: int) -> LinkMode | None:
+        """Make `target` a clone or a link of `blob`; None if it must be copied. Any number of threads may.
 
-        A clone gets the permission bits `mode`; a hard link has the blob's.
+        A clone gets the permission bits `mode` and the blob's times; a hard link has the blob's.
 
         Raises:
             OSError: `target` cannot be made at all (ENOSPC, EROFS, EDQUOT …).
         """
-        while self.mode is not LinkMode.COPY:
+        while (way := self.mode) is not LinkMode.COPY:
             try:
-                if self.mode is LinkMode.REFLINK:
-                    reflink(source, target, mode)
+                if way is LinkMode.REFLINK:
+                    reflink(blob, target, mode)
                 else:
-                    os.link(source, target)
-                self.used[self.mode] += 1
-                return True
+                    os.link(blob.path, target)
+                return way
             except OSError as error:
                 if error.errno in _NOT_THIS_FILE:
-                    return False
+                    return None
                 if error.errno not in _NOT_HERE:
                     raise
-                self._give_up(error)
-        return False
+                self._give_up(way, error)
+        return None
 
-    def _give_up(self, error: OSError) -> None:
-        reason = f"no {self.mode}: {error.strerror}"
-        self.why = f"{self.why}; {reason}" if self.why else reason
-        self.mode = LinkMode.HARDLINK if self.mode is LinkMode.REFLINK else LinkMode.COPY
+    def _give_up(self, way: LinkMode, error: OSError) -> None:
+        with self._lock:
+            if self.mode is way:
+                reason = f"no {way}: {error.strerror}"
+                self.why = f"{self.why}; {reason}" if self.why else reason
+                self.mode = LinkMode.HARDLINK if way is LinkMode.REFLINK else LinkMode.COPY
 
 
-def reflink(source: str, target: str, mode: int) -> None:
+def reflink(source: Blob, target: str, mode: int) -> None:
     """Create `target` as a clone of `source` (FICLONE, ioctl_ficlone(2)). A failed one leaves no file.
 
     Raises:
         OSError: it cannot be cloned.
     """
-    source_fd = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+    source_fd = os.open(source.path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         target_fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         try:
             fcntl.ioctl(target_fd, _FICLONE, source_fd)
+            os.utime(target_fd, ns=(source.mtime_ns, source.mtime_ns))
         except OSError:
             with suppress(FileNotFoundError):
                 os.unlink(target)
@@ -96,7 +105,7 @@ def probe(source: str, target: str) -> Linker:
     """Find the best way by linking one non-empty file; ZFS clones an empty file where it cannot clone another."""
     linker = Linker()
     try:
-        linker.link(source, target, 0o600)
+        linker.link(Blob(source, os.stat(source).st_mtime_ns), target, 0o600)
     finally:
         with suppress(FileNotFoundError):
             os.unlink(target)

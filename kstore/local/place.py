@@ -2,42 +2,71 @@
 
 What is moved is the highest folder that is not there yet: in a fresh root that is each component, with one rename.
 A group's folder is always moved whole. A file that goes into a folder that exists is moved by itself.
+
+An artifact that is never changed in place gets its blob's stamp as the fraction of its modification time, however
+it came here. The next scan knows it by that, without a hash and without a word in the index.
 """
 
 from __future__ import annotations
 
-import errno
 import os
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
-from contextlib import ExitStack, suppress
+import time
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import islice
+from typing import TypeVar
 
 from kstore.blobs import BlobStore
+from kstore.blobs.loose import stamp
 from kstore.local.cacheroot import CacheRoot
+from kstore.local.folders import make_folder
 from kstore.local.index import Known, is_settled
 from kstore.local.link import Linker, LinkMode
+from kstore.local.move import Mover
 from kstore.local.relocate import to_local
 from kstore.local.scan import Skipped
 from kstore.local.state import StateFolder
 from kstore.manifest import Entry, Files, Flag, unit_of
 
+THREADS = 4
+"""System calls run side by side; more threads than this only wait for each other."""
+_FOLDERS_AT_ONCE = 32
+_BYTES_AT_ONCE = 2 << 20
+_SECOND = 1_000_000_000
 _GROUP, _LINK = int(Flag.GROUP), int(Flag.LINK)
 _MTIME, _RELOCATE = int(Flag.MTIME), int(Flag.RELOCATE)
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _OWNER_CAN_WRITE = 0o600
-_OCCUPIED = {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR, errno.EISDIR}
+
+Item = TypeVar("Item")
 
 
 @dataclass(slots=True)
 class Placed:
     """What arrived."""
 
+    paths: set[str] = field(default_factory=set)
     known: dict[str, Known] = field(default_factory=dict)
-    """Every artifact placed, for the index."""
+    """The artifacts that bear no stamp, for the index."""
     skipped: list[Skipped] = field(default_factory=list)
-    copied: int = 0
-    """Bytes that were written, not linked."""
+    modes: Counter[LinkMode] = field(default_factory=Counter)
+    """How many artifacts came which way."""
+
+    def add(self, other: Placed) -> None:
+        """Take over what another thread placed."""
+        self.paths |= other.paths
+        self.known |= other.known
+        self.modes += other.modes
+
+    def forget(self, occupied: Iterable[str]) -> None:
+        """Leave out what had to stay away from its place, a file or a folder."""
+        for path in occupied:
+            self.skipped.append(Skipped(path, "something else is in its place"))
+            self.paths = {p for p in self.paths if p != path and not p.startswith(f"{path}/")}
+            self.known = {p: file for p, file in self.known.items() if p in self.paths}
 
 
 class Placer:
@@ -57,57 +86,110 @@ class Placer:
         Raises:
             OSError: the cache root cannot be written.
         """
-        placed = Placed()
         with ExitStack() as stack:
-            stages = self._stages(wanted, stack)
-            staged = {path: f"{stages[path.partition('/')[0]]}/{path}" for path in wanted}
-            _make_folders(staged.values())
-            linked = self._link(wanted, packs, staged, placed)
-            self._copy({p: e for p, e in wanted.items() if p not in linked}, packs, staged, placed)
-            self._drop_incomplete(wanted, staged, placed)
-            self._move(wanted, staged, set(folders) | self._own_folders(wanted), placed)
+            staging = _Staging(self._root, self._blobs, self._linker, self._stages(wanted, stack), wanted)
+            placed = staging.fill(packs)
+            staging.drop_incomplete(placed)
+            mover = Mover(staging.staged, self._root.local_path, wanted)
+            mover.move(placed.paths, set(folders) | self._own_folders(wanted))
+            placed.forget(mover.occupied)
         return placed
 
     def _stages(self, wanted: Files, stack: ExitStack) -> dict[str, str]:
         """A staging folder for each component, on the filesystem that it is on."""
         shared = stack.enter_context(self._state.staging())
-        stages = {}
-        for component in {path.partition("/")[0] for path in wanted}:
-            folder = self._root.folders[component]
-            inside = folder.startswith(f"{self._root.path}/")
-            stages[component] = shared if inside else stack.enter_context(self._state.staging(folder))
-        return stages
+        own = self._own_folders(wanted)
+        return {
+            component: stack.enter_context(self._state.staging(self._root.folders[component]))
+            if component in own
+            else shared
+            for component in _components(wanted)
+        }
 
     def _own_folders(self, wanted: Files) -> set[str]:
-        """Components outside the cache root: staging made their folder."""
-        components = {path.partition("/")[0] for path in wanted}
-        return {c for c in components if not self._root.folders[c].startswith(f"{self._root.path}/")}
+        """Components outside the cache root: staging makes their folder."""
+        inside = f"{self._root.path}/"
+        return {c for c in _components(wanted) if not self._root.folders[c].startswith(inside)}
 
-    def _link(self, wanted: Files, packs: Sequence[str], staged: dict[str, str], placed: Placed) -> Collection[str]:
-        """Link what may be linked and is loose; what is in a pack has to be copied out."""
+
+class _Staging:
+    """The artifacts on their way, in folders that nobody else looks into."""
+
+    def __init__(
+        self, root: CacheRoot, blobs: BlobStore, linker: Linker, stages: dict[str, str], wanted: Files
+    ) -> None:
+        self._root = root
+        self._blobs = blobs
+        self._linker = linker
+        self._stages = stages
+        self._now = time.time_ns() // _SECOND * _SECOND
+        self.wanted = wanted
+
+    def staged(self, path: str) -> str:
+        """Where an artifact, or a folder of them, is being built."""
+        return f"{self._stages[path.partition('/')[0]]}/{path}"
+
+    def fill(self, packs: Sequence[str]) -> Placed:
+        """Link or copy what is loose, folder by folder; then copy the rest out of packs, front to back."""
         packed = self._blobs.digests_in(packs) if packs else frozenset()
-        link, untouched, linker = self._linker.link, self._blobs.loose.untouched, self._linker
-        for path, entry in wanted.items():
-            if linker.mode is LinkMode.COPY:
-                break
-            if not entry.flags & _LINK or entry.digest in packed:
-                continue
-            blob = untouched(entry.digest, entry.size)
-            if blob and link(blob[0], staged[path], entry.mode):
-                placed.known[path] = _known_link(entry, staged[path], blob[1], linker.mode)
-        return placed.known.keys()
+        folders: dict[str, list[str]] = defaultdict(list)
+        for path in self.wanted:
+            folders[path.rpartition("/")[0]].append(path)
+        placed = Placed()
+        with ThreadPoolExecutor(THREADS) as pool:
+            for part in pool.map(lambda batch: self._fill_folders(batch, packed), _batches(folders.items())):
+                placed.add(part)
+            self._copy_out(packs, placed, pool)
+        return placed
 
-    def _copy(self, wanted: Files, packs: Sequence[str], staged: dict[str, str], placed: Placed) -> None:
+    def drop_incomplete(self, placed: Placed) -> None:
+        """A group with a missing file is not placed at all."""
+        lost = self.wanted.keys() - placed.paths
+        units = {unit_of(path, self.wanted[path]) for path in lost if self.wanted[path].flags & _GROUP}
+        for path in sorted(lost):
+            placed.skipped.append(Skipped(path, f"blob {self.wanted[path].digest.hex()} is missing or damaged"))
+        for path in [path for path in placed.paths if units and unit_of(path, self.wanted[path]) in units]:
+            placed.paths.discard(path)
+            placed.known.pop(path, None)
+            os.unlink(self.staged(path))
+
+    def _fill_folders(self, batch: list[tuple[str, list[str]]], packed: Collection[bytes]) -> Placed:
+        placed = Placed()
+        for folder, paths in batch:
+            staged = self.staged(folder)
+            make_folder(staged)
+            for path in paths:
+                entry = self.wanted[path]
+                if entry.digest not in packed:
+                    self._place_loose(path, entry, staged + path[len(folder) :], placed)
+        return placed
+
+    def _place_loose(self, path: str, entry: Entry, target: str, placed: Placed) -> None:
+        if entry.flags & _LINK and self._linker.mode is not LinkMode.COPY:
+            blob = self._blobs.loose.untouched(entry.digest, entry.size)
+            if blob and (mode := self._linker.link(blob, target, entry.mode)):
+                placed.paths.add(path)
+                placed.modes[mode] += 1
+                return
+        for _, data in self._blobs.loose.fetch((entry.digest,)):
+            self._write(path, entry, data, target, placed)
+
+    def _copy_out(self, packs: Sequence[str], placed: Placed, pool: ThreadPoolExecutor) -> None:
         paths: dict[bytes, list[str]] = defaultdict(list)
-        for path, entry in wanted.items():
-            paths[entry.digest].append(path)
-        for digest, data in self._blobs.fetch_many(paths, packs):
-            for path in paths[digest]:
-                placed.known[path] = self._write(path, wanted[path], data, staged[path])
-                placed.copied += len(data)
-                self._linker.used[LinkMode.COPY] += 1
+        for path in self.wanted.keys() - placed.paths:
+            paths[self.wanted[path].digest].append(path)
+        contents = self._blobs.fetch_many(paths, packs) if paths else iter(())
+        for part in _map_ahead(pool, lambda batch: self._write_batch(batch, paths), _by_size(contents)):
+            placed.add(part)
 
-    def _write(self, path: str, entry: Entry, data: memoryview, target: str) -> Known:
+    def _write_batch(self, batch: list[tuple[bytes, memoryview]], paths: dict[bytes, list[str]]) -> Placed:
+        placed = Placed()
+        for digest, data in batch:
+            for path in paths[digest]:
+                self._write(path, self.wanted[path], data, self.staged(path), placed)
+        return placed
+
+    def _write(self, path: str, entry: Entry, data: memoryview, target: str, placed: Placed) -> None:
         if entry.flags & _RELOCATE:
             data = memoryview(to_local(bytes(data), self._root.folders[path.partition("/")[0]]))
         fd = os.open(target, _CREATE, entry.mode & 0o777 | _OWNER_CAN_WRITE)
@@ -115,115 +197,60 @@ class Placer:
             written = os.write(fd, data)
             while written < len(data):
                 written += os.write(fd, data[written:])
-            if entry.flags & _MTIME:
-                os.utime(fd, ns=(entry.mtime_ns, entry.mtime_ns))
-            status = os.fstat(fd)
+            if entry.flags & _LINK:
+                mtime = self._now + stamp(entry.digest)
+                os.utime(fd, ns=(mtime, mtime))
+            else:
+                placed.known[path] = _known(fd, entry)
         finally:
             os.close(fd)
-        return Known(entry._replace(mtime_ns=status.st_mtime_ns), status.st_size, status.st_ino)
-
-    def _drop_incomplete(self, wanted: Files, staged: dict[str, str], placed: Placed) -> None:
-        lost = {path: entry for path, entry in wanted.items() if path not in placed.known}
-        units = {unit_of(path, entry) for path, entry in lost.items() if entry.flags & _GROUP}
-        for path, entry in lost.items():
-            placed.skipped.append(Skipped(path, f"blob {entry.digest.hex()} is missing or damaged"))
-        if not units:
-            return
-        for path, entry in wanted.items():
-            if path in placed.known and unit_of(path, entry) in units:
-                del placed.known[path]
-                os.unlink(staged[path])
-
-    def _move(self, wanted: Files, staged: dict[str, str], folders: set[str], placed: Placed) -> None:
-        tops = {_top(path, wanted[path], folders): path for path in placed.known}
-        for top, path in tops.items():
-            source = staged[path][: len(staged[path]) - len(path)] + top
-            target = self._target(top)
-            if top == path:
-                os.rename(source, target)
-            elif top in folders:
-                _swap_folder(source, target)
-            else:
-                _move_folder(source, target, top, placed)
-
-    def _target(self, top: str) -> str:
-        return self._root.local_path(top) if "/" in top else self._root.folders[top]
+        placed.paths.add(path)
+        placed.modes[LinkMode.COPY] += 1
 
 
-def _known_link(entry: Entry, staged: str, blob: os.stat_result, mode: LinkMode) -> Known:
-    status = blob if mode is LinkMode.HARDLINK else os.stat(staged)
+def _known(fd: int, entry: Entry) -> Known:
+    if entry.flags & _MTIME:
+        os.utime(fd, ns=(entry.mtime_ns, entry.mtime_ns))
+    status = os.fstat(fd)
     return Known(entry._replace(mtime_ns=status.st_mtime_ns), status.st_size, status.st_ino)
 
 
-def _make_folders(paths: Iterable[str]) -> None:
-    """Parents before children, each once; a folder of `paths` may be the parent of another."""
-    made: set[str] = set()
-    for parent in sorted({path.rpartition("/")[0] for path in paths}):
-        _make_folder(parent, made)
-
-
-def _make_folder(path: str, made: set[str]) -> None:
-    if path in made:
-        return
-    try:
-        os.mkdir(path)
-    except FileNotFoundError:
-        _make_folder(path.rpartition("/")[0], made)
-        os.mkdir(path)
-    except FileExistsError:
-        pass
-    made.add(path)
-
-
-def _top(path: str, entry: Entry, folders: set[str]) -> str:
-    """What to move to bring `path`: the highest folder that is missing, its group's, or the file itself."""
-    end = path.find("/")
-    while end > 0:
-        if path[:end] not in folders:
-            return path[:end]
-        end = path.find("/", end + 1)
-    return unit_of(path, entry) if entry.flags & _GROUP else path
-
-
-def _swap_folder(source: str, target: str) -> None:
-    """Replace a group that is there: for an instant it is absent, never mixed."""
-    old = f"{source}.old"
-    with suppress(FileNotFoundError):
-        os.rename(target, old)
-    os.rename(source, target)
-
-
-def _move_folder(source: str, target: str, path: str, placed: Placed) -> None:
-    """Move a folder to where none was; if a compiler has made one meanwhile, its files stay and ours fill the gaps."""
-    try:
-        os.rename(source, target)
-    except FileNotFoundError:
-        os.makedirs(os.path.dirname(target), exist_ok=True)
-        _move_folder(source, target, path, placed)
-    except OSError as error:
-        if error.errno not in _OCCUPIED:
-            raise
-        _fill_folder(source, target, path, placed)
-
-
-def _fill_folder(source: str, target: str, path: str, placed: Placed) -> None:
-    unit = next((e for e in (placed.known.get(f"{path}/{n}") for n in os.listdir(source)) if e), None)
-    if os.path.islink(target) or not os.path.isdir(target) or (unit and unit.entry.flags & _GROUP):
-        placed.skipped.append(Skipped(path, "something else is in its place"))
-        for lost in [known for known in placed.known if known.startswith(f"{path}/")]:
-            del placed.known[lost]
-        return
-    with os.scandir(source) as entries:
-        for entry in entries:
-            name, sub = f"{target}/{entry.name}", f"{path}/{entry.name}"
-            if entry.is_dir(follow_symlinks=False):
-                _move_folder(entry.path, name, sub, placed)
-            else:
-                with suppress(FileExistsError):
-                    os.link(entry.path, name)
-
-
 def keep_settled(known: dict[str, Known]) -> dict[str, Known]:
-    """What the index may vouch for: what is never changed in place, and what is old enough."""
-    never = _LINK | _RELOCATE
-    return {path: file for path, file in known.items() if file.entry.flags & never or is_settled(file.entry.mtime_ns)}
+    """What the index may vouch for: what is replaced but never changed in place, and what is old enough."""
+    return {
+        path: file for path, file in known.items() if file.entry.flags & _RELOCATE or is_settled(file.entry.mtime_ns)
+    }
+
+
+def _components(paths: Iterable[str]) -> set[str]:
+    return {path.partition("/")[0] for path in paths}
+
+
+def _batches(folders: Iterable[tuple[str, list[str]]]) -> Iterator[list[tuple[str, list[str]]]]:
+    rest = iter(folders)
+    while batch := list(islice(rest, _FOLDERS_AT_ONCE)):
+        yield batch
+
+
+def _by_size(contents: Iterable[tuple[bytes, memoryview]]) -> Iterator[list[tuple[bytes, memoryview]]]:
+    """Blobs in batches worth handing to a thread."""
+    batch: list[tuple[bytes, memoryview]] = []
+    size = 0
+    for digest, data in contents:
+        batch.append((digest, data))
+        size += len(data)
+        if size >= _BYTES_AT_ONCE:
+            yield batch
+            batch, size = [], 0
+    yield batch
+
+
+def _map_ahead(pool: ThreadPoolExecutor, function: Callable[[Item], Placed], items: Iterable[Item]) -> Iterator[Placed]:
+    """As `pool.map`, but taking no more of `items` than the threads can work on: each holds blobs in memory."""
+    waiting: deque[Future[Placed]] = deque()
+    for item in items:
+        waiting.append(pool.submit(function, item))
+        if len(waiting) > THREADS:
+            yield waiting.popleft().result()
+    while waiting:
+        yield waiting.popleft().result()

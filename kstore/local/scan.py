@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from kstore.blobs.loose import bears_stamp
 from kstore.components import Component, Kind, Table
 from kstore.components.table import KSTORE_FOLDER
 from kstore.digest import digest_of
@@ -69,12 +70,12 @@ class Scan:
         self.settled_folders |= other.settled_folders
 
 
-def scan(root: CacheRoot, table: Table, index: Index) -> Scan:
-    """Read all components of `root`."""
+def scan(root: CacheRoot, table: Table, index: Index, base: Files) -> Scan:
+    """Read all components of `root`. `base` is what was restored into it."""
     found = Scan()
     for name, folder in root.folders.items():
         if os.path.isdir(folder):
-            _ComponentScan(table[name], folder, index, found).folder(_Place(name, folder), found)
+            _ComponentScan(table[name], folder, index, base, found).folder(_Place(name, folder), found)
     return found
 
 
@@ -99,10 +100,11 @@ class _Place(NamedTuple):
 
 
 class _ComponentScan:
-    def __init__(self, component: Component, folder: str, index: Index, found: Scan) -> None:
+    def __init__(self, component: Component, folder: str, index: Index, base: Files, found: Scan) -> None:
         self._component = component
         self._component_folder = folder
         self._index = index
+        self._base = base
         self._found = found
 
     def folder(self, place: _Place, into: Scan) -> None:
@@ -190,7 +192,7 @@ class _ComponentScan:
             status = entry.stat(follow_symlinks=False)
             known = self._index.files.get(path)
             if known is None or not known.still_is(status):
-                known = self._read(place, entry.name, status, into)
+                known = self._restored(path, status) or self._read(place, entry.name, status, into)
         except (Unfinished, FileNotFoundError) as reason:
             into.skipped.append(Skipped(path, str(reason)))
             return False
@@ -198,10 +200,19 @@ class _ComponentScan:
             into.skipped.append(Skipped(path, f"it cannot be read: {error.strerror}"))
             return False
         into.known[path] = known
-        if not is_settled(known.entry.mtime_ns):
+        if not is_settled(known.entry.mtime_ns) and not bears_stamp(known.entry.mtime_ns, known.entry.digest):
             into.unsettled.add(path)
             return False
         return bool(known.entry.flags & _NEVER_IN_PLACE)
+
+    def _restored(self, path: str, status: os.stat_result) -> Known | None:
+        """What a restore put here and nobody has changed: its time bears its digest's stamp."""
+        entry = self._base.get(path)
+        if entry is None or not entry.flags & _LINK or entry.size != status.st_size:
+            return None
+        if not bears_stamp(status.st_mtime_ns, entry.digest):
+            return None
+        return Known(entry._replace(mtime_ns=status.st_mtime_ns), status.st_size, status.st_ino)
 
     def _read(self, place: _Place, name: str, status: os.stat_result, into: Scan) -> Known:
         if not stat.S_ISREG(status.st_mode):

@@ -1,0 +1,16 @@
+"""Folders, made when they turn out to be missing: asking first costs a system call for each."""
+
+from __future__ import annotations
+
+import os
+
+
+def make_folder(path: str) -> None:
+    """Make `path` and what is missing above it; any number of threads may do so at once."""
+    try:
+        os.mkdir(path)
+    except FileExistsError:
+        pass
+    except FileNotFoundError:
+        make_folder(os.path.dirname(path))
+        make_folder(path)

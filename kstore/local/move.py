@@ -1,0 +1,89 @@
+"""Moves what was built in a staging folder to its place, each piece with one rename."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
+
+from kstore.local.folders import make_folder
+from kstore.manifest import Files, Flag, unit_of
+
+_GROUP = int(Flag.GROUP)
+_OCCUPIED = {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR, errno.EISDIR}
+
+
+class Mover:
+    """Moves artifacts from where they were staged to where they belong."""
+
+    def __init__(self, staged: Callable[[str], str], local: Callable[[str], str], files: Files) -> None:
+        """`staged` and `local` say where an artifact path, of a file or folder, is built and where it belongs."""
+        self._staged = staged
+        self._local = local
+        self._files = files
+        self.occupied: list[str] = []
+        """Paths whose place something else has taken; what was staged for them is dropped."""
+
+    def move(self, paths: Iterable[str], folders: Collection[str]) -> None:
+        """Move `paths`; `folders` are the folders, as artifact paths, that exist already.
+
+        Raises:
+            OSError: the cache root cannot be written.
+        """
+        for top in {self._top(path, folders) for path in paths}:
+            if top in self._files:
+                self._move_file(top)
+            elif top in folders:
+                self._swap_group(top)
+            else:
+                self._move_folder(top)
+
+    def _top(self, path: str, folders: Collection[str]) -> str:
+        """What to move to bring `path`: the highest folder that is missing, its group's, or the file itself."""
+        end = path.find("/")
+        while end > 0:
+            if path[:end] not in folders:
+                return path[:end]
+            end = path.find("/", end + 1)
+        return unit_of(path, self._files[path]) if self._files[path].flags & _GROUP else path
+
+    def _move_file(self, path: str) -> None:
+        try:
+            os.rename(self._staged(path), self._local(path))
+        except OSError as error:
+            if error.errno not in _OCCUPIED:
+                raise
+            self.occupied.append(path)
+
+    def _swap_group(self, path: str) -> None:
+        """Replace a group that is there: for an instant it is absent, never mixed."""
+        with suppress(FileNotFoundError):
+            os.rename(self._local(path), f"{self._staged(path)}.old")
+        os.rename(self._staged(path), self._local(path))
+
+    def _move_folder(self, path: str) -> None:
+        """Move a folder to where none was. If a compiler has made one since, its files stay and ours fill the gaps."""
+        source, target = self._staged(path), self._local(path)
+        make_folder(os.path.dirname(target))
+        try:
+            os.rename(source, target)
+        except OSError as error:
+            if error.errno not in _OCCUPIED:
+                raise
+            self._fill_folder(path)
+
+    def _fill_folder(self, path: str) -> None:
+        source, target = self._staged(path), self._local(path)
+        names = os.listdir(source)
+        members = [self._files.get(f"{path}/{name}") for name in names]
+        is_group = any(entry.flags & _GROUP for entry in members if entry)
+        if is_group or os.path.islink(target) or not os.path.isdir(target):
+            self.occupied.append(path)
+            return
+        for name, entry in zip(names, members, strict=True):
+            if entry is None:
+                self._move_folder(f"{path}/{name}")
+            else:
+                with suppress(FileExistsError):
+                    os.link(f"{source}/{name}", f"{target}/{name}")
