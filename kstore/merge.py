@@ -41,6 +41,8 @@ class Merged:
     to_merge: list[str] = field(default_factory=list)
     """Paths that both sides changed and a merger must join; `files` still has the published entry."""
     declined: dict[str, bytes] = field(default_factory=dict)
+    outdated: set[str] = field(default_factory=set)
+    """Those of the declined that ours never changed: theirs replaced them or took them out."""
 
     @property
     def has_news(self) -> bool:
@@ -51,7 +53,8 @@ class Merged:
 def merge(base: Files, theirs: Files, ours: Files, declined: Declined) -> Merged:
     """Merge one set of files: the portable ones, or those of one host."""
     merged = Merged(dict(theirs), declined={p: d for p, d in declined.items() if _digest(ours, p) == d})
-    merged.declined.update((path, ours[path].digest) for path in _gone(base, theirs, ours))
+    merged.outdated.update(_outdated(base, theirs, ours))
+    merged.declined.update((path, ours[path].digest) for path in merged.outdated)
     changed = [
         path
         for path, entry in ours.items()
@@ -64,10 +67,10 @@ def merge(base: Files, theirs: Files, ours: Files, declined: Declined) -> Merged
     return merged
 
 
-def _gone(base: Files, theirs: Files, ours: Files) -> list[str]:
-    """What was taken out of the store while ours kept it unchanged."""
-    gone = () if base is theirs else base.keys() - theirs.keys()
-    return [path for path in gone if _digest(ours, path) == base[path].digest]
+def _outdated(base: Files, theirs: Files, ours: Files) -> list[str]:
+    if base is theirs:
+        return []
+    return [p for p, e in base.items() if _digest(ours, p) == e.digest and _digest(theirs, p) != e.digest]
 
 
 def _merge_changed(merged: Merged, base: Files, theirs: Files, ours: Files, changed: list[str]) -> None:

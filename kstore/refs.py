@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kstore.backends import Backend
-from kstore.errors import IntegrityError, MissError
+from kstore.errors import IntegrityError, MissError, UsageError
 from kstore.scope import Scope
 
 FORMAT = 1
@@ -148,6 +148,14 @@ class Refs:
         children = self._backend.list("/".join(filter(None, ("refs", gpu, key))))
         for name in sorted(child.name for child in children if child.is_folder):
             if name.startswith("@"):
-                yield Scope(gpu, key, name[1:])
+                yield from _scope(gpu, key, name[1:])
             else:
                 yield from self._walk(gpu, f"{key}/{name}" if key else name)
+
+
+def _scope(gpu: str, key: str, environment: str) -> Iterator[Scope]:
+    """None for a folder that is a file server's own, such as `@eaDir`."""
+    try:
+        yield Scope(gpu, key, environment)
+    except UsageError:
+        return

@@ -116,7 +116,7 @@ def choose_wanted(files: Files, found: Scan, merged: Merged) -> Files:
 
     What the worker changed itself stays. A group is placed whole, or left alone.
     """
-    keep = merged.declined.keys() | set(merged.taken) | set(merged.to_merge)
+    keep = merged.declined.keys() - merged.outdated | set(merged.taken) | set(merged.to_merge)
     wanted = {
         path: entry
         for path, entry in files.items()

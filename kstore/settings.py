@@ -77,10 +77,9 @@ def _section(path: Path) -> dict[str, Any]:
 
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        return dict(content if path.name == _FILES[0] else content.get("tool", {}).get("kstore", {}))
+    except (OSError, ValueError, AttributeError, TypeError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from error
-    section = content if path.name == _FILES[0] else content.get("tool", {}).get("kstore", {})
-    return dict(section)
 
 
 def _parse(name: str, value: Any, origin: str) -> Any:

@@ -7,7 +7,6 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cached_property
 from typing import Any
 
 from kstore.backends import PosixBackend
@@ -32,8 +31,9 @@ class Storage:
         self.backend = PosixBackend(root)
         self.refs = Refs(self.backend)
         self.blobs = BlobStore(self.backend)
+        self._settings: dict[str, Any] = {}
 
-    @cached_property
+    @property
     def settings(self) -> dict[str, Any]:
         """What kstore.json says; empty if the store has not been made yet.
 
@@ -41,12 +41,10 @@ class Storage:
             StoreFormatError: this is no store, or one of a newer kstore.
             StoreUnavailable: it cannot be reached.
         """
-        with reporting_trouble(self.location, "read"):
-            try:
-                return _parse_settings(self.location, self.backend.get(_SETTINGS))
-            except FileNotFoundError:
-                self._check_parent()
-                return {}
+        if not self._settings:
+            with reporting_trouble(self.location, "read"):
+                self._settings = self._read_settings()
+        return self._settings
 
     def create(self, grace: int = DEFAULT_GRACE) -> bool:
         """Make the store unless it exists; returns whether it was made now. `grace` is in seconds.
@@ -58,14 +56,19 @@ class Storage:
         if self.settings:
             return False
         with reporting_trouble(self.location, "create"):
-            if any(True for _ in self.backend.list("")):
-                self._refuse_foreign()
+            self._refuse_foreign()
             os.makedirs(self.location, exist_ok=True)
             content = {"format": FORMAT, "created": time.time(), "grace": grace}
             created = self.backend.put_if_absent(_SETTINGS, json.dumps(content, indent=1).encode() + b"\n")
             self.backend.put_if_absent(_TAG, _TAG_TEXT)
-        del self.settings
         return created
+
+    def _read_settings(self) -> dict[str, Any]:
+        try:
+            return _parse_settings(self.location, self.backend.get(_SETTINGS))
+        except FileNotFoundError:
+            self._check_parent()
+            return {}
 
     def snapshot(self, ref: Ref) -> Snapshot:
         """The generation that `ref` publishes.
@@ -90,7 +93,7 @@ class Storage:
             )
 
     def _refuse_foreign(self) -> None:
-        known = {_TAG, "tmp", "lost+found"}
+        known = {_SETTINGS, _TAG, "tmp", "lost+found"}
         foreign = [child.name for child in self.backend.list("") if child.name not in known]
         if foreign:
             raise StoreFormatError(

@@ -63,7 +63,9 @@ class Backend(Protocol):
         """
 
     def list(self, folder: str) -> Iterator[Child]:
-        """The direct children of `folder`; nothing if there is no such folder."""
+        """The direct children of `folder`, "" for the root; nothing if there is no such folder. Names with a
+        leading "." are left out: NFS leaves `.nfsXXXX` for open files that were deleted.
+        """
 
     def stat(self, name: str) -> Stat:
         """Size and time of one object."""

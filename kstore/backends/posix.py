@@ -37,8 +37,8 @@ class PosixBackend:
         self._writer = f"{socket.gethostname()}-{os.getpid()}"
 
     def path(self, name: str) -> str:
-        """Absolute path of the file that holds `name`; the root for an empty name."""
-        return self._prefix + check_name(name) if name else self._prefix
+        """Absolute path of the file that holds `name`."""
+        return self._prefix + check_name(name)
 
     def get(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
         """Return `length` bytes from `offset`, all of them by default."""
@@ -65,7 +65,7 @@ class PosixBackend:
     def list(self, folder: str) -> Iterator[Child]:
         """The direct children of `folder`. NFS leaves `.nfsXXXX` for open files that were deleted: not ours."""
         try:
-            with os.scandir(self.path(folder)) as entries:
+            with os.scandir(self.path(folder) if folder else self._prefix) as entries:
                 for entry in entries:
                     if not entry.name.startswith("."):
                         yield Child(entry.name, entry.is_dir())

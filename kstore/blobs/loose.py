@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable, Iterator
 
 from kstore.backends import Backend, LocalPaths
 from kstore.digest import digest_of
 from kstore.local.link import Blob
+
+log = logging.getLogger(__name__)
 
 FOLDER = "blobs"
 
@@ -46,10 +49,15 @@ class LooseBlobs:
             return False
 
     def put(self, digest: bytes, data: bytes) -> bool:
-        """Store one blob; False if it was here already."""
+        """Store one blob; False if it was here already. One that was cut short, by a server's crash, is replaced."""
         with self._backend.upload(fraction_ns=stamp(digest)) as upload:
             upload.write(data)
-            return upload.publish(blob_name(digest))
+            if upload.publish(blob_name(digest)):
+                return True
+        if self.has(digest, len(data)):
+            return False
+        self._backend.put(blob_name(digest), data)
+        return True
 
     def fetch(self, wanted: Iterable[bytes]) -> Iterator[tuple[bytes, memoryview]]:
         """Yield (digest, bytes) of the wanted blobs that are here and undamaged."""
@@ -57,6 +65,9 @@ class LooseBlobs:
             try:
                 data = self._backend.get(blob_name(digest))
             except FileNotFoundError:
+                continue
+            except OSError as error:
+                log.warning("blob %s cannot be read: %s", digest.hex(), error)
                 continue
             if digest_of(data) == digest:
                 yield digest, memoryview(data)
@@ -80,5 +91,8 @@ class LooseBlobs:
 
 def _has_digest(path: str, digest: bytes) -> bool:
     """Read it all: on a filesystem whose times are coarse, no stamp can be trusted."""
-    with open(path, "rb") as file:
-        return digest_of(file.read()) == digest
+    try:
+        with open(path, "rb") as file:
+            return digest_of(file.read()) == digest
+    except OSError:
+        return False

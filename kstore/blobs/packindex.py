@@ -121,11 +121,9 @@ def load_index(footer: Footer, body: bytes) -> PackIndex:
         raise IntegrityError("the index of a pack is not what its footer says")
     split = _NONCE_SIZE + footer.blobs * DIGEST_SIZE
     expected = footer.frames * _FRAME.size + footer.blobs * 8
-    if footer.columns != expected:
+    if footer.columns != expected or footer.frames > footer.blobs:
         raise IntegrityError("the index of a pack contradicts itself")
-    columns = zstandard.ZstdDecompressor().decompress(body[split:], max_output_size=expected)
-    if len(columns) != expected:
-        raise IntegrityError("the index of a pack is cut short")
+    columns = _decompress_columns(body[split:], expected)
     index = PackIndex(
         frames=[Frame._make(row) for row in _FRAME.iter_unpack(columns[: footer.frames * _FRAME.size])],
         digests=[body[at : at + DIGEST_SIZE] for at in range(_NONCE_SIZE, split, DIGEST_SIZE)],
@@ -133,6 +131,16 @@ def load_index(footer: Footer, body: bytes) -> PackIndex:
     )
     _check(index)
     return index
+
+
+def _decompress_columns(packed: bytes, size: int) -> bytes:
+    try:
+        # The size in the frame's own header is what zstd allocates, whatever limit it is given.
+        if zstandard.frame_content_size(packed) != size:
+            raise IntegrityError("the index of a pack does not have the size it declares")
+        return zstandard.ZstdDecompressor().decompress(packed)
+    except zstandard.ZstdError as error:
+        raise IntegrityError(f"the index of a pack cannot be decompressed: {error}") from error
 
 
 def _check(index: PackIndex) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import cached_property
 
 import zstandard
@@ -45,6 +45,12 @@ class PackReader:
     @cached_property
     def index(self) -> PackIndex:
         """What is where."""
+        index = self._load_index()
+        if any(frame.offset + frame.packed_size > self.size for frame in index.frames):
+            raise IntegrityError(f"{self._name} declares a frame beyond its end")
+        return index
+
+    def _load_index(self) -> PackIndex:
         tail = self._read(max(self.size - _TAIL, 0), min(_TAIL, self.size))
         footer = load_footer(tail)
         end = len(tail) - FOOTER_SIZE
@@ -82,22 +88,39 @@ class PackReader:
 
     def _decompress_in_chunks(self, frame: Frame) -> memoryview:
         """Hold the large blob once, and neither its compressed form nor a second copy."""
-        whole = memoryview(bytearray(frame.size))
+        part = _Part(self._read, frame.offset, frame.packed_size)
+        try:
+            whole = memoryview(bytearray(frame.size))
+        except (MemoryError, OverflowError) as error:
+            raise IntegrityError(f"a frame of {self._name} declares {frame.size} bytes") from error
         filled = 0
-        inflate = _inflater().decompressobj()
-        end = frame.offset + frame.packed_size
-        for offset in range(frame.offset, end, _CHUNK):
-            part = inflate.decompress(self._read(offset, min(_CHUNK, end - offset)))
-            if filled + len(part) > frame.size:
-                raise IntegrityError(f"a frame of {self._name} is larger than it declares")
-            whole[filled : filled + len(part)] = part
-            filled += len(part)
-        return whole[:filled]
+        with _inflater().stream_reader(part) as content:
+            while filled < frame.size and (count := content.readinto(whole[filled : filled + _CHUNK])):
+                filled += count
+            if filled != frame.size or content.read(1):
+                raise IntegrityError(f"a frame of {self._name} does not have the size it declares")
+        return whole
 
     def _read(self, offset: int, length: int) -> bytes:
         data = self._backend.get(self._name, offset, length)
         if len(data) != length:
             raise IntegrityError(f"{self._name} is cut short: {len(data)} of {length} bytes at {offset}")
+        return data
+
+
+class _Part:
+    """A part of a pack as a file to read from front to back."""
+
+    def __init__(self, read: Callable[[int, int], bytes], offset: int, size: int) -> None:
+        self._read = read
+        self._offset = offset
+        self._end = offset + size
+
+    def read(self, size: int = -1) -> bytes:
+        """The next bytes, empty at the end."""
+        count = self._end - self._offset if size < 0 else min(size, self._end - self._offset)
+        data = self._read(self._offset, count)
+        self._offset += count
         return data
 
 

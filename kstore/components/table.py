@@ -156,10 +156,10 @@ def _expression(pattern: str) -> str:
     folder = pattern.endswith("/")
     body = pattern.strip("/")
     anchored = "/" in pattern.rstrip("/")
-    text = "".join(_piece(piece) for piece in re.split(r"(\*\*/|/\*\*|\*|\?)", body))
+    text = "".join(_piece(piece) for piece in re.split(r"(/\*\*/|\*\*/|/\*\*|\*|\?)", body))
     return ("" if anchored else "(?:.*/)?") + text + ("/" if folder else "")
 
 
 def _piece(piece: str) -> str:
-    special = {"**/": "(?:.*/)?", "/**": "/.*", "*": "[^/]*", "?": "[^/]"}
+    special = {"/**/": "/(?:.*/)?", "**/": "(?:.*/)?", "/**": "/.*", "*": "[^/]*", "?": "[^/]"}
     return special.get(piece, re.escape(piece))

@@ -16,11 +16,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import TypeVar
 
 from kstore.blobs import BlobStore
 from kstore.blobs.loose import stamp
+from kstore.errors import CacheRootError
 from kstore.local.cacheroot import CacheRoot
 from kstore.local.folders import make_folder
 from kstore.local.index import Known, is_settled
@@ -31,9 +31,8 @@ from kstore.local.scan import Skipped
 from kstore.local.state import StateFolder
 from kstore.manifest import Entry, Files, Flag, unit_of
 
-THREADS = 4
-"""System calls run side by side; more threads than this only wait for each other."""
-_FOLDERS_AT_ONCE = 32
+_WRITERS = 2
+"""Threads that write files. More of them only wait for each other, in the filesystem and for the interpreter."""
 _BYTES_AT_ONCE = 2 << 20
 _SECOND = 1_000_000_000
 _GROUP, _LINK = int(Flag.GROUP), int(Flag.LINK)
@@ -84,8 +83,17 @@ class Placer:
         A blob that is missing or damaged costs its group, or itself if it is in none.
 
         Raises:
-            OSError: the cache root cannot be written.
+            CacheRootError: the cache root cannot be written.
         """
+        try:
+            return self._place(wanted, packs, folders)
+        except OSError as error:
+            raise CacheRootError(
+                f"cannot write {error.filename or self._root.path}: {error.strerror}; check the space, inodes and "
+                f"permissions of the cache root {self._root.path}, or set KSTORE_CACHE_ROOT to another folder"
+            ) from error
+
+    def _place(self, wanted: Files, packs: Sequence[str], folders: Collection[str]) -> Placed:
         with ExitStack() as stack:
             staging = _Staging(self._root, self._blobs, self._linker, self._stages(wanted, stack), wanted)
             placed = staging.fill(packs)
@@ -130,16 +138,18 @@ class _Staging:
         return f"{self._stages[path.partition('/')[0]]}/{path}"
 
     def fill(self, packs: Sequence[str]) -> Placed:
-        """Link or copy what is loose, folder by folder; then copy the rest out of packs, front to back."""
+        """Link what is loose, folder by folder, and copy the rest in the order in which the store has it."""
         packed = self._blobs.digests_in(packs) if packs else frozenset()
-        folders: dict[str, list[str]] = defaultdict(list)
-        for path in self.wanted:
-            folders[path.rpartition("/")[0]].append(path)
-        placed = Placed()
-        with ThreadPoolExecutor(THREADS) as pool:
-            for part in pool.map(lambda batch: self._fill_folders(batch, packed), _batches(folders.items())):
-                placed.add(part)
-            self._copy_out(packs, placed, pool)
+        to_copy: dict[bytes, list[str]] = defaultdict(list)
+        folder, placed = "", Placed()
+        for path, entry in self.wanted.items():
+            if not path.startswith(folder) or "/" in path[len(folder) :] or not folder:
+                folder = path[: path.rfind("/") + 1]
+                make_folder(self.staged(folder[:-1]))
+            if entry.digest in packed or not self._link(path, entry, placed):
+                to_copy[entry.digest].append(path)
+        if to_copy:
+            self._copy(to_copy, packs, placed)
         return placed
 
     def drop_incomplete(self, placed: Placed) -> None:
@@ -153,34 +163,22 @@ class _Staging:
             placed.known.pop(path, None)
             os.unlink(self.staged(path))
 
-    def _fill_folders(self, batch: list[tuple[str, list[str]]], packed: Collection[bytes]) -> Placed:
-        placed = Placed()
-        for folder, paths in batch:
-            staged = self.staged(folder)
-            make_folder(staged)
-            for path in paths:
-                entry = self.wanted[path]
-                if entry.digest not in packed:
-                    self._place_loose(path, entry, staged + path[len(folder) :], placed)
-        return placed
+    def _link(self, path: str, entry: Entry, placed: Placed) -> bool:
+        if not entry.flags & _LINK or self._linker.mode is LinkMode.COPY:
+            return False
+        blob = self._blobs.loose.untouched(entry.digest, entry.size)
+        mode = self._linker.link(blob, self.staged(path), entry.mode) if blob else None
+        if mode is None:
+            return False
+        placed.paths.add(path)
+        placed.modes[mode] += 1
+        return True
 
-    def _place_loose(self, path: str, entry: Entry, target: str, placed: Placed) -> None:
-        if entry.flags & _LINK and self._linker.mode is not LinkMode.COPY:
-            blob = self._blobs.loose.untouched(entry.digest, entry.size)
-            if blob and (mode := self._linker.link(blob, target, entry.mode)):
-                placed.paths.add(path)
-                placed.modes[mode] += 1
-                return
-        for _, data in self._blobs.loose.fetch((entry.digest,)):
-            self._write(path, entry, data, target, placed)
-
-    def _copy_out(self, packs: Sequence[str], placed: Placed, pool: ThreadPoolExecutor) -> None:
-        paths: dict[bytes, list[str]] = defaultdict(list)
-        for path in self.wanted.keys() - placed.paths:
-            paths[self.wanted[path].digest].append(path)
-        contents = self._blobs.fetch_many(paths, packs) if paths else iter(())
-        for part in _map_ahead(pool, lambda batch: self._write_batch(batch, paths), _by_size(contents)):
-            placed.add(part)
+    def _copy(self, paths: dict[bytes, list[str]], packs: Sequence[str], placed: Placed) -> None:
+        contents = _by_size(self._blobs.fetch_many(paths, packs))
+        with ThreadPoolExecutor(_WRITERS) as pool:
+            for part in _map_ahead(pool, lambda batch: self._write_batch(batch, paths), contents):
+                placed.add(part)
 
     def _write_batch(self, batch: list[tuple[bytes, memoryview]], paths: dict[bytes, list[str]]) -> Placed:
         placed = Placed()
@@ -226,12 +224,6 @@ def _components(paths: Iterable[str]) -> set[str]:
     return {path.partition("/")[0] for path in paths}
 
 
-def _batches(folders: Iterable[tuple[str, list[str]]]) -> Iterator[list[tuple[str, list[str]]]]:
-    rest = iter(folders)
-    while batch := list(islice(rest, _FOLDERS_AT_ONCE)):
-        yield batch
-
-
 def _by_size(contents: Iterable[tuple[bytes, memoryview]]) -> Iterator[list[tuple[bytes, memoryview]]]:
     """Blobs in batches worth handing to a thread."""
     batch: list[tuple[bytes, memoryview]] = []
@@ -250,7 +242,7 @@ def _map_ahead(pool: ThreadPoolExecutor, function: Callable[[Item], Placed], ite
     waiting: deque[Future[Placed]] = deque()
     for item in items:
         waiting.append(pool.submit(function, item))
-        if len(waiting) > THREADS:
+        if len(waiting) > _WRITERS:
             yield waiting.popleft().result()
     while waiting:
         yield waiting.popleft().result()

@@ -41,6 +41,7 @@ from triton.compiler import ASTSource
 Choice = TypeVar("Choice")
 
 TARGET = GPUTarget("cuda", 90, 32)
+IMAGE_TIME = 1_700_000_000
 
 FRAME = Template('''"""Kernel $index: $family."""
 
@@ -210,6 +211,8 @@ def write_source(path: Path, text: str) -> None:
         return
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
     temporary.write_text(text)
+    # A cubin's line table holds its source's modification time, and all containers of an image have the same one.
+    os.utime(temporary, (IMAGE_TIME, IMAGE_TIME))
     temporary.replace(path)
 
 

@@ -1,0 +1,66 @@
+"""Runs a command in our place: it gets our signals, and we outlive it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+NOT_FOUND, NOT_EXECUTABLE = 127, 126
+
+_PASSED_ON = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT})
+_FROM_KEYBOARD = frozenset({signal.SIGINT, signal.SIGQUIT})
+_SI_KERNEL = 0x80
+"""`si_code` of a signal that the kernel sent: sigaction(2)."""
+
+
+def run_child(command: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run `command` with our terminal and files, pass signals on to it, and return its exit code as a shell would.
+
+    Ctrl-C and Ctrl-\\ are not passed on: the terminal sends them to the whole process group.
+    Afterwards signals stay blocked, so that what follows can be finished; only SIGINT ends it.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a parent may have had it ignored: no child could be waited for
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON | {signal.SIGCHLD})
+    try:
+        # Python ignores SIGPIPE and SIGXFSZ, which a child would inherit.
+        child = os.posix_spawnp(
+            command[0], list(command), environ, setsigmask=before, setsigdef=(signal.SIGPIPE, signal.SIGXFSZ)
+        )
+    except OSError:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        raise
+    code = _wait(child)
+    signal.sigtimedwait({signal.SIGINT}, 0)  # one more Ctrl-C for the child that has just ended
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    return code if code >= 0 else 128 - code
+
+
+def exit_code_of(error: OSError) -> int:
+    """What a shell returns for a command that cannot be started."""
+    return NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
+
+
+def _wait(child: int) -> int:
+    """Signals are blocked and waited for, as this alone tells who sent one."""
+    while True:
+        received = signal.sigwaitinfo(_PASSED_ON | {signal.SIGCHLD})
+        if received.si_signo == signal.SIGCHLD:
+            code = _reap(child)
+            if code is not None:
+                return code
+        elif received.si_code != _SI_KERNEL or received.si_signo not in _FROM_KEYBOARD:
+            os.kill(child, received.si_signo)
+
+
+def _reap(child: int) -> int | None:
+    """The child's exit code if it has ended. Orphans come here too where we are process 1 of a container."""
+    with suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            if ended[0] == child:
+                return os.waitstatus_to_exitcode(ended[1])
+    return None

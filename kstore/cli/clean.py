@@ -1,0 +1,137 @@
+"""`kstore clean`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from kstore.cli.options import ERROR, Command, Invocation, output_options, pass_invocation, store_option
+from kstore.cli.words import plural, size
+from kstore.errors import KstoreError
+
+if TYPE_CHECKING:
+    from kstore.cli.output import Output
+    from kstore.local.cacheroot import Owner
+
+
+@dataclass(frozen=True, slots=True)
+class _Root:
+    """A numbered cache root that may be removed."""
+
+    path: Path
+    owner: Owner
+    bytes: int
+
+
+@click.command("clean", cls=Command, exit_codes=ERROR)
+@click.argument("key", required=False)
+@click.option("--all", "every", is_flag=True, help="Those of every key and store.")
+@click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask; needed where there is no terminal.")
+@store_option
+@output_options
+@pass_invocation
+def command(invocation: Invocation, key: str | None, every: bool, dry_run: bool, yes: bool) -> int:
+    """Remove local cache roots.
+
+    Those below /tmp/kstore that belong to this user, for KEY of this store or for --all. What was compiled in
+    them and not committed is lost. A root that kstore is restoring into or committing from is left alone; that
+    a program is still using one cannot be seen, so stop it first.
+    """
+    if every == bool(key):
+        raise click.UsageError("name a KEY, or give --all")
+    output = invocation.output
+    roots = list(_find(None if every else key, None if every else invocation.store().location))
+    if roots and not dry_run and not yes and not _confirmed(output, roots):
+        output.say("nothing is removed")
+        return 1
+    removed, kept = (roots, []) if dry_run else _remove_all(output, roots)
+    if output.json:
+        lists = {"removed": removed, "kept": kept}
+        output.document({"dry_run": dry_run} | {name: list(map(_describe, found)) for name, found in lists.items()})
+    else:
+        _print(output, removed, kept, dry_run)
+    return 1 if kept else 0
+
+
+def _find(key: str | None, store: str | None) -> Iterator[_Root]:
+    from kstore.local import cacheroot
+
+    for path, owner in cacheroot.claimed_roots(cacheroot.NUMBERED_ROOTS):
+        wanted = owner and key in (None, owner.key) and store in (None, owner.store)
+        if owner and wanted and owner.uid == os.geteuid() and _is_own(path):
+            yield _Root(path, owner, _size_of(path))
+
+
+def _is_own(path: Path) -> bool:
+    """Whoever wrote the claim could have written any user's number, so the folder itself is asked."""
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return True
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+
+
+def _size_of(path: Path) -> int:
+    """Bytes; a file that goes away meanwhile has none."""
+    total = 0
+    for folder, _, names in os.walk(path):
+        for name in names:
+            with suppress(OSError):
+                total += os.lstat(os.path.join(folder, name)).st_size
+    return total
+
+
+def _confirmed(output: Output, roots: list[_Root]) -> bool:
+    if not sys.stdin.isatty():
+        raise click.UsageError("there is no terminal to ask on; give --yes, or --dry-run to see what would go")
+    for root in roots:
+        output.say(f"{root.path}  {root.owner.key}  {size(root.bytes)}")
+    return click.confirm(f"kstore: remove {plural(len(roots), 'cache root')}?", err=True)
+
+
+def _remove_all(output: Output, roots: list[_Root]) -> tuple[list[_Root], list[_Root]]:
+    """Those that were removed, and those that stay."""
+    removed: list[_Root] = []
+    kept: list[_Root] = []
+    for root in roots:
+        try:
+            _remove(root.path)
+            removed.append(root)
+        except (KstoreError, OSError) as error:
+            output.warn(f"{root.path} stays: {error}")
+            kept.append(root)
+    return removed, kept
+
+
+def _remove(path: Path) -> None:
+    """First the folder, then the claim on it: without a claim nobody would find what is left of the folder."""
+    from kstore.local.cacheroot import CacheRoot, release_root
+    from kstore.local.state import StateFolder
+
+    if path.exists():
+        with StateFolder(CacheRoot(str(path), {}, {}), rules="").locked(timeout=0):
+            shutil.rmtree(path)
+    release_root(path)
+
+
+def _describe(root: _Root) -> dict[str, object]:
+    owner = root.owner
+    return {"cache_root": str(root.path), "key": owner.key, "store": owner.store, "gpu": owner.gpu, "bytes": root.bytes}
+
+
+def _print(output: Output, removed: list[_Root], kept: list[_Root], dry_run: bool) -> None:
+    verb = "would remove" if dry_run else "removed"
+    for root in removed:
+        output.summary(f"{verb} {root.path} of {root.owner.key}, {size(root.bytes)}")
+    if not removed and not kept:
+        output.summary("there is no cache root to remove")

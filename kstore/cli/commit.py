@@ -1,0 +1,52 @@
+"""`kstore commit`."""
+
+from __future__ import annotations
+
+import shlex
+
+import click
+
+from kstore.cli.options import (
+    ERROR,
+    INTEGRITY,
+    TIMEOUT,
+    Command,
+    Invocation,
+    cache_root_option,
+    key_argument,
+    layout_option,
+    output_options,
+    pass_invocation,
+    scope_options,
+    store_option,
+)
+
+
+@click.command("commit", cls=Command, exit_codes=ERROR | INTEGRITY | TIMEOUT)
+@key_argument
+@store_option
+@cache_root_option
+@scope_options
+@layout_option
+@output_options
+@pass_invocation
+def command(invocation: Invocation, key: str) -> None:
+    """Publish what was compiled under KEY and the store lacks.
+
+    Nothing new: nothing is written. A file that a compiler is still writing waits for the next commit.
+    """
+    from kstore.cli.sentences import committed, tell_components, tell_trouble
+    from kstore.report import CommitStatus
+
+    output = invocation.output
+    with output.working(f"committing {key}"):
+        report = invocation.store().commit(key)
+    tell_trouble(output, report)
+    if output.json:
+        output.document(report.as_json())
+        return
+    output.summary(committed(report))
+    if report.status is CommitStatus.COMMITTED:
+        tell_components(output, report.cache_root, report.components)
+    elif report.status is CommitStatus.UNCHANGED and not report.files:
+        output.say(f'did the program run with the variables of `eval "$(kstore env {shlex.quote(key)})"`?')

@@ -1,0 +1,145 @@
+"""`kstore exec`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from kstore.cli.child import exit_code_of, run_child
+from kstore.cli.options import (
+    Command,
+    Invocation,
+    cache_root_option,
+    key_argument,
+    layout_option,
+    output_options,
+    pass_invocation,
+    scope_options,
+    store_option,
+)
+
+if TYPE_CHECKING:
+    from kstore.cli.output import Output
+    from kstore.report import CommitReport, RestoreReport
+    from kstore.store import Store
+
+log = logging.getLogger("kstore")
+
+_EXIT_CODES = {
+    "N": "the command's own",
+    "128+N": "signal N ended the command",
+    "127, 126": "the command was not found, or cannot be run",
+    "2": "usage",
+    "3": "nothing is published, with --require",
+    "1, 4, 5": "error, damaged store, cache root held for too long, with --require",
+}
+
+
+class _Exec(Command):
+    """Takes the command from behind "--", so that no option of it is mistaken for one of ours."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse what is before "--"."""
+        ctx.ensure_object(Invocation).output.stdout_is_lent = True
+        end = args.index("--") if "--" in args else len(args)
+        program = args[end + 1 :]
+        try:
+            rest = super().parse_args(ctx, args[:end])
+        except click.UsageError:
+            if program:
+                raise
+        if not program:
+            ctx.fail("there is no command: put it behind '--', as in `kstore exec my-model/v1 -- python train.py`")
+        ctx.params["program"] = program
+        return rest
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        """As the usage line shows them."""
+        return [*super().collect_usage_pieces(ctx), "-- CMD..."]
+
+
+@click.command("exec", cls=_Exec, exit_codes=_EXIT_CODES)
+@key_argument
+@click.option("--seed", metavar="KEY", help="What to start from if KEY has nothing yet.")
+@click.option("--require", is_flag=True, help="Do not run the command without restored kernels.")
+@store_option
+@cache_root_option
+@scope_options
+@layout_option
+@output_options
+@pass_invocation
+def command(invocation: Invocation, key: str, seed: str | None, require: bool, program: list[str]) -> int:
+    """Run a command with the kernels of KEY, and commit what it compiled.
+
+    The command gets the variables that point compilers at the cache root, and every signal that kstore gets.
+    Trouble with the store is a warning, and the command runs cold. All that kstore says goes to stderr, what
+    --json asks for too: stdout is the command's.
+    """
+    from kstore.scope import check_key
+
+    output, environ = invocation.output, dict(os.environ)
+    store = invocation.store(environ)
+    check_key(seed or key)
+    store.scope(key)  # A bad key or setting stops here. What follows is trouble, which does not.
+    restored = _restore(output, store, key, seed, require)
+    started = time.perf_counter()
+    try:
+        code = run_child(program, environ)
+    except OSError as error:
+        output.error(error, f"cannot run {program[0]!r}: {error.strerror}")
+        return exit_code_of(error)
+    seconds = time.perf_counter() - started
+    committed = _commit(output, store, key)
+    if output.json:
+        reports = {"restore": restored.as_json(), "commit": committed.as_json()}
+        output.document({"key": key, "exit_code": code, "seconds": seconds, **reports})
+    return code
+
+
+def _restore(output: Output, store: Store, key: str, seed: str | None, require: bool) -> RestoreReport:
+    """Restore, or say why the command runs cold."""
+    from kstore.cli.sentences import check_required, restored, tell_trouble
+    from kstore.report import RestoreReport, RestoreStatus
+
+    try:
+        with output.working(f"restoring {key}"):
+            report = store.restore(key, seed=seed)
+    except Exception as error:
+        if require:
+            raise
+        _warn(output, "nothing is restored, the command runs cold", error)
+        return RestoreReport(RestoreStatus.FAILED, key, error=_describe(error))
+    if require:
+        check_required(report)
+    tell_trouble(output, report)
+    output.say(restored(report, seed))
+    return report
+
+
+def _commit(output: Output, store: Store, key: str) -> CommitReport:
+    """Commit, or say why not."""
+    from kstore.cli.sentences import committed, tell_trouble
+    from kstore.report import CommitReport, CommitStatus
+
+    try:
+        with output.working(f"committing {key}"):
+            report = store.commit(key)
+    except (Exception, KeyboardInterrupt) as error:
+        _warn(output, "nothing is committed", error)
+        return CommitReport(CommitStatus.FAILED, key, error=_describe(error))
+    tell_trouble(output, report)
+    output.say(committed(report))
+    return report
+
+
+def _warn(output: Output, what: str, error: BaseException) -> None:
+    output.warn(f"{what}: {_describe(error)}")
+    log.debug("%s", what, exc_info=error)
+
+
+def _describe(error: BaseException) -> str:
+    return str(error) or type(error).__name__

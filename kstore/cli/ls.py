@@ -1,0 +1,105 @@
+"""`kstore ls`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from kstore.cli.columns import Column
+from kstore.cli.options import (
+    ERROR,
+    INTEGRITY,
+    Command,
+    Invocation,
+    output_options,
+    pass_invocation,
+    store_option,
+)
+from kstore.cli.words import age, size
+
+if TYPE_CHECKING:
+    from kstore.cli.output import Output
+    from kstore.errors import IntegrityError
+    from kstore.refs import Ref
+    from kstore.store import Store
+
+_COLUMNS = (
+    Column("KEY", floor=12, last_resort=True),
+    Column("GPU", floor=9),
+    Column("ENVIRONMENT", floor=11),
+    Column("GEN", right=True),
+    Column("FILES", right=True),
+    Column("SIZE", right=True),
+    Column("AGE", right=True),
+)
+
+
+@click.command("ls", cls=Command, exit_codes=ERROR | INTEGRITY)
+@click.argument("prefix", default="")
+@store_option
+@output_options
+@pass_invocation
+def command(invocation: Invocation, prefix: str) -> int:
+    """List what the store holds, or the part whose keys begin with PREFIX.
+
+    One row for each key, GPU and environment: kernels are shared within a row. What is cut short is whole in
+    --json.
+    """
+    output, store = invocation.output, invocation.store()
+    with output.working("reading the store"):
+        refs, damaged = _newest(store, prefix)
+    for error in damaged:
+        output.warn(str(error))
+    if output.json:
+        output.document({"store": store.location, "scopes": [_describe(ref) for ref in refs]})
+    elif refs:
+        output.table(_COLUMNS, map(_row, refs))
+    else:
+        _say_empty(output, store, prefix)
+    return damaged[0].exit_code if damaged else 0
+
+
+def _newest(store: Store, prefix: str) -> tuple[list[Ref], list[IntegrityError]]:
+    """The newest generation of each scope, and why some cannot be told."""
+    from kstore.errors import IntegrityError
+
+    refs, damaged = [], []
+    scopes = (scope for scope in store.scopes() if scope.key.startswith(prefix))
+    for scope in sorted(scopes, key=lambda scope: (scope.key, scope.gpu, scope.environment)):
+        try:
+            ref = store.newest(scope)
+        except IntegrityError as error:
+            damaged.append(error)
+        else:
+            refs += [ref] if ref else []
+    return refs, damaged
+
+
+def _row(ref: Ref) -> tuple[str, ...]:
+    scope, numbers = ref.scope, (str(ref.generation), str(ref.files))
+    return (scope.key, scope.gpu, scope.environment, *numbers, size(ref.size), age(ref.created))
+
+
+def _describe(ref: Ref) -> dict[str, object]:
+    return {
+        "key": ref.scope.key,
+        "gpu": ref.scope.gpu,
+        "environment": ref.scope.environment,
+        "generation": ref.generation,
+        "parent": ref.parent,
+        "files": ref.files,
+        "bytes": ref.size,
+        "created": ref.created,
+        "creator": ref.creator,
+        "packs": list(ref.packs),
+    }
+
+
+def _say_empty(output: Output, store: Store, prefix: str) -> None:
+    if prefix:
+        output.say(f"no key in {store.location} begins with {prefix!r}; `kstore ls` lists them all")
+    elif store.storage.settings:
+        output.say(f"{store.location} is empty; to fill it: kstore exec my-model/v1 -- python train.py")
+    else:
+        output.say(f"there is no store in {store.location} yet; `kstore init` makes it, and so does the first commit")

@@ -1,0 +1,145 @@
+"""What commands have in common: their options, and exit codes in their help."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from kstore.cli.output import Output
+from kstore.cli.words import parse_duration
+
+if TYPE_CHECKING:
+    from kstore.store import Store
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+OK = {"0": "ok"}
+ERROR = OK | {"1": "error", "2": "usage"}
+MISSING = {"3": "nothing is published for what was asked"}
+REQUIRED = {"3": "nothing is published, with --require or --generation"}
+INTEGRITY = {"4": "what the store holds is damaged"}
+TIMEOUT = {"5": "another process held the cache root for too long"}
+
+
+@dataclass(slots=True)
+class Invocation:
+    """What the common options of one command line say."""
+
+    output: Output = field(default_factory=Output)
+    settings: dict[str, str | None] = field(default_factory=dict)
+    """`store`, `cache_root`, `gpu`, `environment`, `layout`, as `Store` takes them; None if not given."""
+
+    def store(self, environ: MutableMapping[str, str] = os.environ) -> Store:
+        """The store to work on. Its settings are checked now."""
+        from kstore.store import Store
+
+        settings: dict[str, Any] = dict(self.settings)
+        return Store(settings.pop("store", None), environ=environ, **settings)
+
+
+class Command(click.Command):
+    """A command whose help lists its exit codes."""
+
+    def __init__(self, *args: Any, exit_codes: Mapping[str, str], **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._exit_codes = exit_codes
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run it, logging as its options say."""
+        invocation = ctx.ensure_object(Invocation)
+        invocation.output.log()
+        return super().invoke(ctx)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Below the options."""
+        with formatter.section("Exit codes"):
+            formatter.write_dl(list(self._exit_codes.items()))
+
+
+def as_seconds(ctx: click.Context, param: click.Parameter, value: str) -> int:
+    """Callback of an option that takes a duration: 90s, 15m, 1h, 30d."""
+    try:
+        return parse_duration(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error), ctx, param) from error
+
+
+def _set(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
+    assert param.name
+    ctx.ensure_object(Invocation).settings[param.name] = value
+
+
+def _set_json(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    ctx.ensure_object(Invocation).output.json |= value
+
+
+def _set_quiet(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value:
+        ctx.ensure_object(Invocation).output.verbosity = -1
+
+
+def _set_verbose(ctx: click.Context, param: click.Parameter, value: int) -> None:
+    if value:
+        ctx.ensure_object(Invocation).output.verbosity = value
+
+
+def _setting(name: str, metavar: str, text: str) -> Callable[[Function], Function]:
+    return click.option(name, metavar=metavar, callback=_set, expose_value=False, help=text)
+
+
+def _decorate(*decorators: Callable[[Function], Function]) -> Callable[[Function], Function]:
+    """All of them, in the order of the help."""
+
+    def decorate(function: Function) -> Function:
+        for decorator in reversed(decorators):
+            function = decorator(function)
+        return function
+
+    return decorate
+
+
+def output_options(function: Function) -> Function:
+    """How much is said, and to whom."""
+    return _decorate(
+        click.option("--json", is_flag=True, is_eager=True, callback=_set_json, expose_value=False,
+                     help="One JSON object on stdout."),
+        click.option("-q", "--quiet", is_flag=True, is_eager=True, callback=_set_quiet, expose_value=False,
+                     help="Errors only."),
+        click.option("-v", "--verbose", count=True, is_eager=True, callback=_set_verbose, expose_value=False,
+                     help="Say more; -vv for debugging."),
+    )(function)  # fmt: skip
+
+
+def store_option(function: Function) -> Function:
+    """Which store."""
+    return _setting("--store", "DIR", "The store; else KSTORE_ROOT, else /data/kstore.")(function)
+
+
+def cache_root_option(function: Function) -> Function:
+    """Which local folder."""
+    text = "The local folder; else KSTORE_CACHE_ROOT, else a numbered one below /tmp/kstore."
+    return _setting("--cache-root", "DIR", text)(function)
+
+
+def scope_options(function: Function) -> Function:
+    """Whose kernels, where detection would say something else."""
+    return _decorate(
+        _setting("--gpu", "NAME", "Instead of the GPU that is detected; `kstore ls --json` has the names."),
+        _setting("--environment", "TAG", "Instead of the installed software's."),
+    )(function)
+
+
+def layout_option(function: Function) -> Function:
+    """How new blobs are stored."""
+    return click.option(
+        "--layout", type=click.Choice(["auto", "loose", "packed"]), callback=_set, expose_value=False,
+        help="How new files are stored: one by one, as one pack, or (auto) what suits the store's filesystem.",
+    )(function)  # fmt: skip
+
+
+key_argument = click.argument("key")
+pass_invocation = click.make_pass_decorator(Invocation, ensure=True)

@@ -1,0 +1,109 @@
+"""Everything that the command line prints. Data goes to stdout, talk to stderr; `--json` makes the data one object."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import traceback
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from kstore.cli.columns import Column
+from kstore.cli.words import printable
+
+SCHEMA = 1
+"""Version of the JSON form; fields are added, never changed."""
+PREFIX = "kstore: "
+_LEVELS = {-1: logging.ERROR, 0: logging.WARNING, 1: logging.INFO}
+
+
+@dataclass(slots=True)
+class Output:
+    """Where one command's words go."""
+
+    command: str = ""
+    json: bool = False
+    verbosity: int = 0
+    """-1 for errors only, 0, 1 for information, 2 for debugging."""
+    stdout_is_lent: bool = False
+    """To a child: then data goes to stderr."""
+
+    def document(self, content: Mapping[str, Any]) -> None:
+        """The command's data for machines, on one line: the only thing on stdout."""
+        click.echo(json.dumps({"schema": SCHEMA, "command": self.command, **content}), err=self.stdout_is_lent)
+
+    def line(self, text: str = "") -> None:
+        """Data for people: what was asked for."""
+        click.echo(printable(text))
+
+    def exact(self, text: bytes) -> None:
+        """Data for another program, to the byte."""
+        click.echo(text, nl=False)
+
+    def summary(self, text: str) -> None:
+        """What a command did; the only data that --quiet drops."""
+        if self.verbosity >= 0:
+            self.line(text)
+
+    def table(self, columns: Sequence[Column], rows: Iterable[Sequence[str]], indent: int = 0) -> None:
+        """Rows under headings."""
+        from kstore.cli.columns import render
+
+        for line in render(columns, [[printable(cell) for cell in row] for row in rows], indent):
+            click.echo(line)
+
+    def say(self, text: str) -> None:
+        """Talk."""
+        if self.verbosity >= 0 and not self.json:
+            self._talk(text)
+
+    def detail(self, text: str) -> None:
+        """Talk for who asked for more."""
+        if self.verbosity > 0:
+            self._talk(text)
+
+    def warn(self, text: str) -> None:
+        """Something went wrong, and the command goes on."""
+        if self.verbosity >= 0:
+            self._talk(f"warning: {text}")
+
+    def error(self, error: BaseException, message: str = "") -> None:
+        """Why the command failed."""
+        message = message or str(error) or repr(error)
+        self._talk(message)
+        if self.json:
+            with suppress(OSError):
+                self.document({"error": {"type": type(error).__name__, "message": message}})
+
+    def unexpected(self, error: Exception) -> None:
+        """A failure that nobody foresaw, an operating system's error most likely."""
+        if self.verbosity > 0:
+            self._talk("".join(traceback.format_exception(error)).rstrip())
+        hint = "" if self.verbosity > 0 else "; -v shows where"
+        self.error(error, f"{type(error).__name__}: {error}{hint}")
+
+    def working(self, text: str) -> AbstractContextManager[object]:
+        """Shows on a terminal that something takes its time."""
+        if self.json or self.verbosity < 0 or not sys.stderr.isatty():
+            return nullcontext()
+        from kstore.cli.spinner import Spinner
+
+        return Spinner(text)
+
+    def log(self) -> None:
+        """Send what the library logs to stderr, as much of it as was asked for."""
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter(f"{PREFIX}%(message)s"))
+        logger = logging.getLogger("kstore")
+        logger.handlers = [handler]
+        logger.setLevel(_LEVELS.get(self.verbosity, logging.DEBUG))
+
+    def _talk(self, text: str) -> None:
+        """Nobody listening is no reason to fail."""
+        with suppress(OSError):
+            click.echo("\n".join(f"{PREFIX}{printable(line)}" for line in text.split("\n")), err=True)

@@ -1,0 +1,144 @@
+"""Runs one command line, and turns whatever happens into one line of text and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from importlib import import_module
+from typing import Any
+
+import click
+
+from kstore import __version__
+from kstore.cli.options import Invocation
+from kstore.cli.output import Output
+from kstore.errors import KstoreError, UsageError
+
+NAME = "kstore"
+INTERRUPTED = 130
+
+COMMANDS = {
+    "exec": "Run a command with the kernels of KEY, and commit what it compiled.",
+    "restore": "Put what is published for KEY into the local cache root.",
+    "commit": "Publish what was compiled under KEY and the store lacks.",
+    "env": "Print the shell lines that point compilers at the cache root of KEY.",
+    "ls": "List what the store holds.",
+    "show": "Show the generations of KEY and what they hold.",
+    "clean": "Remove local cache roots.",
+    "init": "Make a store.",
+    "demo": "Compile a small model, restore it, and compare the two.",
+}
+"""Name → what it does. Each has a module of its own, imported when the command is run."""
+
+
+class Commands(click.Group):
+    """Imports the one command that runs."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All names, in the order of the help."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of that name."""
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = import_module(f"kstore.cli.{cmd_name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Written from the table above: click would import every command for it."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, message="%(prog)s %(version)s")
+def program() -> None:
+    """Compiled kernels stored once by content, put back before the next start.
+
+    \b
+    kstore init                                  once
+    kstore exec my-model/v1 -- python train.py   on every worker
+    kstore ls                                    what there is
+
+    The store is --store, else KSTORE_ROOT, else /data/kstore.
+    """
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run `kstore ARGUMENTS` and return its exit code."""
+    _replace_unprintable()
+    if "_KSTORE_COMPLETE" in os.environ:  # a shell asks click what could come next
+        program.main(prog_name=NAME)
+    arguments = list(arguments) or ["--help"]
+    output = _output_of(arguments)
+    code = _run(arguments, output)
+    return _flush(code)
+
+
+def _output_of(arguments: list[str]) -> Output:
+    """Known before parsing, so that an error of parsing comes in the right form."""
+    own = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    return Output(command=arguments[0] if arguments[0] in COMMANDS else "", json="--json" in own)
+
+
+def _run(arguments: list[str], output: Output) -> int:
+    try:
+        return _invoke(arguments, output)
+    except KstoreError as error:
+        output.error(error)
+        return error.exit_code
+    except click.ClickException as error:
+        output.error(UsageError(_usage(error)))
+        return error.exit_code
+    except (KeyboardInterrupt, click.Abort) as error:
+        return _interrupted(error, output)
+    except BrokenPipeError:
+        return 1
+    except Exception as error:
+        output.unexpected(error)
+        return 1
+
+
+def _invoke(arguments: list[str], output: Output) -> int:
+    """As click's own `main`, which would turn a broken pipe and an interrupt into something else."""
+    try:
+        with program.make_context(NAME, arguments, obj=Invocation(output)) as context:
+            code: Any = program.invoke(context)
+            return code or 0
+    except click.exceptions.Exit as done:
+        return done.exit_code
+
+
+def _usage(error: click.ClickException) -> str:
+    context = getattr(error, "ctx", None)
+    hint = f" (see `{context.command_path} --help`)" if context else ""
+    return f"{error.format_message().rstrip('.')}{hint}"
+
+
+def _interrupted(error: BaseException, output: Output) -> int:
+    """click reports Ctrl-C at a question as an abort, and the end of the input too."""
+    if isinstance(error, KeyboardInterrupt) or isinstance(error.__context__, KeyboardInterrupt):
+        output.error(KeyboardInterrupt("interrupted"))
+        return INTERRUPTED
+    output.error(KeyboardInterrupt("stopped: there was no answer"))
+    return 1
+
+
+def _replace_unprintable() -> None:
+    """An old locale must not turn an ellipsis into a failure."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(AttributeError):  # not a text stream of Python's own: a test's
+            stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+
+
+def _flush(code: int) -> int:
+    """Flush here, not at the interpreter's end, where a closed pipe would print a traceback."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return code or 1
+    return code

@@ -1,0 +1,55 @@
+"""`kstore restore`."""
+
+from __future__ import annotations
+
+import shlex
+
+import click
+
+from kstore.cli.options import (
+    ERROR,
+    INTEGRITY,
+    REQUIRED,
+    TIMEOUT,
+    Command,
+    Invocation,
+    cache_root_option,
+    key_argument,
+    output_options,
+    pass_invocation,
+    scope_options,
+    store_option,
+)
+
+
+@click.command("restore", cls=Command, exit_codes=ERROR | REQUIRED | INTEGRITY | TIMEOUT)
+@key_argument
+@click.option("--generation", type=click.IntRange(min=1), metavar="N", help="Exactly this one, not the newest.")
+@click.option("--seed", metavar="KEY", help="What to start from if KEY has nothing yet.")
+@click.option("--require", is_flag=True, help="Fail if nothing is published.")
+@store_option
+@cache_root_option
+@scope_options
+@output_options
+@pass_invocation
+def command(invocation: Invocation, key: str, generation: int | None, seed: str | None, require: bool) -> None:
+    """Put what is published for KEY into the local cache root.
+
+    It sets no variables in the shell that calls it: `eval "$(kstore env KEY)"` does, or use `kstore exec`.
+    """
+    from kstore.cli.sentences import check_required, restored, tell_components, tell_trouble
+
+    output = invocation.output
+    with output.working(f"restoring {key}"):
+        report = invocation.store().restore(key, generation=generation, seed=seed)
+    if require:
+        check_required(report)
+    tell_trouble(output, report)
+    if output.json:
+        output.document(report.as_json())
+        return
+    output.summary(restored(report, seed))
+    tell_components(output, report.cache_root, report.components)
+    if report.link_why:
+        output.detail(report.link_why)
+    output.say(f'for the variables of this shell: eval "$(kstore env {shlex.quote(key)})"')

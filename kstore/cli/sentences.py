@@ -1,0 +1,80 @@
+"""What a restore or a commit did, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from kstore.cli.output import Output
+from kstore.cli.words import amount, duration, files, size
+from kstore.errors import MissError
+from kstore.local.scan import Skipped
+from kstore.report import CommitReport, CommitStatus, Count, RestoreReport, RestoreStatus
+
+_SHOWN = 3
+"""How many of the files that were left out are named without --verbose."""
+
+
+def restored(report: RestoreReport, seed: str | None) -> str:
+    """One line."""
+    if report.status is RestoreStatus.MISS:
+        return f"nothing is published for {report.key} on {report.gpu}, {report.environment} yet"
+    what = f"generation {report.generation}"
+    held, took = amount(report.files, report.bytes), duration(report.seconds)
+    if report.status is RestoreStatus.CURRENT:
+        return f"{report.key} {what} is there already: {held} ({took})"
+    if report.status is RestoreStatus.SEEDED:
+        what = f"from seed {seed} {what}"
+    how = f" ({report.link_mode})" if report.link_mode else ""
+    return f"restored {report.key} {what}: {held} in {took}{how}"
+
+
+def check_required(report: RestoreReport) -> None:
+    """For --require.
+
+    Raises:
+        MissError: nothing was there to restore.
+    """
+    if not report.ok:
+        raise MissError(f"{restored(report, None)}; leave out --require to start without")
+
+
+def committed(report: CommitReport) -> str:
+    """One line."""
+    if report.status is CommitStatus.READ_ONLY:
+        return f"nothing is committed to {report.key}: the mode is read"
+    if report.status is CommitStatus.UNCHANGED:
+        return _unchanged(report)
+    return (
+        f"committed {report.key} generation {report.generation}: {files(report.new_files, 'new ')} of {report.files}, "
+        f"{size(report.uploaded)} uploaded in {duration(report.seconds)} ({report.layout})"
+    )
+
+
+def _unchanged(report: CommitReport) -> str:
+    if not report.generation:
+        return f"nothing to commit to {report.key}: there are no finished files in {report.cache_root}"
+    return f"nothing new for {report.key}: generation {report.generation} has it all ({duration(report.seconds)})"
+
+
+def tell_components(output: Output, cache_root: str, components: Mapping[str, Count] | None) -> None:
+    """Where, and how much of each component."""
+    rows = {"cache root": cache_root}
+    rows |= {name: amount(count.files, count.bytes) for name, count in (components or {}).items()}
+    width = max(map(len, rows))
+    for name, value in rows.items():
+        output.summary(f"  {name:<{width}}  {value}")
+
+
+def tell_trouble(output: Output, report: RestoreReport | CommitReport) -> None:
+    """What is worth knowing about the environment, what was left out, and why."""
+    for note in getattr(report, "notes", ()):
+        output.warn(note)
+    _tell_skipped(output, report.skipped)
+
+
+def _tell_skipped(output: Output, skipped: Sequence[Skipped]) -> None:
+    shown = len(skipped) if output.verbosity > 0 or len(skipped) == _SHOWN + 1 else _SHOWN
+    for skip in skipped[:shown]:
+        output.warn(f"left out {skip.path}: {skip.reason}")
+    if len(skipped) > shown:
+        output.warn(f"left out {len(skipped) - shown} more; -v names them")

@@ -1,0 +1,176 @@
+"""`kstore show`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING
+
+import click
+
+from kstore.cli.columns import Column
+from kstore.cli.options import (
+    ERROR,
+    INTEGRITY,
+    MISSING,
+    Command,
+    Invocation,
+    key_argument,
+    output_options,
+    pass_invocation,
+    scope_options,
+    store_option,
+)
+from kstore.cli.words import files, moment, shorten, size
+
+if TYPE_CHECKING:
+    from kstore.cli.output import Output
+    from kstore.errors import IntegrityError
+    from kstore.manifest import Manifest
+    from kstore.refs import Ref
+    from kstore.report import Count
+    from kstore.scope import Scope
+    from kstore.store import Store
+
+_GENERATIONS = (
+    Column("GENERATION", right=True),
+    Column("CREATED"),
+    Column("CREATOR", floor=8),
+    Column("FILES", right=True),
+    Column("SIZE", right=True),
+    Column("PARENT", right=True),
+)
+_COMPONENTS = (Column("COMPONENT"), Column("FILES", right=True), Column("SIZE", right=True))
+_INDENT = 2
+
+
+@dataclass(slots=True)
+class _Shown:
+    """What can be read of one scope."""
+
+    scope: Scope
+    refs: list[Ref] = field(default_factory=list)
+    """Newest first."""
+    manifest: Manifest | None = None
+    """Of the newest generation that can be read."""
+    damaged: list[IntegrityError] = field(default_factory=list)
+
+
+@click.command("show", cls=Command, exit_codes=ERROR | MISSING | INTEGRITY)
+@key_argument
+@store_option
+@scope_options
+@output_options
+@pass_invocation
+def command(invocation: Invocation, key: str) -> int:
+    """Show the generations of KEY and what they hold.
+
+    For each GPU and environment, or the one that is named. The components, packs and hosts are those of the
+    newest generation; a host is a kind of machine that C++ objects were built for.
+    """
+    from kstore.errors import MissError
+
+    output, store = invocation.output, invocation.store()
+    with output.working("reading the store"):
+        shown = [_read(store, scope) for scope in _scopes(invocation, store, key)]
+    if not shown:
+        raise MissError(f"{store.location} has nothing under {key}; `kstore ls` lists what it has")
+    damaged = [error for one in shown for error in one.damaged]
+    for error in damaged:
+        output.warn(str(error))
+    if output.json:
+        output.document({"store": store.location, "key": key, "scopes": [_describe(one) for one in shown]})
+    else:
+        for position, one in enumerate(shown):
+            if position:
+                output.line()
+            _print(output, one)
+    return damaged[0].exit_code if damaged else 0
+
+
+def _scopes(invocation: Invocation, store: Store, key: str) -> list[Scope]:
+    from kstore.scope import check_key
+
+    gpu, environment = invocation.settings["gpu"], invocation.settings["environment"]
+    found = store.scopes(check_key(key))
+    return sorted(s for s in found if gpu in (None, s.gpu) and environment in (None, s.environment))
+
+
+def _read(store: Store, scope: Scope) -> _Shown:
+    from kstore.errors import IntegrityError
+
+    shown = _Shown(scope)
+    for number in reversed(store.storage.refs.generations(scope)):
+        try:
+            shown.refs.append(store.storage.refs.get(scope, number))
+        except IntegrityError as error:
+            shown.damaged.append(error)
+    try:
+        shown.manifest = store.snapshot(shown.refs[0]).manifest if shown.refs else None
+    except IntegrityError as error:
+        shown.damaged.append(error)
+    return shown
+
+
+def _describe(shown: _Shown) -> dict[str, object]:
+    scope, manifest = shown.scope, shown.manifest
+    content: dict[str, object] = {
+        "gpu": scope.gpu,
+        "environment": scope.environment,
+        "generations": [_describe_ref(ref) for ref in shown.refs],
+    }
+    if manifest:
+        content |= {
+            "packs": list(shown.refs[0].packs),
+            "components": {name: asdict(count) for name, count in _count(manifest).items()},
+            "hosts": {host: len(bound) for host, bound in manifest.hosts.items()},
+            "meta": dict(manifest.meta),
+        }
+    return content
+
+
+def _describe_ref(ref: Ref) -> dict[str, object]:
+    return {
+        "generation": ref.generation,
+        "parent": ref.parent,
+        "created": ref.created,
+        "creator": ref.creator,
+        "files": ref.files,
+        "bytes": ref.size,
+        "manifest": ref.manifest.hex(),
+        "packs": list(ref.packs),
+    }
+
+
+def _print(output: Output, shown: _Shown) -> None:
+    output.line(shown.scope.key)
+    for name, value in _facts(shown):
+        output.line(f"  {name:<11}  {value}")
+    output.line()
+    output.table(_GENERATIONS, map(_generation_row, shown.refs), _INDENT)
+    if shown.manifest:
+        output.line()
+        rows = [(name, str(c.files), size(c.bytes)) for name, c in _count(shown.manifest).items()]
+        output.table(_COMPONENTS, rows, _INDENT)
+
+
+def _facts(shown: _Shown) -> Iterator[tuple[str, str]]:
+    yield "GPU", shown.scope.gpu
+    yield "environment", shown.scope.environment
+    if shown.manifest:
+        yield "cache root", str(shown.manifest.meta.get("cache_root", "?"))
+        packs = len(shown.refs[0].packs)
+        yield "packs", str(packs) if packs else "none: every file is stored by itself"
+        hosts = (f"{shorten(host, 13)} ({files(len(bound))})" for host, bound in shown.manifest.hosts.items())
+        yield "hosts", ", ".join(hosts) or "any"
+
+
+def _generation_row(ref: Ref) -> tuple[str, ...]:
+    parent = str(ref.parent) if ref.parent else "-"
+    return (str(ref.generation), moment(ref.created), ref.creator, str(ref.files), size(ref.size), parent)
+
+
+def _count(manifest: Manifest) -> dict[str, Count]:
+    from kstore.report import count_components
+
+    return count_components(item for held in (manifest.files, *manifest.hosts.values()) for item in held.items())

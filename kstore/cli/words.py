@@ -1,0 +1,91 @@
+"""Numbers, times and names as people read them."""
+
+from __future__ import annotations
+
+import re
+import time
+
+_SIZES = ("B", "kB", "MB", "GB", "TB", "PB")
+_DURATION = re.compile(r"(\d+(?:\.\d+)?) *(s|m|min|h|d|w)?")
+_SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 604800}
+
+
+def size(count: float) -> str:
+    """Bytes, such as "2.3 MB": a megabyte is a million."""
+    for unit in _SIZES:
+        if count < 999.5 or unit == _SIZES[-1]:
+            break
+        count /= 1000
+    return f"{count:.0f} {unit}" if unit == "B" or count >= 9.95 else f"{count:.1f} {unit}"
+
+
+def duration(seconds: float) -> str:
+    """Such as "3 ms", "0.14 s", "14.2 s", "3 min", "1.5 h" or "5 d"."""
+    if seconds < 9.995:
+        return f"{seconds:.2f} s" if seconds >= 0.01 else f"{seconds * 1000:.0f} ms"
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    return long_duration(round(seconds))
+
+
+def long_duration(seconds: int) -> str:
+    """Whole seconds, such as "14 s", "3 min", "1.5 h" or "5 d"."""
+    if seconds < 60:
+        return f"{seconds} s"
+    if seconds < 3600:
+        return f"{seconds // 60} min"
+    hours = seconds / 3600
+    if hours < 48:
+        return f"{hours:.1f} h".replace(".0 ", " ") if hours < 9.95 else f"{hours:.0f} h"
+    return f"{hours / 24:.0f} d"
+
+
+def age(created: float) -> str:
+    """How long ago; clocks differ between hosts, so the future is now."""
+    return long_duration(round(max(0.0, time.time() - created)))
+
+
+def moment(seconds: float) -> str:
+    """Local time, such as "2026-03-01 14:05"."""
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
+
+
+def parse_duration(text: str) -> int:
+    """Seconds in "90s", "15m", "1h", "30d" or "2w"; a bare number is seconds.
+
+    Raises:
+        ValueError: it is no duration, or none at all.
+    """
+    found = _DURATION.fullmatch(text.strip())
+    seconds = round(float(found[1]) * _SECONDS[found[2] or "s"]) if found else 0
+    if seconds < 1:
+        raise ValueError(f"{text!r} is no duration such as 90s, 15m, 1h or 30d")
+    return seconds
+
+
+def files(count: int, kind: str = "") -> str:
+    """Such as "1 file"."""
+    return plural(count, f"{kind}file")
+
+
+def plural(count: int, noun: str) -> str:
+    """Such as "3 packs"."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def amount(count: int, total: int) -> str:
+    """Such as "928 files, 2.3 MB"."""
+    return f"{files(count)}, {size(total)}"
+
+
+def shorten(text: str, width: int) -> str:
+    """Cut out the middle: the digest at the end of a name tells it from others."""
+    if len(text) <= width:
+        return text
+    tail = min(8, (width - 1) // 2)
+    return f"{text[: width - 1 - tail]}…{text[len(text) - tail :]}"
+
+
+def printable(text: str) -> str:
+    """Without what could steer a terminal: names in a store are anybody's."""
+    return "".join(character if character.isprintable() or character == "\n" else "\ufffd" for character in text)

@@ -1,0 +1,200 @@
+"""The contract of a backend. A test class per backend inherits it and offers a `backend` fixture."""
+
+from __future__ import annotations
+
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
+import pytest
+
+from kstore.backends import Backend, Child
+from kstore.errors import UsageError
+from tests.trees import in_processes
+
+BAD_NAMES = ["", "/etc/passwd", "../x", "a/../../b", "a/../b", "a//b", "./a", "a/.", "a/", "a\0b"]
+
+
+class BackendConformance:
+    def test_what_was_put_is_got(self, backend: Backend) -> None:
+        backend.put("folder/name", b"content")
+        assert backend.get("folder/name") == b"content"
+
+    def test_an_empty_object_is_an_object(self, backend: Backend) -> None:
+        backend.put("empty", b"")
+        assert backend.get("empty") == b""
+        assert backend.stat("empty").size == 0
+
+    @pytest.mark.parametrize(
+        ("offset", "length", "expected"),
+        [
+            (0, 3, b"012"),
+            (4, 3, b"456"),
+            (8, 5, b"89"),
+            (10, 1, b""),
+            (99, 1, b""),
+            (3, None, b"3456789"),
+            (99, None, b""),
+            (2, 0, b""),
+        ],
+    )
+    def test_a_part_is_got_and_ends_with_the_object(
+        self, backend: Backend, offset: int, length: int | None, expected: bytes
+    ) -> None:
+        backend.put("digits", b"0123456789")
+        assert backend.get("digits", offset, length) == expected
+
+    def test_a_missing_object_is_not_found(self, backend: Backend) -> None:
+        backend.put("folder/name", b"")
+        for name in ("missing", "folder/missing", "no/such/folder"):
+            with pytest.raises(FileNotFoundError):
+                backend.get(name)
+            with pytest.raises(FileNotFoundError):
+                backend.stat(name)
+
+    def test_a_folder_is_no_object(self, backend: Backend) -> None:
+        backend.put("folder/name", b"")
+        with pytest.raises(FileNotFoundError):
+            backend.stat("folder")
+        with pytest.raises(OSError):
+            backend.get("folder")
+
+    def test_put_replaces(self, backend: Backend) -> None:
+        backend.put("mark", b"first and longer")
+        backend.put("mark", b"second")
+        assert backend.get("mark") == b"second"
+
+    def test_put_if_absent_keeps_the_first(self, backend: Backend) -> None:
+        assert backend.put_if_absent("refs/1", b"first")
+        assert not backend.put_if_absent("refs/1", b"second")
+        assert backend.get("refs/1") == b"first"
+
+    def test_one_of_eight_threads_wins_a_name(self, backend: Backend) -> None:
+        for attempt in range(20):
+            together = Barrier(8)
+
+            def write(number: int, attempt: int = attempt, together: Barrier = together) -> bool:
+                together.wait()
+                return backend.put_if_absent(f"race/{attempt}", f"{number}".encode())
+
+            with ThreadPoolExecutor(8) as threads:
+                won = list(threads.map(write, range(8)))
+            assert won.count(True) == 1
+            assert backend.get(f"race/{attempt}") == f"{won.index(True)}".encode()
+
+    def test_one_of_four_processes_wins_each_name(self, backend: Backend) -> None:
+        def write(number: int) -> list[bool]:
+            return [backend.put_if_absent(f"race/{name}", f"{number}".encode()) for name in range(50)]
+
+        won = in_processes(write, [(number,) for number in range(4)])
+        for name, winners in enumerate(zip(*won, strict=True)):
+            assert winners.count(True) == 1
+            assert backend.get(f"race/{name}") == f"{winners.index(True)}".encode()
+
+    def test_an_upload_appears_when_it_is_published(self, backend: Backend) -> None:
+        with backend.upload() as upload:
+            upload.write(b"one ")
+            upload.write(memoryview(b"two"))
+            assert list(backend.list("packs")) == []
+            assert upload.publish("packs/id")
+            assert backend.get("packs/id") == b"one two"
+        assert backend.get("packs/id") == b"one two"
+
+    def test_an_upload_that_is_not_published_leaves_nothing(self, backend: Backend) -> None:
+        with backend.upload() as upload:
+            upload.write(b"never")
+        with pytest.raises(KeyError), backend.upload() as upload:
+            upload.write(b"never")
+            raise KeyError
+        assert list(backend.list("tmp")) == []
+
+    def test_an_upload_does_not_replace(self, backend: Backend) -> None:
+        backend.put("packs/id", b"first")
+        with backend.upload() as upload:
+            upload.write(b"second")
+            assert not upload.publish("packs/id")
+        assert backend.get("packs/id") == b"first"
+
+    def test_list_shows_the_direct_children(self, backend: Backend) -> None:
+        for name in ("refs/a", "refs/sub/b", "refs/sub/deep/c", "other"):
+            backend.put(name, b"")
+        assert set(backend.list("refs")) == {Child("a", False), Child("sub", True)}
+        assert {child.name for child in backend.list("")} >= {"refs", "other"}
+
+    def test_a_missing_folder_has_no_children(self, backend: Backend) -> None:
+        assert list(backend.list("nothing/here")) == []
+
+    def test_an_object_has_no_children(self, backend: Backend) -> None:
+        backend.put("file", b"")
+        assert list(backend.list("file")) == []
+
+    def test_names_with_a_leading_dot_are_not_listed(self, backend: Backend) -> None:
+        backend.put("refs/.nfs0001", b"")
+        backend.put("refs/1", b"")
+        assert list(backend.list("refs")) == [Child("1", False)]
+
+    def test_delete_removes_and_may_be_repeated(self, backend: Backend) -> None:
+        backend.put("folder/name", b"")
+        backend.delete("folder/name")
+        backend.delete("folder/name")
+        backend.delete("never/was")
+        with pytest.raises(FileNotFoundError):
+            backend.get("folder/name")
+
+    def test_a_deleted_name_may_be_put_again(self, backend: Backend) -> None:
+        backend.put_if_absent("name", b"first")
+        backend.delete("name")
+        assert backend.put_if_absent("name", b"second")
+        assert backend.get("name") == b"second"
+
+    def test_stat_tells_size_and_time(self, backend: Backend) -> None:
+        before = time.time_ns()
+        backend.put("name", b"12345")
+        found = backend.stat("name")
+        assert found.size == 5
+        assert abs(found.mtime_ns - before) < 60 * 10**9
+
+    @pytest.mark.parametrize("name", BAD_NAMES)
+    def test_a_name_that_leaves_the_store_is_refused(self, backend: Backend, name: str) -> None:
+        uses = [backend.get, backend.stat, backend.delete, lambda name: backend.put(name, b"never")]
+        uses.append(lambda name: backend.put_if_absent(name, b"never"))
+        for use in uses:
+            with pytest.raises(UsageError):
+                use(name)
+
+    @pytest.mark.parametrize("name", BAD_NAMES[1:])
+    def test_a_folder_outside_the_store_is_not_listed(self, backend: Backend, name: str) -> None:
+        with pytest.raises(UsageError):
+            list(backend.list(name))
+
+    def test_a_big_object_comes_back_whole(self, backend: Backend) -> None:
+        data = os.urandom(1 << 20) * 40
+        assert backend.put_if_absent("big", data)
+        assert backend.stat("big").size == len(data)
+        assert backend.get("big") == data
+        assert backend.get("big", 30 << 20, 1 << 20) == data[: 1 << 20]
+
+    def test_writers_in_many_processes_do_not_disturb_each_other(self, backend: Backend) -> None:
+        def write(number: int) -> bool:
+            names = [f"blobs/{name % 7}/{number}-{name}" for name in range(40)]
+            return all(backend.put_if_absent(name, name.encode() * 100) for name in names)
+
+        assert in_processes(write, [(number,) for number in range(4)]) == [True] * 4
+        for number in range(4):
+            for name in (f"blobs/{name % 7}/{number}-{name}" for name in range(40)):
+                assert backend.get(name) == name.encode() * 100
+        assert list(backend.list("tmp")) == []
+
+    def test_readers_never_see_half_of_a_replacement(self, backend: Backend) -> None:
+        versions = [bytes([65 + number]) * 200_000 for number in range(4)]
+        backend.put("mark", versions[0])
+
+        def work(number: int) -> bool:
+            if number:
+                return all(backend.get("mark") in versions for _ in range(150))
+            for turn in range(60):
+                backend.put("mark", versions[turn % 4])
+            return True
+
+        assert in_processes(work, [(number,) for number in range(3)]) == [True] * 3

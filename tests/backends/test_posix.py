@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from kstore.backends import LocalPaths, PosixBackend
+from tests.backends.conformance import BackendConformance
+
+
+@pytest.fixture
+def backend(tmp_path: Path) -> PosixBackend:
+    return PosixBackend(tmp_path / "store")
+
+
+class TestPosixBackend(BackendConformance):
+    pass
+
+
+def test_objects_are_files_of_their_name(backend: PosixBackend) -> None:
+    backend.put("folder/name", b"content")
+    assert isinstance(backend, LocalPaths)
+    assert Path(backend.path("folder/name")).read_bytes() == b"content"
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077, 0o000])
+def test_files_are_read_only_whatever_the_umask(backend: PosixBackend, umask: int) -> None:
+    old = os.umask(umask)
+    try:
+        backend.put_if_absent("name", b"")
+    finally:
+        os.umask(old)
+    assert os.stat(backend.path("name")).st_mode & 0o777 == 0o444 & ~umask
+
+
+def test_nothing_stays_in_tmp(backend: PosixBackend) -> None:
+    backend.put("mark", b"")
+    backend.put("mark", b"")
+    backend.put_if_absent("name", b"")
+    backend.put_if_absent("name", b"")
+    assert os.listdir(backend.path("tmp")) == []
+    assert os.stat(backend.path("name")).st_nlink == 1
+
+
+def test_staging_names_differ(backend: PosixBackend) -> None:
+    assert len({backend.staging_path() for _ in range(100)}) == 100
+
+
+def test_a_link_whose_reply_was_lost_has_succeeded(backend: PosixBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    link = os.link
+
+    def link_and_lose_reply(source: str, target: str) -> None:
+        link(source, target)
+        raise FileExistsError(errno.EEXIST, "exists", target)
+
+    monkeypatch.setattr(os, "link", link_and_lose_reply)
+    assert backend.put_if_absent("name", b"ours")
+    assert backend.get("name") == b"ours"
+    with pytest.MonkeyPatch.context() as plain:
+        plain.setattr(os, "link", link)
+        assert not backend.put_if_absent("name", b"theirs")
+
+
+@pytest.mark.parametrize("code", [errno.EPERM, errno.ENOTSUP, errno.ENOSYS])
+def test_without_hard_links_the_first_still_wins(
+    backend: PosixBackend, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def refuse(source: str, target: str) -> None:
+        raise OSError(code, os.strerror(code), target)
+
+    monkeypatch.setattr(os, "link", refuse)
+    backend.put("other", b"")
+    assert backend.put_if_absent("name", b"first")
+    assert not backend.put_if_absent("name", b"second")
+    assert backend.put_if_absent("new/folder/name", b"third")
+    assert backend.get("name") == b"first"
+    assert os.listdir(backend.path("tmp")) == []
+
+
+def test_another_error_of_a_link_is_raised(backend: PosixBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(source: str, target: str) -> None:
+        raise OSError(errno.ENOSPC, "no space", target)
+
+    monkeypatch.setattr(os, "link", full)
+    with pytest.raises(OSError, match="no space"):
+        backend.put_if_absent("name", b"")
+    assert os.listdir(backend.path("tmp")) == []
+
+
+def test_a_stale_handle_is_opened_again(backend: PosixBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend.put("name", b"content")
+    real, stale = os.open, [True, True]
+
+    def open_stale(path: str, *rest: int) -> int:
+        if path.endswith("/name") and stale:
+            stale.pop()
+            raise OSError(errno.ESTALE, "stale file handle", path)
+        return real(path, *rest)
+
+    monkeypatch.setattr(os, "open", open_stale)
+    assert backend.get("name") == b"content"
+
+
+def test_a_handle_that_stays_stale_is_an_error(backend: PosixBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend.put("name", b"content")
+
+    def open_stale(path: str, *rest: int) -> int:
+        raise OSError(errno.ESTALE, "stale file handle", path)
+
+    monkeypatch.setattr(os, "open", open_stale)
+    with pytest.raises(OSError) as caught:
+        backend.get("name")
+    assert caught.value.errno == errno.ESTALE
+
+
+def test_short_reads_and_writes_are_continued(backend: PosixBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, pread = os.write, os.pread
+    monkeypatch.setattr(os, "write", lambda fd, data: write(fd, memoryview(data)[:7]))
+    monkeypatch.setattr(os, "pread", lambda fd, length, offset: pread(fd, min(length, 5), offset))
+    data = bytes(range(256))
+    backend.put("name", data)
+    assert backend.get("name") == data
+    assert backend.get("name", 10, 100) == data[10:110]
+
+
+@pytest.mark.parametrize("fraction_ns", [1, 999_999_999, 123_456_789])
+def test_an_upload_gets_the_fraction_of_a_second_it_asks_for(backend: PosixBackend, fraction_ns: int) -> None:
+    with backend.upload(fraction_ns) as upload:
+        upload.write(b"content")
+        upload.publish("name")
+    assert backend.stat("name").mtime_ns % 1_000_000_000 == fraction_ns
+
+
+def test_a_relative_root_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    backend = PosixBackend("store")
+    monkeypatch.chdir("/")
+    backend.put("name", b"content")
+    assert (tmp_path / "store/name").read_bytes() == b"content"

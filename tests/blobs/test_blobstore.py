@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from kstore.backends import PosixBackend
+from kstore.blobs import BlobStore, Layout, Source
+from kstore.blobs.blobstore import put_many
+from kstore.blobs.loose import blob_name
+from kstore.blobs.packindex import pack_name
+from kstore.digest import digest_of
+from kstore.errors import IntegrityError
+
+
+@pytest.fixture
+def backend(tmp_path: Path) -> PosixBackend:
+    return PosixBackend(tmp_path / "store")
+
+
+@pytest.fixture
+def blobs(backend: PosixBackend) -> BlobStore:
+    return BlobStore(backend)
+
+
+def store(blobs: BlobStore, layout: Layout, *contents: bytes) -> tuple[str, ...]:
+    with blobs.writer(layout) as writer:
+        for data in contents:
+            writer.put(digest_of(data), data)
+        return writer.finish()
+
+
+def fetch(blobs: BlobStore, contents: list[bytes], packs: tuple[str, ...] = ()) -> list[bytes]:
+    found = list(blobs.fetch_many([digest_of(data) for data in contents], packs))
+    assert all(digest_of(data) == digest for digest, data in found)
+    return sorted(bytes(data) for _, data in found)
+
+
+def source(data: bytes, read: bytes | None) -> Source:
+    return Source(digest_of(data), len(data), lambda: read)
+
+
+@pytest.mark.parametrize("layout", Layout)
+def test_what_was_stored_is_fetched(blobs: BlobStore, layout: Layout) -> None:
+    contents = [b"", b"one", b"two" * 1000, os.urandom(5 << 20)]
+    packs = store(blobs, layout, *contents)
+    assert fetch(blobs, contents, packs) == sorted(contents)
+    assert fetch(blobs, contents) == sorted(contents)
+
+
+def test_packed_blobs_are_one_file(backend: PosixBackend, blobs: BlobStore) -> None:
+    (pack,) = store(blobs, Layout.PACKED, b"one", b"two")
+    assert [str(path.relative_to(backend.root)) for path in backend.root.rglob("*") if path.is_file()] == [
+        pack_name(pack)
+    ]
+
+
+def test_loose_blobs_are_a_file_each(backend: PosixBackend, blobs: BlobStore) -> None:
+    assert store(blobs, Layout.LOOSE, b"one", b"two") == ()
+    assert {path.name for path in backend.root.rglob("*") if path.is_file()} == {
+        digest_of(b"one").hex(),
+        digest_of(b"two").hex(),
+    }
+
+
+@pytest.mark.parametrize("layout", Layout)
+def test_a_commit_without_blobs_writes_nothing(backend: PosixBackend, blobs: BlobStore, layout: Layout) -> None:
+    assert store(blobs, layout) == ()
+    assert not backend.root.exists()
+
+
+def test_a_pack_that_is_not_finished_does_not_appear(backend: PosixBackend, blobs: BlobStore) -> None:
+    with pytest.raises(KeyError), blobs.writer(Layout.PACKED) as writer:
+        writer.put(digest_of(b"one"), b"one")
+        raise KeyError
+    assert blobs.packs() == []
+    assert list(backend.list("tmp")) == []
+
+
+def test_the_writers_count_what_reached_the_store(backend: PosixBackend, blobs: BlobStore) -> None:
+    store(blobs, Layout.LOOSE, b"one")
+    with blobs.writer(Layout.LOOSE) as loose:
+        for data in (b"one", b"three"):
+            loose.put(digest_of(data), data)
+        loose.finish()
+    assert (loose.blobs, loose.size) == (1, 5)
+    with blobs.writer(Layout.PACKED) as packed:
+        packed.put(digest_of(b"one"), b"one")
+        packed.put_manifest(digest_of(b"manifest"), b"manifest")
+        (pack,) = packed.finish()
+    assert (packed.blobs, packed.size) == (2, backend.stat(pack_name(pack)).size)
+
+
+def test_the_manifest_can_be_read_without_the_other_blobs(backend: PosixBackend, blobs: BlobStore) -> None:
+    with blobs.writer(Layout.PACKED) as writer:
+        writer.put(digest_of(b"one"), b"one")
+        writer.put_manifest(digest_of(b"manifest"), b"manifest")
+        (pack,) = writer.finish()
+    assert [frame.size for frame in blobs.pack(pack).index.frames] == [3, 8]
+
+
+def test_blobs_are_found_wherever_they_are(blobs: BlobStore) -> None:
+    named = store(blobs, Layout.PACKED, b"in a named pack")
+    store(blobs, Layout.LOOSE, b"loose")
+    store(blobs, Layout.PACKED, b"in a pack that nobody named")
+    wanted = [b"in a named pack", b"loose", b"in a pack that nobody named", b"nowhere"]
+    assert fetch(blobs, wanted, named) == sorted(wanted[:3])
+
+
+def test_a_blob_that_is_in_two_places_comes_once(blobs: BlobStore) -> None:
+    packs = store(blobs, Layout.PACKED, b"one") + store(blobs, Layout.PACKED, b"one")
+    store(blobs, Layout.LOOSE, b"one")
+    assert fetch(blobs, [b"one"], packs) == [b"one"]
+
+
+def test_a_damaged_copy_gives_way_to_a_whole_one(backend: PosixBackend, blobs: BlobStore) -> None:
+    store(blobs, Layout.LOOSE, b"one")
+    path = Path(backend.path(blob_name(digest_of(b"one"))))
+    path.chmod(0o644)
+    path.write_bytes(b"eno")
+    store(blobs, Layout.PACKED, b"one")
+    assert fetch(blobs, [b"one"]) == [b"one"]
+
+
+@pytest.mark.parametrize("damage", [b"", b"no pack at all", None])
+def test_a_damaged_or_missing_pack_costs_only_what_is_nowhere_else(
+    backend: PosixBackend, blobs: BlobStore, damage: bytes | None
+) -> None:
+    (pack,) = store(blobs, Layout.PACKED, b"only here", b"also loose")
+    store(blobs, Layout.LOOSE, b"also loose")
+    backend.delete(pack_name(pack))
+    if damage is not None:
+        backend.put(pack_name(pack), damage)
+    assert fetch(BlobStore(backend), [b"only here", b"also loose"], (pack,)) == [b"also loose"]
+
+
+def test_fetch_returns_one_blob_or_says_that_it_is_lost(blobs: BlobStore) -> None:
+    store(blobs, Layout.PACKED, b"one")
+    assert blobs.fetch(digest_of(b"one")) == b"one"
+    with pytest.raises(IntegrityError, match=digest_of(b"two").hex()):
+        blobs.fetch(digest_of(b"two"))
+
+
+def test_what_packs_hold_is_known_from_their_indexes(blobs: BlobStore) -> None:
+    packs = store(blobs, Layout.PACKED, b"one", b"two")
+    assert blobs.digests_in((*packs, "0" * 64)) == {digest_of(b"one"), digest_of(b"two")}
+
+
+@pytest.mark.parametrize("layout", Layout)
+def test_bytes_that_changed_since_they_were_hashed_are_refused(blobs: BlobStore, layout: Layout) -> None:
+    with blobs.writer(layout) as writer:
+        refused = put_many(
+            writer, [source(b"same", b"same"), source(b"gone", None), source(b"before", b"after")]
+        )
+        writer.finish()
+    assert refused == {digest_of(b"gone"), digest_of(b"before")}
+    assert fetch(blobs, [b"same", b"gone", b"before", b"after"]) == [b"same"]
+
+
+def test_a_damaged_loose_blob_is_replaced_when_it_is_stored_again(backend: PosixBackend, blobs: BlobStore) -> None:
+    """A server that crashed leaves files cut short; whoever has the bytes can heal them."""
+    store(blobs, Layout.LOOSE, b"content")
+    path = Path(backend.path(blob_name(digest_of(b"content"))))
+    path.chmod(0o644)
+    path.write_bytes(b"con")
+    store(blobs, Layout.LOOSE, b"content")
+    assert fetch(blobs, [b"content"]) == [b"content"]

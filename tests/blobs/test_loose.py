@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from kstore.backends import PosixBackend
+from kstore.blobs.loose import LooseBlobs, bears_stamp, blob_name, stamp
+from kstore.digest import digest_of
+
+CONTENTS = [b"", b"one", os.urandom(5 << 20)]
+
+
+@pytest.fixture
+def backend(tmp_path: Path) -> PosixBackend:
+    return PosixBackend(tmp_path / "store")
+
+
+@pytest.fixture
+def loose(backend: PosixBackend) -> LooseBlobs:
+    return LooseBlobs(backend)
+
+
+def path_of(backend: PosixBackend, data: bytes) -> Path:
+    return Path(backend.path(blob_name(digest_of(data))))
+
+
+def alter(path: Path, data: bytes) -> None:
+    path.chmod(0o644)
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("data", CONTENTS, ids=len)
+def test_what_was_put_is_fetched(loose: LooseBlobs, data: bytes) -> None:
+    digest = digest_of(data)
+    assert loose.put(digest, data)
+    assert loose.has(digest, len(data))
+    assert [(found, bytes(content)) for found, content in loose.fetch([digest])] == [(digest, data)]
+
+
+def test_a_blob_is_a_read_only_file_of_its_digest(backend: PosixBackend, loose: LooseBlobs) -> None:
+    digest = digest_of(b"one")
+    loose.put(digest, b"one")
+    path = backend.root / "blobs" / digest.hex()[:2] / digest.hex()
+    assert path.read_bytes() == b"one"
+    assert path.stat().st_mode & 0o777 == 0o444
+
+
+def test_putting_again_stores_nothing(backend: PosixBackend, loose: LooseBlobs) -> None:
+    assert loose.put(digest_of(b"one"), b"one")
+    before = path_of(backend, b"one").stat()
+    assert not loose.put(digest_of(b"one"), b"one")
+    assert path_of(backend, b"one").stat() == before
+
+
+def test_a_blob_of_another_size_is_not_had(loose: LooseBlobs) -> None:
+    loose.put(digest_of(b"one"), b"one")
+    assert not loose.has(digest_of(b"one"), 4)
+    assert not loose.has(digest_of(b"two"), 3)
+
+
+def test_missing_and_damaged_blobs_are_left_out(backend: PosixBackend, loose: LooseBlobs) -> None:
+    for data in (b"one", b"two", b"three"):
+        loose.put(digest_of(data), data)
+    alter(path_of(backend, b"two"), b"owt")
+    wanted = [digest_of(data) for data in (b"one", b"two", b"three", b"four")]
+    assert [bytes(data) for _, data in loose.fetch(wanted)] == [b"one", b"three"]
+
+
+def test_a_blob_that_cannot_be_read_is_left_out(backend: PosixBackend, loose: LooseBlobs) -> None:
+    for data in (b"one", b"two"):
+        loose.put(digest_of(data), data)
+    path = path_of(backend, b"one")
+    path.unlink()
+    path.mkdir()
+    assert [bytes(data) for _, data in loose.fetch([digest_of(b"one"), digest_of(b"two")])] == [b"two"]
+
+
+# ---- The stamp: one stat tells an untouched blob from an altered one.
+
+
+@pytest.mark.parametrize("data", [b"", b"one", b"two"])
+def test_a_blob_bears_its_stamp(backend: PosixBackend, loose: LooseBlobs, data: bytes) -> None:
+    digest = digest_of(data)
+    loose.put(digest, data)
+    mtime_ns = path_of(backend, data).stat().st_mtime_ns
+    assert mtime_ns % 1_000_000_000 == stamp(digest)
+    assert bears_stamp(mtime_ns, digest)
+    assert not bears_stamp(mtime_ns + 1, digest)
+
+
+def test_a_stamp_is_never_zero_nor_a_second() -> None:
+    """A filesystem with whole seconds must not look as if it bore one."""
+    for first in (b"\0\0\0\0", b"\xff\xff\xff\xff", (999_999_999).to_bytes(4, "little")):
+        digest = first + bytes(28)
+        assert 0 < stamp(digest) < 1_000_000_000
+        assert not bears_stamp(5_000_000_000, digest)
+
+
+def test_an_untouched_blob_can_be_linked(backend: PosixBackend, loose: LooseBlobs) -> None:
+    loose.put(digest_of(b"one"), b"one")
+    blob = loose.untouched(digest_of(b"one"), 3)
+    assert blob is not None
+    assert Path(blob.path) == path_of(backend, b"one")
+    assert blob.mtime_ns == path_of(backend, b"one").stat().st_mtime_ns
+
+
+def test_a_blob_altered_in_place_cannot(backend: PosixBackend, loose: LooseBlobs) -> None:
+    loose.put(digest_of(b"one"), b"one")
+    alter(path_of(backend, b"one"), b"eno")
+    assert loose.untouched(digest_of(b"one"), 3) is None
+    alter(path_of(backend, b"one"), b"longer")
+    assert loose.untouched(digest_of(b"one"), 3) is None
+
+
+def test_a_missing_blob_cannot(loose: LooseBlobs) -> None:
+    assert loose.untouched(digest_of(b"one"), 3) is None
+
+
+def test_a_blob_that_lost_its_stamp_is_read_to_decide(backend: PosixBackend, loose: LooseBlobs) -> None:
+    """Copied stores, and filesystems whose times are coarse."""
+    loose.put(digest_of(b"one"), b"one")
+    os.utime(path_of(backend, b"one"), ns=(0, 0))
+    assert loose.untouched(digest_of(b"one"), 3) is not None
+
+
+def test_what_cannot_be_read_to_decide_is_not_linked(
+    backend: PosixBackend, loose: LooseBlobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = path_of(backend, b"")
+    path.parent.mkdir(parents=True)
+    path.mkdir()
+    assert loose.untouched(digest_of(b""), path.stat().st_size) is None

@@ -1,0 +1,305 @@
+from __future__ import annotations
+
+import os
+import shutil
+import struct
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+import zstandard
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kstore.backends import PosixBackend
+from kstore.blobs.packindex import FOOTER_SIZE, FRAME_SIZE, Frame, PackIndex, load_footer, load_index, pack_name
+from kstore.blobs.packreader import PackReader
+from kstore.blobs.packwriter import PackWriter
+from kstore.digest import digest_of
+from kstore.errors import IntegrityError
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def backend(tmp_path: Path) -> PosixBackend:
+    return PosixBackend(tmp_path / "store")
+
+
+def write_pack(backend: PosixBackend, blobs: Iterable[bytes]) -> str:
+    with backend.upload() as upload:
+        writer = PackWriter(upload)
+        for data in blobs:
+            writer.add(digest_of(data), data)
+        pack_id = writer.finish()
+        upload.publish(pack_name(pack_id))
+    return pack_id
+
+
+def fetch(backend: PosixBackend, pack_id: str, blobs: Iterable[bytes]) -> dict[bytes, bytes]:
+    wanted = [digest_of(data) for data in blobs]
+    return {digest: bytes(data) for digest, data in PackReader(backend, pack_id).fetch(wanted)}
+
+
+def craft_pack(backend: PosixBackend, frames: bytes, index: PackIndex) -> str:
+    """A pack that no PackWriter would write, but whose checksums are right."""
+    data = frames + index.dump()
+    pack_id = digest_of(data).hex()
+    backend.put_if_absent(pack_name(pack_id), data)
+    return pack_id
+
+
+CASES = {
+    "one empty blob": [b""],
+    "an empty blob among others": [b"one", b"", b"two"],
+    "small blobs": [b"a", b"bc", b"def" * 1000],
+    "a blob of exactly a frame": [b"x", os.urandom(FRAME_SIZE), b"y"],
+    "a blob larger than a frame": [b"x", os.urandom(FRAME_SIZE + 1), b"y"],
+    "a blob of several frames": [os.urandom(MIB) * 11],
+    "several frames of blobs": [os.urandom(MIB) for _ in range(9)],
+    "many blobs": [b"%d" % number * (number % 50) for number in range(1, 3000)],
+    "a large blob that compresses to nothing": [b"\0" * (64 * MIB)],
+}
+
+
+@pytest.mark.parametrize("blobs", CASES.values(), ids=CASES.keys())
+def test_what_was_packed_comes_back(backend: PosixBackend, blobs: list[bytes]) -> None:
+    pack_id = write_pack(backend, blobs)
+    assert fetch(backend, pack_id, blobs) == {digest_of(data): data for data in blobs}
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=50)
+@given(blobs=st.lists(st.binary(max_size=2000), max_size=20))
+def test_any_blobs_come_back(backend: PosixBackend, blobs: list[bytes]) -> None:
+    pack_id = write_pack(backend, blobs)
+    assert fetch(backend, pack_id, blobs) == {digest_of(data): data for data in blobs}
+
+
+def test_only_what_is_wanted_is_read(backend: PosixBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    blobs = [os.urandom(MIB) for _ in range(12)]
+    pack_id = write_pack(backend, blobs)
+    reader = PackReader(backend, pack_id)
+    assert len(reader.index.frames) == 3
+    read = []
+    get = backend.get
+    monkeypatch.setattr(backend, "get", lambda name, *part: read.append(part[1]) or get(name, *part))
+    assert [bytes(data) for _, data in reader.fetch([digest_of(blobs[6])])] == [blobs[6]]
+    assert sum(read) < 5 * MIB
+
+
+def test_a_blob_that_is_not_there_is_not_yielded(backend: PosixBackend) -> None:
+    pack_id = write_pack(backend, [b"one"])
+    assert fetch(backend, pack_id, [b"two"]) == {}
+
+
+def test_a_pack_without_blobs_can_be_read(backend: PosixBackend) -> None:
+    assert PackReader(backend, write_pack(backend, [])).index.digests == []
+
+
+def test_equal_contents_give_different_ids(backend: PosixBackend) -> None:
+    assert write_pack(backend, [b"same"]) != write_pack(backend, [b"same"])
+
+
+def test_the_id_is_the_digest_of_the_file(backend: PosixBackend) -> None:
+    pack_id = write_pack(backend, [b"one", b"two" * 5000])
+    assert digest_of(backend.get(pack_name(pack_id))).hex() == pack_id
+
+
+@pytest.mark.skipif(shutil.which("zstd") is None, reason="the zstd program is not installed")
+@pytest.mark.parametrize("case", ["small blobs", "a blob larger than a frame", "several frames of blobs"])
+def test_zstd_unpacks_the_blobs_end_to_end(backend: PosixBackend, case: str) -> None:
+    path = backend.path(pack_name(write_pack(backend, CASES[case])))
+    unpacked = subprocess.run(["zstd", "-dc", path], capture_output=True, check=True).stdout
+    assert unpacked == b"".join(CASES[case])
+
+
+def damaged(backend: PosixBackend, data: bytes, blobs: list[bytes]) -> None:
+    """Whatever was done to a pack, a reader gets right bytes or none."""
+    name = "0" * 64
+    backend.put(pack_name(name), data)
+    try:
+        found = fetch(backend, name, blobs)
+    except IntegrityError:
+        return
+    assert all(digest_of(data) == digest for digest, data in found.items())
+    assert set(found) <= {digest_of(data) for data in blobs}
+
+
+SMALL = [b"kernel one " * 9, b"kernel two " * 9, b""]
+
+
+def test_no_flipped_byte_gives_wrong_bytes(backend: PosixBackend) -> None:
+    whole = backend.get(pack_name(write_pack(backend, SMALL)))
+    for position in range(len(whole)):
+        for flip in (0x01, 0x80, 0xFF):
+            damaged(backend, whole[:position] + bytes([whole[position] ^ flip]) + whole[position + 1 :], SMALL)
+
+
+def test_no_truncation_gives_wrong_bytes(backend: PosixBackend) -> None:
+    whole = backend.get(pack_name(write_pack(backend, SMALL)))
+    for length in range(len(whole)):
+        damaged(backend, whole[:length], SMALL)
+        with pytest.raises(IntegrityError):
+            PackReader(backend, "0" * 64).index  # noqa: B018
+
+
+def test_a_damaged_frame_of_a_large_blob_gives_no_wrong_bytes(backend: PosixBackend) -> None:
+    blobs = [os.urandom(1000) * 6000, b"small"]
+    whole = bytearray(backend.get(pack_name(write_pack(backend, blobs))))
+    for position in range(0, len(whole), 97):
+        whole[position] ^= 0x10
+        damaged(backend, bytes(whole), blobs)
+        whole[position] ^= 0x10
+
+
+def test_a_foreign_file_is_no_pack(backend: PosixBackend) -> None:
+    for data in (b"", b"PK\3\4", b"\0" * 10_000):
+        backend.put(pack_name("0" * 64), data)
+        with pytest.raises(IntegrityError):
+            PackReader(backend, "0" * 64).index  # noqa: B018
+
+
+def test_a_blob_under_a_wrong_digest_is_not_yielded(backend: PosixBackend) -> None:
+    with backend.upload() as upload:
+        writer = PackWriter(upload)
+        writer.add(digest_of(b"right"), b"wrong")
+        pack_id = writer.finish()
+        upload.publish(pack_name(pack_id))
+    assert fetch(backend, pack_id, [b"right", b"wrong"]) == {}
+
+
+# ---- Declared sizes are limits. A pack may be crafted: its checksums are then right.
+
+
+def peak_while(code: str, *arguments: str) -> int:
+    """Bytes of memory that `code` needs more than the interpreter and its imports, in a process of its own."""
+    script = f"{IMPORTS}\nbefore = peak()\n{code}\nprint(peak() - before)"
+    done = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return int(done.stdout) * 1024
+
+
+IMPORTS = """
+import os, re, sys
+from pathlib import Path
+def peak():
+    return int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1])
+from kstore.backends import PosixBackend
+from kstore.blobs import BlobStore, Layout
+from kstore.digest import digest_of
+from kstore.errors import IntegrityError
+backend = PosixBackend(sys.argv[1])
+blobs = BlobStore(backend)
+"""
+READ = """
+found = [digest for digest, _ in blobs.fetch_many([bytes.fromhex(sys.argv[2])])]
+assert not found
+"""
+
+
+@pytest.mark.parametrize("declared", [1000, FRAME_SIZE, FRAME_SIZE + 1, 8 * MIB])
+@pytest.mark.parametrize("says_its_size", [True, False])
+def test_a_frame_that_unpacks_to_more_than_it_declares_is_refused(
+    backend: PosixBackend, declared: int, says_its_size: bool
+) -> None:
+    bomb = zstandard.ZstdCompressor(write_content_size=says_its_size).compress(b"\0" * (400 * MIB))
+    digest = digest_of(b"whatever")
+    craft_pack(backend, bomb, PackIndex([Frame(0, len(bomb), declared, 1)], [digest], [declared]))
+    assert peak_while(READ, str(backend.root), digest.hex()) < 64 * MIB
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        Frame(0, 1 << 50, 10, 1),
+        Frame(1 << 50, 10, 10, 1),
+        Frame((1 << 64) - 1, 10, 10, 1),
+        Frame(0, 10, 1 << 62, 1),
+        Frame(0, 0, 1 << 50, 1),
+    ],
+)
+def test_a_frame_that_cannot_be_is_refused(backend: PosixBackend, frame: Frame) -> None:
+    packed = zstandard.compress(b"0123456789")
+    digest = digest_of(b"0123456789")
+    pack_id = craft_pack(backend, packed, PackIndex([frame], [digest], [frame.size]))
+    with pytest.raises(IntegrityError):
+        list(PackReader(backend, pack_id).fetch([digest]))
+
+
+def test_an_index_that_contradicts_itself_is_refused(backend: PosixBackend) -> None:
+    packed = zstandard.compress(b"0123456789")
+    frame, digest = Frame(0, len(packed), 10, 1), digest_of(b"0123456789")
+    wrong = [
+        PackIndex([frame], [digest], [9]),
+        PackIndex([frame._replace(blobs=2)], [digest], [10]),
+        PackIndex([frame], [digest, digest], [10, 10]),
+        PackIndex([frame, frame], [digest], [10]),
+        PackIndex([frame._replace(size=12 * MIB, blobs=2)], [digest] * 2, [6 * MIB] * 2),
+    ]
+    for index in wrong:
+        with pytest.raises(IntegrityError):
+            list(PackReader(backend, craft_pack(backend, packed, index)).fetch([digest]))
+
+
+def test_an_index_that_unpacks_to_more_than_it_declares_is_refused(backend: PosixBackend) -> None:
+    """The footer's numbers are checked before anything is allocated for them."""
+    whole = PackIndex([Frame(0, 10, 10, 1)], [digest_of(b"")], [10]).dump()
+    tail = whole[8:]
+    footer = load_footer(tail)
+    nonce_and_digests = tail[: 16 + 32]
+    for columns in (b"\0" * 64 * MIB, b"no zstd at all"):
+        packed = zstandard.compress(columns) if columns[:1] == b"\0" else columns
+        body = nonce_and_digests + packed
+        crafted = footer._replace(packed_columns=len(packed), digest=digest_of(body))
+        with pytest.raises(IntegrityError):
+            load_index(crafted, body)
+
+
+def test_the_footer_is_the_end(backend: PosixBackend) -> None:
+    index = PackIndex([Frame(0, 5, 3, 1)], [digest_of(b"abc")], [3])
+    data = index.dump()
+    footer = load_footer(data)
+    body = data[8 : len(data) - FOOTER_SIZE]
+    assert load_index(footer, body) == index
+    (length,) = struct.unpack_from("<I", data, 4)
+    assert length == len(data) - 8
+
+
+# ---- Memory does not grow with the pack.
+
+WRITE_300 = """
+with blobs.writer(Layout.PACKED) as writer:
+    for number in range(300):
+        data = os.urandom(1 << 16) * 16
+        writer.put(digest_of(data), data)
+    writer.finish()
+"""
+READ_300 = """
+(pack,) = blobs.packs()
+count = sum(len(data) == 1 << 20 for _, data in blobs.fetch_many(blobs.pack(pack).index.digests))
+assert count == 300
+"""
+WRITE_LARGE = """
+data = os.urandom(1 << 20) * 200
+with blobs.writer(Layout.PACKED) as writer:
+    writer.put(digest_of(data), data)
+    writer.finish()
+"""
+READ_LARGE = """
+(pack,) = blobs.packs()
+assert [len(data) for _, data in blobs.fetch_many(blobs.pack(pack).index.digests)] == [200 << 20]
+"""
+
+
+@pytest.mark.parametrize(("write", "read", "largest"), [(WRITE_300, READ_300, 1), (WRITE_LARGE, READ_LARGE, 200)])
+def test_a_pack_takes_little_more_memory_than_its_largest_blob(
+    tmp_path: Path, write: str, read: str, largest: int
+) -> None:
+    assert peak_while(write, str(tmp_path)) < (64 + largest) * MIB
+    assert peak_while(read, str(tmp_path)) < (64 + largest) * MIB
+
+
+def test_the_measure_of_memory_measures(tmp_path: Path) -> None:
+    assert peak_while("data = os.urandom(90 << 20)", str(tmp_path)) > 80 * MIB

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import pytest
+
+from kstore.cli.columns import Column, fit, render
+
+NAME = Column("NAME", floor=5, last_resort=True)
+PLACE = Column("PLACE", floor=5)
+COUNT = Column("COUNT", right=True)
+
+
+def test_columns_are_as_wide_as_their_widest_cell() -> None:
+    assert fit([NAME, COUNT], [["abcdefgh", "1"]], room=80) == [8, 5]
+
+
+def test_a_column_that_may_be_shortened_makes_room() -> None:
+    assert fit([NAME, PLACE, COUNT], [["n" * 10, "p" * 30, "1"]], room=40) == [10, 21, 5]
+
+
+def test_the_last_resort_is_shortened_last() -> None:
+    assert fit([NAME, PLACE, COUNT], [["n" * 30, "p" * 30, "1"]], room=30) == [16, 5, 5]
+
+
+def test_nothing_is_shortened_below_its_floor() -> None:
+    assert fit([NAME, COUNT], [["n" * 30, "9" * 30]], room=20) == [5, 30]
+
+
+def test_numbers_end_in_one_column_and_lines_do_not_end_in_spaces() -> None:
+    assert list(render([NAME, COUNT, PLACE], [["a", "1", "here"], ["b", "1234567", ""]], indent=1)) == [
+        " NAME    COUNT  PLACE",
+        " a           1  here",
+        " b     1234567",
+    ]
+
+
+def test_brackets_are_no_markup() -> None:
+    assert list(render([NAME], [["[red]x[/]"]]))[1] == "[red]x[/]"
+
+
+@pytest.mark.parametrize("no_color", [False, True])
+def test_headings_are_bold_on_a_terminal_unless_no_color_is_set(
+    monkeypatch: pytest.MonkeyPatch, no_color: bool
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes the test's stdout for a terminal
+    monkeypatch.setenv("TERM", "xterm")
+    if no_color:
+        monkeypatch.setenv("NO_COLOR", "1")
+
+    assert ("\x1b" in "".join(render([NAME], [["x"]]))) is not no_color

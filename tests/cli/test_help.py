@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib import import_module
+
+import pytest
+
+from kstore import __version__
+from kstore.cli.program import COMMANDS
+from tests.cli.conftest import REPOSITORY, Cli
+
+
+def modules_after(code: str) -> set[str]:
+    program = f"import sys\n{code}\nprint(*sys.modules, file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    return set(done.stderr.split())
+
+
+def test_the_help_names_every_command(cli: Cli) -> None:
+    result = cli("--help")
+
+    assert result.code == 0
+    assert all(f"\n  {name} " in result.out for name in COMMANDS)
+
+
+def test_without_arguments_it_prints_its_help(cli: Cli) -> None:
+    assert cli() == cli("--help")
+
+
+def test_it_runs_as_a_module(cli: Cli) -> None:
+    assert cli.process("--help") == cli("--help")
+
+
+def test_the_help_loads_neither_the_store_nor_torch_nor_rich() -> None:
+    loaded = modules_after("from kstore.cli.program import run; run(['--help'])")
+
+    assert not loaded & {"torch", "rich", "lmdb", "kstore.store"}
+
+
+def test_importing_the_command_line_loads_nothing_else() -> None:
+    assert not modules_after("import kstore.cli") & {"torch", "rich", "click", "kstore.store"}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_commands_help_lists_its_exit_codes(cli: Cli, name: str) -> None:
+    result = cli(name, "--help")
+
+    assert result.code == 0
+    codes = result.out.partition("Exit codes:")[2]
+    assert "2" in codes and "usage" in codes
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_commands_help_begins_as_the_list_of_commands_says(name: str) -> None:
+    command = import_module(f"kstore.cli.{name}").command
+
+    assert command.name == name
+    assert command.help.startswith(COMMANDS[name].rstrip("."))
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_the_common_options(name: str) -> None:
+    command = import_module(f"kstore.cli.{name}").command
+    options = {text for parameter in command.params for text in parameter.opts}
+
+    assert {"--json", "-q", "--quiet", "-v", "--verbose"} <= options
+    assert "--store" in options or name == "demo"
+
+
+def test_the_help_fits_80_columns(cli: Cli) -> None:
+    for name in COMMANDS:
+        assert max(map(len, cli(name, "--help").out.splitlines())) <= 80
+
+
+def test_the_version_is_the_packages(cli: Cli) -> None:
+    assert cli("--version").out == f"kstore {__version__}\n"
+
+
+def test_an_unknown_command_is_a_usage_error(cli: Cli) -> None:
+    result = cli("unknown")
+
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith("kstore: No such command 'unknown'")
+
+
+def test_an_unknown_option_says_where_the_help_is(cli: Cli) -> None:
+    result = cli("ls", "--unknown")
+
+    assert (result.code, result.out) == (2, "")
+    assert "see `kstore ls --help`" in result.err
+
+
+def test_a_usage_error_is_json_if_that_was_asked_for(cli: Cli) -> None:
+    result = cli("ls", "--json", "--unknown")
+
+    assert result.code == 2
+    assert result.json["command"] == "ls"
+    assert result.json["error"]["type"] == "UsageError"
+    assert "--unknown" in result.json["error"]["message"]

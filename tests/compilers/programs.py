@@ -1,0 +1,105 @@
+"""Runs the compile programs as the workers of a fleet would: each in a process and a cache root of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kstore.components import load_table
+from kstore.store import Store
+
+PROGRAMS = Path(__file__).parent.parent / "programs"
+GPU = "nvidia-test-sm90"
+TIMEOUT = 500
+SOUND_COUNTERS = {
+    "inductor": ("fxgraph_cache_miss", "fxgraph_cache_bypass", "fxgraph_lookup_write_file"),
+    "aot_autograd": ("autograd_cache_saved",),
+}
+"""What torch counts when it compiles. Others reappear on a perfect hit, for it adds those of the first compile."""
+
+
+@dataclass(frozen=True)
+class Container:
+    """A worker's process environment: nothing in it is the user's, and temporary files are the test's."""
+
+    temporary: Path
+
+    def environ(self) -> dict[str, str]:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("KSTORE_")}
+        for component in load_table().values():
+            kept.pop(component.variable, None)
+        return kept | {"TMPDIR": str(self.temporary), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+
+
+def worker(store: Path, root: Path, environ: MutableMapping[str, str], layout: str = "loose") -> Store:
+    """A store as a worker with its cache root at `root` sees it. It has a GPU's scope, to need no vector ISA."""
+    return Store(store, cache_root=root, layout=layout, gpu=GPU, environ=environ)
+
+
+def start_program(name: str, *arguments: object, environ: Mapping[str, str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, str(PROGRAMS / f"{name}.py"), *map(str, arguments)],
+        env=dict(environ),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish_program(process: subprocess.Popen[str]) -> dict[str, Any]:
+    """The report that the program prints last."""
+    output, errors = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 0, errors
+    report: dict[str, Any] = json.loads(output.splitlines()[-1])
+    return report
+
+
+def run_program(name: str, *arguments: object, environ: Mapping[str, str]) -> dict[str, Any]:
+    return finish_program(start_program(name, *arguments, environ=environ))
+
+
+def compiled_graphs(report: Mapping[str, Any]) -> dict[str, int]:
+    """The sound counters that are not 0: empty if nothing was compiled."""
+    counters = report["counters"]
+    return {
+        name: counters[section][name]
+        for section, names in SOUND_COUNTERS.items()
+        for name in names
+        if counters.get(section, {}).get(name)
+    }
+
+
+def fingerprint(root: Path) -> dict[str, tuple[int, int, int]]:
+    """Every file but locks and kstore's own, with what changes if anybody writes it."""
+    found = {}
+    for path in root.rglob("*"):
+        relative = path.relative_to(root)
+        if path.is_file() and ".kstore" not in relative.parts and "locks" not in relative.parts:
+            status = path.stat()
+            found[str(relative)] = (status.st_ino, status.st_size, status.st_mtime_ns)
+    return found
+
+
+def stored_bytes(store: Store) -> int:
+    """Bytes of all blobs and packs, the manifests apart."""
+    manifests = [store.snapshot(ref).ref for scope in store.scopes() for ref in store.generations(scope)]
+    packs, loose = store.storage.blobs.packs(), Path(store.location, "blobs")
+    total = sum(store.storage.blobs.pack(pack).size for pack in packs)
+    total += sum(path.stat().st_size for path in loose.rglob("*") if path.is_file())
+    return total - sum(_stored_size(store, ref.manifest, ref.manifest_size) for ref in manifests)
+
+
+def _stored_size(store: Store, digest: bytes, size: int) -> int:
+    """What a manifest takes: as a loose blob its size, in a pack that of its own frame."""
+    for pack in store.storage.blobs.packs():
+        index = store.storage.blobs.pack(pack).index
+        if digest in index.digests:
+            assert index.digests[-1] == digest
+            return index.frames[-1].packed_size
+    return size

@@ -1,0 +1,167 @@
+"""Triton kernels for sm_90, compiled by the real compiler, which needs no GPU for that."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kstore.components.table import Table, parse_table
+from kstore.local import cacheroot
+from kstore.report import CommitStatus, RestoreStatus
+from kstore.store import Store
+from tests.compilers.programs import GPU, Container, fingerprint, run_program, stored_bytes, worker
+
+pytestmark = pytest.mark.compiler
+
+KERNELS = 40
+RELEASES = 10
+
+
+class Fleet:
+    """Workers that compile from the same sources, as the releases of one model do."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.container = Container(folder)
+
+    def compile(self, environ: dict[str, str], count: int = KERNELS, release: int = 1) -> dict[str, Any]:
+        sources = self.folder / "sources"
+        arguments = ("--sources", sources, "--count", count, "--release", release)
+        return run_program("compile_kernels", *arguments, environ=environ)
+
+    def node(self, name: str, environ: dict[str, str], layout: str = "loose") -> Store:
+        return worker(self.folder / f"store-{layout}", self.folder / name, environ, layout)
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Fleet:
+    return Fleet(tmp_path)
+
+
+def without_relocation() -> Table:
+    text = resources.files("kstore.components").joinpath("components.toml").read_text()
+    return parse_table(re.sub(r"(?m)^relocate = .*\n", "", text))
+
+
+def compile_commit_and_move(fleet: Fleet, layout: str) -> dict[str, Any]:
+    """Compile under root A, commit, delete A, restore under root B, and compile there."""
+    environ = fleet.container.environ()
+    first = fleet.node("a", environ, layout)
+    first.restore("k")
+    cold = fleet.compile(environ)
+    assert (cold["hits"], cold["compiled"]) == (0, KERNELS)
+    assert first.commit("k").status is CommitStatus.COMMITTED
+    shutil.rmtree(fleet.folder / "a")
+
+    environ = fleet.container.environ()
+    assert fleet.node("b", environ, layout).restore("k").status is RestoreStatus.RESTORED
+    before = fingerprint(fleet.folder / "b")
+    report = fleet.compile(environ)
+    if report["compiled"] == 0:
+        assert fingerprint(fleet.folder / "b") == before
+    return report
+
+
+@pytest.mark.parametrize("layout", ["loose", "packed"])
+def test_every_kernel_hits_under_another_root(fleet: Fleet, layout: str) -> None:
+    report = compile_commit_and_move(fleet, layout)
+
+    assert (report["hits"], report["compiled"]) == (KERNELS, 0)
+
+
+def test_without_relocation_every_kernel_misses(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The proof that the test above can fail: the stored groups name files of a root that is gone."""
+    table = without_relocation()
+    monkeypatch.setattr("kstore.store.load_table", lambda: table)
+
+    report = compile_commit_and_move(fleet, "loose")
+
+    assert (report["hits"], report["compiled"]) == (0, KERNELS)
+
+
+def test_one_more_kernel_uploads_only_its_own_blobs_the_manifest_and_a_ref(fleet: Fleet) -> None:
+    environ = fleet.container.environ()
+    node = fleet.node("a", environ)
+    node.restore("k")
+    fleet.compile(environ)
+    node.commit("k")
+    fleet.compile(environ, count=KERNELS + 1)
+    before = set(fingerprint(fleet.folder / "store-loose"))
+
+    report = node.commit("k")
+
+    created = set(fingerprint(fleet.folder / "store-loose")) - before
+    assert report.new_files == 8
+    assert report.new_blobs == 8 + 1
+    assert len(created) == 8 + 2
+    assert node.commit("k").status is CommitStatus.UNCHANGED
+    assert set(fingerprint(fleet.folder / "store-loose")) == before | created
+
+
+class Releases:
+    """Ten releases of one model, each compiled cold in the numbered root of a fresh container."""
+
+    def __init__(self, folder: Path) -> None:
+        self.fleet = Fleet(folder)
+        self.sizes: dict[str, list[int]] = {"loose": [], "packed": []}
+        for release in range(1, RELEASES + 1):
+            self.run(release)
+
+    def run(self, release: int) -> None:
+        shutil.rmtree(cacheroot.NUMBERED_ROOTS, ignore_errors=True)
+        key = f"model/v{release}"
+        environ = self.fleet.container.environ()
+        nodes = [self.node(layout, environ) for layout in self.sizes]
+        nodes[0].restore(key)
+        self.fleet.compile(environ, release=release)
+        for node, sizes in zip(nodes, self.sizes.values(), strict=True):
+            environ["TRITON_CACHE_DIR"] = f"{self.root(nodes[0], key)}/triton"
+            environ.pop("KSTORE_MANAGED", None)
+            assert node.commit(key).status is CommitStatus.COMMITTED
+            sizes.append(stored_bytes(node))
+
+    def root(self, node: Store, key: str) -> Path:
+        return Path(node.worker(key, before_import=True).root.path)
+
+    def node(self, layout: str, environ: dict[str, str]) -> Store:
+        store = self.fleet.folder / f"store-{layout}"
+        return Store(store, layout=layout, gpu=GPU, environ=environ)
+
+
+@pytest.fixture(scope="module")
+def releases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Releases]:
+    folder = tmp_path_factory.mktemp("releases")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cacheroot, "NUMBERED_ROOTS", folder / "roots")
+        yield Releases(folder)
+
+
+@pytest.mark.parametrize("layout", ["loose", "packed"])
+def test_ten_releases_take_the_room_of_two_and_a_half(releases: Releases, layout: str) -> None:
+    one, ten = releases.sizes[layout][0], releases.sizes[layout][-1]
+
+    assert 0 < one <= ten <= 2.5 * one
+
+
+@pytest.mark.parametrize("layout", ["loose", "packed"])
+def test_a_release_seeded_from_the_one_before_compiles_only_what_changed(releases: Releases, layout: str) -> None:
+    environ = releases.fleet.container.environ()
+    shutil.rmtree(cacheroot.NUMBERED_ROOTS, ignore_errors=True)
+    node = releases.node(layout, environ)
+    seeded = node.restore("model/next", seed="model/v1")
+    report = releases.fleet.compile(environ, release=2)
+    before = stored_bytes(node)
+    committed = node.commit("model/next")
+
+    assert seeded.status is RestoreStatus.SEEDED
+    assert (report["hits"], report["compiled"]) == (KERNELS * 9 // 10, KERNELS // 10)
+    assert committed.status is CommitStatus.COMMITTED
+    assert committed.files == (KERNELS + KERNELS // 10) * 8
+    # Release two is in the store already, so a seeded commit of the same kernels adds next to nothing.
+    assert stored_bytes(node) <= 1.02 * before

@@ -1,0 +1,267 @@
+from __future__ import annotations
+
+import pytest
+
+from kstore.components import Component, load_table
+from kstore.components.table import compile_patterns, parse_table, table_version
+from kstore.errors import UsageError
+from kstore.manifest import Flag
+
+HEX = "3f2a" * 16
+BASE32 = "KVIMKGUDQ25L5SZV2TJMBXN2FRW6FXYNHHRCNVZZXFPOPLX7CUXQ"
+
+
+@pytest.fixture
+def inductor() -> Component:
+    return load_table()["inductor"]
+
+
+@pytest.fixture
+def triton() -> Component:
+    return load_table()["triton"]
+
+
+# ---- Patterns are those of .gitignore
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path", "matches"),
+    [
+        ("*.lock", "a.lock", True),
+        ("*.lock", "deep/down/a.lock", True),
+        ("*.lock", "a.lock/", False),
+        ("*.lock", "a.locked", False),
+        ("lock", "sub/lock", True),
+        ("lock", "sub/unlock", False),
+        ("locks/", "locks/", True),
+        ("locks/", "sub/locks/", True),
+        ("locks/", "locks", False),
+        ("/locks/", "locks/", True),
+        ("/locks/", "sub/locks/", False),
+        ("cache/*", "cache/one", True),
+        ("cache/*", "sub/cache/one", False),
+        ("cache/*", "cache/sub/one", False),
+        ("cache/**", "cache/sub/one", True),
+        ("**/fxgraph/*/*/", "fxgraph/ab/key/", True),
+        ("**/fxgraph/*/*/", "deep/down/fxgraph/ab/key/", True),
+        ("**/fxgraph/*/*/", "fxgraph/key/", False),
+        ("a/**/b", "a/b", True),
+        ("a/**/b", "a/x/y/b", True),
+        ("a?c", "abc", True),
+        ("a?c", "a/c", False),
+        ("a.c", "abc", False),
+        ("*", "anything", True),
+        ("*", "deep/anything", True),
+        ("/*/", "folder/", True),
+        ("/*/", "deep/folder/", False),
+        ("*.py", "new\nline.py", True),
+    ],
+)
+def test_patterns(pattern: str, path: str, matches: bool) -> None:
+    assert compile_patterns([pattern]).matches(path) is matches
+
+
+def test_any_of_several_patterns_matches_and_none_matches_nothing() -> None:
+    assert compile_patterns(["*.a", "*.b"]).matches("x.b")
+    assert not compile_patterns(["*.a", "*.b"]).matches("x.c")
+    assert not compile_patterns([]).matches("")
+    assert not compile_patterns([]).matches("x")
+
+
+# ---- The table itself
+
+
+def test_every_component_has_a_variable_and_a_folder_of_its_own() -> None:
+    table = load_table()
+    assert list(table)[:2] == ["inductor", "triton"]
+    for name, component in table.items():
+        assert component.name == name
+        assert component.title
+        assert component.variable.isupper()
+        assert component.default
+        assert "{folder}" in component.value
+    variables = [component.variable for component in table.values()]
+    assert len(set(variables)) == len(variables)
+
+
+def test_every_component_ignores_locks_and_temporary_files() -> None:
+    for component in load_table().values():
+        assert component.ignores("sub/x.lock"), component.name
+        assert component.ignores("sub/x.tmp"), component.name
+
+
+def test_an_unknown_rule_is_refused() -> None:
+    with pytest.raises(UsageError, match="ignroe"):
+        parse_table('[x]\nvariable = "X"\nignroe = ["*"]\n')
+
+
+def test_the_version_of_the_table_is_stable() -> None:
+    assert table_version() == table_version()
+    assert len(table_version()) == 16
+
+
+# ---- Inductor
+
+LINK, MERGE, RELOCATE, HOST = Flag.LINK, Flag.MERGE, Flag.RELOCATE, Flag.HOST
+
+
+@pytest.mark.parametrize(
+    ("path", "flags"),
+    [
+        (f"ab/c{HEX}.py", LINK),
+        (f"ab/{HEX}.best_config", LINK),
+        (f"ab/c{HEX}.main.cpp", LINK),
+        (f"ab/c{HEX}.optimized.cpp", LINK),
+        (f"ab/c{HEX}.cpp", LINK),
+        (f"ab/c{HEX}.h", LINK),
+        (f"ab/c{HEX}.main.so", LINK | HOST),
+        (f"ab/c{HEX}.so", LINK | HOST),
+        (f"ab/c{HEX}.o", LINK | HOST),
+        (f"ab/c{HEX}.cubin", LINK),
+        (f"cache/{HEX}", MERGE),
+        (f"dynamo/{HEX}/entry", LINK),
+        ("dynamo/code_state_job_0_tag.pkl", 0),
+        (f"ab/c{HEX}.cu", 0),
+        (f"cutedsl_compile_cache/{HEX}.o", HOST),
+        ("ab/model.wrapper.cpp", 0),
+        ("ab/model_metadata.json", 0),
+        ("something/unknown.bin", 0),
+    ],
+)
+def test_files_of_inductor(inductor: Component, path: str, flags: int) -> None:
+    assert not inductor.ignores(path)
+    assert Flag(inductor.kind(path, 0, 0).flags) == Flag(flags)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "locks/",
+        "locks/cabc.lock",
+        "dynamo/code_state.lock",
+        f"ab/.123.140.{HEX}.tmp",
+        f"ab/c{HEX}_CxxBuild/",
+        f"ab/c{HEX}.so.error",
+        f"ab/c{HEX}.o.error",
+        "torch_cutlass/",
+        "memoizer_cache.json",
+        "configs_0a1b.json",
+        "aoti_eager/",
+        "autoheuristic/",
+        "unhashed_kernel_inputs/",
+        "compiler_bisector_status.txt",
+        "tmpabc123.py",
+        "tmpx8f2/",
+        "triton/0/tmp.1f2e/",
+        f"cutedsl_compile_cache/{HEX}.o.tmp",
+        "precompiled_headers/",
+        "core.12345",
+    ],
+)
+def test_what_inductor_leaves_lying_about_is_ignored(inductor: Component, path: str) -> None:
+    assert inductor.ignores(path)
+
+
+@pytest.mark.parametrize("folder", ["fxgraph/bc/fabcdef/", "aotautograd/aabcdef/"])
+def test_the_answers_to_one_graph_key_are_a_slot(inductor: Component, folder: str) -> None:
+    assert inductor.unit(folder) == Flag.SLOT
+    kind = inductor.kind(f"{folder}{BASE32}", Flag.SLOT, folder.count("/"))
+    assert Flag(kind.flags) == LINK | Flag.SLOT
+    assert kind.unit == folder.count("/") + 1
+
+
+def test_a_triton_kernel_below_inductor_is_a_group(inductor: Component) -> None:
+    assert inductor.unit(f"triton/0/{BASE32}/") == Flag.GROUP
+    kind = inductor.kind(f"triton/0/{BASE32}/k.cubin", Flag.GROUP, 3)
+    assert (Flag(kind.flags), kind.unit) == (LINK | Flag.GROUP, 4)
+
+
+@pytest.mark.parametrize("folder", ["ab/", "fxgraph/", "fxgraph/bc/", "aotautograd/", "triton/", "triton/0/", "cache/"])
+def test_other_folders_of_inductor_are_neither(inductor: Component, folder: str) -> None:
+    assert inductor.unit(folder) == 0
+    assert not inductor.ignores(folder)
+
+
+def test_the_lock_of_a_shared_object(inductor: Component) -> None:
+    assert inductor.method("lock", f"ab/c{HEX}.main.so") == "locks/{stem}.lock"
+    assert inductor.method("lock", f"ab/c{HEX}.py") is None
+
+
+# ---- Triton
+
+
+def test_a_kernel_of_triton_is_a_group(triton: Component) -> None:
+    assert triton.unit(f"{BASE32}/") == Flag.GROUP
+    assert triton.unit(f"{BASE32}/sub/") == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "flags"),
+    [
+        *((f"k.{suffix}", LINK) for suffix in ("source", "ttir", "ttgir", "llir", "ptx", "cubin", "json", "hsaco")),
+        ("__grp__k.json", RELOCATE),
+        ("cuda_utils.cpython-311-x86_64-linux-gnu.so", LINK | HOST),
+        ("__triton_launcher.cpython-311-x86_64-linux-gnu.so", LINK | HOST),
+        ("kernel.autotune.json", LINK),
+    ],
+)
+def test_files_of_triton(triton: Component, name: str, flags: int) -> None:
+    assert not triton.ignores(f"{BASE32}/{name}")
+    assert Flag(triton.kind(f"{BASE32}/{name}", 0, 0).flags) == Flag(flags)
+
+
+@pytest.mark.parametrize("name", ["__grp__k.json", "cuda_utils.cpython-311.so", "kernel.autotune.json"])
+def test_what_completes_a_kernel(triton: Component, name: str) -> None:
+    assert triton.completes(name)
+
+
+@pytest.mark.parametrize("name", ["k.cubin", "k.json", "k.ptx"])
+def test_what_does_not_complete_a_kernel(triton: Component, name: str) -> None:
+    assert not triton.completes(name)
+
+
+def test_a_kernel_that_is_being_written(triton: Component) -> None:
+    assert triton.is_busy("tmp.pid_12_0f1e/")
+    assert triton.ignores(f"{BASE32}/tmp.pid_12_0f1e/")
+    assert triton.is_busy("k.ptx.tmp.pid_12_0f1e")
+    assert not triton.is_busy("k.ptx")
+
+
+# ---- The others: what is changed in place is never linked
+
+
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        ("vllm", "torch_compile_cache/abc/rank_0_0/backbone/vllm_compile_cache.py"),
+        ("vllm", "torch_compile_cache/abc/rank_0_0/backbone/computation_graph.py"),
+        ("sglang", "sglang_compile_cache.py"),
+        ("flashinfer", "0.7.2/90a/cached_ops/op/build.ninja"),
+        ("cutedsl", "abc.o"),
+        ("extensions", "py311_cu130/ext/build.ninja"),
+        ("cuda", "0/1/abcdef"),
+        ("tunableop", "tunableop_results0.csv"),
+        ("tilelang", "kernels/abc/kernel.cu"),
+    ],
+)
+def test_what_is_changed_in_place_is_never_linked(name: str, path: str) -> None:
+    assert not load_table()[name].kind(path, 0, 0).flags & LINK
+
+
+@pytest.mark.parametrize("name", ["flashinfer", "extensions"])
+def test_times_matter_to_ninja(name: str) -> None:
+    assert load_table()[name].kind("ext/build.ninja", 0, 0).flags & Flag.MTIME
+    assert load_table()[name].ignores("ext/lock")
+
+
+def test_vllm_keeps_its_inductor_and_triton_caches_below_its_own() -> None:
+    vllm = load_table()["vllm"]
+    below = "torch_compile_cache/abc/rank_0_0"
+    assert vllm.unit(f"{below}/inductor_cache/fxgraph/bc/fabc/") == Flag.SLOT
+    assert vllm.unit(f"{below}/inductor_cache/aotautograd/aabc/") == Flag.SLOT
+    assert vllm.unit(f"{below}/triton_cache/{BASE32}/") == Flag.GROUP
+    assert vllm.ignores("modelinfos/")
+
+
+def test_only_tunableop_names_a_file() -> None:
+    assert [name for name, component in load_table().items() if not component.is_folder] == ["tunableop"]

@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Iterable
+
+import pytest
+
+from kstore.components import load_table
+from kstore.components.variables import (
+    MANAGED,
+    Placement,
+    default_folder,
+    place_components,
+    read_managed,
+    set_variables,
+)
+
+ROOT = "/roots/0"
+
+
+def place(environ: dict[str, str], names: Iterable[str] = ("inductor",), *, before_import: bool = True) -> Placement:
+    return place_components(load_table(), names, ROOT, environ, before_import=before_import)
+
+
+@pytest.fixture
+def pinned(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """What `import torch._dynamo` leaves behind."""
+    monkeypatch.setitem(sys.modules, "torch._dynamo", types.ModuleType("torch._dynamo"))
+    return {"TORCHINDUCTOR_CACHE_DIR": default_folder(load_table()["inductor"])}
+
+
+def test_every_component_goes_below_the_root() -> None:
+    placement = place({}, load_table())
+    assert set(placement.folders) == set(load_table())
+    assert len(set(placement.folders.values())) == len(load_table())
+    assert all(folder.startswith(f"{ROOT}/") for folder in placement.folders.values())
+    assert set(placement.variables) == {component.variable for component in load_table().values()}
+    assert placement.notes == ()
+
+
+def test_only_the_named_components_are_placed() -> None:
+    placement = place({}, ["triton"])
+    assert placement == Placement({"triton": f"{ROOT}/triton"}, {"TRITON_CACHE_DIR": f"{ROOT}/triton"}, ())
+
+
+def test_what_the_user_set_is_respected() -> None:
+    for before_import in (True, False):
+        placement = place({"TORCHINDUCTOR_CACHE_DIR": "/mine"}, before_import=before_import)
+        assert placement == Placement({"inductor": "/mine"}, {}, ())
+
+
+def test_a_relative_folder_of_the_user_is_made_absolute(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir("/")
+    assert place({"TORCHINDUCTOR_CACHE_DIR": "usr/mine"}).folders == {"inductor": "/usr/mine"}
+
+
+def test_what_kstore_set_is_overridden() -> None:
+    environ: dict[str, str] = {}
+    set_variables({"TORCHINDUCTOR_CACHE_DIR": "/roots/9/inductor"}, environ)
+    assert place(environ).folders == {"inductor": f"{ROOT}/inductor"}
+
+
+def test_children_inherit_what_kstore_set() -> None:
+    """The list travels in the environment; what the user changed since is the user's."""
+    environ: dict[str, str] = {}
+    set_variables({"TORCHINDUCTOR_CACHE_DIR": "/a", "TRITON_CACHE_DIR": "/b"}, environ)
+    set_variables({"TRITON_CACHE_DIR": "/c=d"}, environ)
+    assert read_managed(environ) == {"TORCHINDUCTOR_CACHE_DIR": "/a", "TRITON_CACHE_DIR": "/c=d"}
+    child = dict(environ) | {"TORCHINDUCTOR_CACHE_DIR": "/mine"}
+    placement = place(child, ["inductor", "triton"])
+    assert placement.folders == {"inductor": "/mine", "triton": f"{ROOT}/triton"}
+
+
+def test_setting_variables_notes_that_it_was_kstore() -> None:
+    environ = {"OTHER": "stays"}
+    set_variables({"TRITON_CACHE_DIR": "/b"}, environ)
+    assert environ == {"OTHER": "stays", "TRITON_CACHE_DIR": "/b", MANAGED: "TRITON_CACHE_DIR=/b"}
+
+
+@pytest.mark.parametrize("text", ["", "nonsense", "\n\n", "=x"])
+def test_a_garbled_list_is_no_error(text: str) -> None:
+    read_managed({MANAGED: text})
+    assert place({MANAGED: text}).folders == {"inductor": f"{ROOT}/inductor"}
+
+
+def test_a_default_pinned_by_an_import_is_not_the_users_choice(pinned: dict[str, str]) -> None:
+    placement = place(pinned)
+    assert placement.variables == {"TORCHINDUCTOR_CACHE_DIR": f"{ROOT}/inductor"}
+    assert "torch._dynamo was imported before" in placement.notes[0]
+
+
+def test_artifacts_are_collected_where_the_pinned_default_says(pinned: dict[str, str]) -> None:
+    placement = place(pinned, before_import=False)
+    assert placement == Placement({"inductor": pinned["TORCHINDUCTOR_CACHE_DIR"]}, {}, ())
+
+
+def test_the_same_value_without_the_import_is_the_users_choice() -> None:
+    default = default_folder(load_table()["inductor"])
+    placement = place({"TORCHINDUCTOR_CACHE_DIR": default})
+    assert placement == Placement({"inductor": default}, {}, ())
+
+
+def test_another_value_with_the_import_is_the_users_choice(pinned: dict[str, str]) -> None:
+    assert place({"TORCHINDUCTOR_CACHE_DIR": "/mine"}).folders == {"inductor": "/mine"}
+
+
+def test_a_variable_that_names_a_file() -> None:
+    placement = place({}, ["tunableop"])
+    assert placement.folders == {"tunableop": f"{ROOT}/tunableop"}
+    assert placement.variables == {"PYTORCH_TUNABLEOP_FILENAME": f"{ROOT}/tunableop/tunableop_results.csv"}
+
+
+def test_a_file_that_the_user_named_is_left_to_the_user() -> None:
+    placement = place({"PYTORCH_TUNABLEOP_FILENAME": "/mine.csv"}, ["tunableop"])
+    assert (placement.folders, placement.variables) == ({}, {})
+    assert "PYTORCH_TUNABLEOP_FILENAME is set" in placement.notes[0]
+
+
+def test_a_cache_in_a_part_of_the_variables_folder() -> None:
+    assert place({}, ["flashinfer"]).folders == {"flashinfer": f"{ROOT}/flashinfer/.cache/flashinfer"}
+    assert place({"FLASHINFER_WORKSPACE_BASE": "/mine"}, ["flashinfer"]).folders == {
+        "flashinfer": "/mine/.cache/flashinfer"
+    }
+
+
+def test_the_default_of_inductor_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", "/temporary")
+    monkeypatch.setattr("getpass.getuser", lambda: "somebody")
+    assert default_folder(load_table()["inductor"]) == "/temporary/torchinductor_somebody"
+
+
+def test_a_user_without_a_name_is_called_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nameless() -> str:
+        raise KeyError("uid not found")
+
+    monkeypatch.setattr("getpass.getuser", nameless)
+    monkeypatch.setattr("os.getuid", lambda: 4711)
+    assert default_folder(load_table()["inductor"]).endswith("torchinductor_uid_4711")
+
+
+def test_every_default_can_be_named() -> None:
+    assert all(default_folder(component) for component in load_table().values())

@@ -1,0 +1,303 @@
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kstore.manifest import Entry, Files, Flag, unit_of
+from kstore.merge import MAX_VARIANTS, Merged, merge
+from tests.trees import entry, grouped
+
+A, B, C = entry("a"), entry("b"), entry("c")
+
+
+def variant(content: str, mtime_ns: int = 0) -> Entry:
+    return entry(content, Flag.SLOT, 2, mtime_ns=mtime_ns)
+
+
+def merged_by_meaning(content: str) -> Entry:
+    return entry(content, Flag.MERGE)
+
+
+def kernel(name: str, writer: str, *files: str) -> Files:
+    return {f"triton/{name}/{file}": grouped(f"{file} by {writer}") for file in files or ("ptx", "cubin")}
+
+
+# ---- Files
+
+
+def test_what_either_side_added_is_kept() -> None:
+    merged = merge({}, {"theirs": A}, {"ours": B}, {})
+    assert merged.files == {"theirs": A, "ours": B}
+    assert merged.taken == ["ours"]
+
+
+def test_what_ours_lacks_is_kept() -> None:
+    merged = merge({"x": A}, {"x": A}, {}, {})
+    assert merged.files == {"x": A}
+    assert not merged.has_news
+
+
+def test_what_theirs_took_out_stays_gone() -> None:
+    merged = merge({"x": A}, {}, {"x": A}, {})
+    assert merged.files == {}
+    assert not merged.has_news
+    assert merged.declined == {"x": A.digest}
+
+
+def test_what_theirs_took_out_and_ours_changed_comes_back() -> None:
+    merged = merge({"x": A}, {}, {"x": B}, {})
+    assert merged.files == {"x": B}
+    assert merged.taken == ["x"]
+
+
+def test_what_only_ours_changed_is_taken() -> None:
+    assert merge({"x": A}, {"x": A}, {"x": B}, {}).files == {"x": B}
+
+
+def test_what_only_theirs_changed_stays() -> None:
+    merged = merge({"x": A}, {"x": B}, {"x": A}, {})
+    assert merged.files == {"x": B}
+    assert not merged.has_news
+
+
+def test_the_same_change_on_both_sides_is_no_news() -> None:
+    assert not merge({}, {"x": A}, {"x": A}, {}).has_news
+    assert not merge({"x": A}, {"x": B}, {"x": B}, {}).has_news
+
+
+def test_a_conflict_keeps_the_published_file() -> None:
+    for base in ({}, {"x": C}):
+        merged = merge(base, {"x": A}, {"x": B}, {})
+        assert merged.files == {"x": A}
+        assert not merged.has_news
+        assert merged.declined == {"x": B.digest}
+
+
+def test_other_modes_and_times_are_no_news() -> None:
+    assert not merge({}, {"x": A}, {"x": A._replace(mtime_ns=5, mode=0o600)}, {}).has_news
+
+
+# ---- What was declined is not offered again
+
+
+def test_what_was_declined_is_not_offered_again() -> None:
+    first = merge({}, {"x": A}, {"x": B}, {})
+    again = merge(first.files, first.files, {"x": B}, first.declined)
+    assert not again.has_news
+    assert again.declined == first.declined
+
+
+def test_what_changed_since_it_was_declined_is_offered() -> None:
+    declined = merge({}, {"x": A}, {"x": B}, {}).declined
+    merged = merge({"x": A}, {"x": A}, {"x": C}, declined)
+    assert merged.files == {"x": C}
+    assert merged.declined == {}
+
+
+def test_what_is_gone_here_is_no_longer_declined() -> None:
+    assert merge({"x": A}, {"x": A}, {}, {"x": B.digest}).declined == {}
+
+
+def test_what_only_theirs_changed_is_not_undone_by_the_next_merge() -> None:
+    """The cache root still has the old file, which its new base does not explain."""
+    merged = merge({"x": A}, {"x": B}, {"x": A}, {})
+    assert not merge(merged.files, merged.files, {"x": A}, merged.declined).has_news
+
+
+def test_what_ours_never_changed_is_told_from_what_it_offered() -> None:
+    merged = merge({"x": A, "y": A}, {"x": B, "y": B}, {"x": A, "y": C}, {})
+    assert merged.declined == {"x": A.digest, "y": C.digest}
+    assert merged.outdated == {"x"}
+
+
+# ---- Groups
+
+
+def test_a_group_that_both_added_keeps_the_published_one_whole() -> None:
+    theirs, ours = kernel("K", "them", "ptx", "cubin"), kernel("K", "us", "ptx", "cubin", "launcher")
+    merged = merge({}, theirs, ours, {})
+    assert merged.files == theirs
+    assert not merged.has_news
+    assert merged.declined == {path: found.digest for path, found in ours.items()}
+
+
+def test_a_group_that_only_ours_changed_is_replaced_whole() -> None:
+    base, ours = kernel("K", "them", "ptx", "cubin", "old"), kernel("K", "us", "ptx", "cubin")
+    merged = merge(base, base, ours, {})
+    assert merged.files == ours
+    assert sorted(merged.taken) == sorted(ours)
+
+
+def test_a_file_added_to_a_group_brings_the_whole_group() -> None:
+    base = kernel("K", "them")
+    ours = base | kernel("K", "us", "launcher")
+    merged = merge(base, base, ours, {})
+    assert merged.files == ours
+
+
+def test_a_group_that_theirs_took_out_stays_gone_unless_ours_changed_it() -> None:
+    base = kernel("K", "them")
+    assert merge(base, {}, base, {}).files == {}
+    ours = kernel("K", "us")
+    assert merge(base, {}, ours, {}).files == ours
+
+
+def test_groups_do_not_disturb_each_other() -> None:
+    theirs, ours = kernel("K", "them") | kernel("L", "them"), kernel("K", "us") | kernel("M", "us")
+    merged = merge({}, theirs, ours, {})
+    assert merged.files == theirs | kernel("M", "us")
+
+
+# ---- Slots
+
+
+def test_a_slot_that_both_added_keeps_the_published_one() -> None:
+    merged = merge({}, {"i/S/one": variant("one")}, {"i/S/two": variant("two")}, {})
+    assert set(merged.files) == {"i/S/one"}
+    assert set(merged.declined) == {"i/S/two"}
+
+
+def test_a_new_answer_in_a_slot_of_base_is_a_variant_and_kept() -> None:
+    base = {"i/S/one": variant("one")}
+    merged = merge(base, base, base | {"i/S/two": variant("two")}, {})
+    assert set(merged.files) == {"i/S/one", "i/S/two"}
+
+
+def test_variants_of_both_sides_are_kept() -> None:
+    base = {"i/S/one": variant("one")}
+    merged = merge(base, base | {"i/S/two": variant("two")}, base | {"i/S/three": variant("three")}, {})
+    assert set(merged.files) == {"i/S/one", "i/S/two", "i/S/three"}
+
+
+def test_a_slot_that_only_ours_added_is_kept_with_its_variants() -> None:
+    ours = {f"i/S/{number}": variant(str(number)) for number in range(3)}
+    assert merge({}, {}, ours, {}).files == ours
+
+
+def test_a_slot_has_room_for_eight_the_oldest_first() -> None:
+    ours = {f"i/S/{number}": variant(str(number), mtime_ns=-number) for number in range(12)}
+    merged = merge({}, {}, ours, {})
+    assert set(merged.files) == {f"i/S/{number}" for number in range(4, 12)}
+    assert set(merged.declined) == {f"i/S/{number}" for number in range(4)}
+    full = merge(merged.files, merged.files, {"i/S/late": variant("late")}, {})
+    assert not full.has_news
+
+
+# ---- Files that are merged by meaning
+
+
+def test_what_both_sides_changed_is_handed_to_the_merger() -> None:
+    theirs, ours = {"x": merged_by_meaning("a")}, {"x": merged_by_meaning("b")}
+    for base in ({}, {"x": merged_by_meaning("c")}):
+        merged = merge(base, theirs, ours, {})
+        assert merged.to_merge == ["x"]
+        assert merged.files == theirs
+        assert merged.has_news
+
+
+def test_what_one_side_changed_needs_no_merger() -> None:
+    base, ours = {"x": merged_by_meaning("a")}, {"x": merged_by_meaning("b")}
+    merged = merge(base, base, ours, {})
+    assert (merged.files, merged.to_merge) == (ours, [])
+
+
+# ---- Properties: whatever the three sides are
+
+SHAPES = {
+    "i/file": (0, 0),
+    "i/other": (0, 0),
+    "i/cache": (Flag.MERGE, 0),
+    **{f"t/K/{name}": (Flag.GROUP, 2) for name in ("ptx", "cubin", "json")},
+    **{f"t/L/{name}": (Flag.GROUP, 2) for name in ("ptx", "json")},
+    **{f"i/S/{number:02}": (Flag.SLOT, 2) for number in range(12)},
+}
+
+
+@st.composite
+def sides(draw: st.DrawFn) -> Files:
+    found = {}
+    for path in draw(st.sets(st.sampled_from(sorted(SHAPES)))):
+        flags, unit = SHAPES[path]
+        # The files of a slot are named by their content.
+        content = path if flags is Flag.SLOT else draw(st.sampled_from("abc"))
+        found[path] = entry(content, flags, unit, mtime_ns=draw(st.integers(0, 3)))
+    return found
+
+
+def digests(files: Files, unit: str) -> set[tuple[str, bytes]]:
+    return {(path, found.digest) for path, found in files.items() if unit_of(path, found) == unit}
+
+
+def changed(files: Files, base: Files, path: str) -> bool:
+    return (files[path].digest if path in files else None) != (base[path].digest if path in base else None)
+
+
+@settings(max_examples=300, deadline=None)
+@given(base=sides(), theirs=sides(), ours=sides())
+def test_nothing_published_is_lost(base: Files, theirs: Files, ours: Files) -> None:
+    """What others published since base is in the result as they published it."""
+    merged = merge(base, theirs, ours, {})
+    for path, published in theirs.items():
+        unit = unit_of(path, published)
+        if path in merged.taken or merged.files.get(path) != published:
+            assert digests(theirs, unit) == digests(base, unit)
+            assert published.flags & Flag.GROUP or path in merged.taken
+    assert all(path in theirs or path in merged.taken for path in merged.files)
+
+
+@settings(max_examples=300, deadline=None)
+@given(base=sides(), theirs=sides(), ours=sides())
+def test_what_was_taken_out_does_not_come_back_unchanged(base: Files, theirs: Files, ours: Files) -> None:
+    merged = merge(base, theirs, ours, {})
+    for path in base.keys() - theirs.keys():
+        if path in merged.files and not changed(ours, base, path):
+            unit = unit_of(path, base[path])
+            assert base[path].flags & Flag.GROUP
+            assert digests(ours, unit) != digests(base, unit)
+
+
+@settings(max_examples=300, deadline=None)
+@given(base=sides(), theirs=sides(), ours=sides())
+def test_everything_of_ours_is_published_declined_or_to_be_merged(base: Files, theirs: Files, ours: Files) -> None:
+    merged = merge(base, theirs, ours, {})
+    for path, mine in ours.items():
+        is_published = merged.files.get(path) is not None and merged.files[path].digest == mine.digest
+        is_older = not changed(ours, base, path)
+        assert is_published or is_older or path in merged.to_merge or merged.declined.get(path) == mine.digest
+
+
+def merge_again(merged: Merged, ours: Files) -> Merged:
+    declined = merged.declined | {path: ours[path].digest for path in merged.to_merge}
+    return merge(merged.files, merged.files, ours, declined)
+
+
+@settings(max_examples=300, deadline=None)
+@given(base=sides(), theirs=sides(), ours=sides())
+def test_merging_the_result_again_has_no_news(base: Files, theirs: Files, ours: Files) -> None:
+    merged = merge(base, theirs, ours, {})
+    again = merge_again(merged, ours)
+    assert not again.has_news
+    assert again.files == merged.files
+
+
+@settings(max_examples=300, deadline=None)
+@given(base=sides(), theirs=sides(), ours=sides(), declined=sides())
+def test_a_group_never_mixes_two_writers(base: Files, theirs: Files, ours: Files, declined: Files) -> None:
+    merged = merge(base, theirs, ours, {path: found.digest for path, found in declined.items()})
+    for group in ("t/K", "t/L"):
+        assert digests(merged.files, group) in (digests(theirs, group), digests(ours, group))
+
+
+@settings(max_examples=300, deadline=None)
+@given(base=sides(), theirs=sides(), ours=sides())
+def test_a_slot_never_grows_over_its_cap(base: Files, theirs: Files, ours: Files) -> None:
+    merged = merge(base, theirs, ours, {})
+    assert len(digests(merged.files, "i/S")) <= max(MAX_VARIANTS, len(digests(theirs, "i/S")))
+
+
+@settings(max_examples=200, deadline=None)
+@given(base=sides(), theirs=sides(), ours=sides())
+def test_merging_changes_none_of_its_arguments(base: Files, theirs: Files, ours: Files) -> None:
+    copies = [dict(files) for files in (base, theirs, ours)]
+    merge(base, theirs, ours, {})
+    assert [base, theirs, ours] == copies

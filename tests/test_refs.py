@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kstore.backends import PosixBackend
+from kstore.digest import digest_of
+from kstore.errors import IntegrityError, MissError
+from kstore.refs import Ref, Refs, load_ref
+from kstore.scope import Scope
+from tests.trees import in_processes
+
+SCOPE = Scope("gpu", "model/v1", "env")
+REF = Ref(
+    scope=SCOPE,
+    generation=1,
+    manifest=digest_of(b"manifest"),
+    manifest_size=8,
+    packs=("ab" * 32, "cd" * 32),
+    created=1.5,
+    creator="user@host",
+    files=3,
+    size=100,
+    parent=0,
+)
+
+
+@pytest.fixture
+def backend(tmp_path: Path) -> PosixBackend:
+    return PosixBackend(tmp_path / "store")
+
+
+@pytest.fixture
+def refs(backend: PosixBackend) -> Refs:
+    return Refs(backend)
+
+
+def test_what_was_dumped_is_loaded() -> None:
+    assert load_ref(SCOPE, 1, REF.dump()) == REF
+
+
+def test_a_ref_is_json_under_its_generation(backend: PosixBackend, refs: Refs) -> None:
+    refs.publish(REF)
+    assert json.loads(backend.get("refs/gpu/model/v1/@env/1"))["generation"] == 1
+
+
+def test_a_published_ref_is_never_overwritten(refs: Refs) -> None:
+    assert refs.publish(REF)
+    assert not refs.publish(replace(REF, creator="somebody@else"))
+    assert refs.get(SCOPE, 1) == REF
+
+
+def test_one_of_eight_processes_publishes_a_generation(refs: Refs) -> None:
+    won = in_processes(lambda name: refs.publish(replace(REF, creator=name)), [(f"w{n}",) for n in range(8)])
+    assert won.count(True) == 1
+    assert refs.get(SCOPE, 1).creator == f"w{won.index(True)}"
+
+
+def test_the_newest_is_the_highest_number(refs: Refs) -> None:
+    for generation in (1, 2, 9, 10):
+        refs.publish(replace(REF, generation=generation))
+    assert refs.generations(SCOPE) == [1, 2, 9, 10]
+    newest = refs.newest(SCOPE)
+    assert newest is not None
+    assert newest.generation == 10
+
+
+def test_nothing_published_is_no_error(refs: Refs) -> None:
+    assert refs.newest(SCOPE) is None
+    assert refs.generations(SCOPE) == []
+    assert list(refs.scopes()) == []
+    with pytest.raises(MissError, match="generation 7"):
+        refs.get(SCOPE, 7)
+
+
+def test_what_is_no_number_is_no_generation(backend: PosixBackend, refs: Refs) -> None:
+    refs.publish(REF)
+    for name in ("2.tmp", "-3", "٤", "notes", "5/folder"):
+        backend.put(f"{SCOPE.folder}/{name}", b"")
+    assert refs.generations(SCOPE) == [1]
+
+
+def test_scopes_are_listed_however_keys_nest(refs: Refs) -> None:
+    scopes = [
+        Scope("gpu", "model", "env"),
+        Scope("gpu", "model/v1", "env"),
+        Scope("gpu", "model/v1", "other"),
+        Scope("gpu", "model/v1/deep", "env"),
+        Scope("other", "model", "env"),
+    ]
+    for scope in scopes:
+        refs.publish(replace(REF, scope=scope))
+    assert sorted(refs.scopes()) == scopes
+    assert list(refs.scopes("other")) == [scopes[4]]
+    assert sorted(refs.scopes("gpu", "model/v1")) == scopes[1:4]
+    assert refs.environments("gpu", "model/v1") == ["env", "other"]
+    assert refs.gpus() == ["gpu", "other"]
+
+
+def test_folders_that_are_no_scopes_are_passed_over(backend: PosixBackend, refs: Refs) -> None:
+    """A file server's own, such as Synology's @eaDir or an ext4 root's lost+found."""
+    refs.publish(REF)
+    for name in ("refs/gpu/@eaDir/x", "refs/@eaDir/x", "refs/gpu/lost+found/@x/1", "refs/gpu/a b/@env/1"):
+        backend.put(name, b"")
+    assert list(refs.scopes()) == [SCOPE]
+
+
+def changed(**content: object) -> bytes:
+    return json.dumps({**json.loads(REF.dump()), **content}).encode()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b"\xff\xfe",
+        REF.dump()[:-20],
+        changed(format=2),
+        changed(generation=2),
+        changed(manifest=None),
+        changed(manifest={"digest": "ab", "size": 1}),
+        changed(manifest={"digest": "zz" * 32, "size": 1}),
+        changed(packs=["../../../etc/passwd"]),
+        changed(packs=[5]),
+        changed(packs=None),
+        changed(created="long ago"),
+    ],
+)
+def test_a_damaged_ref_is_an_error_that_names_it(backend: PosixBackend, refs: Refs, data: bytes) -> None:
+    backend.put(REF.name, data)
+    with pytest.raises(IntegrityError, match=r"generation 1 of model/v1"):
+        refs.newest(SCOPE)

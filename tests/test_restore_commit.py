@@ -1,0 +1,842 @@
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kstore
+from kstore.backends import PosixBackend
+from kstore.blobs.loose import blob_name
+from kstore.blobs.packindex import pack_name
+from kstore.digest import digest_of
+from kstore.environment import Host
+from kstore.errors import (
+    CacheRootError,
+    IntegrityError,
+    KstoreError,
+    MissError,
+    StoreFormatError,
+    StoreUnavailable,
+    UsageError,
+)
+from kstore.local.link import LinkMode
+from kstore.manifest import Manifest
+from kstore.refs import Ref
+from kstore.report import CommitStatus, RestoreStatus
+from kstore.store import Store
+from tests.trees import ENVIRONMENT, GPU, KEY, Node, contents, entry, in_processes, listing, shared_object
+
+GROUP_FILES = 8
+pytestmark = pytest.mark.usefixtures("host")
+
+
+def fill(node: Node, name: str = "one") -> None:
+    """One of everything."""
+    node.tree.wrapper(name)
+    node.tree.graph(f"f{name}")
+    node.tree.autograd(f"a{name}")
+    node.tree.kernel(name)
+    node.tree.kernel(f"{name} below inductor", below="inductor/triton/0")
+    node.tree.timings({name: 0.5})
+    node.tree.put(f"inductor/ab/{name}.cu", b"// CUDA")
+
+
+@pytest.fixture
+def first(tmp_path: Path, layout: str) -> Node:
+    """A worker that has published one of everything."""
+    node = Node(tmp_path, "first", layout=layout)
+    fill(node)
+    assert node.commit().status is CommitStatus.COMMITTED
+    return node
+
+
+@pytest.fixture
+def second(tmp_path: Path, layout: str) -> Node:
+    """Another worker, whose cache root is empty."""
+    return Node(tmp_path, "second", layout=layout)
+
+
+def relocated(node: Node) -> dict[str, bytes]:
+    """What is in the node's root, but for its own path."""
+    return {path: data.replace(bytes(node.tree.root), b"ROOT") for path, data in contents(node.tree.root).items()}
+
+
+# ---- Restore
+
+
+def test_nothing_published_is_a_miss_that_writes_nothing(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    report = node.restore()
+    assert (report.status, report.files, report.ok) == (RestoreStatus.MISS, 0, False)
+    assert contents(node.tree.root) == {}
+    assert not node.location.exists()
+
+
+def test_what_was_committed_is_restored(first: Node, second: Node) -> None:
+    report = second.restore()
+    assert report.status is RestoreStatus.RESTORED
+    assert relocated(second) == relocated(first)
+    assert report.placed == report.files == len(contents(first.tree.root))
+    assert report.generation == 1
+    assert (report.skipped, report.notes, report.error) == ((), (), "")
+    assert (report.gpu, report.environment, report.key) == (GPU, ENVIRONMENT, KEY)
+    assert set(report.components or {}) == {"inductor", "triton"}
+
+
+def test_a_kernel_lists_its_files_where_they_now_are(first: Node, second: Node) -> None:
+    second.restore()
+    for group in second.tree.root.rglob("__grp__*.json"):
+        for name, path in json.loads(group.read_bytes())["child_paths"].items():
+            assert Path(path) == group.parent / name
+            assert Path(path).exists()
+
+
+def test_restoring_again_finds_everything_current(first: Node, second: Node) -> None:
+    second.restore()
+    before = listing(second.tree.root / "triton")
+    report = second.restore()
+    assert (report.status, report.placed) == (RestoreStatus.CURRENT, 0)
+    assert listing(second.tree.root / "triton") == before
+
+
+def test_the_variables_are_set(first: Node, second: Node) -> None:
+    second.restore()
+    assert second.environ["TORCHINDUCTOR_CACHE_DIR"] == f"{second.tree.root}/inductor"
+    assert second.environ["TRITON_CACHE_DIR"] == f"{second.tree.root}/triton"
+
+
+def test_a_component_elsewhere_is_restored_and_committed_there(first: Node, second: Node, tmp_path: Path) -> None:
+    second.environ["TRITON_CACHE_DIR"] = str(tmp_path / "elsewhere")
+    second.restore()
+    assert not second.tree.has("triton")
+    assert len(list((tmp_path / "elsewhere").rglob("*.cubin"))) == 1
+    (group,) = (tmp_path / "elsewhere").rglob("__grp__*.json")
+    assert json.loads(group.read_bytes())["child_paths"]["k.cubin"] == str(group.parent / "k.cubin")
+    assert second.commit().status is CommitStatus.UNCHANGED
+
+
+def test_what_a_killed_restore_left_elsewhere_is_not_committed(first: Node, second: Node, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    second.environ["TRITON_CACHE_DIR"] = str(elsewhere)
+    worker = second.store.worker(KEY, before_import=True)
+    with worker.state.staging(str(elsewhere)) as stage:
+        shutil.copytree(first.tree.root / "triton", f"{stage}/triton")
+        assert second.commit().new_files == 0
+
+
+def test_loose_blobs_are_linked(tmp_path: Path) -> None:
+    first, second = (Node(tmp_path, name, layout="loose") for name in ("first", "second"))
+    fill(first)
+    first.commit()
+    report = second.restore()
+    assert report.link_mode in (LinkMode.HARDLINK, LinkMode.REFLINK)
+    wrapper = first.tree.wrapper()
+    blob = second.location / blob_name(digest_of(first.tree.read(wrapper)))
+    if report.link_mode is LinkMode.HARDLINK:
+        assert (second.tree.root / wrapper).samefile(blob)
+
+
+def test_packed_blobs_are_copied(tmp_path: Path) -> None:
+    first, second = (Node(tmp_path, name, layout="packed") for name in ("first", "second"))
+    fill(first)
+    first.commit()
+    report = second.restore()
+    assert report.link_mode is LinkMode.COPY
+    assert report.link_why
+
+
+def test_what_is_changed_in_place_never_reaches_the_store(first: Node, second: Node) -> None:
+    before = contents(first.location)
+    second.restore()
+    with open(second.tree.root / "inductor/ab/one.cu", "ab") as file:
+        file.write(b"// appended")
+    assert contents(first.location) == before
+    third = Node(first.location.parent, "third", layout=None)
+    third.restore()
+    assert third.tree.read("inductor/ab/one.cu") == b"// CUDA"
+
+
+def test_a_pinned_generation_is_restored_exactly(first: Node, second: Node) -> None:
+    old = relocated(first)
+    fill(first, "two")
+    assert first.commit().generation == 2
+    assert second.restore(generation=1).generation == 1
+    assert relocated(second) == old
+    with pytest.raises(MissError):
+        second.restore(generation=3)
+
+
+def test_a_newer_generation_is_fetched(first: Node, second: Node) -> None:
+    second.restore()
+    fill(first, "two")
+    first.commit()
+    report = second.restore()
+    assert (report.status, report.generation) == (RestoreStatus.RESTORED, 2)
+    assert relocated(second).keys() == relocated(first).keys()
+
+
+def test_a_miss_with_a_seed_starts_from_the_other_key(first: Node, second: Node) -> None:
+    report = second.restore("model/v2", seed=KEY)
+    assert (report.status, report.key) == (RestoreStatus.SEEDED, "model/v2")
+    assert relocated(second) == relocated(first)
+    second.tree.wrapper("new")
+    committed = second.commit("model/v2")
+    assert (committed.generation, committed.files) == (1, len(contents(second.tree.root)))
+    assert committed.new_blobs == 2  # the wrapper and the manifest; the rest is the seed's
+    third = Node(first.location.parent, "third")
+    assert third.restore("model/v2").status is RestoreStatus.RESTORED
+    assert relocated(third) == relocated(second)
+
+
+def test_a_seed_is_not_used_where_the_key_has_something(first: Node, second: Node) -> None:
+    assert second.restore(KEY, seed="model/other").status is RestoreStatus.RESTORED
+    assert Node(first.location.parent, "third").restore("none", seed="none-either").status is RestoreStatus.MISS
+
+
+def test_other_gpus_environments_and_keys_get_nothing(first: Node, tmp_path: Path) -> None:
+    for number, other in enumerate(({"gpu": "nvidia-other-sm80"}, {"environment": "torch-other"})):
+        assert Node(tmp_path, f"other{number}", **other).restore().status is RestoreStatus.MISS
+    assert Node(tmp_path, "another").restore("model/v10").status is RestoreStatus.MISS
+
+
+def test_reports_can_be_written_as_json(first: Node, second: Node) -> None:
+    for report in (second.restore(), second.commit()):
+        assert json.loads(json.dumps(report.as_json()))["status"] == report.status
+
+
+# ---- Commit
+
+
+def test_committing_again_writes_nothing(first: Node) -> None:
+    before = listing(first.location)
+    report = first.commit()
+    assert (report.status, report.generation, report.uploaded) == (CommitStatus.UNCHANGED, 1, 0)
+    assert listing(first.location) == before
+
+
+def test_committing_what_was_restored_writes_nothing(first: Node, second: Node) -> None:
+    before = listing(first.location)
+    second.restore()
+    assert second.commit().status is CommitStatus.UNCHANGED
+    assert listing(first.location) == before
+
+
+def test_an_empty_root_commits_nothing(tmp_path: Path, layout: str) -> None:
+    node = Node(tmp_path, layout=layout)
+    assert node.commit().status is CommitStatus.UNCHANGED
+    assert not node.location.exists()
+
+
+def test_one_more_file_uploads_its_blob_a_manifest_and_a_ref(first: Node, layout: str) -> None:
+    before = set(contents(first.location))
+    first.tree.wrapper("new")
+    report = first.commit()
+    assert (report.generation, report.new_files, report.new_blobs) == (2, 1, 2)
+    new = sorted(path.partition("/")[0] for path in set(contents(first.location)) - before)
+    assert new == (["blobs", "blobs", "refs"] if layout == "loose" else ["packs", "refs"])
+
+
+def test_equal_files_are_stored_once(tmp_path: Path, layout: str) -> None:
+    node = Node(tmp_path, layout=layout)
+    for number in range(5):
+        node.tree.put(f"inductor/ab/copy{number}.py", b"same")
+    assert node.commit().new_blobs == 2
+
+
+def test_a_path_that_was_taken_out_does_not_come_back(first: Node, second: Node) -> None:
+    second.restore()
+    wrapper = first.tree.wrapper()
+    publish_without(first, wrapper)
+    second.tree.wrapper("new")
+    assert second.commit().generation == 3
+    assert wrapper not in second.published()
+    assert second.commit().status is CommitStatus.UNCHANGED
+    assert first.commit().status is CommitStatus.UNCHANGED
+
+
+def publish_without(node: Node, *paths: str) -> None:
+    newest = node.newest()
+    files = {path: found for path, found in node.published().items() if path not in paths}
+    publish(node, files, newest.generation + 1)
+
+
+def publish(node: Node, files: dict[str, Any], generation: int) -> None:
+    """Publish a manifest that no commit would make."""
+    data = Manifest(files).dump()
+    node.store.storage.blobs.loose.put(digest_of(data), data)
+    packs = node.newest().packs if generation > 1 else ()
+    scope = node.store.scope(KEY)
+    ref = Ref(scope, generation, digest_of(data), len(data), packs, 0.0, "test", len(files), 0)
+    assert node.store.storage.refs.publish(ref)
+
+
+def test_what_is_declined_is_not_offered_again(first: Node, second: Node) -> None:
+    """Two workers that built the same kernel differently do not publish in turn."""
+    kernel = second.tree.kernel("one", "another compiler")
+    second.tree.graph("fone", "another graph")
+    assert second.commit().status is CommitStatus.UNCHANGED
+    before = listing(first.location)
+    for node in (second, first, second, first):
+        assert node.commit().status is CommitStatus.UNCHANGED
+    assert listing(first.location) == before
+    assert b"another" in second.tree.read(f"{kernel}/k.ptx")
+
+
+def test_what_others_replaced_is_not_undone(first: Node, second: Node) -> None:
+    """A worker that committed since still has the old file, and offers it to nobody."""
+    second.restore()
+    second.tree.put("inductor/ab/tuned.best_config", b"old")
+    second.commit()
+    first.restore()
+    first.tree.put("inductor/ab/tuned.best_config", b"new")
+    assert first.commit().generation == 3
+    for node in (second, first, second, first):
+        assert node.commit().status is CommitStatus.UNCHANGED
+    assert second.published()["inductor/ab/tuned.best_config"].digest == digest_of(b"new")
+
+
+def test_what_others_replaced_is_restored(first: Node, second: Node) -> None:
+    second.restore()
+    second.tree.put("inductor/ab/tuned.best_config", b"old")
+    second.commit()
+    first.restore()
+    first.tree.put("inductor/ab/tuned.best_config", b"new")
+    first.commit()
+    second.restore()
+    assert second.tree.read("inductor/ab/tuned.best_config") == b"new"
+
+
+def test_timings_of_all_workers_are_merged(first: Node, second: Node) -> None:
+    second.tree.timings({"two": 0.25})
+    assert second.commit().new_files == 1
+    third = Node(first.location.parent, "third")
+    third.restore()
+    assert json.loads(third.tree.read("inductor/cache/system")) == {"one": 0.5, "two": 0.25}
+    for node in (first, second, first, second):
+        assert node.commit().status is CommitStatus.UNCHANGED
+
+
+def test_a_lost_file_of_timings_does_not_stop_commits(tmp_path: Path) -> None:
+    first, second = (Node(tmp_path, name) for name in ("first", "second"))
+    first.tree.timings({"one": 0.5})
+    first.commit()
+    remove_blob(first, "inductor/cache/system")
+    second.tree.timings({"two": 0.25})
+    second.tree.wrapper()
+    assert second.commit().status is CommitStatus.COMMITTED
+
+
+def test_two_workers_add_up(first: Node, second: Node) -> None:
+    second.tree.wrapper("two")
+    second.tree.kernel("two")
+    assert second.commit().generation == 2
+    assert set(second.published()) == set(contents(first.tree.root)) | set(contents(second.tree.root))
+
+
+def race(folder: Path, number: int) -> int:
+    node = Node(folder, f"worker{number}", layout=("loose", "packed")[number % 2])
+    for turn in range(5):
+        node.tree.wrapper(f"{number} {turn}")
+        node.tree.kernel(f"{number} {turn}")
+        assert node.commit().status is CommitStatus.COMMITTED
+    return len(contents(node.tree.root))
+
+
+def test_workers_that_race_lose_nothing(tmp_path: Path) -> None:
+    counts = in_processes(lambda number: race(tmp_path, number), [(number,) for number in range(8)])
+    node = Node(tmp_path, "reader")
+    report = node.restore()
+    assert report.skipped == ()
+    assert len(contents(node.tree.root)) == sum(counts) == 8 * 5 * (1 + GROUP_FILES)
+    assert report.generation == 40
+
+
+def test_a_file_that_changes_while_it_is_uploaded_waits(
+    tmp_path: Path, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Node(tmp_path, layout=layout)
+    kernel = node.tree.kernel()
+    wrapper = node.tree.wrapper()
+    from kstore import upload
+
+    read = upload._read
+
+    def read_changed(worker: Any, path: str, found: Any) -> bytes | None:
+        if path == f"{kernel}/k.ptx":
+            node.tree.put(path, b"changed meanwhile")
+        return read(worker, path, found)
+
+    monkeypatch.setattr(upload, "_read", read_changed)
+    report = node.commit()
+    assert list(node.published()) == [wrapper]
+    assert [skipped.path for skipped in report.skipped] == [kernel]
+    monkeypatch.undo()
+    assert node.commit().new_files == GROUP_FILES
+
+
+def test_a_read_only_worker_publishes_nothing(first: Node, tmp_path: Path) -> None:
+    reader = Node(tmp_path, "reader", mode="read")
+    reader.restore()
+    reader.tree.wrapper("new")
+    before = listing(first.location)
+    assert reader.commit().status is CommitStatus.READ_ONLY
+    assert listing(first.location) == before
+
+
+def test_the_store_object_survives_that_another_worker_makes_the_store(tmp_path: Path) -> None:
+    first, second = (Node(tmp_path, name) for name in ("first", "second"))
+    assert second.restore().status is RestoreStatus.MISS
+    first.tree.wrapper("one")
+    first.commit()
+    second.tree.wrapper("two")
+    assert second.commit().generation == 2
+
+
+def test_a_store_that_was_made_anew_gets_everything(first: Node, layout: str) -> None:
+    """The cache root remembers a generation of a store that is no more."""
+    shutil.rmtree(first.location)
+    again = Node(first.location.parent, "first", layout=layout)
+    again.tree.wrapper("new")
+    again.tree.put(f"{again.tree.kernel()}/k.ptx", b"changed")
+    again.commit()
+    reader = Node(first.location.parent, "reader")
+    assert reader.restore().skipped == ()
+    assert relocated(reader) == relocated(again)
+
+
+# ---- Damage costs a group, never the job
+
+
+def blob_of(node: Node, path: str) -> Path:
+    return node.location / blob_name(node.published()[path].digest)
+
+
+def remove_blob(node: Node, path: str) -> None:
+    blob_of(node, path).unlink()
+
+
+def alter(path: Path, change: Callable[[bytes], bytes]) -> None:
+    data = path.read_bytes()
+    path.chmod(0o644)
+    path.write_bytes(change(data))
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "missing": lambda path: path.unlink(),
+    "altered": lambda path: alter(path, lambda data: data[:-1] + b"?"),
+    "cut short": lambda path: alter(path, lambda data: data[:5]),
+    "empty": lambda path: alter(path, lambda data: b""),
+    "a folder": lambda path: (path.unlink(), path.mkdir()),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
+def test_a_lost_blob_costs_exactly_its_group(tmp_path: Path, damage: Callable[[Path], object]) -> None:
+    first, second = (Node(tmp_path, name, layout="loose") for name in ("first", "second"))
+    fill(first)
+    kernel = first.tree.kernel("lost")
+    first.commit()
+    damage(blob_of(first, f"{kernel}/k.cubin"))
+    report = second.restore()
+    assert report.status is RestoreStatus.RESTORED
+    expected = {path: data for path, data in relocated(first).items() if not path.startswith(kernel)}
+    assert relocated(second) == expected
+    assert [skipped.path for skipped in report.skipped] == [f"{kernel}/k.cubin"]
+    assert report.placed == report.files - GROUP_FILES
+
+
+def test_a_lost_blob_outside_of_groups_costs_itself(tmp_path: Path) -> None:
+    first, second = (Node(tmp_path, name, layout="loose") for name in ("first", "second"))
+    fill(first)
+    first.commit()
+    remove_blob(first, first.tree.wrapper())
+    second.restore()
+    assert set(contents(first.tree.root)) - set(contents(second.tree.root)) == {first.tree.wrapper()}
+
+
+def test_what_was_lost_is_compiled_again_and_healed(tmp_path: Path) -> None:
+    """Another compile of the kernel has other bytes, and replaces the group."""
+    first, second, third = (Node(tmp_path, name, layout="loose") for name in ("first", "second", "third"))
+    kernel = first.tree.kernel()
+    first.commit()
+    remove_blob(first, f"{kernel}/k.cubin")
+    second.restore()
+    second.tree.kernel("one", "compiled again")
+    second.commit()
+    third.restore()
+    assert b"compiled again" in third.tree.read(f"{kernel}/k.cubin")
+
+
+def test_a_damaged_pack_is_as_if_it_were_missing(tmp_path: Path) -> None:
+    first, second = (Node(tmp_path, name, layout="packed") for name in ("first", "second"))
+    fill(first)
+    first.commit()
+    old = relocated(first)
+    first.tree.wrapper("new")
+    first.commit()
+    newest, oldest = first.newest().packs
+    pack = first.location / pack_name(oldest)
+    alter(pack, lambda data: b"?" * len(data))
+    report = second.restore()
+    assert relocated(second).keys() == relocated(first).keys() - old.keys()
+    assert len(report.skipped) == len(old)
+
+
+def test_a_pack_that_nobody_names_is_found(first: Node, second: Node) -> None:
+    ref = first.newest()
+    path = first.location / ref.name
+    alter(path, lambda data: json.dumps({**json.loads(data), "packs": []}).encode())
+    second.restore()
+    assert relocated(second) == relocated(first)
+
+
+def test_a_lost_manifest_is_an_integrity_error(tmp_path: Path) -> None:
+    node = Node(tmp_path, layout="loose")
+    node.tree.wrapper()
+    node.commit()
+    (node.location / blob_name(node.newest().manifest)).unlink()
+    with pytest.raises(IntegrityError, match="manifest of generation 1"):
+        Node(tmp_path, "other").restore()
+
+
+def test_a_blob_altered_in_place_is_not_linked(tmp_path: Path) -> None:
+    """Somebody wrote through a hard link, as root may."""
+    first, second, third = (Node(tmp_path, name, layout="loose") for name in ("first", "second", "third"))
+    wrapper = first.tree.wrapper()
+    first.commit()
+    second.restore()
+    alter(second.tree.root / wrapper, lambda data: data.replace(b"one", b"eno"))
+    report = third.restore()
+    assert not third.tree.has(wrapper)
+    assert [skipped.path for skipped in report.skipped] == [wrapper]
+
+
+def test_a_local_kernel_that_lost_a_file_is_replaced_whole(first: Node, second: Node) -> None:
+    second.restore()
+    kernel = second.tree.kernel("one")
+    (second.tree.root / kernel / "k.cubin").unlink()
+    report = second.restore()
+    assert report.placed == GROUP_FILES
+    assert relocated(second) == relocated(first)
+
+
+def test_a_local_file_that_was_cut_short_outside_the_rules_of_compilers(first: Node, second: Node) -> None:
+    second.restore()
+    wrapper = second.tree.wrapper()
+    (second.tree.root / wrapper).unlink()
+    second.tree.put(wrapper, b"")
+    second.restore()
+    assert second.tree.read(wrapper) == first.tree.read(wrapper)
+
+
+# ---- Manifests are not trusted
+
+HOSTILE = [
+    "../x",
+    "/abs",
+    "a/../../b",
+    "inductor/../../x",
+    "inductor/..",
+    "a//b",
+    "inductor/./x",
+    "inductor/x\0y",
+    "inductor/",
+    "inductor",
+    "",
+]
+
+
+@pytest.mark.parametrize("path", HOSTILE, ids=repr)
+def test_hostile_paths_are_refused_and_nothing_is_written(tmp_path: Path, path: str) -> None:
+    node = Node(tmp_path, "victim")
+    node.store.storage.blobs.loose.put(digest_of(b"evil"), b"evil")
+    evil = entry()._replace(digest=digest_of(b"evil"), size=4)
+    publish(node, {"inductor/ab/good.py": evil, path: evil} if path else {"inductor//x": evil}, 1)
+    before = {found for found in tmp_path.rglob("*") if "store" not in found.parts}
+    with pytest.raises(IntegrityError, match="paths"):
+        node.restore()
+    assert contents(node.tree.root) == {}
+    new = {found for found in tmp_path.rglob("*") if "store" not in found.parts} - before
+    assert all(node.tree.root / ".kstore" in (found, *found.parents) or found == node.tree.root for found in new)
+
+
+def test_a_path_that_is_both_file_and_folder_is_refused(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    publish(node, {"inductor/a": entry(), "inductor/a/b": entry(), "inductor/a/b/c": entry()}, 1)
+    with pytest.raises(IntegrityError, match="paths"):
+        node.restore()
+
+
+def test_nothing_is_written_through_a_link(first: Node, second: Node, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    wrapper = first.tree.wrapper()
+    (second.tree.root / "inductor").mkdir(parents=True)
+    (second.tree.root / wrapper).parent.symlink_to(outside)
+    second.restore()
+    assert list(outside.iterdir()) == []
+
+
+def test_a_group_with_folders_inside_is_placed_whole(tmp_path: Path) -> None:
+    first, second = (Node(tmp_path, name) for name in ("first", "second"))
+    kernel = first.tree.kernel()
+    first.tree.put(f"{kernel}/sub/deep/extra.ptx", b"extra")
+    first.commit()
+    second.restore()
+    shutil.rmtree(second.tree.root / kernel / "sub")
+    (second.tree.root / kernel / "k.ptx").unlink()
+    second.restore()
+    assert relocated(second) == relocated(first)
+
+
+def test_components_that_are_not_managed_are_left_out(first: Node, tmp_path: Path) -> None:
+    node = Node(tmp_path, "triton-only", components=("triton",))
+    report = node.restore()
+    assert [skipped.path for skipped in report.skipped] == ["inductor"]
+    assert not node.tree.has("inductor")
+    assert node.tree.has("triton")
+    node.commit()
+    assert set(first.published()) == set(contents(first.tree.root))
+
+
+# ---- Host-bound artifacts
+
+
+def test_host_bound_artifacts_go_only_to_equal_hosts(
+    tmp_path: Path, layout: str, host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, same, other = (Node(tmp_path, name, layout=layout) for name in ("first", "same", "other"))
+    bound = first.tree.put("inductor/ab/cabc.so", shared_object())
+    wrapper = first.tree.wrapper()
+    first.commit()
+    same.restore()
+    assert set(contents(same.tree.root)) == {bound, wrapper}
+    monkeypatch.setattr("kstore.worker.detect_host", lambda: Host("b" * 16, {"cpu": "other"}))
+    other.restore()
+    assert set(contents(other.tree.root)) == {wrapper}
+    other.tree.put(bound, shared_object() + b"built here")
+    report = other.commit()
+    assert report.new_files == 1
+    assert report.files == 3
+    manifest = other.store.snapshot(other.newest()).manifest
+    assert set(manifest.hosts) == {"a" * 16, "b" * 16}
+
+
+# ---- The store itself
+
+
+def test_a_store_says_what_it_is(first: Node) -> None:
+    content = json.loads((first.location / "kstore.json").read_bytes())
+    assert (content["format"], content["grace"]) == (1, 3600)
+    assert (first.location / "CACHEDIR.TAG").read_bytes().startswith(b"Signature: 8a477f597d28d172789f06886806bc55")
+
+
+def test_a_store_is_made_once(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    assert node.store.create(grace=60)
+    assert not node.store.create()
+    assert json.loads((node.location / "kstore.json").read_bytes())["grace"] == 60
+
+
+def test_a_folder_with_foreign_content_is_refused(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.location.mkdir()
+    (node.location / "thesis.tex").touch()
+    node.tree.wrapper()
+    with pytest.raises(StoreFormatError, match=r"thesis\.tex"):
+        node.commit()
+    assert os.listdir(node.location) == ["thesis.tex"]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "5", '{"other": 1}', '{"format": 2}'])
+def test_a_store_of_an_unknown_format_is_refused(tmp_path: Path, text: str) -> None:
+    node = Node(tmp_path)
+    node.location.mkdir()
+    (node.location / "kstore.json").write_text(text)
+    node.tree.wrapper()
+    for use in (node.restore, node.commit):
+        with pytest.raises(StoreFormatError):
+            use()
+
+
+def test_a_store_whose_parent_is_missing_is_unavailable(tmp_path: Path) -> None:
+    """A volume that is not mounted is no empty store."""
+    store = Store(tmp_path / "not/mounted", cache_root=tmp_path / "root", gpu=GPU, environment=ENVIRONMENT, environ={})
+    for use in (store.restore, store.commit):
+        with pytest.raises(StoreUnavailable, match="mount"):
+            use(KEY)
+
+
+def test_the_published_can_be_looked_at(first: Node) -> None:
+    scope = first.store.scope(KEY)
+    assert list(first.store.scopes()) == list(first.store.scopes(KEY)) == [scope]
+    assert list(first.store.scopes("other")) == []
+    first.tree.wrapper("new")
+    first.commit()
+    assert [ref.generation for ref in first.store.generations(scope)] == [1, 2]
+    assert [ref.parent for ref in first.store.generations(scope)] == [0, 1]
+
+
+def test_a_key_owns_its_numbered_root(tmp_path: Path) -> None:
+    def store() -> Store:
+        return Store(tmp_path / "store", gpu=GPU, environment=ENVIRONMENT, environ={})
+
+    roots = [store().restore(key).cache_root for key in ("one", "two", "one")]
+    assert roots == [f"{tmp_path}/roots/{ENVIRONMENT}/{number}" for number in (0, 1, 0)]
+
+
+# ---- The functions: a cache never breaks the job
+
+
+@pytest.fixture
+def functions(tmp_path: Path) -> dict[str, Any]:
+    return {"cache_root": tmp_path / "root", "gpu": GPU, "environment": ENVIRONMENT}
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def missing(folder: Path) -> dict[str, Any]:
+    return {"store": folder / "not/mounted"}
+
+
+def a_file(folder: Path) -> dict[str, Any]:
+    (folder / "file").touch()
+    return {"store": folder / "file"}
+
+
+def garbage(folder: Path) -> dict[str, Any]:
+    (folder / "garbage").mkdir()
+    (folder / "garbage/kstore.json").write_bytes(b"\xff\0garbage")
+    return {"store": folder / "garbage"}
+
+
+def unwritable(folder: Path) -> dict[str, Any]:
+    (folder / "regular").touch()
+    return {"store": folder / "store", "cache_root": folder / "regular/root"}
+
+
+TROUBLES = {
+    missing: StoreUnavailable,
+    a_file: StoreUnavailable,
+    garbage: StoreFormatError,
+    unwritable: CacheRootError,
+}
+
+
+@pytest.mark.parametrize("trouble", TROUBLES)
+@pytest.mark.parametrize("function", [kstore.restore, kstore.commit])
+def test_trouble_is_one_warning_and_a_status(
+    tmp_path: Path,
+    functions: dict[str, Any],
+    caplog: pytest.LogCaptureFixture,
+    trouble: Callable[[Path], dict[str, Any]],
+    function: Callable[..., Any],
+) -> None:
+    report = function(KEY, **{**functions, **trouble(tmp_path)})
+    assert report.status == "failed"
+    assert report.error.startswith(TROUBLES[trouble].__name__)
+    assert not report.ok
+    (warning,) = warnings(caplog)
+    assert KEY in warning
+    assert "\n" not in warning
+
+
+@pytest.mark.parametrize("trouble", TROUBLES)
+@pytest.mark.parametrize("function", [kstore.restore, kstore.commit])
+def test_strict_raises_what_went_wrong(
+    tmp_path: Path,
+    functions: dict[str, Any],
+    trouble: Callable[[Path], dict[str, Any]],
+    function: Callable[..., Any],
+) -> None:
+    with pytest.raises(TROUBLES[trouble]) as caught:
+        function(KEY, strict=True, **{**functions, **trouble(tmp_path)})
+    assert isinstance(caught.value, KstoreError)
+
+
+@pytest.mark.parametrize("function", [kstore.restore, kstore.commit, kstore.synchronized])
+@pytest.mark.parametrize("key", ["", "../x", "a b", "@env", None])
+def test_a_bad_key_always_raises(functions: dict[str, Any], function: Callable[..., Any], key: Any) -> None:
+    with pytest.raises(UsageError):
+        function(key, **functions)
+
+
+@pytest.mark.parametrize("wrong", [{"layout": "zip"}, {"components": ("nothing",)}, {"bogus": 1}], ids=str)
+@pytest.mark.parametrize("function", [kstore.restore, kstore.commit])
+def test_a_bad_argument_always_raises(
+    tmp_path: Path, functions: dict[str, Any], function: Callable[..., Any], wrong: dict[str, Any]
+) -> None:
+    with pytest.raises((UsageError, TypeError)):
+        function(KEY, store=tmp_path / "store", **{**functions, **wrong})
+
+
+def test_a_bad_seed_always_raises(tmp_path: Path, functions: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        kstore.restore(KEY, seed="../x", store=tmp_path / "store", **functions)
+
+
+def test_a_miss_is_no_trouble(tmp_path: Path, functions: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+    assert kstore.restore(KEY, store=tmp_path / "store", **functions).status is RestoreStatus.MISS
+    assert warnings(caplog) == []
+
+
+def test_synchronized_restores_and_commits(tmp_path: Path, functions: dict[str, Any]) -> None:
+    functions |= {"store": tmp_path / "store"}
+    node = Node(tmp_path, "root")
+    with kstore.synchronized(KEY, **functions) as cache:
+        assert cache.restored.status is RestoreStatus.MISS
+        assert os.environ["TRITON_CACHE_DIR"] == f"{tmp_path}/root/triton"
+        node.tree.wrapper()
+    assert cache.committed.status is CommitStatus.COMMITTED
+    with kstore.synchronized(KEY, **functions) as cache:
+        pass
+    assert (cache.restored.generation, cache.committed.status) == (1, CommitStatus.UNCHANGED)
+
+
+def test_synchronized_decorates(tmp_path: Path, functions: dict[str, Any]) -> None:
+    node = Node(tmp_path, "root")
+
+    @kstore.synchronized(KEY, store=tmp_path / "store", **functions)
+    def warm_up(name: str) -> str:
+        return node.tree.wrapper(name)
+
+    assert {warm_up("one"), warm_up("two")} == set(contents(node.tree.root))
+    assert node.newest().generation == 2
+
+
+def test_an_error_of_the_body_is_raised_and_its_kernels_are_kept(tmp_path: Path, functions: dict[str, Any]) -> None:
+    node = Node(tmp_path, "root")
+    with pytest.raises(ZeroDivisionError), kstore.synchronized(KEY, store=tmp_path / "store", **functions):
+        node.tree.wrapper()
+        raise ZeroDivisionError
+    assert node.newest().files == 1
+
+
+def test_trouble_does_not_disturb_the_body(
+    tmp_path: Path, functions: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    ran = []
+    with kstore.synchronized(KEY, **functions, **missing(tmp_path)) as cache:
+        ran.append(True)
+    assert ran == [True]
+    assert (cache.restored.status, cache.committed.status) == (RestoreStatus.FAILED, CommitStatus.FAILED)
+    assert len(warnings(caplog)) == 2
+
+
+def test_a_backend_is_enough_to_find_what_a_ref_names(first: Node) -> None:
+    """Everything but refs is named by its content, and every ref names content."""
+    backend = PosixBackend(first.location)
+    for path in contents(first.location):
+        folder, _, rest = path.partition("/")
+        if folder == "blobs":
+            assert digest_of(backend.get(path)).hex() == rest.partition("/")[2]
+        if folder == "packs":
+            assert digest_of(backend.get(path)).hex() == rest

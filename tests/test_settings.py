@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kstore.blobs import Layout
+from kstore.components import load_table
+from kstore.errors import UsageError
+from kstore.settings import Mode, Settings, load_settings
+
+
+def load(folder: Path, environ: dict[str, str] | None = None, **arguments: Any) -> Settings:
+    return load_settings(environ or {}, folder, **arguments)
+
+
+def test_the_defaults(tmp_path: Path) -> None:
+    settings = load(tmp_path)
+    assert settings == Settings(
+        store="/data/kstore",
+        cache_root=None,
+        layout=None,
+        mode=Mode.READ_WRITE,
+        gpu=None,
+        environment=None,
+        components=tuple(load_table()),
+    )
+
+
+def test_an_argument_beats_the_environment_beats_the_file(tmp_path: Path) -> None:
+    (tmp_path / "kstore.toml").write_text('store = "/file"\ngpu = "file"\nenvironment = "file"\n')
+    environ = {"KSTORE_ROOT": "/environment", "KSTORE_GPU": "environment"}
+    settings = load(tmp_path, environ, store="/argument")
+    assert (settings.store, settings.gpu, settings.environment) == ("/argument", "environment", "file")
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "name", "value"),
+    [
+        ("KSTORE_ROOT", "/store", "store", "/store"),
+        ("KSTORE_CACHE_ROOT", "/local", "cache_root", "/local"),
+        ("KSTORE_LAYOUT", "packed", "layout", Layout.PACKED),
+        ("KSTORE_LAYOUT", "auto", "layout", None),
+        ("KSTORE_MODE", "read", "mode", Mode.READ),
+        ("KSTORE_GPU", "h100", "gpu", "h100"),
+        ("KSTORE_ENVIRONMENT", "env", "environment", "env"),
+        ("KSTORE_COMPONENTS", "triton,inductor", "components", ("triton", "inductor")),
+        ("KSTORE_COMPONENTS", "triton inductor", "components", ("triton", "inductor")),
+    ],
+)
+def test_every_setting_has_a_variable(tmp_path: Path, variable: str, text: str, name: str, value: object) -> None:
+    assert getattr(load(tmp_path, {variable: text}), name) == value
+
+
+def test_an_empty_variable_is_unset(tmp_path: Path) -> None:
+    assert load(tmp_path, {"KSTORE_ROOT": "", "KSTORE_LAYOUT": ""}) == Settings()
+
+
+def test_the_nearest_file_is_used(tmp_path: Path) -> None:
+    deep = tmp_path / "a/b"
+    deep.mkdir(parents=True)
+    (tmp_path / "kstore.toml").write_text('gpu = "far"\nenvironment = "far"\n')
+    assert load(deep).gpu == "far"
+    (tmp_path / "a/pyproject.toml").write_text('[tool.kstore]\ngpu = "near"\n')
+    assert (load(deep).gpu, load(deep).environment) == ("near", None)
+
+
+def test_kstore_toml_comes_before_pyproject(tmp_path: Path) -> None:
+    (tmp_path / "kstore.toml").write_text('gpu = "own"\n')
+    (tmp_path / "pyproject.toml").write_text('[tool.kstore]\ngpu = "project"\n')
+    assert load(tmp_path).gpu == "own"
+
+
+def test_a_pyproject_without_a_section_is_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub/pyproject.toml").write_text("[project]\nname = 'x'\n")
+    (tmp_path / "pyproject.toml").write_text('[tool.kstore]\ngpu = "outer"\n')
+    assert load(tmp_path / "sub").gpu == "outer"
+
+
+def test_paths_are_absolute_and_know_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    settings = load(tmp_path, store="~/store", cache_root=Path("local"))
+    assert (settings.store, settings.cache_root) == (f"{tmp_path}/store", f"{tmp_path}/local")
+
+
+@pytest.mark.parametrize("file", ["kstore.toml", "pyproject.toml"])
+def test_an_unknown_setting_is_refused(tmp_path: Path, file: str) -> None:
+    section = "[tool.kstore]\n" if file == "pyproject.toml" else ""
+    (tmp_path / file).write_text(f'{section}stroe = "/x"\n')
+    with pytest.raises(UsageError, match="stroe"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"layout": "zip"},
+        {"layout": 5},
+        {"mode": "write"},
+        {"components": "inductor,nothing"},
+        {"components": 5},
+        {"store": 5},
+        {"cache_root": b"bytes"[0]},
+    ],
+    ids=str,
+)
+def test_a_malformed_setting_is_refused_with_its_origin(tmp_path: Path, arguments: dict[str, Any]) -> None:
+    (name,) = arguments
+    with pytest.raises(UsageError, match=f"argument {name}"):
+        load(tmp_path, **arguments)
+
+
+def test_a_malformed_variable_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="KSTORE_LAYOUT"):
+        load(tmp_path, {"KSTORE_LAYOUT": "zip"})
+
+
+@pytest.mark.parametrize("text", ["store = ", "[tool.kstore]\nstore = [", "tool = 5", "[tool]\nkstore = 5"])
+def test_a_malformed_file_is_named(tmp_path: Path, text: str) -> None:
+    name = "kstore.toml" if text == "store = " else "pyproject.toml"
+    (tmp_path / name).write_text(text)
+    with pytest.raises(UsageError, match=name):
+        load(tmp_path)
+
+
+def test_settings_come_from_the_process_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KSTORE_GPU", "environment")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "kstore.toml").write_text('environment = "file"\n')
+    settings = load_settings()
+    assert (settings.gpu, settings.environment) == ("environment", "file")
+    assert os.environ["KSTORE_GPU"] == "environment"

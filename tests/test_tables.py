@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kstore import tables
+from kstore.errors import IntegrityError
+
+KEYS = st.binary(min_size=1, max_size=40) | st.binary(min_size=500, max_size=1500)
+TABLES = st.dictionaries(
+    st.text("abcdefgh/", min_size=1, max_size=20),
+    st.dictionaries(KEYS, st.binary(max_size=300), max_size=30),
+    max_size=4,
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(content=TABLES)
+def test_what_was_dumped_is_loaded(content: dict[str, dict[bytes, bytes]]) -> None:
+    assert tables.load(tables.dump(content)) == content
+
+
+@settings(deadline=None, max_examples=15)
+@given(content=TABLES)
+def test_the_same_tables_give_the_same_bytes(content: dict[str, dict[bytes, bytes]]) -> None:
+    reordered = {name: dict(reversed(table.items())) for name, table in reversed(content.items())}
+    assert tables.dump(content) == tables.dump(reordered)
+
+
+@pytest.mark.parametrize("size", [1, 510, 511, 512, 4096, 100_000])
+def test_keys_of_any_length_are_kept_whole(size: int) -> None:
+    table = {b"k" * size: b"value", b"k" * size + b"2": b"other", b"\xff" * size: b"third"}
+    assert tables.load(tables.dump({"t": table})) == {"t": table}
+
+
+def test_a_key_that_looks_like_a_stored_long_key_is_kept() -> None:
+    table = {b"\xff": b"", b"\xff" + b"d" * 32: b"value", b"\xff" * 33: b"other", b"x" * 600: b"long"}
+    assert tables.load(tables.dump({"t": table})) == {"t": table}
+
+
+def test_no_tables_and_empty_tables() -> None:
+    assert tables.load(tables.dump({})) == {}
+    assert tables.load(tables.dump({"empty": {}})) == {"empty": {}}
+
+
+def test_ten_thousand_rows() -> None:
+    table = {f"triton/{number:05}/k.json".encode(): bytes(52) for number in range(10_000)}
+    data = tables.dump({"files": table})
+    assert tables.load(data) == {"files": table}
+    assert len(data) < 2 << 20
+
+
+@pytest.mark.parametrize("data", [b"", b"short", b"\0" * 4096, b"\0" * 65536, b"\xff" * 65536, b"SQLite format 3\0" * 512])
+def test_what_is_no_table_file_is_refused(data: bytes) -> None:
+    with pytest.raises(IntegrityError):
+        tables.load(data)
+
+
+CUT = """
+import sys
+from kstore import tables
+from kstore.errors import IntegrityError
+data = open(sys.argv[1], "rb").read()
+lengths = {*range(0, len(data), 512), *range(1, len(data), 4099), len(data) - 1}
+for length in sorted(lengths):
+    try:
+        tables.load(data[:length])
+    except IntegrityError:
+        continue
+    sys.exit(f"{length} of {len(data)} bytes were read as if whole")
+"""
+
+
+def test_a_file_cut_short_anywhere_is_an_error_and_never_a_signal(tmp_path: Path) -> None:
+    path = tmp_path / "tables"
+    path.write_bytes(tables.dump({"t": {b"%d" % number: bytes(200) for number in range(2000)}, "u": {b"a": b"b"}}))
+    done = subprocess.run([sys.executable, "-c", CUT, path], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    tables.load(tables.dump({"t": {b"a": b"b"}}))
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,182 @@
+"""Writes cache trees such as real compilers leave them, and workers that use them."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import multiprocessing
+import os
+import sysconfig
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from kstore.components import load_table
+from kstore.local.cacheroot import CacheRoot
+from kstore.local.index import Index
+from kstore.local.scan import Scan, scan
+from kstore.local.state import StateFolder
+from kstore.manifest import Entry, Flag
+from kstore.refs import Ref
+from kstore.report import CommitReport, RestoreReport
+from kstore.store import Store
+
+KEY = "model/v1"
+GPU = "nvidia-test-sm90"
+ENVIRONMENT = "torch-test"
+HOUR = 3600.0
+
+
+class Tree:
+    """A cache root as compilers fill it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def put(self, path: str, data: bytes, *, age: float = HOUR, mode: int = 0o644) -> str:
+        """Write a file, by temporary name and rename as the compilers do; `age` is in seconds."""
+        target = self.root / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = target.with_name(f".{os.getpid()}.tmp")
+        temporary.write_bytes(data)
+        temporary.chmod(mode)
+        then = time.time_ns() - int(age * 1e9)
+        os.utime(temporary, ns=(then, then))
+        temporary.replace(target)
+        return path
+
+    def read(self, path: str) -> bytes:
+        return (self.root / path).read_bytes()
+
+    def has(self, path: str) -> bool:
+        return (self.root / path).exists()
+
+    def wrapper(self, name: str = "one") -> str:
+        """A generated module."""
+        code = f"# {name}\ndef call(args):\n    return {name!r}\n".encode()
+        digest = hashlib.sha256(code).hexdigest()
+        return self.put(f"inductor/{digest[:2]}/c{digest}.py", code)
+
+    def graph(self, key: str = "fone", content: str = "graph", *, age: float = HOUR) -> str:
+        """A compiled graph, one of the answers to `key`."""
+        data = f"pickle {key} {content}".encode() * 10
+        return self.put(f"inductor/fxgraph/{key[1:3]}/{key}/{_name(data)}", data, age=age)
+
+    def autograd(self, key: str = "aone", content: str = "backward") -> str:
+        data = f"pickle {key} {content}".encode() * 10
+        return self.put(f"inductor/aotautograd/{key}/{_name(data)}", data)
+
+    def kernel(self, name: str = "one", variant: str = "", *, below: str = "triton") -> str:
+        """A Triton kernel: a folder of eight files, one of which lists the others by absolute path."""
+        folder = f"{below}/{_name(name.encode())}"
+        files = {f"k.{suffix}": f"{suffix} of {name} {variant}\n".encode() * 20 for suffix in SUFFIXES}
+        for file, data in files.items():
+            self.put(f"{folder}/{file}", data)
+        children = {file: f"{self.root}/{folder}/{file}" for file in files}
+        self.put(f"{folder}/__grp__k.json", json.dumps({"child_paths": children}).encode())
+        return folder
+
+    def timings(self, values: dict[str, Any], name: str = "system") -> str:
+        """What max-autotune measured; replaced as a whole."""
+        return self.put(f"inductor/cache/{name}", json.dumps(values).encode())
+
+    def cacheroot(self, *components: str) -> CacheRoot:
+        folders = {name: f"{self.root}/{name}" for name in components or ("inductor", "triton")}
+        return CacheRoot(str(self.root), folders, {})
+
+    def state(self, *components: str) -> StateFolder:
+        root = self.cacheroot(*components)
+        os.makedirs(root.state, exist_ok=True)
+        return StateFolder(root, "rules")
+
+    def scan(self, index: Index | None = None, *components: str) -> Scan:
+        return scan(self.cacheroot(*components), load_table(), index or Index(), {})
+
+
+SUFFIXES = ("source", "ttir", "ttgir", "llir", "ptx", "cubin", "json")
+
+
+class Node:
+    """One worker: its own cache root, and a store that it shares with the other nodes of `folder`."""
+
+    def __init__(self, folder: Path, name: str = "node", *, layout: str | None = "loose", **settings: Any) -> None:
+        self.tree = Tree(folder / name)
+        self.environ: dict[str, str] = {}
+        self.location = folder / "store"
+        settings = {"gpu": GPU, "environment": ENVIRONMENT, "environ": self.environ, **settings}
+        self.store = Store(self.location, cache_root=self.tree.root, layout=layout, **settings)
+
+    def restore(self, key: str = KEY, **choice: Any) -> RestoreReport:
+        return self.store.restore(key, **choice)
+
+    def commit(self, key: str = KEY) -> CommitReport:
+        return self.store.commit(key)
+
+    def newest(self, key: str = KEY) -> Ref:
+        ref = self.store.newest(self.store.scope(key))
+        assert ref is not None
+        return ref
+
+    def published(self, key: str = KEY) -> dict[str, Entry]:
+        return self.store.snapshot(self.newest(key)).manifest.files
+
+
+def _name(data: bytes) -> str:
+    return base64.b32encode(hashlib.sha256(data).digest()).decode().rstrip("=")
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Relative path → bytes of every regular file, without kstore's own."""
+    files = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+    found = {str(path.relative_to(folder)): path.read_bytes() for path in files}
+    return {path: data for path, data in found.items() if not path.startswith(".kstore/")}
+
+
+def listing(folder: Path) -> dict[str, tuple[int, int, int, int]]:
+    """Everything below a folder, with all that changes when it is written to."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        status = path.lstat()
+        found[str(path.relative_to(folder))] = (status.st_ino, status.st_mode, status.st_size, status.st_mtime_ns)
+    return found
+
+
+def entry(content: str = "", flags: int = 0, unit: int = 0, *, mtime_ns: int = 0) -> Entry:
+    """An entry of a manifest; `content` stands for the bytes."""
+    return Entry(hashlib.sha256(content.encode()).digest(), len(content), mtime_ns, 0o644, int(flags), unit)
+
+
+def grouped(content: str = "") -> Entry:
+    """A file `<component>/<group>/<name>`."""
+    return entry(content, Flag.GROUP, 2)
+
+
+def shared_object() -> bytes:
+    """A real one."""
+    folder = Path(sysconfig.get_path("platstdlib")) / "lib-dynload"
+    return min((path for path in folder.glob("*.so")), key=lambda path: path.stat().st_size).read_bytes()
+
+
+def in_processes(function: Callable[..., Any], arguments: Sequence[tuple[Any, ...]], timeout: float = 120) -> list[Any]:
+    """Call `function` once for each tuple, all at the same moment, each in a process of its own."""
+    context = multiprocessing.get_context("fork")
+    ready = context.Barrier(len(arguments))
+    results: Any = context.Queue()
+
+    def run(number: int) -> None:
+        ready.wait(timeout)
+        try:
+            results.put((number, function(*arguments[number]), None))
+        except Exception as error:
+            results.put((number, None, repr(error)))
+
+    processes = [context.Process(target=run, args=(number,)) for number in range(len(arguments))]
+    for process in processes:
+        process.start()
+    answers = {number: (value, error) for number, value, error in (results.get(timeout=timeout) for _ in processes)}
+    for process in processes:
+        process.join(timeout)
+    assert [error for _, error in answers.values() if error] == []
+    return [answers[number][0] for number in range(len(arguments))]
