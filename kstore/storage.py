@@ -46,6 +46,11 @@ class Storage:
                 self._settings = self._read_settings()
         return self._settings
 
+    @property
+    def identity(self) -> str:
+        """Where it is and when it was made: one that was made anew in the same place is another store."""
+        return f"{self.location} {self.settings.get('created', '')}"
+
     def create(self, grace: int = DEFAULT_GRACE) -> bool:
         """Make the store unless it exists; returns whether it was made now. `grace` is in seconds.
 

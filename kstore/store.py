@@ -69,7 +69,7 @@ class Store:
 
         With `generation`, exactly that one. With `seed`, start from that key if `key` has nothing yet.
         """
-        from kstore.restore import restore
+        from kstore.operations.restore import restore
 
         for name in filter(None, (key, seed)):
             check_key(name)
@@ -83,7 +83,7 @@ class Store:
 
     def commit(self, key: str) -> CommitReport:
         """Publish what the cache root of `key` has and the store lacks."""
-        from kstore.commit import commit
+        from kstore.operations.commit import commit
 
         check_key(key)
         if self.settings.mode is Mode.READ:

@@ -54,4 +54,4 @@ class Worker:
 
     def base(self, state: State) -> Snapshot | None:
         """What the root grew from, if that was in this store."""
-        return state.base.snapshot if state.base and state.base.store == self.store.location else None
+        return state.base.snapshot if state.base and state.base.store == self.store.identity else None

@@ -7,11 +7,12 @@ import hashlib
 import json
 import multiprocessing
 import os
-import sysconfig
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+import zstandard
 
 from kstore.components import load_table
 from kstore.local.cacheroot import CacheRoot
@@ -155,8 +156,8 @@ def grouped(content: str = "") -> Entry:
 
 def shared_object() -> bytes:
     """A real one."""
-    folder = Path(sysconfig.get_path("platstdlib")) / "lib-dynload"
-    return min((path for path in folder.glob("*.so")), key=lambda path: path.stat().st_size).read_bytes()
+    folder = Path(zstandard.__file__).parent
+    return min(folder.glob("*.so"), key=lambda path: path.stat().st_size).read_bytes()
 
 
 def in_processes(function: Callable[..., Any], arguments: Sequence[tuple[Any, ...]], timeout: float = 120) -> list[Any]:

@@ -41,12 +41,13 @@ class Mover:
 
     def _top(self, path: str, folders: Collection[str]) -> str:
         """What to move to bring `path`: the highest folder that is missing, its group's, or the file itself."""
+        unit = unit_of(path, self._files[path]) if self._files[path].flags & _GROUP else path
         end = path.find("/")
-        while end > 0:
+        while 0 < end <= len(unit):
             if path[:end] not in folders:
                 return path[:end]
             end = path.find("/", end + 1)
-        return unit_of(path, self._files[path]) if self._files[path].flags & _GROUP else path
+        return unit
 
     def _move_file(self, path: str) -> None:
         try:

@@ -18,6 +18,7 @@ from typing import Any
 
 import filelock
 
+from kstore.components.table import KSTORE_FOLDER
 from kstore.digest import digest_of
 from kstore.errors import CacheRootError, IntegrityError, WaitTimeout
 from kstore.local.cacheroot import CacheRoot
@@ -37,7 +38,7 @@ class Base:
     """The generation that a cache root grew from."""
 
     store: str
-    """Location of the store that it was in."""
+    """`Storage.identity` of the store that it was in."""
     snapshot: Snapshot
 
 
@@ -122,13 +123,20 @@ class StateFolder:
 
     @contextmanager
     def staging(self, folder: str | None = None) -> Iterator[str]:
-        """A folder to build things in, gone afterwards; by default in the state folder."""
-        path = os.path.join(folder or self._folder, f"stage-{secrets.token_hex(8)}")
+        """A folder to build things in, gone afterwards; by default in the state folder.
+
+        In `folder`, a component elsewhere, it is below a name that no scan looks into: a killed restore leaves it.
+        """
+        parent = os.path.join(folder, KSTORE_FOLDER) if folder else self._folder
+        path = os.path.join(parent, f"stage-{secrets.token_hex(8)}")
         os.makedirs(path, mode=0o700)
         try:
             yield path
         finally:
             shutil.rmtree(path, ignore_errors=True)
+            if folder:
+                with suppress(OSError):  # another restore's may be in it
+                    os.rmdir(parent)
 
 
 def _load_ref(content: Mapping[str, Any]) -> Ref:

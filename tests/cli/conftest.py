@@ -1,94 +1,12 @@
 from __future__ import annotations
 
-import json
 import logging
-import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from kstore.cli.program import run
-
-GPU = "cpu-test"
-ENVIRONMENT = "torch9.9.9-triton9.9.9-cp399-x86_64-0123abcd"
-REPOSITORY = Path(__file__).parents[2]
-
-COMPILE = 'mkdir -p "$TORCHINDUCTOR_CACHE_DIR/ab" && printf %s "{name}" > "$TORCHINDUCTOR_CACHE_DIR/ab/c{name}.py"'
-
-
-@dataclass
-class Result:
-    """What one command line did."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> dict[str, Any]:
-        """The one object on stdout."""
-        (line,) = self.out.splitlines()
-        content: dict[str, Any] = json.loads(line)
-        assert content["schema"] == 1
-        return content
-
-
-class Cli:
-    """The command line of one user: in this process, or as a real one."""
-
-    def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        self.folder = folder
-        self.store = folder / "store"
-        self.cache_root = folder / "cache"
-        self._capsys = capsys
-
-    def __call__(self, *arguments: str) -> Result:
-        """Run it here; the environment is afterwards as it was, as after a process."""
-        self._capsys.readouterr()
-        before = dict(os.environ)
-        try:
-            code = run(arguments)
-        finally:
-            os.environ.clear()
-            os.environ.update(before)
-        return Result(code, *self._capsys.readouterr())
-
-    def process(self, *arguments: str, **options: Any) -> Result:
-        """Run it as a process."""
-        done = subprocess.run(
-            [sys.executable, "-m", "kstore", *arguments],
-            cwd=REPOSITORY, capture_output=True, text=True, timeout=120, check=False, **options,
-        )  # fmt: skip
-        return Result(done.returncode, done.stdout, done.stderr)
-
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
-        """Start it as a process."""
-        return subprocess.Popen(
-            [sys.executable, "-m", "kstore", *arguments],
-            cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
-
-    def write(self, path: str, content: str = "content") -> Path:
-        """What a compiler would leave in the cache root."""
-        target = self.cache_root / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(content)
-        return target
-
-    def publish(self, key: str, *names: str) -> None:
-        """Commit generated modules of these names under `key`, from a cache root of its own."""
-        root = self.folder / "builders" / key
-        for name in names or ("one",):
-            path = root / "inductor" / "ab" / f"c{name}.py"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(name)
-        result = self("commit", key, "--cache-root", str(root), "--layout", "loose")
-        assert result.code == 0, result.err
+from tests.cli.commandline import ENVIRONMENT, GPU, Cli
 
 
 @pytest.fixture
@@ -103,9 +21,3 @@ def cli(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
     yield made
     logger.handlers = handlers
     logger.setLevel(level)
-
-
-@pytest.fixture
-def compiling() -> Callable[[str], str]:
-    """A shell command that writes what a compiler would, under the given name."""
-    return lambda name: COMPILE.format(name=name)

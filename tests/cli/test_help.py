@@ -8,7 +8,7 @@ import pytest
 
 from kstore import __version__
 from kstore.cli.program import COMMANDS
-from tests.cli.conftest import REPOSITORY, Cli
+from tests.cli.commandline import REPOSITORY, Cli
 
 
 def modules_after(code: str) -> set[str]:

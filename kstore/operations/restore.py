@@ -107,7 +107,7 @@ class _Restore:
         index = self._found.index
         if index != self._state.index or placed.known:
             self._worker.state.save_index(Index(index.files | keep_settled(placed.known), index.folders))
-        base = Base(self._worker.store.location, self._snapshot)
+        base = Base(self._worker.store.identity, self._snapshot)
         self._worker.state.save_base(base, merged.declined)
 
 

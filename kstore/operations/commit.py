@@ -17,7 +17,7 @@ from kstore.blobs import BlobWriter, Layout
 from kstore.blobs.blobstore import put_many
 from kstore.components.mergers import merge_files
 from kstore.digest import digest_of
-from kstore.errors import StoreUnavailable
+from kstore.errors import IntegrityError, StoreUnavailable
 from kstore.local.finished import Unfinished, read_finished
 from kstore.local.scan import Scan, Skipped
 from kstore.local.state import Base, State
@@ -152,9 +152,13 @@ class _Commit:
         """Join two versions of a file by their meaning."""
         component, _, relative = path.partition("/")
         method = self._worker.table[component].method("merge", relative) or ""
-        published = self._storage.blobs.fetch(merged.files[path].digest, packs)
         try:
+            published = self._storage.blobs.fetch(merged.files[path].digest, packs)
             local = read_finished(self._worker.root.local_path(path)).data
+        except IntegrityError:
+            merged.files[path] = ours[path]
+            merged.taken.append(path)
+            return
         except Unfinished as reason:
             self._skipped.append(Skipped(path, str(reason)))
             return
@@ -186,7 +190,7 @@ class _Commit:
         if not self._storage.refs.publish(ref):
             log.debug("generation %d of %s was published by another worker", ref.generation, ref.scope)
             return None
-        base = Base(self._storage.location, Snapshot(ref, data))
+        base = Base(self._storage.identity, Snapshot(ref, data))
         self._worker.state.save_base(base, proposal.declined)
         return self._report(CommitStatus.COMMITTED, ref.generation, proposal, manifest)
 
@@ -253,7 +257,7 @@ class _Commit:
         """All of ours is in theirs, or declined: theirs is what the root grew from, from now on."""
         news = theirs.snapshot is not self._base or proposal.declined != self._state.declined
         if theirs.snapshot and news:
-            self._worker.state.save_base(Base(self._storage.location, theirs.snapshot), proposal.declined)
+            self._worker.state.save_base(Base(self._storage.identity, theirs.snapshot), proposal.declined)
 
     def _report(self, status: CommitStatus, generation: int, proposal: Proposal, manifest: Manifest) -> CommitReport:
         scope = self._worker.scope

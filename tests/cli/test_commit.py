@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.commandline import Cli
+
+
+def test_it_commits_and_says_what(cli: Cli) -> None:
+    cli.write("inductor/ab/cone.py", "one")
+    result = cli("commit", "my/v1")
+
+    assert result.code == 0
+    assert result.out.startswith("committed my/v1 generation 1: 1 new file of 1, ")
+    assert str(cli.cache_root) in result.out
+    assert "inductor    1 file, 3 B" in result.out
+
+
+def test_nothing_new_is_no_new_generation(cli: Cli) -> None:
+    cli.write("inductor/ab/cone.py")
+    cli("commit", "my/v1")
+
+    assert cli("commit", "my/v1").out.startswith("nothing new for my/v1: generation 1 has it all")
+
+
+def test_an_empty_cache_root_leads_to_the_variables(cli: Cli) -> None:
+    result = cli("commit", "my/v1")
+
+    assert result.code == 0
+    assert result.out.startswith(f"nothing to commit to my/v1: there are no finished files in {cli.cache_root}")
+    assert "kstore env my/v1" in result.err
+
+
+def test_json_is_the_report(cli: Cli) -> None:
+    cli.write("inductor/ab/cone.py")
+    result = cli("commit", "my/v1", "--json")
+
+    assert result.err == ""
+    assert (result.json["command"], result.json["status"], result.json["new_files"]) == ("commit", "committed", 1)
+
+
+@pytest.mark.parametrize("layout", ["loose", "packed"])
+def test_the_layout_can_be_chosen(cli: Cli, layout: str) -> None:
+    cli.write("inductor/ab/cone.py")
+
+    assert cli("commit", "my/v1", "--layout", layout, "--json").json["layout"] == layout
+
+
+def test_an_unknown_layout_is_a_usage_error(cli: Cli) -> None:
+    assert cli("commit", "my/v1", "--layout", "sideways").code == 2
+
+
+def test_a_read_only_worker_says_so(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KSTORE_MODE", "read")
+    cli.write("inductor/ab/cone.py")
+    result = cli("commit", "my/v1")
+
+    assert (result.code, result.out) == (0, "nothing is committed to my/v1: the mode is read\n")
+    assert not cli.store.exists()
+
+
+def test_a_store_that_cannot_be_written_is_an_error(cli: Cli) -> None:
+    cli.write("inductor/ab/cone.py")
+    cli.store.write_text("no folder")
+    result = cli("commit", "my/v1", "--json")
+
+    assert result.code == 1
+    assert result.json["error"]["type"] == "StoreUnavailable"
+
+
+def test_unfinished_files_are_pointed_out_a_few_at_a_time(cli: Cli) -> None:
+    for number in range(6):
+        unfinished_kernel(cli.cache_root, number)
+    few, all_of_them = cli("commit", "my/v1"), cli("commit", "my/v1", "-v")
+
+    assert few.err.count("warning: left out triton/") == 3
+    assert "warning: left out 3 more; -v names them" in few.err
+    assert all_of_them.err.count("warning: left out triton/") == 6
+
+
+def unfinished_kernel(root: Path, number: int) -> None:
+    """A Triton kernel whose group file, the last to be written, is not there yet."""
+    folder = root / "triton" / f"{'K' * 51}{number}"
+    folder.mkdir(parents=True)
+    (folder / "k.cubin").write_text("cubin")

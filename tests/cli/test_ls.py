@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+from tests.cli.commandline import ENVIRONMENT, GPU, Cli
+
+
+def test_it_lists_a_row_for_each_scope(cli: Cli) -> None:
+    cli.publish("my/v2")
+    cli.publish("my/v1", "one", "two")
+    cli.write("inductor/ab/cone.py", "one")
+    cli("commit", "my/v1", "--gpu", "other-gpu")
+    result = cli("ls")
+    rows = [line.split() for line in result.out.splitlines()]
+
+    assert (result.code, result.err) == (0, "")
+    assert rows[0] == ["KEY", "GPU", "ENVIRONMENT", "GEN", "FILES", "SIZE", "AGE"]
+    assert [(row[0], row[1], *row[3:7]) for row in rows[1:]] == [
+        ("my/v1", GPU, "1", "2", "6", "B"),
+        ("my/v1", "other-gpu", "1", "1", "3", "B"),
+        ("my/v2", GPU, "1", "1", "3", "B"),
+    ]
+
+
+def test_it_fits_80_columns_and_keeps_what_tells_environments_apart(cli: Cli) -> None:
+    key, gpu = "a-team/a-rather-long-model-name/v1", "nvidia-rtx-pro-6000-blackwell-server-edition-sm120"
+    cli.write("inductor/ab/cone.py")
+    cli("commit", key, "--gpu", gpu, "--environment", "torch2.13.0-cu130-triton3.7.1-cp312-x86_64-3f2a9c1e")
+    lines = cli("ls").out.splitlines()
+
+    assert max(map(len, lines)) <= 80
+    assert lines[1].split()[0] == key
+    assert "3f2a9c1e" in lines[1]
+    assert cli.process("ls").out.splitlines() == lines
+
+
+def test_a_prefix_limits_it(cli: Cli) -> None:
+    for key in ("my/v1", "my-other/v1", "your/v1"):
+        cli.publish(key)
+
+    assert [scope["key"] for scope in cli("ls", "my", "--json").json["scopes"]] == ["my-other/v1", "my/v1"]
+    assert [scope["key"] for scope in cli("ls", "my/", "--json").json["scopes"]] == ["my/v1"]
+
+
+def test_a_prefix_that_fits_nothing_says_so(cli: Cli) -> None:
+    cli.publish("my/v1")
+    result = cli("ls", "your")
+
+    assert (result.code, result.out) == (0, "")
+    assert "begins with 'your'" in result.err
+
+
+def test_an_empty_store_says_what_to_do_next(cli: Cli) -> None:
+    cli("init")
+    result = cli("ls")
+
+    assert (result.code, result.out) == (0, "")
+    assert "is empty" in result.err and "kstore exec" in result.err
+
+
+def test_without_a_store_it_says_how_to_make_one(cli: Cli) -> None:
+    result = cli("ls")
+
+    assert (result.code, result.out) == (0, "")
+    assert "kstore init" in result.err
+
+
+def test_json_has_everything_in_full(cli: Cli) -> None:
+    cli.publish("my/v1", "one")
+    cli.publish("my/v1", "one", "two")
+    content = cli("ls", "--json").json
+    (scope,) = content["scopes"]
+
+    assert content["store"] == str(cli.store)
+    assert (scope["key"], scope["gpu"], scope["environment"]) == ("my/v1", GPU, ENVIRONMENT)
+    assert (scope["generation"], scope["parent"], scope["files"], scope["bytes"]) == (2, 1, 2, 6)
+    assert scope["created"] > 0 and "@" in scope["creator"] and scope["packs"] == []
+
+
+def test_an_empty_store_is_an_empty_list_in_json(cli: Cli) -> None:
+    assert cli("ls", "--json").json["scopes"] == []
+
+
+def test_a_damaged_ref_does_not_hide_the_others(cli: Cli) -> None:
+    cli.publish("my/v1")
+    cli.publish("my/v2")
+    ref = cli.store / "refs" / GPU / "my/v1" / f"@{ENVIRONMENT}" / "1"
+    ref.chmod(0o644)
+    ref.write_text("{")
+    result = cli("ls")
+
+    assert result.code == 4
+    assert result.out.splitlines()[1].startswith("my/v2 ")
+    assert "warning: generation 1 of my/v1" in result.err

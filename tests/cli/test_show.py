@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import re
+
+from tests.cli.commandline import ENVIRONMENT, GPU, Cli
+from tests.cli.test_restore import damage_manifest
+
+
+def test_it_shows_generations_and_the_components_of_the_newest(cli: Cli) -> None:
+    cli.publish("my/v1", "one")
+    cli.publish("my/v1", "one", "two")
+    result = cli("show", "my/v1")
+    lines = result.out.splitlines()
+
+    assert (result.code, result.err) == (0, "")
+    assert lines[:4] == [
+        "my/v1",
+        f"  GPU          {GPU}",
+        f"  environment  {ENVIRONMENT}",
+        f"  cache root   {cli.folder}/builders/my/v1",
+    ]
+    assert lines[7].split() == ["GENERATION", "CREATED", "CREATOR", "FILES", "SIZE", "PARENT"]
+    assert re.fullmatch(r" +2  \d{4}-\d\d-\d\d \d\d:\d\d  \S+@\S+ +2 +6 B +1", lines[8])
+    assert re.fullmatch(r" +1  \d{4}-\d\d-\d\d \d\d:\d\d  \S+@\S+ +1 +3 B +-", lines[9])
+    assert [line.split() for line in lines[11:]] == [["COMPONENT", "FILES", "SIZE"], ["inductor", "2", "6", "B"]]
+
+
+def test_every_scope_of_the_key_is_shown(cli: Cli) -> None:
+    cli.publish("my/v1")
+    cli.write("inductor/ab/cone.py")
+    cli("commit", "my/v1", "--gpu", "other-gpu")
+
+    assert [scope["gpu"] for scope in cli("show", "my/v1", "--json").json["scopes"]] == [GPU, "other-gpu"]
+    assert cli("show", "my/v1").out.count("my/v1\n  GPU ") == 2
+
+
+def test_one_scope_can_be_named(cli: Cli) -> None:
+    cli.publish("my/v1")
+    cli.write("inductor/ab/cone.py")
+    cli("commit", "my/v1", "--gpu", "other-gpu")
+    scopes = cli("show", "my/v1", "--gpu", "other-gpu", "--json").json["scopes"]
+
+    assert [scope["gpu"] for scope in scopes] == ["other-gpu"]
+    assert cli("show", "my/v1", "--environment", "none-such").code == 3
+
+
+def test_it_fits_80_columns(cli: Cli) -> None:
+    cli.publish("my/v1")
+    table = cli("show", "my/v1").out.partition("GENERATION")[2]
+
+    assert max(map(len, table.splitlines())) <= 80
+
+
+def test_json_has_everything(cli: Cli) -> None:
+    cli.publish("my/v1")
+    content = cli("show", "my/v1", "--json").json
+    (scope,) = content["scopes"]
+    (generation,) = scope["generations"]
+
+    assert (content["key"], content["store"]) == ("my/v1", str(cli.store))
+    assert (generation["generation"], generation["files"], generation["bytes"]) == (1, 1, 3)
+    assert scope["components"] == {"inductor": {"files": 1, "bytes": 3}}
+    assert scope["meta"]["cache_root"] == str(cli.folder / "builders/my/v1")
+    assert (scope["packs"], scope["hosts"]) == ([], {})
+
+
+def test_packs_are_counted(cli: Cli) -> None:
+    cli.write("inductor/ab/cone.py")
+    cli("commit", "my/v1", "--layout", "packed")
+
+    assert "\n  packs        1\n" in cli("show", "my/v1").out
+
+
+def test_an_unknown_key_is_a_miss(cli: Cli) -> None:
+    cli("init")
+    result = cli("show", "my/v1")
+
+    assert (result.code, result.out) == (3, "")
+    assert "nothing under my/v1" in result.err
+
+
+def test_a_bad_key_is_a_usage_error(cli: Cli) -> None:
+    assert cli("show", "/").code == 2
+
+
+def test_a_lost_manifest_does_not_hide_the_generations(cli: Cli) -> None:
+    cli.publish("my/v1")
+    damage_manifest(cli.store)
+    result = cli("show", "my/v1")
+
+    assert result.code == 4
+    assert "GENERATION" in result.out and "COMPONENT" not in result.out
+    assert "warning: the manifest of generation 1" in result.err
+
+
+def test_a_damaged_ref_does_not_hide_the_others(cli: Cli) -> None:
+    cli.publish("my/v1", "one")
+    cli.publish("my/v1", "one", "two")
+    ref = cli.store / "refs" / GPU / "my/v1" / f"@{ENVIRONMENT}" / "2"
+    ref.chmod(0o644)
+    ref.write_text("{")
+    result = cli("show", "my/v1", "--json")
+
+    assert result.code == 4
+    assert [generation["generation"] for generation in result.json["scopes"][0]["generations"]] == [1]

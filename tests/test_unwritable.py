@@ -1,0 +1,106 @@
+"""Filesystems that are full or read-only: the job goes on, and says why it is cold."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import kstore
+from kstore.report import CommitStatus, RestoreStatus
+from tests.trees import ENVIRONMENT, GPU, Node, Tree
+
+SCOPE = {"gpu": GPU, "environment": ENVIRONMENT}
+
+
+def mount(target: Path, options: str) -> None:
+    target.mkdir(exist_ok=True)
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", target], capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"a tmpfs cannot be mounted here: {done.stderr.strip()}")
+
+
+@pytest.fixture
+def volume(tmp_path: Path) -> Iterator[Path]:
+    """A small filesystem of its own."""
+    if os.geteuid():
+        pytest.skip("mounting needs root")
+    path = tmp_path / "volume"
+    mount(path, "size=2m")
+    yield path
+    subprocess.run(["umount", path], check=True)
+
+
+def remount(volume: Path, options: str) -> None:
+    subprocess.run(["mount", "-o", f"remount,{options}", volume], check=True)
+
+
+def fill(volume: Path) -> None:
+    with open(volume / "filler", "wb", buffering=0) as file, pytest.raises(OSError):
+        while True:
+            file.write(bytes(64 << 10))
+
+
+def test_a_full_store_costs_the_commit_and_not_the_job(
+    volume: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tree = Tree(tmp_path / "root")
+    tree.kernel("one")
+    store = volume / "store"
+    kstore.Store(store).create()
+    fill(volume)
+    with caplog.at_level(logging.WARNING):
+        report = kstore.commit("m", store=store, cache_root=tree.root, layout="packed", **SCOPE)
+
+    assert report.status is CommitStatus.FAILED
+    assert "No space left" in report.error
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    with pytest.raises(kstore.StoreUnavailable, match="space"):
+        kstore.Store(store, cache_root=tree.root, **SCOPE).commit("m")
+
+    (volume / "filler").unlink()
+    assert kstore.commit("m", store=store, cache_root=tree.root, **SCOPE).status is CommitStatus.COMMITTED
+
+
+def test_a_read_only_store_restores_and_refuses_commits(volume: Path, tmp_path: Path) -> None:
+    writer = Node(tmp_path, "writer")
+    writer.tree.kernel("one")
+    store = volume / "store"
+    kstore.Store(store, cache_root=writer.tree.root, **SCOPE).commit("m")
+    remount(volume, "ro")
+    root = tmp_path / "reader"
+
+    assert kstore.restore("m", store=store, cache_root=root, **SCOPE).status is RestoreStatus.RESTORED
+    Tree(root).kernel("two")
+    report = kstore.commit("m", store=store, cache_root=root, **SCOPE)
+    assert report.status is CommitStatus.FAILED
+    assert "Read-only file system" in report.error
+
+
+def test_a_full_cache_root_places_nothing_and_the_job_runs_cold(volume: Path, tmp_path: Path) -> None:
+    writer = Node(tmp_path, "writer", layout="packed")
+    for number in range(40):
+        writer.tree.kernel(f"kernel{number}")
+        writer.tree.put(f"inductor/aa/c{number}.py", bytes(60 << 10))
+    writer.commit("m")
+    fill(volume)
+    root = volume / "root"
+    report = kstore.restore("m", store=writer.location, cache_root=root, **SCOPE)
+
+    assert report.status is RestoreStatus.FAILED
+    assert "cache root" in report.error
+    assert [path for path in root.rglob("*") if path.is_file() and path.parent.name != ".kstore"] == []
+
+
+def test_a_read_only_cache_root_is_left_and_no_variable_points_at_it(
+    volume: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    remount(volume, "ro")
+    report = kstore.restore("m", store=tmp_path / "store", cache_root=volume / "root", **SCOPE)
+
+    assert report.status is RestoreStatus.FAILED
+    assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ
