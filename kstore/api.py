@@ -5,6 +5,7 @@ A bad key or argument is the caller's mistake and always raises; `strict=True` r
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 from collections.abc import Callable
@@ -50,6 +51,7 @@ def restore(
         KstoreError: anything else, if `strict`.
     """
     check_key(key)
+    _check_names(settings)
 
     def run() -> RestoreReport:
         return Store(store, cache_root=cache_root, **settings).restore(key, generation=generation, seed=seed)
@@ -76,6 +78,7 @@ def commit(
 ) -> CommitReport:
     """Publish what was compiled under `key` and the store lacks. Arguments and errors are those of `restore`."""
     check_key(key)
+    _check_names(settings)
 
     def run() -> CommitReport:
         return Store(store, cache_root=cache_root, **settings).commit(key)
@@ -129,6 +132,12 @@ class synchronized(ContextDecorator):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.committed = commit(self.key, **self._settings)
+
+
+def _check_names(settings: dict[str, Any]) -> None:
+    unknown = settings.keys() - inspect.signature(Store).parameters.keys()
+    if unknown:
+        raise UsageError(f"there is no setting {', '.join(sorted(unknown))}")
 
 
 def _degrade(verb: str, key: str, strict: bool, run: Callable[[], Report], failed: Callable[[str], Report]) -> Report:

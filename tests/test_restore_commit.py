@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-import kstore
+from kstore.api import commit, restore, synchronized
 from kstore.backends import PosixBackend
 from kstore.blobs.loose import blob_name
 from kstore.blobs.packindex import pack_name
@@ -480,7 +480,7 @@ def test_a_damaged_pack_is_as_if_it_were_missing(tmp_path: Path) -> None:
     old = relocated(first)
     first.tree.wrapper("new")
     first.commit()
-    newest, oldest = first.newest().packs
+    _, oldest = first.newest().packs
     pack = first.location / pack_name(oldest)
     alter(pack, lambda data: b"?" * len(data))
     report = second.restore()
@@ -732,7 +732,7 @@ TROUBLES = {
 
 
 @pytest.mark.parametrize("trouble", TROUBLES)
-@pytest.mark.parametrize("function", [kstore.restore, kstore.commit])
+@pytest.mark.parametrize("function", [restore, commit])
 def test_trouble_is_one_warning_and_a_status(
     tmp_path: Path,
     functions: dict[str, Any],
@@ -750,7 +750,7 @@ def test_trouble_is_one_warning_and_a_status(
 
 
 @pytest.mark.parametrize("trouble", TROUBLES)
-@pytest.mark.parametrize("function", [kstore.restore, kstore.commit])
+@pytest.mark.parametrize("function", [restore, commit])
 def test_strict_raises_what_went_wrong(
     tmp_path: Path,
     functions: dict[str, Any],
@@ -762,7 +762,7 @@ def test_strict_raises_what_went_wrong(
     assert isinstance(caught.value, KstoreError)
 
 
-@pytest.mark.parametrize("function", [kstore.restore, kstore.commit, kstore.synchronized])
+@pytest.mark.parametrize("function", [restore, commit, synchronized])
 @pytest.mark.parametrize("key", ["", "../x", "a b", "@env", None])
 def test_a_bad_key_always_raises(functions: dict[str, Any], function: Callable[..., Any], key: Any) -> None:
     with pytest.raises(UsageError):
@@ -770,7 +770,7 @@ def test_a_bad_key_always_raises(functions: dict[str, Any], function: Callable[.
 
 
 @pytest.mark.parametrize("wrong", [{"layout": "zip"}, {"components": ("nothing",)}, {"bogus": 1}], ids=str)
-@pytest.mark.parametrize("function", [kstore.restore, kstore.commit])
+@pytest.mark.parametrize("function", [restore, commit])
 def test_a_bad_argument_always_raises(
     tmp_path: Path, functions: dict[str, Any], function: Callable[..., Any], wrong: dict[str, Any]
 ) -> None:
@@ -780,23 +780,23 @@ def test_a_bad_argument_always_raises(
 
 def test_a_bad_seed_always_raises(tmp_path: Path, functions: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
-        kstore.restore(KEY, seed="../x", store=tmp_path / "store", **functions)
+        restore(KEY, seed="../x", store=tmp_path / "store", **functions)
 
 
 def test_a_miss_is_no_trouble(tmp_path: Path, functions: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
-    assert kstore.restore(KEY, store=tmp_path / "store", **functions).status is RestoreStatus.MISS
+    assert restore(KEY, store=tmp_path / "store", **functions).status is RestoreStatus.MISS
     assert warnings(caplog) == []
 
 
 def test_synchronized_restores_and_commits(tmp_path: Path, functions: dict[str, Any]) -> None:
     functions |= {"store": tmp_path / "store"}
     node = Node(tmp_path, "root")
-    with kstore.synchronized(KEY, **functions) as cache:
+    with synchronized(KEY, **functions) as cache:
         assert cache.restored.status is RestoreStatus.MISS
         assert os.environ["TRITON_CACHE_DIR"] == f"{tmp_path}/root/triton"
         node.tree.wrapper()
     assert cache.committed.status is CommitStatus.COMMITTED
-    with kstore.synchronized(KEY, **functions) as cache:
+    with synchronized(KEY, **functions) as cache:
         pass
     assert (cache.restored.generation, cache.committed.status) == (1, CommitStatus.UNCHANGED)
 
@@ -804,7 +804,7 @@ def test_synchronized_restores_and_commits(tmp_path: Path, functions: dict[str, 
 def test_synchronized_decorates(tmp_path: Path, functions: dict[str, Any]) -> None:
     node = Node(tmp_path, "root")
 
-    @kstore.synchronized(KEY, store=tmp_path / "store", **functions)
+    @synchronized(KEY, store=tmp_path / "store", **functions)
     def warm_up(name: str) -> str:
         return node.tree.wrapper(name)
 
@@ -814,7 +814,7 @@ def test_synchronized_decorates(tmp_path: Path, functions: dict[str, Any]) -> No
 
 def test_an_error_of_the_body_is_raised_and_its_kernels_are_kept(tmp_path: Path, functions: dict[str, Any]) -> None:
     node = Node(tmp_path, "root")
-    with pytest.raises(ZeroDivisionError), kstore.synchronized(KEY, store=tmp_path / "store", **functions):
+    with pytest.raises(ZeroDivisionError), synchronized(KEY, store=tmp_path / "store", **functions):
         node.tree.wrapper()
         raise ZeroDivisionError
     assert node.newest().files == 1
@@ -824,7 +824,7 @@ def test_trouble_does_not_disturb_the_body(
     tmp_path: Path, functions: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     ran = []
-    with kstore.synchronized(KEY, **functions, **missing(tmp_path)) as cache:
+    with synchronized(KEY, **functions, **missing(tmp_path)) as cache:
         ran.append(True)
     assert ran == [True]
     assert (cache.restored.status, cache.committed.status) == (RestoreStatus.FAILED, CommitStatus.FAILED)

@@ -55,7 +55,9 @@ def test_ten_thousand_rows() -> None:
     assert len(data) < 2 << 20
 
 
-@pytest.mark.parametrize("data", [b"", b"short", b"\0" * 4096, b"\0" * 65536, b"\xff" * 65536, b"SQLite format 3\0" * 512])
+@pytest.mark.parametrize(
+    "data", [b"", b"short", b"\0" * 4096, b"\0" * 65536, b"\xff" * 65536, b"SQLite format 3\0" * 512]
+)
 def test_what_is_no_table_file_is_refused(data: bytes) -> None:
     with pytest.raises(IntegrityError):
         tables.load(data)

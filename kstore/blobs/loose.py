@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from kstore.backends import Backend, LocalPaths
 from kstore.digest import digest_of
 from kstore.local.link import Blob
+from kstore.manifest import Entry
 
 log = logging.getLogger(__name__)
 
@@ -72,21 +73,25 @@ class LooseBlobs:
             if digest_of(data) == digest:
                 yield digest, memoryview(data)
 
-    def untouched(self, digest: bytes, size: int) -> Blob | None:
-        """The blob's file if it can be linked: here, and as it was published."""
+    def untouched_many(self, wanted: Iterable[Entry]) -> list[Blob | None]:
+        """For each artifact the file of its blob, if that can be linked: here, and as it was published."""
         if self._folder is None:
-            return None
-        text = digest.hex()
-        path = f"{self._folder}/{text[:2]}/{text}"
-        try:
-            found = os.stat(path)
-        except OSError:
-            return None
-        if found.st_size != size:
-            return None
-        if bears_stamp(found.st_mtime_ns, digest) or _has_digest(path, digest):
-            return Blob(path, found.st_mtime_ns)
+            return [None for _ in wanted]
+        return [_untouched(self._folder, entry.digest, entry.size) for entry in wanted]
+
+
+def _untouched(folder: str, digest: bytes, size: int) -> Blob | None:
+    text = digest.hex()
+    path = f"{folder}/{text[:2]}/{text}"
+    try:
+        found = os.stat(path)
+    except OSError:
         return None
+    if found.st_size != size:
+        return None
+    return (
+        Blob(path, found.st_mtime_ns) if bears_stamp(found.st_mtime_ns, digest) or _has_digest(path, digest) else None
+    )
 
 
 def _has_digest(path: str, digest: bytes) -> bool:

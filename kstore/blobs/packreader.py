@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from functools import cached_property
+from typing import IO, cast
 
 import zstandard
 
@@ -94,7 +95,7 @@ class PackReader:
         except (MemoryError, OverflowError) as error:
             raise IntegrityError(f"a frame of {self._name} declares {frame.size} bytes") from error
         filled = 0
-        with _inflater().stream_reader(part) as content:
+        with _inflater().stream_reader(cast(IO[bytes], part)) as content:
             while filled < frame.size and (count := content.readinto(whole[filled : filled + _CHUNK])):
                 filled += count
             if filled != frame.size or content.read(1):

@@ -83,7 +83,8 @@ def command(invocation: Invocation, key: str, seed: str | None, require: bool, p
 
     output, environ = invocation.output, dict(os.environ)
     store = invocation.store(environ)
-    check_key(seed or key)
+    if seed:
+        check_key(seed)
     store.scope(key)  # A bad key or setting stops here. What follows is trouble, which does not.
     restored = _restore(output, store, key, seed, require)
     started = time.perf_counter()

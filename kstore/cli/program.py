@@ -130,14 +130,15 @@ def _interrupted(error: BaseException, output: Output) -> int:
 def _replace_unprintable() -> None:
     """An old locale must not turn an ellipsis into a failure."""
     for stream in (sys.stdout, sys.stderr):
-        with suppress(AttributeError):  # not a text stream of Python's own: a test's
+        with suppress(AttributeError):  # None: it was closed before we started
             stream.reconfigure(errors="replace")  # type: ignore[union-attr]
 
 
 def _flush(code: int) -> int:
     """Flush here, not at the interpreter's end, where a closed pipe would print a traceback."""
     try:
-        sys.stdout.flush()
+        if sys.stdout:
+            sys.stdout.flush()
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return code or 1

@@ -72,7 +72,8 @@ def command(invocation: Invocation, key: str) -> int:
 
     output, store = invocation.output, invocation.store()
     with output.working("reading the store"):
-        shown = [_read(store, scope) for scope in _scopes(invocation, store, key)]
+        read = [_read(store, scope) for scope in _scopes(invocation, store, key)]
+    shown = [one for one in read if one.refs or one.damaged]
     if not shown:
         raise MissError(f"{store.location} has nothing under {key}; `kstore ls` lists what it has")
     damaged = [error for one in shown for error in one.damaged]
@@ -97,14 +98,19 @@ def _scopes(invocation: Invocation, store: Store, key: str) -> list[Scope]:
 
 
 def _read(store: Store, scope: Scope) -> _Shown:
-    from kstore.errors import IntegrityError
+    from kstore.errors import IntegrityError, MissError
+    from kstore.storage import reporting_trouble
 
     shown = _Shown(scope)
-    for number in reversed(store.storage.refs.generations(scope)):
-        try:
-            shown.refs.append(store.storage.refs.get(scope, number))
-        except IntegrityError as error:
-            shown.damaged.append(error)
+    with reporting_trouble(store.location, "read"):
+        refs = store.storage.refs
+        for number in reversed(refs.generations(scope)):
+            try:
+                shown.refs.append(refs.get(scope, number))
+            except IntegrityError as error:
+                shown.damaged.append(error)
+            except MissError:
+                continue  # removed since it was listed
     try:
         shown.manifest = store.snapshot(shown.refs[0]).manifest if shown.refs else None
     except IntegrityError as error:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 from types import TracebackType
-from typing import Any
 
 _PATIENCE = 1.0  # seconds
+_PERIOD = 0.1
 
 
 class Spinner:
@@ -14,25 +14,31 @@ class Spinner:
 
     def __init__(self, text: str) -> None:
         self._text = text
-        self._status: Any = None
-        self._timer = threading.Timer(_PATIENCE, self._show)
-        self._timer.daemon = True
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
 
     def __enter__(self) -> None:
-        self._timer.start()
+        self._thread.start()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Leaves no thread behind: one that does not block signals would get those meant for the main thread."""
-        self._timer.cancel()
-        self._timer.join()
-        if self._status:
-            self._status.stop()
+        """Leaves no thread behind: a signal that the main thread then blocks and waits for could reach it."""
+        self._done.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        if not self._done.wait(_PATIENCE):
+            self._show()
 
     def _show(self) -> None:
+        """rich's own spinner has a thread that outlives it."""
         from rich.console import Console
+        from rich.live import Live
+        from rich.spinner import Spinner
         from rich.text import Text
 
-        self._status = Console(stderr=True).status(Text(self._text))
-        self._status.start()
+        console = Console(stderr=True)
+        with Live(Spinner("dots", Text(self._text)), console=console, auto_refresh=False, transient=True) as live:
+            while not self._done.wait(_PERIOD):
+                live.refresh()

@@ -6,6 +6,8 @@ import re
 import time
 
 _SIZES = ("B", "kB", "MB", "GB", "TB", "PB")
+_TAIL = 8
+"""Characters: as long as the digest at the end of an environment's tag."""
 _DURATION = re.compile(r"(\d+(?:\.\d+)?) *(s|m|min|h|d|w)?")
 _SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 604800}
 
@@ -79,10 +81,10 @@ def amount(count: int, total: int) -> str:
 
 
 def shorten(text: str, width: int) -> str:
-    """Cut out the middle: the digest at the end of a name tells it from others."""
+    """Cut out the middle: the end tells a name from others."""
     if len(text) <= width:
         return text
-    tail = min(8, (width - 1) // 2)
+    tail = min(_TAIL, max(width - 3, (width - 1) // 2))
     return f"{text[: width - 1 - tail]}…{text[len(text) - tail :]}"
 
 

@@ -148,13 +148,13 @@ def _claim_free(folder: Path, owner: Owner, taken: set[int]) -> int:
     try:
         number = 0
         while True:
-            if number not in taken and not (folder / str(number)).exists():
-                try:
-                    os.link(finished, _claim(folder, number))
-                    return number
-                except FileExistsError:
-                    if Owner.load(_claim(folder, number)) == owner:
+            if number not in taken:
+                if not (folder / str(number)).exists():
+                    with suppress(FileExistsError):
+                        os.link(finished, _claim(folder, number))
                         return number
+                if Owner.load(_claim(folder, number)) == owner:
+                    return number
             number += 1
     finally:
         finished.unlink()

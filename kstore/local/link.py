@@ -10,8 +10,11 @@ import errno
 import fcntl
 import os
 import threading
+from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 from enum import StrEnum
+from operator import length_hint
 from typing import NamedTuple
 
 _FICLONE = 0x40049409
@@ -38,6 +41,17 @@ class Blob(NamedTuple):
     mtime_ns: int
 
 
+class Link(NamedTuple):
+    """One file to be made."""
+
+    blob: Blob
+    target: str
+    mode: int
+    """Permission bits, for a clone; a hard link has the blob's."""
+    path: str
+    """The artifact's."""
+
+
 class Linker:
     """Links blobs into one cache root."""
 
@@ -48,28 +62,22 @@ class Linker:
         """What ruled out the better ones."""
         self._lock = threading.Lock()
 
-    def link(self, blob: Blob, target: str, mode: int) -> LinkMode | None:
-        """Make `target` a clone or a link of `blob`; None if it must be copied. Any number of threads may.
-
-        A clone gets the permission bits `mode` and the blob's times; a hard link has the blob's.
+    def link_many(self, links: Sequence[Link]) -> list[LinkMode]:
+        """Make every target; returns how each was made, `COPY` for those that must be copied. Any thread may.
 
         Raises:
-            OSError: `target` cannot be made at all (ENOSPC, EROFS, EDQUOT …).
+            OSError: a target cannot be made at all (ENOSPC, EROFS, EDQUOT …).
         """
-        while (way := self.mode) is not LinkMode.COPY:
+        modes: list[LinkMode] = []
+        while len(modes) < len(links):
+            way, rest = self.mode, links[len(modes) :]
             try:
-                if way is LinkMode.REFLINK:
-                    reflink(blob, target, mode)
-                else:
-                    os.link(blob.path, target)
-                return way
+                _WAYS[way](rest, modes)
             except OSError as error:
-                if error.errno in _NOT_THIS_FILE:
-                    return None
                 if error.errno not in _NOT_HERE:
                     raise
                 self._give_up(way, error)
-        return None
+        return modes
 
     def _give_up(self, way: LinkMode, error: OSError) -> None:
         with self._lock:
@@ -77,6 +85,39 @@ class Linker:
                 reason = f"no {way}: {error.strerror}"
                 self.why = f"{self.why}; {reason}" if self.why else reason
                 self.mode = LinkMode.HARDLINK if way is LinkMode.REFLINK else LinkMode.COPY
+
+
+def _reflink_all(links: Sequence[Link], modes: list[LinkMode]) -> None:
+    for link in links:
+        try:
+            reflink(link.blob, link.target, link.mode)
+            modes.append(LinkMode.REFLINK)
+        except OSError as error:
+            if error.errno not in _NOT_THIS_FILE:
+                raise
+            modes.append(LinkMode.COPY)
+
+
+def _hardlink_all(links: Sequence[Link], modes: list[LinkMode]) -> None:
+    """A link costs less than a step of the interpreter, so `map` runs through all that go well."""
+    sources = iter([link.blob.path for link in links])
+    targets = iter([link.target for link in links])
+    while left := length_hint(sources):
+        try:
+            deque(map(os.link, sources, targets), maxlen=0)
+            modes += [LinkMode.HARDLINK] * left
+        except OSError as error:
+            modes += [LinkMode.HARDLINK] * (left - length_hint(sources) - 1)
+            if error.errno not in _NOT_THIS_FILE:
+                raise
+            modes.append(LinkMode.COPY)
+
+
+def _copy_all(links: Sequence[Link], modes: list[LinkMode]) -> None:
+    modes += [LinkMode.COPY] * len(links)
+
+
+_WAYS = {LinkMode.REFLINK: _reflink_all, LinkMode.HARDLINK: _hardlink_all, LinkMode.COPY: _copy_all}
 
 
 def reflink(source: Blob, target: str, mode: int) -> None:
@@ -105,7 +146,7 @@ def probe(source: str, target: str) -> Linker:
     """Find the best way by linking one non-empty file; ZFS clones an empty file where it cannot clone another."""
     linker = Linker()
     try:
-        linker.link(Blob(source, os.stat(source).st_mtime_ns), target, 0o600)
+        linker.link_many([Link(Blob(source, os.stat(source).st_mtime_ns), target, 0o600, "")])
     finally:
         with suppress(FileNotFoundError):
             os.unlink(target)

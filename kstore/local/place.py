@@ -24,20 +24,21 @@ from kstore.errors import CacheRootError
 from kstore.local.cacheroot import CacheRoot
 from kstore.local.folders import make_folder
 from kstore.local.index import Known, is_settled
-from kstore.local.link import Linker, LinkMode
+from kstore.local.link import Blob, Link, Linker, LinkMode
 from kstore.local.move import Mover
 from kstore.local.relocate import to_local
 from kstore.local.scan import Skipped
 from kstore.local.state import StateFolder
-from kstore.manifest import Entry, Files, Flag, unit_of
+from kstore.local.write import NewFile, write_files
+from kstore.manifest import Files, Flag, unit_of
 
-_WRITERS = 2
-"""Threads that write files. More of them only wait for each other, in the filesystem and for the interpreter."""
-_BYTES_AT_ONCE = 2 << 20
+_THREADS = 2
+"""More of them only wait for each other, in the filesystem and for the interpreter."""
+_BATCH_SIZE = 2 << 20
+_BATCH_COUNT = 128
 _SECOND = 1_000_000_000
 _GROUP, _LINK = int(Flag.GROUP), int(Flag.LINK)
 _MTIME, _RELOCATE = int(Flag.MTIME), int(Flag.RELOCATE)
-_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _OWNER_CAN_WRITE = 0o600
 
 Item = TypeVar("Item")
@@ -138,18 +139,17 @@ class _Staging:
         return f"{self._stages[path.partition('/')[0]]}/{path}"
 
     def fill(self, packs: Sequence[str]) -> Placed:
-        """Link what is loose, folder by folder, and copy the rest in the order in which the store has it."""
+        """Link what is loose, and copy the rest in the order in which the store has it."""
         packed = self._blobs.digests_in(packs) if packs else frozenset()
-        to_copy: dict[bytes, list[str]] = defaultdict(list)
-        folder, placed = "", Placed()
-        for path, entry in self.wanted.items():
-            if not path.startswith(folder) or "/" in path[len(folder) :] or not folder:
-                folder = path[: path.rfind("/") + 1]
-                make_folder(self.staged(folder[:-1]))
-            if entry.digest in packed or not self._link(path, entry, placed):
-                to_copy[entry.digest].append(path)
-        if to_copy:
-            self._copy(to_copy, packs, placed)
+        linkable = {p: e for p, e in self.wanted.items() if e.flags & _LINK and e.digest not in packed}
+        placed = Placed()
+        with ThreadPoolExecutor(_THREADS) as pool:
+            folders = pool.submit(self._make_folders)
+            blobs = self._blobs.loose.untouched_many(linkable.values()) if linkable else []
+            if any(blobs):
+                folders.result()
+                self._link(linkable, blobs, placed, pool)
+            self._copy(packs, placed, pool, folders)
         return placed
 
     def drop_incomplete(self, placed: Placed) -> None:
@@ -163,54 +163,66 @@ class _Staging:
             placed.known.pop(path, None)
             os.unlink(self.staged(path))
 
-    def _link(self, path: str, entry: Entry, placed: Placed) -> bool:
-        if not entry.flags & _LINK or self._linker.mode is LinkMode.COPY:
-            return False
-        blob = self._blobs.loose.untouched(entry.digest, entry.size)
-        mode = self._linker.link(blob, self.staged(path), entry.mode) if blob else None
-        if mode is None:
-            return False
-        placed.paths.add(path)
-        placed.modes[mode] += 1
-        return True
+    def _make_folders(self) -> None:
+        for folder in sorted({path[: path.rindex("/")] for path in self.wanted}):
+            make_folder(self.staged(folder))
 
-    def _copy(self, paths: dict[bytes, list[str]], packs: Sequence[str], placed: Placed) -> None:
-        contents = _by_size(self._blobs.fetch_many(paths, packs))
-        with ThreadPoolExecutor(_WRITERS) as pool:
-            for part in _map_ahead(pool, lambda batch: self._write_batch(batch, paths), contents):
-                placed.add(part)
+    def _link(self, wanted: Files, blobs: Sequence[Blob | None], placed: Placed, pool: ThreadPoolExecutor) -> None:
+        links = [
+            Link(blob, self.staged(path), entry.mode, path)
+            for (path, entry), blob in zip(wanted.items(), blobs, strict=False)
+            if blob
+        ]
+        # The first link finds out which way works; the others then follow side by side.
+        middle = len(links) // 2
+        self._add_links(links[:1], self._linker.link_many(links[:1]), placed)
+        halves = links[1:middle], links[max(middle, 1) :]
+        for half, modes in zip(halves, pool.map(self._linker.link_many, halves), strict=True):
+            self._add_links(half, modes, placed)
+
+    def _add_links(self, links: list[Link], modes: list[LinkMode], placed: Placed) -> None:
+        placed.modes.update(modes)
+        placed.paths.update(link.path for link, mode in zip(links, modes, strict=True) if mode is not LinkMode.COPY)
+
+    def _copy(self, packs: Sequence[str], placed: Placed, pool: ThreadPoolExecutor, folders: Future[None]) -> None:
+        paths: dict[bytes, list[str]] = defaultdict(list)
+        for path, entry in self.wanted.items():
+            if path not in placed.paths:
+                paths[entry.digest].append(path)
+
+        def write(batch: list[tuple[bytes, memoryview]]) -> Placed:
+            folders.result()
+            return self._write_batch(batch, paths)
+
+        contents = _in_batches(self._blobs.fetch_many(paths, packs)) if paths else ()
+        for part in _map_ahead(pool, write, contents):
+            placed.add(part)
 
     def _write_batch(self, batch: list[tuple[bytes, memoryview]], paths: dict[bytes, list[str]]) -> Placed:
-        placed = Placed()
-        for digest, data in batch:
-            for path in paths[digest]:
-                self._write(path, self.wanted[path], data, self.staged(path), placed)
+        contents = {path: data for digest, data in batch for path in paths[digest]}
+        write_files([self._new_file(path, data) for path, data in contents.items()])
+        placed = Placed(paths=set(contents))
+        placed.modes[LinkMode.COPY] = len(contents)
+        for path in contents:
+            if not self.wanted[path].flags & _LINK:
+                placed.known[path] = self._known(path)
         return placed
 
-    def _write(self, path: str, entry: Entry, data: memoryview, target: str, placed: Placed) -> None:
+    def _new_file(self, path: str, data: memoryview) -> NewFile:
+        entry = self.wanted[path]
+        mtime = None
+        if entry.flags & _LINK:
+            mtime = self._now + stamp(entry.digest)
+        elif entry.flags & _MTIME:
+            mtime = entry.mtime_ns
+        content: bytes | memoryview = data
         if entry.flags & _RELOCATE:
-            data = memoryview(to_local(bytes(data), self._root.folders[path.partition("/")[0]]))
-        fd = os.open(target, _CREATE, entry.mode & 0o777 | _OWNER_CAN_WRITE)
-        try:
-            written = os.write(fd, data)
-            while written < len(data):
-                written += os.write(fd, data[written:])
-            if entry.flags & _LINK:
-                mtime = self._now + stamp(entry.digest)
-                os.utime(fd, ns=(mtime, mtime))
-            else:
-                placed.known[path] = _known(fd, entry)
-        finally:
-            os.close(fd)
-        placed.paths.add(path)
-        placed.modes[LinkMode.COPY] += 1
+            content = to_local(bytes(data), self._root.folders[path.partition("/")[0]])
+        return NewFile(self.staged(path), content, entry.mode & 0o777 | _OWNER_CAN_WRITE, mtime)
 
-
-def _known(fd: int, entry: Entry) -> Known:
-    if entry.flags & _MTIME:
-        os.utime(fd, ns=(entry.mtime_ns, entry.mtime_ns))
-    status = os.fstat(fd)
-    return Known(entry._replace(mtime_ns=status.st_mtime_ns), status.st_size, status.st_ino)
+    def _known(self, path: str) -> Known:
+        status = os.stat(self.staged(path))
+        return Known(self.wanted[path]._replace(mtime_ns=status.st_mtime_ns), status.st_size, status.st_ino)
 
 
 def keep_settled(known: dict[str, Known]) -> dict[str, Known]:
@@ -224,14 +236,14 @@ def _components(paths: Iterable[str]) -> set[str]:
     return {path.partition("/")[0] for path in paths}
 
 
-def _by_size(contents: Iterable[tuple[bytes, memoryview]]) -> Iterator[list[tuple[bytes, memoryview]]]:
-    """Blobs in batches worth handing to a thread."""
+def _in_batches(contents: Iterable[tuple[bytes, memoryview]]) -> Iterator[list[tuple[bytes, memoryview]]]:
+    """Blobs in batches worth handing to a thread, and small enough for all threads to get one."""
     batch: list[tuple[bytes, memoryview]] = []
     size = 0
     for digest, data in contents:
         batch.append((digest, data))
         size += len(data)
-        if size >= _BYTES_AT_ONCE:
+        if size >= _BATCH_SIZE or len(batch) >= _BATCH_COUNT:
             yield batch
             batch, size = [], 0
     yield batch
@@ -242,7 +254,7 @@ def _map_ahead(pool: ThreadPoolExecutor, function: Callable[[Item], Placed], ite
     waiting: deque[Future[Placed]] = deque()
     for item in items:
         waiting.append(pool.submit(function, item))
-        if len(waiting) > _WRITERS:
+        if len(waiting) > _THREADS:
             yield waiting.popleft().result()
     while waiting:
         yield waiting.popleft().result()

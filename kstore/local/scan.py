@@ -68,6 +68,7 @@ class Scan:
         self.known |= other.known
         self.unsettled |= other.unsettled
         self.settled_folders |= other.settled_folders
+        self.hashed += other.hashed
 
 
 def scan(root: CacheRoot, table: Table, index: Index, base: Files) -> Scan:

@@ -19,7 +19,7 @@ from typing import Any
 import filelock
 
 from kstore.components.table import KSTORE_FOLDER
-from kstore.digest import digest_of
+from kstore.digest import DIGEST_SIZE, digest_of
 from kstore.errors import CacheRootError, IntegrityError, WaitTimeout
 from kstore.local.cacheroot import CacheRoot
 from kstore.local.index import Index
@@ -88,7 +88,7 @@ class StateFolder:
         """Read it; what is missing or damaged is as if it had never been written."""
         state = State()
         with suppress(FileNotFoundError, IntegrityError):
-            state.index = Index.load(_read(self._index))
+            state.index = Index.load(_checked(_read(self._index)))
         try:
             content = json.loads(_read(self._sync))
             data = _read(self._base)
@@ -104,7 +104,8 @@ class StateFolder:
 
     def save_index(self, index: Index) -> None:
         """Replace the index."""
-        _write(self._index, index.dump())
+        data = index.dump()
+        _write(self._index, digest_of(data) + data)
 
     def save_base(self, base: Base, declined: Mapping[str, bytes]) -> None:
         """Replace the base."""
@@ -143,6 +144,14 @@ def _load_ref(content: Mapping[str, Any]) -> Ref:
     scope = Scope(content["gpu"], content["key"], content["environment"])
     text = content["ref"]
     return load_ref(scope, json.loads(text)["generation"], text.encode())
+
+
+def _checked(data: bytes) -> bytes:
+    """LMDB trusts what it maps: pages of zeros, as a power cut leaves them, would end the process."""
+    digest, rest = data[:DIGEST_SIZE], data[DIGEST_SIZE:]
+    if digest_of(rest) != digest:
+        raise IntegrityError(f"a local index of {len(data)} bytes is damaged")
+    return rest
 
 
 def _read(path: str) -> bytes:

@@ -92,3 +92,11 @@ class Cli:
             path.write_text(name)
         result = self("commit", key, "--cache-root", str(root), "--layout", "loose")
         assert result.code == 0, result.err
+
+
+def read_terminal(terminal: int) -> bytes:
+    """What was written to it since; nothing once every writer has closed it."""
+    try:
+        return os.read(terminal, 4096)
+    except OSError:
+        return b""

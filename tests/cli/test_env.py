@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import shlex
 import shutil
 import subprocess
+import sys
 
 import pytest
 
@@ -10,13 +12,12 @@ from tests.cli.commandline import REPOSITORY, Cli, compiling
 
 
 def in_shell(script: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["sh", "-ec", script], cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(
+        ["sh", "-ec", script], cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False
+    )
 
 
 def kstore(*arguments: str) -> str:
-    import shlex
-    import sys
-
     return shlex.join([sys.executable, "-m", "kstore", *arguments])
 
 
@@ -67,7 +68,7 @@ def test_fish_has_its_own_syntax(cli: Cli) -> None:
 @pytest.mark.skipif(not shutil.which("fish"), reason="fish is not installed")
 def test_fish_can_source_it(cli: Cli) -> None:
     root = cli.folder / "it's \\ here"
-    script = f'{kstore("env", "my/v1", "--shell", "fish", "--cache-root", str(root))} | source; echo $TRITON_CACHE_DIR'
+    script = f"{kstore('env', 'my/v1', '--shell', 'fish', '--cache-root', str(root))} | source; echo $TRITON_CACHE_DIR"
     done = subprocess.run(["fish", "-c", script], cwd=REPOSITORY, capture_output=True, text=True, check=True)
 
     assert done.stdout == f"{root}/triton\n"

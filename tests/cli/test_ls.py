@@ -21,7 +21,7 @@ def test_it_lists_a_row_for_each_scope(cli: Cli) -> None:
 
 
 def test_it_fits_80_columns_and_keeps_what_tells_environments_apart(cli: Cli) -> None:
-    key, gpu = "a-team/a-rather-long-model-name/v1", "nvidia-rtx-pro-6000-blackwell-server-edition-sm120"
+    key, gpu = "a-team/a-rather-long-name/v1", "nvidia-rtx-pro-6000-blackwell-server-edition-sm120"
     cli.write("inductor/ab/cone.py")
     cli("commit", key, "--gpu", gpu, "--environment", "torch2.13.0-cu130-triton3.7.1-cp312-x86_64-3f2a9c1e")
     lines = cli("ls").out.splitlines()

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from kstore.local.link import LinkMode
+from kstore.report import RestoreReport, RestoreStatus
 from kstore.store import Store
 from tests.cli.commandline import ENVIRONMENT, GPU, Cli
 
@@ -163,18 +165,12 @@ def test_quiet_keeps_errors(cli: Cli) -> None:
 
 
 def test_verbose_says_why_no_better_link_was_made(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    cli.publish("my/v1")
+    why = "no reflink: Operation not supported"
+    report = RestoreReport(RestoreStatus.RESTORED, "my/v1", generation=1, link_mode=LinkMode.HARDLINK, link_why=why)
+    monkeypatch.setattr(Store, "restore", lambda self, key, **choice: report)
 
-    def restore(self: Store, key: str, **choice: object) -> object:
-        from dataclasses import replace
-
-        return replace(original(self, key), link_why="no reflink: Operation not supported")
-
-    original = Store.restore
-    monkeypatch.setattr(Store, "restore", restore)
-
-    assert "no reflink" not in cli("restore", "my/v1").err
-    assert "no reflink: Operation not supported" in cli("restore", "my/v1", "-v").err
+    assert why not in cli("restore", "my/v1").err
+    assert why in cli("restore", "my/v1", "-v").err
 
 
 def damage_manifest(store: Path) -> None:

@@ -57,6 +57,7 @@ def test_one_file_is_not_plural() -> None:
 
 def test_shortening_cuts_out_the_middle() -> None:
     assert shorten("torch2.13.0-cp312-x86_64-3f2a9c1e", 20) == "torch2.13.0…3f2a9c1e"
+    assert shorten("torch2.13.0-cp312-x86_64-3f2a9c1e", 11) == "to…3f2a9c1e"
     assert shorten("short", 5) == "short"
     assert shorten("longer", 5) == "lo…er"
 

@@ -1,0 +1,294 @@
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from kstore.components.variables import MANAGED
+from tests.cli.commandline import REPOSITORY, Cli, compiling, read_terminal
+
+COUNT_SIGNALS = """
+import os, pathlib, signal, sys, time
+
+received = []
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT):
+    signal.signal(number, lambda number, frame: received.append(signal.Signals(number).name))
+print("ready", flush=True)
+deadline = time.monotonic() + 60
+while not received and time.monotonic() < deadline:
+    time.sleep(0.01)
+time.sleep(0.3)  # for one that should not come
+folder = pathlib.Path(os.environ["TORCHINDUCTOR_CACHE_DIR"], "ab")
+folder.mkdir(parents=True)
+(folder / "clate.py").write_text("compiled before the end")
+print(*received, flush=True)
+sys.exit(len(received) + 40)
+"""
+SIGNALS = ["SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGQUIT"]
+
+
+def newest_files(cli: Cli, key: str = "my/v1") -> int:
+    (scope,) = cli("ls", key, "--json").json["scopes"]
+    return int(scope["files"])
+
+
+def test_it_restores_runs_and_commits(cli: Cli) -> None:
+    cli.publish("my/v1", "one")
+    show = 'cat "$TORCHINDUCTOR_CACHE_DIR/ab/cone.py"'
+    result = cli.process("exec", "my/v1", "--", "sh", "-ec", f"{show}; {compiling('two')}")
+    lines = result.err.splitlines()
+
+    assert (result.code, result.out) == (0, "one")
+    assert lines[0].startswith("kstore: restored my/v1 generation 1: 1 file, 3 B in ")
+    assert lines[1].startswith("kstore: committed my/v1 generation 2: 1 new file of 2, ")
+    assert newest_files(cli) == 2
+
+
+def test_the_first_run_of_a_key_starts_cold_and_commits(cli: Cli) -> None:
+    result = cli.process("exec", "my/v1", "--", "sh", "-ec", compiling("one"))
+
+    assert result.code == 0
+    assert "kstore: nothing is published for my/v1" in result.err
+    assert newest_files(cli) == 1
+
+
+def test_the_exit_code_is_the_commands(cli: Cli) -> None:
+    result = cli.process("exec", "my/v1", "--", "sh", "-c", f"{compiling('one')}; exit 7")
+
+    assert result.code == 7
+    assert newest_files(cli) == 1
+
+
+def test_a_command_that_a_signal_ends_counts_as_in_a_shell(cli: Cli) -> None:
+    result = cli.process("exec", "my/v1", "--", "sh", "-c", f"{compiling('one')}; kill -KILL $$")
+
+    assert result.code == 128 + signal.SIGKILL
+    assert newest_files(cli) == 1
+
+
+def test_a_command_that_is_not_found_is_127(cli: Cli) -> None:
+    result = cli.process("exec", "my/v1", "--", "no-such-command")
+
+    assert result.code == 127
+    assert "kstore: cannot run 'no-such-command': No such file or directory" in result.err
+
+
+def test_a_command_that_cannot_be_executed_is_126(cli: Cli) -> None:
+    script = cli.folder / "script"
+    script.write_text("#!/bin/sh\n")
+
+    assert cli.process("exec", "my/v1", "--", str(script)).code == 126
+
+
+def test_the_command_reads_our_input(cli: Cli) -> None:
+    assert cli.process("exec", "my/v1", "--", "cat", input="text").out == "text"
+
+
+def test_the_commands_options_are_its_own(cli: Cli) -> None:
+    result = cli.process("exec", "my/v1", "-q", "--", "echo", "--json", "-v", "--", "--help")
+
+    assert (result.out, result.err) == ("--json -v -- --help\n", "")
+
+
+@pytest.mark.parametrize("arguments", [["my/v1"], ["my/v1", "--"], ["my/v1", "echo", "hello"]])
+def test_a_command_must_be_behind_two_dashes(cli: Cli, arguments: list[str]) -> None:
+    result = cli("exec", *arguments)
+
+    assert (result.code, result.out) == (2, "")
+    assert "put it behind '--'" in result.err
+
+
+def test_the_usage_shows_the_dashes(cli: Cli) -> None:
+    assert "Usage: kstore exec [OPTIONS] KEY -- CMD..." in cli("exec", "--help").out
+
+
+def test_the_command_is_told_which_variables_are_kstores(cli: Cli) -> None:
+    result = cli.process("exec", "my/v1", "--", "sh", "-c", f'printf %s "${MANAGED}"')
+
+    assert f"TRITON_CACHE_DIR={cli.cache_root}/triton" in result.out.splitlines()
+
+
+def test_nothing_of_how_kstore_waits_is_inherited(cli: Cli) -> None:
+    command = ("grep", "-E", "^Sig(Blk|Ign):", "/proc/self/status")
+    plain = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    assert ordinary(cli.process("exec", "my/v1", "--", *command).out) == ordinary(plain)
+
+
+def ordinary(masks: str) -> list[int]:
+    """Signals 1 to 31: those above are the C library's own."""
+    return [int(line.split()[1], 16) & 0x7FFFFFFF for line in masks.splitlines()]
+
+
+# ---- signals
+
+
+@pytest.mark.parametrize("name", SIGNALS)
+def test_a_signal_reaches_the_command_once_and_what_it_compiled_is_committed(cli: Cli, name: str) -> None:
+    process = cli.start("exec", "my/v1", "--", sys.executable, "-c", COUNT_SIGNALS)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.Signals[name])
+    out, err = process.communicate(timeout=60)
+
+    assert out == f"{name}\n"
+    assert process.returncode == 41
+    assert "kstore: committed my/v1 generation 1: 1 new file" in err
+
+
+def test_no_thread_is_left_that_could_get_a_signal_instead(cli: Cli) -> None:
+    cli.publish("my/v1", *map(str, range(300)))
+    result = cli.process("exec", "my/v1", "--", "sh", "-c", "ls /proc/$PPID/task | wc -l")
+
+    assert "kstore: restored my/v1 generation 1: 300 files" in result.err
+    assert result.out.strip() == "1"
+
+
+def test_the_terminals_ctrl_c_reaches_the_command_once(cli: Cli) -> None:
+    code, out = on_a_terminal(["exec", "my/v1", "--", sys.executable, "-c", COUNT_SIGNALS], "ready", b"\x03")
+
+    assert "SIGINT\r\n" in out and "SIGINT SIGINT" not in out
+    assert code == 41
+    assert "kstore: committed my/v1 generation 1" in out
+
+
+def test_a_command_that_is_stopped_by_a_signal_is_not_over(cli: Cli) -> None:
+    script = "sleep 0.3 & (sleep 0.1; kill -CONT $$) & kill -STOP $$; wait; exit 9"
+
+    assert cli.process("exec", "my/v1", "--", "sh", "-c", script).code == 9
+
+
+def test_a_parent_that_ignores_its_children_changes_nothing(cli: Cli) -> None:
+    result = cli.process(
+        "exec", "my/v1", "--", "sh", "-c", "exit 9",
+        preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN),
+    )  # fmt: skip
+
+    assert result.code == 9
+
+
+def on_a_terminal(arguments: list[str], until: str, keys: bytes) -> tuple[int, str]:
+    """Run kstore as the foreground process of a terminal, and type `keys` once it has printed `until`."""
+    process, terminal = pty.fork()
+    if not process:
+        os.chdir(REPOSITORY)
+        os.execv(sys.executable, [sys.executable, "-m", "kstore", *arguments])
+    out = b""
+    while chunk := read_terminal(terminal):
+        out += chunk
+        if keys and until.encode() in out:
+            os.write(terminal, keys)
+            keys = b""
+    os.close(terminal)
+    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), out.decode()
+
+
+# ---- trouble
+
+
+def test_a_store_that_cannot_be_used_does_not_stop_the_command(cli: Cli) -> None:
+    result = cli.process("exec", "my/v1", "--store", "/nowhere/at/all", "--", "sh", "-c", "echo ran; exit 5")
+
+    assert (result.code, result.out) == (5, "ran\n")
+    assert "kstore: warning: nothing is restored, the command runs cold: there is no store at /nowhere" in result.err
+    assert "kstore: warning: nothing is committed: " in result.err
+
+
+def test_a_cache_root_that_cannot_be_used_does_not_stop_the_command(cli: Cli) -> None:
+    cli.cache_root.write_text("no folder")
+    result = cli.process("exec", "my/v1", "--", "sh", "-c", 'echo "ran ${TRITON_CACHE_DIR-alone}"')
+
+    assert (result.code, result.out) == (0, "ran alone\n")
+    assert "kstore: warning: nothing is restored" in result.err
+
+
+def test_a_failed_commit_is_a_warning(cli: Cli) -> None:
+    cli("init")
+    spoil = f'rm -r "{cli.store}"; touch "{cli.store}"; exit 6'
+    result = cli.process("exec", "my/v1", "--", "sh", "-ec", f"{compiling('one')}; {spoil}")
+
+    assert result.code == 6
+    assert "kstore: warning: nothing is committed: " in result.err
+
+
+def test_a_closed_stderr_does_not_stop_the_command(cli: Cli) -> None:
+    process = cli.start("exec", "my/v1", "--", "sh", "-ec", f"{compiling('one')}; echo ran; exit 5")
+    assert process.stdout is not None and process.stderr is not None
+    process.stderr.close()
+    out = process.stdout.read()
+    process.stdout.close()
+
+    assert (process.wait(60), out) == (5, "ran\n")
+    assert newest_files(cli) == 1
+
+
+def test_with_require_a_miss_ends_it_before_the_command(cli: Cli) -> None:
+    result = cli("exec", "my/v1", "--require", "--", "touch", str(cli.folder / "ran"))
+
+    assert result.code == 3
+    assert result.err.startswith("kstore: nothing is published for my/v1")
+    assert not (cli.folder / "ran").exists()
+
+
+def test_with_require_so_does_trouble(cli: Cli) -> None:
+    ran = cli.folder / "ran"
+    result = cli("exec", "my/v1", "--require", "--store", "/nowhere/at/all", "--", "touch", str(ran))
+
+    assert result.code == 1
+    assert not ran.exists()
+
+
+@pytest.mark.parametrize("arguments", [["../v1"], ["my/v1", "--seed", "/"], ["my/v1", "--gpu", "a b"]])
+def test_a_mistake_of_the_caller_ends_it_before_the_command(cli: Cli, arguments: list[str]) -> None:
+    result = cli("exec", *arguments, "--", "touch", str(cli.folder / "ran"))
+
+    assert result.code == 2
+    assert not (cli.folder / "ran").exists()
+
+
+# ---- what else it can be told
+
+
+def test_a_seed_is_what_a_new_key_starts_from(cli: Cli) -> None:
+    cli.publish("my/v1", "one")
+    show = 'cat "$TORCHINDUCTOR_CACHE_DIR/ab/cone.py"'
+    result = cli.process("exec", "my/v2", "--seed", "my/v1", "--require", "--", "sh", "-c", show)
+
+    assert (result.code, result.out) == (0, "one")
+    assert "kstore: restored my/v2 from seed my/v1 generation 1" in result.err
+
+
+def test_the_layout_can_be_chosen(cli: Cli) -> None:
+    cli.process("exec", "my/v1", "--layout", "packed", "--", "sh", "-ec", compiling("one"))
+
+    assert len(list((cli.store / "packs").iterdir())) == 1
+
+
+def test_json_is_the_last_line_on_stderr_as_stdout_is_the_commands(cli: Cli) -> None:
+    result = cli.process("exec", "my/v1", "--json", "--", "sh", "-c", f"echo out; {compiling('one')}; exit 4")
+    (line,) = result.err.splitlines()
+    content = json.loads(line)
+
+    assert (result.code, result.out) == (4, "out\n")
+    assert (content["schema"], content["command"], content["exit_code"]) == (1, "exec", 4)
+    assert (content["restore"]["status"], content["commit"]["status"]) == ("miss", "committed")
+
+
+def test_trouble_is_in_json_too(cli: Cli) -> None:
+    result = cli.process("exec", "my/v1", "--json", "--store", "/nowhere/at/all", "--", "true")
+    content = json.loads(result.err.splitlines()[-1])
+
+    assert (content["restore"]["status"], content["commit"]["status"]) == ("failed", "failed")
+    assert "there is no store" in content["restore"]["error"]
+
+
+def test_a_usage_error_leaves_stdout_alone(cli: Cli) -> None:
+    result = cli("exec", "my/v1", "--json", "--unknown", "--", "true")
+
+    assert (result.code, result.out) == (2, "")
+    assert json.loads(result.err.splitlines()[-1])["error"]["type"] == "UsageError"

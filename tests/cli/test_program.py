@@ -1,0 +1,198 @@
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from kstore.cli import spinner
+from kstore.cli.output import Output
+from kstore.errors import CacheRootError, IntegrityError, KstoreError, MissError, StoreFormatError, WaitTimeout
+from kstore.store import Store
+from tests.cli.commandline import REPOSITORY, Cli, read_terminal
+
+
+def fail_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    def restore(self: Store, key: str, **choice: object) -> None:
+        raise error
+
+    monkeypatch.setattr(Store, "restore", restore)
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"),
+    [(StoreFormatError, 1), (CacheRootError, 1), (MissError, 3), (IntegrityError, 4), (WaitTimeout, 5)],
+)
+def test_each_kind_of_error_has_its_exit_code(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, kind: type[KstoreError], code: int
+) -> None:
+    fail_with(monkeypatch, kind("it is broken"))
+    result = cli("restore", "my/v1")
+
+    assert (result.code, result.out, result.err) == (code, "", "kstore: it is broken\n")
+
+
+def test_an_error_is_json_if_that_was_asked_for(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    fail_with(monkeypatch, IntegrityError("it is broken"))
+    result = cli("restore", "my/v1", "--json")
+
+    assert result.json == {
+        "schema": 1, "command": "restore", "error": {"type": "IntegrityError", "message": "it is broken"}
+    }  # fmt: skip
+    assert result.err == "kstore: it is broken\n"
+
+
+def test_an_unforeseen_error_is_one_line(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    fail_with(monkeypatch, ZeroDivisionError("by nothing"))
+    result = cli("restore", "my/v1")
+
+    assert (result.code, result.out) == (1, "")
+    assert result.err == "kstore: ZeroDivisionError: by nothing; -v shows where\n"
+
+
+def test_verbose_shows_where_an_unforeseen_error_came_from(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    fail_with(monkeypatch, ZeroDivisionError("by nothing"))
+    lines = cli("restore", "my/v1", "-v").err.splitlines()
+
+    assert lines[0] == "kstore: Traceback (most recent call last):"
+    assert all(line.startswith("kstore: ") for line in lines)
+    assert lines[-1] == "kstore: ZeroDivisionError: by nothing"
+
+
+def test_an_interrupt_is_130(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    fail_with(monkeypatch, KeyboardInterrupt())
+    result = cli("restore", "my/v1")
+
+    assert (result.code, result.out, result.err) == (130, "", "kstore: interrupted\n")
+
+
+def test_a_closed_pipe_is_no_traceback(cli: Cli) -> None:
+    cli.publish("my/v1")
+    with reader_gone() as pipe:
+        done = subprocess.run(
+            [sys.executable, "-m", "kstore", "ls"],
+            cwd=REPOSITORY, stdout=pipe, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
+        )  # fmt: skip
+
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+@contextmanager
+def reader_gone() -> Iterator[int]:
+    reading, writing = os.pipe()
+    os.close(reading)
+    yield writing
+    os.close(writing)
+
+
+def test_a_full_disk_is_an_error(cli: Cli) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "kstore", "init"],
+            cwd=REPOSITORY, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
+        )  # fmt: skip
+
+    assert done.returncode == 1
+    assert "No space left on device" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_without_a_stdout_it_works(cli: Cli) -> None:
+    result = cli.process("init", preexec_fn=lambda: os.close(1))
+
+    assert (result.code, result.out) == (0, "")
+
+
+def test_a_locale_without_an_ellipsis_is_no_failure(cli: Cli) -> None:
+    cli.write("inductor/ab/cone.py")
+    cli("commit", "my/v1", "--gpu", "g" * 90)
+    result = cli.process("ls", env={**os.environ, "PYTHONIOENCODING": "latin-1"})
+
+    assert result.code == 0
+    assert "gggg?gggg" in result.out
+
+
+def test_what_the_library_logs_goes_to_stderr(cli: Cli) -> None:
+    cli.publish("my/v1")
+    cli("restore", "my/v1")
+    (cli.cache_root / ".kstore" / "sync.json").write_text("{")
+    result = cli("restore", "my/v1", "--json")
+
+    assert result.json["status"] == "current"
+    assert result.err.startswith("kstore: what ")
+
+
+def test_quiet_drops_what_the_library_warns_of(cli: Cli) -> None:
+    cli.publish("my/v1")
+    cli("restore", "my/v1")
+    (cli.cache_root / ".kstore" / "sync.json").write_text("{")
+
+    assert cli("restore", "my/v1", "-q").err == ""
+
+
+def test_debugging_shows_the_traceback_of_trouble(cli: Cli) -> None:
+    arguments = ("exec", "my/v1", "--store", "/nowhere/at/all", "--", "true")
+
+    assert "Traceback" not in cli.process(*arguments).err
+    assert "Traceback" in cli.process("exec", "-vv", *arguments[1:]).err
+
+
+def test_json_stays_one_line_whatever_a_name_holds(capsys: pytest.CaptureFixture[str]) -> None:
+    Output(command="ls", json=True).document({"name": "a\nb\udc80"})
+
+    (line,) = capsys.readouterr().out.splitlines()
+    assert json.loads(line)["name"] == "a\nb\udc80"
+
+
+# ---- a sign of life
+
+
+def test_long_work_shows_on_a_terminal() -> None:
+    code = "from kstore.cli import spinner; import time; spinner._PATIENCE = 0.01\n"
+    code += "with spinner.Spinner('restoring [it]'): time.sleep(0.7)"
+
+    assert "restoring [it]" in terminal_output(code)
+
+
+def test_short_work_shows_nothing() -> None:
+    code = "from kstore.cli import spinner\nwith spinner.Spinner('restoring it'): pass"
+
+    assert terminal_output(code) == ""
+
+
+def test_a_spinner_leaves_no_thread_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spinner, "_PATIENCE", 0.0)
+    before = threading.active_count()
+    with spinner.Spinner("working"):
+        deadline = time.monotonic() + 60
+        while threading.active_count() == before and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    assert threading.active_count() == before
+
+
+def test_without_a_terminal_there_is_no_spinner(capsys: pytest.CaptureFixture[str]) -> None:
+    assert not isinstance(Output().working("restoring it"), spinner.Spinner)
+
+
+def terminal_output(code: str) -> str:
+    controller, terminal = pty.openpty()
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=REPOSITORY, stderr=terminal, stdout=subprocess.DEVNULL, timeout=60, check=True,
+        env={**os.environ, "TERM": "xterm"},
+    )  # fmt: skip
+    os.close(terminal)
+    out = b""
+    while chunk := read_terminal(controller):
+        out += chunk
+    os.close(controller)
+    assert done.returncode == 0
+    return out.decode()

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+import pytest
+
+from kstore.local.finished import Unfinished, check_unlocked, check_whole_object, read_finished
+from tests.trees import shared_object
+
+
+def test_a_quiet_file_is_read_whole(tmp_path: Path) -> None:
+    for data in (b"", b"short", os.urandom(3 << 20)):
+        path = tmp_path / "file"
+        path.write_bytes(data)
+        content = read_finished(str(path))
+        assert content.data == data
+        assert content.status.st_ino == path.stat().st_ino
+
+
+def test_a_file_that_has_gone_is_not_finished(tmp_path: Path) -> None:
+    with pytest.raises(Unfinished, match="gone"):
+        read_finished(str(tmp_path / "nothing"))
+
+
+def test_a_link_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"data")
+    (tmp_path / "link").symlink_to("file")
+    with pytest.raises(OSError):
+        read_finished(str(tmp_path / "link"))
+
+
+@pytest.mark.parametrize("change", ["grown", "cut", "rewritten"])
+def test_a_file_that_changes_while_it_is_read_is_not_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"before" * 100)
+    os.utime(path, ns=(1, 1))
+    read = os.read
+    changes = [{"grown": b"before" * 101, "cut": b"before", "rewritten": b"after!" * 100}[change]]
+
+    def read_changed(fd: int, size: int) -> bytes:
+        if changes:
+            path.write_bytes(changes.pop())
+        return read(fd, size)
+
+    monkeypatch.setattr(os, "read", read_changed)
+    with pytest.raises(Unfinished, match="changed"):
+        read_finished(str(path))
+
+
+def test_short_reads_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_bytes(b"0123456789" * 50)
+    read = os.read
+    monkeypatch.setattr(os, "read", lambda fd, size: read(fd, min(size, 7)))
+    assert read_finished(str(tmp_path / "file")).data == b"0123456789" * 50
+
+
+def test_a_lock_that_nobody_holds_or_that_is_missing_is_free(tmp_path: Path) -> None:
+    check_unlocked(str(tmp_path / "missing"))
+    (tmp_path / "lock").touch()
+    check_unlocked(str(tmp_path / "lock"))
+
+
+@pytest.mark.parametrize("kind", [fcntl.LOCK_EX, fcntl.LOCK_SH])
+def test_a_lock_that_is_held(tmp_path: Path, kind: int) -> None:
+    with (tmp_path / "lock").open("w") as held:
+        fcntl.flock(held, kind)
+        if kind == fcntl.LOCK_EX:
+            with pytest.raises(Unfinished):
+                check_unlocked(str(tmp_path / "lock"))
+        else:
+            check_unlocked(str(tmp_path / "lock"))
+    check_unlocked(str(tmp_path / "lock"))
+
+
+def test_what_is_no_object_file_is_not_finished() -> None:
+    check_whole_object(shared_object())
+    for data in (b"", b"\x7fEL", b"\x7fELF", b"#!/bin/sh", bytes(1000), shared_object()[:64]):
+        with pytest.raises(Unfinished):
+            check_whole_object(data)

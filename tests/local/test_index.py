@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from kstore import tables
+from kstore.errors import IntegrityError
+from kstore.local.index import Index, Known, KnownFolder, is_settled
+from tests.trees import Tree, entry
+
+
+def test_what_was_dumped_is_loaded() -> None:
+    index = Index(
+        {
+            "inductor/ab/c.py": Known(entry("a"), 1, 42),
+            "triton/" + "long/" * 200 + "k": Known(entry("b"), 2**40, 2**63),
+            "triton/caf\udce9": Known(entry("c"), 0, 1),
+        },
+        {
+            "inductor": KnownFolder(5, ("ab", "fxgraph"), ()),
+            "inductor/ab": KnownFolder(-1, (), ("c.py", "caf\udce9", "with space")),
+            "triton": KnownFolder(2**62, (), ()),
+        },
+    )
+    assert Index.load(index.dump()) == index
+    assert Index.load(Index().dump()) == Index()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"garbage",
+        tables.dump({}),
+        tables.dump({"entries": {b"a": b"short"}, "status": {b"a": b""}, "folders": {}}),
+        tables.dump({"entries": {}, "status": {b"a": bytes(16)}, "folders": {}}),
+        tables.dump({"entries": {}, "status": {}, "folders": {b"a": bytes(8) + b"no number"}}),
+    ],
+)
+def test_a_damaged_index_is_an_integrity_error(data: bytes) -> None:
+    with pytest.raises(IntegrityError):
+        Index.load(data)
+
+
+def test_a_file_is_the_same_while_its_status_is(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"data")
+    status = path.stat()
+    known = Known(entry(mtime_ns=status.st_mtime_ns), 4, status.st_ino)
+    assert known.still_is(status)
+    assert not known._replace(size=5).still_is(status)
+    assert not known._replace(inode=1).still_is(status)
+    assert not known._replace(entry=entry(mtime_ns=1)).still_is(status)
+
+
+SECOND = 1_000_000_000
+
+
+@pytest.mark.parametrize(
+    ("age_ns", "fine", "settled"),
+    [
+        (-SECOND, True, False),
+        (0, True, False),
+        (SECOND // 100, True, False),
+        (SECOND, True, True),
+        (SECOND, False, False),
+        (3 * SECOND, False, True),
+    ],
+)
+def test_a_time_is_trusted_once_it_has_passed(age_ns: int, fine: bool, settled: bool) -> None:
+    """Whole milliseconds look like a filesystem that ticks every second or two."""
+    mtime_ns = 1_700_000_000 * SECOND + (1 if fine else 0)
+    assert is_settled(mtime_ns, mtime_ns + age_ns) is settled
+
+
+def test_the_clock_is_asked_by_default() -> None:
+    assert is_settled(1)
+    assert not is_settled(time.time_ns() + 3600 * SECOND + 1)
+
+
+DAMAGE = """
+import sys
+from pathlib import Path
+from kstore.local.state import StateFolder
+from kstore.local.cacheroot import CacheRoot
+root = Path(sys.argv[1])
+state = StateFolder(CacheRoot(str(root), {}, {}), "rules")
+(path,) = (root / ".kstore").glob("index-*")
+whole = path.read_bytes()
+for at in range(0, len(whole), 4096):
+    for damage in (bytes(4096), b"\\xff" * 4096, b"\\x01\\x00" * 2048):
+        path.write_bytes(whole[:at] + damage[: len(whole) - at] + whole[at + 4096 :])
+        state.load()
+"""
+
+
+def test_no_damage_to_an_index_ends_the_process(tmp_path: Path) -> None:
+    """LMDB trusts what it maps; a power cut can leave pages of zeros."""
+    tree = Tree(tmp_path)
+    for number in range(100):
+        tree.kernel(str(number))
+    tree.state().save_index(tree.scan().index)
+    done = subprocess.run([sys.executable, "-c", DAMAGE, tmp_path], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

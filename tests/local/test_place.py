@@ -1,0 +1,180 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kstore.backends import PosixBackend
+from kstore.blobs import BlobStore, Layout
+from kstore.blobs.loose import bears_stamp
+from kstore.digest import digest_of
+from kstore.local.link import Linker, LinkMode
+from kstore.local.place import Placed, Placer
+from kstore.manifest import Entry, Files, Flag
+from tests.trees import Tree, contents
+
+LINK, GROUP, MTIME = Flag.LINK, Flag.GROUP, Flag.MTIME
+
+
+class Place:
+    """A store with blobs, and an empty cache root."""
+
+    def __init__(self, folder: Path, layout: Layout) -> None:
+        self.tree = Tree(folder / "root")
+        self.state = self.tree.state()
+        self.blobs = BlobStore(PosixBackend(folder / "store"))
+        self.layout = layout
+        self.packs: tuple[str, ...] = ()
+
+    def store(self, data: bytes, flags: int = LINK, unit: int = 0, *, mode: int = 0o644) -> Entry:
+        with self.blobs.writer(self.layout) as writer:
+            writer.put(digest_of(data), data)
+            self.packs += writer.finish()
+        return Entry(digest_of(data), len(data), 1_500_000_000, mode, int(flags), unit)
+
+    def kernel(self, name: str, *files: str) -> Files:
+        return {f"triton/{name}/{file}": self.store(f"{name} {file}".encode(), LINK | GROUP, 2) for file in files}
+
+    def place(self, wanted: Files) -> Placed:
+        placer = Placer(self.tree.cacheroot(), self.state, self.blobs, Linker())
+        placed = placer.place(wanted, self.packs, self.tree.scan().folders)
+        assert [name for name in os.listdir(self.tree.root / ".kstore") if name.startswith("stage")] == []
+        return placed
+
+
+@pytest.fixture
+def place(tmp_path: Path, layout: str) -> Iterator[Place]:
+    yield Place(tmp_path, Layout(layout))
+
+
+def test_a_fresh_root_gets_everything(place: Place) -> None:
+    wanted = {
+        "inductor/ab/c.py": place.store(b"code"),
+        "inductor/fxgraph/bc/key/answer": place.store(b"graph"),
+        "inductor/empty.bin": place.store(b"", 0),
+        **place.kernel("K", "ptx", "cubin"),
+    }
+    placed = place.place(wanted)
+    assert placed.paths == wanted.keys()
+    assert {path: digest_of(data) for path, data in contents(place.tree.root).items()} == {
+        path: entry.digest for path, entry in wanted.items()
+    }
+
+
+def test_what_is_there_stays(place: Place) -> None:
+    place.tree.put("inductor/ab/mine.py", b"mine")
+    place.tree.put("triton/MINE/k.ptx", b"mine")
+    place.place({"inductor/ab/c.py": place.store(b"code"), **place.kernel("K", "ptx")})
+    assert set(contents(place.tree.root)) == {
+        "inductor/ab/mine.py",
+        "inductor/ab/c.py",
+        "triton/MINE/k.ptx",
+        "triton/K/ptx",
+    }
+
+
+def test_a_file_is_replaced_by_rename(place: Place) -> None:
+    path = place.tree.put("inductor/ab/c.best_config", b"old")
+    with open(place.tree.root / path, "rb") as held:
+        place.place({path: place.store(b"new")})
+        assert held.read() == b"old"
+    assert place.tree.read(path) == b"new"
+
+
+def test_a_group_is_swapped_whole(place: Place) -> None:
+    place.tree.put("triton/K/ptx", b"damaged")
+    place.tree.put("triton/K/leftover", b"of another writer")
+    place.place(place.kernel("K", "ptx", "cubin"))
+    assert contents(place.tree.root) == {"triton/K/ptx": b"K ptx", "triton/K/cubin": b"K cubin"}
+
+
+def test_a_blob_that_is_missing_costs_its_group(place: Place) -> None:
+    lost = Entry(digest_of(b"lost"), 4, 0, 0o644, int(LINK | GROUP), 2)
+    wanted = place.kernel("K", "ptx", "cubin") | {"triton/K/json": lost} | place.kernel("L", "ptx")
+    placed = place.place(wanted)
+    assert placed.paths == {"triton/L/ptx"}
+    assert contents(place.tree.root) == {"triton/L/ptx": b"L ptx"}
+    assert [skipped.path for skipped in placed.skipped] == ["triton/K/json"]
+
+
+def test_a_blob_that_is_missing_does_not_touch_the_group_that_is_there(place: Place) -> None:
+    place.tree.put("triton/K/ptx", b"local")
+    lost = Entry(digest_of(b"lost"), 4, 0, 0o644, int(LINK | GROUP), 2)
+    place.place(place.kernel("K", "ptx") | {"triton/K/json": lost})
+    assert contents(place.tree.root) == {"triton/K/ptx": b"local"}
+
+
+def test_a_folder_that_a_compiler_made_meanwhile_is_filled_up(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = {"inductor/ab/c.py": place.store(b"published"), "inductor/ab/d.py": place.store(b"published too")}
+    seen = place.tree.scan().folders
+    place.tree.put("inductor/ab/c.py", b"compiled")
+    monkeypatch.setattr(place.tree, "scan", lambda: type("Before", (), {"folders": seen}))
+    place.place(wanted)
+    assert place.tree.read("inductor/ab/c.py") == b"compiled"
+    assert place.tree.read("inductor/ab/d.py") == b"published too"
+
+
+def test_a_group_that_a_compiler_made_meanwhile_stays(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = place.kernel("K", "ptx", "cubin")
+    seen = place.tree.scan().folders
+    place.tree.put("triton/K/ptx", b"compiled")
+    monkeypatch.setattr(place.tree, "scan", lambda: type("Before", (), {"folders": seen}))
+    placed = place.place(wanted)
+    assert contents(place.tree.root) == {"triton/K/ptx": b"compiled"}
+    assert placed.paths == set()
+    assert [skipped.path for skipped in placed.skipped] == ["triton/K"]
+
+
+def test_a_file_where_a_folder_should_be_stays(place: Place) -> None:
+    place.tree.put("inductor/ab", b"a file")
+    placed = place.place({"inductor/ab/c.py": place.store(b"code")})
+    assert place.tree.read("inductor/ab") == b"a file"
+    assert placed.paths == set()
+
+
+def test_a_folder_where_a_file_should_be_stays(place: Place) -> None:
+    place.tree.put("inductor/ab/c.py/x", b"a file")
+    placed = place.place({"inductor/ab/c.py": place.store(b"code")})
+    assert contents(place.tree.root) == {"inductor/ab/c.py/x": b"a file"}
+    assert placed.paths == set()
+
+
+def test_what_is_never_changed_in_place_bears_its_stamp(place: Place) -> None:
+    wanted = {"inductor/ab/c.py": place.store(b"code")}
+    place.place(wanted)
+    mtime_ns = (place.tree.root / "inductor/ab/c.py").stat().st_mtime_ns
+    assert bears_stamp(mtime_ns, wanted["inductor/ab/c.py"].digest)
+
+
+def test_what_may_be_changed_in_place_is_a_writable_copy(place: Place) -> None:
+    placed = place.place({"inductor/ab/c.cu": place.store(b"code", 0, mode=0o444)})
+    status = (place.tree.root / "inductor/ab/c.cu").stat()
+    assert (status.st_nlink, status.st_mode & 0o777) == (1, 0o644)
+    assert placed.modes == {LinkMode.COPY: 1}
+    assert placed.known["inductor/ab/c.cu"].inode == status.st_ino
+
+
+def test_a_time_that_matters_is_restored(place: Place) -> None:
+    place.place({"inductor/build.ninja": place.store(b"rules", MTIME)})
+    assert (place.tree.root / "inductor/build.ninja").stat().st_mtime_ns == 1_500_000_000
+
+
+def test_executables_stay_executable(place: Place) -> None:
+    place.place({"inductor/ab/c.so": place.store(b"object", Flag.HOST, mode=0o755)})
+    assert (place.tree.root / "inductor/ab/c.so").stat().st_mode & 0o777 == 0o755
+
+
+def test_one_blob_may_go_to_many_places(place: Place) -> None:
+    wanted = {f"inductor/{number:02}/c.py": place.store(b"same") for number in range(40)}
+    assert place.place(wanted).paths == wanted.keys()
+    assert set(contents(place.tree.root).values()) == {b"same"}
+
+
+def test_many_files_and_a_big_one(place: Place) -> None:
+    big = os.urandom(1 << 20) * 6
+    wanted = {f"inductor/{number % 7}/c{number}.py": place.store(b"%d" % number) for number in range(60)}
+    wanted["inductor/big.py"] = place.store(big)
+    assert place.place(wanted).paths == wanted.keys()
+    assert place.tree.read("inductor/big.py") == big

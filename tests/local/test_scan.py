@@ -1,0 +1,265 @@
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+import pytest
+
+from kstore.digest import digest_of
+from kstore.local.finished import Unfinished, check_whole_object
+from kstore.manifest import Flag
+from tests.trees import Tree, shared_object
+
+GROUP_FILES = 8
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    return Tree(tmp_path / "root")
+
+
+def test_an_empty_root_has_nothing(tree: Tree) -> None:
+    assert tree.scan().files == {}
+
+
+def test_files_are_found_by_component_and_path(tree: Tree) -> None:
+    wrapper = tree.wrapper()
+    entry = tree.scan().files[wrapper]
+    assert entry.digest == digest_of(tree.read(wrapper))
+    assert entry.size == len(tree.read(wrapper))
+    assert entry.mode == 0o644
+    assert entry.mtime_ns == (tree.root / wrapper).stat().st_mtime_ns
+    assert Flag(entry.flags) == Flag.LINK
+
+
+def test_names_that_are_no_text_are_found(tree: Tree) -> None:
+    name = os.fsdecode(b"inductor/ab/caf\xe9.py")
+    tree.put(name, b"code")
+    assert list(tree.scan().files) == [name]
+
+
+def test_executables_are_never_linked(tree: Tree) -> None:
+    path = tree.put("inductor/ab/c.py", b"code", mode=0o755)
+    assert not tree.scan().files[path].flags & Flag.LINK
+
+
+def test_kstores_own_folder_is_not_scanned(tree: Tree) -> None:
+    tree.put("inductor/.kstore/stage/c.py", b"code")
+    tree.put(".kstore/base", b"state")
+    assert tree.scan().files == {}
+
+
+def test_ignored_files_and_folders_are_left_out(tree: Tree) -> None:
+    for path in ("inductor/locks/c.lock", "inductor/ab/.1.2.tmp", "inductor/torch_cutlass/x.py", "triton/K/k.lock"):
+        tree.put(path, b"junk")
+    assert tree.scan().files == {}
+
+
+# ---- Groups: all or nothing
+
+
+def test_a_kernel_is_a_group(tree: Tree) -> None:
+    kernel = tree.kernel()
+    found = tree.scan()
+    assert len(found.files) == GROUP_FILES
+    assert {(Flag(entry.flags) & Flag.GROUP, entry.unit) for entry in found.files.values()} == {(Flag.GROUP, 2)}
+    assert found.files[f"{kernel}/__grp__k.json"].flags & Flag.RELOCATE
+
+
+def test_equal_kernels_in_different_places_have_equal_digests(tree: Tree, tmp_path: Path) -> None:
+    other = Tree(tmp_path / "another/root")
+    for each in (tree, other):
+        each.kernel()
+    digests = [{path: entry.digest for path, entry in each.scan().files.items()} for each in (tree, other)]
+    assert digests[0] == digests[1]
+
+
+def leave_out(tree: Tree, kernel: str, name: str) -> None:
+    (tree.root / kernel / name).unlink()
+
+
+def test_a_kernel_without_its_list_is_not_finished(tree: Tree) -> None:
+    kernel = tree.kernel()
+    leave_out(tree, kernel, "__grp__k.json")
+    found = tree.scan()
+    assert found.files == {}
+    assert [tuple(skip) for skip in found.skipped] == [(kernel, "it is not finished")]
+
+
+def test_a_kernel_that_lacks_a_listed_file_is_left_out(tree: Tree) -> None:
+    kernel = tree.kernel()
+    leave_out(tree, kernel, "k.cubin")
+    found = tree.scan()
+    assert found.files == {}
+    assert "k.cubin, which is not there" in found.skipped[0].reason
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[]", b'{"child_paths": {"a/b": "/x"}}', b'{"child_paths": 5}'])
+def test_a_kernel_whose_list_is_garbage_is_left_out(tree: Tree, text: bytes) -> None:
+    kernel = tree.kernel()
+    tree.put(f"{kernel}/__grp__k.json", text)
+    found = tree.scan()
+    assert found.files == {}
+    assert [skip.path for skip in found.skipped] == [kernel]
+
+
+@pytest.mark.parametrize("name", ["tmp.pid_12_3f/k.ptx", "k.ptx.tmp.pid_12_3f"])
+def test_a_kernel_that_is_being_written_is_busy(tree: Tree, name: str) -> None:
+    kernel, other = tree.kernel("one"), tree.kernel("two")
+    tree.put(f"{kernel}/{name}", b"half")
+    found = tree.scan()
+    assert found.busy == {kernel}
+    assert {path.rpartition("/")[0] for path in found.files} == {other}
+
+
+def test_a_kernel_with_an_empty_file_is_left_out(tree: Tree) -> None:
+    kernel = tree.kernel()
+    tree.put(f"{kernel}/k.cubin", b"")
+    assert tree.scan().files == {}
+
+
+def test_what_torch_left_when_it_put_a_kernel_back_is_no_kernel(tree: Tree) -> None:
+    kernel = tree.kernel()
+    (tree.root / kernel).rename(tree.root / "triton/tmp.0f1e2d3c")
+    assert tree.scan().files == {}
+
+
+def test_an_empty_group_is_no_news(tree: Tree) -> None:
+    (tree.root / "triton/EMPTY").mkdir(parents=True)
+    assert (tree.scan().files, tree.scan().skipped) == ({}, [])
+
+
+def test_one_host_bound_file_binds_its_group(tree: Tree) -> None:
+    kernel = tree.kernel()
+    tree.put(f"{kernel}/__triton_launcher.so", shared_object())
+    assert all(entry.flags & Flag.HOST for entry in tree.scan().files.values())
+
+
+def test_slots_are_marked(tree: Tree) -> None:
+    graph, autograd = tree.graph(), tree.autograd()
+    files = tree.scan().files
+    assert (Flag(files[graph].flags), files[graph].unit) == (Flag.LINK | Flag.SLOT, 4)
+    assert (Flag(files[autograd].flags), files[autograd].unit) == (Flag.LINK | Flag.SLOT, 3)
+
+
+# ---- Shared objects
+
+
+def test_a_shared_object_under_its_lock_waits(tree: Tree) -> None:
+    path = tree.put("inductor/ab/cabc.main.so", shared_object())
+    lock = tree.root / tree.put("inductor/locks/cabc.lock", b"")
+    with lock.open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        found = tree.scan()
+        assert [tuple(skip) for skip in found.skipped] == [(path, "a compiler holds its lock")]
+    assert list(tree.scan().files) == [path]
+
+
+def test_a_shared_object_that_was_cut_short_is_left_out(tree: Tree) -> None:
+    whole = shared_object()
+    path = tree.put("inductor/ab/cabc.so", whole[: len(whole) // 2])
+    found = tree.scan()
+    assert [tuple(skip) for skip in found.skipped] == [(path, "it is cut short")]
+    tree.put("inductor/ab/cabc.so", whole)
+    assert list(tree.scan().files) == [path]
+
+
+def test_no_cut_of_a_shared_object_is_taken_for_whole() -> None:
+    whole = shared_object()
+    check_whole_object(whole)
+    for length in [*range(0, 200), *range(200, len(whole), 4093), len(whole) - 1]:
+        with pytest.raises(Unfinished):
+            check_whole_object(whole[:length])
+
+
+# ---- What is no plain file
+
+
+def test_empty_files_are_left_out(tree: Tree) -> None:
+    path = tree.put("inductor/ab/c.py", b"")
+    found = tree.scan()
+    assert (found.files, [tuple(skip) for skip in found.skipped]) == ({}, [(path, "it is empty")])
+
+
+def test_links_pipes_and_sockets_are_left_out(tree: Tree, tmp_path: Path) -> None:
+    wrapper = tree.wrapper()
+    folder = tree.root / "inductor/ab"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "link.py").symlink_to(tree.root / wrapper)
+    (folder / "dangling.py").symlink_to("nowhere")
+    (folder / "folder").symlink_to(tree.root / "inductor")
+    os.mkfifo(folder / "pipe.py")
+    found = tree.scan()
+    assert list(found.files) == [wrapper]
+    assert {skip.reason for skip in found.skipped} == {"it is no regular file"}
+
+
+# ---- The index saves reading
+
+
+def test_a_second_scan_reads_nothing(tree: Tree) -> None:
+    tree.wrapper()
+    tree.kernel()
+    tree.graph()
+    tree.timings({"a": 1})
+    first = tree.scan()
+    assert first.hashed == len(first.files) == 3 + GROUP_FILES
+    second = tree.scan(first.index)
+    assert (second.hashed, second.files) == (0, first.files)
+
+
+def test_a_settled_folder_is_not_even_listed(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    wrapper = tree.wrapper()
+    folder = (tree.root / wrapper).parent
+    for path in (folder, tree.root / "inductor"):
+        os.utime(path, ns=(1_000_000_000_000_000_001, 1_000_000_000_000_000_001))
+    first = tree.scan()
+    listed = []
+    scandir = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: listed.append(path) or scandir(path))
+    second = tree.scan(first.index)
+    assert second.files == first.files
+    assert str(folder) not in listed
+    monkeypatch.undo()
+    (folder / "cnew.py").write_bytes(b"new")
+    assert len(tree.scan(first.index).files) == 2
+
+
+@pytest.mark.parametrize("change", ["content", "size", "replaced"])
+def test_a_changed_file_is_read_again(tree: Tree, change: str) -> None:
+    path = tree.put("inductor/ab/c.best_config", b"old")
+    index = tree.scan().index
+    if change == "content":
+        (tree.root / path).write_bytes(b"new")
+    elif change == "size":
+        (tree.root / path).write_bytes(b"longer")
+    else:
+        tree.put(path, b"new")
+    found = tree.scan(index)
+    assert found.hashed == 1
+    assert found.files[path].digest == digest_of(tree.read(path))
+
+
+def test_a_young_file_is_read_again(tree: Tree) -> None:
+    """A change within the same tick of the clock leaves the same time on it."""
+    path = tree.put("inductor/ab/c.best_config", b"old", age=-10)
+    status = (tree.root / path).stat()
+    index = tree.scan().index
+    with open(tree.root / path, "r+b") as file:
+        file.write(b"new")
+    os.utime(tree.root / path, ns=(status.st_mtime_ns, status.st_mtime_ns))
+    assert tree.scan(index).files[path].digest == digest_of(b"new")
+
+
+def test_a_deleted_file_is_gone(tree: Tree) -> None:
+    wrapper = tree.wrapper()
+    index = tree.scan().index
+    (tree.root / wrapper).unlink()
+    assert tree.scan(index).files == {}
+
+
+def test_a_component_elsewhere_is_scanned_there(tree: Tree, tmp_path: Path) -> None:
+    root = tree.cacheroot()
+    assert root.local_path("triton/K/k.ptx") == f"{tree.root}/triton/K/k.ptx"
+    assert root.local_path("triton") == f"{tree.root}/triton"

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from kstore.digest import digest_of
+from kstore.errors import CacheRootError, WaitTimeout
+from kstore.local.cacheroot import CacheRoot
+from kstore.local.index import Index, Known
+from kstore.local.state import Base, State, StateFolder
+from kstore.manifest import Manifest
+from kstore.refs import Ref
+from kstore.scope import Scope
+from kstore.snapshot import Snapshot
+from tests.trees import entry
+
+INDEX = Index({"inductor/ab/c.py": Known(entry(), 1, 2)})
+DECLINED = {"triton/K/k.ptx": b"\1" * 32}
+
+
+def base() -> Base:
+    data = Manifest({"inductor/ab/c.py": entry()}).dump()
+    ref = Ref(Scope("gpu", "model/v1", "env"), 3, digest_of(data), len(data), (), 1.0, "me", 1, 1)
+    return Base("/store", Snapshot(ref, data))
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> CacheRoot:
+    return CacheRoot(str(tmp_path), {}, {})
+
+
+@pytest.fixture
+def state(root: CacheRoot) -> StateFolder:
+    os.makedirs(root.state)
+    return StateFolder(root, "rules")
+
+
+def test_a_fresh_root_remembers_nothing(state: StateFolder) -> None:
+    assert state.load() == State()
+
+
+def test_what_was_saved_is_loaded(state: StateFolder) -> None:
+    state.save_index(INDEX)
+    state.save_base(base(), DECLINED)
+    assert state.load() == State(INDEX, base(), DECLINED)
+
+
+def test_under_other_rules_the_index_means_nothing(root: CacheRoot, state: StateFolder) -> None:
+    state.save_index(INDEX)
+    state.save_base(base(), {})
+    other = StateFolder(root, "other rules").load()
+    assert (other.index, other.base) == (Index(), base())
+
+
+def damaged(root: CacheRoot, name: str, data: bytes) -> State:
+    (path,) = Path(root.state).glob(name)
+    path.write_bytes(data)
+    return StateFolder(root, "rules").load()
+
+
+@pytest.mark.parametrize("data", [b"", b"garbage", b"{}", b"null", b'{"ref": 5}'])
+@pytest.mark.parametrize("name", ["index-*", "base", "sync.json"])
+def test_damage_is_as_if_it_had_never_been_written(root: CacheRoot, state: StateFolder, name: str, data: bytes) -> None:
+    state.save_index(INDEX)
+    state.save_base(base(), DECLINED)
+    found = damaged(root, name, data)
+    assert found == (State(Index(), base(), DECLINED) if name == "index-*" else State(INDEX))
+
+
+def test_a_base_without_its_ref_is_none(root: CacheRoot, state: StateFolder) -> None:
+    """Killed between the two writes."""
+    state.save_base(base(), DECLINED)
+    assert damaged(root, "base", Manifest().dump()).base is None
+
+
+def test_no_temporary_file_stays(root: CacheRoot, state: StateFolder) -> None:
+    for _ in range(2):
+        state.save_index(INDEX)
+        state.save_base(base(), {})
+    assert len(os.listdir(root.state)) == 3
+
+
+def test_one_at_a_time(root: CacheRoot, state: StateFolder) -> None:
+    with state.locked(), pytest.raises(WaitTimeout, match="lock"), StateFolder(root, "rules").locked(timeout=0.05):
+        pass
+    with StateFolder(root, "rules").locked(timeout=0.05):
+        pass
+
+
+def test_a_root_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    state = StateFolder(CacheRoot(str(tmp_path / "file/root"), {}, {}), "rules")
+    with pytest.raises(CacheRootError), state.locked():
+        pass
+
+
+def test_a_staging_folder_is_gone_afterwards(root: CacheRoot, state: StateFolder, tmp_path: Path) -> None:
+    elsewhere = str(tmp_path / "elsewhere")
+    for folder in (None, elsewhere):
+        with pytest.raises(KeyError), state.staging(folder) as stage:
+            assert os.stat(stage).st_mode & 0o777 == 0o700
+            Path(stage, "file").touch()
+            raise KeyError
+        assert not os.path.exists(stage)
+    assert os.listdir(elsewhere) == []
+    assert os.listdir(root.state) == []
