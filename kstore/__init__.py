@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kstore.api import commit, restore, synchronized
     from kstore.errors import (
+        AmbiguousScopeError,
         CacheRootError,
         IntegrityError,
         KstoreError,
@@ -32,7 +33,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "kstore.api": ("commit", "restore", "synchronized"),
     "kstore.errors": (
-        "CacheRootError", "IntegrityError", "KstoreError", "MissError", "StoreFormatError",
+        "AmbiguousScopeError", "CacheRootError", "IntegrityError", "KstoreError", "MissError", "StoreFormatError",
         "StoreUnavailable", "UsageError", "WaitTimeout",
     ),
     "kstore.report": ("CommitReport", "CommitStatus", "RestoreReport", "RestoreStatus"),
@@ -41,6 +42,7 @@ _HOMES = {
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "AmbiguousScopeError",
     "CacheRootError",
     "CommitReport",
     "CommitStatus",

@@ -26,6 +26,12 @@ class StoreFormatError(KstoreError):
     """The folder is not a store, or one that a newer kstore wrote."""
 
 
+class AmbiguousScopeError(KstoreError):
+    """There is no torch to ask for the environment, and the key has been committed under several."""
+
+    exit_code = 2
+
+
 class MissError(KstoreError):
     """Nothing is published for what was asked, and the caller said that it must be."""
 

@@ -12,7 +12,7 @@ from kstore.components import load_table
 from kstore.components.table import table_version
 from kstore.components.variables import place_components, set_variables
 from kstore.environment import Environment, detect_environment, gpu_slug
-from kstore.errors import CacheRootError, UsageError
+from kstore.errors import AmbiguousScopeError, CacheRootError
 from kstore.local import cacheroot
 from kstore.local.cacheroot import CacheRoot, Owner, claim_root
 from kstore.refs import Ref
@@ -169,7 +169,9 @@ class Store:
         found = [s for s in self.scopes(scope.key) if not self.settings.gpu or s.gpu == self.settings.gpu]
         if len(found) > 1:
             names = "; ".join(f"--gpu {s.gpu} --environment {s.environment}" for s in found)
-            raise UsageError(f"torch is not installed here, and {scope.key} has several environments; choose: {names}")
+            raise AmbiguousScopeError(
+                f"torch is not installed here, and {scope.key} has several environments; choose: {names}"
+            )
         return found[0] if found else scope
 
 

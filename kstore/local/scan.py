@@ -192,7 +192,8 @@ class _ComponentScan:
         try:
             status = entry.stat(follow_symlinks=False)
             known = self._index.files.get(path)
-            if known is None or not known.still_is(status):
+            if known is None or known.entry.flags & _RELOCATE or not known.still_is(status):
+                # What lists its group's files is read whenever its folder has changed: is all of it still there?
                 known = self._restored(path, status) or self._read(place, entry.name, status, into)
         except (Unfinished, FileNotFoundError) as reason:
             into.skipped.append(Skipped(path, str(reason)))

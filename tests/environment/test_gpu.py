@@ -149,7 +149,7 @@ int cuDeviceGet(int *device, int) { *device = first(); return 0; }
 int cuDeviceGetName(char *name, int size, int device) { std::strncpy(name, names[device], size); return 0; }
 int cuDeviceGetAttribute(int *value, int which, int device) { *value = capability[device][which - 75]; return 0; }
 }
-"""  # noqa: E501
+"""
 
 
 @pytest.fixture(scope="session")
@@ -226,9 +226,7 @@ def test_an_invalid_first_entry_hides_all_gpus(machine: Machine, hidden: str) ->
     assert gpu_slug({"CUDA_VISIBLE_DEVICES": hidden}).startswith("cpu-")
 
 
-@pytest.mark.parametrize(
-    "shown", ["0", "1", " 1", "1,0", "0,99", "1gpu", "+1", "GPU-aaaa2", "GPU-aaaa2222,x"]
-)
+@pytest.mark.parametrize("shown", ["0", "1", " 1", "1,0", "0,99", "1gpu", "+1", "GPU-aaaa2", "GPU-aaaa2222,x"])
 def test_of_equal_gpus_any_will_do(machine: Machine, shown: str) -> None:
     machine.nvidia(Gpu(uuid="GPU-aaaa1111"), Gpu(uuid="GPU-aaaa2222"))
     assert gpu_slug({"CUDA_VISIBLE_DEVICES": shown}) == "nvidia-h100-80gb-hbm3-sm90"
@@ -262,9 +260,7 @@ def test_indices_of_different_models_are_those_of_cuda_itself(driver: dict[str, 
 
 
 @pytest.mark.usefixtures("two_models")
-def test_a_driver_without_a_device_is_believed(
-    driver: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_driver_without_a_device_is_believed(driver: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "_DRIVER_QUESTION", "print('[100, \"\", 0, 0]')")
     assert gpu_slug(driver).startswith("cpu-")
 
@@ -296,9 +292,7 @@ def test_equal_gpus_need_no_driver(machine: Machine, monkeypatch: pytest.MonkeyP
     assert nvidia_slug({"CUDA_VISIBLE_DEVICES": "1"}) == "nvidia-h100-80gb-hbm3-sm90"
 
 
-def test_a_container_with_cuda_but_without_nvml_asks_the_driver(
-    machine: Machine, driver: dict[str, str]
-) -> None:
+def test_a_container_with_cuda_but_without_nvml_asks_the_driver(machine: Machine, driver: dict[str, str]) -> None:
     machine.driver_node.touch()
     assert gpu_slug({**driver, "CUDA_VISIBLE_DEVICES": "1"}) == ADA_SLUG
 
@@ -475,9 +469,7 @@ def amd(tmp_path: Path) -> AmdMachine:
     ("version", "architecture"),
     [(90402, "gfx942"), (110000, "gfx1100"), (90010, "gfx90a"), (90500, "gfx950"), (110501, "gfx1151")],
 )
-def test_the_target_version_is_spelled_as_the_compiler_does(
-    amd: AmdMachine, version: int, architecture: str
-) -> None:
+def test_the_target_version_is_spelled_as_the_compiler_does(amd: AmdMachine, version: int, architecture: str) -> None:
     amd.build(Board(version, "AMD Instinct"))
     assert amd.slug() == f"amd-instinct-{architecture}"
 

@@ -109,9 +109,7 @@ def test_the_compiler_and_its_library_are_named_with_their_versions(gcc: str) ->
 
 
 def test_the_default_compiler_is_the_one_inductor_takes(gcc: str) -> None:
-    assert detect_host({"PATH": os.environ["PATH"]}) == detect_host(
-        {"CXX": "g++", "PATH": os.environ["PATH"]}
-    )
+    assert detect_host({"PATH": os.environ["PATH"]}) == detect_host({"CXX": "g++", "PATH": os.environ["PATH"]})
 
 
 def test_detection_does_not_import_torch() -> None:
@@ -180,9 +178,7 @@ def test_tuning_makes_no_other_host(compiler: Compiler, change: tuple[str, str])
 
 
 @pytest.mark.parametrize("verbose", ["", "gcc version 4.1\n", GCC.replace("-march=znver3", "-march=native")])
-def test_where_the_compiler_does_not_resolve_native_the_kernel_is_asked(
-    compiler: Compiler, verbose: str
-) -> None:
+def test_where_the_compiler_does_not_resolve_native_the_kernel_is_asked(compiler: Compiler, verbose: str) -> None:
     assert detect_host(compiler.prints(verbose)).facts["cpu"] == " ".join(sorted(cpu_flags()))
 
 

@@ -161,9 +161,7 @@ def install_distribution(folder: Path, name: str, version: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["triton", "pytorch-triton", "triton-rocm", "pytorch-triton-rocm"])
-def test_triton_is_found_by_any_of_its_names(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_triton_is_found_by_any_of_its_names(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install_distribution(tmp_path, name, "3.5.0+gitabc")
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     assert detect_environment(H100).facts["triton"] == "3.5.0+gitabc"
@@ -306,9 +304,7 @@ print(json.dumps({v: str(pick(v or None, valid, isa.invalid_vec_isa)) if valid e
 
 def test_cpu_flags_are_those_of_the_first_core(tmp_path: Path) -> None:
     cpuinfo = tmp_path / "cpuinfo"
-    cpuinfo.write_text(
-        "processor\t: 0\nflags\t\t: fpu avx2\nbugs\t\t: none\n\nprocessor\t: 1\nflags\t\t: fpu\n"
-    )
+    cpuinfo.write_text("processor\t: 0\nflags\t\t: fpu avx2\nbugs\t\t: none\n\nprocessor\t: 1\nflags\t\t: fpu\n")
     assert cpu_flags(cpuinfo) == {"fpu", "avx2"}
 
 

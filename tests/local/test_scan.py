@@ -198,7 +198,7 @@ def test_links_pipes_and_sockets_are_left_out(tree: Tree, tmp_path: Path) -> Non
 # ---- The index saves reading
 
 
-def test_a_second_scan_reads_nothing(tree: Tree) -> None:
+def test_a_second_scan_reads_only_what_lists_the_files_of_a_young_group(tree: Tree) -> None:
     tree.wrapper()
     tree.kernel()
     tree.graph()
@@ -206,7 +206,7 @@ def test_a_second_scan_reads_nothing(tree: Tree) -> None:
     first = tree.scan()
     assert first.hashed == len(first.files) == 3 + GROUP_FILES
     second = tree.scan(first.index)
-    assert (second.hashed, second.files) == (0, first.files)
+    assert (second.hashed, second.files) == (1, first.files)
 
 
 def test_a_settled_folder_is_not_even_listed(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,3 +263,12 @@ def test_a_component_elsewhere_is_scanned_there(tree: Tree, tmp_path: Path) -> N
     root = tree.cacheroot()
     assert root.local_path("triton/K/k.ptx") == f"{tree.root}/triton/K/k.ptx"
     assert root.local_path("triton") == f"{tree.root}/triton"
+
+
+def test_a_kernel_that_loses_a_file_after_it_was_indexed_is_left_out(tmp_path: Path) -> None:
+    """Its `__grp__` file is known to the index, so what it promises is not looked at again."""
+    tree = Tree(tmp_path / "root")
+    kernel = tree.kernel()
+    index = tree.scan().index
+    (tree.root / kernel / "k.cubin").unlink()
+    assert tree.scan(index).files == {}

@@ -19,8 +19,8 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
-from .build import Corpus, CorpusError, build
-from .census import Census
+from tools.corpus.build import Corpus, CorpusError, build
+from tools.corpus.census import Census
 
 
 def default_folder() -> Path:

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from .census import Census, take_census
+from tools.corpus.census import Census, take_census
 
 PROGRAMS = Path(__file__).parents[2] / "tests" / "programs"
 MODELS = ("transformer", "convolution", "dynamic", "training")

@@ -1,0 +1,1 @@
+"""Tools for those who work on kstore: the corpus of real artifacts, and the benchmark."""

@@ -1,0 +1,1 @@
+"""Measures kstore against what people use instead."""

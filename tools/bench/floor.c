@@ -1,0 +1,66 @@
+/* The bare system calls of a restore, one thread, nothing else: what no tool can be faster than alone.
+ *
+ *   floor link SOURCE TARGET    the folders of SOURCE, and a hard link for each of its files
+ *   floor copy SOURCE TARGET    the folders, and a create, write and close for each file
+ *
+ * Names and contents are collected first and are not timed. Prints seconds.
+ */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <ftw.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+struct node { char *source, *target, *data; size_t size; int folder; };
+
+static struct node *nodes;
+static size_t count, room;
+static const char *source, *target;
+static int copying;
+
+static void fail(const char *what) { perror(what); exit(1); }
+
+static void load(struct node *node) {
+    int fd = open(node->source, O_RDONLY);
+    if (fd < 0 || !(node->data = malloc(node->size + 1)) || read(fd, node->data, node->size) != (ssize_t)node->size)
+        fail(node->source);
+    close(fd);
+}
+
+static int visit(const char *path, const struct stat *status, int type, struct FTW *where) {
+    (void)where;
+    if (type != FTW_D && type != FTW_F) return 0;
+    if (count == room && !(nodes = realloc(nodes, (room = room ? 2 * room : 1024) * sizeof *nodes))) fail("realloc");
+    struct node *node = &nodes[count++];
+    node->folder = type == FTW_D;
+    node->source = strdup(path);
+    node->size = status->st_size;
+    if (asprintf(&node->target, "%s%s", target, path + strlen(source)) < 0) fail("asprintf");
+    if (copying && !node->folder) load(node);
+    return 0;
+}
+
+static void make(const struct node *node) {
+    if (node->folder) { if (mkdir(node->target, 0755)) fail(node->target); return; }
+    if (!copying) { if (link(node->source, node->target)) fail(node->target); return; }
+    int fd = open(node->target, O_WRONLY | O_CREAT | O_EXCL, 0644);
+    if (fd < 0 || write(fd, node->data, node->size) != (ssize_t)node->size || close(fd)) fail(node->target);
+}
+
+int main(int argc, char **argv) {
+    if (argc != 4) { fputs("usage: floor link|copy SOURCE TARGET\n", stderr); return 2; }
+    copying = !strcmp(argv[1], "copy");
+    source = argv[2];
+    target = argv[3];
+    if (nftw(source, visit, 64, FTW_PHYS)) fail(source);
+    struct timespec start, end;
+    clock_gettime(CLOCK_MONOTONIC, &start);
+    for (size_t i = 0; i < count; i++) make(&nodes[i]);
+    clock_gettime(CLOCK_MONOTONIC, &end);
+    printf("%.6f\n", (double)(end.tv_sec - start.tv_sec) + (double)(end.tv_nsec - start.tv_nsec) / 1e9);
+    return 0;
+}
