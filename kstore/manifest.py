@@ -7,6 +7,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntFlag
+from functools import partial
 from typing import Any, NamedTuple
 
 from kstore import tables
@@ -114,5 +115,9 @@ def pack_files(files: Files) -> tables.Table:
 
 def unpack_files(table: tables.Table) -> Files:
     """The reverse of `pack_files`."""
-    unpack, make = _RECORD.unpack, Entry._make
-    return {key.decode("utf-8", "surrogateescape"): make(unpack(row)) for key, row in table.items()}
+    if any(len(row) != _RECORD.size for row in table.values()):
+        raise ValueError("a record has another size")
+    paths = [key.decode("utf-8", "surrogateescape") for key in table]
+    # Entry._make, without a step of the interpreter for each of ten thousand.
+    entries = map(partial(tuple.__new__, Entry), _RECORD.iter_unpack(b"".join(table.values())))
+    return dict(zip(paths, entries, strict=True))

@@ -114,6 +114,7 @@ class CommitReport:
     layout: str = ""
     """How new blobs were stored."""
     components: Mapping[str, Count] | None = None
+    """None if the cache root has not changed since the last commit, so that nothing was counted."""
     skipped: tuple[Skipped, ...] = ()
     seconds: float = 0.0
     error: str = ""

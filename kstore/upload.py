@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from kstore.blobs import Layout, Source
-from kstore.local.finished import Unfinished, read_finished
+from kstore.local.finished import read_whole
 from kstore.local.link import LinkMode, probe
 from kstore.local.relocate import to_stored
 from kstore.manifest import Entry, Files, Flag
@@ -70,9 +70,9 @@ def _similarity(item: tuple[str, Entry]) -> tuple[str, str, str]:
 
 def _read(worker: Worker, path: str, entry: Entry) -> bytes | None:
     try:
-        data = read_finished(worker.root.local_path(path)).data
+        data = read_whole(worker.root.local_path(path))
         return _stored(worker, path, data) if entry.flags & _RELOCATE else data
-    except (Unfinished, ValueError, OSError):
+    except (ValueError, OSError):
         return None
 
 

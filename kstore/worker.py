@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING
 
 from kstore.components import Table
@@ -38,15 +39,26 @@ class Worker:
         """What kstore remembers of the cache root."""
         return StateFolder(self.root, self.rules)
 
-    @cached_property
+    @property
     def host(self) -> Host:
-        """Asked for only where there are host-bound artifacts: it runs the compiler."""
-        return detect_host()
+        """Needed only where there are host-bound artifacts: finding it out runs the compiler."""
+        return self._host.result()
+
+    def ask_host(self) -> None:
+        """Start finding out the host, side by side with what comes before it is needed."""
+        _ = self._host
+
+    @cached_property
+    def _host(self) -> Future[Host]:
+        pool = ThreadPoolExecutor(1)
+        answer = pool.submit(detect_host)
+        pool.shutdown(wait=False)
+        return answer
 
     def scan(self, state: State) -> Scan:
         """Read the cache root."""
         base = self.base(state)
-        return scan(self.root, self.table, state.index, self.files_of(base.manifest) if base else {})
+        return scan(self.root, self.table, state.index, cache(lambda: self.files_of(base.manifest) if base else {}))
 
     def files_of(self, manifest: Manifest) -> Files:
         """The artifacts of a manifest that this host can use."""

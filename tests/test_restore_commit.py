@@ -269,7 +269,7 @@ def publish_without(node: Node, *paths: str) -> None:
 def publish(node: Node, files: dict[str, Any], generation: int) -> None:
     """Publish a manifest that no commit would make."""
     data = Manifest(files).dump()
-    node.store.storage.blobs.loose.put(digest_of(data), data)
+    node.store.storage.blobs.loose.put_many([(digest_of(data), data)])
     packs = node.newest().packs if generation > 1 else ()
     scope = node.store.scope(KEY)
     ref = Ref(scope, generation, digest_of(data), len(data), packs, 0.0, "test", len(files), 0)
@@ -555,7 +555,7 @@ HOSTILE = [
 @pytest.mark.parametrize("path", HOSTILE, ids=repr)
 def test_hostile_paths_are_refused_and_nothing_is_written(tmp_path: Path, path: str) -> None:
     node = Node(tmp_path, "victim")
-    node.store.storage.blobs.loose.put(digest_of(b"evil"), b"evil")
+    node.store.storage.blobs.loose.put_many([(digest_of(b"evil"), b"evil")])
     evil = entry()._replace(digest=digest_of(b"evil"), size=4)
     publish(node, {"inductor/ab/good.py": evil, path: evil} if path else {"inductor//x": evil}, 1)
     before = {found for found in tmp_path.rglob("*") if "store" not in found.parts}

@@ -93,7 +93,7 @@ class Tree:
         return StateFolder(root, "rules")
 
     def scan(self, index: Index | None = None, *components: str) -> Scan:
-        return scan(self.cacheroot(*components), load_table(), index or Index(), {})
+        return scan(self.cacheroot(*components), load_table(), index or Index(), dict)
 
 
 SUFFIXES = ("source", "ttir", "ttgir", "llir", "ptx", "cubin", "json")

@@ -9,7 +9,7 @@ Contract, checked by the conformance tests that every backend runs:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -23,6 +23,18 @@ class Stat(NamedTuple):
     """Bytes."""
     mtime_ns: int
     """By the storage's own clock, in nanoseconds since 1970. Never to be compared with another clock."""
+
+
+class NewObject(NamedTuple):
+    """An object to be created."""
+
+    name: str
+    data: bytes
+    fraction_ns: int | None = None
+    """Fraction of a second, in nanoseconds, that its modification time gets.
+
+    A backend without such times ignores it.
+    """
 
 
 class Child(NamedTuple):
@@ -55,12 +67,11 @@ class Backend(Protocol):
     def put_if_absent(self, name: str, data: bytes) -> bool:
         """Create an object. False if that name is taken; the object there stays."""
 
-    def upload(self, fraction_ns: int | None = None) -> AbstractContextManager[Upload]:
-        """Start writing an object whose name is known only at its end.
+    def put_many(self, objects: Sequence[NewObject]) -> list[bool]:
+        """`put_if_absent` for many small objects, a few hundred at most; True for each that was created."""
 
-        `fraction_ns` asks for a modification time with this fraction of a second, in nanoseconds;
-        a backend without such times ignores it.
-        """
+    def upload(self) -> AbstractContextManager[Upload]:
+        """Start writing an object whose name is known only at its end."""
 
     def list(self, folder: str) -> Iterator[Child]:
         """The direct children of `folder`, "" for the root; nothing if there is no such folder. Names with a

@@ -14,18 +14,21 @@ import secrets
 import socket
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
-from kstore.backends.base import Child, Stat, check_name
+from kstore.backends.base import Child, NewObject, Stat, check_name
+from kstore.files import NewFile, write_files
+from kstore.folders import make_folder
 
 FILE_MODE = 0o444
 _NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS}
 _STALE_RETRIES = 3
 _AT_FDCWD = -100
 _RENAME_NOREPLACE = 1
+_SECOND = 1_000_000_000
 
 
 class PosixBackend:
@@ -54,13 +57,35 @@ class PosixBackend:
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
         """Create an object; False if the name is taken."""
-        with self.upload() as upload:
-            upload.write(data)
-            return upload.publish(name)
+        return self.put_many([NewObject(name, data)])[0]
 
-    def upload(self, fraction_ns: int | None = None) -> PosixUpload:
+    def put_many(self, objects: Sequence[NewObject]) -> list[bool]:
+        """Create many small objects; True for each whose name was free."""
+        second = time.time_ns() // _SECOND * _SECOND
+        staged = [
+            NewFile(self.staging_path(), item.data, FILE_MODE, item.fraction_ns and second + item.fraction_ns)
+            for item in objects
+        ]
+        try:
+            _write_staged(staged)
+            return [self.publish(file.path, item.name) for file, item in zip(staged, objects, strict=True)]
+        finally:
+            for file in staged:
+                with suppress(FileNotFoundError):
+                    os.unlink(file.path)
+
+    def upload(self) -> PosixUpload:
         """Start writing an object whose name is known only at its end."""
-        return PosixUpload(self, fraction_ns)
+        return PosixUpload(self)
+
+    def publish(self, staged: str, name: str) -> bool:
+        """Link a finished file to its name; False if that is taken."""
+        target = self.path(name)
+        try:
+            return _link_if_absent(staged, target)
+        except FileNotFoundError:
+            make_folder(os.path.dirname(target))
+            return _link_if_absent(staged, target)
 
     def list(self, folder: str) -> Iterator[Child]:
         """The direct children of `folder`. NFS leaves `.nfsXXXX` for open files that were deleted: not ours."""
@@ -92,9 +117,8 @@ class PosixBackend:
 class PosixUpload:
     """A file under `tmp/` on its way to a name."""
 
-    def __init__(self, backend: PosixBackend, fraction_ns: int | None) -> None:
+    def __init__(self, backend: PosixBackend) -> None:
         self._backend = backend
-        self._fraction_ns = fraction_ns
         self._path = backend.staging_path()
         self._fd = -1
 
@@ -117,27 +141,15 @@ class PosixUpload:
 
     def publish(self, name: str) -> bool:
         """Link it to `name`; False if that name is taken."""
-        self._finish()
-        target = self._backend.path(name)
-        try:
-            return _link_if_absent(self._path, target)
-        except FileNotFoundError:
-            os.makedirs(os.path.dirname(target), exist_ok=True)
-            return _link_if_absent(self._path, target)
+        self._close()
+        return self._backend.publish(self._path, name)
 
     def replace(self, name: str) -> None:
         """Rename it over `name`."""
-        self._finish()
-        target = self._backend.path(name)
-        os.makedirs(os.path.dirname(target), exist_ok=True)
-        os.replace(self._path, target)
-
-    def _finish(self) -> None:
-        if self._fraction_ns is not None:
-            now = time.time_ns()
-            stamp = now - now % 1_000_000_000 + self._fraction_ns
-            os.utime(self._fd, ns=(stamp, stamp))
         self._close()
+        target = self._backend.path(name)
+        make_folder(os.path.dirname(target))
+        os.replace(self._path, target)
 
     def _close(self) -> None:
         # NFS reports a failed write (ENOSPC, EDQUOT, EIO) only here: before the name exists.
@@ -151,8 +163,16 @@ def _create(path: str) -> int:
     try:
         return os.open(path, flags, FILE_MODE)
     except FileNotFoundError:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
+        make_folder(os.path.dirname(path))
         return os.open(path, flags, FILE_MODE)
+
+
+def _write_staged(files: Sequence[NewFile]) -> None:
+    try:
+        write_files(files)
+    except FileNotFoundError:
+        make_folder(os.path.dirname(files[0].path))
+        write_files(files)
 
 
 def _link_if_absent(source: str, target: str) -> bool:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import threading
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from enum import StrEnum
 from types import TracebackType
@@ -18,6 +21,10 @@ from kstore.digest import digest_of
 from kstore.errors import IntegrityError
 
 log = logging.getLogger(__name__)
+
+_THREADS = 2
+_BATCH_COUNT = 128
+_BATCH_SIZE = 4 << 20
 
 
 class Layout(StrEnum):
@@ -143,10 +150,15 @@ class BlobStore:
 
 
 class LooseBlobWriter:
-    """Stores each blob at once, as a file of its own."""
+    """Stores each blob as a file of its own, a batch of them at a time in each of two threads."""
 
     def __init__(self, loose: LooseBlobs) -> None:
         self._loose = loose
+        self._pool = ThreadPoolExecutor(_THREADS)
+        self._batch: list[tuple[bytes, bytes]] = []
+        self._batch_size = 0
+        self._storing: deque[Future[None]] = deque()
+        self._lock = threading.Lock()
         self.blobs = 0
         self.size = 0
 
@@ -156,21 +168,39 @@ class LooseBlobWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        pass
+        self._pool.shutdown(cancel_futures=True)
 
     def put(self, digest: bytes, data: bytes) -> None:
         """Store one blob."""
-        if self._loose.put(digest, data):
-            self.blobs += 1
-            self.size += len(data)
+        self._batch.append((digest, data))
+        self._batch_size += len(data)
+        if len(self._batch) >= _BATCH_COUNT or self._batch_size >= _BATCH_SIZE:
+            self._store_batch()
 
     def put_manifest(self, digest: bytes, data: bytes) -> None:
         """Store one blob: each can be read by itself."""
         self.put(digest, data)
 
     def finish(self) -> tuple[str, ...]:
-        """Loose blobs are in no pack."""
+        """Wait until all are stored. Loose blobs are in no pack."""
+        self._store_batch()
+        while self._storing:
+            self._storing.popleft().result()
         return ()
+
+    def _store_batch(self) -> None:
+        large = self._batch_size >= _BATCH_SIZE
+        self._storing.append(self._pool.submit(self._store, self._batch))
+        self._batch, self._batch_size = [], 0
+        while self._storing and (large or len(self._storing) > _THREADS):
+            # What waits is in memory: a batch for each thread, or one large blob.
+            self._storing.popleft().result()
+
+    def _store(self, batch: list[tuple[bytes, bytes]]) -> None:
+        created = self._loose.put_many(batch)
+        with self._lock:
+            self.blobs += sum(created)
+            self.size += sum(len(data) for (_, data), new in zip(batch, created, strict=True) if new)
 
 
 class PackedBlobWriter:
@@ -195,7 +225,7 @@ class PackedBlobWriter:
         """Append one blob."""
         if self._pack is None:
             self._upload = self._open.enter_context(self._backend.upload())
-            self._pack = PackWriter(self._upload)
+            self._pack = self._open.enter_context(PackWriter(self._upload))
         self._pack.add(digest, data)
         self.blobs += 1
 

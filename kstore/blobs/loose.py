@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
-from kstore.backends import Backend, LocalPaths
+from kstore.backends import Backend, LocalPaths, NewObject
 from kstore.digest import digest_of
 from kstore.local.link import Blob
 from kstore.manifest import Entry
@@ -49,16 +49,15 @@ class LooseBlobs:
         except FileNotFoundError:
             return False
 
-    def put(self, digest: bytes, data: bytes) -> bool:
-        """Store one blob; False if it was here already. One that was cut short, by a server's crash, is replaced."""
-        with self._backend.upload(fraction_ns=stamp(digest)) as upload:
-            upload.write(data)
-            if upload.publish(blob_name(digest)):
-                return True
-        if self.has(digest, len(data)):
-            return False
-        self._backend.put(blob_name(digest), data)
-        return True
+    def put_many(self, blobs: Sequence[tuple[bytes, bytes]]) -> list[bool]:
+        """Store (digest, bytes) of each; False for those that were here. One that a crash cut short is replaced."""
+        objects = [NewObject(blob_name(digest), data, stamp(digest)) for digest, data in blobs]
+        created = self._backend.put_many(objects)
+        for number, (digest, data) in enumerate(blobs):
+            if not created[number] and not self.has(digest, len(data)):
+                self._backend.put(blob_name(digest), data)
+                created[number] = True
+        return created
 
     def fetch(self, wanted: Iterable[bytes]) -> Iterator[tuple[bytes, memoryview]]:
         """Yield (digest, bytes) of the wanted blobs that are here and undamaged."""

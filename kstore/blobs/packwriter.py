@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Self
+
 import zstandard
 from blake3 import blake3
 
@@ -15,7 +19,8 @@ _CHUNK = 1 << 20
 class PackWriter:
     """Writes one pack into an upload: blobs by `add`, then `finish`, which returns the pack's id.
 
-    It holds one frame and its compressed form, or the one large blob that is being added.
+    Frames are compressed and written by a thread of their own, while the next one is being filled. Memory: two
+    frames and a compressed one, or the one large blob that is being added.
     """
 
     def __init__(self, upload: Upload) -> None:
@@ -27,8 +32,18 @@ class PackWriter:
         self._index = PackIndex()
         self._waiting: list[bytes] = []
         self._waiting_size = 0
+        self._thread = ThreadPoolExecutor(1)
+        self._writing: Future[None] | None = None
         self.size = 0
-        """Bytes written so far."""
+        """Bytes written; complete once the pack is finished."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._thread.shutdown()
 
     def __len__(self) -> int:
         return len(self._index.digests)
@@ -43,24 +58,35 @@ class PackWriter:
         self._waiting_size += len(data)
         if self._waiting_size >= FRAME_SIZE:
             self.close_frame()
+        if len(data) >= FRAME_SIZE:
+            # One large blob at a time in memory.
+            self._wait()
 
     def close_frame(self) -> None:
         """End the current frame, so that what follows can be read without it."""
-        if not self._waiting:
-            return
-        start = self.size
-        if len(self._waiting) == 1:
-            self._compress_in_chunks(self._waiting[0])
-        else:
-            self._write(self._compressor.compress(b"".join(self._waiting)))
-        self._index.frames.append(Frame(start, self.size - start, self._waiting_size, len(self._waiting)))
-        self._waiting, self._waiting_size = [], 0
+        if self._waiting:
+            self._wait()
+            self._writing = self._thread.submit(self._write_frame, self._waiting, self._waiting_size)
+            self._waiting, self._waiting_size = [], 0
 
     def finish(self) -> str:
         """Write the index and return the pack's id; the upload is then ready to be published."""
         self.close_frame()
+        self._wait()
         self._write(self._index.dump())
         return self._hash.hexdigest()
+
+    def _wait(self) -> None:
+        if self._writing:
+            self._writing.result()
+
+    def _write_frame(self, blobs: list[bytes], size: int) -> None:
+        start = self.size
+        if len(blobs) == 1:
+            self._compress_in_chunks(blobs[0])
+        else:
+            self._write(self._compressor.compress(b"".join(blobs)))
+        self._index.frames.append(Frame(start, self.size - start, size, len(blobs)))
 
     def _compress_in_chunks(self, data: bytes) -> None:
         chunker = self._compressor.chunker(size=len(data), chunk_size=_CHUNK)

@@ -61,6 +61,8 @@ class Component:
     within: str
     rules: Mapping[str, Pattern] = field(repr=False)
     named: Mapping[str, tuple[tuple[Pattern, str], ...]] = field(repr=False)
+    flags: tuple[tuple[re.Pattern[str], int], ...] = field(repr=False)
+    """The rules that say something of single files, those without a pattern left out."""
 
     @property
     def is_folder(self) -> bool:
@@ -88,11 +90,8 @@ class Component:
     def kind(self, path: str, unit: int, depth: int) -> Kind:
         """What the rules say of a file in a unit (`Flag.GROUP`, `Flag.SLOT` or 0) that is `depth` folders deep."""
         flags = unit
-        for rule, flag in _FLAGS:
-            if self.rules[rule].matches(path):
-                flags |= flag
-        for rule, flag in _NAMED_FLAGS:
-            if self.named[rule] and self.method(rule, path):
+        for expression, flag in self.flags:
+            if expression.fullmatch(path):
                 flags |= flag
         if flags & _NEVER_LINKED or self.rules["mutable"].matches(path):
             flags &= ~_LINK
@@ -143,6 +142,11 @@ def _component(name: str, entry: Mapping[str, Any]) -> Component:
             rule: tuple((compile_patterns([p]), method) for p, method in entry.get(rule, {}).items())
             for rule in _NAMED_RULES
         },
+        flags=tuple(
+            (compile_patterns(entry[rule]).expression, flag)
+            for rule, flag in (*_FLAGS, *_NAMED_FLAGS)
+            if entry.get(rule)
+        ),
         **texts,
     )
 

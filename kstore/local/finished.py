@@ -45,6 +45,19 @@ def read_finished(path: str) -> Content:
     return Content(data, after)
 
 
+def read_whole(path: str) -> bytes:
+    """Read a whole file whose bytes are checked by their digest afterwards.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        return _read_all(fd, os.fstat(fd).st_size)
+    finally:
+        os.close(fd)
+
+
 def check_unlocked(lock: str) -> None:
     """Inductor's compilers write an `.so` straight to its name, under a lock (`CppCodeCache` in torch).
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 
-from kstore.local.folders import make_folder
+from kstore.folders import make_folder
 from kstore.manifest import Files, Flag, unit_of
 
 _GROUP = int(Flag.GROUP)

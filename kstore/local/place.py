@@ -21,15 +21,15 @@ from typing import TypeVar
 from kstore.blobs import BlobStore
 from kstore.blobs.loose import stamp
 from kstore.errors import CacheRootError
+from kstore.files import NewFile, write_files
+from kstore.folders import make_folder
 from kstore.local.cacheroot import CacheRoot
-from kstore.local.folders import make_folder
 from kstore.local.index import Known, is_settled
 from kstore.local.link import Blob, Link, Linker, LinkMode
 from kstore.local.move import Mover
 from kstore.local.relocate import to_local
 from kstore.local.scan import Skipped
 from kstore.local.state import StateFolder
-from kstore.local.write import NewFile, write_files
 from kstore.manifest import Files, Flag, unit_of
 
 _THREADS = 2

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -49,6 +49,8 @@ class Scan:
     """Folders of the groups that somebody is writing."""
     promised: list[str] = field(default_factory=list)
     """Files that a `__grp__` file says are there."""
+    listed: bool = False
+    """Whether any folder has changed since it was last scanned."""
     hashed: int = 0
     """How many files were read."""
 
@@ -71,8 +73,8 @@ class Scan:
         self.hashed += other.hashed
 
 
-def scan(root: CacheRoot, table: Table, index: Index, base: Files) -> Scan:
-    """Read all components of `root`. `base` is what was restored into it."""
+def scan(root: CacheRoot, table: Table, index: Index, base: Callable[[], Files]) -> Scan:
+    """Read all components of `root`. `base` gives what was restored into it; it is asked only for unknown files."""
     found = Scan()
     for name, folder in root.folders.items():
         if os.path.isdir(folder):
@@ -101,7 +103,7 @@ class _Place(NamedTuple):
 
 
 class _ComponentScan:
-    def __init__(self, component: Component, folder: str, index: Index, base: Files, found: Scan) -> None:
+    def __init__(self, component: Component, folder: str, index: Index, base: Callable[[], Files], found: Scan) -> None:
         self._component = component
         self._component_folder = folder
         self._index = index
@@ -131,6 +133,7 @@ class _ComponentScan:
             self._subfolder(place.sub(name), into)
 
     def _take_listed(self, place: _Place, mtime_ns: int, into: Scan) -> None:
+        into.listed = True
         folders, files = self._list(place, into)
         settled = is_settled(mtime_ns)
         for entry in files:
@@ -173,11 +176,12 @@ class _ComponentScan:
         self.folder(place, group)
         if not group.known and not group.skipped:
             return
-        problem = next(self._problems(group), None)
+        problem = next(self._problems(group), None) if group.listed else None
         if problem:
             self._found.skipped.append(Skipped(place.path, problem))
         else:
-            _mark_host_bound(group)
+            if group.listed:
+                _mark_host_bound(group)
             self._found.add(group)
 
     def _problems(self, group: Scan) -> Iterator[str]:
@@ -209,7 +213,7 @@ class _ComponentScan:
 
     def _restored(self, path: str, status: os.stat_result) -> Known | None:
         """What a restore put here and nobody has changed: its time bears its digest's stamp."""
-        entry = self._base.get(path)
+        entry = self._base().get(path)
         if entry is None or not entry.flags & _LINK or entry.size != status.st_size:
             return None
         if not bears_stamp(status.st_mtime_ns, entry.digest):

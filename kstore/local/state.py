@@ -49,6 +49,8 @@ class State:
     index: Index = field(default_factory=Index)
     base: Base | None = None
     declined: Mapping[str, bytes] = field(default_factory=dict)
+    synced: bool = False
+    """Whether the root, as the index has it, has nothing that is not in the base or declined."""
 
 
 class StateFolder:
@@ -60,6 +62,7 @@ class StateFolder:
         self._index = os.path.join(self._folder, f"index-{digest_of(rules.encode()).hex()[:8]}")
         self._base = os.path.join(self._folder, "base")
         self._sync = os.path.join(self._folder, "sync.json")
+        self._index_digest = b""
 
     @contextmanager
     def locked(self, timeout: float = LOCK_TIMEOUT) -> Iterator[None]:
@@ -88,7 +91,9 @@ class StateFolder:
         """Read it; what is missing or damaged is as if it had never been written."""
         state = State()
         with suppress(FileNotFoundError, IntegrityError):
-            state.index = Index.load(_checked(_read(self._index)))
+            digest, data = _checked(_read(self._index))
+            state.index = Index.load(data)
+            self._index_digest = digest
         try:
             content = json.loads(_read(self._sync))
             data = _read(self._base)
@@ -96,6 +101,7 @@ class StateFolder:
             if digest_of(data) == ref.manifest:
                 state.base = Base(content["store"], Snapshot(ref, data))
                 state.declined = {path: bytes.fromhex(text) for path, text in content["declined"].items()}
+                state.synced = content["synced"] == self._index_digest.hex() != ""
         except FileNotFoundError:
             pass
         except (IntegrityError, ValueError, KeyError, TypeError) as error:
@@ -105,10 +111,11 @@ class StateFolder:
     def save_index(self, index: Index) -> None:
         """Replace the index."""
         data = index.dump()
-        _write(self._index, digest_of(data) + data)
+        self._index_digest = digest_of(data)
+        _write(self._index, self._index_digest + data)
 
-    def save_base(self, base: Base, declined: Mapping[str, bytes]) -> None:
-        """Replace the base."""
+    def save_base(self, base: Base, declined: Mapping[str, bytes], *, synced: bool) -> None:
+        """Replace the base. `synced` says whether all that the saved index has is in it or declined."""
         ref = base.snapshot.ref
         content = {
             "store": base.store,
@@ -116,6 +123,7 @@ class StateFolder:
             "key": ref.scope.key,
             "environment": ref.scope.environment,
             "ref": ref.dump().decode(),
+            "synced": self._index_digest.hex() if synced else "",
             "declined": {path: digest.hex() for path, digest in declined.items()},
         }
         # The ref names the manifest by its digest: a crash between the two leaves no base rather than a wrong one.
@@ -146,12 +154,12 @@ def _load_ref(content: Mapping[str, Any]) -> Ref:
     return load_ref(scope, json.loads(text)["generation"], text.encode())
 
 
-def _checked(data: bytes) -> bytes:
+def _checked(data: bytes) -> tuple[bytes, bytes]:
     """LMDB trusts what it maps: pages of zeros, as a power cut leaves them, would end the process."""
     digest, rest = data[:DIGEST_SIZE], data[DIGEST_SIZE:]
     if digest_of(rest) != digest:
         raise IntegrityError(f"a local index of {len(data)} bytes is damaged")
-    return rest
+    return digest, rest
 
 
 def _read(path: str) -> bytes:

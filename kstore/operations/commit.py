@@ -80,6 +80,8 @@ def commit(worker: Worker) -> CommitReport:
     started = time.perf_counter()
     with worker.state.locked():
         state = worker.state.load()
+        if not state.synced:
+            worker.ask_host()
         report = _Commit(worker, state, worker.scan(state)).run()
     return replace(report, seconds=time.perf_counter() - started)
 
@@ -99,8 +101,11 @@ class _Commit:
         self._packs: tuple[str, ...] = ()
         self._layout: Layout | None = None
         self._blobs = self._bytes = 0
+        self._is_synced = state.synced and self._index == state.index and not found.unsettled
 
     def run(self) -> CommitReport:
+        if self._is_synced and self._base and self._base.is_generation_of(self._newest_ref()):
+            return self._report(CommitStatus.UNCHANGED, self._base.ref)
         if self._index != self._state.index:
             self._worker.state.save_index(self._index)
         for _ in range(_MAX_RACES):
@@ -117,12 +122,15 @@ class _Commit:
         )
 
     def _newest(self) -> Published:
-        ref = self._storage.refs.newest(self._worker.scope)
+        ref = self._newest_ref()
         if ref is None:
             return Published()
         if self._base and self._base.is_generation_of(ref):
             return Published(self._base)
         return Published(self._storage.snapshot(ref))
+
+    def _newest_ref(self) -> Ref | None:
+        return self._storage.refs.newest(self._worker.scope)
 
     def _propose(self, theirs: Published) -> Proposal:
         """Merge the portable files and, by themselves, those of this host."""
@@ -191,8 +199,8 @@ class _Commit:
             log.debug("generation %d of %s was published by another worker", ref.generation, ref.scope)
             return None
         base = Base(self._storage.identity, Snapshot(ref, data))
-        self._worker.state.save_base(base, proposal.declined)
-        return self._report(CommitStatus.COMMITTED, ref.generation, proposal, manifest)
+        self._worker.state.save_base(base, proposal.declined, synced=True)
+        return self._report(CommitStatus.COMMITTED, ref, manifest, proposal)
 
     def _is_first_pack(self, theirs: Published) -> bool:
         return self._layout is Layout.PACKED and not theirs.generation
@@ -251,17 +259,25 @@ class _Commit:
 
     def _unchanged(self, theirs: Published, proposal: Proposal) -> CommitReport:
         self._remember(theirs, proposal)
-        return self._report(CommitStatus.UNCHANGED, theirs.generation, proposal, theirs.manifest)
+        ref = theirs.snapshot.ref if theirs.snapshot else None
+        return self._report(CommitStatus.UNCHANGED, ref, theirs.manifest, proposal)
 
     def _remember(self, theirs: Published, proposal: Proposal) -> None:
         """All of ours is in theirs, or declined: theirs is what the root grew from, from now on."""
-        news = theirs.snapshot is not self._base or proposal.declined != self._state.declined
+        news = theirs.snapshot is not self._base or proposal.declined != self._state.declined or not self._is_synced
         if theirs.snapshot and news:
-            self._worker.state.save_base(Base(self._storage.identity, theirs.snapshot), proposal.declined)
+            base = Base(self._storage.identity, theirs.snapshot)
+            self._worker.state.save_base(base, proposal.declined, synced=True)
 
-    def _report(self, status: CommitStatus, generation: int, proposal: Proposal, manifest: Manifest) -> CommitReport:
+    def _report(
+        self,
+        status: CommitStatus,
+        ref: Ref | None,
+        manifest: Manifest | None = None,
+        proposal: Proposal | None = None,
+    ) -> CommitReport:
         scope = self._worker.scope
-        portable_and_bound = [item for files in (manifest.files, *manifest.hosts.values()) for item in files.items()]
+        sets = (manifest.files, *manifest.hosts.values()) if manifest else ()
         return CommitReport(
             status=status,
             key=scope.key,
@@ -269,15 +285,15 @@ class _Commit:
             environment=scope.environment,
             store=self._storage.location,
             cache_root=self._worker.root.path,
-            generation=generation,
-            files=len(portable_and_bound),
-            bytes=sum(entry.size for _, entry in portable_and_bound),
-            new_files=len(proposal.taken),
+            generation=ref.generation if ref else 0,
+            files=ref.files if ref else 0,
+            bytes=ref.size if ref else 0,
+            new_files=len(proposal.taken) if proposal else 0,
             new_blobs=self._blobs,
             uploaded=self._bytes,
-            declined=len(proposal.declined),
+            declined=len(proposal.declined if proposal else self._state.declined),
             layout=self._layout or "",
-            components=count_components(portable_and_bound),
+            components=count_components(item for files in sets for item in files.items()) if manifest else None,
             skipped=tuple(self._skipped),
         )
 

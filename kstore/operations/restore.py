@@ -64,6 +64,8 @@ class _Restore:
         self._state = state
         self._found = worker.scan(state)
         manifest = snapshot.manifest
+        if manifest.hosts:
+            worker.ask_host()
         check_paths(path for files in (manifest.files, *manifest.hosts.values()) for path in files)
         known = worker.root.folders
         every = worker.files_of(manifest)
@@ -108,7 +110,7 @@ class _Restore:
         if index != self._state.index or placed.known:
             self._worker.state.save_index(Index(index.files | keep_settled(placed.known), index.folders))
         base = Base(self._worker.store.identity, self._snapshot)
-        self._worker.state.save_base(base, merged.declined)
+        self._worker.state.save_base(base, merged.declined, synced=False)
 
 
 def choose_wanted(files: Files, found: Scan, merged: Merged) -> Files:

@@ -9,7 +9,7 @@ from threading import Barrier
 
 import pytest
 
-from kstore.backends import Backend, Child
+from kstore.backends import Backend, Child, NewObject
 from kstore.errors import UsageError
 from tests.trees import in_processes
 
@@ -17,6 +17,12 @@ BAD_NAMES = ["", "/etc/passwd", "../x", "a/../../b", "a/../b", "a//b", "./a", "a
 
 
 class BackendConformance:
+    def test_put_many_creates_what_is_absent_and_leaves_what_is_there(self, backend: Backend) -> None:
+        backend.put_if_absent("folder/two", b"first")
+        objects = [NewObject(f"folder/{name}", name.encode()) for name in ("one", "two", "three")]
+        assert backend.put_many(objects) == [True, False, True]
+        assert [backend.get(item.name) for item in objects] == [b"one", b"first", b"three"]
+
     def test_what_was_put_is_got(self, backend: Backend) -> None:
         backend.put("folder/name", b"content")
         assert backend.get("folder/name") == b"content"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kstore.backends import LocalPaths, PosixBackend
+from kstore.backends import LocalPaths, NewObject, PosixBackend
 from tests.backends.conformance import BackendConformance
 
 
@@ -126,11 +126,9 @@ def test_short_reads_and_writes_are_continued(backend: PosixBackend, monkeypatch
 
 
 @pytest.mark.parametrize("fraction_ns", [1, 999_999_999, 123_456_789])
-def test_an_upload_gets_the_fraction_of_a_second_it_asks_for(backend: PosixBackend, fraction_ns: int) -> None:
-    with backend.upload(fraction_ns) as upload:
-        upload.write(b"content")
-        upload.publish("name")
-    assert backend.stat("name").mtime_ns % 1_000_000_000 == fraction_ns
+def test_an_object_gets_the_fraction_of_a_second_it_asks_for(backend: PosixBackend, fraction_ns: int) -> None:
+    assert backend.put_many([NewObject("one", b"data", fraction_ns)]) == [True]
+    assert backend.stat("one").mtime_ns % 1_000_000_000 == fraction_ns
 
 
 def test_a_relative_root_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,35 +41,35 @@ def alter(path: Path, data: bytes) -> None:
 @pytest.mark.parametrize("data", CONTENTS, ids=len)
 def test_what_was_put_is_fetched(loose: LooseBlobs, data: bytes) -> None:
     digest = digest_of(data)
-    assert loose.put(digest, data)
+    assert loose.put_many([(digest, data)]) == [True]
     assert loose.has(digest, len(data))
     assert [(found, bytes(content)) for found, content in loose.fetch([digest])] == [(digest, data)]
 
 
 def test_a_blob_is_a_read_only_file_of_its_digest(backend: PosixBackend, loose: LooseBlobs) -> None:
     digest = digest_of(b"one")
-    loose.put(digest, b"one")
+    loose.put_many([(digest, b"one")])
     path = backend.root / "blobs" / digest.hex()[:2] / digest.hex()
     assert path.read_bytes() == b"one"
     assert path.stat().st_mode & 0o777 == 0o444
 
 
 def test_putting_again_stores_nothing(backend: PosixBackend, loose: LooseBlobs) -> None:
-    assert loose.put(digest_of(b"one"), b"one")
+    assert loose.put_many([(digest_of(b"one"), b"one")]) == [True]
     before = path_of(backend, b"one").stat()
-    assert not loose.put(digest_of(b"one"), b"one")
+    assert loose.put_many([(digest_of(b"one"), b"one")]) == [False]
     assert path_of(backend, b"one").stat() == before
 
 
 def test_a_blob_of_another_size_is_not_had(loose: LooseBlobs) -> None:
-    loose.put(digest_of(b"one"), b"one")
+    loose.put_many([(digest_of(b"one"), b"one")])
     assert not loose.has(digest_of(b"one"), 4)
     assert not loose.has(digest_of(b"two"), 3)
 
 
 def test_missing_and_damaged_blobs_are_left_out(backend: PosixBackend, loose: LooseBlobs) -> None:
     for data in (b"one", b"two", b"three"):
-        loose.put(digest_of(data), data)
+        loose.put_many([(digest_of(data), data)])
     alter(path_of(backend, b"two"), b"owt")
     wanted = [digest_of(data) for data in (b"one", b"two", b"three", b"four")]
     assert [bytes(data) for _, data in loose.fetch(wanted)] == [b"one", b"three"]
@@ -77,7 +77,7 @@ def test_missing_and_damaged_blobs_are_left_out(backend: PosixBackend, loose: Lo
 
 def test_a_blob_that_cannot_be_read_is_left_out(backend: PosixBackend, loose: LooseBlobs) -> None:
     for data in (b"one", b"two"):
-        loose.put(digest_of(data), data)
+        loose.put_many([(digest_of(data), data)])
     path = path_of(backend, b"one")
     path.unlink()
     path.mkdir()
@@ -90,7 +90,7 @@ def test_a_blob_that_cannot_be_read_is_left_out(backend: PosixBackend, loose: Lo
 @pytest.mark.parametrize("data", [b"", b"one", b"two"])
 def test_a_blob_bears_its_stamp(backend: PosixBackend, loose: LooseBlobs, data: bytes) -> None:
     digest = digest_of(data)
-    loose.put(digest, data)
+    loose.put_many([(digest, data)])
     mtime_ns = path_of(backend, data).stat().st_mtime_ns
     assert mtime_ns % 1_000_000_000 == stamp(digest)
     assert bears_stamp(mtime_ns, digest)
@@ -106,7 +106,7 @@ def test_a_stamp_is_never_zero_nor_a_second() -> None:
 
 
 def test_an_untouched_blob_can_be_linked(backend: PosixBackend, loose: LooseBlobs) -> None:
-    loose.put(digest_of(b"one"), b"one")
+    loose.put_many([(digest_of(b"one"), b"one")])
     blob = untouched(loose, digest_of(b"one"), 3)
     assert blob is not None
     assert Path(blob.path) == path_of(backend, b"one")
@@ -114,7 +114,7 @@ def test_an_untouched_blob_can_be_linked(backend: PosixBackend, loose: LooseBlob
 
 
 def test_a_blob_altered_in_place_cannot(backend: PosixBackend, loose: LooseBlobs) -> None:
-    loose.put(digest_of(b"one"), b"one")
+    loose.put_many([(digest_of(b"one"), b"one")])
     alter(path_of(backend, b"one"), b"eno")
     assert untouched(loose, digest_of(b"one"), 3) is None
     alter(path_of(backend, b"one"), b"longer")
@@ -127,7 +127,7 @@ def test_a_missing_blob_cannot(loose: LooseBlobs) -> None:
 
 def test_a_blob_that_lost_its_stamp_is_read_to_decide(backend: PosixBackend, loose: LooseBlobs) -> None:
     """Copied stores, and filesystems whose times are coarse."""
-    loose.put(digest_of(b"one"), b"one")
+    loose.put_many([(digest_of(b"one"), b"one")])
     os.utime(path_of(backend, b"one"), ns=(0, 0))
     assert untouched(loose, digest_of(b"one"), 3) is not None
 

@@ -56,9 +56,11 @@ def main() -> None:
     options = _options()
     subprocess.run([sys.executable, "-m", "tools.corpus", str(options.corpus)], check=True, stdout=sys.stderr)
     work = Path(tempfile.mkdtemp(prefix="kstore-bench-", dir=options.work))
+    corpus = work / "corpus"
+    subprocess.run(["cp", "-a", str(options.corpus), str(corpus)], check=True)
     try:
-        seconds, sizes = run(options.corpus, work, options.rounds)
-        report = render(options.corpus, work, options.rounds, seconds, sizes)
+        seconds, sizes = run(corpus, work, options.rounds)
+        report = render(work, options.rounds, seconds, sizes)
     finally:
         shutil.rmtree(work, ignore_errors=True)
     print(report)
@@ -113,7 +115,7 @@ def rows(seconds: dict[str, list[float]], sizes: dict[str, int]) -> list[Row]:
     ]
 
 
-def render(corpus: Path, work: Path, rounds: int, seconds: dict[str, list[float]], sizes: dict[str, int]) -> str:
+def render(work: Path, rounds: int, seconds: dict[str, list[float]], sizes: dict[str, int]) -> str:
     """The report, as Markdown."""
     lines = [
         f"{sizes['files']:,} artifacts, {sizes['corpus']:,} bytes; {rounds} interleaved rounds, medians; "

@@ -42,10 +42,19 @@ def write_files(files: Sequence[NewFile]) -> None:
             if file.mtime_ns is not None:
                 os.utime(fd, ns=(file.mtime_ns, file.mtime_ns))
     finally:
-        for fd in descriptors:
-            os.close(fd)
+        _close_all(descriptors)
 
 
 def _write_rest(fd: int, rest: memoryview) -> None:
     while rest:
         rest = rest[os.write(fd, rest) :]
+
+
+def _close_all(descriptors: list[int]) -> None:
+    """A close may be what fails (ENOSPC on NFS): the others are closed all the same."""
+    while descriptors:
+        try:
+            os.close(descriptors.pop())
+        except OSError:
+            _close_all(descriptors)
+            raise
