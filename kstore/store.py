@@ -13,6 +13,7 @@ from kstore.components.table import table_version
 from kstore.components.variables import place_components, set_variables
 from kstore.environment import Environment, detect_environment, gpu_slug
 from kstore.errors import AmbiguousScopeError, CacheRootError
+from kstore.folders import make_folder
 from kstore.local import cacheroot
 from kstore.local.cacheroot import CacheRoot, Owner, claim_root
 from kstore.refs import Ref
@@ -75,6 +76,7 @@ class Store:
             check_key(name)
         worker = self.worker(key, before_import=True)
         set_variables(worker.root.variables, self._environ)
+        _make_folders_of_files(worker.root)
         with reporting_trouble(self.location, "restore from"):
             self.storage.settings  # noqa: B018
             scope = self._published_scope(worker.scope)
@@ -187,3 +189,10 @@ def _check_usable(root: CacheRoot) -> None:
         raise CacheRootError(
             f"the cache root {root.path} cannot be written; set KSTORE_CACHE_ROOT to a local folder that can"
         )
+
+
+def _make_folders_of_files(root: CacheRoot) -> None:
+    """A compiler makes its cache folder, but not the folder of a single file that it is told to write (TunableOp)."""
+    for component in load_table().values():
+        if not component.is_folder and component.variable in root.variables:
+            make_folder(root.folders[component.name])
