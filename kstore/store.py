@@ -14,8 +14,7 @@ from kstore.components.variables import place_components, set_variables
 from kstore.environment import Environment, detect_environment, gpu_slug
 from kstore.errors import AmbiguousScopeError, CacheRootError
 from kstore.folders import make_folder
-from kstore.local import cacheroot
-from kstore.local.cacheroot import CacheRoot, Owner, claim_root
+from kstore.local.cacheroot import CacheRoot, Owner, claim_root, numbered_folder
 from kstore.refs import Ref
 from kstore.report import CommitReport, CommitStatus, RestoreReport
 from kstore.scope import Scope, check_key
@@ -156,7 +155,7 @@ class Store:
         path = self.settings.cache_root
         if path is None:
             owner = Owner(self.location, scope.gpu, scope.key, os.geteuid())
-            path = claim_root(cacheroot.NUMBERED_ROOTS / scope.environment, owner)
+            path = claim_root(numbered_folder(scope.environment), owner)
         placement = place_components(
             load_table(), self.settings.components, path, self._environ, before_import=before_import
         )

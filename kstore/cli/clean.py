@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -66,7 +67,7 @@ def command(invocation: Invocation, key: str | None, every: bool, dry_run: bool,
 def _find(key: str | None, store: str | None) -> Iterator[_Root]:
     from kstore.local import cacheroot
 
-    for path, owner in cacheroot.claimed_roots(cacheroot.NUMBERED_ROOTS):
+    for path, owner in chain.from_iterable(map(cacheroot.claimed_roots, cacheroot.numbered_bases())):
         wanted = owner and key in (None, owner.key) and store in (None, owner.store)
         if owner and wanted and owner.uid == os.geteuid() and _is_own(path):
             yield _Root(path, owner, _size_of(path))

@@ -70,6 +70,21 @@ class Owner:
             return None
 
 
+def numbered_bases() -> tuple[Path, Path]:
+    """The folder of everybody's numbered roots, and this user's own for where that one cannot be trusted."""
+    return NUMBERED_ROOTS, NUMBERED_ROOTS.with_name(f"{NUMBERED_ROOTS.name}-{os.geteuid()}")
+
+
+def numbered_folder(environment: str) -> Path:
+    """Where the numbered roots of an environment are, the same path on every worker if at all possible.
+
+    Where the first user of a host owns the shared folder, and is not root, another user's roots are in a folder of
+    his own: whoever owns a folder can replace what is in it.
+    """
+    shared, own = (base / environment for base in numbered_bases())
+    return shared if _is_trusted(shared.parent) and _is_trusted(shared) else own
+
+
 def claim_root(folder: Path, owner: Owner) -> str:
     """Return the root in `folder` that `owner` has, or make it one.
 
@@ -123,13 +138,21 @@ def _shared_folder(folder: Path) -> Path:
         with suppress(FileExistsError):
             path.mkdir(parents=True)
             path.chmod(0o1777)
-        found = path.lstat()
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid not in (0, os.geteuid()):
+        if not _is_trusted(path):
             raise CacheRootError(
-                f"{path} belongs to user {found.st_uid}, who could replace what this user loads; "
+                f"{path} belongs to another user, who could replace what this user loads, or is no folder; "
                 "set KSTORE_CACHE_ROOT to a folder of your own"
             )
     return folder
+
+
+def _is_trusted(path: Path) -> bool:
+    """Whether `path` is a folder of root's or this user's, or not there yet."""
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return True
+    return stat.S_ISDIR(found.st_mode) and found.st_uid in (0, os.geteuid())
 
 
 def _numbers(folder: Path) -> list[int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -25,6 +26,7 @@ from kstore.manifest import Entry, Files, Flag
 _GROUP, _HOST, _LINK, _RELOCATE = int(Flag.GROUP), int(Flag.HOST), int(Flag.LINK), int(Flag.RELOCATE)
 _NEVER_IN_PLACE = _LINK | _RELOCATE
 _EXECUTABLE = 0o111
+_WRITING_TIME = 3600.0
 _OBJECT_FILES = (".so", ".o")
 
 
@@ -151,7 +153,7 @@ class _ComponentScan:
             for entry in entries:
                 is_folder = entry.is_dir(follow_symlinks=False)
                 name = f"{entry.name}/" if is_folder else entry.name
-                if place.unit and self._component.is_busy(name):
+                if place.unit and self._component.is_busy(name) and _is_recent(entry):
                     into.skipped.append(Skipped(f"{place.path}/{name}", "it is being written"))
                     self._found.busy.add(place.path)
                 if entry.name == KSTORE_FOLDER or self._component.ignores(inside + name):
@@ -250,6 +252,14 @@ def _entry(stored: bytes, status: os.stat_result, kind: Kind) -> Entry:
     # The mode belongs to the inode, and a blob's is read-only for all: what must be executable is copied.
     flags = kind.flags & ~_LINK if mode & _EXECUTABLE else kind.flags
     return Entry(digest_of(stored), len(stored), status.st_mtime_ns, mode, flags, kind.unit)
+
+
+def _is_recent(entry: os.DirEntry[str]) -> bool:
+    """A writer that was killed leaves its temporary name for ever; no file takes an hour to write."""
+    try:
+        return time.time() - entry.stat(follow_symlinks=False).st_mtime < _WRITING_TIME
+    except FileNotFoundError:
+        return False
 
 
 def _mark_host_bound(group: Scan) -> None:

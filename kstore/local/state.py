@@ -29,6 +29,7 @@ from kstore.snapshot import Snapshot
 
 log = logging.getLogger(__name__)
 
+_STAGE = "stage-"
 LOCK_TIMEOUT = 600.0
 """Seconds that a worker waits for another one that restores into or commits from the same root."""
 
@@ -137,7 +138,9 @@ class StateFolder:
         In `folder`, a component elsewhere, it is below a name that no scan looks into: a killed restore leaves it.
         """
         parent = os.path.join(folder, KSTORE_FOLDER) if folder else self._folder
-        path = os.path.join(parent, f"stage-{secrets.token_hex(8)}")
+        if not folder:
+            _sweep(parent)
+        path = os.path.join(parent, f"{_STAGE}{secrets.token_hex(8)}")
         os.makedirs(path, mode=0o700)
         try:
             yield path
@@ -146,6 +149,14 @@ class StateFolder:
             if folder:
                 with suppress(OSError):  # another restore's may be in it
                     os.rmdir(parent)
+
+
+def _sweep(parent: str) -> None:
+    """Remove what a killed restore left: whoever holds the root's lock is the only one who stages."""
+    with suppress(FileNotFoundError):
+        for name in os.listdir(parent):
+            if name.startswith(_STAGE):
+                shutil.rmtree(os.path.join(parent, name), ignore_errors=True)
 
 
 def _load_ref(content: Mapping[str, Any]) -> Ref:

@@ -8,7 +8,14 @@ import pytest
 
 from kstore.errors import CacheRootError
 from kstore.local import cacheroot
-from kstore.local.cacheroot import Owner, claim_root, claimed_roots, make_private, release_root
+from kstore.local.cacheroot import (
+    Owner,
+    claim_root,
+    claimed_roots,
+    make_private,
+    numbered_folder,
+    release_root,
+)
 from tests.trees import in_processes
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
@@ -102,7 +109,7 @@ def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
     os.chown(theirs, 4711, 4711)
     with pytest.raises(CacheRootError, match="not a folder of user 0"):
         make_private(theirs)
-    with pytest.raises(CacheRootError, match="4711"):
+    with pytest.raises(CacheRootError, match="belongs to another user"):
         claim_root(theirs / "env", owner())
 
 
@@ -128,3 +135,17 @@ def test_a_root_that_an_equal_key_made_meanwhile_is_shared(tmp_path: Path) -> No
     root = claim_root(folder, owner())
     assert str(folder / str(cacheroot._claim_free(folder, owner(), set()))) == root
     assert cacheroot._claim_free(folder, owner("other"), set()) == 1
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="giving a folder to another user needs root")
+@pytest.mark.parametrize("foreign", ["", "env"])
+def test_where_another_user_owns_the_shared_folder_the_roots_are_in_ones_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, foreign: str
+) -> None:
+    shared = tmp_path / "shared"
+    monkeypatch.setattr(cacheroot, "NUMBERED_ROOTS", shared)
+    assert numbered_folder("env") == shared / "env"
+    (shared / "env").mkdir(parents=True)
+    assert numbered_folder("env") == shared / "env"
+    os.chown(shared / foreign, 12345, -1)
+    assert numbered_folder("env") == tmp_path / "shared-0" / "env"

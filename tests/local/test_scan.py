@@ -107,7 +107,7 @@ def test_a_kernel_whose_list_is_garbage_is_left_out(tree: Tree, text: bytes) -> 
 @pytest.mark.parametrize("name", ["tmp.pid_12_3f/k.ptx", "k.ptx.tmp.pid_12_3f"])
 def test_a_kernel_that_is_being_written_is_busy(tree: Tree, name: str) -> None:
     kernel, other = tree.kernel("one"), tree.kernel("two")
-    tree.put(f"{kernel}/{name}", b"half")
+    tree.put(f"{kernel}/{name}", b"half", age=1)
     found = tree.scan()
     assert found.busy == {kernel}
     assert {path.rpartition("/")[0] for path in found.files} == {other}
@@ -272,3 +272,12 @@ def test_a_kernel_that_loses_a_file_after_it_was_indexed_is_left_out(tmp_path: P
     index = tree.scan().index
     (tree.root / kernel / "k.cubin").unlink()
     assert tree.scan(index).files == {}
+
+
+def test_what_a_killed_writer_left_does_not_keep_its_kernel_busy_for_ever(tree: Tree) -> None:
+    kernel = tree.kernel()
+    left = tree.root / kernel / "tmp.pid_4_abc"
+    left.mkdir()
+    assert tree.scan().files == {}
+    os.utime(left, (0, 0))
+    assert len(tree.scan().files) == GROUP_FILES

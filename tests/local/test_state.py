@@ -106,3 +106,11 @@ def test_a_staging_folder_is_gone_afterwards(root: CacheRoot, state: StateFolder
         assert not os.path.exists(stage)
     assert os.listdir(elsewhere) == []
     assert os.listdir(root.state) == []
+
+
+def test_staging_sweeps_what_a_killed_restore_left(state: StateFolder, tmp_path: Path) -> None:
+    with state.staging() as path:
+        parent = Path(path).parent
+    (parent / "stage-dead" / "folder").mkdir(parents=True)
+    with state.staging():
+        assert len([name for name in os.listdir(parent) if name.startswith("stage-")]) == 1
