@@ -15,6 +15,7 @@ from kstore.environment import Environment, detect_environment, gpu_slug
 from kstore.errors import AmbiguousScopeError, CacheRootError
 from kstore.folders import make_folder
 from kstore.local.cacheroot import CacheRoot, Owner, claim_root, numbered_folder
+from kstore.progress import Progress
 from kstore.refs import Ref
 from kstore.report import CommitReport, CommitStatus, RestoreReport
 from kstore.scope import Scope, check_key
@@ -53,6 +54,8 @@ class Store:
         }  # fmt: skip
         self.settings: Settings = load_settings(environ, **given)
         self.storage = Storage(self.settings.store)
+        self.progress = Progress()
+        """How far the restore or commit that is running has come."""
         self._environ = environ
 
     @property
@@ -149,6 +152,7 @@ class Store:
             table=load_table(),
             rules=table_version(),
             layout=self.settings.layout,
+            progress=self.progress,
         )
 
     def _cache_root(self, scope: Scope, before_import: bool) -> CacheRoot:

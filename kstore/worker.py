@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from kstore.local.cacheroot import CacheRoot
 from kstore.local.scan import Scan, scan
 from kstore.local.state import State, StateFolder
 from kstore.manifest import Files, Manifest
+from kstore.progress import Progress
 from kstore.scope import Scope
 from kstore.snapshot import Snapshot
 
@@ -33,6 +34,7 @@ class Worker:
     rules: str
     """Names the version of the component table."""
     layout: Layout | None = None
+    progress: Progress = field(default_factory=Progress)
 
     @cached_property
     def state(self) -> StateFolder:

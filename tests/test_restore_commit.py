@@ -27,6 +27,7 @@ from kstore.errors import (
 )
 from kstore.local.link import LinkMode
 from kstore.manifest import Manifest
+from kstore.progress import Progress
 from kstore.refs import Ref
 from kstore.report import CommitStatus, RestoreStatus
 from kstore.store import Store
@@ -846,3 +847,11 @@ def test_a_backend_is_enough_to_find_what_a_ref_names(first: Node) -> None:
             assert digest_of(backend.get(path)).hex() == rest.partition("/")[2]
         if folder == "packs":
             assert digest_of(backend.get(path)).hex() == rest
+
+
+def test_progress_says_how_far_a_restore_or_commit_has_come(first: Node, second: Node) -> None:
+    first.tree.kernel()
+    first.commit()
+    assert first.store.progress.done == first.store.progress.total > 0
+    report = second.restore()
+    assert second.store.progress == Progress(report.placed, report.placed)

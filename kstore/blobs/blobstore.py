@@ -19,6 +19,7 @@ from kstore.blobs.packreader import PackReader
 from kstore.blobs.packwriter import PackWriter
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError
+from kstore.progress import Progress
 
 log = logging.getLogger(__name__)
 
@@ -70,10 +71,11 @@ class BlobWriter(Protocol):
         """Make all of them readable; returns the packs that hold them."""
 
 
-def put_many(writer: BlobWriter, sources: Iterable[Source]) -> set[bytes]:
+def put_many(writer: BlobWriter, sources: Sequence[Source], progress: Progress) -> set[bytes]:
     """Store blobs; returns the digests of those whose bytes were gone or no longer what was hashed."""
     refused = set()
-    for source in sources:
+    progress.total = len(sources)
+    for progress.done, source in enumerate(sources, 1):
         data = source.read()
         if data is None or digest_of(data) != source.digest:
             refused.add(source.digest)

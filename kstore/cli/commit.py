@@ -39,8 +39,9 @@ def command(invocation: Invocation, key: str) -> None:
     from kstore.report import CommitStatus
 
     output = invocation.output
-    with output.working(f"committing {key}"):
-        report = invocation.store().commit(key)
+    store = invocation.store()
+    with output.working(f"committing {key}", store.progress):
+        report = store.commit(key)
     tell_trouble(output, report)
     if output.json:
         output.document(report.as_json())

@@ -107,7 +107,7 @@ def _restore(output: Output, store: Store, key: str, seed: str | None, require: 
     from kstore.report import RestoreReport, RestoreStatus
 
     try:
-        with output.working(f"restoring {key}"):
+        with output.working(f"restoring {key}", store.progress):
             report = store.restore(key, seed=seed)
     except Exception as error:
         if require:
@@ -127,7 +127,7 @@ def _commit(output: Output, store: Store, key: str) -> CommitReport:
     from kstore.report import CommitReport, CommitStatus
 
     try:
-        with output.working(f"committing {key}"):
+        with output.working(f"committing {key}", store.progress):
             report = store.commit(key)
     except (Exception, KeyboardInterrupt) as error:
         _warn(output, "nothing is committed", error)

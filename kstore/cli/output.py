@@ -15,6 +15,7 @@ import click
 
 from kstore.cli.columns import Column
 from kstore.cli.words import printable
+from kstore.progress import Progress
 
 SCHEMA = 1
 """Version of the JSON form; fields are added, never changed."""
@@ -87,13 +88,13 @@ class Output:
         hint = "" if self.verbosity > 0 else "; -v shows where"
         self.error(error, f"{type(error).__name__}: {error}{hint}")
 
-    def working(self, text: str) -> AbstractContextManager[object]:
+    def working(self, text: str, progress: Progress | None = None) -> AbstractContextManager[object]:
         """Shows on a terminal that something takes its time."""
         if self.json or self.verbosity < 0 or not sys.stderr.isatty():
             return nullcontext()
         from kstore.cli.spinner import Spinner
 
-        return Spinner(text)
+        return Spinner(text, progress)
 
     def log(self) -> None:
         """Send what the library logs to stderr, as much of it as was asked for."""

@@ -40,8 +40,9 @@ def command(invocation: Invocation, key: str, generation: int | None, seed: str 
     from kstore.cli.sentences import check_required, restored, tell_components, tell_trouble
 
     output = invocation.output
-    with output.working(f"restoring {key}"):
-        report = invocation.store().restore(key, generation=generation, seed=seed)
+    store = invocation.store()
+    with output.working(f"restoring {key}", store.progress):
+        report = store.restore(key, generation=generation, seed=seed)
     if require:
         check_required(report)
     tell_trouble(output, report)

@@ -1,19 +1,22 @@
-"""A sign of life on a terminal, for work that takes more than a second."""
+"""A progress bar on a terminal, for work that takes more than a second."""
 
 from __future__ import annotations
 
 import threading
 from types import TracebackType
 
+from kstore.progress import Progress
+
 _PATIENCE = 1.0  # seconds
 _PERIOD = 0.1
 
 
 class Spinner:
-    """Shows `text` on stderr from the second second of its context on."""
+    """Shows `text`, and a bar where the work says how far it is, on stderr from the second second of its context on."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, progress: Progress | None = None) -> None:
         self._text = text
+        self._progress = progress or Progress()
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -32,13 +35,14 @@ class Spinner:
             self._show()
 
     def _show(self) -> None:
-        """rich's own spinner has a thread that outlives it."""
+        """rich's own display has a thread that outlives it."""
         from rich.console import Console
-        from rich.live import Live
-        from rich.spinner import Spinner
-        from rich.text import Text
+        from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn
+        from rich.progress import Progress as Display
 
-        console = Console(stderr=True)
-        with Live(Spinner("dots", Text(self._text)), console=console, auto_refresh=False, transient=True) as live:
+        columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
+        with Display(*columns, console=Console(stderr=True), auto_refresh=False, transient=True) as display:
+            task = display.add_task(self._text, total=None)
             while not self._done.wait(_PERIOD):
-                live.refresh()
+                display.update(task, completed=self._progress.done, total=self._progress.total or None)
+                display.refresh()

@@ -31,6 +31,7 @@ from kstore.local.relocate import to_local
 from kstore.local.scan import Skipped
 from kstore.local.state import StateFolder
 from kstore.manifest import Files, Flag, unit_of
+from kstore.progress import Progress
 
 _THREADS = 2
 """More of them only wait for each other, in the filesystem and for the interpreter."""
@@ -72,7 +73,10 @@ class Placed:
 class Placer:
     """Places artifacts into one cache root."""
 
-    def __init__(self, root: CacheRoot, state: StateFolder, blobs: BlobStore, linker: Linker) -> None:
+    def __init__(
+        self, root: CacheRoot, state: StateFolder, blobs: BlobStore, linker: Linker, progress: Progress
+    ) -> None:
+        self._progress = progress
         self._root = root
         self._state = state
         self._blobs = blobs
@@ -97,7 +101,7 @@ class Placer:
     def _place(self, wanted: Files, packs: Sequence[str], folders: Collection[str]) -> Placed:
         with ExitStack() as stack:
             staging = _Staging(self._root, self._blobs, self._linker, self._stages(wanted, stack), wanted)
-            placed = staging.fill(packs)
+            placed = staging.fill(packs, self._progress)
             staging.drop_incomplete(placed)
             mover = Mover(staging.staged, self._root.local_path, wanted)
             mover.move(placed.paths, set(folders) | self._own_folders(wanted))
@@ -138,8 +142,9 @@ class _Staging:
         """Where an artifact, or a folder of them, is being built."""
         return f"{self._stages[path.partition('/')[0]]}/{path}"
 
-    def fill(self, packs: Sequence[str]) -> Placed:
+    def fill(self, packs: Sequence[str], progress: Progress) -> Placed:
         """Link what is loose, and copy the rest in the order in which the store has it."""
+        progress.total = len(self.wanted)
         packed = self._blobs.digests_in(packs) if packs else frozenset()
         linkable = {p: e for p, e in self.wanted.items() if e.flags & _LINK and e.digest not in packed}
         placed = Placed()
@@ -149,7 +154,9 @@ class _Staging:
             if any(blobs):
                 folders.result()
                 self._link(linkable, blobs, placed, pool)
-            self._copy(packs, placed, pool, folders)
+            for part in self._copy(packs, placed, pool, folders):
+                placed.add(part)
+                progress.done = len(placed.paths)
         return placed
 
     def drop_incomplete(self, placed: Placed) -> None:
@@ -184,7 +191,9 @@ class _Staging:
         placed.modes.update(modes)
         placed.paths.update(link.path for link, mode in zip(links, modes, strict=True) if mode is not LinkMode.COPY)
 
-    def _copy(self, packs: Sequence[str], placed: Placed, pool: ThreadPoolExecutor, folders: Future[None]) -> None:
+    def _copy(
+        self, packs: Sequence[str], placed: Placed, pool: ThreadPoolExecutor, folders: Future[None]
+    ) -> Iterator[Placed]:
         paths: dict[bytes, list[str]] = defaultdict(list)
         for path, entry in self.wanted.items():
             if path not in placed.paths:
@@ -195,8 +204,7 @@ class _Staging:
             return self._write_batch(batch, paths)
 
         contents = _in_batches(self._blobs.fetch_many(paths, packs)) if paths else ()
-        for part in _map_ahead(pool, write, contents):
-            placed.add(part)
+        return _map_ahead(pool, write, contents)
 
     def _write_batch(self, batch: list[tuple[bytes, memoryview]], paths: dict[bytes, list[str]]) -> Placed:
         contents = {path: data for digest, data in batch for path in paths[digest]}

@@ -215,7 +215,7 @@ class _Commit:
         if self._layout is Layout.LOOSE:
             has = self._storage.blobs.loose.has
             wanted = [source for source in wanted if not has(source.digest, source.size)]
-        lost = put_many(writer, wanted)
+        lost = put_many(writer, wanted, self._worker.progress)
         if not lost:
             self._uploaded.update(source.digest for source in wanted)
         return lost

@@ -79,7 +79,7 @@ class _Restore:
         merged = self._compare()
         wanted = choose_wanted(self._files, self._found, merged)
         linker = Linker()
-        placer = Placer(self._worker.root, self._worker.state, self._worker.store.blobs, linker)
+        placer = Placer(self._worker.root, self._worker.state, self._worker.store.blobs, linker, self._worker.progress)
         placed = placer.place(wanted, self._ref.packs, self._found.folders) if wanted else Placed()
         self._remember(merged, placed)
         linked = placed.modes[LinkMode.REFLINK] + placed.modes[LinkMode.HARDLINK]

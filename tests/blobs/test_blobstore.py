@@ -12,6 +12,7 @@ from kstore.blobs.loose import blob_name
 from kstore.blobs.packindex import pack_name
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError
+from kstore.progress import Progress
 
 
 @pytest.fixture
@@ -150,7 +151,9 @@ def test_what_packs_hold_is_known_from_their_indexes(blobs: BlobStore) -> None:
 @pytest.mark.parametrize("layout", Layout)
 def test_bytes_that_changed_since_they_were_hashed_are_refused(blobs: BlobStore, layout: Layout) -> None:
     with blobs.writer(layout) as writer:
-        refused = put_many(writer, [source(b"same", b"same"), source(b"gone", None), source(b"before", b"after")])
+        refused = put_many(
+            writer, [source(b"same", b"same"), source(b"gone", None), source(b"before", b"after")], Progress()
+        )
         writer.finish()
     assert refused == {digest_of(b"gone"), digest_of(b"before")}
     assert fetch(blobs, [b"same", b"gone", b"before", b"after"]) == [b"same"]

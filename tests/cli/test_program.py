@@ -161,6 +161,15 @@ def test_long_work_shows_on_a_terminal() -> None:
     assert "restoring [it]" in terminal_output(code)
 
 
+def test_work_that_says_how_far_it_is_shows_that() -> None:
+    code = (
+        "from kstore.cli import spinner; from kstore.progress import Progress; import time; spinner._PATIENCE = 0.01\n"
+    )
+    code += "with spinner.Spinner('restoring it', Progress(3, 7)): time.sleep(0.7)"
+
+    assert "3/7" in terminal_output(code)
+
+
 def test_short_work_shows_nothing() -> None:
     code = "from kstore.cli import spinner\nwith spinner.Spinner('restoring it'): pass"
 

@@ -13,6 +13,7 @@ from kstore.digest import digest_of
 from kstore.local.link import Linker, LinkMode
 from kstore.local.place import Placed, Placer
 from kstore.manifest import Entry, Files, Flag
+from kstore.progress import Progress
 from tests.trees import Tree, contents
 
 LINK, GROUP, MTIME = Flag.LINK, Flag.GROUP, Flag.MTIME
@@ -38,7 +39,7 @@ class Place:
         return {f"triton/{name}/{file}": self.store(f"{name} {file}".encode(), LINK | GROUP, 2) for file in files}
 
     def place(self, wanted: Files) -> Placed:
-        placer = Placer(self.tree.cacheroot(), self.state, self.blobs, Linker())
+        placer = Placer(self.tree.cacheroot(), self.state, self.blobs, Linker(), Progress())
         placed = placer.place(wanted, self.packs, self.tree.scan().folders)
         assert [name for name in os.listdir(self.tree.root / ".kstore") if name.startswith("stage")] == []
         return placed
