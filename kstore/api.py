@@ -135,7 +135,7 @@ class synchronized(ContextDecorator):
 
 
 def _check_names(settings: dict[str, Any]) -> None:
-    unknown = settings.keys() - inspect.signature(Store).parameters.keys()
+    unknown = settings.keys() - (inspect.signature(Store).parameters.keys() - {"root", "cache_root"})
     if unknown:
         raise UsageError(f"there is no setting {', '.join(sorted(unknown))}")
 

@@ -72,8 +72,16 @@ class Manifest:
     """Scope, environment, host, cache root, parent, creator: for people and for `doctor`."""
 
     def for_host(self, fingerprint: str) -> Files:
-        """All that a worker with this host fingerprint may restore."""
-        return self.files | self.hosts.get(fingerprint, {})
+        """All that a worker with this host fingerprint may restore.
+
+        Where one writer's group is host-bound and another's is not, the host's is taken whole: never files of both.
+        """
+        bound = self.hosts.get(fingerprint, {})
+        groups = {unit_of(path, entry) for path, entry in bound.items() if entry.flags & Flag.GROUP}
+        files = self.files
+        if not groups.isdisjoint({path.rpartition("/")[0] for path in files}):
+            files = {path: entry for path, entry in files.items() if unit_of(path, entry) not in groups}
+        return files | bound
 
     def entries(self) -> list[Entry]:
         """Every entry, of every host."""

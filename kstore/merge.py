@@ -63,7 +63,7 @@ def merge(base: Files, theirs: Files, ours: Files, declined: Declined) -> Merged
         and entry.digest != merged.declined.get(path)
     ]
     if changed:
-        _merge_changed(merged, base, theirs, ours, changed)
+        _merge_changed(merged, base, theirs, ours, changed, declined)
     return merged
 
 
@@ -73,7 +73,9 @@ def _outdated(base: Files, theirs: Files, ours: Files) -> list[str]:
     return [p for p, e in base.items() if _digest(ours, p) == e.digest and _digest(theirs, p) != e.digest]
 
 
-def _merge_changed(merged: Merged, base: Files, theirs: Files, ours: Files, changed: list[str]) -> None:
+def _merge_changed(
+    merged: Merged, base: Files, theirs: Files, ours: Files, changed: list[str], declined: Declined
+) -> None:
     groups: set[str] = set()
     slots: dict[str, list[str]] = defaultdict(list)
     for path in changed:
@@ -83,19 +85,21 @@ def _merge_changed(merged: Merged, base: Files, theirs: Files, ours: Files, chan
         elif flags & _SLOT:
             slots[unit_of(path, ours[path])].append(path)
         else:
-            _merge_file(merged, base, theirs, ours, path)
+            _merge_file(merged, base, theirs, ours, path, path in declined)
     if groups:
         _merge_groups(merged, base, theirs, ours, groups)
     if slots:
         _merge_slots(merged, base, theirs, ours, slots)
 
 
-def _merge_file(merged: Merged, base: Files, theirs: Files, ours: Files, path: str) -> None:
+def _merge_file(merged: Merged, base: Files, theirs: Files, ours: Files, path: str, was_declined: bool) -> None:
+    """`was_declined` says that ours was never base's file: what base has and ours lacks was not taken out by ours."""
     published = theirs.get(path)
-    if published is None or published.digest == _digest(base, path):
-        _take(merged, ours, path)
-    elif published.flags & ours[path].flags & _MERGE:
+    is_base = published is None or published.digest == _digest(base, path)
+    if published and published.flags & ours[path].flags & _MERGE and (was_declined or not is_base):
         merged.to_merge.append(path)
+    elif is_base:
+        _take(merged, ours, path)
     else:
         merged.declined[path] = ours[path].digest
 

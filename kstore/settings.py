@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
@@ -41,6 +42,8 @@ class Settings:
     """The components that are managed."""
 
 
+log = logging.getLogger(__name__)
+
 _NAMES = tuple(field.name for field in fields(Settings))
 _VARIABLES = {name: f"KSTORE_{'ROOT' if name == 'store' else name.upper()}" for name in _NAMES}
 _FILES = ("kstore.toml", "pyproject.toml")
@@ -73,13 +76,20 @@ def _from_files(folder: Path) -> dict[str, tuple[Any, str]]:
 
 
 def _section(path: Path) -> dict[str, Any]:
+    """The settings in a file. A pyproject.toml that is not TOML is another tool's trouble, not a job's."""
     import tomllib
 
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
-        return dict(content if path.name == _FILES[0] else content.get("tool", {}).get("kstore", {}))
-    except (OSError, ValueError, AttributeError, TypeError) as error:
+    except (OSError, ValueError) as error:
+        if path.name != _FILES[0]:
+            log.debug("%s cannot be read: %s", path, error)
+            return {}
         raise UsageError(f"{path} cannot be read: {error}") from error
+    try:
+        return dict(content if path.name == _FILES[0] else content.get("tool", {}).get("kstore", {}))
+    except (AttributeError, TypeError, ValueError) as error:
+        raise UsageError(f"{path} has no table [tool.kstore] of settings: {error}") from error
 
 
 def _parse(name: str, value: Any, origin: str) -> Any:

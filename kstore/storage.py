@@ -61,12 +61,22 @@ class Storage:
         if self.settings:
             return False
         with reporting_trouble(self.location, "create"):
-            self._refuse_foreign()
+            if self._holds_something():
+                return False
             os.makedirs(self.location, exist_ok=True)
             content = {"format": FORMAT, "created": time.time(), "grace": grace}
             created = self.backend.put_if_absent(_SETTINGS, json.dumps(content, indent=1).encode() + b"\n")
             self.backend.put_if_absent(_TAG, _TAG_TEXT)
         return created
+
+    def open(self) -> None:
+        """Look at the store anew: it may have been made, or replaced, since the last time.
+
+        Raises:
+            StoreFormatError, StoreUnavailable: as `settings` does.
+        """
+        self._settings = {}
+        _ = self.settings
 
     def _read_settings(self) -> dict[str, Any]:
         try:
@@ -97,13 +107,16 @@ class Storage:
                 "mount it, or set KSTORE_ROOT"
             )
 
-    def _refuse_foreign(self) -> None:
+    def _holds_something(self) -> bool:
+        """Whether another worker has made the store meanwhile."""
         known = {_SETTINGS, _TAG, "tmp", "lost+found"}
         foreign = [child.name for child in self.backend.list("") if child.name not in known]
-        if foreign:
+        self._settings = self._read_settings()
+        if foreign and not self._settings:
             raise StoreFormatError(
                 f"{self.location} is no store but holds {foreign[0]!r}; choose an empty folder for the store"
             )
+        return bool(self._settings)
 
 
 @contextmanager

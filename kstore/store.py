@@ -76,14 +76,12 @@ class Store:
 
         for name in filter(None, (key, seed)):
             check_key(name)
-        worker = self.worker(key, before_import=True)
+        scope = self._published_scope(self.scope(key))
+        worker = self._worker(scope, before_import=True)
         set_variables(worker.root.variables, self._environ)
-        _make_folders_of_files(worker.root)
         with reporting_trouble(self.location, "restore from"):
-            self.storage.settings  # noqa: B018
-            scope = self._published_scope(worker.scope)
-            seed_scope = replace(scope, key=seed) if seed else None
-            return restore(replace(worker, scope=scope), generation, seed_scope)
+            self.storage.open()
+            return restore(worker, generation, replace(scope, key=seed) if seed else None)
 
     def commit(self, key: str) -> CommitReport:
         """Publish what the cache root of `key` has and the store lacks."""
@@ -94,7 +92,7 @@ class Store:
             return CommitReport(CommitStatus.READ_ONLY, key, store=self.location)
         worker = self.worker(key, before_import=False)
         with reporting_trouble(self.location, "commit to"):
-            self.storage.settings  # noqa: B018
+            self.storage.open()
             return commit(worker)
 
     def variables(self, key: str) -> dict[str, str]:
@@ -143,7 +141,9 @@ class Store:
 
     def worker(self, key: str, *, before_import: bool) -> Worker:
         """This process's side of a restore (`before_import`) or a commit."""
-        scope = self.scope(key)
+        return self._worker(self.scope(key), before_import)
+
+    def _worker(self, scope: Scope, before_import: bool) -> Worker:
         return Worker(
             store=self.storage,
             scope=scope,
@@ -184,6 +184,7 @@ def _check_usable(root: CacheRoot) -> None:
     """Before any variable points at it: a compiler that cannot write its cache fails the job."""
     try:
         os.makedirs(root.state, mode=0o700, exist_ok=True)
+        _make_folders_of_files(root)
     except OSError as error:
         raise CacheRootError(
             f"the cache root {root.path} cannot be made: {error.strerror}; set KSTORE_CACHE_ROOT to a local folder"

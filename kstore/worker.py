@@ -12,10 +12,11 @@ from kstore.environment import Environment, Host, detect_host
 from kstore.local.cacheroot import CacheRoot
 from kstore.local.scan import Scan, scan
 from kstore.local.state import State, StateFolder
-from kstore.manifest import Files, Manifest
+from kstore.manifest import Files, Flag, Manifest
 from kstore.progress import Progress
 from kstore.scope import Scope
 from kstore.snapshot import Snapshot
+from kstore.threads import submit
 
 if TYPE_CHECKING:
     from kstore.blobs import Layout
@@ -53,7 +54,7 @@ class Worker:
     @cached_property
     def _host(self) -> Future[Host]:
         pool = ThreadPoolExecutor(1)
-        answer = pool.submit(detect_host)
+        answer = submit(pool, detect_host)
         pool.shutdown(wait=False)
         return answer
 
@@ -65,6 +66,23 @@ class Worker:
     def files_of(self, manifest: Manifest) -> Files:
         """The artifacts of a manifest that this host can use."""
         return manifest.for_host(self.host.fingerprint) if manifest.hosts else manifest.files
+
+    def known_host(self, state: State) -> str:
+        """Fingerprint of this host, if anybody needed it; else what the cache root remembers."""
+        return self.host.fingerprint if "_host" in self.__dict__ else state.host
+
+    def foreign(self, state: State, found: Scan) -> set[str]:
+        """Host-bound artifacts that were in the root already when it was on another host.
+
+        A root on a node's disk outlives a new image or another processor: code built for one
+        must never reach the other.
+        """
+        bound = {path for path, known in found.known.items() if known.entry.flags & Flag.HOST}
+        if not bound or not state.host or state.host == self.host.fingerprint:
+            return set()
+        base = self.base(state)
+        old = base.manifest.hosts.get(state.host, {}) if base else {}
+        return {path for path in bound if path in state.index.files or path in old}
 
     def base(self, state: State) -> Snapshot | None:
         """What the root grew from, if that was in this store."""

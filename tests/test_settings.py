@@ -119,7 +119,12 @@ def test_a_malformed_variable_is_named(tmp_path: Path) -> None:
         load(tmp_path, {"KSTORE_LAYOUT": "zip"})
 
 
-@pytest.mark.parametrize("text", ["store = ", "[tool.kstore]\nstore = [", "tool = 5", "[tool]\nkstore = 5"])
+def test_a_pyproject_that_is_no_toml_is_another_tools_trouble(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text("[tool.kstore]\nstore = [")
+    assert load_settings({}, tmp_path) == Settings()
+
+
+@pytest.mark.parametrize("text", ["store = ", "tool = 5", "[tool]\nkstore = 5"])
 def test_a_malformed_file_is_named(tmp_path: Path, text: str) -> None:
     name = "kstore.toml" if text == "store = " else "pyproject.toml"
     (tmp_path / name).write_text(text)

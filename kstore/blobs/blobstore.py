@@ -20,6 +20,7 @@ from kstore.blobs.packwriter import PackWriter
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError
 from kstore.progress import Progress
+from kstore.threads import submit
 
 log = logging.getLogger(__name__)
 
@@ -81,6 +82,7 @@ def put_many(writer: BlobWriter, sources: Sequence[Source], progress: Progress) 
             refused.add(source.digest)
         else:
             writer.put(source.digest, data)
+        del data  # or a large blob would be held while the next one is read
     return refused
 
 
@@ -124,6 +126,7 @@ class BlobStore:
         for digest, data in self.loose.fetch(tuple(left)):
             left.discard(digest)
             yield digest, data
+            del data
         if left:
             tried = set(packs)
             yield from self._from_packs(left, [pack for pack in self.packs() if pack not in tried])
@@ -147,6 +150,7 @@ class BlobStore:
                     if digest in left:
                         left.discard(digest)
                         yield digest, data
+                    del data
             except (IntegrityError, OSError) as error:
                 log.warning("pack %s cannot be read, its blobs are looked for elsewhere: %s", pack_id, error)
 
@@ -192,7 +196,7 @@ class LooseBlobWriter:
 
     def _store_batch(self) -> None:
         large = self._batch_size >= _BATCH_SIZE
-        self._storing.append(self._pool.submit(self._store, self._batch))
+        self._storing.append(submit(self._pool, self._store, self._batch))
         self._batch, self._batch_size = [], 0
         while self._storing and (large or len(self._storing) > _THREADS):
             # What waits is in memory: a batch for each thread, or one large blob.

@@ -71,6 +71,7 @@ class LooseBlobs:
                 continue
             if digest_of(data) == digest:
                 yield digest, memoryview(data)
+            del data
 
     def untouched_many(self, wanted: Iterable[Entry]) -> list[Blob | None]:
         """For each artifact the file of its blob, if that can be linked: here, and as it was published."""

@@ -74,6 +74,8 @@ class PackReader:
                     data = content[start:end]
                     if digest_of(data) == digest:
                         yield digest, data
+                # A large blob is not held while the next one is read.
+                del content, data
 
     def _decompress(self, frame: Frame) -> memoryview:
         try:

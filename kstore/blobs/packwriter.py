@@ -11,6 +11,7 @@ from blake3 import blake3
 
 from kstore.backends import Upload
 from kstore.blobs.packindex import FRAME_SIZE, LEVEL, Frame, PackIndex
+from kstore.threads import submit
 
 _WINDOW_LOG = 22
 _CHUNK = 1 << 20
@@ -66,7 +67,7 @@ class PackWriter:
         """End the current frame, so that what follows can be read without it."""
         if self._waiting:
             self._wait()
-            self._writing = self._thread.submit(self._write_frame, self._waiting, self._waiting_size)
+            self._writing = submit(self._thread, self._write_frame, self._waiting, self._waiting_size)
             self._waiting, self._waiting_size = [], 0
 
     def finish(self) -> str:

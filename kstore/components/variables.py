@@ -42,7 +42,7 @@ def place_components(
     placement = Placement({}, {}, ())
     notes = []
     for component in (table[name] for name in names):
-        current = environ.get(component.variable)
+        current = environ.get(component.variable) or None
         own = current is None or managed.get(component.variable) == current
         if not own and is_pinned(component, environ):
             own = before_import

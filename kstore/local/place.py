@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TypeVar
+from itertools import islice
 
 from kstore.blobs import BlobStore
 from kstore.blobs.loose import stamp
@@ -32,6 +32,7 @@ from kstore.local.scan import Skipped
 from kstore.local.state import StateFolder
 from kstore.manifest import Files, Flag, unit_of
 from kstore.progress import Progress
+from kstore.threads import submit
 
 _THREADS = 2
 """More of them only wait for each other, in the filesystem and for the interpreter."""
@@ -42,7 +43,8 @@ _GROUP, _LINK = int(Flag.GROUP), int(Flag.LINK)
 _MTIME, _RELOCATE = int(Flag.MTIME), int(Flag.RELOCATE)
 _OWNER_CAN_WRITE = 0o600
 
-Item = TypeVar("Item")
+Batch = list[tuple[bytes, memoryview]]
+"""(digest, bytes) of blobs."""
 
 
 @dataclass(slots=True)
@@ -100,24 +102,30 @@ class Placer:
 
     def _place(self, wanted: Files, packs: Sequence[str], folders: Collection[str]) -> Placed:
         with ExitStack() as stack:
-            staging = _Staging(self._root, self._blobs, self._linker, self._stages(wanted, stack), wanted)
+            stages, unusable = self._stages(wanted, stack)
+            wanted = {path: entry for path, entry in wanted.items() if path.partition("/")[0] in stages}
+            staging = _Staging(self._root, self._blobs, self._linker, stages, wanted)
             placed = staging.fill(packs, self._progress)
             staging.drop_incomplete(placed)
             mover = Mover(staging.staged, self._root.local_path, wanted)
             mover.move(placed.paths, set(folders) | self._own_folders(wanted))
             placed.forget(mover.occupied)
+        placed.skipped += unusable
         return placed
 
-    def _stages(self, wanted: Files, stack: ExitStack) -> dict[str, str]:
-        """A staging folder for each component, on the filesystem that it is on."""
+    def _stages(self, wanted: Files, stack: ExitStack) -> tuple[dict[str, str], list[Skipped]]:
+        """A staging folder for each component, on the filesystem that it is on; and those that can have none."""
         shared = stack.enter_context(self._state.staging())
-        own = self._own_folders(wanted)
-        return {
-            component: stack.enter_context(self._state.staging(self._root.folders[component]))
-            if component in own
-            else shared
-            for component in _components(wanted)
-        }
+        stages = dict.fromkeys(_components(wanted), shared)
+        unusable = []
+        for component in self._own_folders(wanted):
+            folder = self._root.folders[component]
+            try:
+                stages[component] = stack.enter_context(self._state.staging(folder))
+            except OSError as error:
+                del stages[component]
+                unusable.append(Skipped(component, f"{folder} cannot be written: {error.strerror}"))
+        return stages, unusable
 
     def _own_folders(self, wanted: Files) -> set[str]:
         """Components outside the cache root: staging makes their folder."""
@@ -149,7 +157,7 @@ class _Staging:
         linkable = {p: e for p, e in self.wanted.items() if e.flags & _LINK and e.digest not in packed}
         placed = Placed()
         with ThreadPoolExecutor(_THREADS) as pool:
-            folders = pool.submit(self._make_folders)
+            folders = submit(pool, self._make_folders)
             blobs = self._blobs.loose.untouched_many(linkable.values()) if linkable else []
             if any(blobs):
                 folders.result()
@@ -184,8 +192,9 @@ class _Staging:
         middle = len(links) // 2
         self._add_links(links[:1], self._linker.link_many(links[:1]), placed)
         halves = links[1:middle], links[max(middle, 1) :]
-        for half, modes in zip(halves, pool.map(self._linker.link_many, halves), strict=True):
-            self._add_links(half, modes, placed)
+        linking = [submit(pool, self._linker.link_many, half) for half in halves]
+        for half, modes in zip(halves, linking, strict=True):
+            self._add_links(half, modes.result(), placed)
 
     def _add_links(self, links: list[Link], modes: list[LinkMode], placed: Placed) -> None:
         placed.modes.update(modes)
@@ -199,16 +208,19 @@ class _Staging:
             if path not in placed.paths:
                 paths[entry.digest].append(path)
 
-        def write(batch: list[tuple[bytes, memoryview]]) -> Placed:
+        def write(batch: Batch) -> Placed:
             folders.result()
             return self._write_batch(batch, paths)
 
         contents = _in_batches(self._blobs.fetch_many(paths, packs)) if paths else ()
         return _map_ahead(pool, write, contents)
 
-    def _write_batch(self, batch: list[tuple[bytes, memoryview]], paths: dict[bytes, list[str]]) -> Placed:
+    def _write_batch(self, batch: Batch, paths: dict[bytes, list[str]]) -> Placed:
         contents = {path: data for digest, data in batch for path in paths[digest]}
-        write_files([self._new_file(path, data) for path, data in contents.items()])
+        files = (self._new_file(path, data) for path, data in contents.items())
+        # One blob may have any number of paths, and all files of a chunk are open together.
+        while chunk := list(islice(files, _BATCH_COUNT)):
+            write_files(chunk)
         placed = Placed(paths=set(contents))
         placed.modes[LinkMode.COPY] = len(contents)
         for path in contents:
@@ -244,9 +256,9 @@ def _components(paths: Iterable[str]) -> set[str]:
     return {path.partition("/")[0] for path in paths}
 
 
-def _in_batches(contents: Iterable[tuple[bytes, memoryview]]) -> Iterator[list[tuple[bytes, memoryview]]]:
+def _in_batches(contents: Iterable[tuple[bytes, memoryview]]) -> Iterator[Batch]:
     """Blobs in batches worth handing to a thread, and small enough for all threads to get one."""
-    batch: list[tuple[bytes, memoryview]] = []
+    batch: Batch = []
     size = 0
     for digest, data in contents:
         batch.append((digest, data))
@@ -254,15 +266,20 @@ def _in_batches(contents: Iterable[tuple[bytes, memoryview]]) -> Iterator[list[t
         if size >= _BATCH_SIZE or len(batch) >= _BATCH_COUNT:
             yield batch
             batch, size = [], 0
+        del data  # or a large blob would be held while the next one is read
     yield batch
 
 
-def _map_ahead(pool: ThreadPoolExecutor, function: Callable[[Item], Placed], items: Iterable[Item]) -> Iterator[Placed]:
-    """As `pool.map`, but taking no more of `items` than the threads can work on: each holds blobs in memory."""
+def _map_ahead(
+    pool: ThreadPoolExecutor, function: Callable[[Batch], Placed], batches: Iterable[Batch]
+) -> Iterator[Placed]:
+    """As `pool.map`, but holding no more batches in memory than the threads can work on, or one large blob."""
     waiting: deque[Future[Placed]] = deque()
-    for item in items:
-        waiting.append(pool.submit(function, item))
-        if len(waiting) > _THREADS:
+    for batch in batches:
+        is_large = sum(len(data) for _, data in batch) > 2 * _BATCH_SIZE
+        waiting.append(submit(pool, function, batch))
+        del batch
+        while waiting and (is_large or len(waiting) > _THREADS):
             yield waiting.popleft().result()
     while waiting:
         yield waiting.popleft().result()

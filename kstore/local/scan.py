@@ -27,6 +27,7 @@ _GROUP, _HOST, _LINK, _RELOCATE = int(Flag.GROUP), int(Flag.HOST), int(Flag.LINK
 _NEVER_IN_PLACE = _LINK | _RELOCATE
 _EXECUTABLE = 0o111
 _WRITING_TIME = 3600.0
+_UNFINISHED = "it is not finished"
 _OBJECT_FILES = (".so", ".o")
 
 
@@ -124,6 +125,8 @@ class _ComponentScan:
                 self._take_listed(place, mtime_ns, into)
         except FileNotFoundError:
             into.skipped.append(Skipped(place.path, "it has gone"))
+        except OSError as error:
+            into.skipped.append(Skipped(place.path, f"it cannot be read: {error.strerror}"))
 
     def _take_known(self, place: _Place, known: KnownFolder, into: Scan) -> None:
         index = self._index.files
@@ -180,6 +183,8 @@ class _ComponentScan:
             return
         problem = next(self._problems(group), None) if group.listed else None
         if problem:
+            if problem == _UNFINISHED and time.time() - os.stat(place.local).st_mtime < _WRITING_TIME:
+                self._found.busy.add(place.path)
             self._found.skipped.append(Skipped(place.path, problem))
         else:
             if group.listed:
@@ -190,7 +195,7 @@ class _ComponentScan:
         yield from (f"{path.rpartition('/')[2]}: {reason}" for path, reason in group.skipped)
         yield from (f"it lists {path}, which is not there" for path in group.promised if path not in group.known)
         if not any(self._component.completes(path.rpartition("/")[2]) for path in group.known):
-            yield "it is not finished"
+            yield _UNFINISHED
 
     def _file(self, place: _Place, entry: os.DirEntry[str], into: Scan) -> bool:
         """Take one file. Returns whether its folder's time alone vouches for it from now on."""

@@ -50,6 +50,8 @@ class State:
     index: Index = field(default_factory=Index)
     base: Base | None = None
     declined: Mapping[str, bytes] = field(default_factory=dict)
+    host: str = ""
+    """Fingerprint of the host that the root's host-bound artifacts were last seen on; empty if nobody asked."""
     synced: bool = False
     """Whether the root, as the index has it, has nothing that is not in the base or declined."""
 
@@ -102,6 +104,7 @@ class StateFolder:
             if digest_of(data) == ref.manifest:
                 state.base = Base(content["store"], Snapshot(ref, data))
                 state.declined = {path: bytes.fromhex(text) for path, text in content["declined"].items()}
+                state.host = str(content["host"])
                 state.synced = content["synced"] == self._index_digest.hex() != ""
         except FileNotFoundError:
             pass
@@ -115,7 +118,7 @@ class StateFolder:
         self._index_digest = digest_of(data)
         _write(self._index, self._index_digest + data)
 
-    def save_base(self, base: Base, declined: Mapping[str, bytes], *, synced: bool) -> None:
+    def save_base(self, base: Base, declined: Mapping[str, bytes], *, host: str, synced: bool) -> None:
         """Replace the base. `synced` says whether all that the saved index has is in it or declined."""
         ref = base.snapshot.ref
         content = {
@@ -124,6 +127,7 @@ class StateFolder:
             "key": ref.scope.key,
             "environment": ref.scope.environment,
             "ref": ref.dump().decode(),
+            "host": host,
             "synced": self._index_digest.hex() if synced else "",
             "declined": {path: digest.hex() for path, digest in declined.items()},
         }

@@ -32,7 +32,7 @@ from kstore.worker import Worker
 log = logging.getLogger(__name__)
 
 _HOST = int(Flag.HOST)
-_MAX_RACES = 1000
+_MAX_RACES = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +94,18 @@ class _Commit:
         self._storage = worker.store
         self._state = state
         self._base = worker.base(state)
-        self._ours = found.files
+        self._declined = state.declined if self._base and self._base.ref.scope == worker.scope else {}
+        foreign = worker.foreign(state, found)
+        self._ours = {path: entry for path, entry in found.files.items() if path not in foreign}
         self._index = found.index
         self._skipped = list(found.skipped)
+        self._skipped += (Skipped(path, "it was built on another host") for path in sorted(foreign))
         self._uploaded: set[bytes] = set()
         self._packs: tuple[str, ...] = ()
         self._layout: Layout | None = None
         self._blobs = self._bytes = 0
+        self._is_complete = not foreign
+        self._taken = 0
         self._is_synced = state.synced and self._index == state.index and not found.unsettled
 
     def run(self) -> CommitReport:
@@ -130,7 +135,11 @@ class _Commit:
         return Published(self._storage.snapshot(ref))
 
     def _newest_ref(self) -> Ref | None:
-        return self._storage.refs.newest(self._worker.scope)
+        ref = self._storage.refs.newest(self._worker.scope)
+        if self._taken > (ref.generation if ref else 0):
+            # NFS may go on listing a folder as it was; a name that is known is looked up.
+            return self._storage.refs.get(self._worker.scope, self._taken)
+        return ref
 
     def _propose(self, theirs: Published) -> Proposal:
         """Merge the portable files and, by themselves, those of this host."""
@@ -147,7 +156,7 @@ class _Commit:
         return proposal
 
     def _merge(self, proposal: Proposal, base: Files, theirs: Files, ours: Files, packs: tuple[str, ...]) -> Files:
-        merged = merge(base, theirs, ours, self._state.declined)
+        merged = merge(base, theirs, ours, self._declined)
         for path in merged.to_merge:
             self._merge_content(proposal, merged, ours, path, packs)
         proposal.taken += merged.taken
@@ -169,6 +178,7 @@ class _Commit:
             return
         except Unfinished as reason:
             self._skipped.append(Skipped(path, str(reason)))
+            self._is_complete = False
             return
         data = merge_files(method, published, local)
         merged.declined[path] = ours[path].digest
@@ -197,9 +207,12 @@ class _Commit:
         ref = self._ref(theirs, manifest, data, packs)
         if not self._storage.refs.publish(ref):
             log.debug("generation %d of %s was published by another worker", ref.generation, ref.scope)
+            self._taken = ref.generation
             return None
         base = Base(self._storage.identity, Snapshot(ref, data))
-        self._worker.state.save_base(base, proposal.declined, synced=True)
+        self._worker.state.save_base(
+            base, proposal.declined, host=self._worker.known_host(self._state), synced=self._is_complete
+        )
         return self._report(CommitStatus.COMMITTED, ref, manifest, proposal)
 
     def _is_first_pack(self, theirs: Published) -> bool:
@@ -224,6 +237,7 @@ class _Commit:
         """Files that changed since they were hashed wait for the next commit, with their groups."""
         units = {unit_of(path, entry) for path, entry in self._ours.items() if entry.digest in lost}
         self._ours = {p: entry for p, entry in self._ours.items() if unit_of(p, entry) not in units}
+        self._is_complete = False
         self._skipped += (Skipped(unit, "it changed while it was uploaded") for unit in sorted(units))
 
     def _ref(self, theirs: Published, manifest: Manifest, data: bytes, siblings: tuple[str, ...]) -> Ref:
@@ -264,10 +278,12 @@ class _Commit:
 
     def _remember(self, theirs: Published, proposal: Proposal) -> None:
         """All of ours is in theirs, or declined: theirs is what the root grew from, from now on."""
-        news = theirs.snapshot is not self._base or proposal.declined != self._state.declined or not self._is_synced
+        news = theirs.snapshot is not self._base or proposal.declined != self._declined or not self._is_synced
         if theirs.snapshot and news:
             base = Base(self._storage.identity, theirs.snapshot)
-            self._worker.state.save_base(base, proposal.declined, synced=True)
+            self._worker.state.save_base(
+                base, proposal.declined, host=self._worker.known_host(self._state), synced=self._is_complete
+            )
 
     def _report(
         self,
@@ -291,7 +307,7 @@ class _Commit:
             new_files=len(proposal.taken) if proposal else 0,
             new_blobs=self._blobs,
             uploaded=self._bytes,
-            declined=len(proposal.declined if proposal else self._state.declined),
+            declined=len(proposal.declined if proposal else self._declined),
             layout=self._layout or "",
             components=count_components(item for files in sets for item in files.items()) if manifest else None,
             skipped=tuple(self._skipped),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
 
 from kstore.errors import IntegrityError
@@ -63,6 +65,7 @@ class _Restore:
         self._ref = snapshot.ref
         self._state = state
         self._found = worker.scan(state)
+        self._drop_foreign()
         manifest = snapshot.manifest
         if manifest.hosts:
             worker.ask_host()
@@ -99,18 +102,30 @@ class _Restore:
             skipped=(*self._skipped, *placed.skipped),
         )
 
+    def _drop_foreign(self) -> None:
+        """Take out what was built on another host, before anybody loads it."""
+        for path in self._worker.foreign(self._state, self._found):
+            with suppress(FileNotFoundError):
+                os.unlink(self._worker.root.local_path(path))
+            del self._found.known[path]
+
     def _compare(self) -> Merged:
         """What the root has that is not the store's: leftovers of an earlier run stay, and stay local."""
         base = self._worker.base(self._state)
-        old = self._worker.files_of(base.manifest) if base else {}
-        return merge(old, self._files, self._found.files, self._state.declined)
+        if base is None or base.ref.scope != self._ref.scope:
+            return merge({}, self._files, self._found.files, {})
+        return merge(self._worker.files_of(base.manifest), self._files, self._found.files, self._state.declined)
 
     def _remember(self, merged: Merged, placed: Placed) -> None:
         index = self._found.index
         if index != self._state.index or placed.known:
             self._worker.state.save_index(Index(index.files | keep_settled(placed.known), index.folders))
         base = Base(self._worker.store.identity, self._snapshot)
-        self._worker.state.save_base(base, merged.declined, synced=False)
+        # A file that is merged by meaning stays, unmerged: that it is not base's is what the next commit must know.
+        unmerged = dict.fromkeys(merged.to_merge, b"")
+        self._worker.state.save_base(
+            base, merged.declined | unmerged, host=self._worker.known_host(self._state), synced=False
+        )
 
 
 def choose_wanted(files: Files, found: Scan, merged: Merged) -> Files:

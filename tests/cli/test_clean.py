@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -72,8 +73,7 @@ def test_what_a_link_points_to_is_never_removed(cli: Cli, roots: Path) -> None:
     precious = cli.folder / "precious"
     precious.mkdir()
     (precious / "file").touch()
-    (roots / "1" / ".kstore").rmdir()
-    (roots / "1").rmdir()
+    shutil.rmtree(roots / "1")
     (roots / "1").symlink_to(precious)
     cli("clean", "--all", "--yes")
 
@@ -127,8 +127,7 @@ def test_a_root_that_kstore_is_working_on_stays(cli: Cli, roots: Path) -> None:
 
 
 def test_a_claim_whose_root_is_gone_is_released(cli: Cli, roots: Path) -> None:
-    (roots / "1" / ".kstore").rmdir()
-    (roots / "1").rmdir()
+    shutil.rmtree(roots / "1")
 
     assert cli("clean", "my/v2", "--yes").code == 0
     assert [path.name for path, _ in claimed_roots(roots.parent)] == ["0", "2"]

@@ -43,13 +43,13 @@ def test_a_fresh_root_remembers_nothing(state: StateFolder) -> None:
 
 def test_what_was_saved_is_loaded(state: StateFolder) -> None:
     state.save_index(INDEX)
-    state.save_base(base(), DECLINED, synced=True)
-    assert state.load() == State(INDEX, base(), DECLINED, synced=True)
+    state.save_base(base(), DECLINED, host="a", synced=True)
+    assert state.load() == State(INDEX, base(), DECLINED, host="a", synced=True)
 
 
 def test_under_other_rules_the_index_means_nothing(root: CacheRoot, state: StateFolder) -> None:
     state.save_index(INDEX)
-    state.save_base(base(), {}, synced=True)
+    state.save_base(base(), {}, host="a", synced=True)
     other = StateFolder(root, "other rules").load()
     assert (other.index, other.base) == (Index(), base())
 
@@ -64,21 +64,21 @@ def damaged(root: CacheRoot, name: str, data: bytes) -> State:
 @pytest.mark.parametrize("name", ["index-*", "base", "sync.json"])
 def test_damage_is_as_if_it_had_never_been_written(root: CacheRoot, state: StateFolder, name: str, data: bytes) -> None:
     state.save_index(INDEX)
-    state.save_base(base(), DECLINED, synced=True)
+    state.save_base(base(), DECLINED, host="a", synced=True)
     found = damaged(root, name, data)
-    assert found == (State(Index(), base(), DECLINED) if name == "index-*" else State(INDEX))
+    assert found == (State(Index(), base(), DECLINED, host="a") if name == "index-*" else State(INDEX))
 
 
 def test_a_base_without_its_ref_is_none(root: CacheRoot, state: StateFolder) -> None:
     """Killed between the two writes."""
-    state.save_base(base(), DECLINED, synced=True)
+    state.save_base(base(), DECLINED, host="a", synced=True)
     assert damaged(root, "base", Manifest().dump()).base is None
 
 
 def test_no_temporary_file_stays(root: CacheRoot, state: StateFolder) -> None:
     for _ in range(2):
         state.save_index(INDEX)
-        state.save_base(base(), {}, synced=True)
+        state.save_base(base(), {}, host="a", synced=True)
     assert len(os.listdir(root.state)) == 3
 
 

@@ -1,0 +1,201 @@
+"""What a cache root remembers must never hide news, nor make old news of another place."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kstore.environment import Host
+from kstore.manifest import Flag, Manifest
+from kstore.report import CommitStatus, RestoreStatus
+from kstore.store import Store
+from tests.trees import ENVIRONMENT, GPU, KEY, Node, contents, entry, shared_object
+
+pytestmark = pytest.mark.usefixtures("host")
+
+
+def timings(node: Node) -> dict[str, float]:
+    """The published measurements."""
+    digest = node.published()["inductor/cache/system"].digest
+    found: dict[str, float] = json.loads(node.store.storage.blobs.fetch(digest, node.newest().packs))
+    return found
+
+
+# ---- Files that are merged by meaning
+
+
+def test_a_measurement_made_after_a_merge_does_not_undo_the_merge(tmp_path: Path) -> None:
+    first, second = Node(tmp_path, "first"), Node(tmp_path, "second")
+    first.tree.timings({"one": 1.0})
+    first.commit()
+    second.tree.timings({"two": 2.0})
+    second.commit()
+    second.tree.timings({"two": 2.0, "three": 3.0})
+    second.commit()
+    assert timings(second) == {"one": 1.0, "two": 2.0, "three": 3.0}
+
+
+def test_what_was_measured_before_a_restore_is_joined_with_what_is_published(tmp_path: Path) -> None:
+    first, second = Node(tmp_path, "first"), Node(tmp_path, "second")
+    first.tree.timings({"one": 1.0})
+    first.commit()
+    second.tree.timings({"two": 2.0})
+    second.restore()
+    second.commit()
+    assert timings(second) == {"one": 1.0, "two": 2.0}
+
+
+# ---- One root, several keys and stores
+
+
+def decline_a_kernel(tmp_path: Path) -> Node:
+    """A worker whose kernel lost to another one's."""
+    first, second = Node(tmp_path, "first"), Node(tmp_path, "second")
+    first.tree.kernel("one", "of first")
+    first.commit()
+    second.tree.kernel("one", "of second")
+    assert second.commit().declined > 0
+    return second
+
+
+def test_what_one_key_declined_another_takes(tmp_path: Path) -> None:
+    node = decline_a_kernel(tmp_path)
+    assert node.commit("model/other").new_files == 8
+
+
+def test_what_one_store_declined_another_takes(tmp_path: Path) -> None:
+    node = decline_a_kernel(tmp_path)
+    other = Store(tmp_path / "other", cache_root=node.tree.root, gpu=GPU, environment=ENVIRONMENT, environ={})
+    assert other.commit(KEY).status is CommitStatus.COMMITTED
+
+
+def test_what_came_from_a_seed_reaches_a_key_that_was_published_meanwhile(tmp_path: Path) -> None:
+    seed, cold, node = (Node(tmp_path, name) for name in ("seed", "cold", "node"))
+    seed.tree.kernel("shared")
+    seed.commit("model/seed")
+    assert node.restore(seed="model/seed").status is RestoreStatus.SEEDED
+    cold.tree.kernel("other")
+    cold.commit()
+    node.restore(seed="model/seed")
+    assert node.commit().new_files == 8
+    assert len(node.published()) == 16
+
+
+# ---- One root, several hosts
+
+
+def test_a_root_that_outlives_its_host_does_not_pass_its_objects_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Node(tmp_path)
+    path = node.tree.put("inductor/ab/c1.main.so", shared_object())
+    node.tree.wrapper()
+    node.commit()
+    monkeypatch.setattr("kstore.worker.detect_host", lambda: Host("b" * 16, {}))
+    assert [skip.path for skip in Node(tmp_path).commit().skipped] == [path]
+    assert set(Manifest.load(node.store.snapshot(node.newest()).data).hosts) == {"a" * 16}
+    Node(tmp_path).restore()
+    assert not node.tree.has(path)
+    assert len(contents(node.tree.root)) == 1
+
+
+def test_a_group_that_is_portable_for_one_writer_and_host_bound_for_another_is_never_mixed() -> None:
+    portable = {f"x/group/{name}": entry("a", Flag.GROUP, 2) for name in ("one", "two")}
+    bound = {"x/group/one": entry("b", Flag.GROUP | Flag.HOST, 2)}
+    manifest = Manifest(portable | {"x/other/one": entry("a", Flag.GROUP, 2)}, {"host": bound})
+    assert manifest.for_host("host") == bound | {"x/other/one": entry("a", Flag.GROUP, 2)}
+    assert manifest.for_host("another") == manifest.files
+
+
+# ---- News is never taken for none
+
+
+def test_a_file_that_could_not_be_uploaded_is_offered_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node(tmp_path)
+    node.tree.wrapper("one")
+    node.commit()
+    node.tree.wrapper("two")
+    with monkeypatch.context() as patch:
+        patch.setattr("kstore.upload.read_whole", lambda path: b"changed")
+        assert node.commit().status is CommitStatus.UNCHANGED
+    assert node.commit().new_files == 1
+
+
+def test_a_store_that_is_replaced_under_a_worker_is_filled_anew(tmp_path: Path) -> None:
+    import shutil
+
+    node = Node(tmp_path)
+    node.tree.wrapper("one")
+    node.commit()
+    shutil.rmtree(node.location)
+    node.tree.wrapper("two")
+    assert node.commit().new_files == 2
+    assert len(node.published()) == 2
+
+
+def test_a_listing_that_stays_as_it_was_does_not_hide_the_generation_that_won(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = Node(tmp_path, "first", layout="packed"), Node(tmp_path, "second", layout="packed")
+    first.tree.wrapper("one")
+    first.commit()
+    second.tree.wrapper("two")
+    monkeypatch.setattr(second.store.storage.refs, "generations", lambda scope: [])
+    assert second.commit().generation == 2
+    assert len(first.published()) == 2
+    assert len(second.store.storage.blobs.packs()) <= 3
+
+
+# ---- Trouble that concerns one component
+
+
+def test_an_empty_variable_is_no_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "secret.py").write_text("secret")
+    monkeypatch.chdir(tmp_path)
+    node = Node(tmp_path)
+    node.environ["TORCHINDUCTOR_CACHE_DIR"] = ""
+    node.tree.wrapper()
+    assert node.commit().files == 1
+    node.restore()
+    assert node.environ["TORCHINDUCTOR_CACHE_DIR"] == f"{node.tree.root}/inductor"
+
+
+def test_a_component_that_cannot_be_written_costs_only_itself(tmp_path: Path) -> None:
+    writer, node = Node(tmp_path, "writer"), Node(tmp_path, "node")
+    writer.tree.wrapper()
+    writer.tree.kernel()
+    writer.commit()
+    (tmp_path / "file").touch()
+    node.environ["TRITON_CACHE_DIR"] = str(tmp_path / "file" / "triton")
+    report = node.restore()
+    assert report.placed == 1
+    assert [skip.path for skip in report.skipped] == ["triton"]
+
+
+def test_one_blob_with_very_many_paths_is_restored_within_the_limit_of_open_files(tmp_path: Path) -> None:
+    node = Node(tmp_path, "writer", layout="packed")
+    for number in range(1500):
+        node.tree.put(f"inductor/ab/c{number}.py", b"the same")
+    node.commit()
+    code = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (300, 300))\n"
+        "from kstore.store import Store\n"
+        f"report = Store({str(node.location)!r}, cache_root={str(tmp_path / 'reader')!r}, gpu={GPU!r}, "
+        f"environment={ENVIRONMENT!r}, environ={{}}).restore({KEY!r})\n"
+        "assert report.placed == 1500, report"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("layout", ["loose", "packed"])
+def test_a_commit_at_the_end_of_the_interpreter_succeeds(tmp_path: Path, layout: str) -> None:
+    node = Node(tmp_path)
+    node.tree.kernel()
+    settings = f"store={str(node.location)!r}, cache_root={str(node.tree.root)!r}, layout={layout!r}, gpu={GPU!r}"
+    code = f"import atexit, kstore; atexit.register(lambda: print(kstore.commit({KEY!r}, {settings}).status))"
+    done = subprocess.run([sys.executable, "-c", code], check=True, timeout=60, capture_output=True, text=True)
+    assert done.stdout.strip() == "committed"
