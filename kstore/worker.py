@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from kstore.blobs import Layout
     from kstore.storage import Storage
 
+_HOST = int(Flag.HOST)
+
 
 @dataclass(frozen=True)
 class Worker:
@@ -77,8 +79,10 @@ class Worker:
         A root on a node's disk outlives a new image or another processor: code built for one
         must never reach the other.
         """
-        bound = {path for path, known in found.known.items() if known.entry.flags & Flag.HOST}
-        if not bound or not state.host or state.host == self.host.fingerprint:
+        if not state.host:
+            return set()
+        bound = {path for path, known in found.known.items() if known.entry.flags & _HOST}
+        if not bound or state.host == self.host.fingerprint:
             return set()
         base = self.base(state)
         old = base.manifest.hosts.get(state.host, {}) if base else {}

@@ -95,16 +95,15 @@ class _Commit:
         self._state = state
         self._base = worker.base(state)
         self._declined = state.declined if self._base and self._base.ref.scope == worker.scope else {}
-        foreign = worker.foreign(state, found)
-        self._ours = {path: entry for path, entry in found.files.items() if path not in foreign}
+        self._ours = found.files
+        self._found = found
         self._index = found.index
         self._skipped = list(found.skipped)
-        self._skipped += (Skipped(path, "it was built on another host") for path in sorted(foreign))
         self._uploaded: set[bytes] = set()
         self._packs: tuple[str, ...] = ()
         self._layout: Layout | None = None
         self._blobs = self._bytes = 0
-        self._is_complete = not foreign
+        self._is_complete = True
         self._taken = 0
         self._is_synced = state.synced and self._index == state.index and not found.unsettled
 
@@ -113,6 +112,7 @@ class _Commit:
             return self._report(CommitStatus.UNCHANGED, self._base.ref)
         if self._index != self._state.index:
             self._worker.state.save_index(self._index)
+        self._leave_out_foreign()
         for _ in range(_MAX_RACES):
             theirs = self._newest()
             proposal = self._propose(theirs)
@@ -125,6 +125,13 @@ class _Commit:
             f"{_MAX_RACES} attempts to publish {self._worker.scope} each found the generation taken; "
             "see whether its refs can be listed"
         )
+
+    def _leave_out_foreign(self) -> None:
+        foreign = self._worker.foreign(self._state, self._found)
+        if foreign:
+            self._ours = {path: entry for path, entry in self._ours.items() if path not in foreign}
+            self._is_complete = False
+            self._skipped += (Skipped(path, "it was built on another host") for path in sorted(foreign))
 
     def _newest(self) -> Published:
         ref = self._newest_ref()
