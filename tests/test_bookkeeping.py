@@ -96,11 +96,13 @@ def test_a_root_that_outlives_its_host_does_not_pass_its_objects_on(
     node.tree.wrapper()
     node.commit()
     monkeypatch.setattr("kstore.worker.detect_host", lambda: Host("b" * 16, {}))
+    assert Node(tmp_path).commit().status == "unchanged"
+    node.tree.wrapper("another")
     assert [skip.path for skip in Node(tmp_path).commit().skipped] == [path]
     assert set(Manifest.load(node.store.snapshot(node.newest()).data).hosts) == {"a" * 16}
     Node(tmp_path).restore()
     assert not node.tree.has(path)
-    assert len(contents(node.tree.root)) == 1
+    assert len(contents(node.tree.root)) == 2
 
 
 def test_a_group_that_is_portable_for_one_writer_and_host_bound_for_another_is_never_mixed() -> None:
