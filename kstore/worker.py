@@ -73,20 +73,19 @@ class Worker:
         """Fingerprint of this host, if anybody needed it; else what the cache root remembers."""
         return self.host.fingerprint if "_host" in self.__dict__ else state.host
 
-    def foreign(self, state: State, found: Scan) -> set[str]:
-        """Host-bound artifacts that were in the root already when it was on another host.
+    def foreign(self, state: State, found: Scan) -> dict[str, bytes]:
+        """Host-bound artifacts, with their digests, that were in the root already when it was on another host.
 
         A root on a node's disk outlives a new image or another processor: code built for one
         must never reach the other.
         """
-        if not state.host:
-            return set()
-        bound = {path for path, known in found.known.items() if known.entry.flags & _HOST}
-        if not bound or state.host == self.host.fingerprint:
-            return set()
-        base = self.base(state)
-        old = base.manifest.hosts.get(state.host, {}) if base else {}
-        return {path for path in bound if path in state.index.files or path in old}
+        bound = {path: known.entry.digest for path, known in found.known.items() if known.entry.flags & _HOST}
+        foreign = {path: digest for path, digest in state.foreign.items() if bound.get(path) == digest}
+        if bound and state.host and state.host != self.host.fingerprint:
+            base = self.base(state)
+            old = base.manifest.hosts.get(state.host, {}) if base else {}
+            foreign |= {path: digest for path, digest in bound.items() if path in state.index.files or path in old}
+        return foreign
 
     def base(self, state: State) -> Snapshot | None:
         """What the root grew from, if that was in this store."""

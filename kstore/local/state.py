@@ -52,6 +52,8 @@ class State:
     declined: Mapping[str, bytes] = field(default_factory=dict)
     host: str = ""
     """Fingerprint of the host that the root's host-bound artifacts were last seen on; empty if nobody asked."""
+    foreign: Mapping[str, bytes] = field(default_factory=dict)
+    """Artifacts, with their digests, that came from a host before that one and are still in the root."""
     synced: bool = False
     """Whether the root, as the index has it, has nothing that is not in the base or declined."""
 
@@ -103,7 +105,8 @@ class StateFolder:
             ref = _load_ref(content)
             if digest_of(data) == ref.manifest:
                 state.base = Base(content["store"], Snapshot(ref, data))
-                state.declined = {path: bytes.fromhex(text) for path, text in content["declined"].items()}
+                state.declined = _digests(content["declined"])
+                state.foreign = _digests(content["foreign"])
                 state.host = str(content["host"])
                 state.synced = content["synced"] == self._index_digest.hex() != ""
         except FileNotFoundError:
@@ -118,7 +121,15 @@ class StateFolder:
         self._index_digest = digest_of(data)
         _write(self._index, self._index_digest + data)
 
-    def save_base(self, base: Base, declined: Mapping[str, bytes], *, host: str, synced: bool) -> None:
+    def save_base(
+        self,
+        base: Base,
+        declined: Mapping[str, bytes],
+        *,
+        host: str,
+        synced: bool,
+        foreign: Mapping[str, bytes] | None = None,
+    ) -> None:
         """Replace the base. `synced` says whether all that the saved index has is in it or declined."""
         ref = base.snapshot.ref
         content = {
@@ -129,7 +140,8 @@ class StateFolder:
             "ref": ref.dump().decode(),
             "host": host,
             "synced": self._index_digest.hex() if synced else "",
-            "declined": {path: digest.hex() for path, digest in declined.items()},
+            "declined": _texts(declined),
+            "foreign": _texts(foreign or {}),
         }
         # The ref names the manifest by its digest: a crash between the two leaves no base rather than a wrong one.
         _write(self._base, base.snapshot.data)
@@ -161,6 +173,14 @@ def _sweep(parent: str) -> None:
         for name in os.listdir(parent):
             if name.startswith(_STAGE):
                 shutil.rmtree(os.path.join(parent, name), ignore_errors=True)
+
+
+def _digests(content: Mapping[str, str]) -> dict[str, bytes]:
+    return {path: bytes.fromhex(text) for path, text in content.items()}
+
+
+def _texts(digests: Mapping[str, bytes]) -> dict[str, str]:
+    return {path: digest.hex() for path, digest in digests.items()}
 
 
 def _load_ref(content: Mapping[str, Any]) -> Ref:

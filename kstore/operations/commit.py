@@ -103,6 +103,7 @@ class _Commit:
         self._packs: tuple[str, ...] = ()
         self._layout: Layout | None = None
         self._blobs = self._bytes = 0
+        self._foreign: dict[str, bytes] = {}
         self._is_complete = True
         self._taken = 0
         self._is_synced = state.synced and self._index == state.index and not found.unsettled
@@ -127,11 +128,11 @@ class _Commit:
         )
 
     def _leave_out_foreign(self) -> None:
-        foreign = self._worker.foreign(self._state, self._found)
-        if foreign:
-            self._ours = {path: entry for path, entry in self._ours.items() if path not in foreign}
+        self._foreign = self._worker.foreign(self._state, self._found)
+        if self._foreign:
+            self._ours = {path: entry for path, entry in self._ours.items() if path not in self._foreign}
             self._is_complete = False
-            self._skipped += (Skipped(path, "it was built on another host") for path in sorted(foreign))
+            self._skipped += (Skipped(path, "it was built on another host") for path in sorted(self._foreign))
 
     def _newest(self) -> Published:
         ref = self._newest_ref()
@@ -216,10 +217,7 @@ class _Commit:
             log.debug("generation %d of %s was published by another worker", ref.generation, ref.scope)
             self._taken = ref.generation
             return None
-        base = Base(self._storage.identity, Snapshot(ref, data))
-        self._worker.state.save_base(
-            base, proposal.declined, host=self._worker.known_host(self._state), synced=self._is_complete
-        )
+        self._save_base(Snapshot(ref, data), proposal)
         return self._report(CommitStatus.COMMITTED, ref, manifest, proposal)
 
     def _is_first_pack(self, theirs: Published) -> bool:
@@ -287,10 +285,16 @@ class _Commit:
         """All of ours is in theirs, or declined: theirs is what the root grew from, from now on."""
         news = theirs.snapshot is not self._base or proposal.declined != self._declined or not self._is_synced
         if theirs.snapshot and news:
-            base = Base(self._storage.identity, theirs.snapshot)
-            self._worker.state.save_base(
-                base, proposal.declined, host=self._worker.known_host(self._state), synced=self._is_complete
-            )
+            self._save_base(theirs.snapshot, proposal)
+
+    def _save_base(self, snapshot: Snapshot, proposal: Proposal) -> None:
+        self._worker.state.save_base(
+            Base(self._storage.identity, snapshot),
+            proposal.declined,
+            host=self._worker.known_host(self._state),
+            synced=self._is_complete,
+            foreign=self._foreign,
+        )
 
     def _report(
         self,
