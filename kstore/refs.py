@@ -1,17 +1,34 @@
-"""Refs publish generations: `refs/<gpu>/<key>/@<environment>/<n>`, each a small JSON file, never overwritten."""
+"""Refs publish generations: `refs/<gpu>/<key>/@<environment>/<n>`, each a small JSON file, never overwritten.
+
+Beside a ref, `<n>.pin` keeps its generation, and `<n>.dropped` is a ref on its way out.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 from kstore.backends import Backend
-from kstore.errors import IntegrityError, MissError, UsageError
+from kstore.errors import IntegrityError, MissError, StoreFormatError, UsageError
 from kstore.scope import Scope
 
 FORMAT = 1
+_PIN, _DROPPED = ".pin", ".dropped"
+_ATTEMPTS = 3
+
+
+class RefState(StrEnum):
+    """What a generation stands for. One that is not live is empty: its key misses."""
+
+    LIVE = "live"
+    FORGOTTEN = "forgotten"
+    """What was before it is no longer wanted."""
+    QUARANTINED = "quarantined"
+    """What was before it is not to be restored, but may be rolled back to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +53,7 @@ class Ref:
     """Bytes of all artifacts."""
     parent: int = 0
     """The generation it grew from; 0 for none."""
+    state: RefState = RefState.LIVE
 
     @property
     def name(self) -> str:
@@ -54,6 +72,7 @@ class Ref:
             "creator": self.creator,
             "files": self.files,
             "bytes": self.size,
+            "state": self.state,
         }
         return json.dumps(content, indent=1).encode() + b"\n"
 
@@ -62,12 +81,18 @@ def load_ref(scope: Scope, generation: int, data: bytes) -> Ref:
     """Read what `Ref.dump` wrote.
 
     Raises:
-        IntegrityError: it is damaged, or a newer kstore wrote it.
+        IntegrityError: it is damaged.
+        StoreFormatError: a newer kstore wrote it.
     """
     try:
         content: dict[str, Any] = json.loads(data)
-        if content["format"] != FORMAT or content["generation"] != generation:
-            raise ValueError(f"format {content['format']}, generation {content['generation']}")
+        if content["format"] > FORMAT:
+            raise StoreFormatError(
+                f"generation {generation} of {scope} has format {content['format']}, this kstore reads {FORMAT}; "
+                "install the version that made it"
+            )
+        if content["generation"] != generation:
+            raise ValueError(f"it says that it is generation {content['generation']}")
         return Ref(
             scope=scope,
             generation=generation,
@@ -79,11 +104,10 @@ def load_ref(scope: Scope, generation: int, data: bytes) -> Ref:
             files=int(content["files"]),
             size=int(content["bytes"]),
             parent=int(content["parent"]),
+            state=RefState(content["state"]),
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise IntegrityError(
-            f"generation {generation} of {scope} cannot be read ({error!r}); it is damaged, or a newer kstore wrote it"
-        ) from error
+        raise IntegrityError(f"generation {generation} of {scope} cannot be read ({error!r}): it is damaged") from error
 
 
 def _digest(text: str) -> bytes:
@@ -123,12 +147,80 @@ class Refs:
 
     def newest(self, scope: Scope) -> Ref | None:
         """The newest generation, or None if nothing is published."""
-        generations = self.generations(scope)
-        return self.get(scope, generations[-1]) if generations else None
+        for _ in range(_ATTEMPTS):
+            generations = self.generations(scope)
+            if not generations:
+                return None
+            with suppress(MissError):  # it was superseded, and gc removed it, since it was listed
+                return self.get(scope, generations[-1])
+        raise MissError(f"{scope} lists a generation {generations[-1]} that is not there")
+
+    def exists(self, ref: Ref) -> bool:
+        """Whether a generation is still published."""
+        try:
+            self._backend.stat(ref.name)
+        except FileNotFoundError:
+            return False
+        return True
 
     def publish(self, ref: Ref) -> bool:
         """Publish `ref` as its generation. False if another writer was faster; theirs stays."""
         return self._backend.put_if_absent(ref.name, ref.dump())
+
+    def superseded_at(self, scope: Scope, successor: int) -> int:
+        """When the generation before `successor` was superseded: by the store's clock, in nanoseconds."""
+        return self._backend.stat(f"{scope.folder}/{successor}").mtime_ns
+
+    def pins(self, scope: Scope) -> set[int]:
+        """The generations that are kept whatever gc is told."""
+        return {int(name) for name in self._marked(scope, _PIN)}
+
+    def pin(self, scope: Scope, generation: int) -> None:
+        """Keep a generation. The pin is made first and the ref looked for then; `drop` does it the other way round.
+
+        Raises:
+            MissError: there is no such generation, or it is being removed.
+        """
+        name = f"{scope.folder}/{generation}"
+        self._backend.put_if_absent(name + _PIN, b"")
+        try:
+            self._backend.stat(name)
+        except FileNotFoundError:
+            self._backend.delete(name + _PIN)
+            raise MissError(f"{scope} has no generation {generation}; `kstore show` lists them") from None
+
+    def unpin(self, scope: Scope, generation: int) -> None:
+        """Let gc decide about a generation again."""
+        self._backend.delete(f"{scope.folder}/{generation}{_PIN}")
+
+    def drop(self, scope: Scope, generation: int) -> bool:
+        """Remove a generation that is not the newest. False if it is pinned, or gone already."""
+        name = f"{scope.folder}/{generation}"
+        try:
+            self._backend.move(name, name + _DROPPED)
+        except FileNotFoundError:
+            return False
+        return self._finish_drop(scope, generation)
+
+    def finish_drops(self, scope: Scope) -> None:
+        """Finish what a killed gc began."""
+        for name in self._marked(scope, _DROPPED):
+            self._finish_drop(scope, int(name))
+
+    def _finish_drop(self, scope: Scope, generation: int) -> bool:
+        name = f"{scope.folder}/{generation}"
+        if generation not in self.pins(scope):
+            self._backend.delete(name + _DROPPED)
+            return True
+        with suppress(FileNotFoundError):
+            self._backend.move(name + _DROPPED, name)
+        return False
+
+    def _marked(self, scope: Scope, suffix: str) -> list[str]:
+        names = (
+            child.name.removesuffix(suffix) for child in self._backend.list(scope.folder) if child.name.endswith(suffix)
+        )
+        return [name for name in names if name.isascii() and name.isdecimal()]
 
     def gpus(self) -> list[str]:
         """Every GPU that has refs."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
+import secrets
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,9 +13,12 @@ from typing import Any
 
 from kstore.backends import PosixBackend
 from kstore.blobs import BlobStore
-from kstore.errors import IntegrityError, StoreFormatError, StoreUnavailable
+from kstore.errors import IntegrityError, MissError, StoreFormatError, StoreUnavailable
 from kstore.refs import Ref, Refs
+from kstore.scope import Scope
 from kstore.snapshot import Snapshot
+
+log = logging.getLogger(__name__)
 
 FORMAT = 1
 DEFAULT_GRACE = 3600
@@ -50,6 +55,35 @@ class Storage:
     def identity(self) -> str:
         """Where it is and when it was made: one that was made anew in the same place is another store."""
         return f"{self.location} {self.settings.get('created', '')}"
+
+    @property
+    def grace(self) -> float:
+        """Seconds that superseded generations and condemned blobs are kept: commits and gc must agree on it."""
+        return float(self.settings.get("grace", DEFAULT_GRACE))
+
+    def clock(self) -> int:
+        """What time it is by the store's own clock, in nanoseconds: only ever compared with times of its files."""
+        name = f"gc/clock-{secrets.token_hex(8)}"
+        self.backend.put_if_absent(name, b"")
+        try:
+            return self.backend.stat(name).mtime_ns
+        finally:
+            self.backend.delete(name)
+
+    def newest_whole(self, scope: Scope) -> tuple[int, Snapshot | None]:
+        """The number of the newest generation, 0 for none, and the newest generation that can be read.
+
+        A damaged one is passed over, for the one before it is better than none.
+        """
+        generations = self.refs.generations(scope)
+        for generation in reversed(generations):
+            try:
+                snapshot = self.snapshot(self.refs.get(scope, generation))
+                _ = snapshot.manifest
+                return generations[-1], snapshot
+            except (IntegrityError, MissError) as error:
+                log.warning("generation %d of %s is passed over: %s", generation, scope, error)
+        return max(generations, default=0), None
 
     def create(self, grace: int = DEFAULT_GRACE) -> bool:
         """Make the store unless it exists; returns whether it was made now. `grace` is in seconds.

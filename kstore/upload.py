@@ -3,19 +3,135 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Container, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 
 from kstore.blobs import Layout, Source
+from kstore.blobs.blobstore import put_many
+from kstore.condemned import Doomed, read_doomed
+from kstore.digest import digest_of
 from kstore.local.finished import read_whole
 from kstore.local.link import LinkMode, probe
 from kstore.local.relocate import to_stored
 from kstore.manifest import Entry, Files, Flag
+from kstore.quarantine import quarantined
+from kstore.refs import Ref
+from kstore.snapshot import Snapshot
 from kstore.worker import Worker
 
 MAX_SIBLINGS = 32
 """How many other keys are asked for blobs that a new key shares with them."""
+_MANY_PACKS = 8
+"""More of them in a ref are looked through for those that are no longer needed."""
 _RELOCATE = int(Flag.RELOCATE)
+
+
+class Uploader:
+    """Brings the blobs of one commit into the store, in one attempt or more.
+
+    What an attempt relies on without uploading it: what the newest generation has, which keeps it; and what was
+    there, and not condemned, after the attempt began.
+    """
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._storage = worker.store
+        self._doomed = Doomed()
+        self._siblings: tuple[str, ...] = ()
+        self._started = 0.0
+        self.layout: Layout | None = None
+        """How new blobs are stored; None before the first attempt."""
+        self.packs: tuple[str, ...] = ()
+        """What this commit has written and may rely on."""
+        self.blobs = 0
+        """How many were stored."""
+        self.bytes = 0
+        """That reached the store."""
+
+    def begin(self, among: Container[bytes], is_first: bool) -> None:
+        """Begin an attempt to commit blobs whose digests are in `among`; `is_first` if the key is new."""
+        self._started = boot_seconds()
+        self._storage.create()
+        self.layout = self.layout or choose_layout(self._worker)
+        self._doomed = read_doomed(self._storage.backend, among)
+        self.packs = self._reliable(self.packs)
+        self._siblings = ()
+        if is_first and self.layout is Layout.PACKED:
+            self._siblings = self._reliable(sibling_packs(self._worker))
+
+    @property
+    def is_late(self) -> bool:
+        """Whether so much time has passed that gc may delete what was not condemned when the attempt began."""
+        return boot_seconds() - self._started > self._storage.grace / 2
+
+    def lacking(self, sources: Iterable[Source], theirs: Snapshot | None, base: Snapshot | None) -> list[Source]:
+        """Those that the store lacks, or that may not be relied upon."""
+        known = {entry.digest for entry in theirs.manifest.entries()} if theirs else set()
+        known |= self._storage.blobs.digests_in(self.packs + self._siblings)
+        if base and base is not theirs and self._may_rely_on(base.ref):
+            known.update(entry.digest for entry in base.manifest.entries() if entry.digest not in self._doomed.blobs)
+        wanted = [source for source in sources if source.digest not in known]
+        if self.layout is Layout.LOOSE and self._doomed.is_complete:
+            has, doomed = self._storage.blobs.loose.has, self._doomed.blobs
+            wanted = [s for s in wanted if s.digest in doomed or not has(s.digest, s.size)]
+        return wanted
+
+    def store(self, wanted: Sequence[Source], manifest: bytes) -> set[bytes]:
+        """Store blobs and the manifest. Returns the digests of what changed meanwhile; the manifest is then not stored.
+
+        A name that gc may delete is never taken again: what is condemned as a loose blob goes into a pack.
+        """
+        doomed = [source for source in wanted if source.digest in self._doomed.blobs]
+        fresh = [source for source in wanted if source.digest not in self._doomed.blobs] if doomed else wanted
+        with ExitStack() as stack:
+            writer = stack.enter_context(self._storage.blobs.writer(self.layout or Layout.PACKED))
+            spare = stack.enter_context(self._storage.blobs.writer(Layout.PACKED))
+            refused = put_many(writer, fresh, self._worker.progress)
+            if doomed:
+                refused |= put_many(spare, doomed, self._worker.progress)
+            if not refused:
+                writer.put_manifest(digest_of(manifest), manifest)
+                self.packs = writer.finish() + spare.finish() + self.packs
+                self.blobs += writer.blobs + spare.blobs
+                self.bytes += writer.size + spare.size
+        return refused
+
+    def packs_of(self, needed: set[bytes], theirs: Snapshot | None, base: Snapshot | None) -> tuple[str, ...]:
+        """Every pack that the blobs `needed` may be in: what is in a pack that no ref names is deleted by gc."""
+        digests_in = self._storage.blobs.digests_in
+        published = theirs.ref.packs if theirs else ()
+        if len(published) > _MANY_PACKS:
+            published = tuple(pack for pack in published if needed & digests_in([pack]))
+        others = (*self._reliable(base.ref.packs if base else ()), *self._siblings)
+        shared = [pack for pack in others if pack not in published and needed & digests_in([pack])]
+        return tuple(dict.fromkeys((*self.packs, *published, *shared)))
+
+    def lost(self, snapshot: Snapshot, among: Mapping[bytes, int]) -> set[bytes]:
+        """Of the blobs in `among`, with their sizes, those that a generation needs and `verify` found damaged."""
+        found = quarantined(self._storage.backend).keys() & among.keys()
+        if found:
+            found &= {entry.digest for entry in snapshot.manifest.entries()}
+        return self.missing(snapshot.ref, {digest: among[digest] for digest in found}) if found else set()
+
+    def missing(self, ref: Ref, blobs: Mapping[bytes, int]) -> set[bytes]:
+        """Of these, with their sizes, those that are neither loose nor in a pack of the generation."""
+        packed = self._storage.blobs.digests_in(ref.packs)
+        has = self._storage.blobs.loose.has
+        return {digest for digest, size in blobs.items() if digest not in packed and not has(digest, size)}
+
+    def _reliable(self, packs: Iterable[str]) -> tuple[str, ...]:
+        return tuple(pack for pack in packs if self._doomed.is_complete and pack not in self._doomed.packs)
+
+    def _may_rely_on(self, ref: Ref) -> bool:
+        """Whether all that the generation has is there, but for the condemned blobs."""
+        return self._reliable(ref.packs) == ref.packs and self._doomed.is_complete and self._storage.refs.exists(ref)
+
+
+def boot_seconds() -> float:
+    """Seconds since this machine started, those that it was suspended for included."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def choose_layout(worker: Worker) -> Layout:
@@ -37,15 +153,15 @@ def choose_layout(worker: Worker) -> Layout:
     return Layout.PACKED if linker.mode is LinkMode.COPY else Layout.LOOSE
 
 
-def sources(worker: Worker, ours: Files, contents: Mapping[bytes, bytes], known: set[bytes]) -> list[Source]:
-    """What to upload: each blob of `ours` and of `contents` once, without the `known` ones.
+def sources(worker: Worker, ours: Files, contents: Mapping[bytes, bytes]) -> list[Source]:
+    """Each blob of `ours` and of `contents` once.
 
     Sorted by suffix and name, for kernels resemble their neighbours: the same artifacts take a tenth of the bytes
     that they take in the order of their paths.
     """
-    found = {d: Source(d, len(data), partial(bytes, data)) for d, data in contents.items() if d not in known}
+    found = {digest: Source(digest, len(data), partial(bytes, data)) for digest, data in contents.items()}
     for path, entry in sorted(ours.items(), key=_similarity):
-        if entry.digest not in known and entry.digest not in found:
+        if entry.digest not in found:
             found[entry.digest] = Source(entry.digest, entry.size, partial(_read, worker, path, entry))
     return list(found.values())
 

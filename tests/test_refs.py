@@ -8,7 +8,7 @@ import pytest
 
 from kstore.backends import PosixBackend
 from kstore.digest import digest_of
-from kstore.errors import IntegrityError, MissError
+from kstore.errors import IntegrityError, MissError, StoreFormatError
 from kstore.refs import Ref, Refs, load_ref
 from kstore.scope import Scope
 from tests.trees import in_processes
@@ -112,6 +112,12 @@ def changed(**content: object) -> bytes:
     return json.dumps({**json.loads(REF.dump()), **content}).encode()
 
 
+def test_a_ref_of_a_newer_kstore_is_not_taken_for_a_damaged_one(backend: PosixBackend, refs: Refs) -> None:
+    backend.put(REF.name, changed(format=2))
+    with pytest.raises(StoreFormatError, match="install the version that made it"):
+        refs.newest(SCOPE)
+
+
 @pytest.mark.parametrize(
     "data",
     [
@@ -121,7 +127,6 @@ def changed(**content: object) -> bytes:
         b"null",
         b"\xff\xfe",
         REF.dump()[:-20],
-        changed(format=2),
         changed(generation=2),
         changed(manifest=None),
         changed(manifest={"digest": "ab", "size": 1}),

@@ -31,7 +31,7 @@ from kstore.progress import Progress
 from kstore.refs import Ref
 from kstore.report import CommitStatus, RestoreStatus
 from kstore.store import Store
-from tests.trees import ENVIRONMENT, GPU, KEY, Node, contents, entry, in_processes, listing, shared_object
+from tests.trees import ENVIRONMENT, GPU, KEY, Node, Tree, contents, entry, in_processes, listing, shared_object
 
 GROUP_FILES = 8
 pytestmark = pytest.mark.usefixtures("host")
@@ -502,8 +502,25 @@ def test_a_lost_manifest_is_an_integrity_error(tmp_path: Path) -> None:
     node.tree.wrapper()
     node.commit()
     (node.location / blob_name(node.newest().manifest)).unlink()
-    with pytest.raises(IntegrityError, match="manifest of generation 1"):
+    with pytest.raises(IntegrityError, match="no generation of model/v1"):
         Node(tmp_path, "other").restore()
+
+
+@pytest.mark.parametrize("what", ["manifest", "ref"])
+def test_a_damaged_generation_is_passed_over_and_the_next_commit_heals_the_key(tmp_path: Path, what: str) -> None:
+    node, other = Node(tmp_path, layout="loose"), Node(tmp_path, "other", layout="loose")
+    first = node.tree.wrapper("first")
+    node.commit()
+    second = node.tree.wrapper("second")
+    node.commit()
+    ref = node.newest()
+    (node.location / (ref.name if what == "ref" else blob_name(ref.manifest))).write_bytes(b"garbage")
+    assert other.restore().generation == 1
+    assert other.tree.has(first) and not other.tree.has(second)
+    node.tree.wrapper("third")
+    assert Node(tmp_path, layout="loose").commit().generation == 3
+    assert Node(tmp_path, "third", layout="loose").restore().generation == 3
+    assert Tree(tmp_path / "third").has(second)
 
 
 def test_a_blob_altered_in_place_is_not_linked(tmp_path: Path) -> None:

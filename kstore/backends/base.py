@@ -23,6 +23,8 @@ class Stat(NamedTuple):
     """Bytes."""
     mtime_ns: int
     """By the storage's own clock, in nanoseconds since 1970. Never to be compared with another clock."""
+    inode: int = 0
+    """Tells an object from one that took its name later; 0 where the storage has nothing like it."""
 
 
 class NewObject(NamedTuple):
@@ -83,6 +85,9 @@ class Backend(Protocol):
 
     def delete(self, name: str) -> None:
         """Remove one object; no error if it is gone already."""
+
+    def move(self, name: str, target: str) -> None:
+        """Rename one object to a name that nobody else uses, in one step."""
 
 
 @runtime_checkable

@@ -102,12 +102,21 @@ class PosixBackend:
         found = os.stat(self.path(name))
         if not stat.S_ISREG(found.st_mode):
             raise FileNotFoundError(errno.ENOENT, "not a regular file", self.path(name))
-        return Stat(found.st_size, found.st_mtime_ns)
+        return Stat(found.st_size, found.st_mtime_ns, found.st_ino)
 
     def delete(self, name: str) -> None:
         """Remove one object; no error if it is gone already."""
         with suppress(FileNotFoundError):
             os.unlink(self.path(name))
+
+    def move(self, name: str, target: str) -> None:
+        """Rename one object to a name that nobody else uses."""
+        source, to = self.path(name), self.path(target)
+        try:
+            os.rename(source, to)
+        except FileNotFoundError:
+            make_folder(os.path.dirname(to))
+            os.rename(source, to)
 
     def staging_path(self) -> str:
         """A name under `tmp/` that no other writer on any host uses."""

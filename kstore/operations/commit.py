@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import getpass
 import logging
+import secrets
 import socket
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from kstore.blobs import BlobWriter, Layout
-from kstore.blobs.blobstore import put_many
 from kstore.components.mergers import merge_files
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError, StoreUnavailable
@@ -23,10 +23,11 @@ from kstore.local.scan import Scan, Skipped
 from kstore.local.state import Base, State
 from kstore.manifest import Files, Flag, Manifest, unit_of
 from kstore.merge import Merged, merge
+from kstore.quarantine import quarantined
 from kstore.refs import Ref
 from kstore.report import CommitReport, CommitStatus, count_components
 from kstore.snapshot import Snapshot
-from kstore.upload import choose_layout, sibling_packs, sources
+from kstore.upload import Uploader, sources
 from kstore.worker import Worker
 
 log = logging.getLogger(__name__)
@@ -39,17 +40,15 @@ _MAX_RACES = 100
 class Published:
     """The newest generation of the scope, as last seen."""
 
+    generation: int = 0
+    """Its number; 0 if nothing is published."""
     snapshot: Snapshot | None = None
+    """It, or if it is damaged the newest one before it that is whole."""
 
     @property
     def manifest(self) -> Manifest:
         """Empty if nothing is published."""
         return self.snapshot.manifest if self.snapshot else Manifest()
-
-    @property
-    def generation(self) -> int:
-        """0 if nothing is published."""
-        return self.snapshot.ref.generation if self.snapshot else 0
 
     @property
     def packs(self) -> tuple[str, ...]:
@@ -99,17 +98,16 @@ class _Commit:
         self._found = found
         self._index = found.index
         self._skipped = list(found.skipped)
-        self._uploaded: set[bytes] = set()
-        self._packs: tuple[str, ...] = ()
-        self._layout: Layout | None = None
-        self._blobs = self._bytes = 0
+        self._uploader = Uploader(worker)
+        self._lost: set[bytes] = set()
         self._foreign: dict[str, bytes] = {}
         self._is_complete = True
         self._taken = 0
+        self._is_published = False
         self._is_synced = state.synced and self._index == state.index and not found.unsettled
 
     def run(self) -> CommitReport:
-        if self._is_synced and self._base and self._base.is_generation_of(self._newest_ref()):
+        if self._base and self._is_current():
             return self._report(CommitStatus.UNCHANGED, self._base.ref)
         if self._index != self._state.index:
             self._worker.state.save_index(self._index)
@@ -117,15 +115,24 @@ class _Commit:
         for _ in range(_MAX_RACES):
             theirs = self._newest()
             proposal = self._propose(theirs)
-            if not proposal.taken:
+            lost = self._is_lost(theirs)
+            if not proposal.taken and not lost:
                 return self._unchanged(theirs, proposal)
-            report = self._try_publish(theirs, proposal)
+            report = self._try_publish(theirs, proposal, lost)
             if report:
                 return report
         raise StoreUnavailable(
             f"{_MAX_RACES} attempts to publish {self._worker.scope} each found the generation taken; "
             "see whether its refs can be listed"
         )
+
+    def _is_current(self) -> bool:
+        """Whether the root has not changed since it was last committed, nor the store."""
+        if not self._is_synced or not self._base or quarantined(self._storage.backend):
+            return False
+        with suppress(IntegrityError):
+            return self._base.is_generation_of(self._newest_ref())
+        return False
 
     def _leave_out_foreign(self) -> None:
         self._foreign = self._worker.foreign(self._state, self._found)
@@ -135,12 +142,14 @@ class _Commit:
             self._skipped += (Skipped(path, "it was built on another host") for path in sorted(self._foreign))
 
     def _newest(self) -> Published:
-        ref = self._newest_ref()
-        if ref is None:
-            return Published()
-        if self._base and self._base.is_generation_of(ref):
-            return Published(self._base)
-        return Published(self._storage.snapshot(ref))
+        try:
+            ref = self._newest_ref()
+            if ref is None:
+                return Published()
+            known = self._base if self._base and self._base.is_generation_of(ref) else None
+            return Published(ref.generation, known or self._storage.snapshot(ref))
+        except IntegrityError:
+            return Published(*self._storage.newest_whole(self._worker.scope))
 
     def _newest_ref(self) -> Ref | None:
         ref = self._storage.refs.newest(self._worker.scope)
@@ -151,8 +160,7 @@ class _Commit:
 
     def _propose(self, theirs: Published) -> Proposal:
         """Merge the portable files and, by themselves, those of this host."""
-        seeded = self._base and self._base.ref.scope != self._worker.scope
-        base = self._base.manifest if self._base and not seeded else Manifest()
+        base = self._base.manifest if self._base and self._grew_from_before(theirs) else Manifest()
         portable = {path: entry for path, entry in self._ours.items() if not entry.flags & _HOST}
         proposal = Proposal(theirs.manifest.files, dict(theirs.manifest.hosts))
         proposal.files = self._merge(proposal, base.files, theirs.manifest.files, portable, theirs.packs)
@@ -162,6 +170,13 @@ class _Commit:
             old, published = base.hosts.get(host, {}), theirs.manifest.hosts.get(host, {})
             proposal.hosts[host] = self._merge(proposal, old, published, bound, theirs.packs)
         return proposal
+
+    def _grew_from_before(self, theirs: Published) -> bool:
+        """Whether what base has and theirs has not was taken out, and not just of another key, or damaged."""
+        if not self._base or not theirs.snapshot:
+            return False
+        base, newest = self._base.ref, theirs.snapshot.ref
+        return base.scope == self._worker.scope and base.generation <= newest.generation
 
     def _merge(self, proposal: Proposal, base: Files, theirs: Files, ours: Files, packs: tuple[str, ...]) -> Files:
         merged = merge(base, theirs, ours, self._declined)
@@ -196,47 +211,45 @@ class _Commit:
             merged.files[path] = entry
             merged.taken.append(path)
 
-    def _try_publish(self, theirs: Published, proposal: Proposal) -> CommitReport | None:
+    def _try_publish(self, theirs: Published, proposal: Proposal, lost: set[bytes]) -> CommitReport | None:
         """Upload and publish; None to merge again: a file changed, or another worker was faster."""
-        self._storage.create()
-        self._layout = self._layout or choose_layout(self._worker)
-        packs = sibling_packs(self._worker) if self._is_first_pack(theirs) else ()
-        with self._storage.blobs.writer(self._layout) as writer:
-            lost = self._upload(writer, theirs, proposal, packs)
-            if lost:
-                self._leave_out(lost)
-                return None
-            manifest = Manifest(proposal.files, proposal.hosts, self._meta(theirs, proposal))
-            data = manifest.dump()
-            writer.put_manifest(digest_of(data), data)
-            self._packs = writer.finish() + self._packs
-        self._blobs += writer.blobs
-        self._bytes += writer.size
-        ref = self._ref(theirs, manifest, data, packs)
+        uploader = self._uploader
+        among = {entry.digest for entry in self._ours.values()} | proposal.contents.keys()
+        uploader.begin(among, is_first=not theirs.generation)
+        ours = {p: e for p, e in self._ours.items() if e.digest in lost} | {p: self._ours[p] for p in proposal.taken}
+        blobs = sources(self._worker, ours, proposal.contents)
+        known = [s for s in blobs if s.digest not in lost]
+        wanted = uploader.lacking(known, theirs.snapshot, self._base) + [s for s in blobs if s.digest in lost]
+        manifest = Manifest(proposal.files, proposal.hosts, self._meta(theirs, proposal))
+        data = manifest.dump()
+        refused = uploader.store(wanted, data)
+        if refused:
+            self._leave_out(refused)
+            return None
+        ref = self._ref(theirs, manifest, data)
+        if uploader.is_late:
+            log.debug("generation %d of %s took too long, it is merged again", ref.generation, ref.scope)
+            return None
         if not self._storage.refs.publish(ref):
             log.debug("generation %d of %s was published by another worker", ref.generation, ref.scope)
             self._taken = ref.generation
             return None
+        self._is_published = True
+        if uploader.is_late:
+            # It was held up between the last look and the ref: gc may have deleted what it relies on, or others may
+            # have published a later generation and gc this one's predecessors.
+            self._taken = ref.generation
+            self._lost |= uploader.missing(ref, {entry.digest: entry.size for entry in manifest.entries()})
+            return None
         self._save_base(Snapshot(ref, data), proposal)
         return self._report(CommitStatus.COMMITTED, ref, manifest, proposal)
 
-    def _is_first_pack(self, theirs: Published) -> bool:
-        return self._layout is Layout.PACKED and not theirs.generation
-
-    def _upload(self, writer: BlobWriter, theirs: Published, proposal: Proposal, packs: tuple[str, ...]) -> set[bytes]:
-        known = {entry.digest for entry in theirs.manifest.entries()} | self._uploaded
-        if self._base:
-            known.update(entry.digest for entry in self._base.manifest.entries())
-        known |= self._storage.blobs.digests_in(packs)
-        ours = {path: self._ours[path] for path in proposal.taken}
-        wanted = sources(self._worker, ours, proposal.contents, known)
-        if self._layout is Layout.LOOSE:
-            has = self._storage.blobs.loose.has
-            wanted = [source for source in wanted if not has(source.digest, source.size)]
-        lost = put_many(writer, wanted, self._worker.progress)
-        if not lost:
-            self._uploaded.update(source.digest for source in wanted)
-        return lost
+    def _is_lost(self, theirs: Published) -> set[bytes]:
+        """Digests of ours that the newest generation needs and the store has lost."""
+        if not theirs.snapshot:
+            return set()
+        ours = {entry.digest: entry.size for entry in self._ours.values()}
+        return self._uploader.lost(theirs.snapshot, ours) | (self._lost & ours.keys())
 
     def _leave_out(self, lost: set[bytes]) -> None:
         """Files that changed since they were hashed wait for the next commit, with their groups."""
@@ -245,17 +258,15 @@ class _Commit:
         self._is_complete = False
         self._skipped += (Skipped(unit, "it changed while it was uploaded") for unit in sorted(units))
 
-    def _ref(self, theirs: Published, manifest: Manifest, data: bytes, siblings: tuple[str, ...]) -> Ref:
+    def _ref(self, theirs: Published, manifest: Manifest, data: bytes) -> Ref:
         entries = manifest.entries()
         needed = {entry.digest for entry in entries}
-        others = (*(self._base.ref.packs if self._base else ()), *siblings)
-        shared = [p for p in others if p not in theirs.packs and needed & self._storage.blobs.digests_in([p])]
         return Ref(
             scope=self._worker.scope,
             generation=theirs.generation + 1,
             manifest=digest_of(data),
             manifest_size=len(data),
-            packs=tuple(dict.fromkeys((*self._packs, *theirs.packs, *shared))),
+            packs=self._uploader.packs_of(needed, theirs.snapshot, self._base),
             created=time.time(),
             creator=_creator(),
             files=len(entries),
@@ -273,13 +284,16 @@ class _Commit:
             "cache_root": worker.root.path,
             "folders": dict(worker.root.folders),
             "parent": theirs.generation,
+            # A manifest's name must be new: gc may be about to delete one of the same content.
+            "nonce": secrets.token_hex(16),
             **host,
         }
 
     def _unchanged(self, theirs: Published, proposal: Proposal) -> CommitReport:
         self._remember(theirs, proposal)
         ref = theirs.snapshot.ref if theirs.snapshot else None
-        return self._report(CommitStatus.UNCHANGED, ref, theirs.manifest, proposal)
+        status = CommitStatus.COMMITTED if self._is_published else CommitStatus.UNCHANGED
+        return self._report(status, ref, theirs.manifest, proposal)
 
     def _remember(self, theirs: Published, proposal: Proposal) -> None:
         """All of ours is in theirs, or declined: theirs is what the root grew from, from now on."""
@@ -316,10 +330,10 @@ class _Commit:
             files=ref.files if ref else 0,
             bytes=ref.size if ref else 0,
             new_files=len(proposal.taken) if proposal else 0,
-            new_blobs=self._blobs,
-            uploaded=self._bytes,
+            new_blobs=self._uploader.blobs,
+            uploaded=self._uploader.bytes,
             declined=len(proposal.declined if proposal else self._declined),
-            layout=self._layout or "",
+            layout=self._uploader.layout or "",
             components=count_components(item for files in sets for item in files.items()) if manifest else None,
             skipped=tuple(self._skipped),
         )

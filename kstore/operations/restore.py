@@ -16,7 +16,7 @@ from kstore.local.scan import Scan, Skipped
 from kstore.local.state import Base, State
 from kstore.manifest import Files, Flag, unit_of
 from kstore.merge import Merged, merge
-from kstore.refs import Ref
+from kstore.refs import RefState
 from kstore.report import RestoreReport, RestoreStatus, count_components
 from kstore.scope import Scope
 from kstore.snapshot import Snapshot
@@ -36,24 +36,31 @@ def restore(worker: Worker, generation: int | None = None, seed: Scope | None = 
         KstoreError, OSError: the store or the cache root cannot be used.
     """
     started = time.perf_counter()
-    ref, status = _choose(worker, generation, seed)
-    if ref is None:
+    snapshot, status = _choose(worker, generation, seed)
+    if snapshot is None:
         report = _report(worker, RestoreStatus.MISS)
     else:
-        snapshot = worker.store.snapshot(ref)
         with worker.state.locked():
             report = _Restore(worker, snapshot, worker.state.load()).run(status)
     return replace(report, seconds=time.perf_counter() - started)
 
 
-def _choose(worker: Worker, generation: int | None, seed: Scope | None) -> tuple[Ref | None, RestoreStatus]:
-    refs = worker.store.refs
+def _choose(worker: Worker, generation: int | None, seed: Scope | None) -> tuple[Snapshot | None, RestoreStatus]:
+    store = worker.store
     if generation is not None:
-        return refs.get(worker.scope, generation), RestoreStatus.RESTORED
-    ref = refs.newest(worker.scope)
-    if ref is None and seed is not None:
-        return refs.newest(seed), RestoreStatus.SEEDED
-    return ref, RestoreStatus.RESTORED
+        return store.snapshot(store.refs.get(worker.scope, generation)), RestoreStatus.RESTORED
+    snapshot = _newest(worker, worker.scope)
+    if snapshot is None and seed is not None:
+        return _newest(worker, seed), RestoreStatus.SEEDED
+    return snapshot, RestoreStatus.RESTORED
+
+
+def _newest(worker: Worker, scope: Scope) -> Snapshot | None:
+    """The newest generation that is whole; None if there is none, or its key was forgotten or quarantined."""
+    generation, snapshot = worker.store.newest_whole(scope)
+    if generation and snapshot is None:
+        raise IntegrityError(f"no generation of {scope} can be read; see `kstore verify {scope.key}`")
+    return snapshot if snapshot and snapshot.ref.state is RefState.LIVE else None
 
 
 class _Restore:

@@ -1,0 +1,110 @@
+"""What gc is about to delete, and what a commit must therefore not rely on.
+
+A list is an immutable file under `gc/condemned/`. What is on it is deleted by a gc that runs at least the store's
+grace later, if nothing refers to it then, and leaves the list only after that. A commit reads all lists before it
+decides what it need not upload, and publishes within half the grace: so whatever a commit relies on either was on
+no list when it began, and its ref is seen before anything is deleted, or it is kept by a ref that stays.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import struct
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from kstore.backends import Backend
+from kstore.blobs.loose import blob_name
+from kstore.blobs.packindex import pack_name
+from kstore.digest import DIGEST_SIZE, digest_of
+from kstore.errors import IntegrityError
+
+log = logging.getLogger(__name__)
+
+FOLDER = "gc/condemned"
+_MAGIC = b"kstore condemned 1\n"
+_RECORD = struct.Struct("<?32sQQQ")
+_MAX_ENTRIES = 1 << 16
+"""In one list, so that no reader needs much memory."""
+
+
+class Condemned(NamedTuple):
+    """One object as it was when it was condemned. A name that was taken anew since then is not meant."""
+
+    is_pack: bool
+    digest: bytes
+    """The pack's id, or the loose blob's digest."""
+    inode: int
+    mtime_ns: int
+    size: int
+    """Bytes."""
+
+    @property
+    def name(self) -> str:
+        """Where it is stored."""
+        return pack_name(self.digest.hex()) if self.is_pack else blob_name(self.digest)
+
+
+def write_lists(backend: Backend, entries: Sequence[Condemned]) -> None:
+    """Condemn `entries`, from now on."""
+    for start in range(0, len(entries), _MAX_ENTRIES):
+        body = b"".join(_RECORD.pack(*entry) for entry in entries[start : start + _MAX_ENTRIES])
+        backend.put_if_absent(f"{FOLDER}/{secrets.token_hex(16)}", _MAGIC + digest_of(body) + body)
+
+
+def list_names(backend: Backend) -> list[str]:
+    """Every list."""
+    return sorted(f"{FOLDER}/{child.name}" for child in backend.list(FOLDER) if not child.is_folder)
+
+
+def read_list(backend: Backend, name: str) -> list[Condemned]:
+    """What is on one list; nothing if another gc has removed it since.
+
+    Raises:
+        IntegrityError: it is damaged.
+    """
+    try:
+        data = backend.get(name)
+    except FileNotFoundError:
+        return []
+    start = len(_MAGIC) + DIGEST_SIZE
+    if data[:start] != _MAGIC + digest_of(data[start:]) or (len(data) - start) % _RECORD.size:
+        raise IntegrityError(f"{name} is damaged, or a newer kstore wrote it; nothing on it is deleted")
+    return [Condemned(*record) for record in _RECORD.iter_unpack(data[start:])]
+
+
+@dataclass(frozen=True, slots=True)
+class Doomed:
+    """What must not be relied upon by a commit that begins now."""
+
+    packs: set[str] = field(default_factory=set)
+    blobs: set[bytes] = field(default_factory=set)
+    """Digests of loose blobs, of those only that were asked for."""
+    is_complete: bool = True
+    """False if a list could not be read: then nothing may be relied upon."""
+
+
+def read_doomed(backend: Backend, among: Container[bytes]) -> Doomed:
+    """Read all lists; of loose blobs only those in `among` are kept, for there may be millions.
+
+    Raises:
+        OSError: they cannot be read.
+    """
+    doomed = Doomed()
+    try:
+        for entry in _entries(backend):
+            if entry.is_pack:
+                doomed.packs.add(entry.digest.hex())
+            elif entry.digest in among:
+                doomed.blobs.add(entry.digest)
+    except IntegrityError as error:
+        log.warning("all is uploaded again, for what gc is about to delete cannot be known: %s", error)
+        return Doomed(is_complete=False)
+    return doomed
+
+
+def _entries(backend: Backend) -> Iterator[Condemned]:
+    for name in list_names(backend):
+        yield from read_list(backend, name)

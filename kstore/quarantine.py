@@ -1,0 +1,36 @@
+"""Blobs that `verify` found damaged: moved aside, so that the next commit of a worker that has them puts them back."""
+
+from __future__ import annotations
+
+import secrets
+from contextlib import suppress
+
+from kstore.backends import Backend
+from kstore.blobs.loose import blob_name
+from kstore.blobs.packindex import pack_name
+
+FOLDER = "quarantine"
+
+
+def quarantine_blob(backend: Backend, digest: bytes) -> None:
+    """Move a loose blob aside; of one that is not there, remember that it is lost."""
+    name = f"{FOLDER}/{digest.hex()}.{secrets.token_hex(8)}"
+    try:
+        backend.move(blob_name(digest), name)
+    except FileNotFoundError:
+        backend.put_if_absent(name, b"")
+
+
+def quarantine_pack(backend: Backend, pack_id: str) -> None:
+    """Move a pack aside."""
+    with suppress(FileNotFoundError):
+        backend.move(pack_name(pack_id), f"{FOLDER}/pack-{pack_id}.{secrets.token_hex(8)}")
+
+
+def quarantined(backend: Backend) -> dict[bytes, list[str]]:
+    """Digests of the blobs that were found damaged, and where they are."""
+    found: dict[bytes, list[str]] = {}
+    for child in backend.list(FOLDER):
+        with suppress(ValueError):
+            found.setdefault(bytes.fromhex(child.name.partition(".")[0]), []).append(f"{FOLDER}/{child.name}")
+    return found
