@@ -167,9 +167,9 @@ class Refs:
         """Publish `ref` as its generation. False if another writer was faster; theirs stays."""
         return self._backend.put_if_absent(ref.name, ref.dump())
 
-    def superseded_at(self, scope: Scope, successor: int) -> int:
-        """When the generation before `successor` was superseded: by the store's clock, in nanoseconds."""
-        return self._backend.stat(f"{scope.folder}/{successor}").mtime_ns
+    def published_at(self, scope: Scope, generation: int) -> int:
+        """When a generation was published: by the store's clock, in nanoseconds."""
+        return self._backend.stat(f"{scope.folder}/{generation}").mtime_ns
 
     def pins(self, scope: Scope) -> set[int]:
         """The generations that are kept whatever gc is told."""

@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kstore.components import load_table
 from kstore.components.table import table_version
 from kstore.components.variables import place_components, set_variables
 from kstore.environment import Environment, detect_environment, gpu_slug
-from kstore.errors import AmbiguousScopeError, CacheRootError
+from kstore.errors import AmbiguousScopeError, CacheRootError, MissError, StoreUnavailable
 from kstore.folders import make_folder
 from kstore.local.cacheroot import CacheRoot, Owner, claim_root, numbered_folder
 from kstore.progress import Progress
-from kstore.refs import Ref
+from kstore.refs import Ref, RefState
 from kstore.report import CommitReport, CommitStatus, RestoreReport
 from kstore.scope import Scope, check_key
 from kstore.settings import Mode, Settings, load_settings
 from kstore.snapshot import Snapshot
 from kstore.storage import DEFAULT_GRACE, Storage, reporting_trouble
 from kstore.worker import Worker
+
+if TYPE_CHECKING:
+    from kstore.gc import GcReport, Policy
 
 
 class Store:
@@ -124,6 +128,84 @@ class Store:
         with reporting_trouble(self.location, "read"):
             return self.storage.snapshot(ref)
 
+    # ---- Looking after a store
+
+    def gc(self, policy: Policy | None = None, *, dry_run: bool = False) -> GcReport:
+        """Remove what `policy` does not keep, in two phases at least the grace apart: see `kstore.gc`."""
+        from kstore.gc import Policy, collect
+
+        with self._maintaining("collect garbage in"):
+            return collect(self.storage, policy or Policy(), dry_run=dry_run, progress=self.progress)
+
+    def forget(self, key: str) -> list[Ref]:
+        """Make `key` miss, for every GPU and environment that the settings do not exclude; gc frees its bytes."""
+        return self._publish_empty(key, RefState.FORGOTTEN)
+
+    def quarantine(self, key: str) -> list[Ref]:
+        """Make `key` miss until something new is committed. What it had can be rolled back to."""
+        return self._publish_empty(key, RefState.QUARANTINED)
+
+    def rollback(self, key: str, generation: int | None = None) -> Ref:
+        """Publish an earlier generation as the newest; by default the last one that holds something else."""
+        from kstore.generations import before_newest, republish
+
+        with self._maintaining("roll back in"):
+            scope = self._one_scope(key)
+            refs = self.storage.refs
+            ref = refs.get(scope, generation) if generation else before_newest(self.storage, scope)
+            published = republish(self.storage, ref)
+            assert published
+            return published
+
+    def pin(self, key: str, generation: int) -> Scope:
+        """Keep a generation whatever gc is told; returns the scope that it is of."""
+        with self._maintaining("pin in"):
+            self.storage.refs.pin(scope := self._one_scope(key), generation)
+            return scope
+
+    def unpin(self, key: str, generation: int) -> Scope:
+        """Let gc decide about a generation again; returns the scope that it is of."""
+        with self._maintaining("unpin in"):
+            self.storage.refs.unpin(scope := self._one_scope(key), generation)
+            return scope
+
+    def _publish_empty(self, key: str, state: RefState) -> list[Ref]:
+        from kstore.generations import publish_empty
+
+        with self._maintaining("write to"):
+            published = [publish_empty(self.storage, scope, state) for scope in self._scopes_of(key)]
+            return [ref for ref in published if ref]
+
+    def _scopes_of(self, key: str) -> list[Scope]:
+        """Every scope of `key` that the settings do not exclude.
+
+        Raises:
+            MissError: there is none.
+        """
+        gpu, environment = self.settings.gpu, self.settings.environment
+        found = [
+            s for s in self.scopes(check_key(key)) if gpu in (None, s.gpu) and environment in (None, s.environment)
+        ]
+        if not found:
+            raise MissError(f"nothing is published for {key}; `kstore ls` lists what is")
+        return found
+
+    def _one_scope(self, key: str) -> Scope:
+        """This worker's own scope of `key`, else its only one."""
+        found = self._scopes_of(key)
+        own = [scope for scope in found if scope == self.scope(key)]
+        if len(own or found) > 1:
+            raise AmbiguousScopeError(f"{key} has been committed under several scopes; choose: {_choices(found)}")
+        return (own or found)[0]
+
+    @contextmanager
+    def _maintaining(self, verb: str) -> Iterator[None]:
+        if self.settings.mode is Mode.READ:
+            raise StoreUnavailable(f"cannot {verb} the store at {self.location}: this worker's mode is `read`")
+        with reporting_trouble(self.location, verb):
+            self.storage.open()
+            yield
+
     @cached_property
     def gpu(self) -> str:
         """Slug of this worker's GPU."""
@@ -152,6 +234,7 @@ class Store:
             table=load_table(),
             rules=table_version(),
             layout=self.settings.layout,
+            may_write=self.settings.mode is not Mode.READ,
             progress=self.progress,
         )
 
@@ -173,11 +256,14 @@ class Store:
             return scope
         found = [s for s in self.scopes(scope.key) if not self.settings.gpu or s.gpu == self.settings.gpu]
         if len(found) > 1:
-            names = "; ".join(f"--gpu {s.gpu} --environment {s.environment}" for s in found)
             raise AmbiguousScopeError(
-                f"torch is not installed here, and {scope.key} has several environments; choose: {names}"
+                f"torch is not installed here, and {scope.key} has several environments; choose: {_choices(found)}"
             )
         return found[0] if found else scope
+
+
+def _choices(scopes: list[Scope]) -> str:
+    return "; ".join(f"--gpu {scope.gpu} --environment {scope.environment}" for scope in scopes)
 
 
 def _check_usable(root: CacheRoot) -> None:

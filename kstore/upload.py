@@ -23,8 +23,6 @@ from kstore.worker import Worker
 
 MAX_SIBLINGS = 32
 """How many other keys are asked for blobs that a new key shares with them."""
-_MANY_PACKS = 8
-"""More of them in a ref are looked through for those that are no longer needed."""
 _RELOCATE = int(Flag.RELOCATE)
 
 
@@ -102,7 +100,7 @@ class Uploader:
         """Every pack that the blobs `needed` may be in: what is in a pack that no ref names is deleted by gc."""
         digests_in = self._storage.blobs.digests_in
         published = theirs.ref.packs if theirs else ()
-        if len(published) > _MANY_PACKS:
+        if theirs and any(entry.digest not in needed for entry in theirs.manifest.entries()):
             published = tuple(pack for pack in published if needed & digests_in([pack]))
         others = (*self._reliable(base.ref.packs if base else ()), *self._siblings)
         shared = [pack for pack in others if pack not in published and needed & digests_in([pack])]

@@ -37,6 +37,8 @@ class Worker:
     rules: str
     """Names the version of the component table."""
     layout: Layout | None = None
+    may_write: bool = True
+    """Whether anything may be written to the store."""
     progress: Progress = field(default_factory=Progress)
 
     @cached_property

@@ -153,8 +153,8 @@ def test_packed_blobs_are_copied(tmp_path: Path) -> None:
 
 
 def test_what_is_changed_in_place_never_reaches_the_store(first: Node, second: Node) -> None:
-    before = contents(first.location)
     second.restore()
+    before = contents(first.location)
     with open(second.tree.root / "inductor/ab/one.cu", "ab") as file:
         file.write(b"// appended")
     assert contents(first.location) == before
@@ -222,10 +222,23 @@ def test_committing_again_writes_nothing(first: Node) -> None:
 
 
 def test_committing_what_was_restored_writes_nothing(first: Node, second: Node) -> None:
-    before = listing(first.location)
     second.restore()
+    before = listing(first.location)
     assert second.commit().status is CommitStatus.UNCHANGED
     assert listing(first.location) == before
+
+
+def test_a_restore_writes_nothing_but_when_the_key_was_used(first: Node, second: Node) -> None:
+    before = contents(first.location)
+    second.restore()
+    mark = f"used/{GPU}/{KEY}/@{ENVIRONMENT}"
+    assert contents(first.location) == before | {mark: b""}
+
+
+def test_a_worker_that_may_only_read_leaves_no_mark(first: Node, tmp_path: Path) -> None:
+    before = contents(first.location)
+    Node(tmp_path, "reader", mode="read").restore()
+    assert contents(first.location) == before
 
 
 def test_an_empty_root_commits_nothing(tmp_path: Path, layout: str) -> None:

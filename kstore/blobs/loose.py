@@ -14,6 +14,8 @@ from kstore.manifest import Entry
 log = logging.getLogger(__name__)
 
 FOLDER = "blobs"
+ASIDE = "gc/aside"
+"""Where gc puts a blob for the moment in which it decides: `<digest>.<nonce>`."""
 
 
 def blob_name(digest: bytes) -> str:
@@ -63,7 +65,7 @@ class LooseBlobs:
         """Yield (digest, bytes) of the wanted blobs that are here and undamaged."""
         for digest in wanted:
             try:
-                data = self._backend.get(blob_name(digest))
+                data = self._get(digest)
             except FileNotFoundError:
                 continue
             except OSError as error:
@@ -72,6 +74,15 @@ class LooseBlobs:
             if digest_of(data) == digest:
                 yield digest, memoryview(data)
             del data
+
+    def _get(self, digest: bytes) -> bytes:
+        try:
+            return self._backend.get(blob_name(digest))
+        except FileNotFoundError:
+            for child in self._backend.list(ASIDE):
+                if child.name.startswith(digest.hex()):
+                    return self._backend.get(f"{ASIDE}/{child.name}")
+            return self._backend.get(blob_name(digest))  # or gc has put it back in between
 
     def untouched_many(self, wanted: Iterable[Entry]) -> list[Blob | None]:
         """For each artifact the file of its blob, if that can be linked: here, and as it was published."""

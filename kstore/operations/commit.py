@@ -7,15 +7,14 @@ what the winner published. A commit that is killed anywhere leaves bytes that no
 
 from __future__ import annotations
 
-import getpass
 import logging
 import secrets
-import socket
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from kstore.components.mergers import merge_files
+from kstore.creator import creator
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError, StoreUnavailable
 from kstore.local.finished import Unfinished, read_finished
@@ -268,7 +267,7 @@ class _Commit:
             manifest_size=len(data),
             packs=self._uploader.packs_of(needed, theirs.snapshot, self._base),
             created=time.time(),
-            creator=_creator(),
+            creator=creator(),
             files=len(entries),
             size=sum(entry.size for entry in entries),
             parent=theirs.generation,
@@ -337,11 +336,3 @@ class _Commit:
             components=count_components(item for files in sets for item in files.items()) if manifest else None,
             skipped=tuple(self._skipped),
         )
-
-
-def _creator() -> str:
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):
-        user = "?"
-    return f"{user}@{socket.gethostname()}"

@@ -20,6 +20,7 @@ from kstore.refs import RefState
 from kstore.report import RestoreReport, RestoreStatus, count_components
 from kstore.scope import Scope
 from kstore.snapshot import Snapshot
+from kstore.used import mark_used
 from kstore.worker import Worker
 
 _GROUP = int(Flag.GROUP)
@@ -42,6 +43,8 @@ def restore(worker: Worker, generation: int | None = None, seed: Scope | None = 
     else:
         with worker.state.locked():
             report = _Restore(worker, snapshot, worker.state.load()).run(status)
+        if worker.may_write:
+            mark_used(worker.store.backend, snapshot.ref.scope)
     return replace(report, seconds=time.perf_counter() - started)
 
 

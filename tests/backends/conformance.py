@@ -154,6 +154,22 @@ class BackendConformance:
         assert backend.put_if_absent("name", b"second")
         assert backend.get("name") == b"second"
 
+    def test_a_moved_object_has_its_new_name_only(self, backend: Backend) -> None:
+        backend.put_if_absent("blobs/ab/name", b"content")
+        backend.move("blobs/ab/name", "gc/aside/name")
+        assert backend.get("gc/aside/name") == b"content"
+        with pytest.raises(FileNotFoundError):
+            backend.stat("blobs/ab/name")
+        with pytest.raises(FileNotFoundError):
+            backend.move("blobs/ab/name", "gc/aside/again")
+
+    def test_an_object_that_took_the_name_of_one_still_there_is_told_from_it(self, backend: Backend) -> None:
+        backend.put_if_absent("name", b"same")
+        first = backend.stat("name").inode
+        backend.move("name", "aside")
+        backend.put_if_absent("name", b"same")
+        assert first == backend.stat("aside").inode != backend.stat("name").inode
+
     def test_stat_tells_size_and_time(self, backend: Backend) -> None:
         before = time.time_ns()
         backend.put("name", b"12345")

@@ -1,0 +1,180 @@
+"""One gc: history → retention → mark → sweep, and the packs that are worth rewriting."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+from kstore.errors import IntegrityError, MissError
+from kstore.gc.digests import DigestSet
+from kstore.gc.mark import Marked, mark, needs_of
+from kstore.gc.policy import Decision, Generation, History, Policy, Why, by_worth, decide, over_budget, unused
+from kstore.gc.repack import mostly_dead, repack
+from kstore.gc.report import GcReport, GcStatus
+from kstore.gc.sweep import Sweeper
+from kstore.generations import publish_empty
+from kstore.lease import Lease
+from kstore.progress import Progress
+from kstore.refs import RefState
+from kstore.report import Count
+from kstore.scope import Scope
+from kstore.storage import Storage
+from kstore.used import last_used
+
+log = logging.getLogger(__name__)
+
+_LEASE = "gc"
+_LEASE_TTL = 3600.0
+"""Seconds after which a gc that still runs no longer keeps others from starting."""
+
+
+def collect(storage: Storage, policy: Policy, *, dry_run: bool = False, progress: Progress | None = None) -> GcReport:
+    """Collect garbage once; with `policy.offline` both phases, one after the other.
+
+    Raises:
+        UsageError: the policy's grace is too short.
+        OSError: the store cannot be read or written.
+    """
+    started = time.perf_counter()
+    report = GcReport(store=storage.location, dry_run=dry_run, grace=policy.grace_of(storage.grace))
+    progress = progress or Progress()
+    if not storage.settings:
+        return report
+    with ExitStack() as stack:
+        if not dry_run and not stack.enter_context(Lease(storage, _LEASE, _LEASE_TTL).held()):
+            report.status = GcStatus.BUSY
+        else:
+            _Collection(storage, policy, report, progress).run()
+            if policy.offline and not dry_run and report.status is GcStatus.COLLECTED:
+                _Collection(storage, policy, report, progress).run()
+    report.seconds = time.perf_counter() - started
+    return report
+
+
+class _Collection:
+    def __init__(self, storage: Storage, policy: Policy, report: GcReport, progress: Progress) -> None:
+        self._storage = storage
+        self._policy = policy
+        self._report = report
+        self._progress = progress
+
+    def run(self) -> None:
+        now = self._storage.clock()
+        gone = self._retain(now)
+        with DigestSet() as loose, DigestSet() as packed, DigestSet() as listed:
+            marked = Marked(loose, packed)
+            mark(self._storage, gone, marked, self._progress)
+            sweeper = Sweeper(self._storage.backend, marked, listed, dry_run=self._report.dry_run)
+            if marked.unreadable:
+                self._give_up(marked.unreadable)
+                return
+            sweeper.recover()
+            sweeper.sweep(now, self._report.grace)
+            sweeper.clean_staging(now)
+            self._count(sweeper, marked)
+            self._repack(marked)
+
+    def _give_up(self, unreadable: list[str]) -> None:
+        self._report.status = GcStatus.INCOMPLETE
+        self._report.unreadable = unreadable
+        log.warning("kstore: nothing is deleted, for %d generations cannot be read", len(unreadable))
+
+    # ---- Which generations stay
+
+    def _retain(self, now: int) -> set[str]:
+        """Remove the refs of the generations that go; returns their names."""
+        histories = {history.scope: history for history in self._histories()}
+        for history in unused(histories.values(), self._policy, now):
+            self._forget(history.scope)
+        decisions = [
+            decision
+            for history in histories.values()
+            for decision in decide(history, self._policy.keep, self._report.grace, now)
+        ]
+        decisions = self._fit(histories, decisions)
+        gone = {_name(decision) for decision in decisions if not decision.stays and self._drop(decision)}
+        self._report.decisions = decisions
+        return gone
+
+    def _histories(self) -> Iterator[History]:
+        for scope in self._storage.refs.scopes():
+            if not self._report.dry_run:
+                self._storage.refs.finish_drops(scope)
+            pins = self._storage.refs.pins(scope)
+            found = [self._generation(scope, number, pins) for number in self._storage.refs.generations(scope)]
+            generations = tuple(generation for generation in found if generation)
+            if generations:
+                used_at = max(last_used(self._storage.backend, scope), generations[-1].published_at)
+                yield History(scope, generations, used_at)
+
+    def _generation(self, scope: Scope, number: int, pins: set[int]) -> Generation | None:
+        try:
+            published_at = self._storage.refs.published_at(scope, number)
+            ref = self._storage.refs.get(scope, number)
+        except IntegrityError:
+            return Generation(number, published_at, number in pins)
+        except (MissError, FileNotFoundError):
+            return None
+        return Generation(number, published_at, number in pins, ref.manifest, ref.state)
+
+    def _fit(self, histories: dict[Scope, History], decisions: list[Decision]) -> list[Decision]:
+        """Give up what is over the size limit."""
+        if self._policy.max_size is None:
+            return decisions
+        with DigestSet() as counted:
+            costs = ((d, self._cost(d, counted)) for d in by_worth(histories, decisions))
+            taken, self._report.excess = over_budget(costs, self._policy.max_size, self._policy.allow_live)
+        for decision in taken:
+            if decision.why is Why.NEWEST:
+                self._forget(decision.scope)
+        over = {_name(decision) for decision in taken if decision.why is not Why.NEWEST}
+        return [Decision(d.scope, d.generation, Why.SIZE, False) if _name(d) in over else d for d in decisions]
+
+    def _cost(self, decision: Decision, counted: DigestSet) -> int:
+        """Bytes in the store that only this generation needs, of those that were counted so far."""
+        try:
+            ref = self._storage.refs.get(decision.scope, decision.generation.number)
+            needs = needs_of(self._storage, ref)
+        except (IntegrityError, MissError):
+            return 0
+        packs = {bytes.fromhex(pack) for pack in needs.packs}
+        size = sum(needs.loose[digest] for digest in counted.add(needs.loose))
+        return size + sum(self._storage.blobs.pack(pack.hex()).size for pack in counted.add(packs))
+
+    def _forget(self, scope: Scope) -> None:
+        if scope not in self._report.forgotten:
+            self._report.forgotten.append(scope)
+        if not self._report.dry_run:
+            publish_empty(self._storage, scope, RefState.FORGOTTEN)
+
+    def _drop(self, decision: Decision) -> bool:
+        return self._report.dry_run or self._storage.refs.drop(decision.scope, decision.generation.number)
+
+    # ---- What becomes of the rest
+
+    def _count(self, sweeper: Sweeper, marked: Marked) -> None:
+        report, swept = self._report, sweeper.swept
+        report.deleted = Count(report.deleted.files + swept.deleted.files, report.deleted.bytes + swept.deleted.bytes)
+        report.condemned, report.waiting = swept.condemned, swept.waiting
+        report.live = self._live(marked)
+        if swept.unreadable:
+            self._give_up(swept.unreadable)
+
+    def _live(self, marked: Marked) -> Count:
+        sizes = []
+        for pack in marked.packs:
+            try:
+                sizes.append(self._storage.blobs.pack(pack).size)
+            except FileNotFoundError:
+                continue
+        return Count(len(sizes) + len(marked.loose), sum(sizes) + marked.loose_bytes)
+
+    def _repack(self, marked: Marked) -> None:
+        packs = mostly_dead(self._storage, marked)
+        self._report.rewritten += len(packs) if self._report.dry_run else repack(self._storage, packs, marked)
+
+
+def _name(decision: Decision) -> str:
+    return f"{decision.scope.folder}/{decision.generation.number}"

@@ -1,0 +1,57 @@
+"""A set of digests on local disk: a store may have more blobs than memory should hold."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Self
+
+import lmdb
+
+_MAP_SIZE = 1 << 40
+"""Address space, not memory or disk."""
+
+
+class DigestSet:
+    """Digests, each with a few bytes of its own. In local temporary storage, gone when its context is left."""
+
+    def __enter__(self) -> Self:
+        self._open = ExitStack()
+        folder = self._open.enter_context(tempfile.TemporaryDirectory(prefix="kstore-gc-"))
+        self._env = lmdb.open(folder, map_size=_MAP_SIZE, sync=False, metasync=False, lock=False, readahead=False)
+        self._open.enter_context(self._env)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open.close()
+
+    def add(self, digests: Iterable[bytes]) -> list[bytes]:
+        """Add digests; returns those that were not in it."""
+        with self._env.begin(write=True) as txn:
+            return [digest for digest in sorted(digests) if txn.put(digest, b"", overwrite=False)]
+
+    def update(self, values: Mapping[bytes, bytes]) -> None:
+        """Add digests with these values, whatever they had."""
+        with self._env.begin(write=True) as txn, txn.cursor() as cursor:
+            cursor.putmulti(sorted(values.items()))
+
+    def value(self, digest: bytes) -> bytes | None:
+        """What a digest was added with; None if it is not in the set."""
+        with self._env.begin() as txn:
+            found: bytes | None = txn.get(digest)
+            return found
+
+    def absent(self, digests: Iterable[bytes]) -> list[bytes]:
+        """Of `digests`, those that are not in the set."""
+        with self._env.begin() as txn:
+            return [digest for digest in digests if txn.get(digest) is None]
+
+    def __len__(self) -> int:
+        return int(self._env.stat()["entries"])
+
+    def __contains__(self, digest: bytes) -> bool:
+        return self.value(digest) is not None

@@ -1,0 +1,100 @@
+"""Mark: what the generations of a store need.
+
+A pack is live if a ref names it. A loose blob is live if a generation has it and none of that generation's packs
+does: so a loose blob that was condemned, and then uploaded again into a pack, dies all the same, and a name that
+is about to be deleted never becomes live again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Container
+from dataclasses import dataclass, field
+
+from kstore.blobs.blobstore import BlobStore
+from kstore.condemned import Condemned
+from kstore.errors import IntegrityError, MissError
+from kstore.gc.digests import DigestSet
+from kstore.manifest import Manifest
+from kstore.progress import Progress
+from kstore.refs import Ref
+from kstore.scope import Scope
+from kstore.storage import Storage
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What one generation needs."""
+
+    packs: tuple[str, ...]
+    loose: dict[bytes, int]
+    """Digest → size in bytes, of the blobs that are in none of the packs."""
+    packed: set[bytes]
+    """Digests of the others."""
+
+
+@dataclass(slots=True)
+class Marked:
+    """What all generations need."""
+
+    loose: DigestSet
+    packed: DigestSet
+    packs: dict[str, set[Ref]] = field(default_factory=dict)
+    """Live pack → the refs that name it."""
+    loose_bytes: int = 0
+    unreadable: list[str] = field(default_factory=list)
+    """What cannot be read: it may need anything."""
+
+    def is_live(self, condemned: Condemned) -> bool:
+        """Whether any generation needs this object."""
+        return condemned.digest.hex() in self.packs if condemned.is_pack else condemned.digest in self.loose
+
+
+def needs_of(storage: Storage, ref: Ref) -> Needs:
+    """What a generation needs, its manifest included.
+
+    Raises:
+        IntegrityError: its manifest is damaged.
+    """
+    blobs = BlobStore(storage.backend)
+    sizes = {entry.digest: entry.size for entry in Manifest.load(blobs.fetch(ref.manifest, ref.packs)).entries()}
+    sizes[ref.manifest] = ref.manifest_size
+    packed = sizes.keys() & blobs.digests_in(ref.packs)
+    return Needs(ref.packs, {d: size for d, size in sizes.items() if d not in packed}, packed)
+
+
+def mark(storage: Storage, gone: Container[str], marked: Marked, progress: Progress) -> None:
+    """Mark what every generation needs, without those whose refs' names are in `gone`."""
+    for scope in storage.refs.scopes():
+        for ref in _refs(storage, scope, gone, marked):
+            _mark_ref(storage, ref, marked)
+            progress.done += 1
+
+
+def _refs(storage: Storage, scope: Scope, gone: Container[str], marked: Marked) -> list[Ref]:
+    refs = []
+    for generation in storage.refs.generations(scope):
+        if f"{scope.folder}/{generation}" in gone:
+            continue
+        try:
+            refs.append(storage.refs.get(scope, generation))
+        except MissError:  # another gc has removed it since
+            continue
+        except IntegrityError as error:
+            marked.unreadable.append(str(error))
+    return refs
+
+
+def _mark_ref(storage: Storage, ref: Ref, marked: Marked) -> None:
+    for pack in ref.packs:
+        marked.packs.setdefault(pack, set()).add(ref)
+    try:
+        needs = needs_of(storage, ref)
+    except (IntegrityError, OSError) as error:
+        if storage.refs.exists(ref):
+            marked.unreadable.append(f"generation {ref.generation} of {ref.scope}: {error}")
+        return
+    marked.loose_bytes += sum(needs.loose[digest] for digest in marked.loose.add(needs.loose))
+    marked.packed.add(needs.packed)

@@ -1,0 +1,169 @@
+"""Which generations stay, and why. Pure: history and policy in, decisions out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from kstore.errors import UsageError
+from kstore.refs import RefState
+from kstore.scope import Scope
+
+_SECOND = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What the user wants kept. All times are in seconds."""
+
+    keep: int = 2
+    """The newest generations of each scope."""
+    unused: float | None = None
+    """A key that was neither restored nor committed for so long is forgotten."""
+    max_size: int | None = None
+    """Bytes. Least recently used keys give up their older generations first."""
+    allow_live: bool = False
+    """With `max_size`: keys may be forgotten altogether."""
+    grace: float | None = None
+    """Only longer than the store's, unless `offline`."""
+    offline: bool = False
+    """No worker uses the store now: both phases follow each other, and a shorter grace is safe."""
+
+    def grace_of(self, store: float) -> float:
+        """The grace to use in a store with the setting `store`.
+
+        Raises:
+            UsageError: a shorter one was asked for, and workers may be at work.
+        """
+        if self.grace is None:
+            return 0.0 if self.offline else store
+        if self.grace < store and not self.offline:
+            raise UsageError(
+                f"--grace {self.grace:.0f}s is shorter than the store's {store:.0f}s, which running commits count on; "
+                "add --offline if no worker uses the store now"
+            )
+        return self.grace
+
+
+class Why(StrEnum):
+    """Why a generation stays or goes."""
+
+    NEWEST = "newest"
+    KEPT = "among the newest"
+    PINNED = "pinned"
+    RECENT = "superseded a short time ago"
+    UNREADABLE = "cannot be read"
+    OLD = "older than what is kept"
+    REPEATED = "the next generation holds the same"
+    FORGOTTEN = "forgotten"
+    UNUSED = "unused"
+    SIZE = "over the size limit"
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One generation as gc sees it. Times are the store's, in nanoseconds."""
+
+    number: int
+    published_at: int
+    is_pinned: bool = False
+    manifest: bytes | None = None
+    """None if the ref cannot be read."""
+    state: RefState = RefState.LIVE
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """One scope."""
+
+    scope: Scope
+    generations: tuple[Generation, ...]
+    """Oldest first; never empty."""
+    used_at: int
+    """When it was last restored or committed."""
+
+    @property
+    def newest(self) -> Generation:
+        """The generation that is restored."""
+        return self.generations[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What becomes of one generation."""
+
+    scope: Scope
+    generation: Generation
+    why: Why
+    stays: bool
+
+
+def decide(history: History, keep: int, grace: float, now: int) -> list[Decision]:
+    """What becomes of each generation of one scope, oldest first.
+
+    The newest stays, whatever it is: generation numbers never go back. What was superseded less than `grace`
+    ago stays: somebody may be restoring it.
+    """
+    decisions = [Decision(history.scope, history.newest, Why.NEWEST, True)]
+    left = keep - 1 if history.newest.state is RefState.LIVE else keep
+    for older, newer in _pairs(history.generations):
+        why, stays = _judge(older, newer, history.newest, left > 0, now - newer.published_at < grace * _SECOND)
+        left -= why is Why.KEPT
+        decisions.append(Decision(history.scope, older, why, stays))
+    return decisions[::-1]
+
+
+def _judge(
+    older: Generation, newer: Generation, newest: Generation, has_room: bool, is_recent: bool
+) -> tuple[Why, bool]:
+    if older.is_pinned:
+        return Why.PINNED, True
+    if is_recent:
+        return Why.RECENT, True
+    if newest.state is RefState.FORGOTTEN:
+        return Why.FORGOTTEN, False
+    if older.manifest is not None and older.manifest == newer.manifest:
+        return Why.REPEATED, False
+    return (Why.KEPT, True) if has_room else (Why.OLD, False)
+
+
+def _pairs(generations: tuple[Generation, ...]) -> Iterator[tuple[Generation, Generation]]:
+    """(older, newer), newest pair first."""
+    return zip(generations[-2::-1], generations[:0:-1], strict=True)
+
+
+def unused(histories: Iterable[History], policy: Policy, now: int) -> list[History]:
+    """Those to forget because nobody uses them. A key with a pinned generation is in use."""
+    if policy.unused is None:
+        return []
+    since = now - policy.unused * _SECOND
+    return [h for h in histories if h.used_at < since and _may_forget(h)]
+
+
+def _may_forget(history: History) -> bool:
+    return history.newest.state is not RefState.FORGOTTEN and not any(g.is_pinned for g in history.generations)
+
+
+def by_worth(histories: Mapping[Scope, History], decisions: Iterable[Decision]) -> list[Decision]:
+    """The generations that stay: what must stay first, then newest ones, then older ones; last used first."""
+    return sorted((d for d in decisions if d.stays), key=lambda d: (_tier(d), -histories[d.scope].used_at))
+
+
+def over_budget(costs: Iterable[tuple[Decision, int]], limit: int, allow_live: bool) -> tuple[list[Decision], int]:
+    """What a size limit takes, and how many bytes over it must stay all the same.
+
+    `costs` says, in the order of `by_worth`, what each generation takes beyond those before it, in bytes.
+    """
+    taken, size = [], 0
+    for decision, cost in costs:
+        may_go = _tier(decision) == 2 or (_tier(decision) == 1 and allow_live)
+        if size + cost > limit and may_go:
+            taken.append(decision)
+        else:
+            size += cost
+    return taken, max(size - limit, 0)
+
+
+def _tier(decision: Decision) -> int:
+    return {Why.PINNED: 0, Why.RECENT: 0, Why.NEWEST: 1}.get(decision.why, 2)

@@ -1,0 +1,81 @@
+"""What a gc did, or would do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from kstore.gc.policy import Decision
+from kstore.report import SCHEMA, Count
+from kstore.scope import Scope
+
+
+class GcStatus(StrEnum):
+    """How a gc ended."""
+
+    COLLECTED = "collected"
+    BUSY = "busy"
+    """Another gc is at work; this one did nothing."""
+    INCOMPLETE = "incomplete"
+    """Something cannot be read, and may need any blob: none was deleted."""
+
+
+@dataclass(slots=True)
+class GcReport:
+    """What a gc did, or would do."""
+
+    status: GcStatus = GcStatus.COLLECTED
+    store: str = ""
+    dry_run: bool = False
+    grace: float = 0.0
+    """Seconds between condemning and deleting."""
+    decisions: list[Decision] = field(default_factory=list)
+    """What became of every generation, and why."""
+    forgotten: list[Scope] = field(default_factory=list)
+    """Keys that nobody used, or that were over the size limit."""
+    deleted: Count = field(default_factory=Count)
+    """Packs and loose blobs that are gone."""
+    condemned: Count = field(default_factory=Count)
+    """Those that nothing needs any more: a gc at least the grace later deletes them."""
+    waiting: Count = field(default_factory=Count)
+    """Those that were condemned before, and not long enough ago, or are needed still."""
+    rewritten: int = 0
+    """Packs of which so little is needed that it was copied into new ones."""
+    live: Count = field(default_factory=Count)
+    """Packs and loose blobs that are needed; bytes of packs only."""
+    excess: int = 0
+    """Bytes over the size limit that must stay."""
+    unreadable: list[str] = field(default_factory=list)
+    """What could not be read."""
+    seconds: float = 0.0
+
+    def as_json(self) -> dict[str, Any]:
+        """For machines."""
+        return {
+            "schema": SCHEMA,
+            "status": self.status,
+            "store": self.store,
+            "dry_run": self.dry_run,
+            "grace": self.grace,
+            "generations": [_decision(decision) for decision in self.decisions],
+            "forgotten": [_scope(scope) for scope in self.forgotten],
+            **{name: _count(getattr(self, name)) for name in ("deleted", "condemned", "waiting", "live")},
+            "rewritten": self.rewritten,
+            "excess": self.excess,
+            "unreadable": self.unreadable,
+            "seconds": self.seconds,
+        }
+
+
+def _decision(decision: Decision) -> dict[str, Any]:
+    generation = decision.generation.number
+    return {**_scope(decision.scope), "generation": generation, "stays": decision.stays, "why": decision.why}
+
+
+def _scope(scope: Scope) -> dict[str, str]:
+    return {"gpu": scope.gpu, "key": scope.key, "environment": scope.environment}
+
+
+def _count(count: Count) -> dict[str, int]:
+    return {"files": count.files, "bytes": count.bytes}

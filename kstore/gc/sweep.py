@@ -1,0 +1,187 @@
+"""Sweep: delete what was condemned long enough ago and is dead still, and condemn what is dead now.
+
+A loose blob's name may be taken anew by a commit, after another gc has deleted it. So it is looked at, moved aside,
+and looked at again: if it is not what was condemned, it is put back. A reader finds it aside meanwhile, and if this
+process is killed, the next gc puts it back.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from kstore.backends import Backend, NewObject
+from kstore.backends.base import Stat
+from kstore.blobs import loose, packindex
+from kstore.blobs.loose import ASIDE, blob_name, stamp
+from kstore.condemned import Condemned, list_names, read_list, write_lists
+from kstore.errors import IntegrityError
+from kstore.gc.digests import DigestSet
+from kstore.gc.mark import Marked
+from kstore.report import Count
+
+log = logging.getLogger(__name__)
+
+_SECOND = 1_000_000_000
+_BATCH = 1 << 16
+_DIGEST_LENGTH = 64
+_STAGING = "tmp"
+_STAGING_AGE = 7 * 86400
+"""Seconds after which a file that a killed commit left in `tmp/` is deleted."""
+
+
+@dataclass(slots=True)
+class Swept:
+    """What became of the dead."""
+
+    deleted: Count = field(default_factory=Count)
+    condemned: Count = field(default_factory=Count)
+    waiting: Count = field(default_factory=Count)
+    unreadable: list[str] = field(default_factory=list)
+
+
+class Sweeper:
+    """One sweep of one store. With `dry_run` it only counts."""
+
+    def __init__(self, backend: Backend, marked: Marked, listed: DigestSet, *, dry_run: bool) -> None:
+        self._backend = backend
+        self._marked = marked
+        self._listed = listed
+        self._dry_run = dry_run
+        self.swept = Swept()
+
+    def sweep(self, now: int, grace: float) -> None:
+        """Both phases. `now` is the store's time, in nanoseconds, before marking began; `grace` is in seconds."""
+        for name in list_names(self._backend):
+            self._sweep_list(name, now - int(grace * _SECOND))
+        self._condemn(self._dead_packs())
+        self._condemn(self._dead_blobs())
+
+    def recover(self) -> None:
+        """Put back what a killed gc left aside: it may be needed by now."""
+        for child in [] if self._dry_run else self._backend.list(ASIDE):
+            _put_back(self._backend, f"{ASIDE}/{child.name}")
+
+    def clean_staging(self, now: int) -> None:
+        """Delete what commits left that were killed long ago."""
+        for child in [] if self._dry_run else self._backend.list(_STAGING):
+            name = f"{_STAGING}/{child.name}"
+            with suppress(FileNotFoundError):
+                if now - self._backend.stat(name).mtime_ns > _STAGING_AGE * _SECOND:
+                    self._backend.delete(name)
+
+    def _sweep_list(self, name: str, before: int) -> None:
+        try:
+            condemned_at = self._backend.stat(name).mtime_ns
+            entries = read_list(self._backend, name)
+        except FileNotFoundError:  # another gc has finished with it
+            return
+        except IntegrityError as error:
+            self.swept.unreadable.append(str(error))
+            return
+        self._listed.update({_key(entry): _identity(entry) for entry in entries})
+        rest = entries if condemned_at > before else self._delete_dead(entries)
+        self.swept.waiting = _more(self.swept.waiting, rest)
+        if len(rest) < len(entries) and not self._dry_run:
+            write_lists(self._backend, rest)
+            self._backend.delete(name)
+
+    def _delete_dead(self, entries: list[Condemned]) -> list[Condemned]:
+        """Returns those that are live: they stay on the list until they are dead."""
+        live = []
+        for entry in entries:
+            if self._marked.is_live(entry):
+                live.append(entry)
+            elif self._dry_run or _delete(self._backend, entry):
+                self.swept.deleted = _more(self.swept.deleted, [entry])
+        return live
+
+    def _condemn(self, dead: Iterable[Condemned]) -> None:
+        batch: list[Condemned] = []
+        for entry in dead:
+            if self._listed.value(_key(entry)) != _identity(entry):
+                batch.append(entry)
+            if len(batch) == _BATCH:
+                self._condemn_batch(batch)
+                batch = []
+        self._condemn_batch(batch)
+
+    def _condemn_batch(self, batch: list[Condemned]) -> None:
+        self.swept.condemned = _more(self.swept.condemned, batch)
+        if not self._dry_run:
+            write_lists(self._backend, batch)
+
+    def _dead_packs(self) -> Iterator[Condemned]:
+        for digest, name in _digests(self._backend, packindex.FOLDER):
+            if digest.hex() not in self._marked.packs and (found := _stat(self._backend, name)):
+                yield Condemned(True, digest, found.inode, found.mtime_ns, found.size)
+
+    def _dead_blobs(self) -> Iterator[Condemned]:
+        for shard in [child.name for child in self._backend.list(loose.FOLDER) if child.is_folder]:
+            names = dict(_digests(self._backend, f"{loose.FOLDER}/{shard}"))
+            for digest in self._marked.loose.absent(names):
+                if found := _stat(self._backend, names[digest]):
+                    yield Condemned(False, digest, found.inode, found.mtime_ns, found.size)
+
+
+def _delete(backend: Backend, entry: Condemned) -> bool:
+    """Delete one condemned object; False if it is gone, or its name was taken anew."""
+    found = _stat(backend, entry.name)
+    if found is None or not _is_same(found, entry):
+        return False
+    if entry.is_pack:
+        backend.delete(entry.name)
+        return True
+    aside = f"{ASIDE}/{entry.digest.hex()}.{secrets.token_hex(8)}"
+    try:
+        backend.move(entry.name, aside)
+        if _is_same(backend.stat(aside), entry):
+            backend.delete(aside)
+            return True
+    except FileNotFoundError:  # another gc was faster
+        return False
+    _put_back(backend, aside)
+    return False
+
+
+def _put_back(backend: Backend, aside: str) -> None:
+    """As a new file, which no gc has condemned; if the name was taken meanwhile, that one is as good."""
+    with suppress(FileNotFoundError, ValueError):
+        digest = bytes.fromhex(aside.rpartition("/")[2].partition(".")[0])
+        backend.put_many([NewObject(blob_name(digest), backend.get(aside), stamp(digest))])
+        backend.delete(aside)
+
+
+def _stat(backend: Backend, name: str) -> Stat | None:
+    try:
+        return backend.stat(name)
+    except FileNotFoundError:
+        return None
+
+
+def _is_same(found: Stat, entry: Condemned) -> bool:
+    return (found.inode, found.mtime_ns, found.size) == (entry.inode, entry.mtime_ns, entry.size)
+
+
+def _digests(backend: Backend, folder: str) -> Iterator[tuple[bytes, str]]:
+    """The objects of a folder that are named by a digest."""
+    for child in backend.list(folder):
+        if len(child.name) == _DIGEST_LENGTH and not child.is_folder:
+            with suppress(ValueError):
+                yield bytes.fromhex(child.name), f"{folder}/{child.name}"
+
+
+def _key(entry: Condemned) -> bytes:
+    return bytes([entry.is_pack]) + entry.digest
+
+
+def _identity(entry: Condemned) -> bytes:
+    return repr((entry.inode, entry.mtime_ns, entry.size)).encode()
+
+
+def _more(count: Count, entries: Iterable[Condemned]) -> Count:
+    sizes = [entry.size for entry in entries]
+    return Count(count.files + len(sizes), count.bytes + sum(sizes))

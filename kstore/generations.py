@@ -1,0 +1,118 @@
+"""Generations that are not committed from a cache root: forgotten, quarantined, rolled back to, repacked.
+
+They follow the rules of every commit: nothing is relied upon that gc may be about to delete, what is condemned is
+copied into a pack of its own, and the ref is published within half the store's grace, or it is tried again.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+
+from kstore.blobs import Layout
+from kstore.blobs.blobstore import BlobStore
+from kstore.condemned import Doomed, read_doomed
+from kstore.creator import creator
+from kstore.digest import digest_of
+from kstore.errors import IntegrityError, MissError, StoreUnavailable
+from kstore.manifest import Manifest
+from kstore.refs import Ref, RefState
+from kstore.scope import Scope
+from kstore.storage import Storage
+from kstore.upload import boot_seconds
+
+_MAX_RACES = 100
+
+
+def publish_empty(storage: Storage, scope: Scope, state: RefState) -> Ref | None:
+    """Publish a generation without artifacts, so that the key misses."""
+
+    def prepare(parent: int) -> Ref | None:
+        meta = {"gpu": scope.gpu, "key": scope.key, "parent": parent, "nonce": secrets.token_hex(16)}
+        data = Manifest(meta=meta).dump()
+        pack = _write_pack(storage, {digest_of(data): data})
+        return Ref(scope, parent + 1, digest_of(data), len(data), pack, time.time(), creator(), 0, 0, parent, state)
+
+    return _publish(storage, scope, prepare)
+
+
+def republish(
+    storage: Storage,
+    ref: Ref,
+    packs: Callable[[Ref], tuple[str, ...]] = lambda ref: ref.packs,
+    *,
+    only_if_newest: bool = False,
+) -> Ref | None:
+    """Publish what a generation holds as the newest one of its scope. `packs` says where its blobs are by now.
+
+    Returns None if it must be the newest and is not.
+
+    Raises:
+        MissError: the generation has gone.
+        IntegrityError: its manifest, or a blob that must be copied, is damaged.
+    """
+
+    def prepare(parent: int) -> Ref | None:
+        if only_if_newest and parent != ref.generation:
+            return None
+        doomed, blobs = _needed_of_doomed(storage, ref)
+        if not storage.refs.exists(ref):
+            raise MissError(f"generation {ref.generation} of {ref.scope} was removed just now")
+        copied = _write_pack(storage, {digest: blobs.fetch(digest, ref.packs) for digest in sorted(doomed)})
+        return replace(
+            ref, generation=parent + 1, parent=parent, created=time.time(), creator=creator(),
+            packs=(*copied, *packs(ref)),
+        )  # fmt: skip
+
+    return _publish(storage, ref.scope, prepare)
+
+
+def before_newest(storage: Storage, scope: Scope) -> Ref:
+    """The last generation that holds something else than the newest one.
+
+    Raises:
+        MissError: there is none.
+    """
+    *earlier, newest = storage.refs.generations(scope) or [0]
+    replaced = storage.refs.get(scope, newest).manifest if newest else b""
+    for generation in reversed(earlier):
+        with suppress(MissError, IntegrityError):
+            ref = storage.refs.get(scope, generation)
+            if ref.state is RefState.LIVE and ref.manifest != replaced:
+                return ref
+    raise MissError(f"{scope} has no earlier generation to roll back to; `kstore show` lists them")
+
+
+def _needed_of_doomed(storage: Storage, ref: Ref) -> tuple[set[bytes], BlobStore]:
+    """Digests of what the generation needs and gc may be about to delete."""
+    blobs = BlobStore(storage.backend)
+    needed = {entry.digest for entry in storage.snapshot(ref).manifest.entries()} | {ref.manifest}
+    doomed: Doomed = read_doomed(storage.backend, needed)
+    if not doomed.is_complete:
+        raise IntegrityError("what gc is about to delete cannot be read; see `kstore verify`")
+    return doomed.blobs | needed & blobs.digests_in(doomed.packs.intersection(ref.packs)), blobs
+
+
+def _publish(storage: Storage, scope: Scope, prepare: Callable[[int], Ref | None]) -> Ref | None:
+    for _ in range(_MAX_RACES):
+        deadline = boot_seconds() + storage.grace / 2
+        generations = storage.refs.generations(scope)
+        if not generations:
+            raise MissError(f"nothing is published for {scope}; `kstore ls` lists what is")
+        ref = prepare(generations[-1])
+        if ref is None:
+            return None
+        # Looked at twice: whoever is held up in between publishes it again.
+        if boot_seconds() < deadline and storage.refs.publish(ref) and boot_seconds() < deadline:
+            return ref
+    raise StoreUnavailable(f"{_MAX_RACES} attempts to publish {scope} each found the generation taken")
+
+
+def _write_pack(storage: Storage, blobs: dict[bytes, bytes]) -> tuple[str, ...]:
+    with storage.blobs.writer(Layout.PACKED) as writer:
+        for digest, data in blobs.items():
+            writer.put(digest, data)
+        return writer.finish()

@@ -1,0 +1,55 @@
+"""Looks into stores, and lets time pass in them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from kstore.gc import GcReport, Policy
+from tests.trees import Node, contents
+
+HOUR = 3600.0
+_SECOND = 1_000_000_000
+
+
+def pass_time(node: Node, seconds: float = 2 * HOUR) -> None:
+    """Everything in the store becomes older, as its own clock shows it."""
+    for folder in ("refs", "gc", "used", "leases", "tmp"):
+        for path in (node.location / folder).rglob("*"):
+            if path.is_file():
+                then = path.stat().st_mtime_ns - int(seconds * _SECOND)
+                os.utime(path, ns=(then, then))
+
+
+def collect(node: Node, *, dry_run: bool = False, **policy: object) -> GcReport:
+    return node.store.gc(Policy(**policy), dry_run=dry_run)  # type: ignore[arg-type]
+
+
+def collect_fully(node: Node, **policy: object) -> GcReport:
+    """Both phases, a grace apart, after a grace."""
+    pass_time(node)
+    collect(node, **policy)
+    pass_time(node)
+    return collect(node, **policy)
+
+
+def stored(node: Node) -> set[str]:
+    """Names of all packs and loose blobs."""
+    return {name for name in contents(node.location) if name.startswith(("blobs/", "packs/"))}
+
+
+def generations(node: Node) -> list[int]:
+    return node.store.storage.refs.generations(node.store.scope("model/v1"))
+
+
+def restored(folder: Path, name: str) -> dict[str, bytes]:
+    """What a fresh worker gets, by its paths and bytes, those of relocated files left out."""
+    other = Node(folder, name, layout=None)
+    report = other.restore()
+    assert report.skipped == ()
+    return {path: data for path, data in contents(other.tree.root).items() if "__grp__" not in path}
+
+
+def kernels(node: Node) -> dict[str, bytes]:
+    """What a worker has, likewise."""
+    return {path: data for path, data in contents(node.tree.root).items() if "__grp__" not in path}

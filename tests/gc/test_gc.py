@@ -1,0 +1,322 @@
+"""gc removes what nobody needs, in two phases, and nothing else."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from kstore.blobs.loose import ASIDE, blob_name
+from kstore.condemned import list_names, read_list
+from kstore.errors import UsageError
+from kstore.gc import GcStatus
+from kstore.gc.policy import Why
+from kstore.gc.sweep import _delete
+from kstore.lease import Lease
+from kstore.report import CommitStatus, RestoreStatus
+from tests.gc.stores import collect, collect_fully, generations, kernels, pass_time, restored, stored
+from tests.trees import Node, contents
+
+
+def grow(node: Node, *names: str) -> None:
+    """Commit a generation for each name, with one more kernel each."""
+    for name in names:
+        node.tree.kernel(name)
+        node.tree.wrapper(name)
+        node.commit()
+
+
+def replace_kernels(node: Node, variant: str) -> None:
+    """Commit a generation in which everything before is replaced."""
+    for name in ("one", "two"):
+        node.tree.kernel(name, variant)
+    node.commit()
+
+
+def test_a_store_with_nothing_to_remove_is_left_as_it_is(node: Node, tmp_path: Path) -> None:
+    grow(node, "one")
+    before = contents(node.location)
+    report = collect_fully(node)
+    assert report.status is GcStatus.COLLECTED
+    assert (report.deleted.files, report.condemned.files) == (0, 0)
+    assert contents(node.location) == before
+    assert restored(tmp_path, "other") == kernels(node)
+
+
+def test_there_may_be_no_store_yet(tmp_path: Path) -> None:
+    assert collect(Node(tmp_path)).status is GcStatus.COLLECTED
+    assert not (tmp_path / "store").exists()
+
+
+def test_older_generations_go_and_their_blobs_a_grace_later(node: Node, tmp_path: Path) -> None:
+    for variant in "abcd":
+        replace_kernels(node, variant)
+    pass_time(node)
+    before = stored(node)
+    first = collect(node)
+    assert generations(node) == [3, 4]
+    assert [d.generation.number for d in first.decisions if not d.stays] == [1, 2]
+    assert first.condemned.files > 0 and first.deleted.files == 0
+    assert stored(node) == before
+
+    early = collect(node)
+    assert (early.deleted.files, early.condemned.files) == (0, 0)
+    assert early.waiting == first.condemned
+
+    pass_time(node)
+    late = collect(node)
+    assert late.deleted == first.condemned
+    assert len(stored(node)) == len(before) - late.deleted.files
+    assert list_names(node.store.storage.backend) == []
+    assert restored(tmp_path, "other") == kernels(node)
+
+
+def test_what_was_superseded_a_short_time_ago_stays(node: Node) -> None:
+    for variant in "abc":
+        replace_kernels(node, variant)
+    report = collect(node, keep=1)
+    assert [d.why for d in report.decisions] == [Why.RECENT, Why.RECENT, Why.NEWEST]
+    assert generations(node) == [1, 2, 3]
+
+
+def test_a_dry_run_says_the_same_and_writes_nothing(node: Node) -> None:
+    for variant in "abcd":
+        replace_kernels(node, variant)
+    pass_time(node)
+    before = contents(node.location)
+    planned = collect(node, dry_run=True)
+    assert contents(node.location) == before
+    done = collect(node)
+    assert (planned.decisions, planned.condemned) == (done.decisions, done.condemned)
+    pass_time(node)
+    planned = collect(node, dry_run=True)
+    done = collect(node)
+    assert planned.deleted == done.deleted and done.deleted.files > 0
+
+
+def test_a_forgotten_key_misses_at_once_and_is_gone_after_two_graces(node: Node, tmp_path: Path) -> None:
+    grow(node, "one", "two")
+    node.store.forget("model/v1")
+    assert Node(tmp_path, "other").restore().status is RestoreStatus.MISS
+    collect_fully(node)
+    assert generations(node) == [3]
+    assert len(stored(node)) == 1  # the empty manifest
+    assert node.commit().status is CommitStatus.UNCHANGED  # what was forgotten does not come back by itself
+    node.tree.wrapper("three")
+    assert node.commit().generation == 4
+
+
+def test_a_key_that_was_forgotten_takes_everything_from_a_fresh_worker(node: Node, tmp_path: Path) -> None:
+    grow(node, "one")
+    node.store.forget("model/v1")
+    collect_fully(node)
+    other = Node(tmp_path, "other", layout="loose")
+    grow(other, "one")
+    assert restored(tmp_path, "third") == kernels(other)
+
+
+def test_a_blob_that_is_condemned_goes_into_a_pack_of_the_commit_that_needs_it(tmp_path: Path) -> None:
+    node, other = (Node(tmp_path, name, layout="loose") for name in ("node", "other"))
+    grow(node, "one")
+    node.store.forget("model/v1")
+    pass_time(node)
+    condemned = collect(node).condemned
+    assert condemned.files
+    grow(other, "one")
+    assert other.newest().packs
+    pass_time(node)
+    report = collect(node)
+    assert report.deleted == condemned
+    assert restored(tmp_path, "third") == kernels(other)
+
+
+def test_a_blob_that_was_condemned_while_a_commit_relied_on_it_stays_as_long_as_it_is_needed(tmp_path: Path) -> None:
+    node, other = (Node(tmp_path, name, layout="loose") for name in ("node", "other"))
+    wrapper = node.tree.wrapper("one")
+    node.commit()
+    digest = node.published()[wrapper].digest
+    node.store.forget("model/v1")
+    pass_time(node)
+    path = node.location / blob_name(digest)
+    other.tree.wrapper("one")
+
+    publish = other.store.storage.refs.publish
+    other.store.storage.refs.publish = lambda ref: (collect(node), publish(ref))[1]  # type: ignore[method-assign]
+    assert other.commit("model/v2").status is CommitStatus.COMMITTED
+    for _ in range(3):
+        pass_time(node)
+        collect(node)
+        assert path.exists()
+    node.store.forget("model/v2")
+    for _ in range(3):
+        pass_time(node)
+        collect(node)
+    assert not path.exists()
+    assert list_names(node.store.storage.backend) == []
+
+
+def test_a_name_that_was_taken_anew_is_not_what_was_condemned(tmp_path: Path) -> None:
+    node = Node(tmp_path, layout="loose")
+    wrapper = node.tree.wrapper("one")
+    node.commit()
+    path = node.location / blob_name(node.published()[wrapper].digest)
+    node.store.forget("model/v1")
+    pass_time(node)
+    collect(node)
+    backend = node.store.storage.backend
+    (entry,) = [e for name in list_names(backend) for e in read_list(backend, name) if e.name in str(path)]
+    data = path.read_bytes()
+    path.rename(tmp_path / "kept")  # so that its inode cannot be taken again
+    path.write_bytes(data)
+    assert not _delete(backend, entry)
+    assert path.read_bytes() == data
+
+
+def test_what_a_killed_gc_left_aside_is_found_and_put_back(tmp_path: Path) -> None:
+    node = Node(tmp_path, layout="loose")
+    wrapper = node.tree.wrapper("one")
+    node.commit()
+    digest = node.published()[wrapper].digest
+    path = node.location / blob_name(digest)
+    aside = node.location / ASIDE / f"{digest.hex()}.0123456789abcdef"
+    aside.parent.mkdir(parents=True)
+    path.rename(aside)
+    assert restored(tmp_path, "other") == kernels(node)
+    collect(node)
+    assert path.exists() and not aside.exists()
+    assert restored(tmp_path, "third") == kernels(node)
+
+
+def test_a_pinned_generation_is_kept_until_it_is_unpinned(node: Node) -> None:
+    for variant in "abcd":
+        replace_kernels(node, variant)
+    node.store.pin("model/v1", 1)
+    collect_fully(node)
+    assert generations(node) == [1, 3, 4]
+    other = Node(node.location.parent, "other", layout=None)
+    assert other.restore(generation=1).skipped == ()
+    node.store.unpin("model/v1", 1)
+    collect_fully(node)
+    assert generations(node) == [3, 4]
+
+
+def test_unused_keys_are_forgotten_and_a_restore_is_a_use(node: Node) -> None:
+    grow(node, "one")
+    node.commit("model/v2")
+    pass_time(node, 40 * 86400)
+    Node(node.location.parent, "user").restore("model/v2")
+    report = collect(node, unused=30 * 86400.0)
+    assert [scope.key for scope in report.forgotten] == ["model/v1"]
+    assert Node(node.location.parent, "other").restore("model/v1").status is RestoreStatus.MISS
+    assert Node(node.location.parent, "third").restore("model/v2").ok
+
+
+def test_a_size_limit_takes_history_and_says_what_it_may_not_take(node: Node, tmp_path: Path) -> None:
+    for variant in "abc":
+        replace_kernels(node, variant)
+    pass_time(node)
+    report = collect(node, keep=3, max_size=1)
+    assert generations(node) == [3]
+    assert report.excess > 0
+    assert restored(tmp_path, "other") == kernels(node)
+    report = collect(node, max_size=1, allow_live=True)
+    assert [scope.key for scope in report.forgotten] == ["model/v1"]
+
+
+def test_a_large_limit_takes_nothing(node: Node) -> None:
+    for variant in "abc":
+        replace_kernels(node, variant)
+    pass_time(node)
+    report = collect(node, keep=3, max_size=10**9)
+    assert (generations(node), report.excess) == ([1, 2, 3], 0)
+
+
+def test_offline_both_phases_are_one(node: Node, tmp_path: Path) -> None:
+    for variant in "abcd":
+        replace_kernels(node, variant)
+    report = collect(node, keep=1, offline=True)
+    assert generations(node) == [4]
+    assert report.deleted.files > 0
+    assert collect(node, keep=1, offline=True).deleted.files == 0
+    assert restored(tmp_path, "other") == kernels(node)
+
+
+def test_a_shorter_grace_is_refused(node: Node) -> None:
+    grow(node, "one")
+    with pytest.raises(UsageError, match="--offline"):
+        collect(node, grace=60.0)
+
+
+@pytest.mark.parametrize("what", ["ref", "manifest"])
+def test_what_cannot_be_read_may_need_anything(tmp_path: Path, what: str) -> None:
+    node = Node(tmp_path, layout="loose")
+    for variant in "abcd":
+        replace_kernels(node, variant)
+    ref = node.newest()
+    path = node.location / (ref.name if what == "ref" else blob_name(ref.manifest))
+    path.chmod(0o644)
+    path.write_bytes(b"garbage")
+    before = stored(node)
+    report = collect_fully(node)
+    assert report.status is GcStatus.INCOMPLETE
+    assert len(report.unreadable) == 1 and "generation 4" in report.unreadable[0]
+    assert stored(node) == before
+
+
+def test_a_damaged_list_is_kept_and_nothing_is_relied_upon(tmp_path: Path) -> None:
+    node, other = (Node(tmp_path, name, layout="loose") for name in ("node", "other"))
+    for variant in "abcd":
+        replace_kernels(node, variant)
+    pass_time(node)
+    collect(node)
+    (path,) = (node.location / name for name in list_names(node.store.storage.backend))
+    path.chmod(0o644)
+    path.write_bytes(b"garbage")
+    pass_time(node)
+    assert collect(node).status is GcStatus.INCOMPLETE
+    assert path.exists()
+    other.tree.kernel("one", "a")
+    assert other.commit("model/v2").uploaded > 0
+    assert Node(tmp_path, "third").restore("model/v2").skipped == ()
+
+
+def test_two_at_once_do_not_do_the_same_work(node: Node) -> None:
+    grow(node, "one")
+    with Lease(node.store.storage, "gc", 3600).held() as taken:
+        assert taken
+        assert collect(node).status is GcStatus.BUSY
+        pass_time(node)
+        assert collect(node).status is GcStatus.COLLECTED  # its holder has gone
+    assert collect(node).status is GcStatus.COLLECTED
+
+
+def test_packs_that_are_mostly_dead_are_rewritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kstore.gc.repack.WORTHWHILE", 1)
+    node = Node(tmp_path, layout="packed")
+    keeper = node.tree.wrapper("keeper")
+    for number in range(20):
+        node.tree.kernel(f"k{number}", "old")
+    node.commit()
+    for number in range(20):
+        node.tree.kernel(f"k{number}", "new")
+    node.commit()
+    old, new = node.newest().packs[::-1]
+    for _ in range(4):
+        pass_time(node)
+        report = collect(node, keep=1)
+    assert report.rewritten == 0
+    assert old not in node.newest().packs and new in node.newest().packs
+    assert not (node.location / "packs" / old).exists()
+    found = restored(tmp_path, "other")
+    assert found == kernels(node) and keeper in found
+
+
+def test_leftovers_of_killed_commits_are_removed(node: Node) -> None:
+    grow(node, "one")
+    old, new = (node.location / "tmp" / name for name in ("old", "new"))
+    for path in (old, new):
+        path.write_bytes(b"half")
+    os.utime(old, (0, 0))
+    collect(node)
+    assert not old.exists() and new.exists()

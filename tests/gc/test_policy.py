@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import pytest
+
+from kstore.errors import UsageError
+from kstore.gc.policy import Decision, Generation, History, Policy, Why, by_worth, decide, over_budget, unused
+from kstore.refs import RefState
+from kstore.scope import Scope
+
+HOUR = 3600
+SCOPE = Scope("gpu", "model/v1", "env")
+NOW = 1_000_000 * 10**9
+
+
+def generation(number: int, hours_ago: float, **fields: object) -> Generation:
+    content = {"manifest": bytes([number]) * 32, **fields}
+    return Generation(number, NOW - int(hours_ago * HOUR * 1e9), **content)  # type: ignore[arg-type]
+
+
+def history(*generations: Generation, used: float = 0, scope: Scope = SCOPE) -> History:
+    return History(scope, generations, NOW - int(used * HOUR * 1e9))
+
+
+def judged(*generations: Generation, keep: int = 2) -> list[tuple[int, Why]]:
+    decisions = decide(history(*generations), keep, HOUR, NOW)
+    assert [d.generation.number for d in decisions] == [g.number for g in generations]
+    return [(d.generation.number, d.why) for d in decisions]
+
+
+def test_the_newest_are_kept_and_older_ones_go() -> None:
+    assert judged(*(generation(n, 10 - n) for n in (1, 2, 3, 4))) == [
+        (1, Why.OLD),
+        (2, Why.OLD),
+        (3, Why.KEPT),
+        (4, Why.NEWEST),
+    ]
+
+
+def test_the_newest_stays_whatever_keep_says() -> None:
+    assert judged(generation(1, 5), generation(2, 4), keep=0) == [(1, Why.OLD), (2, Why.NEWEST)]
+
+
+def test_what_was_superseded_within_the_grace_stays() -> None:
+    assert judged(generation(1, 9), generation(2, 8), generation(3, 0.9), keep=1) == [
+        (1, Why.OLD),
+        (2, Why.RECENT),
+        (3, Why.NEWEST),
+    ]
+
+
+def test_a_pinned_generation_stays() -> None:
+    assert judged(generation(1, 9, is_pinned=True), generation(2, 8), generation(3, 7), keep=1)[0] == (1, Why.PINNED)
+
+
+def test_a_pinned_generation_does_not_take_the_place_of_another() -> None:
+    found = judged(generation(1, 9), generation(2, 8, is_pinned=True), generation(3, 7))
+    assert found == [(1, Why.KEPT), (2, Why.PINNED), (3, Why.NEWEST)]
+
+
+def test_a_forgotten_key_keeps_nothing() -> None:
+    found = judged(generation(1, 9), generation(2, 8), generation(3, 7, state=RefState.FORGOTTEN), keep=9)
+    assert found == [(1, Why.FORGOTTEN), (2, Why.FORGOTTEN), (3, Why.NEWEST)]
+
+
+def test_a_quarantined_key_keeps_what_can_be_rolled_back_to() -> None:
+    found = judged(*(generation(n, 9 - n) for n in (1, 2, 3)), generation(4, 2, state=RefState.QUARANTINED))
+    assert found == [(1, Why.OLD), (2, Why.KEPT), (3, Why.KEPT), (4, Why.NEWEST)]
+
+
+def test_a_generation_that_was_published_again_goes() -> None:
+    same = b"m" * 32
+    found = judged(generation(1, 9), generation(2, 8, manifest=same), generation(3, 7, manifest=same))
+    assert found == [(1, Why.KEPT), (2, Why.REPEATED), (3, Why.NEWEST)]
+
+
+def test_a_generation_whose_ref_cannot_be_read_is_judged_by_its_number() -> None:
+    assert judged(generation(1, 9, manifest=None), generation(2, 8), keep=1)[0] == (1, Why.OLD)
+
+
+def test_unused_keys_are_found() -> None:
+    old, new = history(generation(1, 99), used=50), history(generation(1, 99), used=1)
+    policy = Policy(unused=24 * HOUR)
+    assert unused([old, new], policy, NOW) == [old]
+    assert unused([old, new], Policy(), NOW) == []
+
+
+def test_a_key_with_a_pin_or_that_is_forgotten_already_is_not_unused() -> None:
+    pinned = history(generation(1, 99, is_pinned=True), generation(2, 98), used=50)
+    forgotten = history(generation(1, 99), generation(2, 98, state=RefState.FORGOTTEN), used=50)
+    assert unused([pinned, forgotten], Policy(unused=24 * HOUR), NOW) == []
+
+
+def costed(*kinds: tuple[Why, int]) -> list[tuple[Decision, int]]:
+    return [(Decision(SCOPE, generation(n, 1), why, True), cost) for n, (why, cost) in enumerate(kinds)]
+
+
+def test_a_size_limit_takes_older_generations_and_never_the_newest() -> None:
+    costs = costed((Why.PINNED, 10), (Why.NEWEST, 10), (Why.NEWEST, 10), (Why.KEPT, 10), (Why.KEPT, 5))
+    taken, excess = over_budget(costs, 36, allow_live=False)
+    assert ([d.generation.number for d in taken], excess) == ([3], 0)
+    taken, excess = over_budget(costs, 15, allow_live=False)
+    assert ([d.generation.number for d in taken], excess) == ([3, 4], 15)
+
+
+def test_a_size_limit_takes_the_newest_only_if_allowed_and_never_a_pinned_one() -> None:
+    costs = costed((Why.PINNED, 10), (Why.NEWEST, 10), (Why.NEWEST, 10))
+    taken, excess = over_budget(costs, 20, allow_live=True)
+    assert ([d.generation.number for d in taken], excess) == ([2], 0)
+    taken, excess = over_budget(costs, 5, allow_live=True)
+    assert ([d.generation.number for d in taken], excess) == ([1, 2], 5)
+
+
+def test_the_last_used_key_is_worth_most_and_history_least() -> None:
+    scopes = [Scope("gpu", key, "env") for key in ("a", "b")]
+    histories = {scopes[0]: history(used=9, scope=scopes[0]), scopes[1]: history(used=1, scope=scopes[1])}
+    decisions = [
+        Decision(scopes[0], generation(1, 9), Why.KEPT, True),
+        Decision(scopes[0], generation(2, 8), Why.NEWEST, True),
+        Decision(scopes[1], generation(1, 7), Why.KEPT, True),
+        Decision(scopes[1], generation(2, 6), Why.NEWEST, True),
+        Decision(scopes[1], generation(0, 6), Why.OLD, False),
+    ]
+    assert [(d.scope.key, d.why) for d in by_worth(histories, decisions)] == [
+        ("b", Why.NEWEST),
+        ("a", Why.NEWEST),
+        ("b", Why.KEPT),
+        ("a", Why.KEPT),
+    ]
+
+
+def test_the_grace_may_be_longer_and_shorter_only_offline() -> None:
+    assert Policy().grace_of(HOUR) == HOUR
+    assert Policy(grace=2 * HOUR).grace_of(HOUR) == 2 * HOUR
+    assert Policy(offline=True).grace_of(HOUR) == 0
+    assert Policy(offline=True, grace=60).grace_of(HOUR) == 60
+    with pytest.raises(UsageError, match="--offline"):
+        Policy(grace=60).grace_of(HOUR)
