@@ -8,6 +8,7 @@ from contextlib import suppress
 from kstore.backends import Backend
 from kstore.blobs.loose import blob_name
 from kstore.blobs.packindex import pack_name
+from kstore.scope import Scope
 
 FOLDER = "quarantine"
 
@@ -25,6 +26,12 @@ def quarantine_pack(backend: Backend, pack_id: str) -> None:
     """Move a pack aside."""
     with suppress(FileNotFoundError):
         backend.move(pack_name(pack_id), f"{FOLDER}/pack-{pack_id}.{secrets.token_hex(8)}")
+
+
+def quarantine_ref(backend: Backend, scope: Scope, generation: int) -> None:
+    """Move a ref aside that is not the newest."""
+    with suppress(FileNotFoundError):
+        backend.move(f"{scope.folder}/{generation}", f"{FOLDER}/ref-{generation}.{secrets.token_hex(8)}")
 
 
 def quarantined(backend: Backend) -> dict[bytes, list[str]]:

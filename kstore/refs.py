@@ -60,6 +60,22 @@ class Ref:
         """Where it is stored."""
         return f"{self.scope.folder}/{self.generation}"
 
+    def describe(self) -> dict[str, Any]:
+        """For machines."""
+        return {
+            "key": self.scope.key,
+            "gpu": self.scope.gpu,
+            "environment": self.scope.environment,
+            "generation": self.generation,
+            "state": self.state,
+            "parent": self.parent,
+            "files": self.files,
+            "bytes": self.size,
+            "created": self.created,
+            "creator": self.creator,
+            "packs": list(self.packs),
+        }
+
     def dump(self) -> bytes:
         """As JSON."""
         content = {

@@ -15,7 +15,7 @@ from kstore.components.variables import place_components, set_variables
 from kstore.environment import Environment, detect_environment, gpu_slug
 from kstore.errors import AmbiguousScopeError, CacheRootError, MissError, StoreUnavailable
 from kstore.folders import make_folder
-from kstore.local.cacheroot import CacheRoot, Owner, claim_root, numbered_folder
+from kstore.local.cacheroot import CacheRoot, Owner, claim_root, numbered_folder, owned_root
 from kstore.progress import Progress
 from kstore.refs import Ref, RefState
 from kstore.report import CommitReport, CommitStatus, RestoreReport
@@ -27,6 +27,7 @@ from kstore.worker import Worker
 
 if TYPE_CHECKING:
     from kstore.gc import GcReport, Policy
+    from kstore.operations.verify import VerifyReport
 
 
 class Store:
@@ -136,6 +137,32 @@ class Store:
 
         with self._maintaining("collect garbage in"):
             return collect(self.storage, policy or Policy(), dry_run=dry_run, progress=self.progress)
+
+    def verify(self, key: str | None = None, *, repair: bool = False) -> VerifyReport:
+        """Read every byte that the generations of `key`, or of all keys, need, and the key's local cache root.
+
+        With `repair`, what is damaged is moved aside, and what can be saved is saved.
+        """
+        from kstore.operations.verify import altered_files, remove_altered, verify
+
+        with self._maintaining("repair") if repair else reporting_trouble(self.location, "read"):
+            self.storage.open()
+            scopes = self._scopes_of(key) if key else list(self.scopes())
+            report = verify(self.storage, scopes, repair=repair, progress=self.progress)
+            worker = self._local_worker(key) if key else None
+            base = worker.base(worker.state.load()) if worker else None
+            if worker and base:
+                report.local = altered_files(worker.root, base.manifest)
+                if repair:
+                    remove_altered(worker.root, base.manifest, report.local)
+        return report
+
+    def _local_worker(self, key: str) -> Worker | None:
+        """This user's side of `key` on this node, if there is a cache root for it."""
+        scope = self.scope(key)
+        owner = Owner(self.location, scope.gpu, key, os.geteuid())
+        path = self.settings.cache_root or owned_root(numbered_folder(scope.environment), owner)
+        return self._worker(scope, before_import=False) if path and os.path.isdir(path) else None
 
     def forget(self, key: str) -> list[Ref]:
         """Make `key` miss, for every GPU and environment that the settings do not exclude; gc frees its bytes."""

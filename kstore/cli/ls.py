@@ -52,7 +52,7 @@ def command(invocation: Invocation, prefix: str) -> int:
     for error in damaged:
         output.warn(str(error))
     if output.json:
-        output.document({"store": store.location, "scopes": [_describe(ref) for ref in refs]})
+        output.document({"store": store.location, "scopes": [ref.describe() for ref in refs]})
     elif refs:
         output.table(_COLUMNS, map(_row, refs))
     else:
@@ -63,6 +63,7 @@ def command(invocation: Invocation, prefix: str) -> int:
 def _newest(store: Store, prefix: str) -> tuple[list[Ref], list[IntegrityError]]:
     """The newest generation of each scope, and why some cannot be told."""
     from kstore.errors import IntegrityError
+    from kstore.refs import RefState
 
     refs, damaged = [], []
     scopes = (scope for scope in store.scopes() if scope.key.startswith(prefix))
@@ -72,28 +73,13 @@ def _newest(store: Store, prefix: str) -> tuple[list[Ref], list[IntegrityError]]
         except IntegrityError as error:
             damaged.append(error)
         else:
-            refs += [ref] if ref else []
+            refs += [ref] if ref and ref.state is not RefState.FORGOTTEN else []
     return refs, damaged
 
 
 def _row(ref: Ref) -> tuple[str, ...]:
     scope, numbers = ref.scope, (str(ref.generation), str(ref.files))
     return (scope.key, scope.gpu, scope.environment, *numbers, size(ref.size), age(ref.created))
-
-
-def _describe(ref: Ref) -> dict[str, object]:
-    return {
-        "key": ref.scope.key,
-        "gpu": ref.scope.gpu,
-        "environment": ref.scope.environment,
-        "generation": ref.generation,
-        "parent": ref.parent,
-        "files": ref.files,
-        "bytes": ref.size,
-        "created": ref.created,
-        "creator": ref.creator,
-        "packs": list(ref.packs),
-    }
 
 
 def _say_empty(output: Output, store: Store, prefix: str) -> None:

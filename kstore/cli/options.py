@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from kstore.cli.output import Output
-from kstore.cli.words import parse_duration
+from kstore.cli.words import parse_duration, parse_size
 
 if TYPE_CHECKING:
     from kstore.store import Store
@@ -64,6 +64,19 @@ def as_seconds(ctx: click.Context, param: click.Parameter, value: str) -> int:
     """Callback of an option that takes a duration: 90s, 15m, 1h, 30d."""
     try:
         return parse_duration(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error), ctx, param) from error
+
+
+def as_seconds_or_none(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
+    """The same for an option that has no default."""
+    return None if value is None else as_seconds(ctx, param, value)
+
+
+def as_bytes(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
+    """Callback of an option that takes a size: 500M, 50G, 2TiB."""
+    try:
+        return None if value is None else parse_size(value)
     except ValueError as error:
         raise click.BadParameter(str(error), ctx, param) from error
 

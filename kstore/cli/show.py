@@ -39,6 +39,7 @@ _GENERATIONS = (
     Column("FILES", right=True),
     Column("SIZE", right=True),
     Column("PARENT", right=True),
+    Column("NOTE"),
 )
 _COMPONENTS = (Column("COMPONENT"), Column("FILES", right=True), Column("SIZE", right=True))
 _INDENT = 2
@@ -51,6 +52,8 @@ class _Shown:
     scope: Scope
     refs: list[Ref] = field(default_factory=list)
     """Newest first."""
+    pins: set[int] = field(default_factory=set)
+    """Generations that gc keeps whatever it is told."""
     manifest: Manifest | None = None
     """Of the newest generation that can be read."""
     damaged: list[IntegrityError] = field(default_factory=list)
@@ -104,6 +107,7 @@ def _read(store: Store, scope: Scope) -> _Shown:
     shown = _Shown(scope)
     with reporting_trouble(store.location, "read"):
         refs = store.storage.refs
+        shown.pins = refs.pins(scope)
         for number in reversed(refs.generations(scope)):
             try:
                 shown.refs.append(refs.get(scope, number))
@@ -123,7 +127,7 @@ def _describe(shown: _Shown) -> dict[str, object]:
     content: dict[str, object] = {
         "gpu": scope.gpu,
         "environment": scope.environment,
-        "generations": [_describe_ref(ref) for ref in shown.refs],
+        "generations": [_describe_ref(ref, ref.generation in shown.pins) for ref in shown.refs],
     }
     if manifest:
         content |= {
@@ -135,7 +139,7 @@ def _describe(shown: _Shown) -> dict[str, object]:
     return content
 
 
-def _describe_ref(ref: Ref) -> dict[str, object]:
+def _describe_ref(ref: Ref, is_pinned: bool) -> dict[str, object]:
     return {
         "generation": ref.generation,
         "parent": ref.parent,
@@ -145,6 +149,8 @@ def _describe_ref(ref: Ref) -> dict[str, object]:
         "bytes": ref.size,
         "manifest": ref.manifest.hex(),
         "packs": list(ref.packs),
+        "state": ref.state,
+        "pinned": is_pinned,
     }
 
 
@@ -153,7 +159,7 @@ def _print(output: Output, shown: _Shown) -> None:
     for name, value in _facts(shown):
         output.line(f"  {name:<11}  {value}")
     output.line()
-    output.table(_GENERATIONS, map(_generation_row, shown.refs), _INDENT)
+    output.table(_GENERATIONS, [_generation_row(ref, ref.generation in shown.pins) for ref in shown.refs], _INDENT)
     if shown.manifest:
         output.line()
         rows = [(name, str(c.files), size(c.bytes)) for name, c in _count(shown.manifest).items()]
@@ -171,9 +177,12 @@ def _facts(shown: _Shown) -> Iterator[tuple[str, str]]:
         yield "hosts", ", ".join(hosts) or "any"
 
 
-def _generation_row(ref: Ref) -> tuple[str, ...]:
+def _generation_row(ref: Ref, is_pinned: bool) -> tuple[str, ...]:
+    from kstore.refs import RefState
+
     parent = str(ref.parent) if ref.parent else "-"
-    return (str(ref.generation), moment(ref.created), ref.creator, str(ref.files), size(ref.size), parent)
+    note = "pinned" if is_pinned else "" if ref.state is RefState.LIVE else str(ref.state)
+    return (str(ref.generation), moment(ref.created), ref.creator, str(ref.files), size(ref.size), parent, note)
 
 
 def _count(manifest: Manifest) -> dict[str, Count]:

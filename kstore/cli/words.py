@@ -8,6 +8,8 @@ import time
 _SIZES = ("B", "kB", "MB", "GB", "TB", "PB")
 _TAIL = 8
 """Characters: as long as the digest at the end of an environment's tag."""
+_PREFIXES = ("", "K", "M", "G", "T", "P")
+_SIZE = re.compile(r"(\d+(?:\.\d+)?) *([KMGTP])?(I)?B?")
 _DURATION = re.compile(r"(\d+(?:\.\d+)?) *(s|m|min|h|d|w)?")
 _SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 604800}
 
@@ -63,6 +65,20 @@ def parse_duration(text: str) -> int:
     if seconds < 1:
         raise ValueError(f"{text!r} is no duration such as 90s, 15m, 1h or 30d")
     return seconds
+
+
+def parse_size(text: str) -> int:
+    """Bytes in "500M", "50 GB" or "2TiB"; a bare number is bytes.
+
+    Raises:
+        ValueError: it is no size, or nothing at all.
+    """
+    found = _SIZE.fullmatch(text.strip().upper())
+    base = 1024 if found and found[3] else 1000
+    count = round(float(found[1]) * base ** _PREFIXES.index(found[2] or "")) if found else 0
+    if count < 1:
+        raise ValueError(f"{text!r} is no size such as 500M, 50G or 2TiB")
+    return count
 
 
 def files(count: int, kind: str = "") -> str:

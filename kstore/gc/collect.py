@@ -47,8 +47,6 @@ def collect(storage: Storage, policy: Policy, *, dry_run: bool = False, progress
             report.status = GcStatus.BUSY
         else:
             _Collection(storage, policy, report, progress).run()
-            if policy.offline and not dry_run and report.status is GcStatus.COLLECTED:
-                _Collection(storage, policy, report, progress).run()
     report.seconds = time.perf_counter() - started
     return report
 
@@ -62,7 +60,11 @@ class _Collection:
 
     def run(self) -> None:
         now = self._storage.clock()
-        gone = self._retain(now)
+        self._collect(now, gone=self._retain(now))
+        if self._policy.offline and not self._report.dry_run and self._report.status is GcStatus.COLLECTED:
+            self._collect(self._storage.clock(), gone=set())
+
+    def _collect(self, now: int, gone: set[str]) -> None:
         with DigestSet() as loose, DigestSet() as packed, DigestSet() as listed:
             marked = Marked(loose, packed)
             mark(self._storage, gone, marked, self._progress)

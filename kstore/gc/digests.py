@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
@@ -49,6 +49,11 @@ class DigestSet:
         """Of `digests`, those that are not in the set."""
         with self._env.begin() as txn:
             return [digest for digest in digests if txn.get(digest) is None]
+
+    def __iter__(self) -> Iterator[bytes]:
+        """In order. It must not be changed meanwhile."""
+        with self._env.begin() as txn, txn.cursor() as cursor:
+            yield from cursor.iternext(keys=True, values=False)
 
     def __len__(self) -> int:
         return int(self._env.stat()["entries"])

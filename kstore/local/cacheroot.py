@@ -104,6 +104,14 @@ def claim_root(folder: Path, owner: Owner) -> str:
         ) from error
 
 
+def owned_root(folder: Path, owner: Owner) -> str | None:
+    """The numbered root that `owner` has claimed already, if any."""
+    for number in _numbers(folder):
+        if Owner.load(_claim(folder, number)) == owner:
+            return str(folder / str(number))
+    return None
+
+
 def claimed_roots(folder: Path) -> Iterator[tuple[Path, Owner | None]]:
     """Every numbered root below `folder`, of every environment, and whose it is."""
     for claim in sorted(folder.glob(f"*/*{_OWNED}")):

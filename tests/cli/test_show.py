@@ -19,7 +19,7 @@ def test_it_shows_generations_and_the_components_of_the_newest(cli: Cli) -> None
         f"  environment  {ENVIRONMENT}",
         f"  cache root   {cli.folder}/builders/my/v1",
     ]
-    assert lines[7].split() == ["GENERATION", "CREATED", "CREATOR", "FILES", "SIZE", "PARENT"]
+    assert lines[7].split() == ["GENERATION", "CREATED", "CREATOR", "FILES", "SIZE", "PARENT", "NOTE"]
     assert re.fullmatch(r" +2  \d{4}-\d\d-\d\d \d\d:\d\d  \S+@\S+ +2 +6 B +1", lines[8])
     assert re.fullmatch(r" +1  \d{4}-\d\d-\d\d \d\d:\d\d  \S+@\S+ +1 +3 B +-", lines[9])
     assert [line.split() for line in lines[11:]] == [["COMPONENT", "FILES", "SIZE"], ["inductor", "2", "6", "B"]]

@@ -1,0 +1,125 @@
+"""`kstore gc`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from kstore.cli.columns import Column
+from kstore.cli.options import (
+    ERROR,
+    INTEGRITY,
+    Command,
+    Invocation,
+    as_bytes,
+    as_seconds_or_none,
+    output_options,
+    pass_invocation,
+    store_option,
+)
+from kstore.cli.words import amount, duration, long_duration, plural, size
+
+if TYPE_CHECKING:
+    from kstore.cli.output import Output
+    from kstore.gc import GcReport
+    from kstore.gc.policy import Decision
+
+_COLUMNS = (
+    Column("KEY", floor=12, last_resort=True),
+    Column("GPU", floor=9),
+    Column("ENVIRONMENT", floor=11),
+    Column("GEN", right=True),
+    Column("", floor=0),
+    Column("WHY"),
+)
+
+
+@click.command("gc", cls=Command, exit_codes=ERROR | INTEGRITY)
+@click.option(
+    "--keep",
+    type=click.IntRange(min=1),
+    default=2,
+    show_default=True,
+    metavar="N",
+    help="Generations of each key, GPU and environment.",
+)
+@click.option(
+    "--unused",
+    metavar="DURATION",
+    callback=as_seconds_or_none,
+    help="Forget keys that nobody restored or committed for so long, as 30d.",
+)
+@click.option(
+    "--max-size",
+    metavar="SIZE",
+    callback=as_bytes,
+    help="Give up generations until the store fits, as 50G: history first, least recently restored first.",
+)
+@click.option("--allow-live", is_flag=True, help="With --max-size: keys may be forgotten altogether.")
+@click.option(
+    "--grace",
+    metavar="DURATION",
+    callback=as_seconds_or_none,
+    help="Longer than the store's own; a shorter one needs --offline.",
+)
+@click.option("--offline", is_flag=True, help="No worker uses the store now: delete at once what is condemned.")
+@click.option("-n", "--dry-run", is_flag=True, help="Say what would go and why, and change nothing.")
+@store_option
+@output_options
+@pass_invocation
+def command(
+    invocation: Invocation, keep: int, unused: float | None, max_size: int | None, allow_live: bool,
+    grace: float | None, offline: bool, dry_run: bool,
+) -> int:  # fmt: skip
+    """Remove old generations, and the files that nothing needs any more.
+
+    In two phases: what is not needed is condemned, and a gc that runs at least the store's grace later deletes
+    it if it is still not needed. Safe at any time, next to any number of workers; run it every hour or so.
+    """
+    from kstore.gc import GcStatus, Policy
+
+    output, store = invocation.output, invocation.store()
+    policy = Policy(keep, unused, max_size, allow_live, grace, offline)
+    if offline and not dry_run:
+        output.say("--offline: this assumes that no worker restores from or commits to the store until gc is done")
+    with output.working("collecting garbage", store.progress):
+        report = store.gc(policy, dry_run=dry_run)
+    for trouble in report.unreadable:
+        output.warn(f"cannot be read, so everything is kept: {trouble}")
+    if output.json:
+        output.document(report.as_json())
+    elif report.status is GcStatus.BUSY:
+        output.summary("another gc is at work; nothing was done")
+    else:
+        _tell(output, report)
+    return 4 if report.status is GcStatus.INCOMPLETE else 0
+
+
+def _tell(output: Output, report: GcReport) -> None:
+    shown = [d for d in report.decisions if not d.stays or output.verbosity > 0]
+    if shown:
+        output.table(_COLUMNS, map(_row, shown))
+    for scope in report.forgotten:
+        output.summary(f"forgotten: {scope}")
+    would = "would be " if report.dry_run else ""
+    gone = sum(1 for decision in report.decisions if not decision.stays)
+    output.summary(f"{plural(gone, 'generation')} of {len(report.decisions)} {would}removed")
+    if report.rewritten:
+        output.summary(f"{plural(report.rewritten, 'pack')} {would}rewritten: most of what they held is not needed")
+    output.summary(f"{would}deleted: {amount(report.deleted.files, report.deleted.bytes)}")
+    if report.condemned.files:
+        condemned = amount(report.condemned.files, report.condemned.bytes)
+        after = f"a gc in {long_duration(int(report.grace))} or later deletes them"
+        output.summary(f"{would}condemned: {condemned}; {after}")
+    if report.waiting.files:
+        output.summary(f"condemned before: {amount(report.waiting.files, report.waiting.bytes)}")
+    output.summary(f"needed: {amount(report.live.files, report.live.bytes)} ({duration(report.seconds)})")
+    if report.excess:
+        output.warn(f"{size(report.excess)} over --max-size must stay; --allow-live lets keys be forgotten")
+
+
+def _row(decision: Decision) -> tuple[str, ...]:
+    scope = decision.scope
+    verdict = "stays" if decision.stays else "goes"
+    return (scope.key, scope.gpu, scope.environment, str(decision.generation.number), verdict, decision.why)

@@ -1,0 +1,38 @@
+"""`kstore pin`."""
+
+from __future__ import annotations
+
+import click
+
+from kstore.cli.options import (
+    ERROR,
+    MISSING,
+    Command,
+    Invocation,
+    key_argument,
+    output_options,
+    pass_invocation,
+    scope_options,
+    store_option,
+)
+
+
+@click.command("pin", cls=Command, exit_codes=ERROR | MISSING)
+@key_argument
+@click.argument("generation", type=click.IntRange(min=1))
+@store_option
+@scope_options
+@output_options
+@pass_invocation
+def command(invocation: Invocation, key: str, generation: int) -> None:
+    """Keep a generation of KEY whatever gc is told.
+
+    `kstore show KEY` lists generations; `kstore unpin` undoes it.
+    """
+    output, store = invocation.output, invocation.store()
+    scope = store.pin(key, generation)
+    if output.json:
+        described = {"key": key, "gpu": scope.gpu, "environment": scope.environment, "generation": generation}
+        output.document({"store": store.location, "pinned": described})
+        return
+    output.summary(f"pinned: generation {generation} of {scope}")

@@ -1,0 +1,41 @@
+"""`kstore quarantine`."""
+
+from __future__ import annotations
+
+import shlex
+
+import click
+
+from kstore.cli.options import (
+    ERROR,
+    MISSING,
+    Command,
+    Invocation,
+    key_argument,
+    output_options,
+    pass_invocation,
+    scope_options,
+    store_option,
+)
+
+
+@click.command("quarantine", cls=Command, exit_codes=ERROR | MISSING)
+@key_argument
+@store_option
+@scope_options
+@output_options
+@pass_invocation
+def command(invocation: Invocation, key: str) -> None:
+    """Make KEY miss until something new is committed.
+
+    For kernels that turn out to be wrong. Workers that have them do not bring them back; what was published
+    can be rolled back to.
+    """
+    output, store = invocation.output, invocation.store()
+    refs = store.quarantine(key)
+    if output.json:
+        output.document({"store": store.location, "quarantined": [ref.describe() for ref in refs]})
+        return
+    for ref in refs:
+        output.summary(f"quarantined: {ref.scope}")
+    output.say(f"to undo it: kstore rollback {shlex.quote(key)}")

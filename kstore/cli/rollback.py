@@ -1,0 +1,41 @@
+"""`kstore rollback`."""
+
+from __future__ import annotations
+
+import click
+
+from kstore.cli.options import (
+    ERROR,
+    INTEGRITY,
+    MISSING,
+    Command,
+    Invocation,
+    key_argument,
+    output_options,
+    pass_invocation,
+    scope_options,
+    store_option,
+)
+from kstore.cli.words import amount
+
+
+@click.command("rollback", cls=Command, exit_codes=ERROR | MISSING | INTEGRITY)
+@key_argument
+@click.argument("generation", type=click.IntRange(min=1), required=False)
+@store_option
+@scope_options
+@output_options
+@pass_invocation
+def command(invocation: Invocation, key: str, generation: int | None) -> None:
+    """Publish an earlier generation of KEY as its newest.
+
+    By default the last one that holds something else than the newest. `kstore show KEY` lists them.
+    """
+    output, store = invocation.output, invocation.store()
+    ref = store.rollback(key, generation)
+    if output.json:
+        output.document({"store": store.location, "published": ref.describe()})
+        return
+    output.summary(
+        f"published {ref.scope} generation {ref.generation}: {amount(ref.files, ref.size)}, as it was before"
+    )

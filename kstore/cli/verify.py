@@ -1,0 +1,75 @@
+"""`kstore verify`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from kstore.cli.options import (
+    ERROR,
+    INTEGRITY,
+    MISSING,
+    Command,
+    Invocation,
+    cache_root_option,
+    output_options,
+    pass_invocation,
+    scope_options,
+    store_option,
+)
+from kstore.cli.words import duration, plural, size
+
+if TYPE_CHECKING:
+    from kstore.cli.output import Output
+    from kstore.operations.verify import Damage, VerifyReport
+
+_SHOWN = 3
+
+
+@click.command("verify", cls=Command, exit_codes=ERROR | MISSING | INTEGRITY)
+@click.argument("key", default="")
+@click.option("--repair", is_flag=True, help="Move aside what is damaged, and save what can be saved.")
+@store_option
+@cache_root_option
+@scope_options
+@output_options
+@pass_invocation
+def command(invocation: Invocation, key: str, repair: bool) -> int:
+    """Check every byte that KEY, or every key, needs.
+
+    With KEY also the files of its local cache root. A damaged file is restored to nobody, checked or not; the
+    next commit of a worker that has it puts it back once --repair has moved it aside.
+    """
+    output, store = invocation.output, invocation.store()
+    with output.working("checking", store.progress):
+        report = store.verify(key or None, repair=repair)
+    if output.json:
+        output.document(report.as_json())
+    else:
+        _tell(output, report)
+    return 0 if report.ok else 4
+
+
+def _tell(output: Output, report: VerifyReport) -> None:
+    for damage in report.damage:
+        output.line(_describe(damage, len(damage.paths) if output.verbosity > 0 else _SHOWN))
+    for pack in report.packs:
+        output.line(f"pack {pack} is damaged")
+    for path in report.local:
+        output.line(f"{path} in the local cache root was altered in place")
+    what = f"{plural(report.blobs, 'blob')} of {plural(report.generations, 'generation')}"
+    verdict = "all is whole" if report.ok else "damage was found"
+    output.summary(f"{what}, {size(report.bytes)} read in {duration(report.seconds)}: {verdict}")
+    if report.repaired and not report.ok:
+        output.say("what was damaged is moved aside; the next commit of a worker that has the files puts them back")
+    elif not report.ok:
+        output.say("next: kstore verify --repair")
+
+
+def _describe(damage: Damage, shown: int) -> str:
+    if damage.reason:
+        return damage.reason
+    named = ", ".join(damage.paths[:shown])
+    more = f" and {len(damage.paths) - shown} more" if len(damage.paths) > shown else ""
+    return f"generation {damage.generation} of {damage.scope} has lost {named}{more}"

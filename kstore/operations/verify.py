@@ -1,0 +1,294 @@
+"""Verify: every byte that a generation needs, against its digest; and repair what can be.
+
+Repair moves what is damaged to `quarantine/`, saves what is whole of a damaged pack, and publishes what is readable
+again where a ref or a manifest is lost. The next commit of a worker that has a lost blob puts it back.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kstore.blobs import Layout
+from kstore.blobs.loose import LooseBlobs, bears_stamp
+from kstore.blobs.packreader import PackReader
+from kstore.digest import digest_of
+from kstore.errors import IntegrityError, MissError
+from kstore.gc.digests import DigestSet
+from kstore.generations import publish_empty, republish
+from kstore.local.cacheroot import CacheRoot
+from kstore.manifest import Entry, Flag, Manifest, unit_of
+from kstore.progress import Progress
+from kstore.quarantine import quarantine_blob, quarantine_pack, quarantine_ref, quarantined
+from kstore.refs import Ref, RefState
+from kstore.report import SCHEMA
+from kstore.scope import Scope
+from kstore.storage import Storage
+from kstore.threads import submit
+
+log = logging.getLogger(__name__)
+
+_LINK = int(Flag.LINK)
+_THREADS = 4
+_BATCH = 256
+
+
+class Damage(NamedTuple):
+    """One generation that is not whole."""
+
+    scope: Scope
+    generation: int
+    reason: str
+    """Why it cannot be read at all; empty if it can."""
+    paths: tuple[str, ...] = ()
+    """The artifacts that are lost."""
+
+
+@dataclass(slots=True)
+class VerifyReport:
+    """What a verify found."""
+
+    store: str = ""
+    generations: int = 0
+    blobs: int = 0
+    """Different ones that the generations need, those included that are damaged."""
+    bytes: int = 0
+    """That were read and hashed, decompressed."""
+    packs: list[str] = field(default_factory=list)
+    """Ids of the packs that are damaged or missing."""
+    damage: list[Damage] = field(default_factory=list)
+    """The generations that are not whole."""
+    local: list[str] = field(default_factory=list)
+    """Files of the local cache root that were altered in place."""
+    repaired: bool = False
+    seconds: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything is whole."""
+        return not (self.packs or self.damage or self.local)
+
+    def as_json(self) -> dict[str, Any]:
+        """For machines."""
+        return {
+            "schema": SCHEMA,
+            "ok": self.ok,
+            "store": self.store,
+            "generations": self.generations,
+            "blobs": self.blobs,
+            "bytes": self.bytes,
+            "packs": self.packs,
+            "damage": [
+                {
+                    "key": damage.scope.key,
+                    "gpu": damage.scope.gpu,
+                    "environment": damage.scope.environment,
+                    "generation": damage.generation,
+                    "reason": damage.reason,
+                    "paths": list(damage.paths),
+                }
+                for damage in self.damage
+            ],
+            "local": self.local,
+            "repaired": self.repaired,
+            "seconds": self.seconds,
+        }
+
+
+def verify(
+    storage: Storage, scopes: Iterable[Scope], *, repair: bool = False, progress: Progress | None = None
+) -> VerifyReport:
+    """Read every byte that the generations of `scopes` need; with `repair`, mend what can be.
+
+    Raises:
+        OSError: the store cannot be read.
+    """
+    started = time.perf_counter()
+    report = VerifyReport(storage.location)
+    with DigestSet() as needed, DigestSet() as whole:
+        verification = _Verification(storage, report, needed, whole, progress or Progress())
+        verification.run(tuple(scopes))
+        if repair:
+            _Repair(storage, report, whole, verification).run()
+    report.seconds = time.perf_counter() - started
+    return report
+
+
+class _Verification:
+    def __init__(
+        self, storage: Storage, report: VerifyReport, needed: DigestSet, whole: DigestSet, progress: Progress
+    ) -> None:
+        self._storage = storage
+        self._report = report
+        self._needed = needed
+        self._whole = whole
+        self._progress = progress
+        self.refs: list[Ref] = []
+        """Of the generations whose manifests can be read."""
+        self.lost: set[bytes] = set()
+        """Digests of blobs that are needed and not whole anywhere."""
+
+    def run(self, scopes: tuple[Scope, ...]) -> None:
+        for scope in scopes:
+            for generation in self._storage.refs.generations(scope):
+                self._survey(scope, generation)
+        self._report.blobs = self._progress.total = len(self._needed)
+        for pack in sorted({pack for ref in self.refs for pack in ref.packs}):
+            self._read_pack(pack)
+        self._read_loose()
+        if self.lost:
+            for ref in self.refs:
+                self._tell_lost(ref)
+
+    def _survey(self, scope: Scope, generation: int) -> None:
+        try:
+            ref = self._storage.refs.get(scope, generation)
+            manifest = self._storage.snapshot(ref).manifest
+        except MissError:
+            return
+        except IntegrityError as error:
+            self._report.damage.append(Damage(scope, generation, str(error)))
+            return
+        self._report.generations += 1
+        self.refs.append(ref)
+        self._needed.add({entry.digest for entry in manifest.entries()} | {ref.manifest})
+
+    def _read_pack(self, pack: str) -> None:
+        reader = PackReader(self._storage.backend, pack)
+        try:
+            wanted = reader.index.digests
+            for digest, data in reader.fetch(wanted):
+                self._count(digest, len(data))
+        except (IntegrityError, OSError) as error:
+            log.warning("pack %s: %s", pack, error)
+            self._report.packs.append(pack)
+            return
+        if self._whole.absent(wanted):
+            self._report.packs.append(pack)
+
+    def _read_loose(self) -> None:
+        """What was in no pack, in parallel."""
+        loose = LooseBlobs(self._storage.backend)
+        with ThreadPoolExecutor(_THREADS) as pool:
+            batches = list(self._unread())
+            reading = [submit(pool, _sizes, loose, batch) for batch in batches]
+            for batch, future in zip(batches, reading, strict=True):
+                sizes = future.result()
+                for digest, size in sizes.items():
+                    self._count(digest, size)
+                self.lost.update(set(batch) - sizes.keys())
+
+    def _unread(self) -> Iterator[list[bytes]]:
+        batch: list[bytes] = []
+        for digest in self._needed:
+            if digest not in self._whole:
+                batch.append(digest)
+            if len(batch) == _BATCH:
+                yield batch
+                batch = []
+        yield batch
+
+    def _count(self, digest: bytes, size: int) -> None:
+        if self._whole.add([digest]):
+            self._progress.done += 1
+            self._report.bytes += size
+
+    def _tell_lost(self, ref: Ref) -> None:
+        manifest = self._storage.snapshot(ref).manifest
+        files = (item for files in (manifest.files, *manifest.hosts.values()) for item in files.items())
+        paths = tuple(sorted(path for path, entry in files if entry.digest in self.lost))
+        if paths:
+            self._report.damage.append(Damage(ref.scope, ref.generation, "", paths))
+
+
+def _sizes(loose: LooseBlobs, batch: list[bytes]) -> dict[bytes, int]:
+    """Of the blobs that are whole."""
+    return {digest: len(data) for digest, data in loose.fetch(batch)}
+
+
+class _Repair:
+    def __init__(self, storage: Storage, report: VerifyReport, whole: DigestSet, verification: _Verification) -> None:
+        self._storage = storage
+        self._backend = storage.backend
+        self._report = report
+        self._whole = whole
+        self._refs = verification.refs
+        self._lost = verification.lost
+
+    def run(self) -> None:
+        for digest in sorted(self._lost):
+            quarantine_blob(self._backend, digest)
+        replaced = {pack: self._salvage(pack) for pack in self._report.packs}
+        for ref in self._refs:
+            if replaced.keys() & set(ref.packs):
+                self._republish(ref, replaced)
+        for pack in self._report.packs:
+            quarantine_pack(self._backend, pack)
+        for damage in self._report.damage:
+            if damage.reason:
+                self._pass_over(damage)
+        for digest, names in quarantined(self._backend).items():
+            if digest in self._whole:
+                for name in names:
+                    self._backend.delete(name)
+        self._report.repaired = True
+
+    def _salvage(self, pack: str) -> tuple[str, ...]:
+        """Copy what is whole of a damaged pack into a new one."""
+        with self._storage.blobs.writer(Layout.PACKED) as writer:
+            with suppress(IntegrityError, OSError):
+                reader = PackReader(self._backend, pack)
+                for digest, data in reader.fetch(reader.index.digests):
+                    writer.put(digest, bytes(data))
+            return writer.finish()
+
+    def _republish(self, ref: Ref, replaced: dict[str, tuple[str, ...]]) -> None:
+        def packs(ref: Ref) -> tuple[str, ...]:
+            return tuple(dict.fromkeys(new for old in ref.packs for new in replaced.get(old, (old,))))
+
+        try:
+            republish(self._storage, ref, packs, only_if_newest=True)
+        except (IntegrityError, MissError) as error:
+            log.warning("generation %d of %s is not published again: %s", ref.generation, ref.scope, error)
+
+    def _pass_over(self, damage: Damage) -> None:
+        """Publish what can be read as the newest, if the damaged one is that, and take it out."""
+        newest, snapshot = self._storage.newest_whole(damage.scope)
+        if newest == damage.generation:
+            if snapshot:
+                republish(self._storage, snapshot.ref)
+            else:
+                publish_empty(self._storage, damage.scope, RefState.QUARANTINED)
+        quarantine_ref(self._backend, damage.scope, damage.generation)
+
+
+def altered_files(root: CacheRoot, manifest: Manifest) -> list[str]:
+    """Artifacts that look as if they came from their blob, and have other content: somebody wrote through a link."""
+    return [path for path, entry in manifest.files.items() if _is_altered(root.local_path(path), entry)]
+
+
+def _is_altered(path: str, entry: Entry) -> bool:
+    if not entry.flags & _LINK:
+        return False
+    try:
+        found = os.lstat(path)
+        is_blob = found.st_size == entry.size and bears_stamp(found.st_mtime_ns, entry.digest)
+        return is_blob and digest_of(Path(path).read_bytes()) != entry.digest
+    except OSError:
+        return False
+
+
+def remove_altered(root: CacheRoot, manifest: Manifest, altered: Iterable[str]) -> None:
+    """Remove them, each with its group, so that the compiler or the next restore makes them anew."""
+    units = {unit_of(path, manifest.files[path]) for path in altered}
+    for path, entry in manifest.files.items():
+        if unit_of(path, entry) in units:
+            with suppress(FileNotFoundError):
+                os.unlink(root.local_path(path))

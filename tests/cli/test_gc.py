@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import pytest
+
+from kstore.cli.words import parse_size
+from tests.cli.commandline import ENVIRONMENT, GPU, Cli
+
+
+def test_it_says_what_goes_and_why(cli: Cli) -> None:
+    for name in ("one", "two", "three"):
+        cli.publish("my/v1", name)
+    result = cli("gc", "--keep", "1", "--offline")
+
+    assert result.code == 0
+    rows = [line.split() for line in result.out.splitlines()]
+    assert [row[:1] + row[3:5] for row in rows[1:3]] == [["my/v1", "1", "goes"], ["my/v1", "2", "goes"]]
+    assert "2 generations of 3 removed" in result.out
+    assert "assumes that no worker" in result.err
+
+
+def test_a_dry_run_changes_nothing(cli: Cli) -> None:
+    for name in ("one", "two", "three"):
+        cli.publish("my/v1", name)
+    planned = cli("gc", "--keep", "1", "--offline", "--dry-run")
+
+    assert "2 generations of 3 would be removed" in planned.out
+    assert len(cli("show", "my/v1", "--json").json["scopes"][0]["generations"]) == 3
+
+
+def test_json_has_every_decision(cli: Cli) -> None:
+    cli.publish("my/v1")
+    content = cli("gc", "--json").json
+
+    assert content["status"] == "collected"
+    assert content["generations"] == [
+        {"gpu": GPU, "key": "my/v1", "environment": ENVIRONMENT, "generation": 1, "stays": True, "why": "newest"}
+    ]
+    assert content["live"]["files"] == 2
+
+
+def test_a_short_grace_needs_offline(cli: Cli) -> None:
+    cli.publish("my/v1")
+    result = cli("gc", "--grace", "60s")
+
+    assert result.code == 2
+    assert "--offline" in result.err
+
+
+def test_what_cannot_be_read_is_kept_and_told(cli: Cli) -> None:
+    cli.publish("my/v1")
+    ref = cli.store / "refs" / GPU / "my/v1" / f"@{ENVIRONMENT}" / "1"
+    ref.chmod(0o644)
+    ref.write_text("{")
+    result = cli("gc")
+
+    assert result.code == 4
+    assert "everything is kept" in result.err
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("500", 500), ("500M", 5 * 10**8), ("1.5 GB", 15 * 10**8), ("2TiB", 2 * 2**40), ("50g", 5 * 10**10)],
+)
+def test_sizes_are_understood(text: str, count: int) -> None:
+    assert parse_size(text) == count
+
+
+@pytest.mark.parametrize("text", ["", "much", "-5G", "0", "5X"])
+def test_what_is_no_size_is_a_usage_error(cli: Cli, text: str) -> None:
+    assert cli("gc", f"--max-size={text}").code == 2

@@ -1,0 +1,111 @@
+"""forget, quarantine, rollback, pin and unpin."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.cli.commandline import GPU, Cli
+
+
+def files(cli: Cli) -> set[str]:
+    """What a fresh worker gets."""
+    root = cli.folder / "fresh" / str(len(list(cli.folder.glob("fresh/*"))))
+    cli("restore", "my/v1", "--cache-root", str(root))
+    return {path.name for path in root.rglob("c*.py")}
+
+
+def test_a_forgotten_key_misses_and_is_not_listed(cli: Cli) -> None:
+    cli.publish("my/v1")
+    result = cli("forget", "my/v1")
+
+    assert result.code == 0
+    assert f"forgotten: my/v1 ({GPU}" in result.out
+    assert files(cli) == set()
+    assert cli("ls", "--json").json["scopes"] == []
+
+
+def test_a_quarantined_key_misses_until_something_new_is_committed(cli: Cli) -> None:
+    cli.publish("my/v1", "bad")
+    assert cli("quarantine", "my/v1").code == 0
+    assert files(cli) == set()
+    cli.publish("my/v1", "bad")
+    assert files(cli) == set()
+    cli.publish("my/v1", "good")
+    assert files(cli) == {"cgood.py"}
+
+
+def test_a_rollback_publishes_what_was_there_before(cli: Cli) -> None:
+    cli.publish("my/v1", "one")
+    cli.publish("my/v1", "one", "two")
+    result = cli("rollback", "my/v1")
+
+    assert result.code == 0
+    assert "generation 3" in result.out
+    assert files(cli) == {"cone.py"}
+    cli("rollback", "my/v1", "2")
+    assert files(cli) == {"cone.py", "ctwo.py"}
+
+
+def test_a_quarantine_can_be_rolled_back(cli: Cli) -> None:
+    cli.publish("my/v1", "one")
+    cli("quarantine", "my/v1")
+    cli("rollback", "my/v1")
+
+    assert files(cli) == {"cone.py"}
+
+
+def test_there_must_be_something_to_roll_back_to(cli: Cli) -> None:
+    cli.publish("my/v1")
+    result = cli("rollback", "my/v1")
+
+    assert result.code == 3
+    assert "no earlier generation" in result.err
+
+
+def test_a_pinned_generation_is_shown_and_kept(cli: Cli) -> None:
+    for name in ("one", "two", "three"):
+        cli.publish("my/v1", name)
+    assert cli("pin", "my/v1", "1").code == 0
+    assert "pinned" in cli("show", "my/v1").out
+    cli("gc", "--keep", "1", "--offline")
+    (scope,) = cli("show", "my/v1", "--json").json["scopes"]
+    assert [(one["generation"], one["pinned"]) for one in scope["generations"]] == [(3, False), (1, True)]
+
+    cli("unpin", "my/v1", "1")
+    cli("gc", "--keep", "1", "--offline")
+    (scope,) = cli("show", "my/v1", "--json").json["scopes"]
+    assert [one["generation"] for one in scope["generations"]] == [3]
+
+
+@pytest.mark.parametrize(
+    "command", [("pin", "my/v1", "9"), ("forget", "your/v1"), ("quarantine", "your/v1"), ("rollback", "my/v1", "9")]
+)
+def test_what_is_not_there_is_a_miss(cli: Cli, command: tuple[str, ...]) -> None:
+    cli.publish("my/v1")
+
+    assert cli(*command).code == 3
+
+
+@pytest.mark.parametrize("command", [("pin", "my/v1", "1"), ("rollback", "my/v1", "1")])
+def test_which_scope_is_meant_must_be_clear(
+    cli: Cli, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("KSTORE_GPU")
+    for gpu in ("one-gpu", "other-gpu"):
+        cli.write("inductor/ab/cone.py", "one")
+        cli("commit", "my/v1", "--gpu", gpu)
+    result = cli(*command)
+
+    assert result.code == 2
+    assert "--gpu other-gpu" in result.err
+    assert cli(*command, "--gpu", "one-gpu").code == 0
+
+
+@pytest.mark.parametrize(
+    "command", [("forget", "my/v1"), ("quarantine", "my/v1"), ("rollback", "my/v1", "1"), ("pin", "my/v1", "1")]
+)
+def test_each_says_in_json_what_it_did(cli: Cli, command: tuple[str, ...]) -> None:
+    cli.publish("my/v1")
+    content = cli(*command, "--json").json
+
+    assert content["store"] == str(cli.store) and content["command"] == command[0]

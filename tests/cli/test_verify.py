@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+from tests.cli.commandline import Cli
+
+
+def damage(cli: Cli, content: str = "one") -> None:
+    """Write through a link, as root may."""
+    (path,) = (
+        path for path in (cli.store / "blobs").rglob("*") if path.is_file() and path.read_bytes() == content.encode()
+    )
+    path.chmod(0o644)
+    path.write_bytes(content.encode()[::-1])
+
+
+def test_a_whole_store_is_said_to_be_whole(cli: Cli) -> None:
+    cli.publish("my/v1", "one", "two")
+    result = cli("verify")
+
+    assert result.code == 0
+    assert "3 blobs of 1 generation" in result.out and "all is whole" in result.out
+
+
+def test_damage_is_named_with_the_keys_it_touches(cli: Cli) -> None:
+    cli.publish("my/v1", "one", "two")
+    cli.publish("my/v2", "two")
+    damage(cli)
+    result = cli("verify")
+
+    assert result.code == 4
+    assert "generation 1 of my/v1" in result.out and "cone.py" in result.out
+    assert "my/v2" not in result.out
+    assert "kstore verify --repair" in result.err
+
+
+def test_after_a_repair_the_next_commit_puts_it_back(cli: Cli) -> None:
+    cli.publish("my/v1", "one", "two")
+    damage(cli)
+
+    assert cli("verify", "--repair").code == 4
+    assert cli("verify").code == 4
+    cli.publish("my/v1", "one", "two")
+    assert cli("verify").code == 0
+
+
+def test_json_lists_what_is_lost(cli: Cli) -> None:
+    cli.publish("my/v1", "one", "two")
+    damage(cli)
+    content = cli("verify", "my/v1", "--json").json
+
+    assert content["ok"] is False
+    assert content["damage"][0]["paths"] == ["inductor/ab/cone.py"]
+
+
+def test_a_key_that_is_not_there_is_a_miss(cli: Cli) -> None:
+    cli.publish("my/v1")
+
+    assert cli("verify", "your/v1").code == 3
