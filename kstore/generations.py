@@ -24,7 +24,7 @@ from kstore.scope import Scope
 from kstore.storage import Storage
 from kstore.upload import boot_seconds
 
-_MAX_RACES = 100
+_MAX_RACES = 1000
 
 
 def publish_empty(storage: Storage, scope: Scope, state: RefState) -> Ref | None:

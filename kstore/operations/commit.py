@@ -32,7 +32,7 @@ from kstore.worker import Worker
 log = logging.getLogger(__name__)
 
 _HOST = int(Flag.HOST)
-_MAX_RACES = 100
+_MAX_RACES = 1000
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,85 @@
+"""Committers, restorers and gc on one key, all at once, each a process of its own."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kstore.gc import Policy
+from kstore.report import CommitStatus, RestoreStatus
+from kstore.store import Store
+from tests.gc.stores import collect, pass_time, stored
+from tests.trees import Node, contents, in_processes
+
+WORKERS = 24
+GRACE = 15
+SECONDS = 60.0
+pytestmark = pytest.mark.slow
+
+
+def work(role: str, folder: Path, number: int, end: float) -> Any:
+    return {"commit": commit_on, "restore": restore_on, "gc": collect_on}[role](folder, number, end)
+
+
+def commit_on(folder: Path, number: int, end: float) -> dict[str, bytes]:
+    """Returns everything that was reported as published."""
+    node = Node(folder, f"committer-{number}", layout="loose" if number % 2 else "packed")
+    kernels = 0
+    while time.time() < end or not kernels:
+        node.tree.kernel(f"kernel-{number}-{kernels}")
+        report = node.commit()
+        assert report.status is CommitStatus.COMMITTED, report
+        kernels += 1
+    return {path: data for path, data in contents(node.tree.root).items() if "__grp__" not in path}
+
+
+def restore_on(folder: Path, number: int, end: float) -> int:
+    """Returns how often it restored, each time into a fresh root."""
+    restored = 0
+    while time.time() < end or not restored:
+        report = Node(folder, f"restorer-{number}-{restored}").restore()
+        assert report.status in (RestoreStatus.RESTORED, RestoreStatus.MISS), report
+        assert report.skipped == ()
+        restored += 1
+    return restored
+
+
+def collect_on(folder: Path, number: int, end: float) -> int:
+    """Returns how many objects it deleted."""
+    deleted = 0
+    while time.time() < end:
+        report = Node(folder, f"gc-{number}").store.gc(Policy(keep=1))
+        assert report.unreadable == []
+        deleted += report.deleted.files
+        time.sleep(0.2)
+    return deleted
+
+
+def test_no_kernel_is_lost_and_no_restore_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Store(tmp_path / "store").create(grace=GRACE)
+    end = time.time() + SECONDS
+    roles = ["commit"] * WORKERS + ["restore"] * WORKERS + ["gc"] * 2
+    results = in_processes(work, [(role, tmp_path, n, end) for n, role in enumerate(roles)], timeout=10 * SECONDS)
+    committed = {path: data for kernels in results[:WORKERS] for path, data in kernels.items()}
+    deleted = sum(results[2 * WORKERS :])
+
+    last = Node(tmp_path, "last")
+    assert last.restore().skipped == ()
+    found = contents(last.tree.root)
+    assert {path: found.get(path) for path in committed} == committed
+    assert deleted > 0
+    assert last.store.verify().ok
+    for _ in range(3):
+        pass_time(last)
+        collect(last, keep=1)
+    left = stored(last)
+    pass_time(last)
+    assert (collect(last, keep=1).deleted.files, stored(last)) == (0, left)
+    with capsys.disabled():
+        print(
+            f"\n{WORKERS} committers, {last.newest().generation} generations, {len(committed) // 7} kernels, "
+            f"{sum(results[WORKERS : 2 * WORKERS])} restores, {deleted} objects deleted meanwhile"
+        )
