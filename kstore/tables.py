@@ -76,12 +76,14 @@ def _environment(path: str, *, readonly: bool = False, map_size: int = 1 << 20) 
 
 def _room_for(tables: Mapping[str, Mapping[bytes, bytes]]) -> int:
     """Generous: LMDB's overhead is under a factor of three, and unused room takes no space in the file."""
-    content = sum(len(key) + len(value) + 32 for table in tables.values() for key, value in table.items())
+    content = sum(32 * len(t) + sum(map(len, t)) + sum(map(len, t.values())) for t in tables.values())
     page = os.sysconf("SC_PAGE_SIZE")
     return (4 * content // page + 16 * (len(tables) + 16)) * page
 
 
 def _stored(table: Mapping[bytes, bytes]) -> list[tuple[bytes, bytes]]:
+    if max(map(len, table), default=0) <= MAX_KEY and max(table, default=b"") < _LONG:
+        return sorted(table.items())
     return sorted(_store_row(key, value) for key, value in table.items())
 
 

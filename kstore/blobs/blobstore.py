@@ -5,17 +5,18 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from enum import StrEnum
+from functools import partial
 from types import TracebackType
 from typing import NamedTuple, Protocol, Self
 
 from kstore.backends import Backend
 from kstore.blobs.loose import LooseBlobs
 from kstore.blobs.packindex import FOLDER, pack_name
-from kstore.blobs.packreader import PackReader
+from kstore.blobs.packreader import Blob, PackReader, Part
 from kstore.blobs.packwriter import PackWriter
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError
@@ -130,6 +131,43 @@ class BlobStore:
         if left:
             tried = set(packs)
             yield from self._from_packs(left, [pack for pack in self.packs() if pack not in tried])
+
+    def parts(self, wanted: Mapping[bytes, int], packs: Sequence[str] = ()) -> Iterator[Part]:
+        """The wanted blobs, given with their sizes in bytes, in parts that threads may load side by side.
+
+        First what `packs` hold, in the order of the files; what they lack is looked for among the loose blobs.
+        """
+        left = dict(wanted)
+        for pack_id in packs:
+            yield from self._parts_of_pack(pack_id, left)
+            for digest in left.keys() & self.digests_in([pack_id]):
+                del left[digest]
+        yield from self._loose_parts(left)
+
+    def _parts_of_pack(self, pack_id: str, wanted: Collection[bytes]) -> Iterator[Part]:
+        def load(part: Part) -> Iterator[Blob]:
+            try:
+                yield from part.load()
+            except (IntegrityError, OSError) as error:
+                log.warning("a part of pack %s cannot be read, its blobs are looked for elsewhere: %s", pack_id, error)
+
+        try:
+            for part in self.pack(pack_id).parts(wanted):
+                yield Part(part.size, partial(load, part))
+        except (IntegrityError, OSError) as error:
+            log.warning("pack %s cannot be read, its blobs are looked for elsewhere: %s", pack_id, error)
+
+    def _loose_parts(self, wanted: Mapping[bytes, int]) -> Iterator[Part]:
+        batch: list[bytes] = []
+        batch_size = 0
+        for digest, size in wanted.items():
+            if batch and (len(batch) >= _BATCH_COUNT or batch_size + size > _BATCH_SIZE):
+                yield Part(batch_size, partial(self.loose.fetch, batch))
+                batch, batch_size = [], 0
+            batch.append(digest)
+            batch_size += size
+        if batch:
+            yield Part(batch_size, partial(self.loose.fetch, batch))
 
     def fetch(self, digest: bytes, packs: Sequence[str] = ()) -> bytes:
         """One blob.

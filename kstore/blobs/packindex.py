@@ -25,6 +25,8 @@ from kstore.errors import IntegrityError
 FOLDER = "packs"
 FRAME_SIZE = 4 << 20
 """Bytes of blobs after which a frame is closed. A blob of at least this size has a frame of its own."""
+MAX_SHARED_FRAME = 2 * FRAME_SIZE
+"""Bytes that a frame of several blobs stays below."""
 LEVEL = 3
 
 _SKIPPABLE = struct.Struct("<II")
@@ -149,7 +151,7 @@ def _check(index: PackIndex) -> None:
     for number, frame in enumerate(index.frames):
         if frame.size != sum(index.sizes[first : first + frame.blobs]):
             raise IntegrityError(f"frame {number} of a pack does not have the size of its blobs")
-        if frame.size > 2 * FRAME_SIZE and frame.blobs > 1:
+        if frame.size > MAX_SHARED_FRAME and frame.blobs > 1:
             raise IntegrityError(f"frame {number} of a pack declares {frame.size} bytes")
         first += frame.blobs
     if first != len(index.digests):

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from functools import cached_property
-from typing import IO, cast
+from functools import cached_property, partial
+from typing import IO, NamedTuple, cast
 
 import zstandard
 
 from kstore.backends import Backend
 from kstore.blobs.packindex import (
     FOOTER_SIZE,
-    FRAME_SIZE,
+    MAX_SHARED_FRAME,
     Frame,
     PackIndex,
     load_footer,
@@ -24,6 +24,19 @@ from kstore.errors import IntegrityError
 _TAIL = 512 << 10
 _CHUNK = 1 << 20
 _MAX_WINDOW = 16 << 20
+
+
+Blob = tuple[bytes, memoryview]
+"""(digest, bytes)."""
+
+
+class Part(NamedTuple):
+    """Blobs that are read in one go."""
+
+    size: int
+    """Bytes of memory that this takes."""
+    load: Callable[[], Iterator[Blob]]
+    """Yields what is undamaged. Any thread may call it."""
 
 
 class PackReader:
@@ -62,24 +75,30 @@ class PackReader:
             raise IntegrityError(f"{self._name} declares an index larger than itself")
         return load_index(footer, self._read(start, footer.body_size))
 
-    def fetch(self, wanted: Collection[bytes]) -> Iterator[tuple[bytes, memoryview]]:
+    def fetch(self, wanted: Collection[bytes]) -> Iterator[Blob]:
         """Yield (digest, bytes) of the wanted blobs that are here and undamaged, in the order of the file."""
+        for part in self.parts(wanted):
+            yield from part.load()
+
+    def parts(self, wanted: Collection[bytes]) -> Iterator[Part]:
+        """The frames that hold something wanted, in the order of the file."""
         first = 0
         for number, frame in enumerate(self.index.frames):
             chosen = [blob for blob in self.index.blobs_of(number, first) if blob[0] in wanted]
             first += frame.blobs
             if chosen:
-                content = self._decompress(frame)
-                for digest, start, end in chosen:
-                    data = content[start:end]
-                    if digest_of(data) == digest:
-                        yield digest, data
-                # A large blob is not held while the next one is read.
-                del content, data
+                yield Part(frame.size, partial(self._load, frame, chosen))
+
+    def _load(self, frame: Frame, chosen: list[tuple[bytes, int, int]]) -> Iterator[Blob]:
+        content = self._decompress(frame)
+        for digest, start, end in chosen:
+            data = content[start:end]
+            if digest_of(data) == digest:
+                yield digest, data
 
     def _decompress(self, frame: Frame) -> memoryview:
         try:
-            if frame.size <= FRAME_SIZE:
+            if frame.size <= MAX_SHARED_FRAME:
                 packed = self._read(frame.offset, frame.packed_size)
                 # The size in the frame's own header is what zstd allocates, whatever limit it is given.
                 if zstandard.frame_content_size(packed) != frame.size:
@@ -91,13 +110,13 @@ class PackReader:
 
     def _decompress_in_chunks(self, frame: Frame) -> memoryview:
         """Hold the large blob once, and neither its compressed form nor a second copy."""
-        part = _Part(self._read, frame.offset, frame.packed_size)
+        packed = _Section(self._read, frame.offset, frame.packed_size)
         try:
             whole = memoryview(bytearray(frame.size))
         except (MemoryError, OverflowError) as error:
             raise IntegrityError(f"a frame of {self._name} declares {frame.size} bytes") from error
         filled = 0
-        with _inflater().stream_reader(cast(IO[bytes], part)) as content:
+        with _inflater().stream_reader(cast(IO[bytes], packed)) as content:
             while filled < frame.size and (count := content.readinto(whole[filled : filled + _CHUNK])):
                 filled += count
             if filled != frame.size or content.read(1):
@@ -111,7 +130,7 @@ class PackReader:
         return data
 
 
-class _Part:
+class _Section:
     """A part of a pack as a file to read from front to back."""
 
     def __init__(self, read: Callable[[int, int], bytes], offset: int, size: int) -> None:

@@ -99,7 +99,10 @@ class Component:
 
     def method(self, rule: str, path: str) -> str | None:
         """What a named rule (`merge`, `relocate`, `lock`) says of a path."""
-        return next((method for pattern, method in self.named[rule] if pattern.matches(path)), None)
+        for pattern, method in self.named[rule]:
+            if pattern.matches(path):
+                return method
+        return None
 
 
 Table = Mapping[str, Component]

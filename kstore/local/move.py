@@ -41,8 +41,10 @@ class Mover:
 
     def _top(self, path: str, folders: Collection[str]) -> str:
         """What to move to bring `path`: the highest folder that is missing, its group's, or the file itself."""
-        unit = unit_of(path, self._files[path]) if self._files[path].flags & _GROUP else path
         end = path.find("/")
+        if path[:end] not in folders:
+            return path[:end]
+        unit = unit_of(path, self._files[path]) if self._files[path].flags & _GROUP else path
         while 0 < end <= len(unit):
             if path[:end] not in folders:
                 return path[:end]

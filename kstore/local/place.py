@@ -12,20 +12,21 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 
-from kstore.blobs import BlobStore
+from kstore.blobs import BlobStore, Part
 from kstore.blobs.loose import stamp
+from kstore.blobs.packindex import MAX_SHARED_FRAME
 from kstore.errors import CacheRootError
 from kstore.files import NewFile, write_files
 from kstore.folders import make_folder
 from kstore.local.cacheroot import CacheRoot
 from kstore.local.index import Known, is_settled
-from kstore.local.link import Blob, Link, Linker, LinkMode
+from kstore.local.link import Link, Linker, LinkMode
 from kstore.local.move import Mover
 from kstore.local.relocate import to_local
 from kstore.local.scan import Skipped
@@ -36,15 +37,14 @@ from kstore.threads import submit
 
 _THREADS = 2
 """More of them only wait for each other, in the filesystem and for the interpreter."""
-_BATCH_SIZE = 2 << 20
-_BATCH_COUNT = 128
+_LINK_COUNT = 512
+"""Files that a thread links in one go."""
+_OPEN_COUNT = 128
+"""Files that a thread has open at once."""
 _SECOND = 1_000_000_000
 _GROUP, _LINK = int(Flag.GROUP), int(Flag.LINK)
 _MTIME, _RELOCATE = int(Flag.MTIME), int(Flag.RELOCATE)
 _OWNER_CAN_WRITE = 0o600
-
-Batch = list[tuple[bytes, memoryview]]
-"""(digest, bytes) of blobs."""
 
 
 @dataclass(slots=True)
@@ -102,23 +102,28 @@ class Placer:
 
     def _place(self, wanted: Files, packs: Sequence[str], folders: Collection[str]) -> Placed:
         with ExitStack() as stack:
-            stages, unusable = self._stages(wanted, stack)
-            wanted = {path: entry for path, entry in wanted.items() if path.partition("/")[0] in stages}
+            components = {path.partition("/")[0] for path in wanted}
+            elsewhere = self._elsewhere(components)
+            stages, unusable = self._stages(components, elsewhere, stack)
+            if unusable:
+                wanted = {path: entry for path, entry in wanted.items() if path.partition("/")[0] in stages}
             staging = _Staging(self._root, self._blobs, self._linker, stages, wanted)
             placed = staging.fill(packs, self._progress)
             staging.drop_incomplete(placed)
             mover = Mover(staging.staged, self._root.local_path, wanted)
-            mover.move(placed.paths, set(folders) | self._own_folders(wanted))
+            mover.move(placed.paths, set(folders) | elsewhere)
             placed.forget(mover.occupied)
         placed.skipped += unusable
         return placed
 
-    def _stages(self, wanted: Files, stack: ExitStack) -> tuple[dict[str, str], list[Skipped]]:
+    def _stages(
+        self, components: Iterable[str], elsewhere: Iterable[str], stack: ExitStack
+    ) -> tuple[dict[str, str], list[Skipped]]:
         """A staging folder for each component, on the filesystem that it is on; and those that can have none."""
         shared = stack.enter_context(self._state.staging())
-        stages = dict.fromkeys(_components(wanted), shared)
+        stages = dict.fromkeys(components, shared)
         unusable = []
-        for component in self._own_folders(wanted):
+        for component in elsewhere:
             folder = self._root.folders[component]
             try:
                 stages[component] = stack.enter_context(self._state.staging(folder))
@@ -127,10 +132,10 @@ class Placer:
                 unusable.append(Skipped(component, f"{folder} cannot be written: {error.strerror}"))
         return stages, unusable
 
-    def _own_folders(self, wanted: Files) -> set[str]:
+    def _elsewhere(self, components: Iterable[str]) -> set[str]:
         """Components outside the cache root: staging makes their folder."""
         inside = f"{self._root.path}/"
-        return {c for c in _components(wanted) if not self._root.folders[c].startswith(inside)}
+        return {c for c in components if not self._root.folders[c].startswith(inside)}
 
 
 class _Staging:
@@ -151,20 +156,28 @@ class _Staging:
         return f"{self._stages[path.partition('/')[0]]}/{path}"
 
     def fill(self, packs: Sequence[str], progress: Progress) -> Placed:
-        """Link what is loose, and copy the rest in the order in which the store has it."""
+        """Link what is loose, and side by side copy the rest in the order in which the store has it."""
         progress.total = len(self.wanted)
-        packed = self._blobs.digests_in(packs) if packs else frozenset()
-        linkable = {p: e for p, e in self.wanted.items() if e.flags & _LINK and e.digest not in packed}
         placed = Placed()
         with ThreadPoolExecutor(_THREADS) as pool:
-            folders = submit(pool, self._make_folders)
-            blobs = self._blobs.loose.untouched_many(linkable.values()) if linkable else []
-            if any(blobs):
-                folders.result()
-                self._link(linkable, blobs, placed, pool)
-            for part in self._copy(packs, placed, pool, folders):
+            self._folders = submit(pool, self._make_folders)
+            links = self._links(packs)
+            # The first link finds out which way works.
+            placed.add(self._link(links[:1]))
+            if self._linker.mode is LinkMode.COPY:
+                links = []
+            linking = [
+                submit(pool, self._link, links[at : at + _LINK_COUNT]) for at in range(1, len(links), _LINK_COUNT)
+            ]
+            copying = self._copy(self._paths(placed.paths.union(link.path for link in links)), packs, pool)
+            for part in chain(copying, (part.result() for part in linking)):
                 placed.add(part)
                 progress.done = len(placed.paths)
+            # What cannot be linked, is damaged, or is not where the ref says.
+            left = self._paths(placed.paths)
+            for blob in self._blobs.fetch_many(left, packs):
+                placed.add(self._write([blob], left))
+                del blob  # or a large one would be held while the next one is read
         return placed
 
     def drop_incomplete(self, placed: Placed) -> None:
@@ -182,46 +195,51 @@ class _Staging:
         for folder in sorted({path[: path.rindex("/")] for path in self.wanted}):
             make_folder(self.staged(folder))
 
-    def _link(self, wanted: Files, blobs: Sequence[Blob | None], placed: Placed, pool: ThreadPoolExecutor) -> None:
-        links = [
+    def _links(self, packs: Sequence[str]) -> list[Link]:
+        """What is loose and has not been touched since it was published."""
+        packed = self._blobs.digests_in(packs)
+        wanted = {p: e for p, e in self.wanted.items() if e.flags & _LINK and e.digest not in packed}
+        blobs = self._blobs.loose.untouched_many(wanted.values())
+        return [
             Link(blob, self.staged(path), entry.mode, path)
-            for (path, entry), blob in zip(wanted.items(), blobs, strict=False)
+            for (path, entry), blob in zip(wanted.items(), blobs, strict=True)
             if blob
         ]
-        # The first link finds out which way works; the others then follow side by side.
-        middle = len(links) // 2
-        self._add_links(links[:1], self._linker.link_many(links[:1]), placed)
-        halves = links[1:middle], links[max(middle, 1) :]
-        linking = [submit(pool, self._linker.link_many, half) for half in halves]
-        for half, modes in zip(halves, linking, strict=True):
-            self._add_links(half, modes.result(), placed)
 
-    def _add_links(self, links: list[Link], modes: list[LinkMode], placed: Placed) -> None:
-        placed.modes.update(modes)
-        placed.paths.update(link.path for link, mode in zip(links, modes, strict=True) if mode is not LinkMode.COPY)
+    def _link(self, links: Sequence[Link]) -> Placed:
+        self._folders.result()
+        modes = self._linker.link_many(links)
+        placed = Placed({link.path for link, mode in zip(links, modes, strict=True) if mode is not LinkMode.COPY})
+        for mode in set(modes) - {LinkMode.COPY}:
+            placed.modes[mode] = modes.count(mode)
+        return placed
 
-    def _copy(
-        self, packs: Sequence[str], placed: Placed, pool: ThreadPoolExecutor, folders: Future[None]
-    ) -> Iterator[Placed]:
+    def _paths(self, but: Collection[str]) -> dict[bytes, list[str]]:
+        """The paths of each blob, without some."""
         paths: dict[bytes, list[str]] = defaultdict(list)
         for path, entry in self.wanted.items():
-            if path not in placed.paths:
+            if path not in but:
                 paths[entry.digest].append(path)
+        return paths
 
-        def write(batch: Batch) -> Placed:
-            folders.result()
-            return self._write_batch(batch, paths)
+    def _copy(
+        self, paths: Mapping[bytes, list[str]], packs: Sequence[str], pool: ThreadPoolExecutor
+    ) -> Iterator[Placed]:
+        def write(part: Part) -> Placed:
+            blobs = list(part.load())
+            self._folders.result()
+            return self._write(blobs, paths)
 
-        contents = _in_batches(self._blobs.fetch_many(paths, packs)) if paths else ()
-        return _map_ahead(pool, write, contents)
+        sizes = {digest: self.wanted[same[0]].size for digest, same in paths.items()}
+        return _map_parts(pool, write, self._blobs.parts(sizes, packs))
 
-    def _write_batch(self, batch: Batch, paths: dict[bytes, list[str]]) -> Placed:
-        contents = {path: data for digest, data in batch for path in paths[digest]}
+    def _write(self, blobs: Iterable[tuple[bytes, memoryview]], paths: Mapping[bytes, list[str]]) -> Placed:
+        contents = {path: data for digest, data in blobs for path in paths[digest]}
         files = (self._new_file(path, data) for path, data in contents.items())
         # One blob may have any number of paths, and all files of a chunk are open together.
-        while chunk := list(islice(files, _BATCH_COUNT)):
+        while chunk := list(islice(files, _OPEN_COUNT)):
             write_files(chunk)
-        placed = Placed(paths=set(contents))
+        placed = Placed(set(contents))
         placed.modes[LinkMode.COPY] = len(contents)
         for path in contents:
             if not self.wanted[path].flags & _LINK:
@@ -252,34 +270,15 @@ def keep_settled(known: dict[str, Known]) -> dict[str, Known]:
     }
 
 
-def _components(paths: Iterable[str]) -> set[str]:
-    return {path.partition("/")[0] for path in paths}
-
-
-def _in_batches(contents: Iterable[tuple[bytes, memoryview]]) -> Iterator[Batch]:
-    """Blobs in batches worth handing to a thread, and small enough for all threads to get one."""
-    batch: Batch = []
-    size = 0
-    for digest, data in contents:
-        batch.append((digest, data))
-        size += len(data)
-        if size >= _BATCH_SIZE or len(batch) >= _BATCH_COUNT:
-            yield batch
-            batch, size = [], 0
-        del data  # or a large blob would be held while the next one is read
-    yield batch
-
-
-def _map_ahead(
-    pool: ThreadPoolExecutor, function: Callable[[Batch], Placed], batches: Iterable[Batch]
-) -> Iterator[Placed]:
-    """As `pool.map`, but holding no more batches in memory than the threads can work on, or one large blob."""
+def _map_parts(pool: ThreadPoolExecutor, function: Callable[[Part], Placed], parts: Iterable[Part]) -> Iterator[Placed]:
+    """As `pool.map`, but a large blob is in memory by itself."""
     waiting: deque[Future[Placed]] = deque()
-    for batch in batches:
-        is_large = sum(len(data) for _, data in batch) > 2 * _BATCH_SIZE
-        waiting.append(submit(pool, function, batch))
-        del batch
-        while waiting and (is_large or len(waiting) > _THREADS):
+    for part in parts:
+        is_large = part.size > MAX_SHARED_FRAME
+        while is_large and waiting:
+            yield waiting.popleft().result()
+        waiting.append(submit(pool, function, part))
+        if is_large:
             yield waiting.popleft().result()
     while waiting:
         yield waiting.popleft().result()

@@ -94,15 +94,12 @@ class _Place(NamedTuple):
     """`Flag.GROUP` or `Flag.SLOT` inside one, else 0."""
     depth: int = 0
     """How many folders deep that unit is below its component."""
+    inside: str = ""
+    """Its path below the component's folder with a final "/"; empty for that folder itself."""
 
     def sub(self, name: str) -> _Place:
-        return self._replace(path=f"{self.path}/{name}", local=f"{self.local}/{name}")
-
-    @property
-    def inside(self) -> str:
-        """Its path below the component's folder with a final "/"; empty for that folder itself."""
-        _, slash, rest = self.path.partition("/")
-        return rest + slash
+        path, local, inside = f"{self.path}/{name}", f"{self.local}/{name}", f"{self.inside}{name}/"
+        return _Place(path, local, self.unit, self.depth, inside)
 
 
 class _ComponentScan:
@@ -201,11 +198,7 @@ class _ComponentScan:
         """Take one file. Returns whether its folder's time alone vouches for it from now on."""
         path = f"{place.path}/{entry.name}"
         try:
-            status = entry.stat(follow_symlinks=False)
-            known = self._index.files.get(path)
-            if known is None or known.entry.flags & _RELOCATE or not known.still_is(status):
-                # What lists its group's files is read whenever its folder has changed: is all of it still there?
-                known = self._restored(path, status) or self._read(place, entry.name, status, into)
+            known = self._known(path, entry) or self._read(place, entry, into)
         except (Unfinished, FileNotFoundError) as reason:
             into.skipped.append(Skipped(path, str(reason)))
             return False
@@ -218,6 +211,17 @@ class _ComponentScan:
             return False
         return bool(known.entry.flags & _NEVER_IN_PLACE)
 
+    def _known(self, path: str, entry: os.DirEntry[str]) -> Known | None:
+        """What the file's status tells of it, without reading it."""
+        known = self._index.files.get(path)
+        if known is None and path not in self._base():
+            return None
+        status = entry.stat(follow_symlinks=False)
+        # What lists its group's files is read whenever its folder has changed: is all of it still there?
+        if known and not known.entry.flags & _RELOCATE and known.still_is(status):
+            return known
+        return self._restored(path, status)
+
     def _restored(self, path: str, status: os.stat_result) -> Known | None:
         """What a restore put here and nobody has changed: its time bears its digest's stamp."""
         entry = self._base().get(path)
@@ -227,17 +231,18 @@ class _ComponentScan:
             return None
         return Known(entry._replace(mtime_ns=status.st_mtime_ns), status.st_size, status.st_ino)
 
-    def _read(self, place: _Place, name: str, status: os.stat_result, into: Scan) -> Known:
-        if not stat.S_ISREG(status.st_mode):
+    def _read(self, place: _Place, found: os.DirEntry[str], into: Scan) -> Known:
+        if not found.is_file(follow_symlinks=False):
             raise Unfinished("it is no regular file")
+        name = found.name
         relative = place.inside + name
         kind = self._component.kind(relative, place.unit, place.depth)
-        if status.st_size == 0 and kind.flags & _NEVER_IN_PLACE:
-            raise Unfinished("it is empty")
         if lock := self._component.method("lock", relative):
             check_unlocked(f"{self._component_folder}/{lock.format(stem=name.partition('.')[0])}")
         data, status = read_finished(f"{place.local}/{name}")
         into.hashed += 1
+        if not data and kind.flags & _NEVER_IN_PLACE:
+            raise Unfinished("it is empty")
         if kind.flags & _HOST and name.endswith(_OBJECT_FILES):
             check_whole_object(data)
         stored = self._relocated(place, relative, data, into) if kind.flags & _RELOCATE else data

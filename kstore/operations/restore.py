@@ -149,9 +149,9 @@ def choose_wanted(files: Files, found: Scan, merged: Merged) -> Files:
         for path, entry in files.items()
         if path not in keep and ((local := found.known.get(path)) is None or local.entry.digest != entry.digest)
     }
-    groups = {unit_of(path, entry) for path, entry in wanted.items() if entry.flags & _GROUP}
-    if not groups or not found.folders:
+    if not found.folders:
         return wanted
+    groups = {unit_of(path, entry) for path, entry in wanted.items() if entry.flags & _GROUP}
     kept = {unit_of(path, known.entry) for path, known in found.known.items() if path in keep}
     replaced = groups - kept - found.busy
     whole = {p: e for p, e in files.items() if e.flags & _GROUP and unit_of(p, e) in replaced}

@@ -136,6 +136,28 @@ def test_a_damaged_or_missing_pack_costs_only_what_is_nowhere_else(
     assert fetch(BlobStore(backend), [b"only here", b"also loose"], (pack,)) == [b"also loose"]
 
 
+def load(blobs: BlobStore, contents: list[bytes], packs: tuple[str, ...]) -> list[bytes]:
+    """The last part first: each can be loaded by itself."""
+    parts = list(blobs.parts({digest_of(data): len(data) for data in contents}, packs))
+    return sorted(bytes(data) for part in reversed(parts) for _, data in part.load())
+
+
+def test_parts_together_hold_what_is_wanted_once(blobs: BlobStore) -> None:
+    packed = [b"packed", os.urandom(5 << 20), b"in two places"]
+    loose = [b"in two places", b"loose", os.urandom(5 << 20), *(b"%d" % number for number in range(300))]
+    packs = store(blobs, Layout.PACKED, *packed) + store(blobs, Layout.PACKED, b"in two places")
+    store(blobs, Layout.LOOSE, *loose)
+    wanted = {*packed, *loose}
+    assert load(blobs, [*wanted, b"nowhere"], packs) == sorted(wanted)
+
+
+def test_a_part_leaves_out_what_is_damaged(backend: PosixBackend, blobs: BlobStore) -> None:
+    (pack,) = store(blobs, Layout.PACKED, b"one", os.urandom(5 << 20))
+    whole = backend.get(pack_name(pack))
+    backend.put(pack_name(pack), bytes([whole[0] ^ 1]) + whole[1:])
+    assert load(blobs, [b"one"], (pack, "0" * 64)) == []
+
+
 def test_fetch_returns_one_blob_or_says_that_it_is_lost(blobs: BlobStore) -> None:
     store(blobs, Layout.PACKED, b"one")
     assert blobs.fetch(digest_of(b"one")) == b"one"
