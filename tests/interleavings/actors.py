@@ -17,9 +17,9 @@ from kstore.blobs import BlobStore
 from kstore.manifest import Files
 from kstore.refs import Refs
 from kstore.report import CommitStatus
+from kstore.scope import Scope
 from tests.interleavings.conversation import Actor
 from tests.interleavings.memory import Contents, Memory, MemoryBackend
-from kstore.scope import Scope
 from tests.trees import ENVIRONMENT, GPU, KEY, Node, Tree
 
 GROUP = "triton/KERNEL"

@@ -6,12 +6,13 @@ many schedules lead to the same one, the tree is looked up. Any run from the sta
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 
 from kstore.digest import digest_of
 from tests.interleavings.conversation import Actor, Conversation, Ended
-from tests.interleavings.footprint import Footprint, Footprints
+from tests.interleavings.footprint import NOTHING, Footprint, Footprints
 from tests.interleavings.memory import MAKES, WRITES, Answer, Step
 
 
@@ -23,10 +24,12 @@ class Point:
     """None at the end."""
     outcome: Hashable = None
     history: tuple[Answer, ...] = ()
-    footprint: Footprint = Footprint()
+    footprint: Footprint = NOTHING
     """Of the step."""
-    future: Footprint = Footprint()
-    """Of the step and of all that is known to come after it; complete once an exploration has found nothing new."""
+    future: Footprint = NOTHING
+    """Of the step and of all that is known to come after it; complete once nothing new is found."""
+    likeness: int = 0
+    """Equal for the points of one actor that have the same step, and the same whatever the answers are."""
     after: dict[Answer, Point] = field(default_factory=dict)
 
     @property
@@ -42,10 +45,12 @@ class Behaviour:
         self.actor = actor
         self.runs = 0
         """How often the real code was started."""
-        self.killed = Point(None)
+        self.killed, self.absent = Point(None), Point(None)
+        """Where it is when it was killed, and when it never takes part."""
         self._footprints = footprints
         self._points: list[Point] = []
         self._ends: dict[Hashable, Point] = {}
+        self._fresh = itertools.count()
         self._conversation: Conversation | None = None
         self._at: Point | None = None
         self.start = self._begin()
@@ -59,14 +64,17 @@ class Behaviour:
         found = point.after.get(answer)
         if found is None:
             found = point.after[answer] = self._discover(point, answer)
+            self._announce(point, found.future)
         return found
 
-    def spread_futures(self) -> None:
-        """Tell every point what is now known to come after it."""
-        for point in reversed(self._points):
-            point.future = point.footprint
-            for later in point.after.values():
-                point.future = point.future.joined(later.future)
+    def settle(self) -> None:
+        """Find out which points are alike, as far as is known now."""
+        numbers: dict[Hashable, int] = {}
+        for point in (self.killed, self.absent, *self._ends.values(), *reversed(self._points)):
+            after = frozenset((answer, later.likeness) for answer, later in point.after.items())
+            kind = (point.step, after) if point.step else id(point)
+            point.likeness = numbers.setdefault(kind, len(numbers))
+        self._fresh = itertools.count(len(numbers))
 
     def close(self) -> None:
         """End the run that is open."""
@@ -91,6 +99,14 @@ class Behaviour:
         assert self._conversation
         return self._point(self._conversation.answer(answer), (*point.history, answer))
 
+    def _announce(self, point: Point, coming: Footprint) -> None:
+        """Tell a point, and those before it, what can come after them: they are no longer like others."""
+        at = self._points[0]
+        for answer in (*point.history, None):
+            at.future, at.likeness = at.future.joined(coming), next(self._fresh)
+            if at is not point:
+                at = at.after[answer]
+
     def _lead_to(self, point: Point) -> None:
         at = self._begin()
         assert self._conversation
@@ -108,10 +124,10 @@ class Behaviour:
     def _point(self, said: Step | Ended, history: tuple[Answer, ...]) -> Point:
         if isinstance(said, Ended):
             self._conversation = self._at = None
-            return self._ends.setdefault(said.outcome, Point(None, said.outcome))
+            return self._ends.setdefault(said.outcome, Point(None, said.outcome, likeness=next(self._fresh)))
         step = self._identified(said, history) if said.kind in MAKES else said
         footprint = self._footprints.of(step)
-        self._at = Point(step, history=history, footprint=footprint, future=footprint)
+        self._at = Point(step, None, history, footprint, footprint, next(self._fresh))
         self._points.append(self._at)
         return self._at
 

@@ -23,6 +23,9 @@ class Footprint(NamedTuple):
         return Footprint(self.shows | other.shows, self.minds | other.minds)
 
 
+NOTHING = Footprint()
+
+
 class Footprints:
     """Of the steps of one exploration."""
 
@@ -58,7 +61,7 @@ class Footprints:
 
     def _changes_listings(self, name: str) -> Footprint:
         """Two names that come into one folder commute, as far as the folder is concerned."""
-        found = Footprint()
+        found = NOTHING
         for parent in parents(name):
             found = found.joined(Footprint(self._bit("changed", parent), self._bit("listed", parent)))
             if parent in self._folders:
