@@ -26,6 +26,13 @@ GROUP = "triton/KERNEL"
 Fill = Callable[[Tree], None]
 """Puts what a worker compiled into its cache root."""
 
+History = Callable[[MemoryBackend], None]
+"""Does something to a store before the actors begin."""
+
+
+def unchanged(backend: MemoryBackend) -> None:
+    """The history of a store to which nothing was done but commits."""
+
 
 class Outcome(NamedTuple):
     """How an actor ended, without what may differ between equal schedules."""
@@ -44,11 +51,13 @@ class World:
     layout: str
     fills: Mapping[str, Fill] = field(default_factory=dict)
     """Actor → what it has compiled."""
+    layouts: Mapping[str, str] = field(default_factory=dict)
+    """Actor → its layout, if that is another one."""
     keys: Mapping[str, str] = field(default_factory=dict)
     """Actor → the key that it works on, if that is another one than `KEY`."""
     published: tuple[Fill, ...] = ()
     """What each generation added that is there from the start. Committers begin with the newest restored."""
-    history: Callable[[MemoryBackend], None] = lambda backend: None
+    history: History = unchanged
     """What else was done to the store before."""
 
     @cached_property
@@ -91,7 +100,7 @@ class World:
     def node(self, name: str, backend: MemoryBackend) -> Node:
         """A worker with a new cache root."""
         shutil.rmtree(self.folder / name, ignore_errors=True)
-        node = Node(self.folder, name, layout=self.layout)
+        node = Node(self.folder, name, layout=self.layouts.get(name, self.layout))
         put_on(node, backend)
         return node
 
