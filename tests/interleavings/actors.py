@@ -18,7 +18,7 @@ from kstore.manifest import Files
 from kstore.refs import Refs
 from kstore.report import CommitStatus
 from kstore.scope import Scope
-from tests.interleavings.conversation import Actor
+from tests.interleavings.conversation import Actor, run_alone
 from tests.interleavings.memory import Contents, Memory, MemoryBackend
 from tests.trees import ENVIRONMENT, GPU, KEY, Node, Tree
 
@@ -64,13 +64,16 @@ class World:
     def start(self) -> Contents:
         """The store that the actors find."""
         memory = Memory(Contents())
-        node = self.node("founder", memory.backend)
+        assert run_alone(Actor("founder", self._found), memory) is None
+        return memory.contents
+
+    def _found(self, backend: MemoryBackend) -> None:
+        node = self.node("founder", backend)
         node.store.create()
         for fill in self.published:
             fill(node.tree)
             assert node.commit().status is CommitStatus.COMMITTED
-        self.history(memory.backend)
-        return memory.contents
+        self.history(backend)
 
     def actor(self, name: str) -> Actor:
         """By its name, such as `commit A`: the entry of the table, and whose it is."""

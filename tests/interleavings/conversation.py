@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, cast
 
 import pytest
 
-from tests.interleavings.memory import Answer, Kind, MemoryBackend, Step
+from tests.interleavings.memory import Answer, Kind, Memory, MemoryBackend, Step
 
 _PATIENCE = 60.0
 _WALL_NS = 2_000_000_000 * 1_000_000_000
@@ -105,6 +105,16 @@ class Conversation:
             pass
         except Exception as error:
             self._said.put(Ended(Trouble(f"{type(error).__name__}: {error}")))
+
+
+def run_alone(actor: Actor, memory: Memory) -> Hashable:
+    """Run an actor from its first step to its last; returns its outcome."""
+    with deterministic():
+        conversation = Conversation(actor)
+        said = conversation.begin()
+        while isinstance(said, Step):
+            said = conversation.answer(memory.perform(said))
+    return said.outcome
 
 
 def _current() -> Conversation | None:

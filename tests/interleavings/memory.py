@@ -271,11 +271,12 @@ class Memory:
 
     def __init__(self, contents: Contents | None = None) -> None:
         self.contents = contents or Contents(now_ns=time.time_ns())
-        self.backend = MemoryBackend(self._perform)
+        self.backend = MemoryBackend(self.perform)
         self._lock = threading.Lock()
         self._identities = itertools.count(1)
 
-    def _perform(self, step: Step) -> Any:
+    def perform(self, step: Step) -> Any:
+        """Do one step at once."""
         with self._lock:
             self.contents, answer = perform(self.contents, step._replace(identity=next(self._identities)))
         return answer

@@ -113,7 +113,11 @@ def test_what_is_pruned_makes_no_difference_to_how_it_can_end(programs: list[lis
 
 def test_actors_that_do_not_meet_have_one_schedule_and_one_for_each_kill() -> None:
     def writer(name: str) -> Actor:
-        return Actor(name, lambda backend: [backend.put(f"f/{name}{number}", b"") for number in range(5)] and None)
+        def act(backend: MemoryBackend) -> None:
+            for number in range(5):
+                backend.put(f"f/{name}{number}", b"")
+
+        return Actor(name, act)
 
     explored = explore([writer(name) for name in "abcd"], START, nothing)
     assert explored.schedules == 6**4
