@@ -1,0 +1,162 @@
+"""Those who work on the store in the explorations, and what it holds when they begin.
+
+A new kind of actor is a function that returns an `Actor`, and an entry of `ACTORS`.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from pathlib import Path
+from typing import NamedTuple
+
+from kstore.blobs import BlobStore
+from kstore.manifest import Files
+from kstore.refs import Refs
+from kstore.report import CommitStatus
+from kstore.scope import Scope
+from tests.interleavings.conversation import Actor, run_alone
+from tests.interleavings.memory import Contents, Memory, MemoryBackend
+from tests.trees import ENVIRONMENT, GPU, KEY, Node, Tree
+
+GROUP = "triton/KERNEL"
+Fill = Callable[[Tree], None]
+"""Puts what a worker compiled into its cache root."""
+
+History = Callable[[MemoryBackend], None]
+"""Does something to a store before the actors begin."""
+
+
+def unchanged(backend: MemoryBackend) -> None:
+    """The history of a store to which nothing was done but commits."""
+
+
+class Outcome(NamedTuple):
+    """How an actor ended, without what may differ between equal schedules."""
+
+    status: str
+    generation: int = 0
+    skipped: int = 0
+    """Artifacts that a restore left out."""
+
+
+@dataclass(frozen=True)
+class World:
+    """Where an exploration takes place."""
+
+    folder: Path
+    layout: str
+    fills: Mapping[str, Fill] = field(default_factory=dict)
+    """Actor → what it has compiled."""
+    layouts: Mapping[str, str] = field(default_factory=dict)
+    """Actor → its layout, if that is another one."""
+    keys: Mapping[str, str] = field(default_factory=dict)
+    """Actor → the key that it works on, if that is another one than `KEY`."""
+    published: tuple[Fill, ...] = ()
+    """What each generation added that is there from the start. Committers begin with the newest restored."""
+    history: History = unchanged
+    """What else was done to the store before."""
+
+    @cached_property
+    def start(self) -> Contents:
+        """The store that the actors find."""
+        memory = Memory(Contents())
+        assert run_alone(Actor("founder", self._found), memory) is None
+        return memory.contents
+
+    def _found(self, backend: MemoryBackend) -> None:
+        node = self.node("founder", backend)
+        node.store.create()
+        for fill in self.published:
+            fill(node.tree)
+            assert node.commit().status is CommitStatus.COMMITTED
+        self.history(backend)
+
+    def actor(self, name: str) -> Actor:
+        """By its name, such as `commit A`: the entry of the table, and whose it is."""
+        return Actor(name, partial(ACTORS[name.partition(" ")[0]], self, self.start, name))
+
+    def key_of(self, name: str) -> str:
+        return self.keys.get(name, KEY)
+
+    def scope_of(self, name: str) -> Scope:
+        return Scope(GPU, self.key_of(name), ENVIRONMENT)
+
+    def news_of(self, name: str) -> Files:
+        """What a committer has compiled."""
+        tree = Tree(self.folder / name)
+        self.fills[name](tree)
+        files = tree.scan().files
+        shutil.rmtree(tree.root)
+        return files
+
+    def restored_node(self, name: str, start: Contents) -> Node:
+        """A worker with a new cache root, into which all was restored that was there at the start."""
+        node = self.node(name, Memory(start).backend)
+        if self.published and self.key_of(name) == KEY:
+            assert node.restore().ok
+        return node
+
+    def node(self, name: str, backend: MemoryBackend) -> Node:
+        """A worker with a new cache root."""
+        shutil.rmtree(self.folder / name, ignore_errors=True)
+        node = Node(self.folder, name, layout=self.layouts.get(name, self.layout))
+        put_on(node, backend)
+        return node
+
+
+def put_on(node: Node, backend: MemoryBackend) -> None:
+    """Give a worker another storage for the same store."""
+    storage = node.store.storage
+    storage.backend = backend  # type: ignore[assignment]
+    storage.refs = Refs(backend)
+    storage.blobs = BlobStore(backend)
+
+
+# ---- What compilers leave
+
+
+def compile_kernel(tree: Tree, by: str) -> None:
+    """A group of two files, the same one for all workers, but not with the same bytes."""
+    tree.put(f"{GROUP}/k.cubin", f"machine code by {by}".encode())
+    children = {"k.cubin": f"{tree.root}/{GROUP}/k.cubin"}
+    tree.put(f"{GROUP}/__grp__k.json", json.dumps({"child_paths": children}).encode())
+
+
+def write_wrapper(tree: Tree, by: str) -> None:
+    """A single file, the same bytes for all who write one with this name."""
+    tree.put(f"inductor/ab/c{by}.py", f"# {by}".encode())
+
+
+# ---- What actors do
+
+
+def commit(world: World, start: Contents, name: str, backend: MemoryBackend) -> Hashable:
+    node = world.restored_node(name, start)
+    world.fills[name](node.tree)
+    put_on(node, backend)
+    report = node.commit(world.key_of(name))
+    return Outcome(report.status.value, report.generation)
+
+
+def restore(world: World, start: Contents, name: str, backend: MemoryBackend) -> Hashable:
+    node = world.node(name, backend)
+    report = node.restore(world.key_of(name))
+    return Outcome(report.status.value, report.generation, len(report.skipped))
+
+
+def wait(world: World, start: Contents, name: str, backend: MemoryBackend) -> Hashable:
+    """As many seconds as its name says, each time when the schedule has it."""
+    for seconds in name.split()[1:]:
+        backend.wait(float(seconds))
+    return None
+
+
+ACTORS: dict[str, Callable[[World, Contents, str, MemoryBackend], Hashable]] = {
+    "commit": commit,
+    "restore": restore,
+    "wait": wait,
+}

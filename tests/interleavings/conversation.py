@@ -1,0 +1,156 @@
+"""Runs an actor's code, the real one, and stops it at every step until it is told the answer.
+
+An actor runs in a thread of its own, but only while whoever asked waits for its next step: no two run at once.
+Time, random bytes and thread pools are taken from it, so that what it does is a function of the answers alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Hashable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any, NamedTuple, cast
+
+import pytest
+
+from tests.interleavings.memory import Answer, Kind, Memory, MemoryBackend, Step
+
+_PATIENCE = 60.0
+_WALL_NS = 2_000_000_000 * 1_000_000_000
+"""What the actors' wall clocks show, always: times of people, and of cache roots that are all older."""
+
+
+@dataclass(frozen=True, eq=False)
+class Actor:
+    """Somebody who works on the store."""
+
+    name: str
+    act: Callable[[MemoryBackend], Hashable]
+    """Does it all with the backend given, from the same start whenever it is called; what it returns is the outcome."""
+    can_be_killed: bool = True
+
+
+class Ended(NamedTuple):
+    """What comes after the last step."""
+
+    outcome: Hashable
+
+
+class Trouble(NamedTuple):
+    """The outcome of an actor that raised."""
+
+    error: str
+
+
+class _Abandoned(BaseException):
+    """Raised in an actor that is no longer of interest."""
+
+
+_local = threading.local()
+
+
+class Conversation:
+    """One run of one actor."""
+
+    def __init__(self, actor: Actor) -> None:
+        self._actor = actor
+        self._said: SimpleQueue[Step | Ended] = SimpleQueue()
+        self._answers: SimpleQueue[Any] = SimpleQueue()
+        self._random = 0
+        self._is_abandoned = False
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def begin(self) -> Step | Ended:
+        """Run the actor up to its first step."""
+        self._thread.start()
+        return self._said.get(timeout=_PATIENCE)
+
+    def answer(self, answer: Answer) -> Step | Ended:
+        """Run it to the next one."""
+        self._answers.put(answer)
+        return self._said.get(timeout=_PATIENCE)
+
+    def abandon(self) -> None:
+        """End it where it is."""
+        self._is_abandoned = True
+        self._answers.put(None)
+        self._thread.join(_PATIENCE)
+
+    def perform(self, step: Step) -> Any:
+        """What the actor's backend calls."""
+        if not self._is_abandoned:
+            self._said.put(step)
+            answer = self._answers.get()
+        if self._is_abandoned:
+            raise _Abandoned
+        return answer
+
+    def random_bytes(self, count: int) -> bytes:
+        """The same ones in every run, and others for each actor."""
+        self._random += 1
+        return hashlib.shake_128(f"{self._actor.name} {self._random}".encode()).digest(count)
+
+    def _run(self) -> None:
+        _local.conversation = self
+        try:
+            self._said.put(Ended(self._actor.act(MemoryBackend(self.perform))))
+        except _Abandoned:
+            pass
+        except Exception as error:
+            self._said.put(Ended(Trouble(f"{type(error).__name__}: {error}")))
+
+
+def run_alone(actor: Actor, memory: Memory) -> Hashable:
+    """Run an actor from its first step to its last; returns its outcome."""
+    with deterministic():
+        conversation = Conversation(actor)
+        said = conversation.begin()
+        while isinstance(said, Step):
+            said = conversation.answer(memory.perform(said))
+    return said.outcome
+
+
+def _current() -> Conversation | None:
+    return getattr(_local, "conversation", None)
+
+
+@contextmanager
+def deterministic() -> Iterator[None]:
+    """Take from the actors' threads, and from no others, what would make two runs differ."""
+    with pytest.MonkeyPatch.context() as patch:
+        _replace(patch, time, "time", lambda _: _WALL_NS / 1e9)
+        _replace(patch, time, "time_ns", lambda _: _WALL_NS)
+        _replace(patch, time, "monotonic", lambda actor: _clock(actor) / 1e9)
+        _replace(patch, time, "clock_gettime", lambda actor, _: _clock(actor) / 1e9)
+        _replace(patch, time, "clock_gettime_ns", lambda actor, _: _clock(actor))
+        _replace(patch, os, "urandom", Conversation.random_bytes)
+        _replace(patch, secrets, "token_bytes", lambda actor, count=16: actor.random_bytes(count))
+        _replace(patch, secrets, "token_hex", lambda actor, count=16: actor.random_bytes(count).hex())
+        # `kstore.threads` then works in the caller's thread, as it does at the end of the interpreter.
+        _replace(patch, ThreadPoolExecutor, "submit", _refuse)
+        yield
+
+
+def _replace(patch: pytest.MonkeyPatch, owner: object, name: str, inside: Callable[..., Any]) -> None:
+    outside = getattr(owner, name)
+
+    def either(*arguments: Any, **named: Any) -> Any:
+        actor = _current()
+        return inside(actor, *arguments, **named) if actor else outside(*arguments, **named)
+
+    patch.setattr(owner, name, either)
+
+
+def _clock(actor: Conversation) -> int:
+    return cast(int, actor.perform(Step(Kind.LOOK_AT_CLOCK)))
+
+
+def _refuse(*_: object, **__: object) -> None:
+    raise RuntimeError("actors have one thread")

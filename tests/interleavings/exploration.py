@@ -1,0 +1,225 @@
+"""All schedules of some actors on one store, those left out that nobody could tell from one that was explored.
+
+**Persistent sets.** In each state only some actors are let go on: such a set of them that nothing that any other
+may ever do conflicts with their next steps. Every schedule can be reordered, by steps that commute, into one that
+was explored (Godefroid, "Partial-Order Methods for the Verification of Concurrent Systems", 1996). What an actor
+may ever do is what its behaviour tree knows below the point where it is; where an exploration finds something new,
+all is explored again. An actor's step is the same whatever others do that does not conflict, so a step that is
+not yet known shows up as somebody's next one before any set that was chosen without it can have hidden it.
+
+**States.** Two schedules that lead to the same contents, with every actor at the same point, go on as one: an actor
+is where all the answers it got have led it. Points are as good as the same if an actor does the same from both on,
+as far as its tree is known: if nothing new is found, neither would have been found from the other.
+
+**Kills.** Before any step that changes the store an actor may stop for ever, any number of actors in one schedule.
+One that is stopped before a step that only reads is as one stopped before the next write. So every state of the
+store that can be reached at all is also the last one of some schedule, and it is enough to check the last ones.
+To the others, who was killed looks like one that is slow: what anybody may do is found out without kills first.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from tests.interleavings.behaviour import Behaviour, Point
+from tests.interleavings.conversation import Actor, deterministic
+from tests.interleavings.footprint import Footprints
+from tests.interleavings.memory import Contents, perform
+
+KILLED = "killed"
+
+Points = tuple[Point, ...]
+Check = Callable[[Contents, Mapping[str, Hashable]], None]
+"""Gets what is left, and the outcome, or `KILLED`, of each actor that took part. Raises `Broken`."""
+
+
+class Broken(Exception):
+    """What a check found."""
+
+
+class Violation(AssertionError):
+    """What a check found, and the schedule that led there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Explored:
+    """What was explored."""
+
+    schedules: int
+    """Different ones, without those that were pruned."""
+    states: int
+    ends: int
+    """States in which every actor has ended or was killed: that many were checked."""
+    points: int
+    """Sequences of answers that some actor got."""
+    runs: int
+    """How often real code was run for that."""
+    passes: int
+    """How often all of them, or some, were explored until nothing was new."""
+    seconds: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.schedules:,} schedules, {self.states:,} states, {self.ends:,} ends checked; "
+            f"{self.runs:,} runs of real code with {self.points:,} different histories; "
+            f"{self.passes} passes, {self.seconds:.1f} s"
+        )
+
+
+def explore(actors: Sequence[Actor], start: Contents, check: Check, *, prune: bool = True) -> Explored:
+    """Explore everything that `actors` can do together.
+
+    Raises:
+        Violation: a check failed.
+    """
+    with deterministic():
+        exploration = _Exploration(actors, start, check, prune)
+        try:
+            return exploration.run()
+        finally:
+            exploration.close()
+
+
+class _Exploration:
+    def __init__(self, actors: Sequence[Actor], start: Contents, check: Check, prune: bool) -> None:
+        footprints = Footprints(start.folders)
+        self._behaviours = [Behaviour(actor, footprints) for actor in actors]
+        self._check = check
+        self._prune = prune
+        self._kills = False
+        self._passes = 0
+        self._contents: list[Contents] = []
+        self._numbers: dict[Hashable, int] = {}
+        self._start = self._number(start)
+        self._moves: dict[tuple[int, Point], tuple[int, Point]] = {}
+        self._schedules: dict[tuple[int, ...], int] = {}
+        """How many there are from each state."""
+        self._checked: set[tuple[int, Points]] = set()
+        self._path: list[tuple[int, Point | None]] = []
+
+    def run(self) -> Explored:
+        started = time.perf_counter()
+        for present in self._groups():
+            self._explore(present)
+        self._kills = True
+        schedules = self._explore(self._behaviours)
+        return Explored(
+            schedules=schedules,
+            states=len(self._schedules),
+            ends=len(self._checked),
+            points=self._points(),
+            runs=sum(behaviour.runs for behaviour in self._behaviours),
+            passes=self._passes,
+            seconds=time.perf_counter() - started,
+        )
+
+    def _groups(self) -> Iterator[tuple[Behaviour, ...]]:
+        """Some of the actors, few first: what they do is then known, and what goes wrong has a short schedule."""
+        everybody = self._behaviours
+        for count in range(1, len(everybody) + 1):
+            yield from itertools.combinations(everybody, count)
+
+    def _explore(self, present: Sequence[Behaviour]) -> int:
+        """Explore all that these can do until nothing is new; returns the number of schedules."""
+        start = tuple(actor.start if actor in present else actor.absent for actor in self._behaviours)
+        before = -1
+        while before < (before := self._points()):
+            self._passes += 1
+            self._schedules.clear()
+            for behaviour in self._behaviours:
+                behaviour.settle()
+            schedules = self._visit(self._start, start)
+        return schedules
+
+    def close(self) -> None:
+        for behaviour in self._behaviours:
+            behaviour.close()
+
+    def _points(self) -> int:
+        return sum(map(len, self._behaviours))
+
+    def _visit(self, store: int, points: Points) -> int:
+        """Explore what comes after a state; returns the number of schedules."""
+        state = store, *[point.likeness for point in points]
+        known = self._schedules.get(state)
+        if known is not None:
+            return known
+        chosen = self._choose(points)
+        if not chosen:
+            self._end(store, points)
+        schedules = sum(self._let_go_on(store, points, actor) for actor in chosen) or 1
+        self._schedules[state] = schedules
+        return schedules
+
+    def _let_go_on(self, store: int, points: Points, actor: int) -> int:
+        point, behaviour = points[actor], self._behaviours[actor]
+        self._path.append((actor, point))
+        later, after = self._move(store, point, behaviour)
+        schedules = self._visit(later, _with(points, actor, after))
+        if self._kills and point.writes and behaviour.actor.can_be_killed:
+            self._path[-1] = actor, None
+            schedules += self._visit(store, _with(points, actor, behaviour.killed))
+        self._path.pop()
+        return schedules
+
+    def _choose(self, points: Points) -> list[int]:
+        """The actors to let go on: the smallest set, closed under conflicts, that one of them is in."""
+        alive = [actor for actor, point in enumerate(points) if point.step]
+        best = alive
+        if self._prune:
+            for first in alive:
+                found = _closed(first, points, alive)
+                if len(found) < len(best):
+                    best = found
+                if len(best) == 1:
+                    break
+        return best
+
+    def _move(self, store: int, point: Point, behaviour: Behaviour) -> tuple[int, Point]:
+        known = self._moves.get((store, point))
+        if known is None:
+            assert point.step
+            contents, answer = perform(self._contents[store], point.step)
+            known = self._moves[store, point] = self._number(contents), behaviour.follow(point, answer)
+        return known
+
+    def _number(self, contents: Contents) -> int:
+        number = self._numbers.setdefault(contents.key, len(self._contents))
+        if number == len(self._contents):
+            self._contents.append(contents)
+        return number
+
+    def _end(self, store: int, points: Points) -> None:
+        if (store, points) in self._checked:
+            return
+        self._checked.add((store, points))
+        outcomes = {
+            behaviour.actor.name: KILLED if point is behaviour.killed else point.outcome
+            for behaviour, point in zip(self._behaviours, points, strict=True)
+            if point is not behaviour.absent
+        }
+        try:
+            self._check(self._contents[store], outcomes)
+        except Broken as problem:
+            raise Violation(f"{problem}\nafter:\n{self._schedule()}\noutcomes: {outcomes}") from problem
+
+    def _schedule(self) -> str:
+        """The steps that led to where the exploration is, one a line."""
+        return "\n".join(
+            f"  {self._behaviours[actor].actor.name}: {point.step if point else KILLED}" for actor, point in self._path
+        )
+
+
+def _closed(first: int, points: Points, alive: list[int]) -> list[int]:
+    found = [first]
+    for actor in found:
+        minds = points[actor].footprint.minds
+        found += (other for other in alive if other not in found and minds & points[other].future.shows)
+    return found
+
+
+def _with(points: Points, actor: int, point: Point) -> Points:
+    return (*points[:actor], point, *points[actor + 1 :])

@@ -1,0 +1,193 @@
+"""What must be true of a store whenever one looks, whoever was killed where.
+
+- Every published generation can be restored completely, from the packs that its ref names and from loose blobs.
+- What a commit reported as published is in the newest generation: its own files or, where another worker offered
+  others under the same names, theirs, and each group from one worker only. Except what a `forget` dropped: all that
+  was there before the generation that it published, which is empty.
+- No actor fails, and no restore leaves anything out. (Actors to whom that may happen are excused by name.)
+- Whatever is left can be collected: `collect` leaves no object that nothing refers to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from functools import cache
+
+from kstore.blobs import BlobStore
+from kstore.blobs.loose import blob_name
+from kstore.blobs.packindex import pack_name
+from kstore.digest import digest_of
+from kstore.manifest import Files, Manifest, unit_of
+from kstore.refs import Ref, load_ref
+from kstore.report import CommitStatus
+from kstore.scope import Scope
+from tests.interleavings.actors import Outcome, World
+from tests.interleavings.conversation import Trouble
+from tests.interleavings.exploration import Broken
+from tests.interleavings.memory import Contents, Memory, MemoryBackend, Object
+
+_PUBLISHED = {CommitStatus.COMMITTED.value, CommitStatus.UNCHANGED.value}
+_KEPT = ("kstore.json", "CACHEDIR.TAG", "refs/")
+"""What collection does not concern."""
+_manifests: dict[bytes, Manifest] = {}
+"""By digest: the same ones are looked at again and again."""
+
+
+class Invariants:
+    """A check of an exploration in one world."""
+
+    def __init__(
+        self,
+        world: World,
+        *,
+        excused: frozenset[str] = frozenset(),
+        collect: Callable[[MemoryBackend], None] | None = None,
+    ) -> None:
+        """`excused` are the actors that may fail or leave something out.
+
+        `collect` does all that it takes until an object that nothing refers to has gone; time is its to pass.
+        """
+        self._world = world
+        self._news = {name: world.news_of(name) for name in world.fills}
+        self._first = _files_at(world.start)
+        self._excused = excused
+        self._collect = collect
+        self._tidy: set[Hashable] = set()
+
+    def __call__(self, contents: Contents, outcomes: Mapping[str, Hashable]) -> None:
+        for name, outcome in outcomes.items():
+            if name not in self._excused:
+                _check_outcome(name, outcome)
+        self.check_store(contents, outcomes)
+        if self._collect and contents.key not in self._tidy:
+            self._tidy.add(contents.key)
+            self.check_store(collected := self._collected(contents), outcomes)
+            check_no_orphans(collected)
+
+    def check_store(self, contents: Contents, outcomes: Mapping[str, Hashable]) -> None:
+        """Whether all generations are whole, and hold what was reported."""
+        refs = refs_in(contents)
+        for ref in refs:
+            check_whole(contents, ref)
+        for name, outcome in outcomes.items():
+            if name in self._news and isinstance(outcome, Outcome) and outcome.status in _PUBLISHED:
+                scope = self._world.scope_of(name)
+                self._check_kept(contents, [ref for ref in refs if ref.scope == scope], name, outcome)
+
+    def _check_kept(self, contents: Contents, refs: list[Ref], name: str, outcome: Outcome) -> None:
+        if not refs or refs[-1].generation < outcome.generation:
+            raise Broken(f"{name} published generation {outcome.generation}, and the newest is older: {refs}")
+        forgotten = [ref.generation for ref in ever_published(contents, refs[-1].scope) if not ref.files]
+        promised: Files = {} if max(forgotten, default=0) > outcome.generation else dict(self._news[name])
+        if not forgotten:
+            promised |= self._first.get(refs[-1].scope, {})
+        found = manifest_of(contents, refs[-1]).files
+        for path in promised:
+            self._check_path(found, path, name)
+
+    def _check_path(self, found: Files, path: str, name: str) -> None:
+        offers = [files for files in (*self._news.values(), *self._first.values()) if path in files]
+        unit = unit_of(path, offers[0][path])
+        if path not in found:
+            raise Broken(f"{path}, which {name} published, is not in the newest generation")
+        if not any(_part(found, unit) == _part(files, unit) for files in offers):
+            raise Broken(f"{unit} in the newest generation is not as any worker had it")
+
+    def _collected(self, contents: Contents) -> Contents:
+        assert self._collect
+        memory = Memory(contents)
+        self._collect(memory.backend)
+        return memory.contents
+
+
+def _check_outcome(name: str, outcome: Hashable) -> None:
+    if isinstance(outcome, Trouble):
+        raise Broken(f"{name} failed: {outcome.error}")
+    if isinstance(outcome, Outcome) and outcome.skipped:
+        raise Broken(f"{name} left out {outcome.skipped} artifacts")
+
+
+def check_whole(contents: Contents, ref: Ref) -> None:
+    """Whether all of a generation's blobs, its manifest first, are where its readers look."""
+    wanted = {ref.manifest}
+    if _missing(contents, ref, wanted):
+        raise Broken(f"the manifest of generation {ref.generation} of {ref.scope} is missing")
+    wanted = {entry.digest for entry in manifest_of(contents, ref).entries()}
+    if missing := _missing(contents, ref, wanted):
+        raise Broken(f"generation {ref.generation} of {ref.scope} lacks {len(missing)} of {len(wanted)} blobs")
+
+
+def check_no_orphans(contents: Contents) -> None:
+    """Whether some generation needs every object."""
+    live: set[str] = set()
+    for ref in refs_in(contents):
+        packed = _packed(contents, ref)
+        wanted = {ref.manifest} | {entry.digest for entry in manifest_of(contents, ref).entries()}
+        live |= {blob_name(digest) for digest in wanted - packed}
+        live |= {pack_name(pack) for pack in ref.packs}
+    orphans = [name for name in contents.objects if name not in live and not name.startswith(_KEPT)]
+    if orphans:
+        raise Broken(f"nothing refers to {orphans}")
+
+
+def refs_in(contents: Contents) -> list[Ref]:
+    """Every published generation, those of one scope from the oldest to the newest."""
+    found = (_ref(name, data) for name, (data, *_) in contents.objects.items() if name.startswith("refs/"))
+    return sorted((ref for ref in found if ref), key=lambda ref: (ref.scope, ref.generation))
+
+
+def ever_published(contents: Contents, scope: Scope) -> Iterator[Ref]:
+    """Also those that are no longer there."""
+    return (ref for name, data in contents.refs if (ref := _ref(name, data)) and ref.scope == scope)
+
+
+@cache
+def _ref(name: str, data: bytes) -> Ref | None:
+    """None for a mark beside the refs."""
+    folder, _, number = name.rpartition("/")
+    gpu, _, rest = folder.removeprefix("refs/").partition("/")
+    key, _, environment = rest.rpartition("/@")
+    return load_ref(Scope(gpu, key, environment), int(number), data) if number.isdecimal() else None
+
+
+def manifest_of(contents: Contents, ref: Ref) -> Manifest:
+    """What a generation holds."""
+    if ref.manifest not in _manifests:
+        data = BlobStore(Memory(contents).backend).fetch(ref.manifest, ref.packs)
+        _manifests[ref.manifest] = Manifest.load(data)
+    return _manifests[ref.manifest]
+
+
+def _missing(contents: Contents, ref: Ref, wanted: set[bytes]) -> set[bytes]:
+    left = wanted - _packed(contents, ref)
+    return {digest for digest in left if not _is_blob(digest, contents.objects.get(blob_name(digest)))}
+
+
+def _packed(contents: Contents, ref: Ref) -> set[bytes]:
+    """What the packs of a ref hold."""
+    packs = (contents.objects.get(pack_name(pack)) for pack in ref.packs)
+    return set().union(*(_digests_in(found.data) for found in packs if found))
+
+
+@cache
+def _digests_in(pack: bytes) -> frozenset[bytes]:
+    """What can be read from a pack, undamaged."""
+    memory = Memory(Contents())
+    memory.backend.put("packs/one", pack)
+    reader = BlobStore(memory.backend).pack("one")
+    return frozenset(digest for digest, _ in reader.fetch(reader.index.digests))
+
+
+@cache
+def _is_blob(digest: bytes, found: Object | None) -> bool:
+    return found is not None and digest_of(found.data) == digest
+
+
+def _part(files: Files, unit: str) -> set[tuple[str, bytes]]:
+    """The files of a group, or the one file."""
+    return {(path, entry.digest) for path, entry in files.items() if unit_of(path, entry) == unit}
+
+
+def _files_at(contents: Contents) -> dict[Scope, Files]:
+    """What each scope's newest generation holds."""
+    return {ref.scope: manifest_of(contents, ref).files for ref in refs_in(contents)}

@@ -1,0 +1,210 @@
+"""Every schedule of a few workers on one store: whatever happens in between, and whoever is killed where.
+
+The code that runs is the real one, down to the calls of the backend; each of these is one step (see `memory`).
+Explored are all orders of all steps, kills of any number of actors at any of them, and delays of any length (where
+an actor `wait`s: time passes for everybody, at any moment). Not explored are what a writer leaves under `tmp/`,
+a server that shows one client what it no longer shows another, and more actors than each scene has.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from kstore.refs import Ref, Refs
+from tests.interleavings import actors, toys
+from tests.interleavings.actors import Fill, History, World, compile_kernel, unchanged, write_wrapper
+from tests.interleavings.exploration import Explored, Violation, explore
+from tests.interleavings.invariants import Invariants
+from tests.interleavings.memory import Contents, MemoryBackend
+from tests.trees import Tree
+
+GRACE = 3600.0
+pytestmark = pytest.mark.usefixtures("host", "quiet")
+
+
+def by_a(tree: Tree) -> None:
+    compile_kernel(tree, by="A")
+    write_wrapper(tree, "shared")
+
+
+def by_b(tree: Tree) -> None:
+    compile_kernel(tree, by="B")
+    write_wrapper(tree, "shared")
+
+
+def by_c(tree: Tree) -> None:
+    write_wrapper(tree, "C")
+
+
+FILLS: dict[str, Fill] = {"commit A": by_a, "commit B": by_b, "commit C": by_c}
+FIRST = partial(compile_kernel, by="A")
+SECOND = partial(compile_kernel, by="another")
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Who works on what."""
+
+    actors: tuple[str, ...]
+    published: tuple[Fill, ...] = ()
+    history: History = unchanged
+    keys: dict[str, str] = field(default_factory=dict)
+    excused: frozenset[str] = frozenset()
+    """Who may fail, or leave something out: a reader that is suspended for longer than the grace period."""
+
+    def __str__(self) -> str:
+        start = f", after {len(self.published)} generations" if self.published else ""
+        return ", ".join(self.actors) + start
+
+    def world(self, folder: Path, layout: str) -> World:
+        """Committers are those that have something to commit."""
+        fills = {name: FILLS[name] for name in self.actors if name in FILLS}
+        layouts = {"commit A": "loose", "commit B": "packed"} if layout == "mixed" else {}
+        layout = "loose" if layout == "mixed" else layout
+        return World(folder, layout, fills, layouts, self.keys, self.published, self.history)
+
+
+SCENES = [
+    Scene(("commit A", "commit B", "restore R")),
+    Scene(("commit A", "commit B", "restore R"), published=(FIRST,)),
+    Scene(("commit A", "commit B", "commit C"), published=(FIRST, SECOND)),
+    Scene(("commit A", "commit B", "restore R"), keys={"commit B": "model/v2"}),
+]
+LARGE_SCENES = [
+    Scene(("commit A", "commit B", "commit C", "restore R")),
+    Scene(("commit A", "commit B", "commit C", "restore R"), published=(FIRST, SECOND)),
+    Scene(("commit A", "commit B", "commit C", "restore R"), keys={"commit C": "model/v2"}),
+]
+
+
+@pytest.fixture
+def quiet(caplog: pytest.LogCaptureFixture) -> None:
+    """What is missing in one of a million states is no news."""
+    caplog.set_level(logging.CRITICAL, "kstore")
+
+
+@pytest.fixture(params=["loose", "packed", "mixed"])
+def layout(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def tell(capsys: pytest.CaptureFixture[str]) -> Callable[[Scene, str, Explored], None]:
+    """Print what was explored, whether or not the test passes."""
+
+    def tell(scene: Scene, layout: str, explored: Explored) -> None:
+        with capsys.disabled():
+            print(f"\n{scene} ({layout}): {explored}")
+
+    return tell
+
+
+def check(scene: Scene, folder: Path, layout: str) -> Explored:
+    world = scene.world(folder, layout)
+    invariants = Invariants(world, excused=scene.excused)
+    return explore([world.actor(name) for name in scene.actors], world.start, invariants)
+
+
+@pytest.mark.parametrize("scene", SCENES, ids=str)
+def test_nothing_is_lost_whatever_the_schedule(
+    scene: Scene, layout: str, tmp_path: Path, tell: Callable[[Scene, str, Explored], None]
+) -> None:
+    explored = check(scene, tmp_path, layout)
+    tell(scene, layout, explored)
+    assert explored.schedules > 50
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scene", LARGE_SCENES, ids=str)
+def test_nothing_is_lost_with_more_workers(
+    scene: Scene, layout: str, tmp_path: Path, tell: Callable[[Scene, str, Explored], None]
+) -> None:
+    tell(scene, layout, check(scene, tmp_path, layout))
+
+
+# ---- Mistakes are found
+
+
+def test_refs_that_are_overwritten_are_found(layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def overwrite(refs: Refs, ref: Ref) -> bool:
+        refs._backend.put(ref.name, ref.dump())
+        return True
+
+    monkeypatch.setattr(Refs, "publish", overwrite)
+    with pytest.raises(Violation, match="is not in the newest generation"):
+        check(Scene(("commit A", "commit C")), tmp_path, layout)
+
+
+def test_a_race_that_is_lost_and_not_noticed_is_found(
+    layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish = Refs.publish
+    monkeypatch.setattr(Refs, "publish", lambda refs, ref: publish(refs, ref) or True)
+    with pytest.raises(Violation, match="is not in the newest generation"):
+        check(Scene(("commit A", "commit C")), tmp_path, layout)
+
+
+def test_a_ref_that_comes_before_its_blobs_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole in the end: only who looks in between, or is killed there, sees it."""
+    put_many = MemoryBackend.put_many
+
+    def put_late(backend: MemoryBackend, objects: list) -> list[bool]:  # type: ignore[type-arg]
+        if not objects[0].name.startswith("refs/"):
+            waiting.extend(objects)
+            return [True for _ in objects]
+        created = put_many(backend, objects)
+        put_many(backend, waiting)
+        waiting.clear()
+        return created
+
+    waiting: list = []  # type: ignore[type-arg]
+    scene = Scene(("commit C",))
+    world = scene.world(tmp_path, "loose")
+    start, invariants = world.start, Invariants(world)
+    monkeypatch.setattr(MemoryBackend, "put_many", put_late)
+    with pytest.raises(Violation, match="is missing"):
+        explore([world.actor("commit C")], start, invariants)
+
+
+def toy_collector(world: World, start: Contents, name: str, backend: MemoryBackend) -> Hashable:
+    toys.collect(backend, GRACE)
+    return None
+
+
+def collect(backend: MemoryBackend) -> None:
+    """Condemn, and let the time pass until the next run deletes."""
+    toys.collect(backend, GRACE)
+    backend.wait(GRACE)
+
+
+def collect_all(backend: MemoryBackend) -> None:
+    for _ in range(3):
+        collect(backend)
+
+
+def test_a_collector_that_commits_do_not_look_out_for_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(actors.ACTORS, "collect", toy_collector)
+    scene = Scene(("commit A", "collect 1"), published=(FIRST, SECOND), history=collect)
+    with pytest.raises(Violation, match="lacks 1 of"):
+        check(scene, tmp_path, "loose")
+
+
+def test_whatever_killed_workers_leave_can_be_collected(layout: str, tmp_path: Path) -> None:
+    world = Scene(("commit A", "commit B"), published=(FIRST, SECOND)).world(tmp_path, layout)
+    explore([world.actor(name) for name in world.fills], world.start, Invariants(world, collect=collect_all))
+
+
+def test_what_a_collector_leaves_behind_is_found(layout: str, tmp_path: Path) -> None:
+    world = Scene(("commit A", "commit B")).world(tmp_path, layout)
+    with pytest.raises(Violation, match="nothing refers to"):
+        explore([world.actor(name) for name in world.fills], world.start, Invariants(world, collect=toys_condemn_only))
+
+
+def toys_condemn_only(backend: MemoryBackend) -> None:
+    toys.collect(backend, GRACE)
