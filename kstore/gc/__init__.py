@@ -4,7 +4,7 @@ history → retention (which generations stay) → mark (what they need) → swe
 the rest). See docs/design.md for why no interleaving with commits, or with another gc, loses a blob.
 """
 
-from kstore.gc.collect import collect
+from kstore.gc.collection import collect
 from kstore.gc.policy import Policy
 from kstore.gc.report import GcReport, GcStatus
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kstore.blobs import BlobStore
+from kstore.gc import Policy
 from kstore.manifest import Files
 from kstore.refs import Refs
 from kstore.report import CommitStatus
@@ -148,6 +149,16 @@ def restore(world: World, start: Contents, name: str, backend: MemoryBackend) ->
     return Outcome(report.status.value, report.generation, len(report.skipped))
 
 
+def gc(world: World, start: Contents, name: str, backend: MemoryBackend) -> Hashable:
+    """Both phases: what an earlier one condemned long enough ago is deleted, the rest condemned."""
+    return world.node(name, backend).store.gc(Policy(keep=1)).status.value
+
+
+def forget(world: World, start: Contents, name: str, backend: MemoryBackend) -> Hashable:
+    world.node(name, backend).store.forget(world.key_of(name))
+    return None
+
+
 def wait(world: World, start: Contents, name: str, backend: MemoryBackend) -> Hashable:
     """As many seconds as its name says, each time when the schedule has it."""
     for seconds in name.split()[1:]:
@@ -158,5 +169,7 @@ def wait(world: World, start: Contents, name: str, backend: MemoryBackend) -> Ha
 ACTORS: dict[str, Callable[[World, Contents, str, MemoryBackend], Hashable]] = {
     "commit": commit,
     "restore": restore,
+    "gc": gc,
+    "forget": forget,
     "wait": wait,
 }

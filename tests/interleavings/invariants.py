@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from functools import cache
 
 from kstore.blobs import BlobStore
-from kstore.blobs.loose import blob_name
+from kstore.blobs.loose import ASIDE, blob_name
 from kstore.blobs.packindex import pack_name
 from kstore.digest import digest_of
 from kstore.manifest import Files, Manifest, unit_of
@@ -27,7 +27,7 @@ from tests.interleavings.exploration import Broken
 from tests.interleavings.memory import Contents, Memory, MemoryBackend, Object
 
 _PUBLISHED = {CommitStatus.COMMITTED.value, CommitStatus.UNCHANGED.value}
-_KEPT = ("kstore.json", "CACHEDIR.TAG", "refs/")
+_KEPT = ("kstore.json", "CACHEDIR.TAG", "refs/", "used/")
 """What collection does not concern."""
 _manifests: dict[bytes, Manifest] = {}
 """By digest: the same ones are looked at again and again."""
@@ -160,7 +160,14 @@ def manifest_of(contents: Contents, ref: Ref) -> Manifest:
 
 def _missing(contents: Contents, ref: Ref, wanted: set[bytes]) -> set[bytes]:
     left = wanted - _packed(contents, ref)
-    return {digest for digest in left if not _is_blob(digest, contents.objects.get(blob_name(digest)))}
+    return {digest for digest in left if not any(_is_blob(digest, found) for found in _places(contents, digest))}
+
+
+def _places(contents: Contents, digest: bytes) -> Iterator[Object | None]:
+    """Where a reader looks for a loose blob."""
+    yield contents.objects.get(blob_name(digest))
+    aside = f"{ASIDE}/{digest.hex()}"
+    yield from (found for name, found in contents.objects.items() if name.startswith(aside))
 
 
 def _packed(contents: Contents, ref: Ref) -> set[bytes]:

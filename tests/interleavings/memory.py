@@ -148,7 +148,7 @@ def _get(contents: Contents, step: Step) -> tuple[Contents, Any]:
 
 def _stat(contents: Contents, step: Step) -> tuple[Contents, Any]:
     found = contents.objects.get(step.name)
-    return contents, Failure(errno.ENOENT) if found is None else Stat(len(found.data), found.mtime_ns)
+    return contents, Failure(errno.ENOENT) if found is None else Stat(len(found.data), found.mtime_ns, found.identity)
 
 
 def _list(contents: Contents, step: Step) -> tuple[Contents, Any]:
