@@ -2,12 +2,17 @@
 
 A list is an immutable file under `gc/condemned/`. What is on it is deleted by a gc that runs at least the store's
 grace later, if nothing refers to it then, and leaves the list only after that. A commit reads all lists before it
-decides what it need not upload, and publishes within half the grace: so whatever a commit relies on either was on
-no list when it began, and its ref is seen before anything is deleted, or it is kept by a ref that stays.
+decides what it need not upload.
+
+A commit that read them before a list was written must not publish once gc has found out what is needed. So every
+commit begins with a file in `tmp/`, which is to become its ref; a list comes with a fence, a file that names all
+that was in `tmp/` after the list could be read; and gc deletes those before it marks. A commit that began before
+the list either has published by then, and is seen, or never will, and begins again.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import secrets
 import struct
@@ -16,14 +21,16 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from kstore.backends import Backend
+from kstore.backends.base import STAGING, check_name
 from kstore.blobs.loose import blob_name
 from kstore.blobs.packindex import pack_name
 from kstore.digest import DIGEST_SIZE, digest_of
-from kstore.errors import IntegrityError
+from kstore.errors import IntegrityError, UsageError
 
 log = logging.getLogger(__name__)
 
 FOLDER = "gc/condemned"
+_FENCES = "gc/fences"
 _MAGIC = b"kstore condemned 1\n"
 _RECORD = struct.Struct("<?32sQQQ")
 _MAX_ENTRIES = 1 << 16
@@ -49,9 +56,57 @@ class Condemned(NamedTuple):
 
 def write_lists(backend: Backend, entries: Sequence[Condemned]) -> None:
     """Condemn `entries`, from now on."""
-    for start in range(0, len(entries), _MAX_ENTRIES):
+    for start in range(0, max(len(entries), 1), _MAX_ENTRIES):
         body = b"".join(_RECORD.pack(*entry) for entry in entries[start : start + _MAX_ENTRIES])
-        backend.put_if_absent(f"{FOLDER}/{secrets.token_hex(16)}", _MAGIC + digest_of(body) + body)
+        name = f"{FOLDER}/{secrets.token_hex(16)}"
+        backend.put_if_absent(name, _MAGIC + digest_of(body) + body)
+        put_fence(backend, name)
+
+
+def put_fence(backend: Backend, name: str) -> None:
+    """Name those who may have begun before they could read the list `name`."""
+    backend.put_if_absent(_fence_of(name), json.dumps(staged(backend)).encode())
+
+
+def fenced_at(backend: Backend, name: str) -> int | None:
+    """When the list `name` got its fence, by the store's clock in nanoseconds; None if it has none yet."""
+    try:
+        return backend.stat(_fence_of(name)).mtime_ns
+    except FileNotFoundError:
+        return None
+
+
+def close_fence(backend: Backend, name: str) -> None:
+    """Nobody who began before the list `name` could be read publishes from now on.
+
+    Raises:
+        IntegrityError: the fence is damaged; it is taken down, to be put up anew.
+    """
+    try:
+        names = json.loads(backend.get(_fence_of(name)))
+        paths = [check_name(f"{STAGING}/{staged}") for staged in names]
+    except FileNotFoundError:  # another gc has finished with the list
+        return
+    except (ValueError, TypeError, UsageError) as error:
+        backend.delete(_fence_of(name))
+        raise IntegrityError(f"the fence of {name} is damaged: {error!r}; a new one is put up") from error
+    for path in paths:
+        backend.delete(path)
+
+
+def delete_list(backend: Backend, name: str) -> None:
+    """Forget a list whose entries are gone."""
+    backend.delete(name)
+    backend.delete(_fence_of(name))
+
+
+def staged(backend: Backend) -> list[str]:
+    """Names of what is being written, and of what killed writers left."""
+    return sorted(child.name for child in backend.list(STAGING) if not child.is_folder)
+
+
+def _fence_of(name: str) -> str:
+    return f"{_FENCES}/{name.rpartition('/')[2]}"
 
 
 def list_names(backend: Backend) -> list[str]:

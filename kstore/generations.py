@@ -1,7 +1,7 @@
 """Generations that are not committed from a cache root: forgotten, quarantined, rolled back to, repacked.
 
-They follow the rules of every commit: nothing is relied upon that gc may be about to delete, what is condemned is
-copied into a pack of its own, and the ref is published within half the store's grace, or it is tried again.
+They follow the rules of every commit: a place for the ref is reserved first, nothing is relied upon that gc may be
+about to delete, and what is condemned is copied into a pack of its own.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
+from kstore.backends import StagingLost
 from kstore.blobs import Layout
 from kstore.blobs.blobstore import BlobStore
 from kstore.condemned import Doomed, read_doomed
@@ -22,7 +23,6 @@ from kstore.manifest import Manifest
 from kstore.refs import Ref, RefState
 from kstore.scope import Scope
 from kstore.storage import Storage
-from kstore.upload import boot_seconds
 
 _MAX_RACES = 1000
 
@@ -98,16 +98,13 @@ def _needed_of_doomed(storage: Storage, ref: Ref) -> tuple[set[bytes], BlobStore
 
 def _publish(storage: Storage, scope: Scope, prepare: Callable[[int], Ref | None]) -> Ref | None:
     for _ in range(_MAX_RACES):
-        deadline = boot_seconds() + storage.grace / 2
-        generations = storage.refs.generations(scope)
-        if not generations:
-            raise MissError(f"nothing is published for {scope}; `kstore ls` lists what is")
-        ref = prepare(generations[-1])
-        if ref is None:
-            return None
-        # Looked at twice: whoever is held up in between publishes it again.
-        if boot_seconds() < deadline and storage.refs.publish(ref) and boot_seconds() < deadline:
-            return ref
+        with suppress(StagingLost), storage.refs.reserve() as reserved:
+            generations = storage.refs.generations(scope)
+            if not generations:
+                raise MissError(f"nothing is published for {scope}; `kstore ls` lists what is")
+            ref = prepare(generations[-1])
+            if ref is None or storage.refs.publish(ref, reserved):
+                return ref
     raise StoreUnavailable(f"{_MAX_RACES} attempts to publish {scope} each found the generation taken")
 
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from kstore.backends import Backend
+from kstore.backends import Backend, Upload
 from kstore.errors import IntegrityError, MissError, StoreFormatError, UsageError
 from kstore.scope import Scope
 
@@ -179,9 +179,22 @@ class Refs:
             return False
         return True
 
-    def publish(self, ref: Ref) -> bool:
-        """Publish `ref` as its generation. False if another writer was faster; theirs stays."""
-        return self._backend.put_if_absent(ref.name, ref.dump())
+    def reserve(self) -> AbstractContextManager[Upload]:
+        """Begin a commit: the file that is to become its ref. gc can keep it from that; see `kstore.condemned`."""
+        return self._backend.upload()
+
+    def publish(self, ref: Ref, reserved: Upload) -> bool:
+        """Publish `ref` as its generation. False if another writer was faster; theirs stays.
+
+        Raises:
+            StagingLost: it took so long that gc no longer waits for it.
+        """
+        reserved.write(ref.dump())
+        return reserved.publish(ref.name)
+
+    def is_newest(self, ref: Ref) -> bool:
+        """Whether no later generation is listed."""
+        return self.generations(ref.scope)[-1:] == [ref.generation]
 
     def published_at(self, scope: Scope, generation: int) -> int:
         """When a generation was published: by the store's clock, in nanoseconds."""

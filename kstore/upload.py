@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -30,7 +29,7 @@ class Uploader:
     """Brings the blobs of one commit into the store, in one attempt or more.
 
     What an attempt relies on without uploading it: what the newest generation has, which keeps it; and what was
-    there, and not condemned, after the attempt began.
+    there, and not condemned, after a place for its ref was reserved.
     """
 
     def __init__(self, worker: Worker) -> None:
@@ -38,7 +37,6 @@ class Uploader:
         self._storage = worker.store
         self._doomed = Doomed()
         self._siblings: tuple[str, ...] = ()
-        self._started = 0.0
         self.layout: Layout | None = None
         """How new blobs are stored; None before the first attempt."""
         self.packs: tuple[str, ...] = ()
@@ -50,7 +48,6 @@ class Uploader:
 
     def begin(self, among: Container[bytes], is_first: bool) -> None:
         """Begin an attempt to commit blobs whose digests are in `among`; `is_first` if the key is new."""
-        self._started = boot_seconds()
         self._storage.create()
         self.layout = self.layout or choose_layout(self._worker)
         self._doomed = read_doomed(self._storage.backend, among)
@@ -58,11 +55,6 @@ class Uploader:
         self._siblings = ()
         if is_first and self.layout is Layout.PACKED:
             self._siblings = self._reliable(sibling_packs(self._worker))
-
-    @property
-    def is_late(self) -> bool:
-        """Whether so much time has passed that gc may delete what was not condemned when the attempt began."""
-        return boot_seconds() - self._started > self._storage.grace / 2
 
     def lacking(self, sources: Iterable[Source], theirs: Snapshot | None, base: Snapshot | None) -> list[Source]:
         """Those that the store lacks, or that may not be relied upon."""
@@ -125,11 +117,6 @@ class Uploader:
     def _may_rely_on(self, ref: Ref) -> bool:
         """Whether all that the generation has is there, but for the condemned blobs."""
         return self._reliable(ref.packs) == ref.packs and self._doomed.is_complete and self._storage.refs.exists(ref)
-
-
-def boot_seconds() -> float:
-    """Seconds since this machine started, those that it was suspended for included."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def choose_layout(worker: Worker) -> Layout:

@@ -11,7 +11,7 @@ from kstore.digest import digest_of
 from kstore.errors import IntegrityError, MissError, StoreFormatError
 from kstore.refs import Ref, Refs, load_ref
 from kstore.scope import Scope
-from tests.trees import in_processes
+from tests.trees import in_processes, publish
 
 SCOPE = Scope("gpu", "model/v1", "env")
 REF = Ref(
@@ -43,25 +43,25 @@ def test_what_was_dumped_is_loaded() -> None:
 
 
 def test_a_ref_is_json_under_its_generation(backend: PosixBackend, refs: Refs) -> None:
-    refs.publish(REF)
+    publish(refs, REF)
     assert json.loads(backend.get("refs/gpu/model/v1/@env/1"))["generation"] == 1
 
 
 def test_a_published_ref_is_never_overwritten(refs: Refs) -> None:
-    assert refs.publish(REF)
-    assert not refs.publish(replace(REF, creator="somebody@else"))
+    assert publish(refs, REF)
+    assert not publish(refs, replace(REF, creator="somebody@else"))
     assert refs.get(SCOPE, 1) == REF
 
 
 def test_one_of_eight_processes_publishes_a_generation(refs: Refs) -> None:
-    won = in_processes(lambda name: refs.publish(replace(REF, creator=name)), [(f"w{n}",) for n in range(8)])
+    won = in_processes(lambda name: publish(refs, replace(REF, creator=name)), [(f"w{n}",) for n in range(8)])
     assert won.count(True) == 1
     assert refs.get(SCOPE, 1).creator == f"w{won.index(True)}"
 
 
 def test_the_newest_is_the_highest_number(refs: Refs) -> None:
     for generation in (1, 2, 9, 10):
-        refs.publish(replace(REF, generation=generation))
+        publish(refs, replace(REF, generation=generation))
     assert refs.generations(SCOPE) == [1, 2, 9, 10]
     newest = refs.newest(SCOPE)
     assert newest is not None
@@ -77,7 +77,7 @@ def test_nothing_published_is_no_error(refs: Refs) -> None:
 
 
 def test_what_is_no_number_is_no_generation(backend: PosixBackend, refs: Refs) -> None:
-    refs.publish(REF)
+    publish(refs, REF)
     for name in ("2.tmp", "-3", "٤", "notes", "5/folder"):
         backend.put(f"{SCOPE.folder}/{name}", b"")
     assert refs.generations(SCOPE) == [1]
@@ -92,7 +92,7 @@ def test_scopes_are_listed_however_keys_nest(refs: Refs) -> None:
         Scope("other", "model", "env"),
     ]
     for scope in scopes:
-        refs.publish(replace(REF, scope=scope))
+        publish(refs, replace(REF, scope=scope))
     assert sorted(refs.scopes()) == scopes
     assert list(refs.scopes("other")) == [scopes[4]]
     assert sorted(refs.scopes("gpu", "model/v1")) == scopes[1:4]
@@ -102,7 +102,7 @@ def test_scopes_are_listed_however_keys_nest(refs: Refs) -> None:
 
 def test_folders_that_are_no_scopes_are_passed_over(backend: PosixBackend, refs: Refs) -> None:
     """A file server's own, such as Synology's @eaDir or an ext4 root's lost+found."""
-    refs.publish(REF)
+    publish(refs, REF)
     for name in ("refs/gpu/@eaDir/x", "refs/@eaDir/x", "refs/gpu/lost+found/@x/1", "refs/gpu/a b/@env/1"):
         backend.put(name, b"")
     assert list(refs.scopes()) == [SCOPE]

@@ -31,7 +31,21 @@ from kstore.progress import Progress
 from kstore.refs import Ref
 from kstore.report import CommitStatus, RestoreStatus
 from kstore.store import Store
-from tests.trees import ENVIRONMENT, GPU, KEY, Node, Tree, contents, entry, in_processes, listing, shared_object
+from tests.trees import (
+    ENVIRONMENT,
+    GPU,
+    KEY,
+    Node,
+    Tree,
+    contents,
+    entry,
+    in_processes,
+    listing,
+    shared_object,
+)
+from tests.trees import (
+    publish as publish_ref,
+)
 
 GROUP_FILES = 8
 pytestmark = pytest.mark.usefixtures("host")
@@ -287,7 +301,7 @@ def publish(node: Node, files: dict[str, Any], generation: int) -> None:
     packs = node.newest().packs if generation > 1 else ()
     scope = node.store.scope(KEY)
     ref = Ref(scope, generation, digest_of(data), len(data), packs, 0.0, "test", len(files), 0)
-    assert node.store.storage.refs.publish(ref)
+    assert publish_ref(node.store.storage.refs, ref)
 
 
 def test_what_is_declined_is_not_offered_again(first: Node, second: Node) -> None:

@@ -20,7 +20,7 @@ from kstore.local.index import Index
 from kstore.local.scan import Scan, scan
 from kstore.local.state import StateFolder
 from kstore.manifest import Entry, Flag
-from kstore.refs import Ref
+from kstore.refs import Ref, Refs
 from kstore.report import CommitReport, RestoreReport
 from kstore.store import Store
 
@@ -158,6 +158,12 @@ def shared_object() -> bytes:
     """A real one."""
     folder = Path(lmdb.__file__).parent
     return min(folder.glob("*.so"), key=lambda path: path.stat().st_size).read_bytes()
+
+
+def publish(refs: Refs, ref: Ref) -> bool:
+    """As a commit does, without anything before it."""
+    with refs.reserve() as reserved:
+        return refs.publish(ref, reserved)
 
 
 def in_processes(function: Callable[..., Any], arguments: Sequence[tuple[Any, ...]], timeout: float = 120) -> list[Any]:

@@ -1,6 +1,16 @@
 """Where the shared bytes are: a small interface, and a folder on a filesystem behind it."""
 
-from kstore.backends.base import Backend, Child, LocalPaths, NewObject, Stat, Upload, check_name
+from kstore.backends.base import Backend, Child, LocalPaths, NewObject, StagingLost, Stat, Upload, check_name
 from kstore.backends.posix import PosixBackend
 
-__all__ = ["Backend", "Child", "LocalPaths", "NewObject", "PosixBackend", "Stat", "Upload", "check_name"]
+__all__ = [
+    "Backend",
+    "Child",
+    "LocalPaths",
+    "NewObject",
+    "PosixBackend",
+    "StagingLost",
+    "Stat",
+    "Upload",
+    "check_name",
+]

@@ -15,6 +15,13 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 from kstore.errors import UsageError
 
+STAGING = "tmp"
+"""Where an upload is from its beginning until it is published or discarded, under a name that is never used again."""
+
+
+class StagingLost(OSError):
+    """What was being written has gone before it got its name: gc took its writer for dead. To be begun again."""
+
 
 class Stat(NamedTuple):
     """What is known of one stored object."""
@@ -54,7 +61,11 @@ class Upload(Protocol):
         """Append `data`."""
 
     def publish(self, name: str) -> bool:
-        """Make it appear as `name`, whole. False if that name is taken; the object there stays."""
+        """Make it appear as `name`, whole. False if that name is taken; the object there stays.
+
+        Raises:
+            StagingLost: somebody has removed it from `STAGING`, and that for good: it never gets the name.
+        """
 
 
 class Backend(Protocol):
@@ -73,7 +84,7 @@ class Backend(Protocol):
         """`put_if_absent` for many small objects, a few hundred at most; True for each that was created."""
 
     def upload(self) -> AbstractContextManager[Upload]:
-        """Start writing an object whose name is known only at its end."""
+        """Start writing an object whose name is known only at its end. It is in `STAGING` when this returns."""
 
     def list(self, folder: str) -> Iterator[Child]:
         """The direct children of `folder`, "" for the root; nothing if there is no such folder. Names with a

@@ -19,12 +19,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
-from kstore.backends.base import Child, NewObject, Stat, check_name
+from kstore.backends.base import STAGING, Child, NewObject, StagingLost, Stat, check_name
 from kstore.files import NewFile, write_files
 from kstore.folders import make_folder
 
 FILE_MODE = 0o444
 _NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS}
+_GONE = {errno.ENOENT, errno.ESTALE}
 _STALE_RETRIES = 3
 _AT_FDCWD = -100
 _RENAME_NOREPLACE = 1
@@ -85,7 +86,12 @@ class PosixBackend:
             return _link_if_absent(staged, target)
         except FileNotFoundError:
             make_folder(os.path.dirname(target))
+        try:
             return _link_if_absent(staged, target)
+        except OSError as error:
+            if error.errno in _GONE and not os.path.exists(staged):
+                raise StagingLost(error.errno, "gc took this writer for dead, after a long pause", name) from error
+            raise
 
     def list(self, folder: str) -> Iterator[Child]:
         """The direct children of `folder`. NFS leaves `.nfsXXXX` for open files that were deleted: not ours."""
@@ -120,7 +126,7 @@ class PosixBackend:
 
     def staging_path(self) -> str:
         """A name under `tmp/` that no other writer on any host uses."""
-        return f"{self._prefix}tmp/{self._writer}-{secrets.token_hex(8)}"
+        return f"{self._prefix}{STAGING}/{self._writer}-{secrets.token_hex(8)}"
 
 
 class PosixUpload:

@@ -25,6 +25,7 @@ from kstore.used import last_used
 
 log = logging.getLogger(__name__)
 
+_SECOND = 1_000_000_000
 _LEASE = "gc"
 _LEASE_TTL = 3600.0
 """Seconds after which a gc that still runs no longer keeps others from starting."""
@@ -66,15 +67,14 @@ class _Collection:
 
     def _collect(self, now: int, gone: set[str]) -> None:
         with DigestSet() as loose, DigestSet() as packed, DigestSet() as listed:
+            sweeper = Sweeper(self._storage.backend, listed, dry_run=self._report.dry_run)
+            sweeper.prepare(before=now - int(self._report.grace * _SECOND))
             marked = Marked(loose, packed)
             mark(self._storage, gone, marked, self._progress)
-            sweeper = Sweeper(self._storage.backend, marked, listed, dry_run=self._report.dry_run)
             if marked.unreadable:
                 self._give_up(marked.unreadable)
                 return
-            sweeper.recover()
-            sweeper.sweep(now, self._report.grace)
-            sweeper.clean_staging(now)
+            sweeper.sweep(marked)
             self._count(sweeper, marked)
             self._repack(marked)
 

@@ -9,15 +9,26 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 from kstore.backends import Backend, NewObject
 from kstore.backends.base import Stat
 from kstore.blobs import loose, packindex
 from kstore.blobs.loose import ASIDE, blob_name, stamp
-from kstore.condemned import Condemned, list_names, read_list, write_lists
+from kstore.condemned import (
+    Condemned,
+    close_fence,
+    delete_list,
+    fenced_at,
+    list_names,
+    put_fence,
+    read_list,
+    staged,
+    write_lists,
+)
 from kstore.errors import IntegrityError
 from kstore.gc.digests import DigestSet
 from kstore.gc.mark import Marked
@@ -25,12 +36,8 @@ from kstore.report import Count
 
 log = logging.getLogger(__name__)
 
-_SECOND = 1_000_000_000
 _BATCH = 1 << 16
 _DIGEST_LENGTH = 64
-_STAGING = "tmp"
-_STAGING_AGE = 7 * 86400
-"""Seconds after which a file that a killed commit left in `tmp/` is deleted."""
 
 
 @dataclass(slots=True)
@@ -46,60 +53,72 @@ class Swept:
 class Sweeper:
     """One sweep of one store. With `dry_run` it only counts."""
 
-    def __init__(self, backend: Backend, marked: Marked, listed: DigestSet, *, dry_run: bool) -> None:
+    def __init__(self, backend: Backend, listed: DigestSet, *, dry_run: bool) -> None:
         self._backend = backend
-        self._marked = marked
         self._listed = listed
         self._dry_run = dry_run
+        self._ripe: set[str] = set()
         self.swept = Swept()
 
-    def sweep(self, now: int, grace: float) -> None:
-        """Both phases. `now` is the store's time, in nanoseconds, before marking began; `grace` is in seconds."""
+    def prepare(self, before: int) -> None:
+        """Choose the lists to sweep, and keep those from publishing who began before they were written.
+
+        To be called before marking. A list is ripe if its fence was put up `before` that, by the store's clock in
+        nanoseconds.
+        """
         for name in list_names(self._backend):
-            self._sweep_list(name, now - int(grace * _SECOND))
-        self._condemn(self._dead_packs())
-        self._condemn(self._dead_blobs())
+            fenced = fenced_at(self._backend, name)
+            if fenced is None:
+                self._write(put_fence, name)
+            elif fenced <= before:
+                try:
+                    self._write(close_fence, name)
+                    self._ripe.add(name)
+                except IntegrityError as error:
+                    self.swept.unreadable.append(str(error))
 
-    def recover(self) -> None:
-        """Put back what a killed gc left aside: it may be needed by now."""
+    def sweep(self, marked: Marked) -> None:
+        """Delete what is dead of the ripe lists, and condemn what is dead and on no list."""
         for child in [] if self._dry_run else self._backend.list(ASIDE):
+            # A killed gc left it, and it may be needed by now.
             _put_back(self._backend, f"{ASIDE}/{child.name}")
+        lists = list_names(self._backend)
+        for name in lists:
+            self._sweep_list(name, marked)
+        condemned = self._condemn(self._dead_packs(marked)) | self._condemn(self._dead_blobs(marked))
+        if not lists and not condemned and staged(self._backend):
+            self._write(write_lists, ())  # what killed writers left in `tmp/` is deleted with it
 
-    def clean_staging(self, now: int) -> None:
-        """Delete what commits left that were killed long ago."""
-        for child in [] if self._dry_run else self._backend.list(_STAGING):
-            name = f"{_STAGING}/{child.name}"
-            with suppress(FileNotFoundError):
-                if now - self._backend.stat(name).mtime_ns > _STAGING_AGE * _SECOND:
-                    self._backend.delete(name)
+    def _write(self, function: Callable[[Backend, Any], None], what: object) -> None:
+        if not self._dry_run:
+            function(self._backend, what)
 
-    def _sweep_list(self, name: str, before: int) -> None:
+    def _sweep_list(self, name: str, marked: Marked) -> None:
         try:
-            condemned_at = self._backend.stat(name).mtime_ns
             entries = read_list(self._backend, name)
-        except FileNotFoundError:  # another gc has finished with it
-            return
         except IntegrityError as error:
             self.swept.unreadable.append(str(error))
             return
         self._listed.update({_key(entry): _identity(entry) for entry in entries})
-        rest = entries if condemned_at > before else self._delete_dead(entries)
+        rest = self._delete_dead(entries, marked) if name in self._ripe else entries
         self.swept.waiting = _more(self.swept.waiting, rest)
-        if len(rest) < len(entries) and not self._dry_run:
-            write_lists(self._backend, rest)
-            self._backend.delete(name)
+        if name in self._ripe and len(rest) < max(len(entries), 1) and not self._dry_run:
+            if rest:
+                write_lists(self._backend, rest)
+            delete_list(self._backend, name)
 
-    def _delete_dead(self, entries: list[Condemned]) -> list[Condemned]:
+    def _delete_dead(self, entries: list[Condemned], marked: Marked) -> list[Condemned]:
         """Returns those that are live: they stay on the list until they are dead."""
         live = []
         for entry in entries:
-            if self._marked.is_live(entry):
+            if marked.is_live(entry):
                 live.append(entry)
             elif self._dry_run or _delete(self._backend, entry):
                 self.swept.deleted = _more(self.swept.deleted, [entry])
         return live
 
-    def _condemn(self, dead: Iterable[Condemned]) -> None:
+    def _condemn(self, dead: Iterable[Condemned]) -> bool:
+        """Whether there were any."""
         batch: list[Condemned] = []
         for entry in dead:
             if self._listed.value(_key(entry)) != _identity(entry):
@@ -108,21 +127,22 @@ class Sweeper:
                 self._condemn_batch(batch)
                 batch = []
         self._condemn_batch(batch)
+        return bool(batch)
 
     def _condemn_batch(self, batch: list[Condemned]) -> None:
         self.swept.condemned = _more(self.swept.condemned, batch)
-        if not self._dry_run:
-            write_lists(self._backend, batch)
+        if batch:
+            self._write(write_lists, batch)
 
-    def _dead_packs(self) -> Iterator[Condemned]:
+    def _dead_packs(self, marked: Marked) -> Iterator[Condemned]:
         for digest, name in _digests(self._backend, packindex.FOLDER):
-            if digest.hex() not in self._marked.packs and (found := _stat(self._backend, name)):
+            if digest.hex() not in marked.packs and (found := _stat(self._backend, name)):
                 yield Condemned(True, digest, found.inode, found.mtime_ns, found.size)
 
-    def _dead_blobs(self) -> Iterator[Condemned]:
+    def _dead_blobs(self, marked: Marked) -> Iterator[Condemned]:
         for shard in [child.name for child in self._backend.list(loose.FOLDER) if child.is_folder]:
             names = dict(_digests(self._backend, f"{loose.FOLDER}/{shard}"))
-            for digest in self._marked.loose.absent(names):
+            for digest in marked.loose.absent(names):
                 if found := _stat(self._backend, names[digest]):
                     yield Condemned(False, digest, found.inode, found.mtime_ns, found.size)
 

@@ -13,6 +13,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
+from kstore.backends import StagingLost, Upload
 from kstore.components.mergers import merge_files
 from kstore.creator import creator
 from kstore.digest import digest_of
@@ -98,11 +99,10 @@ class _Commit:
         self._index = found.index
         self._skipped = list(found.skipped)
         self._uploader = Uploader(worker)
-        self._lost: set[bytes] = set()
         self._foreign: dict[str, bytes] = {}
         self._is_complete = True
         self._taken = 0
-        self._is_published = False
+        self._published: Proposal | None = None
         self._is_synced = state.synced and self._index == state.index and not found.unsettled
 
     def run(self) -> CommitReport:
@@ -212,6 +212,17 @@ class _Commit:
 
     def _try_publish(self, theirs: Published, proposal: Proposal, lost: set[bytes]) -> CommitReport | None:
         """Upload and publish; None to merge again: a file changed, or another worker was faster."""
+        self._storage.create()
+        try:
+            with self._storage.refs.reserve() as reserved:
+                return self._upload_and_publish(theirs, proposal, lost, reserved)
+        except StagingLost as error:
+            log.debug("%s is merged again: %s", self._worker.scope, error)
+            return None
+
+    def _upload_and_publish(
+        self, theirs: Published, proposal: Proposal, lost: set[bytes], reserved: Upload
+    ) -> CommitReport | None:
         uploader = self._uploader
         among = {entry.digest for entry in self._ours.values()} | proposal.contents.keys()
         uploader.begin(among, is_first=not theirs.generation)
@@ -226,19 +237,15 @@ class _Commit:
             self._leave_out(refused)
             return None
         ref = self._ref(theirs, manifest, data)
-        if uploader.is_late:
-            log.debug("generation %d of %s took too long, it is merged again", ref.generation, ref.scope)
-            return None
-        if not self._storage.refs.publish(ref):
+        if not self._storage.refs.publish(ref, reserved):
             log.debug("generation %d of %s was published by another worker", ref.generation, ref.scope)
             self._taken = ref.generation
             return None
-        self._is_published = True
-        if uploader.is_late:
-            # It was held up between the last look and the ref: gc may have deleted what it relies on, or others may
-            # have published a later generation and gc this one's predecessors.
+        self._published = proposal
+        if not self._storage.refs.is_newest(ref):
+            # Most likely another worker went on from it. But who was held up for hours may have taken a number that
+            # others had used, and gc removed, meanwhile: then what is the newest now lacks what is ours.
             self._taken = ref.generation
-            self._lost |= uploader.missing(ref, {entry.digest: entry.size for entry in manifest.entries()})
             return None
         self._save_base(Snapshot(ref, data), proposal)
         return self._report(CommitStatus.COMMITTED, ref, manifest, proposal)
@@ -248,7 +255,7 @@ class _Commit:
         if not theirs.snapshot:
             return set()
         ours = {entry.digest: entry.size for entry in self._ours.values()}
-        return self._uploader.lost(theirs.snapshot, ours) | (self._lost & ours.keys())
+        return self._uploader.lost(theirs.snapshot, ours)
 
     def _leave_out(self, lost: set[bytes]) -> None:
         """Files that changed since they were hashed wait for the next commit, with their groups."""
@@ -291,8 +298,9 @@ class _Commit:
     def _unchanged(self, theirs: Published, proposal: Proposal) -> CommitReport:
         self._remember(theirs, proposal)
         ref = theirs.snapshot.ref if theirs.snapshot else None
-        status = CommitStatus.COMMITTED if self._is_published else CommitStatus.UNCHANGED
-        return self._report(status, ref, theirs.manifest, proposal)
+        if self._published:
+            return self._report(CommitStatus.COMMITTED, ref, theirs.manifest, self._published)
+        return self._report(CommitStatus.UNCHANGED, ref, theirs.manifest, proposal)
 
     def _remember(self, theirs: Published, proposal: Proposal) -> None:
         """All of ours is in theirs, or declined: theirs is what the root grew from, from now on."""

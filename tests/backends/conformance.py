@@ -9,7 +9,8 @@ from threading import Barrier
 
 import pytest
 
-from kstore.backends import Backend, Child, NewObject
+from kstore.backends import Backend, Child, NewObject, StagingLost
+from kstore.backends.base import STAGING
 from kstore.errors import UsageError
 from tests.trees import in_processes
 
@@ -153,6 +154,16 @@ class BackendConformance:
         backend.delete("name")
         assert backend.put_if_absent("name", b"second")
         assert backend.get("name") == b"second"
+
+    def test_an_upload_is_staged_from_its_beginning_and_without_that_gets_no_name(self, backend: Backend) -> None:
+        with backend.upload() as upload:
+            upload.write(b"content")
+            (staged,) = backend.list(STAGING)
+            backend.delete(f"{STAGING}/{staged.name}")
+            with pytest.raises(StagingLost):
+                upload.publish("refs/1")
+        assert list(backend.list("refs")) == []
+        assert list(backend.list(STAGING)) == []
 
     def test_a_moved_object_has_its_new_name_only(self, backend: Backend) -> None:
         backend.put_if_absent("blobs/ab/name", b"content")

@@ -13,7 +13,8 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import NamedTuple
 
-from kstore.blobs import BlobStore
+from kstore.blobs import BlobStore, Layout
+from kstore.digest import digest_of
 from kstore.gc import Policy
 from kstore.manifest import Files
 from kstore.refs import Refs
@@ -21,7 +22,7 @@ from kstore.report import CommitStatus
 from kstore.scope import Scope
 from tests.interleavings.conversation import Actor, run_alone
 from tests.interleavings.memory import Contents, Memory, MemoryBackend
-from tests.trees import ENVIRONMENT, GPU, KEY, Node, Tree
+from tests.trees import ENVIRONMENT, GPU, HOUR, KEY, Node, Tree
 
 GROUP = "triton/KERNEL"
 Fill = Callable[[Tree], None]
@@ -107,6 +108,21 @@ class World:
         node = Node(self.folder, name, layout=self.layouts.get(name, self.layout))
         put_on(node, backend)
         return node
+
+
+def old_and_condemned(backend: MemoryBackend) -> None:
+    """All but the newest generation is gone, and what it alone had is condemned for long enough to be deleted.
+
+    So is the pack of a commit that was killed.
+    """
+    node = Node(Path("/nowhere"))
+    put_on(node, backend)
+    with node.store.storage.blobs.writer(Layout.PACKED) as writer:
+        writer.put(digest_of(b"never published"), b"never published")
+        writer.finish()
+    backend.wait(2 * HOUR)
+    assert node.store.gc(Policy(keep=1)).condemned.files
+    backend.wait(2 * HOUR)
 
 
 def put_on(node: Node, backend: MemoryBackend) -> None:

@@ -43,6 +43,8 @@ class Footprints:
             case Kind.CREATE | Kind.REPLACE:
                 # The clock gives what is made its time.
                 return self._writes(step.name).joined(self._reads(_CLOCK))
+            case Kind.LINK:
+                return self._reads(step.name).joined(self._writes(step.to)).joined(self._reads(_CLOCK))
             case Kind.DELETE:
                 return self._writes(step.name)
             case Kind.MOVE:

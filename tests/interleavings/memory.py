@@ -1,7 +1,8 @@
 """A store in memory. Its contents are a value, and all that happens to them is one of the `Step`s.
 
-A step is what happens at once on a real store: a read, a directory listing, a name that appears or goes. What a
-writer does under `tmp/` before its file gets a name is no step: no protocol looks there.
+A step is what happens at once on a real store: a read, a directory listing, a name that appears or goes. What is
+written to a file under `tmp/` before it gets its name is no step, for nobody reads it there. Nor are the files
+through which loose blobs get theirs: should gc remove one, its commit fails as on any other trouble with the store.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import errno
 import itertools
 import os
+import secrets
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -18,7 +20,8 @@ from enum import Enum
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from kstore.backends import Child, NewObject, Stat, check_name
+from kstore.backends import Child, NewObject, StagingLost, Stat, check_name
+from kstore.backends.base import STAGING
 
 _SECOND = 1_000_000_000
 
@@ -33,6 +36,8 @@ class Kind(Enum):
     """Unless the name is taken."""
     REPLACE = "replace"
     """Or create."""
+    LINK = "link"
+    """Give an object a second name, unless that is taken."""
     DELETE = "delete"
     MOVE = "move"
     LOOK_AT_CLOCK = "clock"
@@ -40,7 +45,7 @@ class Kind(Enum):
     """Time passes, for everybody."""
 
 
-MAKES = frozenset({Kind.CREATE, Kind.REPLACE})
+MAKES = frozenset({Kind.CREATE, Kind.REPLACE, Kind.LINK})
 WRITES = MAKES | {Kind.DELETE, Kind.MOVE}
 
 
@@ -166,6 +171,13 @@ def _replace(contents: Contents, step: Step) -> tuple[Contents, Any]:
     return contents.with_object(step.name, Object(step.data, mtime_ns, step.identity)), True
 
 
+def _link(contents: Contents, step: Step) -> tuple[Contents, Any]:
+    """What was written to an upload shows only now: nobody reads it before."""
+    if step.name not in contents.objects:
+        return contents, Failure(errno.ENOENT)
+    return _create(contents, step._replace(name=step.to))
+
+
 def _delete(contents: Contents, step: Step) -> tuple[Contents, Any]:
     return contents.without(step.name) if step.name in contents.objects else contents, None
 
@@ -192,6 +204,7 @@ _EFFECTS = {
     Kind.LIST: _list,
     Kind.CREATE: _create,
     Kind.REPLACE: _replace,
+    Kind.LINK: _link,
     Kind.DELETE: _delete,
     Kind.MOVE: _move,
     Kind.LOOK_AT_CLOCK: _look_at_clock,
@@ -221,7 +234,12 @@ class MemoryBackend:
 
     @contextmanager
     def upload(self) -> Iterator[MemoryUpload]:
-        yield MemoryUpload(self)
+        upload = MemoryUpload(self, f"{STAGING}/{secrets.token_hex(8)}")
+        self.put_if_absent(upload.staged, b"")
+        try:
+            yield upload
+        finally:
+            self.delete(upload.staged)
 
     def list(self, folder: str) -> Iterator[Child]:
         # Sorted: a folder's order is the filesystem's choice, and each choice would be another schedule.
@@ -255,15 +273,20 @@ class MemoryBackend:
 class MemoryUpload:
     """An object that is being written."""
 
-    def __init__(self, backend: MemoryBackend) -> None:
+    def __init__(self, backend: MemoryBackend, staged: str) -> None:
         self._backend = backend
+        self.staged = staged
         self._parts: list[bytes] = []
 
     def write(self, data: bytes | memoryview) -> None:
         self._parts.append(bytes(data))
 
     def publish(self, name: str) -> bool:
-        return self._backend.put_if_absent(name, b"".join(self._parts))
+        step = Step(Kind.LINK, self.staged, to=check_name(name), data=b"".join(self._parts))
+        try:
+            return bool(self._backend._do(step))
+        except FileNotFoundError as error:
+            raise StagingLost(error.errno, "gc took this writer for dead") from error
 
 
 class Memory:

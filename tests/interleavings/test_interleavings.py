@@ -16,9 +16,21 @@ from pathlib import Path
 
 import pytest
 
+from kstore.backends import Upload
+from kstore.condemned import Doomed
+from kstore.gc import Policy
+from kstore.lease import Lease
 from kstore.refs import Ref, Refs
 from tests.interleavings import actors, toys
-from tests.interleavings.actors import Fill, History, World, compile_kernel, unchanged, write_wrapper
+from tests.interleavings.actors import (
+    Fill,
+    History,
+    World,
+    compile_kernel,
+    old_and_condemned,
+    unchanged,
+    write_wrapper,
+)
 from tests.interleavings.exploration import Explored, Violation, explore
 from tests.interleavings.invariants import Invariants
 from tests.interleavings.memory import Contents, MemoryBackend
@@ -83,6 +95,27 @@ LARGE_SCENES = [
 ]
 
 
+WITH_GC = {"published": (FIRST, SECOND), "history": old_and_condemned}
+"""Committer A has what the first generation had, which is condemned by now."""
+GC_SCENES = [
+    Scene(("gc 1", "gc 2"), **WITH_GC),
+    Scene(("gc 1", "commit A", "restore R"), **WITH_GC),
+    Scene(("gc 1", "commit A", "wait 4000"), **WITH_GC),
+    Scene(("gc 1", "forget F", "restore R"), **WITH_GC),
+]
+LARGE_GC_SCENES = [
+    Scene(("gc 1", "commit A", "forget F"), **WITH_GC),
+    Scene(("gc 1", "commit A", "commit B"), **WITH_GC),
+    Scene(("gc 1", "gc 2", "commit A"), **WITH_GC),
+    Scene(("gc 1", "gc 2", "restore R", "forget F"), **WITH_GC),
+]
+LARGE_PACKED_SCENES = [
+    Scene(("gc 1", "gc 2", "commit A", "commit B"), **WITH_GC),
+    Scene(("gc 1", "gc 2", "commit A", "forget F"), **WITH_GC),
+    Scene(("gc 1", "gc 2", "commit A", "restore R", "wait 4000"), **WITH_GC, excused=frozenset({"restore R"})),
+]
+
+
 @pytest.fixture
 def quiet(caplog: pytest.LogCaptureFixture) -> None:
     """What is missing in one of a million states is no news."""
@@ -103,6 +136,13 @@ def tell(capsys: pytest.CaptureFixture[str]) -> Callable[[Scene, str, Explored],
             print(f"\n{scene} ({layout}): {explored}")
 
     return tell
+
+
+@pytest.fixture(autouse=True)
+def no_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Safety does not depend on it, and without it two gcs meet in every way they can."""
+    monkeypatch.setattr(Lease, "acquire", lambda lease: True)
+    monkeypatch.setattr(Lease, "release", lambda lease: None)
 
 
 def check(scene: Scene, folder: Path, layout: str) -> Explored:
@@ -128,11 +168,72 @@ def test_nothing_is_lost_with_more_workers(
     tell(scene, layout, check(scene, tmp_path, layout))
 
 
+@pytest.mark.parametrize("scene", GC_SCENES, ids=str)
+def test_nothing_is_lost_with_gc(
+    scene: Scene, layout: str, tmp_path: Path, tell: Callable[[Scene, str, Explored], None]
+) -> None:
+    tell(scene, layout, check(scene, tmp_path, layout))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scene", LARGE_GC_SCENES, ids=str)
+def test_nothing_is_lost_with_two_gcs(
+    scene: Scene, layout: str, tmp_path: Path, tell: Callable[[Scene, str, Explored], None]
+) -> None:
+    tell(scene, layout, check(scene, tmp_path, layout))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scene", LARGE_PACKED_SCENES, ids=str)
+def test_nothing_is_lost_with_two_gcs_and_more(
+    scene: Scene, tmp_path: Path, tell: Callable[[Scene, str, Explored], None]
+) -> None:
+    tell(scene, "packed", check(scene, tmp_path, "packed"))
+
+
+def collect_fully(backend: MemoryBackend) -> None:
+    """As often as it takes."""
+    for _ in range(3):
+        backend.wait(2 * GRACE)
+        node = actors.Node(Path("/nowhere"))
+        actors.put_on(node, backend)
+        node.store.gc(Policy(keep=1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("names", [("gc 1", "commit A"), ("gc 1", "forget F"), ("commit A", "forget F")], ids=str)
+def test_whatever_is_left_by_the_killed_is_collected(names: tuple[str, ...], layout: str, tmp_path: Path) -> None:
+    world = Scene(names, **WITH_GC).world(tmp_path, layout)
+    explore([world.actor(name) for name in names], world.start, Invariants(world, collect=collect_fully))
+
+
 # ---- Mistakes are found
 
 
+def test_a_commit_that_does_not_look_at_what_is_condemned_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kstore.upload.read_doomed", lambda backend, among: Doomed())
+    with pytest.raises(Violation, match="lacks 1 of 3 blobs"):
+        check(Scene(("gc 1", "commit A"), **WITH_GC), tmp_path, "loose")
+
+
+def test_a_gc_that_does_not_keep_the_late_from_publishing_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kstore.gc.sweep.close_fence", lambda backend, name: None)
+    with pytest.raises(Violation, match=r"lacks \d of \d blobs|manifest of generation 3 .* is missing"):
+        check(Scene(("gc 1", "gc 2", "commit A", "wait 4000"), **WITH_GC), tmp_path, "packed")
+
+
+def test_a_gc_that_deletes_a_name_that_was_taken_anew_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kstore.gc.sweep._is_same", lambda found, entry: True)
+    with pytest.raises(Violation, match=r"lacks \d of \d blobs"):
+        check(Scene(("gc 1", "gc 2", "commit A"), **WITH_GC), tmp_path, "loose")
+
+
 def test_refs_that_are_overwritten_are_found(layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def overwrite(refs: Refs, ref: Ref) -> bool:
+    def overwrite(refs: Refs, ref: Ref, reserved: Upload) -> bool:
         refs._backend.put(ref.name, ref.dump())
         return True
 
@@ -145,7 +246,7 @@ def test_a_race_that_is_lost_and_not_noticed_is_found(
     layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish = Refs.publish
-    monkeypatch.setattr(Refs, "publish", lambda refs, ref: publish(refs, ref) or True)
+    monkeypatch.setattr(Refs, "publish", lambda refs, ref, reserved: publish(refs, ref, reserved) or True)
     with pytest.raises(Violation, match="is not in the newest generation"):
         check(Scene(("commit A", "commit C")), tmp_path, layout)
 

@@ -39,7 +39,9 @@ def fill(storage: Storage, count: int) -> None:
         data = Manifest(files).dump()
         storage.blobs.loose.put_many([(digest_of(data), data)])
         scope = Scope("gpu", f"key/{start}", "env")
-        storage.refs.publish(Ref(scope, 1, digest_of(data), len(data), (), 0.0, "nobody", len(files), 0))
+        with storage.refs.reserve() as reserved:
+            ref = Ref(scope, 1, digest_of(data), len(data), (), 0.0, "nobody", len(files), 0)
+            storage.refs.publish(ref, reserved)
 
 
 class Memory:
