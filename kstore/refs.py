@@ -80,7 +80,7 @@ def load_ref(scope: Scope, generation: int, data: bytes) -> Ref:
             size=int(content["bytes"]),
             parent=int(content["parent"]),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise IntegrityError(
             f"generation {generation} of {scope} cannot be read ({error!r}); it is damaged, or a newer kstore wrote it"
         ) from error

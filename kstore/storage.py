@@ -135,7 +135,7 @@ def _parse_settings(location: str, data: bytes) -> dict[str, Any]:
     try:
         content = json.loads(data)
         found = content["format"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise StoreFormatError(
             f"{location}/{_SETTINGS} is damaged: {error!r}; restore it or use another folder"
         ) from error

@@ -215,9 +215,11 @@ def _read_fully(fd: int, offset: int, length: int) -> bytes:
 @contextmanager
 def _open_again_if_stale(path: str) -> Iterator[int]:
     """Open for reading; a handle that another NFS client made stale is opened again by its path."""
+    # Nobody waits for the writer of a pipe that is in an object's place.
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
     for attempt in range(_STALE_RETRIES):
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            fd = os.open(path, flags)
             break
         except OSError as error:
             if error.errno != errno.ESTALE or attempt + 1 == _STALE_RETRIES:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import stat
 from collections.abc import Iterable, Iterator, Sequence
 
 from kstore.backends import Backend, LocalPaths, NewObject
@@ -84,10 +85,11 @@ def _untouched(folder: str, digest: bytes, size: int) -> Blob | None:
     text = digest.hex()
     path = f"{folder}/{text[:2]}/{text}"
     try:
-        found = os.stat(path)
+        found = os.lstat(path)
     except OSError:
         return None
-    if found.st_size != size:
+    # What a symbolic link leads to is somebody else's to change: its bytes are copied.
+    if found.st_size != size or not stat.S_ISREG(found.st_mode):
         return None
     return (
         Blob(path, found.st_mtime_ns) if bears_stamp(found.st_mtime_ns, digest) or _has_digest(path, digest) else None
