@@ -92,7 +92,7 @@ class Storage:
             IntegrityError: its manifest is missing or damaged.
         """
         try:
-            return Snapshot(ref, self.blobs.fetch(ref.manifest, ref.packs))
+            return Snapshot(ref, self.blobs.fetch(ref.manifest, ref.manifest_size, ref.packs))
         except IntegrityError as error:
             raise IntegrityError(
                 f"the manifest of generation {ref.generation} of {ref.scope} is lost: {error}; "

@@ -46,8 +46,8 @@ class PosixBackend:
     def get(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
         """Return `length` bytes from `offset`, all of them by default."""
         with _open_again_if_stale(self.path(name)) as fd:
-            wanted = os.fstat(fd).st_size - offset if length is None else length
-            return _read_fully(fd, offset, max(wanted, 0))
+            left = max(os.fstat(fd).st_size - offset, 0)
+            return _read_fully(fd, offset, left if length is None else min(length, left))
 
     def put(self, name: str, data: bytes) -> None:
         """Create or replace a small object."""

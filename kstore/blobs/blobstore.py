@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from enum import StrEnum
@@ -116,39 +116,40 @@ class BlobStore:
                 log.debug("pack %s: %s", pack_id, error)
         return found
 
-    def fetch_many(self, wanted: Collection[bytes], packs: Sequence[str] = ()) -> Iterator[tuple[bytes, memoryview]]:
+    def fetch_many(self, wanted: Mapping[bytes, int], packs: Sequence[str] = ()) -> Iterator[tuple[bytes, memoryview]]:
         """Yield (digest, bytes) of each wanted blob once, verified. What is missing or damaged is left out.
 
+        `wanted` says how large each is, in bytes: whatever the store holds instead, no more memory is taken.
         `packs` says where to look first; then come the loose blobs, and at last every other pack.
         """
-        left = set(wanted)
+        left = dict(wanted)
         yield from self._from_packs(left, packs)
-        for digest, data in self.loose.fetch(tuple(left)):
-            left.discard(digest)
+        for digest, data in self.loose.fetch(dict(left)):
+            left.pop(digest, None)
             yield digest, data
             del data
         if left:
             tried = set(packs)
             yield from self._from_packs(left, [pack for pack in self.packs() if pack not in tried])
 
-    def fetch(self, digest: bytes, packs: Sequence[str] = ()) -> bytes:
-        """One blob.
+    def fetch(self, digest: bytes, size: int, packs: Sequence[str] = ()) -> bytes:
+        """One blob of `size` bytes.
 
         Raises:
             IntegrityError: it is missing or damaged.
         """
-        for _, data in self.fetch_many((digest,), packs):
+        for _, data in self.fetch_many({digest: size}, packs):
             return bytes(data)
         raise IntegrityError(f"blob {digest.hex()} is missing or damaged")
 
-    def _from_packs(self, left: set[bytes], packs: Iterable[str]) -> Iterator[tuple[bytes, memoryview]]:
+    def _from_packs(self, left: dict[bytes, int], packs: Iterable[str]) -> Iterator[tuple[bytes, memoryview]]:
         for pack_id in packs:
             if not left:
                 return
             try:
                 for digest, data in self.pack(pack_id).fetch(left):
                     if digest in left:
-                        left.discard(digest)
+                        left.pop(digest)
                         yield digest, data
                     del data
             except (IntegrityError, OSError) as error:

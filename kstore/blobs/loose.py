@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from kstore.backends import Backend, LocalPaths, NewObject
 from kstore.digest import digest_of
@@ -60,17 +60,17 @@ class LooseBlobs:
                 created[number] = True
         return created
 
-    def fetch(self, wanted: Iterable[bytes]) -> Iterator[tuple[bytes, memoryview]]:
-        """Yield (digest, bytes) of the wanted blobs that are here and undamaged."""
-        for digest in wanted:
+    def fetch(self, wanted: Mapping[bytes, int]) -> Iterator[tuple[bytes, memoryview]]:
+        """Yield (digest, bytes) of the wanted blobs that are here and undamaged; `wanted` says how large they are."""
+        for digest, size in wanted.items():
             try:
-                data = self._backend.get(blob_name(digest))
+                data = self._backend.get(blob_name(digest), 0, size + 1)
             except FileNotFoundError:
                 continue
-            except OSError as error:
-                log.warning("blob %s cannot be read: %s", digest.hex(), error)
+            except (OSError, MemoryError) as error:
+                log.warning("blob %s cannot be read: %r", digest.hex(), error)
                 continue
-            if digest_of(data) == digest:
+            if len(data) == size and digest_of(data) == digest:
                 yield digest, memoryview(data)
             del data
 
@@ -101,5 +101,5 @@ def _has_digest(path: str, digest: bytes) -> bool:
     try:
         with open(path, "rb") as file:
             return digest_of(file.read()) == digest
-    except OSError:
+    except (OSError, MemoryError):
         return False

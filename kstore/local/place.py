@@ -30,7 +30,7 @@ from kstore.local.move import Mover
 from kstore.local.relocate import to_local
 from kstore.local.scan import Skipped
 from kstore.local.state import StateFolder
-from kstore.manifest import Files, Flag, unit_of
+from kstore.manifest import Entry, Files, Flag, unit_of
 from kstore.progress import Progress
 from kstore.threads import submit
 
@@ -184,7 +184,7 @@ class _Staging:
 
     def _link(self, wanted: Files, blobs: Sequence[Blob | None], placed: Placed, pool: ThreadPoolExecutor) -> None:
         links = [
-            Link(blob, self.staged(path), entry.mode, path)
+            Link(blob, self.staged(path), _mode(entry), path)
             for (path, entry), blob in zip(wanted.items(), blobs, strict=False)
             if blob
         ]
@@ -204,15 +204,17 @@ class _Staging:
         self, packs: Sequence[str], placed: Placed, pool: ThreadPoolExecutor, folders: Future[None]
     ) -> Iterator[Placed]:
         paths: dict[bytes, list[str]] = defaultdict(list)
+        sizes = {}
         for path, entry in self.wanted.items():
             if path not in placed.paths:
                 paths[entry.digest].append(path)
+                sizes[entry.digest] = entry.size
 
         def write(batch: Batch) -> Placed:
             folders.result()
             return self._write_batch(batch, paths)
 
-        contents = _in_batches(self._blobs.fetch_many(paths, packs)) if paths else ()
+        contents = _in_batches(self._blobs.fetch_many(sizes, packs)) if paths else ()
         return _map_ahead(pool, write, contents)
 
     def _write_batch(self, batch: Batch, paths: dict[bytes, list[str]]) -> Placed:
@@ -238,7 +240,7 @@ class _Staging:
         content: bytes | memoryview = data
         if entry.flags & _RELOCATE:
             content = to_local(bytes(data), self._root.folders[path.partition("/")[0]])
-        return NewFile(self.staged(path), content, entry.mode & 0o777 | _OWNER_CAN_WRITE, mtime)
+        return NewFile(self.staged(path), content, _mode(entry), mtime)
 
     def _known(self, path: str) -> Known:
         status = os.stat(self.staged(path))
@@ -250,6 +252,11 @@ def keep_settled(known: dict[str, Known]) -> dict[str, Known]:
     return {
         path: file for path, file in known.items() if file.entry.flags & _RELOCATE or is_settled(file.entry.mtime_ns)
     }
+
+
+def _mode(entry: Entry) -> int:
+    """Never setuid, whatever a manifest says."""
+    return entry.mode & 0o777 | _OWNER_CAN_WRITE
 
 
 def _components(paths: Iterable[str]) -> set[str]:
