@@ -181,9 +181,10 @@ def test_a_loose_blob_that_all_declare_larger_than_memory(node: Node, flags: int
     assert Outcome(node).skipped == 1
 
 
-@pytest.mark.parametrize("blobs", [1, 1 << 20, 2**32 - 1])
-@pytest.mark.parametrize("frames", [1, 2**32 - 1])
-@pytest.mark.parametrize("size", [1 * MIB, 200 * GIB])
+@pytest.mark.parametrize(
+    ("blobs", "frames", "size"),
+    [(2**32 - 1, 1, MIB), (1, 2**32 - 1, MIB), (1 << 20, 1, 200 * GIB), (2**32 - 1, 2**32 - 1, 200 * GIB)],
+)
 def test_an_index_of_more_entries_than_anybody_has(node: Node, blobs: int, frames: int, size: int) -> None:
     """The pack may well be large enough for them: it is sparse."""
     publish(node, {PATH: entry()})
