@@ -15,7 +15,7 @@ from dataclasses import replace
 from kstore.backends import StagingLost
 from kstore.blobs import Layout
 from kstore.blobs.blobstore import BlobStore
-from kstore.condemned import Doomed, read_doomed
+from kstore.condemned import read_doomed
 from kstore.creator import creator
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError, MissError, StoreUnavailable
@@ -33,7 +33,9 @@ def publish_empty(storage: Storage, scope: Scope, state: RefState) -> Ref | None
     def prepare(parent: int) -> Ref | None:
         meta = {"gpu": scope.gpu, "key": scope.key, "parent": parent, "nonce": secrets.token_hex(16)}
         data = Manifest(meta=meta).dump()
-        pack = _write_pack(storage, {digest_of(data): data})
+        with storage.blobs.writer(Layout.PACKED) as writer:
+            writer.put(digest_of(data), data)
+            pack = writer.finish()
         return Ref(scope, parent + 1, digest_of(data), len(data), pack, time.time(), creator(), 0, 0, parent, state)
 
     return _publish(storage, scope, prepare)
@@ -58,10 +60,9 @@ def republish(
     def prepare(parent: int) -> Ref | None:
         if only_if_newest and parent != ref.generation:
             return None
-        doomed, blobs = _needed_of_doomed(storage, ref)
+        copied = _copy_doomed(storage, ref)
         if not storage.refs.exists(ref):
             raise MissError(f"generation {ref.generation} of {ref.scope} was removed just now")
-        copied = _write_pack(storage, {digest: blobs.fetch(digest, ref.packs) for digest in sorted(doomed)})
         return replace(
             ref, generation=parent + 1, parent=parent, created=time.time(), creator=creator(),
             packs=(*copied, *packs(ref)),
@@ -86,14 +87,22 @@ def before_newest(storage: Storage, scope: Scope) -> Ref:
     raise MissError(f"{scope} has no earlier generation to roll back to; `kstore show` lists them")
 
 
-def _needed_of_doomed(storage: Storage, ref: Ref) -> tuple[set[bytes], BlobStore]:
-    """Digests of what the generation needs and gc may be about to delete."""
+def _copy_doomed(storage: Storage, ref: Ref) -> tuple[str, ...]:
+    """Copy what the generation needs and gc may be about to delete into a pack; returns that, if there is any."""
     blobs = BlobStore(storage.backend)
-    needed = {entry.digest for entry in storage.snapshot(ref).manifest.entries()} | {ref.manifest}
-    doomed: Doomed = read_doomed(storage.backend, needed)
+    sizes = {entry.digest: entry.size for entry in storage.snapshot(ref).manifest.entries()}
+    sizes[ref.manifest] = ref.manifest_size
+    doomed = read_doomed(storage.backend, sizes)
     if not doomed.is_complete:
         raise IntegrityError("what gc is about to delete cannot be read; see `kstore verify`")
-    return doomed.blobs | needed & blobs.digests_in(doomed.packs.intersection(ref.packs)), blobs
+    packed = sizes.keys() & blobs.digests_in(doomed.packs.intersection(ref.packs))
+    wanted = {digest: sizes[digest] for digest in doomed.blobs | packed}
+    with storage.blobs.writer(Layout.PACKED) as writer:
+        for digest, data in blobs.fetch_many(wanted, ref.packs):
+            writer.put(digest, bytes(data))
+        if writer.blobs != len(wanted):
+            raise IntegrityError(f"{len(wanted) - writer.blobs} blobs of generation {ref.generation} are damaged")
+        return writer.finish()
 
 
 def _publish(storage: Storage, scope: Scope, prepare: Callable[[int], Ref | None]) -> Ref | None:
@@ -106,10 +115,3 @@ def _publish(storage: Storage, scope: Scope, prepare: Callable[[int], Ref | None
             if ref is None or storage.refs.publish(ref, reserved):
                 return ref
     raise StoreUnavailable(f"{_MAX_RACES} attempts to publish {scope} each found the generation taken")
-
-
-def _write_pack(storage: Storage, blobs: dict[bytes, bytes]) -> tuple[str, ...]:
-    with storage.blobs.writer(Layout.PACKED) as writer:
-        for digest, data in blobs.items():
-            writer.put(digest, data)
-        return writer.finish()

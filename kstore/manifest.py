@@ -111,7 +111,7 @@ class Manifest:
                     if name.startswith(_HOSTS)
                 },
             )
-        except (KeyError, ValueError, struct.error) as error:
+        except (KeyError, ValueError, RecursionError, struct.error) as error:
             raise IntegrityError(f"a manifest of {len(data)} bytes cannot be read: {error!r}") from error
 
 

@@ -122,7 +122,7 @@ def load_ref(scope: Scope, generation: int, data: bytes) -> Ref:
             parent=int(content["parent"]),
             state=RefState(content["state"]),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise IntegrityError(f"generation {generation} of {scope} cannot be read ({error!r}): it is damaged") from error
 
 

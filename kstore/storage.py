@@ -126,7 +126,7 @@ class Storage:
             IntegrityError: its manifest is missing or damaged.
         """
         try:
-            return Snapshot(ref, self.blobs.fetch(ref.manifest, ref.packs))
+            return Snapshot(ref, self.blobs.fetch(ref.manifest, ref.manifest_size, ref.packs))
         except IntegrityError as error:
             raise IntegrityError(
                 f"the manifest of generation {ref.generation} of {ref.scope} is lost: {error}; "
@@ -169,7 +169,7 @@ def _parse_settings(location: str, data: bytes) -> dict[str, Any]:
     try:
         content = json.loads(data)
         found = content["format"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise StoreFormatError(
             f"{location}/{_SETTINGS} is damaged: {error!r}; restore it or use another folder"
         ) from error

@@ -2,7 +2,7 @@
 
 LMDB trusts the file it maps: a truncated one kills the process with SIGBUS, and on a network filesystem
 mapping is unsafe altogether. So a file is built in local temporary storage and read from a memfd, both
-private to this process; what is shared is only ever plain bytes, checked by their digest before they get here.
+private to this process, after a look at its pages; what is shared is only ever plain bytes.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ import os
 import struct
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 import lmdb
 
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError
+from kstore.pages import check_pages
 
 Table = dict[bytes, bytes]
 
@@ -25,10 +26,6 @@ MAX_KEY = 511
 _LONG = b"\xff"
 _LONG_KEY_SIZE = 33
 _MAX_TABLES = 4096
-_PAGE_SIZES = {1 << shift for shift in range(9, 17)}
-# Offsets in each of LMDB's two meta pages: the size of a page, and the number of the last one in use.
-_PAGE_SIZE_AT = 40
-_LAST_PAGE_AT = 136
 _FORMAT = 0
 """LMDB 0.9's file format; py-lmdb 3 can also write one that older readers refuse."""
 
@@ -52,7 +49,7 @@ def load(data: bytes) -> dict[str, Table]:
     Raises:
         IntegrityError: it is not such a file.
     """
-    _check_shape(data)
+    check_pages(data)
     fd = os.memfd_create("kstore", os.MFD_CLOEXEC)
     try:
         _write_all(fd, data)
@@ -114,17 +111,6 @@ def _load_table(env: lmdb.Environment, name: bytes) -> Table:
 def _names(env: lmdb.Environment) -> list[bytes]:
     with env.begin() as txn:
         return list(txn.cursor().iternext(keys=True, values=False))
-
-
-def _check_shape(data: bytes) -> None:
-    """Refuse a file that ends before its last used page: LMDB would read beyond it (SIGBUS)."""
-    with suppress(struct.error):
-        (page,) = struct.unpack_from("<I", data, _PAGE_SIZE_AT)
-        if page in _PAGE_SIZES and len(data) % page == 0:
-            last = max(struct.unpack_from("<Q", data, meta + _LAST_PAGE_AT)[0] for meta in (0, page))
-            if (last + 1) * page <= len(data):
-                return
-    raise IntegrityError(f"a table file of {len(data)} bytes is cut short or is no LMDB file")
 
 
 def _write_all(fd: int, data: bytes) -> None:

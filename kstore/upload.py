@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Container, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 
 from kstore.blobs import Layout, Source
 from kstore.blobs.blobstore import put_many
 from kstore.condemned import Doomed, read_doomed
 from kstore.digest import digest_of
+from kstore.errors import KstoreError
 from kstore.local.finished import read_whole
 from kstore.local.link import LinkMode, probe
 from kstore.local.relocate import to_stored
@@ -158,8 +159,12 @@ def sibling_packs(worker: Worker) -> tuple[str, ...]:
     for number, scope in enumerate(refs.scopes(worker.scope.gpu, parent)):
         if number == MAX_SIBLINGS:
             break
-        if scope.environment == worker.scope.environment and (ref := refs.newest(scope)):
-            packs |= dict.fromkeys(ref.packs)
+        if scope.environment != worker.scope.environment:
+            continue
+        # A sibling that cannot be read is not this key's trouble.
+        with suppress(KstoreError, OSError):
+            ref = refs.newest(scope)
+            packs |= dict.fromkeys(ref.packs if ref else ())
     return tuple(packs)
 
 

@@ -20,8 +20,8 @@ pytestmark = pytest.mark.usefixtures("host")
 
 def timings(node: Node) -> dict[str, float]:
     """The published measurements."""
-    digest = node.published()["inductor/cache/system"].digest
-    found: dict[str, float] = json.loads(node.store.storage.blobs.fetch(digest, node.newest().packs))
+    entry = node.published()["inductor/cache/system"]
+    found: dict[str, float] = json.loads(node.store.storage.blobs.fetch(entry.digest, entry.size, node.newest().packs))
     return found
 
 

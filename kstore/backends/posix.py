@@ -47,8 +47,8 @@ class PosixBackend:
     def get(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
         """Return `length` bytes from `offset`, all of them by default."""
         with _open_again_if_stale(self.path(name)) as fd:
-            wanted = os.fstat(fd).st_size - offset if length is None else length
-            return _read_fully(fd, offset, max(wanted, 0))
+            left = max(os.fstat(fd).st_size - offset, 0)
+            return _read_fully(fd, offset, left if length is None else min(length, left))
 
     def put(self, name: str, data: bytes) -> None:
         """Create or replace a small object."""
@@ -230,9 +230,11 @@ def _read_fully(fd: int, offset: int, length: int) -> bytes:
 @contextmanager
 def _open_again_if_stale(path: str) -> Iterator[int]:
     """Open for reading; a handle that another NFS client made stale is opened again by its path."""
+    # Nobody waits for the writer of a pipe that is in an object's place.
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
     for attempt in range(_STALE_RETRIES):
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            fd = os.open(path, flags)
             break
         except OSError as error:
             if error.errno != errno.ESTALE or attempt + 1 == _STALE_RETRIES:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from enum import StrEnum
@@ -117,15 +117,16 @@ class BlobStore:
                 log.debug("pack %s: %s", pack_id, error)
         return found
 
-    def fetch_many(self, wanted: Collection[bytes], packs: Sequence[str] = ()) -> Iterator[tuple[bytes, memoryview]]:
+    def fetch_many(self, wanted: Mapping[bytes, int], packs: Sequence[str] = ()) -> Iterator[tuple[bytes, memoryview]]:
         """Yield (digest, bytes) of each wanted blob once, verified. What is missing or damaged is left out.
 
+        `wanted` says how large each is, in bytes: whatever the store holds instead, no more memory is taken.
         `packs` says where to look first; then come the loose blobs, and at last every other pack.
         """
-        left = set(wanted)
+        left = dict(wanted)
         yield from self._from_packs(left, packs)
-        for digest, data in self.loose.fetch(tuple(left)):
-            left.discard(digest)
+        for digest, data in self.loose.fetch(dict(left)):
+            left.pop(digest, None)
             yield digest, data
             del data
         if left:
@@ -144,7 +145,7 @@ class BlobStore:
                 del left[digest]
         yield from self._loose_parts(left)
 
-    def _parts_of_pack(self, pack_id: str, wanted: Collection[bytes]) -> Iterator[Part]:
+    def _parts_of_pack(self, pack_id: str, wanted: Mapping[bytes, int]) -> Iterator[Part]:
         def load(part: Part) -> Iterator[Blob]:
             try:
                 yield from part.load()
@@ -158,35 +159,35 @@ class BlobStore:
             log.warning("pack %s cannot be read, its blobs are looked for elsewhere: %s", pack_id, error)
 
     def _loose_parts(self, wanted: Mapping[bytes, int]) -> Iterator[Part]:
-        batch: list[bytes] = []
+        batch: dict[bytes, int] = {}
         batch_size = 0
         for digest, size in wanted.items():
             if batch and (len(batch) >= _BATCH_COUNT or batch_size + size > _BATCH_SIZE):
                 yield Part(batch_size, partial(self.loose.fetch, batch))
-                batch, batch_size = [], 0
-            batch.append(digest)
+                batch, batch_size = {}, 0
+            batch[digest] = size
             batch_size += size
         if batch:
             yield Part(batch_size, partial(self.loose.fetch, batch))
 
-    def fetch(self, digest: bytes, packs: Sequence[str] = ()) -> bytes:
-        """One blob.
+    def fetch(self, digest: bytes, size: int, packs: Sequence[str] = ()) -> bytes:
+        """One blob of `size` bytes.
 
         Raises:
             IntegrityError: it is missing or damaged.
         """
-        for _, data in self.fetch_many((digest,), packs):
+        for _, data in self.fetch_many({digest: size}, packs):
             return bytes(data)
         raise IntegrityError(f"blob {digest.hex()} is missing or damaged")
 
-    def _from_packs(self, left: set[bytes], packs: Iterable[str]) -> Iterator[tuple[bytes, memoryview]]:
+    def _from_packs(self, left: dict[bytes, int], packs: Iterable[str]) -> Iterator[tuple[bytes, memoryview]]:
         for pack_id in packs:
             if not left:
                 return
             try:
                 for digest, data in self.pack(pack_id).fetch(left):
                     if digest in left:
-                        left.discard(digest)
+                        left.pop(digest)
                         yield digest, data
                     del data
             except (IntegrityError, OSError) as error:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Iterator, Sequence
+import stat
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from kstore.backends import Backend, LocalPaths, NewObject
 from kstore.digest import digest_of
@@ -61,28 +62,29 @@ class LooseBlobs:
                 created[number] = True
         return created
 
-    def fetch(self, wanted: Iterable[bytes]) -> Iterator[tuple[bytes, memoryview]]:
-        """Yield (digest, bytes) of the wanted blobs that are here and undamaged."""
-        for digest in wanted:
+    def fetch(self, wanted: Mapping[bytes, int]) -> Iterator[tuple[bytes, memoryview]]:
+        """Yield (digest, bytes) of the wanted blobs that are here and undamaged; `wanted` says how large they are."""
+        for digest, size in wanted.items():
             try:
-                data = self._get(digest)
+                data = self._get(digest, size)
             except FileNotFoundError:
                 continue
-            except OSError as error:
-                log.warning("blob %s cannot be read: %s", digest.hex(), error)
+            except (OSError, MemoryError) as error:
+                log.warning("blob %s cannot be read: %r", digest.hex(), error)
                 continue
-            if digest_of(data) == digest:
+            if len(data) == size and digest_of(data) == digest:
                 yield digest, memoryview(data)
             del data
 
-    def _get(self, digest: bytes) -> bytes:
+    def _get(self, digest: bytes, size: int) -> bytes:
+        """One byte more than wanted tells one that is too long."""
         try:
-            return self._backend.get(blob_name(digest))
+            return self._backend.get(blob_name(digest), 0, size + 1)
         except FileNotFoundError:
             for child in self._backend.list(ASIDE):
                 if child.name.startswith(digest.hex()):
-                    return self._backend.get(f"{ASIDE}/{child.name}")
-            return self._backend.get(blob_name(digest))  # or gc has put it back in between
+                    return self._backend.get(f"{ASIDE}/{child.name}", 0, size + 1)
+            return self._backend.get(blob_name(digest), 0, size + 1)  # or gc has put it back in between
 
     def untouched_many(self, wanted: Iterable[Entry]) -> list[Blob | None]:
         """For each artifact the file of its blob, if that can be linked: here, and as it was published."""
@@ -95,10 +97,11 @@ def _untouched(folder: str, digest: bytes, size: int) -> Blob | None:
     text = digest.hex()
     path = f"{folder}/{text[:2]}/{text}"
     try:
-        found = os.stat(path)
+        found = os.lstat(path)
     except OSError:
         return None
-    if found.st_size != size:
+    # What a symbolic link leads to is somebody else's to change: its bytes are copied.
+    if found.st_size != size or not stat.S_ISREG(found.st_mode):
         return None
     return (
         Blob(path, found.st_mtime_ns) if bears_stamp(found.st_mtime_ns, digest) or _has_digest(path, digest) else None
@@ -110,5 +113,5 @@ def _has_digest(path: str, digest: bytes) -> bool:
     try:
         with open(path, "rb") as file:
             return digest_of(file.read()) == digest
-    except OSError:
+    except (OSError, MemoryError):
         return False

@@ -83,6 +83,10 @@ class PackIndex:
     sizes: list[int] = field(default_factory=list)
     """Of the blobs, in the same order."""
 
+    def sizes_by_digest(self) -> dict[bytes, int]:
+        """Every blob, with its bytes."""
+        return dict(zip(self.digests, self.sizes, strict=True))
+
     def dump(self) -> bytes:
         """The skippable frame that ends a pack. Digests do not compress; the columns of numbers do."""
         columns = b"".join(_FRAME.pack(*frame) for frame in self.frames)

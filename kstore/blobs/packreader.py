@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, partial
 from typing import IO, NamedTuple, cast
 
@@ -24,6 +24,8 @@ from kstore.errors import IntegrityError
 _TAIL = 512 << 10
 _CHUNK = 1 << 20
 _MAX_WINDOW = 16 << 20
+_MAX_INDEX = 256 << 20
+"""Bytes: six million blobs. A sparse file is as large as anybody likes."""
 
 
 Blob = tuple[bytes, memoryview]
@@ -71,20 +73,24 @@ class PackReader:
         if footer.body_size <= end:
             return load_index(footer, tail[end - footer.body_size : end])
         start = self.size - FOOTER_SIZE - footer.body_size
-        if start < 0:
-            raise IntegrityError(f"{self._name} declares an index larger than itself")
+        if start < 0 or footer.body_size > _MAX_INDEX:
+            raise IntegrityError(f"{self._name} declares an index of {footer.body_size} bytes")
         return load_index(footer, self._read(start, footer.body_size))
 
-    def fetch(self, wanted: Collection[bytes]) -> Iterator[Blob]:
-        """Yield (digest, bytes) of the wanted blobs that are here and undamaged, in the order of the file."""
+    def fetch(self, wanted: Mapping[bytes, int]) -> Iterator[Blob]:
+        """Yield (digest, bytes) of the wanted blobs that are here and undamaged, in the order of the file.
+
+        `wanted` says how large they are, in bytes: one of another size is not decompressed.
+        """
         for part in self.parts(wanted):
             yield from part.load()
 
-    def parts(self, wanted: Collection[bytes]) -> Iterator[Part]:
+    def parts(self, wanted: Mapping[bytes, int]) -> Iterator[Part]:
         """The frames that hold something wanted, in the order of the file."""
         first = 0
         for number, frame in enumerate(self.index.frames):
-            chosen = [blob for blob in self.index.blobs_of(number, first) if blob[0] in wanted]
+            blobs = self.index.blobs_of(number, first)
+            chosen = [(digest, start, end) for digest, start, end in blobs if wanted.get(digest) == end - start]
             first += frame.blobs
             if chosen:
                 yield Part(frame.size, partial(self._load, frame, chosen))

@@ -10,6 +10,8 @@ from typing import Any
 
 Merger = Callable[[bytes, bytes], bytes]
 
+_UNREADABLE = (ValueError, RecursionError, csv.Error)
+
 
 def json_union(published: bytes, ours: bytes) -> bytes:
     """The union of two JSON objects, nested ones too; where both have a value, the published one stays."""
@@ -37,14 +39,14 @@ def merge_files(merger: str, published: bytes, ours: bytes) -> bytes:
     """Merge two versions of a file; one that cannot be read gives way to the other."""
     try:
         return MERGERS[merger](published, ours)
-    except (ValueError, csv.Error):
+    except _UNREADABLE:
         return published if _readable(merger, published) else ours
 
 
 def _readable(merger: str, data: bytes) -> bool:
     try:
         MERGERS[merger](data, data)
-    except (ValueError, csv.Error):
+    except _UNREADABLE:
         return False
     return True
 

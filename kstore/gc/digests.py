@@ -50,10 +50,10 @@ class DigestSet:
         with self._env.begin() as txn:
             return [digest for digest in digests if txn.get(digest) is None]
 
-    def __iter__(self) -> Iterator[bytes]:
-        """In order. It must not be changed meanwhile."""
+    def items(self) -> Iterator[tuple[bytes, bytes]]:
+        """Digests and their values, in order. The set must not be changed meanwhile."""
         with self._env.begin() as txn, txn.cursor() as cursor:
-            yield from cursor.iternext(keys=True, values=False)
+            yield from cursor.iternext()
 
     def __len__(self) -> int:
         return int(self._env.stat()["entries"])

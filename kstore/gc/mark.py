@@ -59,7 +59,10 @@ def needs_of(storage: Storage, ref: Ref) -> Needs:
         IntegrityError: its manifest is damaged.
     """
     blobs = BlobStore(storage.backend)
-    sizes = {entry.digest: entry.size for entry in Manifest.load(blobs.fetch(ref.manifest, ref.packs)).entries()}
+    sizes = {
+        entry.digest: entry.size
+        for entry in Manifest.load(blobs.fetch(ref.manifest, ref.manifest_size, ref.packs)).entries()
+    }
     sizes[ref.manifest] = ref.manifest_size
     packed = sizes.keys() & blobs.digests_in(ref.packs)
     return Needs(ref.packs, {d: size for d, size in sizes.items() if d not in packed}, packed)

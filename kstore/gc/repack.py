@@ -67,7 +67,7 @@ def repack(storage: Storage, packs: Iterable[str], marked: Marked) -> int:
 def _copy_live(storage: Storage, pack: str, marked: Marked) -> tuple[str, ...]:
     reader = PackReader(storage.backend, pack)
     dead = set(marked.packed.absent(reader.index.digests))
-    live = [digest for digest in reader.index.digests if digest not in dead]
+    live = {digest: size for digest, size in reader.index.sizes_by_digest().items() if digest not in dead}
     with storage.blobs.writer(Layout.PACKED) as writer:
         for digest, data in reader.fetch(live):
             writer.put(digest, bytes(data))

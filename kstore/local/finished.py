@@ -46,12 +46,12 @@ def read_finished(path: str) -> Content:
 
 
 def read_whole(path: str) -> bytes:
-    """Read a whole file whose bytes are checked by their digest afterwards.
+    """Read a whole file whose bytes are checked afterwards. Nobody waits for the writer of a pipe.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: it cannot be read, or is a link.
     """
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         return _read_all(fd, os.fstat(fd).st_size)
     finally:

@@ -31,7 +31,7 @@ from kstore.local.move import Mover
 from kstore.local.relocate import to_local
 from kstore.local.scan import Skipped
 from kstore.local.state import StateFolder
-from kstore.manifest import Files, Flag, unit_of
+from kstore.manifest import Entry, Files, Flag, unit_of
 from kstore.progress import Progress
 from kstore.threads import submit
 
@@ -175,7 +175,7 @@ class _Staging:
                 progress.done = len(placed.paths)
             # What cannot be linked, is damaged, or is not where the ref says.
             left = self._paths(placed.paths)
-            for blob in self._blobs.fetch_many(left, packs):
+            for blob in self._blobs.fetch_many(self._sizes(left), packs):
                 placed.add(self._write([blob], left))
                 del blob  # or a large one would be held while the next one is read
         return placed
@@ -201,7 +201,7 @@ class _Staging:
         wanted = {p: e for p, e in self.wanted.items() if e.flags & _LINK and e.digest not in packed}
         blobs = self._blobs.loose.untouched_many(wanted.values())
         return [
-            Link(blob, self.staged(path), entry.mode, path)
+            Link(blob, self.staged(path), _mode(entry), path)
             for (path, entry), blob in zip(wanted.items(), blobs, strict=True)
             if blob
         ]
@@ -230,8 +230,11 @@ class _Staging:
             self._folders.result()
             return self._write(blobs, paths)
 
-        sizes = {digest: self.wanted[same[0]].size for digest, same in paths.items()}
-        return _map_parts(pool, write, self._blobs.parts(sizes, packs))
+        return _map_parts(pool, write, self._blobs.parts(self._sizes(paths), packs))
+
+    def _sizes(self, paths: Mapping[bytes, list[str]]) -> dict[bytes, int]:
+        """Of blobs, in bytes."""
+        return {digest: self.wanted[same[0]].size for digest, same in paths.items()}
 
     def _write(self, blobs: Iterable[tuple[bytes, memoryview]], paths: Mapping[bytes, list[str]]) -> Placed:
         contents = {path: data for digest, data in blobs for path in paths[digest]}
@@ -256,7 +259,7 @@ class _Staging:
         content: bytes | memoryview = data
         if entry.flags & _RELOCATE:
             content = to_local(bytes(data), self._root.folders[path.partition("/")[0]])
-        return NewFile(self.staged(path), content, entry.mode & 0o777 | _OWNER_CAN_WRITE, mtime)
+        return NewFile(self.staged(path), content, _mode(entry), mtime)
 
     def _known(self, path: str) -> Known:
         status = os.stat(self.staged(path))
@@ -268,6 +271,11 @@ def keep_settled(known: dict[str, Known]) -> dict[str, Known]:
     return {
         path: file for path, file in known.items() if file.entry.flags & _RELOCATE or is_settled(file.entry.mtime_ns)
     }
+
+
+def _mode(entry: Entry) -> int:
+    """Never setuid, whatever a manifest says."""
+    return entry.mode & 0o777 | _OWNER_CAN_WRITE
 
 
 def _map_parts(pool: ThreadPoolExecutor, function: Callable[[Part], Placed], parts: Iterable[Part]) -> Iterator[Placed]:

@@ -252,7 +252,7 @@ class _ComponentScan:
         try:
             stored = to_stored(self._component.method("relocate", relative) or "", data, relative)
             into.promised += (f"{place.path}/{child}" for child in group_children(stored))
-        except (ValueError, KeyError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise Unfinished(f"it cannot be understood ({error})") from error
         return stored
 

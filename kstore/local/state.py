@@ -22,6 +22,7 @@ from kstore.components.table import KSTORE_FOLDER
 from kstore.digest import DIGEST_SIZE, digest_of
 from kstore.errors import CacheRootError, IntegrityError, WaitTimeout
 from kstore.local.cacheroot import CacheRoot
+from kstore.local.finished import read_whole
 from kstore.local.index import Index
 from kstore.refs import Ref, load_ref
 from kstore.scope import Scope
@@ -95,13 +96,13 @@ class StateFolder:
     def load(self) -> State:
         """Read it; what is missing or damaged is as if it had never been written."""
         state = State()
-        with suppress(FileNotFoundError, IntegrityError):
-            digest, data = _checked(_read(self._index))
+        with suppress(OSError, IntegrityError):
+            digest, data = _checked(read_whole(self._index))
             state.index = Index.load(data)
             self._index_digest = digest
         try:
-            content = json.loads(_read(self._sync))
-            data = _read(self._base)
+            content = json.loads(read_whole(self._sync))
+            data = read_whole(self._base)
             ref = _load_ref(content)
             if digest_of(data) == ref.manifest:
                 state.base = Base(content["store"], Snapshot(ref, data))
@@ -111,7 +112,7 @@ class StateFolder:
                 state.synced = content["synced"] == self._index_digest.hex() != ""
         except FileNotFoundError:
             pass
-        except (IntegrityError, ValueError, KeyError, TypeError) as error:
+        except (IntegrityError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             log.warning("what %s grew from cannot be read (%r); it is merged as new", self._folder, error)
         return state
 
@@ -197,13 +198,13 @@ def _checked(data: bytes) -> tuple[bytes, bytes]:
     return digest, rest
 
 
-def _read(path: str) -> bytes:
-    with open(path, "rb") as file:
-        return file.read()
-
-
 def _write(path: str, data: bytes) -> None:
     temporary = f"{path}.{secrets.token_hex(8)}"
-    with open(temporary, "wb") as file:
-        file.write(data)
-    os.replace(temporary, path)
+    try:
+        with open(temporary, "wb") as file:
+            file.write(data)
+        os.replace(temporary, path)
+    except OSError as error:
+        with suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise CacheRootError(f"cannot write {path}: {error.strerror}; check the space and permissions there") from error

@@ -192,7 +192,8 @@ class _Commit:
         component, _, relative = path.partition("/")
         method = self._worker.table[component].method("merge", relative) or ""
         try:
-            published = self._storage.blobs.fetch(merged.files[path].digest, packs)
+            entry = merged.files[path]
+            published = self._storage.blobs.fetch(entry.digest, entry.size, packs)
             local = read_finished(self._worker.root.local_path(path)).data
         except IntegrityError:
             merged.files[path] = ours[path]

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 
+from kstore.components.table import KSTORE_FOLDER
 from kstore.errors import IntegrityError
 from kstore.local.index import Index
 from kstore.local.link import Linker, LinkMode
@@ -23,7 +24,8 @@ from kstore.snapshot import Snapshot
 from kstore.used import mark_used
 from kstore.worker import Worker
 
-_GROUP = int(Flag.GROUP)
+_GROUP, _SLOT, _LINK = int(Flag.GROUP), int(Flag.SLOT), int(Flag.LINK)
+_NEVER_LINKED = int(Flag.MERGE | Flag.RELOCATE | Flag.MTIME)
 
 
 def restore(worker: Worker, generation: int | None = None, seed: Scope | None = None) -> RestoreReport:
@@ -79,6 +81,8 @@ class _Restore:
         manifest = snapshot.manifest
         if manifest.hosts:
             worker.ask_host()
+        for files in (manifest.files, *manifest.hosts.values()):
+            check_entries(files)
         check_paths(path for files in (manifest.files, *manifest.hosts.values()) for path in files)
         known = worker.root.folders
         every = worker.files_of(manifest)
@@ -163,16 +167,30 @@ def check_paths(paths: Iterable[str]) -> None:
     """Every path of a manifest is untrusted.
 
     Raises:
-        IntegrityError: one is absolute, climbs, holds a NUL, or is both a file and a folder.
+        IntegrityError: one is absolute, climbs, holds a NUL, is kstore's own, or is both a file and a folder.
     """
     every = set(paths)
     text = "\n".join(f"/{path}/" for path in every)
     folders = {path.rpartition("/")[0] for path in every}
     bad = "//" in text or "/./" in text or "/../" in text or "\0" in text or "" in folders or folders & every
-    if bad or any(parent in every for folder in folders for parent in _parents(folder)):
+    if bad or f"/{KSTORE_FOLDER}/" in text or any(parent in every for folder in folders for parent in _parents(folder)):
         raise IntegrityError(
             "a manifest holds paths that leave the cache root or contradict each other; nothing is restored"
         )
+
+
+def check_entries(files: Files) -> None:
+    """No commit makes a group of a component's own folder, whose swap would take all else in it away, nor links
+    what is not the blob's bytes.
+
+    Raises:
+        IntegrityError: the flags or the unit of an entry contradict each other or its path.
+    """
+    kinds = {(path.count("/"), entry.flags, entry.unit) for path, entry in files.items()}
+    for folders, flags, unit in kinds:
+        wrong_unit = flags & (_GROUP | _SLOT) and not 2 <= unit <= folders
+        if wrong_unit or (flags & _GROUP and flags & _SLOT) or (flags & _LINK and flags & _NEVER_LINKED):
+            raise IntegrityError(f"a manifest holds an entry with flags {flags} and unit {unit}; nothing is restored")
 
 
 def _parents(folder: str) -> Iterable[str]:

@@ -158,12 +158,13 @@ class _Verification:
             return
         self._report.generations += 1
         self.refs.append(ref)
-        self._needed.add({entry.digest for entry in manifest.entries()} | {ref.manifest})
+        sizes = {entry.digest: entry.size for entry in manifest.entries()} | {ref.manifest: ref.manifest_size}
+        self._needed.update({digest: size.to_bytes(8, "little") for digest, size in sizes.items()})
 
     def _read_pack(self, pack: str) -> None:
         reader = PackReader(self._storage.backend, pack)
         try:
-            wanted = reader.index.digests
+            wanted = reader.index.sizes_by_digest()
             for digest, data in reader.fetch(wanted):
                 self._count(digest, len(data))
         except (IntegrityError, OSError) as error:
@@ -183,16 +184,17 @@ class _Verification:
                 sizes = future.result()
                 for digest, size in sizes.items():
                     self._count(digest, size)
-                self.lost.update(set(batch) - sizes.keys())
+                self.lost.update(batch.keys() - sizes.keys())
 
-    def _unread(self) -> Iterator[list[bytes]]:
-        batch: list[bytes] = []
-        for digest in self._needed:
+    def _unread(self) -> Iterator[dict[bytes, int]]:
+        """Digests and sizes."""
+        batch: dict[bytes, int] = {}
+        for digest, size in self._needed.items():
             if digest not in self._whole:
-                batch.append(digest)
+                batch[digest] = int.from_bytes(size, "little")
             if len(batch) == _BATCH:
                 yield batch
-                batch = []
+                batch = {}
         yield batch
 
     def _count(self, digest: bytes, size: int) -> None:
@@ -208,7 +210,7 @@ class _Verification:
             self._report.damage.append(Damage(ref.scope, ref.generation, "", paths))
 
 
-def _sizes(loose: LooseBlobs, batch: list[bytes]) -> dict[bytes, int]:
+def _sizes(loose: LooseBlobs, batch: dict[bytes, int]) -> dict[bytes, int]:
     """Of the blobs that are whole."""
     return {digest: len(data) for digest, data in loose.fetch(batch)}
 
@@ -245,7 +247,7 @@ class _Repair:
         with self._storage.blobs.writer(Layout.PACKED) as writer:
             with suppress(IntegrityError, OSError):
                 reader = PackReader(self._backend, pack)
-                for digest, data in reader.fetch(reader.index.digests):
+                for digest, data in reader.fetch(reader.index.sizes_by_digest()):
                     writer.put(digest, bytes(data))
             return writer.finish()
 

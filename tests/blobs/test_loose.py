@@ -43,7 +43,7 @@ def test_what_was_put_is_fetched(loose: LooseBlobs, data: bytes) -> None:
     digest = digest_of(data)
     assert loose.put_many([(digest, data)]) == [True]
     assert loose.has(digest, len(data))
-    assert [(found, bytes(content)) for found, content in loose.fetch([digest])] == [(digest, data)]
+    assert [(found, bytes(content)) for found, content in loose.fetch({digest: len(data)})] == [(digest, data)]
 
 
 def test_a_blob_is_a_read_only_file_of_its_digest(backend: PosixBackend, loose: LooseBlobs) -> None:
@@ -71,7 +71,7 @@ def test_missing_and_damaged_blobs_are_left_out(backend: PosixBackend, loose: Lo
     for data in (b"one", b"two", b"three"):
         loose.put_many([(digest_of(data), data)])
     alter(path_of(backend, b"two"), b"owt")
-    wanted = [digest_of(data) for data in (b"one", b"two", b"three", b"four")]
+    wanted = {digest_of(data): len(data) for data in (b"one", b"two", b"three", b"four")}
     assert [bytes(data) for _, data in loose.fetch(wanted)] == [b"one", b"three"]
 
 
@@ -81,7 +81,7 @@ def test_a_blob_that_cannot_be_read_is_left_out(backend: PosixBackend, loose: Lo
     path = path_of(backend, b"one")
     path.unlink()
     path.mkdir()
-    assert [bytes(data) for _, data in loose.fetch([digest_of(b"one"), digest_of(b"two")])] == [b"two"]
+    assert [bytes(data) for _, data in loose.fetch({digest_of(b"one"): 3, digest_of(b"two"): 3})] == [b"two"]
 
 
 # ---- The stamp: one stat tells an untouched blob from an altered one.

@@ -39,7 +39,7 @@ def write_pack(backend: PosixBackend, blobs: Iterable[bytes]) -> str:
 
 
 def fetch(backend: PosixBackend, pack_id: str, blobs: Iterable[bytes]) -> dict[bytes, bytes]:
-    wanted = [digest_of(data) for data in blobs]
+    wanted = {digest_of(data): len(data) for data in blobs}
     return {digest: bytes(data) for digest, data in PackReader(backend, pack_id).fetch(wanted)}
 
 
@@ -85,7 +85,7 @@ def test_only_what_is_wanted_is_read(backend: PosixBackend, monkeypatch: pytest.
     read = []
     get = backend.get
     monkeypatch.setattr(backend, "get", lambda name, *part: read.append(part[1]) or get(name, *part))
-    assert [bytes(data) for _, data in reader.fetch([digest_of(blobs[6])])] == [blobs[6]]
+    assert [bytes(data) for _, data in reader.fetch({digest_of(blobs[6]): MIB})] == [blobs[6]]
     assert sum(read) < 5 * MIB
 
 
@@ -194,7 +194,7 @@ backend = PosixBackend(sys.argv[1])
 blobs = BlobStore(backend)
 """
 READ = """
-found = [digest for digest, _ in blobs.fetch_many([bytes.fromhex(sys.argv[2])])]
+found = [digest for digest, _ in blobs.fetch_many({bytes.fromhex(sys.argv[2]): int(sys.argv[3])})]
 assert not found
 """
 
@@ -207,7 +207,7 @@ def test_a_frame_that_unpacks_to_more_than_it_declares_is_refused(
     bomb = zstandard.ZstdCompressor(write_content_size=says_its_size).compress(b"\0" * (400 * MIB))
     digest = digest_of(b"whatever")
     craft_pack(backend, bomb, PackIndex([Frame(0, len(bomb), declared, 1)], [digest], [declared]))
-    assert peak_while(READ, str(backend.root), digest.hex()) < 64 * MIB
+    assert peak_while(READ, str(backend.root), digest.hex(), str(declared)) < 64 * MIB
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def test_a_frame_that_cannot_be_is_refused(backend: PosixBackend, frame: Frame) 
     digest = digest_of(b"0123456789")
     pack_id = craft_pack(backend, packed, PackIndex([frame], [digest], [frame.size]))
     with pytest.raises(IntegrityError):
-        list(PackReader(backend, pack_id).fetch([digest]))
+        list(PackReader(backend, pack_id).fetch({digest: frame.size}))
 
 
 def test_an_index_that_contradicts_itself_is_refused(backend: PosixBackend) -> None:
@@ -240,7 +240,7 @@ def test_an_index_that_contradicts_itself_is_refused(backend: PosixBackend) -> N
     ]
     for index in wrong:
         with pytest.raises(IntegrityError):
-            list(PackReader(backend, craft_pack(backend, packed, index)).fetch([digest]))
+            list(PackReader(backend, craft_pack(backend, packed, index)).fetch({digest: 10}))
 
 
 def test_an_index_that_unpacks_to_more_than_it_declares_is_refused(backend: PosixBackend) -> None:
@@ -278,7 +278,8 @@ with blobs.writer(Layout.PACKED) as writer:
 """
 READ_300 = """
 (pack,) = blobs.packs()
-count = sum(len(data) == 1 << 20 for _, data in blobs.fetch_many(blobs.pack(pack).index.digests))
+sizes = dict(zip(blobs.pack(pack).index.digests, blobs.pack(pack).index.sizes))
+count = sum(len(data) == 1 << 20 for _, data in blobs.fetch_many(sizes))
 assert count == 300
 """
 WRITE_LARGE = """
@@ -289,7 +290,8 @@ with blobs.writer(Layout.PACKED) as writer:
 """
 READ_LARGE = """
 (pack,) = blobs.packs()
-assert [len(data) for _, data in blobs.fetch_many(blobs.pack(pack).index.digests)] == [200 << 20]
+sizes = dict(zip(blobs.pack(pack).index.digests, blobs.pack(pack).index.sizes))
+assert [len(data) for _, data in blobs.fetch_many(sizes)] == [200 << 20]
 """
 
 

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kstore.components import load_table
@@ -45,6 +45,7 @@ def test_what_both_measured_stays_as_published() -> None:
     assert merged({"mm": 1}, {"mm": {"64x64": 0.1}}) == {"mm": 1}
 
 
+@settings(deadline=None)
 @given(published=OBJECTS, ours=OBJECTS)
 def test_merging_again_changes_nothing(published: dict[str, Any], ours: dict[str, Any]) -> None:
     once = json_union(dump(published), dump(ours))
@@ -86,3 +87,8 @@ def test_an_unreadable_side_gives_way_to_the_other(merger: str) -> None:
 
 def test_two_unreadable_sides_give_ours() -> None:
     assert merge_files("json_union", b"{", b"[") == b"["
+
+
+def test_what_is_nested_too_deeply_gives_way() -> None:
+    deep, good = b'{"a":' * 100_000, dump({"a": 1})
+    assert merge_files("json_union", deep, good) == merge_files("json_union", good, deep) == good

@@ -92,8 +92,8 @@ def every_end(programs: list[list[Step]]) -> Ends:
         for n in alive:
             step, before = programs[n][places[n]], answers[n]
             assert isinstance(before, tuple)
-            after, found = perform(contents, step)
-        answer = anonymous_answer(found)
+            after, full = perform(contents, step)
+            answer = anonymous_answer(full)
             place = places[n] + (2 if skips_next(answer) else 1)
             go_on(after, replaced(places, n, place), replaced(answers, n, (*before, answer)))
             if step.kind in WRITES:

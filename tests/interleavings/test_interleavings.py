@@ -33,7 +33,7 @@ from tests.interleavings.actors import (
 )
 from tests.interleavings.exploration import Explored, Violation, explore
 from tests.interleavings.invariants import Invariants
-from tests.interleavings.memory import Contents, MemoryBackend
+from tests.interleavings.memory import Contents, MemoryBackend, MemoryUpload
 from tests.trees import Tree
 
 GRACE = 3600.0
@@ -253,14 +253,17 @@ def test_a_race_that_is_lost_and_not_noticed_is_found(
 
 def test_a_ref_that_comes_before_its_blobs_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole in the end: only who looks in between, or is killed there, sees it."""
-    put_many = MemoryBackend.put_many
+    put_many, publish = MemoryBackend.put_many, MemoryUpload.publish
 
     def put_late(backend: MemoryBackend, objects: list) -> list[bool]:  # type: ignore[type-arg]
-        if not objects[0].name.startswith("refs/"):
-            waiting.extend(objects)
-            return [True for _ in objects]
-        created = put_many(backend, objects)
-        put_many(backend, waiting)
+        if not objects[0].name.startswith("blobs/"):
+            return put_many(backend, objects)
+        waiting.extend(objects)
+        return [True for _ in objects]
+
+    def publish_early(upload: MemoryUpload, name: str) -> bool:
+        created = publish(upload, name)
+        put_many(upload._backend, waiting)
         waiting.clear()
         return created
 
@@ -269,6 +272,7 @@ def test_a_ref_that_comes_before_its_blobs_is_found(tmp_path: Path, monkeypatch:
     world = scene.world(tmp_path, "loose")
     start, invariants = world.start, Invariants(world)
     monkeypatch.setattr(MemoryBackend, "put_many", put_late)
+    monkeypatch.setattr(MemoryUpload, "publish", publish_early)
     with pytest.raises(Violation, match="is missing"):
         explore([world.actor("commit C")], start, invariants)
 
@@ -284,11 +288,6 @@ def collect(backend: MemoryBackend) -> None:
     backend.wait(GRACE)
 
 
-def collect_all(backend: MemoryBackend) -> None:
-    for _ in range(3):
-        collect(backend)
-
-
 def test_a_collector_that_commits_do_not_look_out_for_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(actors.ACTORS, "collect", toy_collector)
     scene = Scene(("commit A", "collect 1"), published=(FIRST, SECOND), history=collect)
@@ -298,7 +297,7 @@ def test_a_collector_that_commits_do_not_look_out_for_is_found(tmp_path: Path, m
 
 def test_whatever_killed_workers_leave_can_be_collected(layout: str, tmp_path: Path) -> None:
     world = Scene(("commit A", "commit B"), published=(FIRST, SECOND)).world(tmp_path, layout)
-    explore([world.actor(name) for name in world.fills], world.start, Invariants(world, collect=collect_all))
+    explore([world.actor(name) for name in world.fills], world.start, Invariants(world, collect=collect_fully))
 
 
 def test_what_a_collector_leaves_behind_is_found(layout: str, tmp_path: Path) -> None:

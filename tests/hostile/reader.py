@@ -1,0 +1,84 @@
+"""A process that reads manifests, for what may end a process: run as a program, it answers one letter to each."""
+
+from __future__ import annotations
+
+import select
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO
+
+LENGTH = struct.Struct("<I")
+MANIFEST, REFUSED = b"m", b"i"
+PATIENCE = 20.0
+"""Seconds after which a reader is taken to hang."""
+MEMORY = 1 << 30
+
+
+class Reader:
+    """The process, seen from outside."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+
+    @property
+    def ended(self) -> bool:
+        """Whether it lives no more."""
+        return self._process.poll() is not None
+
+    def kill(self) -> None:
+        """End it."""
+        self._process.kill()
+        self._process.wait()
+
+    def read(self, data: bytes) -> bytes:
+        """What came of it: `MANIFEST` or `REFUSED`. Anything else, a signal above all, is a failure."""
+        requests, answers = self._process.stdin, self._process.stdout
+        assert requests
+        assert answers
+        try:
+            requests.write(LENGTH.pack(len(data)) + data)
+            requests.flush()
+            ready, _, _ = select.select([answers], [], [], PATIENCE)
+        except BrokenPipeError:
+            ready = [answers]
+        assert ready, "the reader hangs"
+        answer = answers.read(1)
+        assert answer in (MANIFEST, REFUSED), f"the reader ended with {self._process.wait()}"
+        return answer
+
+
+@contextmanager
+def reader() -> Iterator[Reader]:
+    """A reader for as long as it lives."""
+    command = [sys.executable, "-m", "tests.hostile.reader"]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        yield Reader(process)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
+    from kstore.errors import IntegrityError
+    from kstore.manifest import Manifest
+
+    while head := requests.read(LENGTH.size):
+        data = requests.read(LENGTH.unpack(head)[0])
+        try:
+            Manifest.load(data).for_host("host")
+            answers.write(MANIFEST)
+        except IntegrityError:
+            answers.write(REFUSED)
+        answers.flush()
+
+
+if __name__ == "__main__":
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    serve(sys.stdin.buffer, sys.stdout.buffer)

@@ -1,0 +1,87 @@
+"""LMDB is let only at files whose pages lead where they should."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from kstore import tables
+from kstore.errors import IntegrityError
+from kstore.pages import check_pages
+
+PAGE = 4096
+WHOLE = tables.dump(
+    {
+        "many": {b"%06d" % number: bytes(60) for number in range(3000)},
+        "large": {b"small": b"", b"large": bytes(3 * PAGE)},
+        "empty": {},
+    }
+)
+
+
+def altered(offset: int, layout: str, *values: int) -> bytes:
+    data = bytearray(WHOLE)
+    struct.pack_into(layout, data, offset, *values)
+    return bytes(data)
+
+
+# The later meta page, the only branch, its first child, and the first node of that.
+NEWEST = max((0, PAGE), key=lambda meta: struct.unpack_from("<Q", WHOLE, meta + 144)[0])
+BRANCH = next(page for page in range(2 * PAGE, len(WHOLE), PAGE) if WHOLE[page + 10] == 1)
+(CHILD,) = struct.unpack_from("<H", WHOLE, BRANCH + 16)
+LEAF = struct.unpack_from("<I", WHOLE, BRANCH + CHILD)[0] * PAGE
+(NODE,) = struct.unpack_from("<H", WHOLE, LEAF + 16)
+
+
+@pytest.mark.parametrize(("count", "rows"), [(0, 0), (1, 0), (1, 1), (1, 20_000), (100, 20)])
+def test_every_file_that_is_made_is_let_through(count: int, rows: int) -> None:
+    table = {b"%06d" % number: bytes(52) for number in range(rows)}
+    check_pages(tables.dump({f"table{number}": table for number in range(count)}))
+    check_pages(WHOLE)
+
+
+@pytest.mark.parametrize(
+    "data",
+    {
+        "no pages": b"",
+        "a page size that is none": altered(40, "<I", 4097),
+        "two page sizes": altered(PAGE + 40, "<I", 512),
+        "a last page beyond the end": altered(NEWEST + 136, "<Q", 2**63),
+        "a root beyond the end": altered(NEWEST + 128, "<Q", 2**40),
+        "a root that is a meta page": altered(NEWEST + 128, "<Q", 1),
+        "keys that are compared as numbers": altered(NEWEST + 92, "<H", 8),
+        "a tree that is too deep": altered(NEWEST + 94, "<H", 2**16 - 1),
+        "a page of another number": altered(LEAF, "<Q", 0),
+        "a leaf that says it is a branch": altered(LEAF + 10, "<H", 1),
+        "a leaf with fixed sizes": altered(LEAF + 10, "<H", 0x22),
+        "a leaf without nodes": altered(LEAF + 12, "<H", 16),
+        "a leaf with half a pointer": altered(LEAF + 12, "<H", 19),
+        "more pointers than a page": altered(LEAF + 12, "<H", 2**16 - 2),
+        "a node outside of its page": altered(LEAF + 16, "<H", PAGE - 1),
+        "a node among the pointers": altered(LEAF + 16, "<H", 16),
+        "a value beyond its page": altered(LEAF + NODE, "<HH", 0, 1),
+        "a key beyond its page": altered(LEAF + NODE + 6, "<H", PAGE),
+        "a large value that is none": altered(LEAF + NODE + 4, "<H", 1),
+        "duplicates": altered(LEAF + NODE + 4, "<H", 6),
+        "a child beyond the end": altered(BRANCH + CHILD, "<HHH", 0, 0, 1),
+        "a child that is its parent": altered(BRANCH + CHILD, "<HHH", BRANCH // PAGE, 0, 0),
+        "a branch with one child": altered(BRANCH + 12, "<H", 18),
+        "the same child twice": altered(BRANCH + 18, "<H", CHILD),
+    }.items(),
+    ids=lambda item: item[0],
+)  # fmt: skip
+def test_what_leads_astray_is_refused(data: tuple[str, bytes]) -> None:
+    with pytest.raises(IntegrityError):
+        check_pages(data[1])
+
+
+def test_a_node_that_is_read_for_many_takes_no_more_than_its_page() -> None:
+    """All pointers of a page lead to its largest node: a small file would fill the memory."""
+    data = bytearray(WHOLE)
+    (lower,) = struct.unpack_from("<H", data, LEAF + 12)
+    count = (lower - 16) // 2
+    struct.pack_into(f"<{count}H", data, LEAF + 16, *[lower] * count)
+    struct.pack_into("<HHHH", data, LEAF + lower, 2000, 0, 0, 6)
+    with pytest.raises(IntegrityError):
+        check_pages(bytes(data))
