@@ -153,7 +153,7 @@ def _ref(name: str, data: bytes) -> Ref | None:
 def manifest_of(contents: Contents, ref: Ref) -> Manifest:
     """What a generation holds."""
     if ref.manifest not in _manifests:
-        data = BlobStore(Memory(contents).backend).fetch(ref.manifest, ref.packs)
+        data = BlobStore(Memory(contents).backend).fetch(ref.manifest, ref.manifest_size, ref.packs)
         _manifests[ref.manifest] = Manifest.load(data)
     return _manifests[ref.manifest]
 
@@ -182,7 +182,7 @@ def _digests_in(pack: bytes) -> frozenset[bytes]:
     memory = Memory(Contents())
     memory.backend.put("packs/one", pack)
     reader = BlobStore(memory.backend).pack("one")
-    return frozenset(digest for digest, _ in reader.fetch(reader.index.digests))
+    return frozenset(digest for digest, _ in reader.fetch(reader.index.sizes_by_digest()))
 
 
 @cache

@@ -53,7 +53,7 @@ def _mark(backend: MemoryBackend) -> set[str]:
 
 
 def _needs(blobs: BlobStore, ref: Ref) -> set[str]:
-    manifest = Manifest.load(blobs.fetch(ref.manifest, ref.packs))
+    manifest = Manifest.load(blobs.fetch(ref.manifest, ref.manifest_size, ref.packs))
     wanted = {ref.manifest} | {entry.digest for entry in manifest.entries()}
     loose = wanted - blobs.digests_in(ref.packs)
     return {blob_name(digest) for digest in loose} | {pack_name(pack) for pack in ref.packs}
