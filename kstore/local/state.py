@@ -88,6 +88,7 @@ class StateFolder:
         except (OSError, NotImplementedError) as error:
             raise CacheRootError(f"the cache root cannot be used: {error}") from error
         try:
+            _sweep(self._folder)
             yield
         finally:
             lock.release()
@@ -154,8 +155,6 @@ class StateFolder:
         In `folder`, a component elsewhere, it is below a name that no scan looks into: a killed restore leaves it.
         """
         parent = os.path.join(folder, KSTORE_FOLDER) if folder else self._folder
-        if not folder:
-            _sweep(parent)
         path = os.path.join(parent, f"{_STAGE}{secrets.token_hex(8)}")
         os.makedirs(path, mode=0o700)
         try:
@@ -203,7 +202,7 @@ def _read(path: str) -> bytes:
 
 
 def _write(path: str, data: bytes) -> None:
-    temporary = f"{path}.{secrets.token_hex(8)}"
+    temporary = f"{path}.new"  # Only the holder of the lock writes: what a failure leaves, the next write replaces.
     with open(temporary, "wb") as file:
         file.write(data)
     os.replace(temporary, path)
