@@ -6,7 +6,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import ExitStack
 from enum import StrEnum
 from types import TracebackType
@@ -20,7 +20,7 @@ from kstore.blobs.packwriter import PackWriter
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError
 from kstore.progress import Progress
-from kstore.threads import submit
+from kstore.threads import Pool, submit
 
 log = logging.getLogger(__name__)
 
@@ -160,7 +160,7 @@ class LooseBlobWriter:
 
     def __init__(self, loose: LooseBlobs) -> None:
         self._loose = loose
-        self._pool = ThreadPoolExecutor(_THREADS)
+        self._pool = Pool(_THREADS)
         self._batch: list[tuple[bytes, bytes]] = []
         self._batch_size = 0
         self._storing: deque[Future[None]] = deque()

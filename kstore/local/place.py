@@ -13,13 +13,14 @@ import os
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import islice
 
 from kstore.blobs import BlobStore
 from kstore.blobs.loose import stamp
+from kstore.deadline import Waiting
 from kstore.errors import CacheRootError
 from kstore.files import NewFile, write_files
 from kstore.folders import make_folder
@@ -32,7 +33,7 @@ from kstore.local.scan import Skipped
 from kstore.local.state import StateFolder
 from kstore.manifest import Files, Flag, unit_of
 from kstore.progress import Progress
-from kstore.threads import submit
+from kstore.threads import Pool, submit
 
 _THREADS = 2
 """More of them only wait for each other, in the filesystem and for the interpreter."""
@@ -55,6 +56,8 @@ class Placed:
     known: dict[str, Known] = field(default_factory=dict)
     """The artifacts that bear no stamp, for the index."""
     skipped: list[Skipped] = field(default_factory=list)
+    occupied: set[str] = field(default_factory=set)
+    """Paths where something else is, which stays."""
     modes: Counter[LinkMode] = field(default_factory=Counter)
     """How many artifacts came which way."""
 
@@ -68,17 +71,25 @@ class Placed:
         """Leave out what had to stay away from its place, a file or a folder."""
         for path in occupied:
             self.skipped.append(Skipped(path, "something else is in its place"))
-            self.paths = {p for p in self.paths if p != path and not p.startswith(f"{path}/")}
-            self.known = {p: file for p, file in self.known.items() if p in self.paths}
+            self.occupied |= {p for p in self.paths if p == path or p.startswith(f"{path}/")}
+        self.paths -= self.occupied
+        self.known = {p: file for p, file in self.known.items() if p in self.paths}
 
 
 class Placer:
     """Places artifacts into one cache root."""
 
     def __init__(
-        self, root: CacheRoot, state: StateFolder, blobs: BlobStore, linker: Linker, progress: Progress
+        self,
+        root: CacheRoot,
+        state: StateFolder,
+        blobs: BlobStore,
+        linker: Linker,
+        progress: Progress,
+        waiting: Waiting,
     ) -> None:
         self._progress = progress
+        self._waiting = waiting
         self._root = root
         self._state = state
         self._blobs = blobs
@@ -91,6 +102,7 @@ class Placer:
 
         Raises:
             CacheRootError: the cache root cannot be written.
+            Abandoned: nobody waits any more; nothing was placed.
         """
         try:
             return self._place(wanted, packs, folders)
@@ -108,7 +120,8 @@ class Placer:
             placed = staging.fill(packs, self._progress)
             staging.drop_incomplete(placed)
             mover = Mover(staging.staged, self._root.local_path, wanted)
-            mover.move(placed.paths, set(folders) | self._own_folders(wanted))
+            with self._waiting.visible():
+                mover.move(placed.paths, set(folders) | self._own_folders(wanted))
             placed.forget(mover.occupied)
         placed.skipped += unusable
         return placed
@@ -156,7 +169,7 @@ class _Staging:
         packed = self._blobs.digests_in(packs) if packs else frozenset()
         linkable = {p: e for p, e in self.wanted.items() if e.flags & _LINK and e.digest not in packed}
         placed = Placed()
-        with ThreadPoolExecutor(_THREADS) as pool:
+        with Pool(_THREADS) as pool:
             folders = submit(pool, self._make_folders)
             blobs = self._blobs.loose.untouched_many(linkable.values()) if linkable else []
             if any(blobs):
@@ -182,7 +195,7 @@ class _Staging:
         for folder in sorted({path[: path.rindex("/")] for path in self.wanted}):
             make_folder(self.staged(folder))
 
-    def _link(self, wanted: Files, blobs: Sequence[Blob | None], placed: Placed, pool: ThreadPoolExecutor) -> None:
+    def _link(self, wanted: Files, blobs: Sequence[Blob | None], placed: Placed, pool: Pool) -> None:
         links = [
             Link(blob, self.staged(path), entry.mode, path)
             for (path, entry), blob in zip(wanted.items(), blobs, strict=False)
@@ -200,9 +213,7 @@ class _Staging:
         placed.modes.update(modes)
         placed.paths.update(link.path for link, mode in zip(links, modes, strict=True) if mode is not LinkMode.COPY)
 
-    def _copy(
-        self, packs: Sequence[str], placed: Placed, pool: ThreadPoolExecutor, folders: Future[None]
-    ) -> Iterator[Placed]:
+    def _copy(self, packs: Sequence[str], placed: Placed, pool: Pool, folders: Future[None]) -> Iterator[Placed]:
         paths: dict[bytes, list[str]] = defaultdict(list)
         for path, entry in self.wanted.items():
             if path not in placed.paths:
@@ -270,9 +281,7 @@ def _in_batches(contents: Iterable[tuple[bytes, memoryview]]) -> Iterator[Batch]
     yield batch
 
 
-def _map_ahead(
-    pool: ThreadPoolExecutor, function: Callable[[Batch], Placed], batches: Iterable[Batch]
-) -> Iterator[Placed]:
+def _map_ahead(pool: Pool, function: Callable[[Batch], Placed], batches: Iterable[Batch]) -> Iterator[Placed]:
     """As `pool.map`, but holding no more batches in memory than the threads can work on, or one large blob."""
     waiting: deque[Future[Placed]] = deque()
     for batch in batches:
