@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Set
 from concurrent.futures import Future
 from contextlib import ExitStack
 from enum import StrEnum
@@ -115,6 +115,14 @@ class BlobStore:
             except (IntegrityError, OSError) as error:
                 log.debug("pack %s: %s", pack_id, error)
         return found
+
+    def may_hold(self, pack_id: str, digests: Set[bytes]) -> bool:
+        """Whether a pack holds any of these blobs, or cannot be read just now: a ref names it to be safe."""
+        try:
+            return not digests.isdisjoint(self.pack(pack_id).index.digests)
+        except (IntegrityError, OSError) as error:
+            log.debug("pack %s: %s", pack_id, error)
+            return True
 
     def fetch_many(self, wanted: Collection[bytes], packs: Sequence[str] = ()) -> Iterator[tuple[bytes, memoryview]]:
         """Yield (digest, bytes) of each wanted blob once, verified. What is missing or damaged is left out.

@@ -249,7 +249,7 @@ class _Commit:
         entries = manifest.entries()
         needed = {entry.digest for entry in entries}
         others = (*(self._base.ref.packs if self._base else ()), *siblings)
-        shared = [p for p in others if p not in theirs.packs and needed & self._storage.blobs.digests_in([p])]
+        shared = [p for p in others if p not in theirs.packs and self._storage.blobs.may_hold(p, needed)]
         return Ref(
             scope=self._worker.scope,
             generation=theirs.generation + 1,

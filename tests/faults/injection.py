@@ -199,7 +199,7 @@ def _faulty(name: str, real: Call, striker: Striker, folder: str) -> Call:
             real(*arguments, **options)
             raise FileExistsError(errno.EEXIST, "exists", where)
         if reply is Reply.LOST or name == "close":  # A descriptor is closed whatever close(2) says.
-            _discard(real(*arguments, **options))
+            _discard(name, real(*arguments, **options))
         raise striker.fault.error(where)
 
     return call
@@ -229,9 +229,9 @@ def _halved(name: str, arguments: tuple[Any, ...]) -> Sequence[Any]:
     return (fd, half, *rest)
 
 
-def _discard(answer: Any) -> None:
-    """What nobody will close."""
-    if isinstance(answer, int):
+def _discard(name: str, answer: Any) -> None:
+    """Close what nobody will."""
+    if name == "open":
         _close(answer)
     elif hasattr(answer, "close"):
         answer.close()

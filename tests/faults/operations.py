@@ -125,11 +125,23 @@ def _restored_with_news(folder: Path, layout: str) -> Scene:
     return scene
 
 
+def _seeded(folder: Path, layout: str) -> Scene:
+    """A root that grew from another key, whose packs hold most of what is about to be published."""
+    publisher = Node(folder, "publisher", layout=layout)
+    _fill(publisher.tree)
+    publisher.commit("other/seed")
+    scene = _scene(folder, layout)
+    assert kstore.restore(KEY, seed="other/seed", **scene.settings(scene.tree.root)).ok
+    _add_news(scene.tree)
+    return scene
+
+
 OPERATIONS = [
     Operation("first commit", _cold, Scene.commit),
     Operation("commit of news", _with_news, Scene.commit),
     Operation("restore into an empty root", _published, Scene.restore),
     Operation("restore over an older root", _outdated, Scene.restore),
     Operation("commit after a restore", _restored_with_news, Scene.commit),
+    Operation("commit of a seeded root", _seeded, Scene.commit),
 ]
 COMMITS = [operation for operation in OPERATIONS if operation.run is Scene.commit]
