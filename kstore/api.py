@@ -10,10 +10,12 @@ import logging
 import os
 from collections.abc import Callable
 from contextlib import ContextDecorator
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from kstore.errors import UsageError
+from kstore.deadline import within
+from kstore.errors import UsageError, WaitTimeout
 from kstore.report import CommitReport, CommitStatus, RestoreReport, RestoreStatus
 from kstore.scope import check_key
 from kstore.store import Store
@@ -43,8 +45,8 @@ def restore(
         cache_root: the local folder; by default a numbered one below /tmp/kstore.
         generation: exactly this generation, not the newest.
         seed: the key to start from if nothing is published for `key`.
-        strict: raise instead of returning a `FAILED` status.
-        settings: `gpu`, `environment`, `layout`, `components`, as `Store` takes them.
+        strict: raise instead of returning a `FAILED` or `TIMEOUT` status.
+        settings: `gpu`, `environment`, `layout`, `components`, `timeout`, as `Store` takes them.
 
     Raises:
         UsageError: the key or a setting is malformed.
@@ -54,10 +56,12 @@ def restore(
     _check_names(settings)
 
     def run() -> RestoreReport:
-        return Store(store, cache_root=cache_root, **settings).restore(key, generation=generation, seed=seed)
+        worker = Store(store, cache_root=cache_root, **settings)
+        work = partial(worker.restore, key, generation=generation, seed=seed)
+        return within(worker.settings.timeout, worker.waiting, f"restoring from {worker.location}", work)
 
-    def failed(error: str) -> RestoreReport:
-        return RestoreReport(RestoreStatus.FAILED, key, error=error)
+    def failed(error: str, is_late: bool) -> RestoreReport:
+        return RestoreReport(RestoreStatus.TIMEOUT if is_late else RestoreStatus.FAILED, key, error=error)
 
     report = _degrade("restore", key, strict, run, failed)
     if report.ok:
@@ -81,10 +85,12 @@ def commit(
     _check_names(settings)
 
     def run() -> CommitReport:
-        return Store(store, cache_root=cache_root, **settings).commit(key)
+        worker = Store(store, cache_root=cache_root, **settings)
+        work = partial(worker.commit, key)
+        return within(worker.settings.timeout, worker.waiting, f"committing to {worker.location}", work)
 
-    def failed(error: str) -> CommitReport:
-        return CommitReport(CommitStatus.FAILED, key, error=error)
+    def failed(error: str, is_late: bool) -> CommitReport:
+        return CommitReport(CommitStatus.TIMEOUT if is_late else CommitStatus.FAILED, key, error=error)
 
     report = _degrade("commit", key, strict, run, failed)
     if report.status is CommitStatus.COMMITTED:
@@ -140,7 +146,9 @@ def _check_names(settings: dict[str, Any]) -> None:
         raise UsageError(f"there is no setting {', '.join(sorted(unknown))}")
 
 
-def _degrade(verb: str, key: str, strict: bool, run: Callable[[], Report], failed: Callable[[str], Report]) -> Report:
+def _degrade(
+    verb: str, key: str, strict: bool, run: Callable[[], Report], failed: Callable[[str, bool], Report]
+) -> Report:
     try:
         return run()
     except UsageError:
@@ -150,4 +158,4 @@ def _degrade(verb: str, key: str, strict: bool, run: Callable[[], Report], faile
             raise
         log.warning("kstore: %s of %s failed, the job goes on without it: %s", verb, key, error or repr(error))
         log.debug("kstore: %s of %s", verb, key, exc_info=True)
-        return failed(f"{type(error).__name__}: {error}")
+        return failed(f"{type(error).__name__}: {error}", isinstance(error, WaitTimeout))

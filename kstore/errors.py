@@ -49,6 +49,6 @@ class CacheRootError(KstoreError):
 
 
 class WaitTimeout(KstoreError):
-    """Somebody else held a local lock for too long."""
+    """Something took too long: another process held a local lock, or the store hangs."""
 
     exit_code = 5

@@ -27,7 +27,9 @@ MAX_VARIANTS = 8
 _GROUP, _SLOT, _MERGE = int(Flag.GROUP), int(Flag.SLOT), int(Flag.MERGE)
 
 Declined = Mapping[str, bytes]
-"""Path → digest of what ours offered and did not get in."""
+"""Path → digest of what ours offered and did not get in, or `NOT_TAKEN`."""
+NOT_TAKEN = b""
+"""Ours never had what base has there: whatever ours has is no change of it."""
 
 
 @dataclass(slots=True)
@@ -52,6 +54,8 @@ class Merged:
 
 def merge(base: Files, theirs: Files, ours: Files, declined: Declined) -> Merged:
     """Merge one set of files: the portable ones, or those of one host."""
+    if NOT_TAKEN in declined.values():
+        base = {path: entry for path, entry in base.items() if declined.get(path) != NOT_TAKEN}
     merged = Merged(dict(theirs), declined={p: d for p, d in declined.items() if _digest(ours, p) == d})
     merged.outdated.update(_outdated(base, theirs, ours))
     merged.declined.update((path, ours[path].digest) for path in merged.outdated)

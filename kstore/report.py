@@ -27,6 +27,8 @@ class RestoreStatus(StrEnum):
     """Nothing is published for the key, GPU and environment."""
     FAILED = "failed"
     """The store or the cache root could not be used: `error` says why. The job goes on cold."""
+    TIMEOUT = "timeout"
+    """It took too long, as where a mount hangs. The job goes on cold, and nothing is placed behind its back."""
 
 
 class CommitStatus(StrEnum):
@@ -39,6 +41,8 @@ class CommitStatus(StrEnum):
     """This worker is configured to restore only."""
     FAILED = "failed"
     """The store or the cache root could not be used: `error` says why. What was compiled stays local."""
+    TIMEOUT = "timeout"
+    """It took too long. It may still succeed while the job goes on."""
 
 
 @dataclass(frozen=True, slots=True)

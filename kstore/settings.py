@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
@@ -40,6 +41,8 @@ class Settings:
     """Overrides detection."""
     components: tuple[str, ...] = tuple(load_table())
     """The components that are managed."""
+    timeout: float = 600.0
+    """Seconds after which a job goes on without its restore or commit; 0 to wait for ever."""
 
 
 log = logging.getLogger(__name__)
@@ -115,6 +118,13 @@ def _components(value: str | list[str] | tuple[str, ...]) -> tuple[str, ...]:
     return tuple(names)
 
 
+def _seconds(value: str | float) -> float:
+    seconds = float(value)
+    if not 0 <= seconds < threading.TIMEOUT_MAX:
+        raise ValueError("it must be 0 or more seconds")
+    return seconds
+
+
 _PARSERS: dict[str, Callable[[Any], Any]] = {
     "store": _path,
     "cache_root": _path,
@@ -123,4 +133,5 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
     "gpu": str,
     "environment": str,
     "components": _components,
+    "timeout": _seconds,
 }

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from kstore.components import load_table
 from kstore.components.table import table_version
 from kstore.components.variables import place_components, set_variables
+from kstore.deadline import Waiting
 from kstore.environment import Environment, detect_environment, gpu_slug
 from kstore.errors import AmbiguousScopeError, CacheRootError, MissError, StoreUnavailable
 from kstore.folders import make_folder
@@ -47,20 +48,24 @@ class Store:
         gpu: str | None = None,
         environment: str | None = None,
         components: tuple[str, ...] | None = None,
+        timeout: float | None = None,
         environ: MutableMapping[str, str] = os.environ,
     ) -> None:
         """Settings that are not given come from `KSTORE_*`, kstore.toml or [tool.kstore], or their defaults.
 
-        `environ` is read, and gets the component variables on a restore.
+        `environ` is read, and gets the component variables on a restore. `timeout` is for callers that use
+        `within`, as `kstore.restore` and `kstore.commit` do: the methods here wait for as long as it takes.
         """
         given: dict[str, Any] = {
             "store": root, "cache_root": cache_root, "layout": layout, "mode": mode,
-            "gpu": gpu, "environment": environment, "components": components,
+            "gpu": gpu, "environment": environment, "components": components, "timeout": timeout,
         }  # fmt: skip
         self.settings: Settings = load_settings(environ, **given)
         self.storage = Storage(self.settings.store)
         self.progress = Progress()
         """How far the restore or commit that is running has come."""
+        self.waiting = Waiting()
+        """Whether somebody still waits for it."""
         self._environ = environ
 
     @property
@@ -83,7 +88,8 @@ class Store:
             check_key(name)
         scope = self._published_scope(self.scope(key))
         worker = self._worker(scope, before_import=True)
-        set_variables(worker.root.variables, self._environ)
+        with self.waiting.visible():
+            set_variables(worker.root.variables, self._environ)
         with reporting_trouble(self.location, "restore from"):
             self.storage.open()
             return restore(worker, generation, replace(scope, key=seed) if seed else None)
@@ -263,6 +269,7 @@ class Store:
             layout=self.settings.layout,
             may_write=self.settings.mode is not Mode.READ,
             progress=self.progress,
+            waiting=self.waiting,
         )
 
     def _cache_root(self, scope: Scope, before_import: bool) -> CacheRoot:

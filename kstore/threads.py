@@ -1,22 +1,68 @@
-"""Work for other threads. At the end of the interpreter no thread can be started: the work is then done at once."""
+"""Threads that neither keep the interpreter from ending nor fail at its end."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from functools import partial
+from queue import SimpleQueue
+from threading import Thread
 from typing import Any, TypeVar
 
 Answer = TypeVar("Answer")
 
 
+class Pool(Executor):
+    """A ThreadPoolExecutor whose threads Python does not join at exit: one may hang in a dead mount for ever."""
+
+    def __init__(self, size: int) -> None:
+        """`size` is the number of threads."""
+        self._size = size
+        self._threads: list[Thread] = []
+        self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+
+    def submit(self, function: Callable[..., Answer], /, *arguments: Any, **options: Any) -> Future[Answer]:
+        """Have it done by a thread.
+
+        Raises:
+            RuntimeError: no thread can be started.
+        """
+        if len(self._threads) < self._size:
+            thread = Thread(target=_work_off, args=(self._work,), name="kstore", daemon=True)
+            thread.start()
+            self._threads.append(thread)
+        answer: Future[Answer] = Future()
+        self._work.put(partial(_answer, answer, partial(function, *arguments, **options)))
+        return answer
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """End the threads, once all is done, or with `cancel_futures` once what has begun is."""
+        while cancel_futures and not self._work.empty():
+            self._work.get()
+        for _ in self._threads:
+            self._work.put(None)
+        while wait and self._threads:
+            self._threads.pop().join()
+
+
 def submit(pool: Executor, function: Callable[..., Answer], *arguments: Any) -> Future[Answer]:
-    """As `pool.submit`, also in an atexit handler (a worker may commit in one)."""
+    """As `pool.submit`, also in an atexit handler (a worker may commit in one): there the work is done at once."""
     try:
         return pool.submit(function, *arguments)
     except RuntimeError:
         answer: Future[Answer] = Future()
-        try:
-            answer.set_result(function(*arguments))
-        except BaseException as error:
-            answer.set_exception(error)
+        _answer(answer, partial(function, *arguments))
         return answer
+
+
+def _work_off(queue: SimpleQueue[Callable[[], None] | None]) -> None:
+    while work := queue.get():
+        work()
+        del work  # or what it works on would be held until there is more to do
+
+
+def _answer(answer: Future[Answer], function: Callable[[], Answer]) -> None:
+    try:
+        answer.set_result(function())
+    except BaseException as error:
+        answer.set_exception(error)

@@ -91,12 +91,12 @@ class Uploader:
 
     def packs_of(self, needed: set[bytes], theirs: Snapshot | None, base: Snapshot | None) -> tuple[str, ...]:
         """Every pack that the blobs `needed` may be in: what is in a pack that no ref names is deleted by gc."""
-        digests_in = self._storage.blobs.digests_in
+        may_hold = self._storage.blobs.may_hold
         published = theirs.ref.packs if theirs else ()
         if theirs and any(entry.digest not in needed for entry in theirs.manifest.entries()):
-            published = tuple(pack for pack in published if needed & digests_in([pack]))
+            published = tuple(pack for pack in published if may_hold(pack, needed))
         others = (*self._reliable(base.ref.packs if base else ()), *self._siblings)
-        shared = [pack for pack in others if pack not in published and needed & digests_in([pack])]
+        shared = [pack for pack in others if pack not in published and may_hold(pack, needed)]
         return tuple(dict.fromkeys((*self.packs, *published, *shared)))
 
     def lost(self, snapshot: Snapshot, among: Mapping[bytes, int]) -> set[bytes]:

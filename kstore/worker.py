@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import TYPE_CHECKING
 
 from kstore.components import Table
+from kstore.deadline import Waiting
 from kstore.environment import Environment, Host, detect_host
 from kstore.local.cacheroot import CacheRoot
 from kstore.local.scan import Scan, scan
@@ -16,7 +17,7 @@ from kstore.manifest import Files, Flag, Manifest
 from kstore.progress import Progress
 from kstore.scope import Scope
 from kstore.snapshot import Snapshot
-from kstore.threads import submit
+from kstore.threads import Pool, submit
 
 if TYPE_CHECKING:
     from kstore.blobs import Layout
@@ -40,6 +41,7 @@ class Worker:
     may_write: bool = True
     """Whether anything may be written to the store."""
     progress: Progress = field(default_factory=Progress)
+    waiting: Waiting = field(default_factory=Waiting)
 
     @cached_property
     def state(self) -> StateFolder:
@@ -57,7 +59,7 @@ class Worker:
 
     @cached_property
     def _host(self) -> Future[Host]:
-        pool = ThreadPoolExecutor(1)
+        pool = Pool(1)
         answer = submit(pool, detect_host)
         pool.shutdown(wait=False)
         return answer

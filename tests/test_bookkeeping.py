@@ -6,10 +6,12 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kstore.environment import Host
+from kstore.local.place import Placed, Placer
 from kstore.manifest import Flag, Manifest
 from kstore.report import CommitStatus, RestoreStatus
 from kstore.store import Store
@@ -47,6 +49,29 @@ def test_what_was_measured_before_a_restore_is_joined_with_what_is_published(tmp
     second.restore()
     second.commit()
     assert timings(second) == {"one": 1.0, "two": 2.0}
+
+
+def test_what_was_measured_during_a_restore_is_joined_with_what_is_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = Node(tmp_path, "first"), Node(tmp_path, "second")
+    first.tree.timings({"one": 1.0})
+    first.tree.kernel("one", "of first")
+    first.commit()
+    place = Placer.place
+
+    def compile_and_place(*arguments: Any) -> Placed:
+        second.tree.timings({"two": 2.0})
+        second.tree.kernel("one", "of second")
+        return place(*arguments)
+
+    monkeypatch.setattr(Placer, "place", compile_and_place)
+    second.restore()
+    second.commit()
+    assert timings(second) == {"one": 1.0, "two": 2.0}
+    fresh = Node(tmp_path, "fresh")
+    fresh.restore()
+    assert b"of first" in next((fresh.tree.root / "triton").glob("*/k.ptx")).read_bytes()
 
 
 # ---- One root, several keys and stores

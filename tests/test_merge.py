@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kstore.manifest import Entry, Files, Flag, unit_of
-from kstore.merge import MAX_VARIANTS, Merged, merge
+from kstore.merge import MAX_VARIANTS, NOT_TAKEN, Merged, merge
 from tests.trees import entry, grouped
 
 A, B, C = entry("a"), entry("b"), entry("c")
@@ -52,6 +52,24 @@ def test_what_theirs_took_out_and_ours_changed_comes_back() -> None:
 
 def test_what_only_ours_changed_is_taken() -> None:
     assert merge({"x": A}, {"x": A}, {"x": B}, {}).files == {"x": B}
+
+
+def test_what_stayed_in_the_place_of_bases_is_no_change_of_it() -> None:
+    merged = merge({"x": A}, {"x": A}, {"x": B}, {"x": NOT_TAKEN})
+    assert merged.files == {"x": A}
+    assert merged.declined == {"x": B.digest}
+
+
+def test_a_kernel_that_stayed_in_the_place_of_bases_is_no_change_of_it() -> None:
+    published, stayed = kernel("K", "theirs"), kernel("K", "ours")
+    merged = merge(published, published, stayed, dict.fromkeys(published, NOT_TAKEN))
+    assert merged.files == published
+    assert not merged.has_news
+
+
+def test_measurements_that_stayed_in_the_place_of_bases_are_merged() -> None:
+    published, stayed = merged_by_meaning("published"), merged_by_meaning("stayed")
+    assert merge({"x": published}, {"x": published}, {"x": stayed}, {"x": NOT_TAKEN}).to_merge == ["x"]
 
 
 def test_what_only_theirs_changed_stays() -> None:

@@ -26,6 +26,7 @@ def test_the_defaults(tmp_path: Path) -> None:
         gpu=None,
         environment=None,
         components=tuple(load_table()),
+        timeout=600.0,
     )
 
 
@@ -48,6 +49,8 @@ def test_an_argument_beats_the_environment_beats_the_file(tmp_path: Path) -> Non
         ("KSTORE_ENVIRONMENT", "env", "environment", "env"),
         ("KSTORE_COMPONENTS", "triton,inductor", "components", ("triton", "inductor")),
         ("KSTORE_COMPONENTS", "triton inductor", "components", ("triton", "inductor")),
+        ("KSTORE_TIMEOUT", "2.5", "timeout", 2.5),
+        ("KSTORE_TIMEOUT", "0", "timeout", 0.0),
     ],
 )
 def test_every_setting_has_a_variable(tmp_path: Path, variable: str, text: str, name: str, value: object) -> None:
@@ -105,6 +108,10 @@ def test_an_unknown_setting_is_refused(tmp_path: Path, file: str) -> None:
         {"components": 5},
         {"store": 5},
         {"cache_root": b"bytes"[0]},
+        {"timeout": "ten minutes"},
+        {"timeout": -1},
+        {"timeout": "nan"},
+        {"timeout": "inf"},
     ],
     ids=str,
 )

@@ -72,7 +72,7 @@ class PosixBackend:
             return [self.publish(file.path, item.name) for file, item in zip(staged, objects, strict=True)]
         finally:
             for file in staged:
-                with suppress(FileNotFoundError):
+                with suppress(OSError):  # What is published is published, whatever is left in tmp/.
                     os.unlink(file.path)
 
     def upload(self) -> PosixUpload:
@@ -145,7 +145,7 @@ class PosixUpload:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._close()
-        with suppress(FileNotFoundError):
+        with suppress(OSError):  # What is published is published, whatever is left in tmp/.
             os.unlink(self._path)
 
     def write(self, data: bytes | memoryview) -> None:

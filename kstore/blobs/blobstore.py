@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from concurrent.futures import Future
 from contextlib import ExitStack
 from enum import StrEnum
 from functools import partial
@@ -21,7 +21,7 @@ from kstore.blobs.packwriter import PackWriter
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError
 from kstore.progress import Progress
-from kstore.threads import submit
+from kstore.threads import Pool, submit
 
 log = logging.getLogger(__name__)
 
@@ -117,6 +117,14 @@ class BlobStore:
                 log.debug("pack %s: %s", pack_id, error)
         return found
 
+    def may_hold(self, pack_id: str, digests: Set[bytes]) -> bool:
+        """Whether a pack holds any of these blobs, or cannot be read just now: a ref names it to be safe."""
+        try:
+            return not digests.isdisjoint(self.pack(pack_id).index.digests)
+        except (IntegrityError, OSError) as error:
+            log.debug("pack %s: %s", pack_id, error)
+            return True
+
     def fetch_many(self, wanted: Mapping[bytes, int], packs: Sequence[str] = ()) -> Iterator[tuple[bytes, memoryview]]:
         """Yield (digest, bytes) of each wanted blob once, verified. What is missing or damaged is left out.
 
@@ -199,7 +207,7 @@ class LooseBlobWriter:
 
     def __init__(self, loose: LooseBlobs) -> None:
         self._loose = loose
-        self._pool = ThreadPoolExecutor(_THREADS)
+        self._pool = Pool(_THREADS)
         self._batch: list[tuple[bytes, bytes]] = []
         self._batch_size = 0
         self._storing: deque[Future[None]] = deque()

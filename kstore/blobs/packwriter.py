@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from types import TracebackType
 from typing import Self
 
@@ -11,7 +11,7 @@ from blake3 import blake3
 
 from kstore.backends import Upload
 from kstore.blobs.packindex import FRAME_SIZE, LEVEL, Frame, PackIndex
-from kstore.threads import submit
+from kstore.threads import Pool, submit
 
 _WINDOW_LOG = 22
 _CHUNK = 1 << 20
@@ -33,7 +33,7 @@ class PackWriter:
         self._index = PackIndex()
         self._waiting: list[bytes] = []
         self._waiting_size = 0
-        self._thread = ThreadPoolExecutor(1)
+        self._thread = Pool(1)
         self._writing: Future[None] | None = None
         self.size = 0
         """Bytes written; complete once the pack is finished."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -104,16 +105,20 @@ def command(invocation: Invocation, key: str, seed: str | None, require: bool, p
 def _restore(output: Output, store: Store, key: str, seed: str | None, require: bool) -> RestoreReport:
     """Restore, or say why the command runs cold."""
     from kstore.cli.sentences import check_required, restored, tell_trouble
+    from kstore.deadline import within
+    from kstore.errors import WaitTimeout
     from kstore.report import RestoreReport, RestoreStatus
 
     try:
         with output.working(f"restoring {key}", store.progress):
-            report = store.restore(key, seed=seed)
+            work = partial(store.restore, key, seed=seed)
+            report = within(store.settings.timeout, store.waiting, f"restoring from {store.location}", work)
     except Exception as error:
         if require:
             raise
         _warn(output, "nothing is restored, the command runs cold", error)
-        return RestoreReport(RestoreStatus.FAILED, key, error=_describe(error))
+        is_late = isinstance(error, WaitTimeout)
+        return RestoreReport(RestoreStatus.TIMEOUT if is_late else RestoreStatus.FAILED, key, error=_describe(error))
     if require:
         check_required(report)
     tell_trouble(output, report)
@@ -124,14 +129,18 @@ def _restore(output: Output, store: Store, key: str, seed: str | None, require: 
 def _commit(output: Output, store: Store, key: str) -> CommitReport:
     """Commit, or say why not."""
     from kstore.cli.sentences import committed, tell_trouble
+    from kstore.deadline import within
+    from kstore.errors import WaitTimeout
     from kstore.report import CommitReport, CommitStatus
 
     try:
         with output.working(f"committing {key}", store.progress):
-            report = store.commit(key)
+            work = partial(store.commit, key)
+            report = within(store.settings.timeout, store.waiting, f"committing to {store.location}", work)
     except (Exception, KeyboardInterrupt) as error:
         _warn(output, "nothing is committed", error)
-        return CommitReport(CommitStatus.FAILED, key, error=_describe(error))
+        is_late = isinstance(error, WaitTimeout)
+        return CommitReport(CommitStatus.TIMEOUT if is_late else CommitStatus.FAILED, key, error=_describe(error))
     tell_trouble(output, report)
     output.say(committed(report))
     return report

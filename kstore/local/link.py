@@ -11,9 +11,10 @@ import fcntl
 import os
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import StrEnum
+from functools import partial
 from operator import length_hint
 from typing import NamedTuple
 
@@ -22,6 +23,10 @@ _NOT_HERE = {
     errno.EXDEV, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOTTY, errno.EINVAL, errno.EBADF,
 }  # fmt: skip
 _NOT_THIS_FILE = {errno.EAGAIN, errno.EMLINK, errno.EPERM, errno.EACCES, errno.ETXTBSY}
+
+
+Refused = Callable[[OSError], None]
+"""Told of each error that costs one file a copy."""
 
 
 class LinkMode(StrEnum):
@@ -59,7 +64,7 @@ class Linker:
         self.mode = best
         """The best way not yet ruled out."""
         self.why = ""
-        """What ruled out the better ones."""
+        """What ruled out the better ones, here or for some files."""
         self._lock = threading.Lock()
 
     def link_many(self, links: Sequence[Link]) -> list[LinkMode]:
@@ -72,7 +77,7 @@ class Linker:
         while len(modes) < len(links):
             way, rest = self.mode, links[len(modes) :]
             try:
-                _WAYS[way](rest, modes)
+                _WAYS[way](rest, modes, partial(self._add_reason, f"no {way} of some files"))
             except OSError as error:
                 if error.errno not in _NOT_HERE:
                     raise
@@ -82,12 +87,16 @@ class Linker:
     def _give_up(self, way: LinkMode, error: OSError) -> None:
         with self._lock:
             if self.mode is way:
-                reason = f"no {way}: {error.strerror}"
-                self.why = f"{self.why}; {reason}" if self.why else reason
+                self._add_reason(f"no {way}", error)
                 self.mode = LinkMode.HARDLINK if way is LinkMode.REFLINK else LinkMode.COPY
 
+    def _add_reason(self, what: str, error: OSError) -> None:
+        reason = f"{what}: {error.strerror}"
+        if reason not in self.why:
+            self.why = f"{self.why}; {reason}" if self.why else reason
 
-def _reflink_all(links: Sequence[Link], modes: list[LinkMode]) -> None:
+
+def _reflink_all(links: Sequence[Link], modes: list[LinkMode], refused: Refused) -> None:
     for link in links:
         try:
             reflink(link.blob, link.target, link.mode)
@@ -95,10 +104,11 @@ def _reflink_all(links: Sequence[Link], modes: list[LinkMode]) -> None:
         except OSError as error:
             if error.errno not in _NOT_THIS_FILE:
                 raise
+            refused(error)
             modes.append(LinkMode.COPY)
 
 
-def _hardlink_all(links: Sequence[Link], modes: list[LinkMode]) -> None:
+def _hardlink_all(links: Sequence[Link], modes: list[LinkMode], refused: Refused) -> None:
     """A link costs less than a step of the interpreter, so `map` runs through all that go well."""
     sources = iter([link.blob.path for link in links])
     targets = iter([link.target for link in links])
@@ -110,10 +120,11 @@ def _hardlink_all(links: Sequence[Link], modes: list[LinkMode]) -> None:
             modes += [LinkMode.HARDLINK] * (left - length_hint(sources) - 1)
             if error.errno not in _NOT_THIS_FILE:
                 raise
+            refused(error)
             modes.append(LinkMode.COPY)
 
 
-def _copy_all(links: Sequence[Link], modes: list[LinkMode]) -> None:
+def _copy_all(links: Sequence[Link], modes: list[LinkMode], refused: Refused) -> None:
     modes += [LinkMode.COPY] * len(links)
 
 

@@ -88,5 +88,11 @@ class Mover:
             if entry is None:
                 self._move_folder(f"{path}/{name}")
             else:
-                with suppress(FileExistsError):
-                    os.link(f"{source}/{name}", f"{target}/{name}")
+                self._link_file(f"{source}/{name}", f"{target}/{name}", f"{path}/{name}")
+
+    def _link_file(self, source: str, target: str, path: str) -> None:
+        """Put a file where none is."""
+        try:
+            os.link(source, target)
+        except FileExistsError:
+            self.occupied.append(path)

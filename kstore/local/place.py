@@ -13,7 +13,7 @@ import os
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import chain, islice
@@ -21,6 +21,7 @@ from itertools import chain, islice
 from kstore.blobs import BlobStore, Part
 from kstore.blobs.loose import stamp
 from kstore.blobs.packindex import MAX_SHARED_FRAME
+from kstore.deadline import Waiting
 from kstore.errors import CacheRootError
 from kstore.files import NewFile, write_files
 from kstore.folders import make_folder
@@ -33,7 +34,7 @@ from kstore.local.scan import Skipped
 from kstore.local.state import StateFolder
 from kstore.manifest import Entry, Files, Flag, unit_of
 from kstore.progress import Progress
-from kstore.threads import submit
+from kstore.threads import Pool, submit
 
 _THREADS = 2
 """More of them only wait for each other, in the filesystem and for the interpreter."""
@@ -55,6 +56,8 @@ class Placed:
     known: dict[str, Known] = field(default_factory=dict)
     """The artifacts that bear no stamp, for the index."""
     skipped: list[Skipped] = field(default_factory=list)
+    occupied: set[str] = field(default_factory=set)
+    """Paths where something else is, which stays."""
     modes: Counter[LinkMode] = field(default_factory=Counter)
     """How many artifacts came which way."""
 
@@ -68,17 +71,25 @@ class Placed:
         """Leave out what had to stay away from its place, a file or a folder."""
         for path in occupied:
             self.skipped.append(Skipped(path, "something else is in its place"))
-            self.paths = {p for p in self.paths if p != path and not p.startswith(f"{path}/")}
-            self.known = {p: file for p, file in self.known.items() if p in self.paths}
+            self.occupied |= {p for p in self.paths if p == path or p.startswith(f"{path}/")}
+        self.paths -= self.occupied
+        self.known = {p: file for p, file in self.known.items() if p in self.paths}
 
 
 class Placer:
     """Places artifacts into one cache root."""
 
     def __init__(
-        self, root: CacheRoot, state: StateFolder, blobs: BlobStore, linker: Linker, progress: Progress
+        self,
+        root: CacheRoot,
+        state: StateFolder,
+        blobs: BlobStore,
+        linker: Linker,
+        progress: Progress,
+        waiting: Waiting,
     ) -> None:
         self._progress = progress
+        self._waiting = waiting
         self._root = root
         self._state = state
         self._blobs = blobs
@@ -91,6 +102,7 @@ class Placer:
 
         Raises:
             CacheRootError: the cache root cannot be written.
+            Abandoned: nobody waits any more; nothing was placed.
         """
         try:
             return self._place(wanted, packs, folders)
@@ -111,7 +123,8 @@ class Placer:
             placed = staging.fill(packs, self._progress)
             staging.drop_incomplete(placed)
             mover = Mover(staging.staged, self._root.local_path, wanted)
-            mover.move(placed.paths, set(folders) | elsewhere)
+            with self._waiting.visible():
+                mover.move(placed.paths, set(folders) | elsewhere)
             placed.forget(mover.occupied)
         placed.skipped += unusable
         return placed
@@ -159,7 +172,7 @@ class _Staging:
         """Link what is loose, and side by side copy the rest in the order in which the store has it."""
         progress.total = len(self.wanted)
         placed = Placed()
-        with ThreadPoolExecutor(_THREADS) as pool:
+        with Pool(_THREADS) as pool:
             self._folders = submit(pool, self._make_folders)
             links = self._links(packs)
             # The first link finds out which way works.
@@ -222,9 +235,7 @@ class _Staging:
                 paths[entry.digest].append(path)
         return paths
 
-    def _copy(
-        self, paths: Mapping[bytes, list[str]], packs: Sequence[str], pool: ThreadPoolExecutor
-    ) -> Iterator[Placed]:
+    def _copy(self, paths: Mapping[bytes, list[str]], packs: Sequence[str], pool: Pool) -> Iterator[Placed]:
         def write(part: Part) -> Placed:
             blobs = list(part.load())
             self._folders.result()
@@ -278,7 +289,7 @@ def _mode(entry: Entry) -> int:
     return entry.mode & 0o777 | _OWNER_CAN_WRITE
 
 
-def _map_parts(pool: ThreadPoolExecutor, function: Callable[[Part], Placed], parts: Iterable[Part]) -> Iterator[Placed]:
+def _map_parts(pool: Pool, function: Callable[[Part], Placed], parts: Iterable[Part]) -> Iterator[Placed]:
     """As `pool.map`, but a large blob is in memory by itself."""
     waiting: deque[Future[Placed]] = deque()
     for part in parts:

@@ -80,9 +80,17 @@ def scan(root: CacheRoot, table: Table, index: Index, base: Callable[[], Files])
     """Read all components of `root`. `base` gives what was restored into it; it is asked only for unknown files."""
     found = Scan()
     for name, folder in root.folders.items():
-        if os.path.isdir(folder):
+        if _is_there(folder):
             _ComponentScan(table[name], folder, index, base, found).folder(_Place(name, folder), found)
     return found
+
+
+def _is_there(folder: str) -> bool:
+    """Whether there is anything to scan. A folder that cannot be looked at is scanned, which names it as left out."""
+    try:
+        return stat.S_ISDIR(os.stat(folder).st_mode)
+    except OSError as error:
+        return not isinstance(error, FileNotFoundError | NotADirectoryError)
 
 
 class _Place(NamedTuple):
@@ -178,7 +186,7 @@ class _ComponentScan:
         self.folder(place, group)
         if not group.known and not group.skipped:
             return
-        problem = next(self._problems(group), None) if group.listed else None
+        problem = next(self._problems(group), None) if group.listed or group.skipped else None
         if problem:
             if problem == _UNFINISHED and time.time() - os.stat(place.local).st_mtime < _WRITING_TIME:
                 self._found.busy.add(place.path)

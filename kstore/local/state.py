@@ -89,6 +89,7 @@ class StateFolder:
         except (OSError, NotImplementedError) as error:
             raise CacheRootError(f"the cache root cannot be used: {error}") from error
         try:
+            _sweep(self._folder)
             yield
         finally:
             lock.release()
@@ -155,8 +156,6 @@ class StateFolder:
         In `folder`, a component elsewhere, it is below a name that no scan looks into: a killed restore leaves it.
         """
         parent = os.path.join(folder, KSTORE_FOLDER) if folder else self._folder
-        if not folder:
-            _sweep(parent)
         path = os.path.join(parent, f"{_STAGE}{secrets.token_hex(8)}")
         os.makedirs(path, mode=0o700)
         try:
@@ -199,12 +198,10 @@ def _checked(data: bytes) -> tuple[bytes, bytes]:
 
 
 def _write(path: str, data: bytes) -> None:
-    temporary = f"{path}.{secrets.token_hex(8)}"
+    temporary = f"{path}.new"  # Only the holder of the lock writes: what a failure leaves, the next write replaces.
     try:
         with open(temporary, "wb") as file:
             file.write(data)
         os.replace(temporary, path)
     except OSError as error:
-        with suppress(FileNotFoundError):
-            os.unlink(temporary)
         raise CacheRootError(f"cannot write {path}: {error.strerror}; check the space and permissions there") from error

@@ -16,7 +16,7 @@ from kstore.local.place import Placed, Placer, keep_settled
 from kstore.local.scan import Scan, Skipped
 from kstore.local.state import Base, State
 from kstore.manifest import Files, Flag, unit_of
-from kstore.merge import Merged, merge
+from kstore.merge import NOT_TAKEN, Merged, merge
 from kstore.refs import RefState
 from kstore.report import RestoreReport, RestoreStatus, count_components
 from kstore.scope import Scope
@@ -96,7 +96,8 @@ class _Restore:
         merged = self._compare()
         wanted = choose_wanted(self._files, self._found, merged)
         linker = Linker()
-        placer = Placer(self._worker.root, self._worker.state, self._worker.store.blobs, linker, self._worker.progress)
+        worker = self._worker
+        placer = Placer(worker.root, worker.state, worker.store.blobs, linker, worker.progress, worker.waiting)
         placed = placer.place(wanted, self._ref.packs, self._found.folders) if wanted else Placed()
         self._remember(merged, placed)
         linked = placed.modes[LinkMode.REFLINK] + placed.modes[LinkMode.HARDLINK]
@@ -119,7 +120,7 @@ class _Restore:
     def _drop_foreign(self) -> None:
         """Take out what was built on another host, before anybody loads it."""
         for path in self._worker.foreign(self._state, self._found):
-            with suppress(FileNotFoundError):
+            with self._worker.waiting.visible(), suppress(FileNotFoundError):
                 os.unlink(self._worker.root.local_path(path))
             del self._found.known[path]
 
@@ -135,10 +136,10 @@ class _Restore:
         if index != self._state.index or placed.known:
             self._worker.state.save_index(Index(index.files | keep_settled(placed.known), index.folders))
         base = Base(self._worker.store.identity, self._snapshot)
-        # A file that is merged by meaning stays, unmerged: that it is not base's is what the next commit must know.
-        unmerged = dict.fromkeys(merged.to_merge, b"")
+        # What stays in the place of base's is no change of it: the next commit must not take it for one.
+        stayed = dict.fromkeys((*merged.to_merge, *placed.occupied), NOT_TAKEN)
         self._worker.state.save_base(
-            base, merged.declined | unmerged, host=self._worker.known_host(self._state), synced=False
+            base, merged.declined | stayed, host=self._worker.known_host(self._state), synced=False
         )
 
 

@@ -69,11 +69,11 @@ class Cli:
         )  # fmt: skip
         return Result(done.returncode, done.stdout, done.stderr)
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
-        """Start it as a process."""
+    def start(self, *arguments: str, **variables: str) -> subprocess.Popen[str]:
+        """Start it as a process, with more environment variables."""
         return subprocess.Popen(
             [sys.executable, "-m", "kstore", *arguments],
-            cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | variables,
         )  # fmt: skip
 
     def write(self, path: str, content: str = "content") -> Path:

@@ -216,6 +216,22 @@ def test_a_failed_commit_is_a_warning(cli: Cli) -> None:
     assert "kstore: warning: nothing is committed: " in result.err
 
 
+def test_a_store_that_hangs_does_not_stop_the_command_nor_its_signals(cli: Cli) -> None:
+    cli("init")
+    (cli.store / "kstore.json").unlink()
+    os.mkfifo(cli.store / "kstore.json")  # whoever opens it for reading waits for a writer, for ever
+    process = cli.start("exec", "my/v1", "--", sys.executable, "-c", COUNT_SIGNALS, KSTORE_TIMEOUT="0.5")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
+
+    assert (process.returncode, out) == (41, "SIGTERM\n")
+    assert "kstore: warning: nothing is restored, the command runs cold: restoring from" in err
+    assert "has taken more than 0.5 s" in err
+    assert "kstore: warning: nothing is committed: " in err
+
+
 def test_a_closed_stderr_does_not_stop_the_command(cli: Cli) -> None:
     process = cli.start("exec", "my/v1", "--", "sh", "-ec", f"{compiling('one')}; echo ran; exit 5")
     assert process.stdout is not None and process.stderr is not None

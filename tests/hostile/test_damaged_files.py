@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
-from kstore.errors import KstoreError, StoreFormatError, StoreUnavailable
+from kstore.errors import IntegrityError, KstoreError, StoreFormatError, StoreUnavailable
 from kstore.report import CommitReport, CommitStatus, RestoreReport
 from tests.hostile.victim import Victim
 from tests.trees import Node, contents

@@ -69,6 +69,7 @@ def test_what_concerns_one_file_costs_it_a_copy(
     with pytest.MonkeyPatch.context() as once:
         refuse_links(once, code)
         assert link(linker, blob, str(tmp_path / "one"), 0o644) is LinkMode.COPY
+    assert linker.why == f"no hardlink of some files: {os.strerror(code)}"
     assert link(linker, blob, str(tmp_path / "two"), 0o644) is LinkMode.HARDLINK
 
 

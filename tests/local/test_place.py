@@ -9,6 +9,7 @@ import pytest
 from kstore.backends import PosixBackend
 from kstore.blobs import BlobStore, Layout
 from kstore.blobs.loose import bears_stamp
+from kstore.deadline import Waiting
 from kstore.digest import digest_of
 from kstore.local.link import Linker, LinkMode
 from kstore.local.place import Placed, Placer
@@ -39,7 +40,7 @@ class Place:
         return {f"triton/{name}/{file}": self.store(f"{name} {file}".encode(), LINK | GROUP, 2) for file in files}
 
     def place(self, wanted: Files) -> Placed:
-        placer = Placer(self.tree.cacheroot(), self.state, self.blobs, Linker(), Progress())
+        placer = Placer(self.tree.cacheroot(), self.state, self.blobs, Linker(), Progress(), Waiting())
         placed = placer.place(wanted, self.packs, self.tree.scan().folders)
         assert [name for name in os.listdir(self.tree.root / ".kstore") if name.startswith("stage")] == []
         return placed
@@ -112,7 +113,8 @@ def test_a_folder_that_a_compiler_made_meanwhile_is_filled_up(place: Place, monk
     seen = place.tree.scan().folders
     place.tree.put("inductor/ab/c.py", b"compiled")
     monkeypatch.setattr(place.tree, "scan", lambda: type("Before", (), {"folders": seen}))
-    place.place(wanted)
+    placed = place.place(wanted)
+    assert (placed.paths, placed.occupied) == ({"inductor/ab/d.py"}, {"inductor/ab/c.py"})
     assert place.tree.read("inductor/ab/c.py") == b"compiled"
     assert place.tree.read("inductor/ab/d.py") == b"published too"
 
@@ -124,7 +126,7 @@ def test_a_group_that_a_compiler_made_meanwhile_stays(place: Place, monkeypatch:
     monkeypatch.setattr(place.tree, "scan", lambda: type("Before", (), {"folders": seen}))
     placed = place.place(wanted)
     assert contents(place.tree.root) == {"triton/K/ptx": b"compiled"}
-    assert placed.paths == set()
+    assert (placed.paths, placed.occupied) == (set(), wanted.keys())
     assert [skipped.path for skipped in placed.skipped] == ["triton/K"]
 
 

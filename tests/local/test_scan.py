@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from pathlib import Path
@@ -281,3 +282,24 @@ def test_what_a_killed_writer_left_does_not_keep_its_kernel_busy_for_ever(tree: 
     assert tree.scan().files == {}
     os.utime(left, (0, 0))
     assert len(tree.scan().files) == GROUP_FILES
+
+
+def refuse_to_look_at(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.stat
+
+    def refuse(path: object, *rest: object, **options: object) -> os.stat_result:
+        if path == str(folder):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+        return real(path, *rest, **options)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(os, "stat", refuse)
+
+
+@pytest.mark.parametrize("folder", ["triton", "triton/K"])
+def test_a_folder_that_cannot_be_looked_at_is_named(tree: Tree, monkeypatch: pytest.MonkeyPatch, folder: str) -> None:
+    tree.put("triton/K/__grp__k.json", b'{"child_paths": {}}')
+    refuse_to_look_at(tree.root / folder, monkeypatch)
+    found = tree.scan()
+    assert found.known == {}
+    assert [skip.path for skip in found.skipped] == [folder]
+    assert "Input/output error" in found.skipped[0].reason

@@ -108,9 +108,24 @@ def test_a_staging_folder_is_gone_afterwards(root: CacheRoot, state: StateFolder
     assert os.listdir(root.state) == []
 
 
-def test_staging_sweeps_what_a_killed_restore_left(state: StateFolder, tmp_path: Path) -> None:
-    with state.staging() as path:
-        parent = Path(path).parent
-    (parent / "stage-dead" / "folder").mkdir(parents=True)
-    with state.staging():
-        assert len([name for name in os.listdir(parent) if name.startswith("stage-")]) == 1
+def test_whoever_holds_the_root_sweeps_what_a_killed_restore_left(root: CacheRoot, state: StateFolder) -> None:
+    left = Path(root.state) / "stage-dead"
+    (left / "folder").mkdir(parents=True)
+    with state.locked():
+        assert not left.exists()
+
+
+def test_a_write_that_fails_leaves_nothing_that_stays(
+    root: CacheRoot, state: StateFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(source: str, target: str) -> None:
+        raise OSError(28, "No space left on device", target)
+
+    for _ in range(3):
+        with monkeypatch.context() as patch, pytest.raises(OSError, match="space"):
+            patch.setattr(os, "replace", full)
+            state.save_index(INDEX)
+    assert len(os.listdir(root.state)) == 1
+    state.save_index(INDEX)
+    assert state.load().index == INDEX
+    assert len(os.listdir(root.state)) == 1

@@ -1,0 +1,84 @@
+"""A limit to how long a job waits for its cache.
+
+Nothing can interrupt a system call on a mount whose server is gone. So a restore or commit runs in a thread of its
+own, and whoever stops waiting leaves it behind. It may wake up at any time: before it does anything that the job can
+see, it asks whether somebody still waits.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
+from contextlib import contextmanager
+from typing import TypeVar
+
+from kstore.errors import WaitTimeout
+
+Answer = TypeVar("Answer")
+
+_OF_A_THREAD = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP, signal.SIGSYS}
+"""What a thread does to itself."""
+
+
+class Abandoned(Exception):
+    """Nobody waits any more for what was to be done."""
+
+
+class Waiting:
+    """Whether somebody still waits for an operation."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._is_over = False
+
+    @contextmanager
+    def visible(self) -> Iterator[None]:
+        """Do something that the job can see. Whoever gives up meanwhile waits until it is done.
+
+        Raises:
+            Abandoned: somebody has given up before.
+        """
+        with self._lock:
+            if self._is_over:
+                raise Abandoned
+            yield
+
+    def give_up(self) -> None:
+        """Wait no longer: from now on nothing visible happens."""
+        with self._lock:
+            self._is_over = True
+
+
+def within(seconds: float, waiting: Waiting, what: str, work: Callable[[], Answer]) -> Answer:
+    """Return what `work` returns, or raise what it raises. 0 seconds are no limit. `what` is for the error.
+
+    Raises:
+        WaitTimeout: it has taken longer; it goes on in a thread that the interpreter's end does not wait for.
+    """
+    answer: Future[Answer] = Future()
+    thread = threading.Thread(target=_run, args=(work, answer), name="kstore", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:  # At the end of the interpreter no thread can be started.
+        return work()
+    is_late = True
+    try:
+        is_late = not wait([answer], seconds or None).done
+    finally:
+        if is_late:  # Or interrupted.
+            waiting.give_up()
+    if is_late:
+        raise WaitTimeout(f"{what} has taken more than {seconds:g} s; see whether it hangs, or set KSTORE_TIMEOUT")
+    thread.join()
+    return answer.result()
+
+
+def _run(work: Callable[[], Answer], answer: Future[Answer]) -> None:
+    # Signals are for the job's own threads: one that hangs must not be the one to get them.
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _OF_A_THREAD)
+    try:
+        answer.set_result(work())
+    except BaseException as error:
+        answer.set_exception(error)

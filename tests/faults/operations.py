@@ -1,0 +1,147 @@
+"""The operations that faults strike, each with what comes before it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import kstore
+from kstore.report import CommitReport, RestoreReport
+from tests.trees import ENVIRONMENT, GPU, KEY, Node, Tree
+
+Report = CommitReport | RestoreReport
+
+
+@dataclass
+class Scene:
+    """A store, and the worker whose operation is struck."""
+
+    folder: Path
+    layout: str
+    tree: Tree
+    """The worker's cache root."""
+    published: Tree | None = None
+    """The cache root of a worker that has published all of it."""
+    before: dict[str, bytes] = field(default_factory=dict)
+    """What was in the worker's cache root before."""
+
+    @property
+    def store(self) -> Path:
+        return self.folder / "store"
+
+    def settings(self, root: Path) -> dict[str, Any]:
+        own = {"store": self.store, "cache_root": root, "layout": self.layout}
+        return own | {"gpu": GPU, "environment": ENVIRONMENT, "environ": {}}
+
+    def commit(self) -> CommitReport:
+        return kstore.commit(KEY, **self.settings(self.tree.root))
+
+    def restore(self, name: str = "") -> RestoreReport:
+        """Into the worker's root, or into a fresh one."""
+        return kstore.restore(KEY, **self.settings(self.folder / name if name else self.tree.root))
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One more entry here is one more operation that every fault strikes."""
+
+    name: str
+    prepare: Callable[[Path, str], Scene]
+    run: Callable[[Scene], Report]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def small_kernel(tree: Tree, name: str, variant: str = "") -> None:
+    """A group of three files, one of which is relocated."""
+    folder = f"triton/{name}"
+    for suffix in ("cubin", "json"):
+        tree.put(f"{folder}/k.{suffix}", f"{suffix} of {name} {variant}".encode() * 20)
+    children = ", ".join(f'"k.{suffix}": "{tree.root}/{folder}/k.{suffix}"' for suffix in ("cubin", "json"))
+    tree.put(f"{folder}/__grp__k.json", f'{{"child_paths": {{{children}}}}}'.encode())
+
+
+def _fill(tree: Tree) -> None:
+    tree.wrapper("one")
+    tree.graph("fone")
+    small_kernel(tree, "KERNELONE")
+    tree.timings({"one": 1.0})
+
+
+def _add_news(tree: Tree) -> None:
+    tree.wrapper("two")
+    small_kernel(tree, "KERNELTWO")
+    small_kernel(tree, "KERNELONE", "rebuilt")
+    tree.timings({"one": 1.0, "two": 2.0})
+
+
+def _scene(folder: Path, layout: str) -> Scene:
+    return Scene(folder, layout, Tree(folder / "worker"))
+
+
+def _cold(folder: Path, layout: str) -> Scene:
+    scene = _scene(folder, layout)
+    _fill(scene.tree)
+    return scene
+
+
+def _with_news(folder: Path, layout: str) -> Scene:
+    scene = _cold(folder, layout)
+    assert scene.commit().ok
+    _add_news(scene.tree)
+    return scene
+
+
+def _published(folder: Path, layout: str) -> Scene:
+    publisher = Node(folder, "publisher", layout=layout)
+    _fill(publisher.tree)
+    publisher.commit()
+    scene = _scene(folder, layout)
+    scene.published = publisher.tree
+    return scene
+
+
+def _restored(folder: Path, layout: str) -> Scene:
+    scene = _published(folder, layout)
+    assert scene.restore().ok
+    return scene
+
+
+def _outdated(folder: Path, layout: str) -> Scene:
+    scene = _restored(folder, layout)
+    publisher = Node(folder, "publisher", layout=layout)
+    _add_news(publisher.tree)
+    assert publisher.commit().ok
+    return scene
+
+
+def _restored_with_news(folder: Path, layout: str) -> Scene:
+    scene = _restored(folder, layout)
+    _add_news(scene.tree)
+    scene.published = None
+    return scene
+
+
+def _seeded(folder: Path, layout: str) -> Scene:
+    """A root that grew from another key, whose packs hold most of what is about to be published."""
+    publisher = Node(folder, "publisher", layout=layout)
+    _fill(publisher.tree)
+    publisher.commit("other/seed")
+    scene = _scene(folder, layout)
+    assert kstore.restore(KEY, seed="other/seed", **scene.settings(scene.tree.root)).ok
+    _add_news(scene.tree)
+    return scene
+
+
+OPERATIONS = [
+    Operation("first commit", _cold, Scene.commit),
+    Operation("commit of news", _with_news, Scene.commit),
+    Operation("restore into an empty root", _published, Scene.restore),
+    Operation("restore over an older root", _outdated, Scene.restore),
+    Operation("commit after a restore", _restored_with_news, Scene.commit),
+    Operation("commit of a seeded root", _seeded, Scene.commit),
+]
+COMMITS = [operation for operation in OPERATIONS if operation.run is Scene.commit]

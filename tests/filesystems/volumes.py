@@ -1,0 +1,107 @@
+"""Real filesystems of a test's own, on loop devices or in memory, mounted below its folder."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+MIB = 1 << 20
+
+
+@dataclass
+class Volumes:
+    """Mounts filesystems below `folder`; leaving `finalizers` unmounts them, which frees their loop devices."""
+
+    folder: Path
+    finalizers: ExitStack
+    _made: list[Path] = field(default_factory=list)
+
+    def make(self, kind: str) -> Path:
+        """A new filesystem; one of `KINDS`."""
+        return KINDS[kind](self)
+
+    def mount(self, *arguments: object) -> Path:
+        """Mount something on a new folder: the arguments are those of mount(8), without the target."""
+        if os.geteuid():
+            pytest.skip("mounting needs root")
+        target = self.folder / f"volume{len(self._made)}"
+        self._made.append(target)
+        target.mkdir()
+        _run("mount", *arguments, target)
+        self.finalizers.callback(_run, "umount", target)
+        return target
+
+    def on_loop(self, size: int, program: str, *options: str, mount_options: str = "noatime") -> Path:
+        """A filesystem in a sparse file of `size` bytes."""
+        if shutil.which(program) is None:
+            pytest.skip(f"{program} is not installed")
+        image = self.folder / f"image{len(self._made)}"
+        with open(image, "wb") as file:
+            file.truncate(size)
+        _run(program, *options, image)
+        return self.mount("-o", f"loop,{mount_options}", image)
+
+
+def ext4(volumes: Volumes, *options: str, mount_options: str = "noatime") -> Path:
+    return volumes.on_loop(64 * MIB, "mkfs.ext4", "-q", *options, mount_options=mount_options)
+
+
+def _overlay(volumes: Volumes) -> Path:
+    """On a filesystem of its own: a test that fills it must not fill the machine."""
+    below = ext4(volumes)
+    layers = [below / name for name in ("lower", "upper", "work")]
+    for layer in layers:
+        layer.mkdir()
+    lower, upper, work = layers
+    return volumes.mount("-t", "overlay", "-o", f"lowerdir={lower},upperdir={upper},workdir={work}", "overlay")
+
+
+KINDS: dict[str, Callable[[Volumes], Path]] = {
+    "ext4": ext4,
+    # Inodes of 128 bytes have no room for fractions of a second.
+    "ext4 with coarse times": lambda volumes: ext4(volumes, "-I", "128"),
+    "xfs": lambda volumes: volumes.on_loop(320 * MIB, "mkfs.xfs", "-q", "-m", "reflink=1"),
+    "btrfs": lambda volumes: volumes.on_loop(128 * MIB, "mkfs.btrfs", "-q"),
+    "tmpfs": lambda volumes: volumes.mount("-t", "tmpfs", "-o", "size=64m", "tmpfs"),
+    "overlay": _overlay,
+}
+
+
+def remount(volume: Path, options: str) -> None:
+    _run("mount", "-o", f"remount,{options}", volume)
+
+
+def fill(volume: Path) -> Path:
+    """Take all space that is left, without writing it: of a small volume, and never of the machine's own disk."""
+    found = os.statvfs(volume)
+    assert found.f_blocks * found.f_frsize < 1 << 30 and os.path.ismount(volume)
+    filler = volume / "filler"
+    with open(filler, "wb", buffering=0) as file:
+        size, at = 64 * MIB, 0
+        while size >= 4096:
+            try:
+                os.posix_fallocate(file.fileno(), at, size)
+                at += size
+            except OSError:
+                size //= 2
+        os.lseek(file.fileno(), at, os.SEEK_SET)
+        with pytest.raises(OSError):
+            while True:
+                file.write(bytes(512))
+    return filler
+
+
+def _run(*command: object) -> None:
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=60)
+    if done.returncode:
+        what = f"{' '.join(map(str, command[:4]))}: {done.stderr.strip()}"
+        if command[0] == "umount":
+            raise RuntimeError(what)
+        pytest.skip(f"cannot be made here: {what}")

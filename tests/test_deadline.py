@@ -1,0 +1,91 @@
+"""Waiting for something that may hang, and what it may do when nobody waits any more."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from kstore.deadline import Abandoned, Waiting, within
+from kstore.errors import WaitTimeout
+
+SHORT = 0.01
+
+
+class Mount:
+    """Something that hangs until it is released."""
+
+    def __init__(self) -> None:
+        self._released = threading.Event()
+        self._done = threading.Event()
+        self.outcome = ""
+
+    def work(self, step: Callable[[], object]) -> None:
+        self._released.wait(60)
+        try:
+            step()
+            self.outcome = "done"
+        except Abandoned:
+            self.outcome = "abandoned"
+        self._done.set()
+
+    def release(self) -> str:
+        self._released.set()
+        assert self._done.wait(60)
+        return self.outcome
+
+
+@pytest.mark.parametrize("seconds", [0, 60])
+def test_what_is_in_time_is_returned(seconds: float) -> None:
+    assert within(seconds, Waiting(), "work", lambda: "answer") == "answer"
+
+
+def test_what_is_raised_is_raised_here() -> None:
+    def fail() -> None:
+        raise TimeoutError("of a system call")
+
+    with pytest.raises(TimeoutError, match="of a system call"):
+        within(60, Waiting(), "work", fail)
+
+
+def test_what_hangs_is_left_behind_and_shows_nothing_later() -> None:
+    mount, waiting = Mount(), Waiting()
+
+    def step() -> None:
+        with waiting.visible():
+            pytest.fail("it was to be abandoned")
+
+    with pytest.raises(WaitTimeout, match=r"reading has taken more than 0\.01 s"):
+        within(SHORT, waiting, "reading", lambda: mount.work(step))
+    assert mount.release() == "abandoned"
+
+
+def test_whoever_is_interrupted_waits_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    waiting = Waiting()
+    monkeypatch.setattr("kstore.deadline.wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        within(60, waiting, "work", lambda: None)
+    with pytest.raises(Abandoned), waiting.visible():
+        pass
+
+
+def test_who_gives_up_while_something_is_shown_waits_for_its_end() -> None:
+    waiting, shown = Waiting(), []
+    with waiting.visible():
+        giving_up = threading.Thread(target=lambda: (waiting.give_up(), shown.append("given up")))
+        giving_up.start()
+        shown += ["one", "two"]
+    giving_up.join(60)
+    assert shown == ["one", "two", "given up"]
+
+
+def test_where_no_thread_can_be_started_the_work_is_done_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert within(SHORT, Waiting(), "work", threading.get_ident) == threading.get_ident()

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from kstore.threads import Pool, submit
+
+
+def test_all_that_is_submitted_is_done() -> None:
+    with Pool(2) as pool:
+        answers = [pool.submit(divmod, number, 7) for number in range(100)]
+    assert [answer.result(0) for answer in answers] == [divmod(number, 7) for number in range(100)]
+
+
+def test_two_threads_work_side_by_side() -> None:
+    together = threading.Barrier(2)
+    with Pool(2) as pool:
+        for answer in [pool.submit(together.wait, 60) for _ in range(2)]:
+            answer.result(60)
+
+
+def test_an_error_is_the_answer_and_the_thread_goes_on() -> None:
+    with Pool(1) as pool:
+        with pytest.raises(ZeroDivisionError):
+            pool.submit(divmod, 1, 0).result(60)
+        assert pool.submit(divmod, 1, 1).result(60) == (1, 0)
+
+
+def test_what_has_not_begun_can_be_cancelled() -> None:
+    begun, go_on, done = threading.Event(), threading.Event(), list[int]()
+    pool = Pool(1)
+    pool.submit(lambda: (begun.set(), go_on.wait(60), done.append(1)))
+    pool.submit(done.append, 2)
+    assert begun.wait(60)
+    pool.shutdown(wait=False, cancel_futures=True)
+    go_on.set()
+    pool.shutdown()
+    assert done == [1]
+
+
+def test_where_no_thread_can_be_started_the_work_is_done_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with Pool(1) as pool:
+        assert submit(pool, threading.get_ident).result(0) == threading.get_ident()
+
+
+def test_the_interpreter_ends_while_a_thread_hangs() -> None:
+    code = "import threading; from kstore.threads import Pool; Pool(1).submit(threading.Event().wait)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
