@@ -6,10 +6,14 @@ and not waiting for each other's turn in the interpreter.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Sequence
 from typing import NamedTuple
 
+NO_FILE = {errno.ENOENT, errno.EISDIR, errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.ESPIPE, errno.EINVAL}
+"""What reading says of a name that is free, or taken by a folder, a pipe, a socket or a link to itself. Other trouble
+may pass."""
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 

@@ -8,7 +8,7 @@ import os
 import secrets
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from kstore.backends import PosixBackend
@@ -21,6 +21,7 @@ from kstore.snapshot import Snapshot
 log = logging.getLogger(__name__)
 
 FORMAT = 1
+_ATTEMPTS = 3
 DEFAULT_GRACE = 3600
 """Seconds that superseded generations and condemned blobs are kept."""
 _SETTINGS = "kstore.json"
@@ -75,15 +76,21 @@ class Storage:
 
         A damaged one is passed over, for the one before it is better than none.
         """
-        generations = self.refs.generations(scope)
-        for generation in reversed(generations):
+        for _ in range(_ATTEMPTS):
+            generations = self.refs.generations(scope)
+            with suppress(MissError):  # gc has removed the newest since it was listed: there is a newer one
+                return max(generations, default=0), self._first_whole(scope, generations[::-1])
+        raise MissError(f"{scope} lists generations that are not there; `kstore show {scope.key}` shows them")
+
+    def _first_whole(self, scope: Scope, generations: list[int]) -> Snapshot | None:
+        for generation in generations:
             try:
                 snapshot = self.snapshot(self.refs.get(scope, generation))
                 _ = snapshot.manifest
-                return generations[-1], snapshot
-            except (IntegrityError, MissError) as error:
+                return snapshot
+            except IntegrityError as error:
                 log.warning("generation %d of %s is passed over: %s", generation, scope, error)
-        return max(generations, default=0), None
+        return None
 
     def create(self, grace: int = DEFAULT_GRACE) -> bool:
         """Make the store unless it exists; returns whether it was made now. `grace` is in seconds.

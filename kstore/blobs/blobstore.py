@@ -14,18 +14,20 @@ from types import TracebackType
 from typing import NamedTuple, Protocol, Self
 
 from kstore.backends import Backend
-from kstore.blobs.loose import LooseBlobs
+from kstore.blobs.loose import LooseBlobs, blob_name
 from kstore.blobs.packindex import FOLDER, pack_name
 from kstore.blobs.packreader import Blob, PackReader, Part
 from kstore.blobs.packwriter import PackWriter
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError
+from kstore.files import NO_FILE
 from kstore.progress import Progress
 from kstore.threads import Pool, submit
 
 log = logging.getLogger(__name__)
 
 _THREADS = 2
+_ATTEMPTS = 2
 _BATCH_COUNT = 128
 _BATCH_SIZE = 4 << 20
 
@@ -183,10 +185,21 @@ class BlobStore:
 
         Raises:
             IntegrityError: it is missing or damaged.
+            OSError: it cannot be read just now, which is no damage.
         """
-        for _, data in self.fetch_many({digest: size}, packs):
-            return bytes(data)
+        for _ in range(_ATTEMPTS):
+            for _, data in self.fetch_many({digest: size}, packs):
+                return bytes(data)
+            for name in (blob_name(digest), *map(pack_name, packs)):
+                self._check_readable(name)
         raise IntegrityError(f"blob {digest.hex()} is missing or damaged")
+
+    def _check_readable(self, name: str) -> None:
+        try:
+            self._backend.get(name, 0, 1)
+        except OSError as error:
+            if error.errno not in NO_FILE:
+                raise
 
     def _from_packs(self, left: dict[bytes, int], packs: Iterable[str]) -> Iterator[tuple[bytes, memoryview]]:
         for pack_id in packs:

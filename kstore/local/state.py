@@ -6,6 +6,7 @@ everything in it were new.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -21,6 +22,7 @@ import filelock
 from kstore.components.table import KSTORE_FOLDER
 from kstore.digest import DIGEST_SIZE, digest_of
 from kstore.errors import CacheRootError, IntegrityError, WaitTimeout
+from kstore.files import NO_FILE
 from kstore.local.cacheroot import CacheRoot
 from kstore.local.finished import read_whole
 from kstore.local.index import Index
@@ -31,6 +33,7 @@ from kstore.snapshot import Snapshot
 log = logging.getLogger(__name__)
 
 _STAGE = "stage-"
+_DENIED = {errno.EACCES, errno.EPERM}
 LOCK_TIMEOUT = 600.0
 """Seconds that a worker waits for another one that restores into or commits from the same root."""
 
@@ -114,6 +117,10 @@ class StateFolder:
         except FileNotFoundError:
             pass
         except (IntegrityError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            if isinstance(error, OSError) and error.errno not in NO_FILE | _DENIED:
+                raise CacheRootError(
+                    f"{self._folder} cannot be read: {error.strerror}; see what ails its disk"
+                ) from error
             log.warning("what %s grew from cannot be read (%r); it is merged as new", self._folder, error)
         return state
 

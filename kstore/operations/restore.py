@@ -43,10 +43,10 @@ def restore(worker: Worker, generation: int | None = None, seed: Scope | None = 
     if snapshot is None:
         report = _report(worker, RestoreStatus.MISS)
     else:
-        with worker.state.locked():
-            report = _Restore(worker, snapshot, worker.state.load()).run(status)
         if worker.may_write:
             mark_used(worker.store.backend, snapshot.ref.scope)
+        with worker.state.locked():
+            report = _Restore(worker, snapshot, worker.state.load()).run(status)
     return replace(report, seconds=time.perf_counter() - started)
 
 

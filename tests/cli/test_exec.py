@@ -216,11 +216,20 @@ def test_a_failed_commit_is_a_warning(cli: Cli) -> None:
     assert "kstore: warning: nothing is committed: " in result.err
 
 
+HANG = """
+import threading
+from kstore.backends import PosixBackend
+PosixBackend.get = lambda *what: threading.Event().wait()
+"""
+
+
 def test_a_store_that_hangs_does_not_stop_the_command_nor_its_signals(cli: Cli) -> None:
     cli("init")
-    (cli.store / "kstore.json").unlink()
-    os.mkfifo(cli.store / "kstore.json")  # whoever opens it for reading waits for a writer, for ever
-    process = cli.start("exec", "my/v1", "--", sys.executable, "-c", COUNT_SIGNALS, KSTORE_TIMEOUT="0.5")
+    hanging = cli.folder / "hanging"
+    hanging.mkdir()
+    (hanging / "sitecustomize.py").write_text(HANG)
+    command = (sys.executable, "-I", "-c", COUNT_SIGNALS)
+    process = cli.start("exec", "my/v1", "--", *command, KSTORE_TIMEOUT="0.5", PYTHONPATH=f"{hanging}:{REPOSITORY}")
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGTERM)

@@ -62,7 +62,8 @@ def restored_by_another_user(pair: Pair) -> dict[str, object]:
     pass_through = ("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search")
     who = ("setpriv", f"--reuid={OTHER_USER}", f"--regid={OTHER_USER}", "--clear-groups", *pass_through, "--")
     command = [*who, sys.executable, "-c", code, f"{here}/store", f"{here}/second", KEY, json.dumps(SETTINGS)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd="/", pass_fds=(volume,))
+    environ = os.environ | {"PYTHONPATH": str(Path(kstore.__file__).parents[1])}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd="/", pass_fds=(volume,), env=environ)
     os.close(volume)
     assert done.returncode == 0, done.stderr
     found: dict[str, object] = json.loads(done.stdout)

@@ -122,7 +122,7 @@ def test_a_write_that_fails_leaves_nothing_that_stays(
         raise OSError(28, "No space left on device", target)
 
     for _ in range(3):
-        with monkeypatch.context() as patch, pytest.raises(OSError, match="space"):
+        with monkeypatch.context() as patch, pytest.raises(CacheRootError, match="space"):
             patch.setattr(os, "replace", full)
             state.save_index(INDEX)
     assert len(os.listdir(root.state)) == 1
