@@ -146,7 +146,7 @@ class _Restore:
 def choose_wanted(files: Files, found: Scan, merged: Merged) -> Files:
     """The artifacts to place: those that are missing, or that the store has since replaced.
 
-    What the worker changed itself stays. A group is placed whole, or left alone.
+    What the worker changed itself stays. A group is placed whole, or left alone, as is all in one that is being written.
     """
     keep = merged.declined.keys() - merged.outdated | set(merged.taken) | set(merged.to_merge)
     wanted = {
@@ -160,7 +160,7 @@ def choose_wanted(files: Files, found: Scan, merged: Merged) -> Files:
     kept = {unit_of(path, known.entry) for path, known in found.known.items() if path in keep}
     replaced = groups - kept - found.busy
     whole = {p: e for p, e in files.items() if e.flags & _GROUP and unit_of(p, e) in replaced}
-    single = {p: e for p, e in wanted.items() if not e.flags & _GROUP}
+    single = {p: e for p, e in wanted.items() if not e.flags & _GROUP and found.busy.isdisjoint(_parents(p))}
     return single | whole
 
 
@@ -194,10 +194,10 @@ def check_entries(files: Files) -> None:
             raise IntegrityError(f"a manifest holds an entry with flags {flags} and unit {unit}; nothing is restored")
 
 
-def _parents(folder: str) -> Iterable[str]:
-    while (cut := folder.rfind("/")) > 0:
-        folder = folder[:cut]
-        yield folder
+def _parents(path: str) -> Iterable[str]:
+    while (cut := path.rfind("/")) > 0:
+        path = path[:cut]
+        yield path
 
 
 def _report(worker: Worker, status: RestoreStatus, **fields: object) -> RestoreReport:

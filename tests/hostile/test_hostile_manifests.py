@@ -204,6 +204,12 @@ def test_a_path_that_is_there_twice_is_placed_once(world: World) -> None:
     assert contents(world.node.tree.root).get(path.decode(), EVIL) == EVIL
 
 
+def test_a_file_in_a_group_that_is_being_written_is_not_replaced(world: World) -> None:
+    """Whatever the manifest says of the file: no commit leaves a group's file in no group."""
+    world.publish(Manifest({"triton/MINE/k.ptx": FIRST}).dump())
+    assert isinstance(world.restore(), kstore.RestoreReport)
+
+
 def tables_with_rows(rows: Mapping[bytes, bytes]) -> bytes:
     """Rows as they are stored."""
     with pytest.MonkeyPatch.context() as patch:
