@@ -146,7 +146,7 @@ class _Restore:
 def choose_wanted(files: Files, found: Scan, merged: Merged) -> Files:
     """The artifacts to place: those that are missing, or that the store has since replaced.
 
-    What the worker changed itself stays. A group is placed whole, or left alone, as is all in one that is being written.
+    What the worker changed itself stays, and all of a group that is being written. A group is placed whole, or not.
     """
     keep = merged.declined.keys() - merged.outdated | set(merged.taken) | set(merged.to_merge)
     wanted = {
