@@ -29,6 +29,15 @@ _MAX_RACES = 1000
 
 def publish_empty(storage: Storage, scope: Scope, state: RefState) -> Ref | None:
     """Publish a generation without artifacts, so that the key misses."""
+    return _publish_empty(storage, scope, state, lambda parent: 1)
+
+
+def publish_loss(storage: Storage, scope: Scope) -> Ref | None:
+    """Publish that nothing is left of a scope: whoever still has what there was brings it back."""
+    return _publish_empty(storage, scope, RefState.QUARANTINED, lambda parent: parent + 1)
+
+
+def _publish_empty(storage: Storage, scope: Scope, state: RefState, line: Callable[[int], int]) -> Ref | None:
 
     def prepare(parent: int) -> Ref | None:
         meta = {"gpu": scope.gpu, "key": scope.key, "parent": parent, "nonce": secrets.token_hex(16)}
@@ -36,7 +45,10 @@ def publish_empty(storage: Storage, scope: Scope, state: RefState) -> Ref | None
         with storage.blobs.writer(Layout.PACKED) as writer:
             writer.put(digest_of(data), data)
             pack = writer.finish()
-        return Ref(scope, parent + 1, digest_of(data), len(data), pack, time.time(), creator(), 0, 0, parent, state)
+        return Ref(
+            scope, parent + 1, digest_of(data), len(data), pack, time.time(), creator(),
+            files=0, size=0, parent=parent, state=state, line=line(parent),
+        )  # fmt: skip
 
     return _publish(storage, scope, prepare)
 
@@ -47,8 +59,11 @@ def republish(
     packs: Callable[[Ref], tuple[str, ...]] = lambda ref: ref.packs,
     *,
     only_if_newest: bool = False,
+    after_loss: bool = False,
 ) -> Ref | None:
     """Publish what a generation holds as the newest one of its scope. `packs` says where its blobs are by now.
+
+    `after_loss` is for one that takes the place of a damaged one: whoever still has what was in that brings it back.
 
     Returns None if it must be the newest and is not.
 
@@ -65,7 +80,7 @@ def republish(
             raise MissError(f"generation {ref.generation} of {ref.scope} was removed just now")
         return replace(
             ref, generation=parent + 1, parent=parent, created=time.time(), creator=creator(),
-            packs=(*copied, *packs(ref)),
+            packs=(*copied, *packs(ref)), line=parent + 1 if after_loss else ref.line,
         )  # fmt: skip
 
     return _publish(storage, ref.scope, prepare)

@@ -54,11 +54,18 @@ class Ref:
     parent: int = 0
     """The generation it grew from; 0 for none."""
     state: RefState = RefState.LIVE
+    line: int = 1
+    """The first of the generations that led to this one without a loss. What an earlier one had and this one lacks may
+    have been damaged, and not been taken out."""
 
     @property
     def name(self) -> str:
         """Where it is stored."""
         return f"{self.scope.folder}/{self.generation}"
+
+    def remembers(self, base: Ref) -> bool:
+        """Whether what `base` has and this one lacks was taken out on purpose."""
+        return base.scope == self.scope and self.line <= base.generation
 
     def describe(self) -> dict[str, Any]:
         """For machines."""
@@ -89,6 +96,7 @@ class Ref:
             "files": self.files,
             "bytes": self.size,
             "state": self.state,
+            "line": self.line,
         }
         return json.dumps(content, indent=1).encode() + b"\n"
 
@@ -121,6 +129,7 @@ def load_ref(scope: Scope, generation: int, data: bytes) -> Ref:
             size=int(content["bytes"]),
             parent=int(content["parent"]),
             state=RefState(content["state"]),
+            line=int(content["line"]),
         )
     except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise IntegrityError(f"generation {generation} of {scope} cannot be read ({error!r}): it is damaged") from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 
@@ -57,12 +57,13 @@ class Uploader:
         if is_first and self.layout is Layout.PACKED:
             self._siblings = self._reliable(sibling_packs(self._worker))
 
-    def lacking(self, sources: Iterable[Source], theirs: Snapshot | None, base: Snapshot | None) -> list[Source]:
+    def lacking(self, sources: Collection[Source], theirs: Snapshot | None, base: Snapshot | None) -> list[Source]:
         """Those that the store lacks, or that may not be relied upon."""
         known = {entry.digest for entry in theirs.manifest.entries()} if theirs else set()
         known |= self._storage.blobs.digests_in(self.packs + self._siblings)
         if base and base is not theirs and self._may_rely_on(base.ref):
-            known.update(entry.digest for entry in base.manifest.entries() if entry.digest not in self._doomed.blobs)
+            gone = self._doomed.blobs | self.lost(base, {source.digest: source.size for source in sources})
+            known.update(entry.digest for entry in base.manifest.entries() if entry.digest not in gone)
         wanted = [source for source in sources if source.digest not in known]
         if self.layout is Layout.LOOSE and self._doomed.is_complete:
             has, doomed = self._storage.blobs.loose.has, self._doomed.blobs

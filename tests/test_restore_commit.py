@@ -550,6 +550,46 @@ def test_a_damaged_generation_is_passed_over_and_the_next_commit_heals_the_key(t
     assert Tree(tmp_path / "third").has(second)
 
 
+@pytest.mark.parametrize("repair", [False, True], ids=["passed over", "repaired"])
+@pytest.mark.parametrize("published", [1, 2], ids=["the only one", "the newest"])
+def test_what_a_damaged_generation_had_comes_back_although_others_committed_first(
+    tmp_path: Path, repair: bool, published: int
+) -> None:
+    """What a worker's base has and the newest generation has not was lost, not taken out."""
+    node, other = Node(tmp_path, layout="loose"), Node(tmp_path, "other", layout="loose")
+    for generation in range(published):
+        node.tree.wrapper(f"of generation {generation}")
+        node.commit()
+    damage_manifest(node)
+    if repair:
+        node.store.verify(repair=True)
+    other.tree.wrapper("of another worker")
+    other.commit()
+    Node(tmp_path, layout="loose").commit()
+    fresh = Node(tmp_path, "fresh", layout="loose")
+    fresh.restore()
+    assert contents(fresh.tree.root) == contents(node.tree.root) | contents(other.tree.root)
+
+
+def test_what_lost_against_a_kernel_that_is_lost_itself_is_offered_again(tmp_path: Path) -> None:
+    node, other = Node(tmp_path, layout="loose"), Node(tmp_path, "other", layout="loose")
+    kernel = other.tree.kernel("one")
+    other.commit()
+    node.tree.kernel("one", "its own way")
+    assert node.commit().declined
+    damage_manifest(node)
+    node.store.verify(repair=True)
+    Node(tmp_path, layout="loose").commit()
+    fresh = Node(tmp_path, "fresh", layout="loose")
+    fresh.restore()
+    assert fresh.tree.read(f"{kernel}/k.cubin") == node.tree.read(f"{kernel}/k.cubin")
+
+
+def damage_manifest(node: Node) -> None:
+    """Of the newest generation."""
+    (node.location / blob_name(node.newest().manifest)).write_bytes(b"garbage")
+
+
 def test_a_blob_altered_in_place_is_not_linked(tmp_path: Path) -> None:
     """Somebody wrote through a hard link, as root may."""
     first, second, third = (Node(tmp_path, name, layout="loose") for name in ("first", "second", "third"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, partial
 from typing import IO, NamedTuple, cast
@@ -20,6 +21,8 @@ from kstore.blobs.packindex import (
 )
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError
+
+log = logging.getLogger(__name__)
 
 _TAIL = 512 << 10
 _CHUNK = 1 << 20
@@ -84,6 +87,14 @@ class PackReader:
         """
         for part in self.parts(wanted):
             yield from part.load()
+
+    def salvage(self) -> Iterator[Blob]:
+        """Yield every blob that is undamaged, those of undamaged frames behind a damaged one too."""
+        for part in self.parts(self.index.sizes_by_digest()):
+            try:
+                yield from part.load()
+            except IntegrityError as error:
+                log.warning("%s: %s", self._name, error)
 
     def parts(self, wanted: Mapping[bytes, int]) -> Iterator[Part]:
         """The frames that hold something wanted, in the order of the file."""

@@ -51,6 +51,13 @@ class Published:
         return self.snapshot.manifest if self.snapshot else Manifest()
 
     @property
+    def line(self) -> int:
+        """Where the line of its successor begins: with the successor, if what is listed as the newest is damaged."""
+        if self.snapshot and self.snapshot.ref.generation == self.generation:
+            return self.snapshot.ref.line
+        return self.generation + 1
+
+    @property
     def packs(self) -> tuple[str, ...]:
         """Where its blobs are."""
         return self.snapshot.ref.packs if self.snapshot else ()
@@ -93,7 +100,7 @@ class _Commit:
         self._storage = worker.store
         self._state = state
         self._base = worker.base(state)
-        self._declined = state.declined if self._base and self._base.ref.scope == worker.scope else {}
+        self._declined = state.declined
         self._ours = found.files
         self._found = found
         self._index = found.index
@@ -159,7 +166,11 @@ class _Commit:
 
     def _propose(self, theirs: Published) -> Proposal:
         """Merge the portable files and, by themselves, those of this host."""
-        base = self._base.manifest if self._base and self._grew_from_before(theirs) else Manifest()
+        base = Manifest()
+        if self._base and self._grew_from_before(theirs):
+            base = self._base.manifest
+        else:  # What it lost against may be gone.
+            self._declined = {}
         portable = {path: entry for path, entry in self._ours.items() if not entry.flags & _HOST}
         proposal = Proposal(theirs.manifest.files, dict(theirs.manifest.hosts))
         proposal.files = self._merge(proposal, base.files, theirs.manifest.files, portable, theirs.packs)
@@ -175,7 +186,7 @@ class _Commit:
         if not self._base or not theirs.snapshot:
             return False
         base, newest = self._base.ref, theirs.snapshot.ref
-        return base.scope == self._worker.scope and base.generation <= newest.generation
+        return newest.remembers(base) and base.generation <= newest.generation
 
     def _merge(self, proposal: Proposal, base: Files, theirs: Files, ours: Files, packs: tuple[str, ...]) -> Files:
         merged = merge(base, theirs, ours, self._declined)
@@ -279,6 +290,7 @@ class _Commit:
             files=len(entries),
             size=sum(entry.size for entry in entries),
             parent=theirs.generation,
+            line=theirs.line,
         )
 
     def _meta(self, theirs: Published, proposal: Proposal) -> dict[str, object]:

@@ -127,7 +127,7 @@ class _Restore:
     def _compare(self) -> Merged:
         """What the root has that is not the store's: leftovers of an earlier run stay, and stay local."""
         base = self._worker.base(self._state)
-        if base is None or base.ref.scope != self._ref.scope:
+        if base is None or not self._ref.remembers(base.ref):
             return merge({}, self._files, self._found.files, {})
         return merge(self._worker.files_of(base.manifest), self._files, self._found.files, self._state.declined)
 

@@ -22,12 +22,12 @@ from kstore.blobs.packreader import PackReader
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError, MissError
 from kstore.gc.digests import DigestSet
-from kstore.generations import publish_empty, republish
+from kstore.generations import publish_loss, republish
 from kstore.local.cacheroot import CacheRoot
 from kstore.manifest import Entry, Flag, Manifest, unit_of
 from kstore.progress import Progress
 from kstore.quarantine import quarantine_blob, quarantine_pack, quarantine_ref, quarantined
-from kstore.refs import Ref, RefState
+from kstore.refs import Ref
 from kstore.report import SCHEMA
 from kstore.scope import Scope
 from kstore.storage import Storage
@@ -141,7 +141,8 @@ class _Verification:
                 self._survey(scope, generation)
         self._report.blobs = self._progress.total = len(self._needed)
         for pack in sorted({pack for ref in self.refs for pack in ref.packs}):
-            self._read_pack(pack)
+            if not (self._read_pack(pack) or self._read_pack(pack)):  # Trouble may pass; damage stays.
+                self._report.packs.append(pack)
         self._read_loose()
         if self.lost:
             for ref in self.refs:
@@ -161,18 +162,18 @@ class _Verification:
         sizes = {entry.digest: entry.size for entry in manifest.entries()} | {ref.manifest: ref.manifest_size}
         self._needed.update({digest: size.to_bytes(8, "little") for digest, size in sizes.items()})
 
-    def _read_pack(self, pack: str) -> None:
+    def _read_pack(self, pack: str) -> bool:
+        """Whether all of it is whole."""
         reader = PackReader(self._storage.backend, pack)
         try:
-            wanted = reader.index.sizes_by_digest()
-            for digest, data in reader.fetch(wanted):
+            wanted = set(reader.index.digests)
+            for digest, data in reader.salvage():
+                wanted.discard(digest)
                 self._count(digest, len(data))
         except (IntegrityError, OSError) as error:
             log.warning("pack %s: %s", pack, error)
-            self._report.packs.append(pack)
-            return
-        if self._whole.absent(wanted):
-            self._report.packs.append(pack)
+            return False
+        return not wanted
 
     def _read_loose(self) -> None:
         """What was in no pack, in parallel."""
@@ -182,6 +183,7 @@ class _Verification:
             reading = [submit(pool, _sizes, loose, batch) for batch in batches]
             for batch, future in zip(batches, reading, strict=True):
                 sizes = future.result()
+                sizes |= _sizes(loose, {digest: batch[digest] for digest in batch.keys() - sizes.keys()})
                 for digest, size in sizes.items():
                     self._count(digest, size)
                 self.lost.update(batch.keys() - sizes.keys())
@@ -246,8 +248,7 @@ class _Repair:
         """Copy what is whole of a damaged pack into a new one."""
         with self._storage.blobs.writer(Layout.PACKED) as writer:
             with suppress(IntegrityError, OSError):
-                reader = PackReader(self._backend, pack)
-                for digest, data in reader.fetch(reader.index.sizes_by_digest()):
+                for digest, data in PackReader(self._backend, pack).salvage():
                     writer.put(digest, bytes(data))
             return writer.finish()
 
@@ -265,9 +266,9 @@ class _Repair:
         newest, snapshot = self._storage.newest_whole(damage.scope)
         if newest == damage.generation:
             if snapshot:
-                republish(self._storage, snapshot.ref)
+                republish(self._storage, snapshot.ref, after_loss=True)
             else:
-                publish_empty(self._storage, damage.scope, RefState.QUARANTINED)
+                publish_loss(self._storage, damage.scope)
         quarantine_ref(self._backend, damage.scope, damage.generation)
 
 

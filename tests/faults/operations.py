@@ -71,7 +71,7 @@ def _fill(tree: Tree) -> None:
     tree.timings({"one": 1.0})
 
 
-def _add_news(tree: Tree) -> None:
+def add_news(tree: Tree) -> None:
     tree.wrapper("two")
     small_kernel(tree, "KERNELTWO")
     small_kernel(tree, "KERNELONE", "rebuilt")
@@ -91,11 +91,11 @@ def _cold(folder: Path, layout: str) -> Scene:
 def _with_news(folder: Path, layout: str) -> Scene:
     scene = _cold(folder, layout)
     assert scene.commit().ok
-    _add_news(scene.tree)
+    add_news(scene.tree)
     return scene
 
 
-def _published(folder: Path, layout: str) -> Scene:
+def published(folder: Path, layout: str) -> Scene:
     publisher = Node(folder, "publisher", layout=layout)
     _fill(publisher.tree)
     publisher.commit()
@@ -105,7 +105,7 @@ def _published(folder: Path, layout: str) -> Scene:
 
 
 def _restored(folder: Path, layout: str) -> Scene:
-    scene = _published(folder, layout)
+    scene = published(folder, layout)
     assert scene.restore().ok
     return scene
 
@@ -113,14 +113,14 @@ def _restored(folder: Path, layout: str) -> Scene:
 def _outdated(folder: Path, layout: str) -> Scene:
     scene = _restored(folder, layout)
     publisher = Node(folder, "publisher", layout=layout)
-    _add_news(publisher.tree)
+    add_news(publisher.tree)
     assert publisher.commit().ok
     return scene
 
 
 def _restored_with_news(folder: Path, layout: str) -> Scene:
     scene = _restored(folder, layout)
-    _add_news(scene.tree)
+    add_news(scene.tree)
     scene.published = None
     return scene
 
@@ -132,14 +132,14 @@ def _seeded(folder: Path, layout: str) -> Scene:
     publisher.commit("other/seed")
     scene = _scene(folder, layout)
     assert kstore.restore(KEY, seed="other/seed", **scene.settings(scene.tree.root)).ok
-    _add_news(scene.tree)
+    add_news(scene.tree)
     return scene
 
 
 OPERATIONS = [
     Operation("first commit", _cold, Scene.commit),
     Operation("commit of news", _with_news, Scene.commit),
-    Operation("restore into an empty root", _published, Scene.restore),
+    Operation("restore into an empty root", published, Scene.restore),
     Operation("restore over an older root", _outdated, Scene.restore),
     Operation("commit after a restore", _restored_with_news, Scene.commit),
     Operation("commit of a seeded root", _seeded, Scene.commit),
