@@ -165,10 +165,15 @@ class Refs:
             IntegrityError: its ref is damaged.
         """
         try:
-            data = self._backend.get(f"{scope.folder}/{generation}")
+            return load_ref(scope, generation, self._read(scope, generation))
+        except IntegrityError:  # or just a read that was cut short
+            return load_ref(scope, generation, self._read(scope, generation))
+
+    def _read(self, scope: Scope, generation: int) -> bytes:
+        try:
+            return self._backend.get(f"{scope.folder}/{generation}")
         except FileNotFoundError:
             raise MissError(f"{scope} has no generation {generation}; `kstore show` lists them") from None
-        return load_ref(scope, generation, data)
 
     def newest(self, scope: Scope) -> Ref | None:
         """The newest generation, or None if nothing is published."""

@@ -11,6 +11,26 @@ from kstore.local import cacheroot
 pytest.register_assert_rewrite("tests.backends.conformance", "tests.trees")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--exhaustive", action="store_true", help="run the tests that take many minutes as well")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("exhaustive"):
+        left_out = [item for item in items if item.get_closest_marker("exhaustive")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What tests have to tell whether or not they pass: `record_property("told", …)`."""
+    reports = (report for reports in terminalreporter.stats.values() for report in reports)
+    told = [text for report in reports for name, text in getattr(report, "user_properties", ()) if name == "told"]
+    if told:
+        terminalreporter.section("measured")
+        terminalreporter.write("\n".join([*told, ""]))
+
+
 @pytest.fixture(autouse=True)
 def isolated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No test sees the user's settings, or touches anything but its own folder."""

@@ -6,7 +6,6 @@ everything in it were new.
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
 import os
@@ -33,7 +32,6 @@ from kstore.snapshot import Snapshot
 log = logging.getLogger(__name__)
 
 _STAGE = "stage-"
-_DENIED = {errno.EACCES, errno.EPERM}
 LOCK_TIMEOUT = 600.0
 """Seconds that a worker waits for another one that restores into or commits from the same root."""
 
@@ -117,9 +115,9 @@ class StateFolder:
         except FileNotFoundError:
             pass
         except (IntegrityError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            if isinstance(error, OSError) and error.errno not in NO_FILE | _DENIED:
+            if isinstance(error, OSError) and error.errno not in NO_FILE:
                 raise CacheRootError(
-                    f"{self._folder} cannot be read: {error.strerror}; see what ails its disk"
+                    f"{self._folder} cannot be read: {error.strerror}; see its owner, and what ails its disk"
                 ) from error
             log.warning("what %s grew from cannot be read (%r); it is merged as new", self._folder, error)
         return state

@@ -12,7 +12,7 @@ import fcntl
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -61,6 +61,29 @@ GONE = [Fault(code, lasting=True) for code in (errno.EIO, errno.ESTALE)]
 LOST = Fault(errno.EIO, Reply.LOST)
 LOST_TO_EXISTS = Fault(0, Reply.LOST_TO_EXISTS)
 SHORT = Fault(0, Reply.SHORT)
+
+
+@dataclass(frozen=True)
+class Faults:
+    """What strikes each call in turn: always the same, or one after another."""
+
+    name: str
+    faults: tuple[Fault, ...]
+
+    def __str__(self) -> str:
+        return self.name
+
+    def of_call(self, number: int) -> Fault:
+        return self.faults[number % len(self.faults)]
+
+
+REFUSED = [
+    Faults(f"refused from {REFUSALS[first]} on", (*REFUSALS[first:], *REFUSALS[:first]))
+    for first in range(len(REFUSALS))
+]
+"""Together they strike each call with each error."""
+FAULTS = [REFUSED[0], Faults("lost", (LOST,))]
+RARER_FAULTS = [Faults(str(fault), (fault,)) for fault in (HEALING, *GONE, SHORT)]
 
 
 class Striker:
@@ -235,3 +258,28 @@ def _discard(name: str, answer: Any) -> None:
         _close(answer)
     elif hasattr(answer, "close"):
         answer.close()
+
+
+# ---- What strikes each call in turn
+
+Strike = Callable[[int, Path], AbstractContextManager[Striker]]
+"""Takes the number of the call, and the scene's folder."""
+every_fault = pytest.mark.parametrize(
+    "faults",
+    [
+        *FAULTS,
+        *(pytest.param(faults, marks=pytest.mark.slow) for faults in RARER_FAULTS),
+        *(pytest.param(faults, marks=pytest.mark.exhaustive) for faults in REFUSED[1:]),
+    ],
+    ids=str,
+)
+
+
+def of_backend(faults: Faults) -> Strike:
+    return lambda number, folder: backend_fault(faults.of_call(number), number)
+
+
+def of_filesystem(faults: Faults) -> Strike:
+    # Only a client of a file server takes what is there for absent for a while.
+    below = "store" if faults.faults == (HEALING,) else ""
+    return lambda number, folder: system_fault(faults.of_call(number), number, folder / below)

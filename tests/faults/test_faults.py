@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.faults.aftermath import nothing_is_lost, portable, root_is_sound, store_is_whole, told_truly
 from tests.faults.injection import (
-    GONE,
-    HEALING,
+    FAULTS,
     LOST,
     LOST_TO_EXISTS,
-    REFUSALS,
-    SHORT,
-    Fault,
+    Faults,
+    Strike,
     Striker,
-    backend_fault,
-    system_fault,
+    every_fault,
+    of_backend,
+    of_filesystem,
 )
 from tests.faults.operations import COMMITS, OPERATIONS, Operation
 
-Strike = Callable[[int, Path], AbstractContextManager[Striker]]
-RARER = [*REFUSALS[1:], HEALING, *GONE, SHORT]
+LOST_LINKS = Faults("lost to exists", (LOST_TO_EXISTS,))
 every_operation = pytest.mark.parametrize("operation", OPERATIONS, ids=str)
 
 
@@ -63,33 +58,47 @@ def may_leave_staged(striker: Striker) -> bool:
     return striker.fault.lasting or made_unknown or striker.struck.startswith("unlink")
 
 
-def slow(faults: list[Fault]) -> list[Any]:
-    return [pytest.param(fault, marks=pytest.mark.slow) for fault in faults]
+@pytest.fixture(autouse=True)
+def no_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a project, to be read for each of ten thousand operations."""
+    monkeypatch.chdir(tmp_path)
 
 
-@pytest.mark.parametrize("fault", [REFUSALS[0], LOST, *slow(RARER)], ids=str)
+@every_fault
 @every_operation
 def test_a_backend_whose_calls_fail(
-    operation: Operation, layout: str, fault: Fault, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    operation: Operation, layout: str, faults: Faults, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    strike_each_call(operation, layout, lambda number, folder: backend_fault(fault, number), tmp_path, caplog)
+    strike_each_call(operation, layout, of_backend(faults), tmp_path, caplog)
 
 
 @pytest.mark.parametrize("operation", COMMITS, ids=str)
 def test_a_backend_that_says_exists_of_what_it_has_just_created(
     operation: Operation, layout: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    strike_each_call(operation, layout, lambda number, folder: backend_fault(LOST_TO_EXISTS, number), tmp_path, caplog)
+    strike_each_call(operation, layout, of_backend(LOST_LINKS), tmp_path, caplog)
 
 
-@pytest.mark.parametrize("step", [13, pytest.param(1, marks=pytest.mark.slow)], ids=["some calls", "every call"])
-@pytest.mark.parametrize("fault", [REFUSALS[0], LOST, *slow([*RARER, LOST_TO_EXISTS])], ids=str)
+@pytest.mark.parametrize("faults", FAULTS, ids=str)
+@every_operation
+def test_a_filesystem_some_of_whose_calls_fail(
+    operation: Operation, layout: str, faults: Faults, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    strike_each_call(operation, layout, of_filesystem(faults), tmp_path, caplog, step=13)
+
+
+@pytest.mark.slow
+@every_fault
 @every_operation
 def test_a_filesystem_whose_calls_fail(
-    operation: Operation, layout: str, fault: Fault, step: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    operation: Operation, layout: str, faults: Faults, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def strike(number: int, folder: Path) -> AbstractContextManager[Striker]:
-        # Only a client of a file server takes what is there for absent for a while.
-        return system_fault(fault, number, folder / "store" if fault is HEALING else folder)
+    strike_each_call(operation, layout, of_filesystem(faults), tmp_path, caplog)
 
-    strike_each_call(operation, layout, strike, tmp_path, caplog, step)
+
+@pytest.mark.slow
+@pytest.mark.parametrize("operation", COMMITS, ids=str)
+def test_a_filesystem_that_says_exists_of_what_it_has_just_linked(
+    operation: Operation, layout: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    strike_each_call(operation, layout, of_filesystem(LOST_LINKS), tmp_path, caplog)

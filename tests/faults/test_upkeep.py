@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,7 +15,7 @@ from kstore.errors import KstoreError
 from kstore.gc import Policy
 from kstore.store import Store
 from tests.faults.aftermath import everything, portable, store_is_whole
-from tests.faults.injection import GONE, HEALING, LOST, REFUSALS, Striker, backend_fault, system_fault
+from tests.faults.injection import FAULTS, Faults, Strike, every_fault, of_backend, of_filesystem
 from tests.faults.operations import Scene, add_news, published
 from tests.gc.stores import pass_time
 from tests.trees import KEY, Node, Tree
@@ -83,16 +82,12 @@ CHANGING = [
     Upkeep("forget", _twice_published, lambda store: store.forget(KEY)),
 ]
 """After these it gets what it got before, or what it was to get."""
-FAULTS = [REFUSALS[0], LOST]
-RARER = [pytest.param(fault, marks=pytest.mark.slow) for fault in [*REFUSALS[1:], HEALING, *GONE]]
-every_fault = pytest.mark.parametrize("fault", [*FAULTS, *RARER], ids=str)
-Strike = Callable[[int, Path], AbstractContextManager[Striker]]
 
 
 def strike_each_call(upkeep: Upkeep, layout: str, folder: Path, strike: Strike, check: Callable[[Scene], None]) -> None:
     for number in count():
         scene = upkeep.prepare(folder / "scene", layout)
-        with strike(number, scene.store) as striker, suppress(KstoreError):
+        with strike(number, scene.folder) as striker, suppress(KstoreError):
             upkeep.run(_store(scene))
         check(scene)
         shutil.rmtree(folder / "scene")
@@ -130,26 +125,26 @@ def restored(scene: Scene) -> dict[str, bytes]:
     return files
 
 
-def striking(kind: str, fault: Any) -> Strike:
-    if kind == "backend":
-        return lambda number, folder: backend_fault(fault, number)
-    return lambda number, folder: system_fault(fault, number, folder)
-
-
-@pytest.mark.parametrize("kind", ["backend", pytest.param("filesystem", marks=pytest.mark.slow)])
 @every_fault
 @pytest.mark.parametrize("upkeep", KEEPING, ids=str)
-def test_workers_lose_nothing(upkeep: Upkeep, kind: str, fault: Any, layout: str, tmp_path: Path) -> None:
-    strike_each_call(upkeep, layout, tmp_path, striking(kind, fault), nothing_is_lost)
+def test_workers_lose_nothing(upkeep: Upkeep, faults: Faults, layout: str, tmp_path: Path) -> None:
+    strike_each_call(upkeep, layout, tmp_path, of_backend(faults), nothing_is_lost)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("faults", FAULTS, ids=str)
+@pytest.mark.parametrize("upkeep", KEEPING, ids=str)
+def test_workers_lose_nothing_by_the_filesystem(upkeep: Upkeep, faults: Faults, layout: str, tmp_path: Path) -> None:
+    strike_each_call(upkeep, layout, tmp_path, of_filesystem(faults), nothing_is_lost)
 
 
 @every_fault
 @pytest.mark.parametrize("upkeep", CHANGING, ids=str)
-def test_it_is_done_or_not_done(upkeep: Upkeep, fault: Any, layout: str, tmp_path: Path) -> None:
+def test_it_is_done_or_not_done(upkeep: Upkeep, faults: Faults, layout: str, tmp_path: Path) -> None:
     scene = upkeep.prepare(tmp_path / "before", layout)
     before = restored(scene)
     upkeep.run(_store(scene))
     after = restored(scene)
     assert after != before
     check = is_before_or_after(upkeep, before, after)
-    strike_each_call(upkeep, layout, tmp_path, striking("backend", fault), check)
+    strike_each_call(upkeep, layout, tmp_path, of_backend(faults), check)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ def collect_on(folder: Path, number: int, end: float) -> int:
     return deleted
 
 
-def test_no_kernel_is_lost_and_no_restore_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_kernel_is_lost_and_no_restore_fails(tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
     Store(tmp_path / "store").create(grace=GRACE)
     end = time.time() + SECONDS
     roles = ["commit"] * WORKERS + ["restore"] * WORKERS + ["gc"] * 2
@@ -78,8 +79,8 @@ def test_no_kernel_is_lost_and_no_restore_fails(tmp_path: Path, capsys: pytest.C
     left = stored(last)
     pass_time(last)
     assert (collect(last, keep=1).deleted.files, stored(last)) == (0, left)
-    with capsys.disabled():
-        print(
-            f"\n{WORKERS} committers, {last.newest().generation} generations, {len(committed) // 7} kernels, "
-            f"{sum(results[WORKERS : 2 * WORKERS])} restores, {deleted} objects deleted meanwhile"
-        )
+    record_property(
+        "told",
+        f"{WORKERS} committers, {last.newest().generation} generations, {len(committed) // 7} kernels, "
+        f"{sum(results[WORKERS : 2 * WORKERS])} restores, {deleted} objects deleted meanwhile",
+    )

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ PROGRAM = Path(__file__).parents[1] / "programs" / "collect_million.py"
 
 
 @pytest.mark.slow
-def test_a_million_blobs_are_collected_in_little_memory(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_million_blobs_are_collected_in_little_memory(record_property: Callable[[str, object], None]) -> None:
     shared_memory = Path("/dev/shm")  # as many files take minutes on a disk
     with tempfile.TemporaryDirectory(dir=shared_memory if shared_memory.is_dir() else None) as folder:
         done = subprocess.run(
@@ -24,8 +25,7 @@ def test_a_million_blobs_are_collected_in_little_memory(capsys: pytest.CaptureFi
             env={"PYTHONPATH": str(Path(__file__).parents[2])},
         )  # fmt: skip
     found = json.loads(done.stdout)
-    with capsys.disabled():
-        print(f"\n{found}")
+    record_property("told", f"gc of {BLOBS:,} blobs: {found}")
     manifests = BLOBS // 2 // 10_000
     assert (found["condemned"], found["deleted"], found["left"]) == (BLOBS // 2, BLOBS // 2, BLOBS // 2 + manifests)
     assert found["memory"] < MEMORY

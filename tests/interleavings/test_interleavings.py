@@ -104,12 +104,17 @@ GC_SCENES = [
     Scene(("gc 1", "forget F", "restore R"), **WITH_GC),
 ]
 LARGE_GC_SCENES = [
-    Scene(("gc 1", "commit A", "forget F"), **WITH_GC),
     Scene(("gc 1", "commit A", "commit B"), **WITH_GC),
+    Scene(("gc 1", "commit A", "restore R", "wait 4000"), **WITH_GC, excused=frozenset({"restore R"})),
+]
+TWO_GCS = [
+    Scene(("gc 1", "commit A", "forget F"), **WITH_GC),
     Scene(("gc 1", "gc 2", "commit A"), **WITH_GC),
     Scene(("gc 1", "gc 2", "restore R", "forget F"), **WITH_GC),
 ]
-LARGE_PACKED_SCENES = [
+MANY_BLOBS = ["loose", "mixed"]
+"""Layouts in which every blob is a step of its own."""
+TWO_GCS_AND_MORE = [
     Scene(("gc 1", "gc 2", "commit A", "commit B"), **WITH_GC),
     Scene(("gc 1", "gc 2", "commit A", "forget F"), **WITH_GC),
     Scene(("gc 1", "gc 2", "commit A", "restore R", "wait 4000"), **WITH_GC, excused=frozenset({"restore R"})),
@@ -128,12 +133,11 @@ def layout(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def tell(capsys: pytest.CaptureFixture[str]) -> Callable[[Scene, str, Explored], None]:
-    """Print what was explored, whether or not the test passes."""
+def tell(record_property: Callable[[str, object], None]) -> Callable[[Scene, str, Explored], None]:
+    """Say what was explored, at the end of the tests."""
 
     def tell(scene: Scene, layout: str, explored: Explored) -> None:
-        with capsys.disabled():
-            print(f"\n{scene} ({layout}): {explored}")
+        record_property("told", f"{scene} ({layout}): {explored}")
 
     return tell
 
@@ -177,14 +181,25 @@ def test_nothing_is_lost_with_gc(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scene", LARGE_GC_SCENES, ids=str)
-def test_nothing_is_lost_with_two_gcs(
+def test_nothing_is_lost_with_gc_and_more_workers(
     scene: Scene, layout: str, tmp_path: Path, tell: Callable[[Scene, str, Explored], None]
 ) -> None:
     tell(scene, layout, check(scene, tmp_path, layout))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scene", LARGE_PACKED_SCENES, ids=str)
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("layout", ["packed", *(pytest.param(it, marks=pytest.mark.exhaustive) for it in MANY_BLOBS)])
+@pytest.mark.parametrize("scene", TWO_GCS, ids=str)
+def test_nothing_is_lost_with_two_gcs(
+    scene: Scene, layout: str, tmp_path: Path, tell: Callable[[Scene, str, Explored], None]
+) -> None:
+    tell(scene, layout, check(scene, tmp_path, layout))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("scene", TWO_GCS_AND_MORE, ids=str)
 def test_nothing_is_lost_with_two_gcs_and_more(
     scene: Scene, tmp_path: Path, tell: Callable[[Scene, str, Explored], None]
 ) -> None:
