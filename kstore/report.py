@@ -70,6 +70,8 @@ class RestoreReport:
     bytes: int = 0
     placed: int = 0
     """Artifacts that were not there before."""
+    left_out: int = 0
+    """Artifacts that could not be placed: damaged ones, and those of the same group."""
     link_mode: LinkMode | None = None
     """The best way that worked; None if nothing was placed."""
     link_why: str = ""

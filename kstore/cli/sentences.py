@@ -25,7 +25,8 @@ def restored(report: RestoreReport, seed: str | None) -> str:
     if report.status is RestoreStatus.SEEDED:
         what = f"from seed {seed} {what}"
     how = f" ({report.link_mode})" if report.link_mode else ""
-    return f"restored {report.key} {what}: {held} in {took}{how}"
+    but = f", {report.left_out} of them left out" if report.left_out else ""
+    return f"restored {report.key} {what}: {held}{but} in {took}{how}"
 
 
 def check_required(report: RestoreReport) -> None:

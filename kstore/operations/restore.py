@@ -110,6 +110,7 @@ class _Restore:
             files=len(self._files),
             bytes=sum(entry.size for entry in self._files.values()),
             placed=len(placed.paths),
+            left_out=len(wanted.keys() - placed.paths - placed.occupied),
             link_mode=next((mode for mode in LinkMode if placed.modes[mode]), None),
             link_why=linker.why or ("" if linked else "the blobs are packed"),
             used_modes={str(mode): count for mode, count in placed.modes.items()},

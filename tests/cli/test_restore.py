@@ -145,6 +145,7 @@ def test_a_damaged_blob_is_a_warning(cli: Cli) -> None:
 
     assert result.code == 0
     assert "kstore: warning: left out inductor/ab/ctwo.py: " in result.err
+    assert "2 files, 6 B, 1 of them left out in " in result.out
 
 
 def test_a_variable_of_the_users_is_pointed_out(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
