@@ -140,8 +140,8 @@ def choose_layout(worker: Worker) -> Layout:
     return Layout.PACKED if linker.mode is LinkMode.COPY else Layout.LOOSE
 
 
-def sources(worker: Worker, ours: Files, contents: Mapping[bytes, bytes]) -> list[Source]:
-    """Each blob of `ours` and of `contents` once.
+def sources(worker: Worker, ours: Files, contents: Mapping[bytes, bytes], kept: Mapping[bytes, bytes]) -> list[Source]:
+    """Each blob of `ours` and of `contents` once; those in `kept` are not read again.
 
     Sorted by suffix and name, for kernels resemble their neighbours: the same artifacts take a tenth of the bytes
     that they take in the order of their paths.
@@ -149,7 +149,9 @@ def sources(worker: Worker, ours: Files, contents: Mapping[bytes, bytes]) -> lis
     found = {digest: Source(digest, len(data), partial(bytes, data)) for digest, data in contents.items()}
     for path, entry in sorted(ours.items(), key=_similarity):
         if entry.digest not in found:
-            found[entry.digest] = Source(entry.digest, entry.size, partial(_read, worker, path, entry))
+            data = kept.get(entry.digest)
+            read = partial(_read, worker, path, entry) if data is None else partial(bytes, data)
+            found[entry.digest] = Source(entry.digest, entry.size, read)
     return list(found.values())
 
 
@@ -178,7 +180,8 @@ def _similarity(item: tuple[str, Entry]) -> tuple[str, str, str]:
 def _read(worker: Worker, path: str, entry: Entry) -> bytes | None:
     try:
         data = read_whole(worker.root.local_path(path))
-        return _stored(worker, path, data) if entry.flags & _RELOCATE else data
+        data = _stored(worker, path, data) if entry.flags & _RELOCATE else data
+        return data if digest_of(data) == entry.digest else None
     except (ValueError, OSError):
         return None
 

@@ -64,10 +64,11 @@ class Worker:
         pool.shutdown(wait=False)
         return answer
 
-    def scan(self, state: State) -> Scan:
-        """Read the cache root."""
+    def scan(self, state: State, room: int = 0) -> Scan:
+        """Read the cache root; up to `room` bytes of its small files are kept."""
         base = self.base(state)
-        return scan(self.root, self.table, state.index, cache(lambda: self.files_of(base.manifest) if base else {}))
+        files = cache(lambda: self.files_of(base.manifest) if base else {})
+        return scan(self.root, self.table, state.index, files, room)
 
     def files_of(self, manifest: Manifest) -> Files:
         """The artifacts of a manifest that this host can use."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from kstore import upload
 from kstore.api import commit, restore, synchronized
 from kstore.backends import PosixBackend
 from kstore.blobs.loose import blob_name
@@ -391,8 +392,6 @@ def test_a_file_that_changes_while_it_is_uploaded_waits(
     node = Node(tmp_path, layout=layout)
     kernel = node.tree.kernel()
     wrapper = node.tree.wrapper()
-    from kstore import upload
-
     read = upload._read
 
     def read_changed(worker: Any, path: str, found: Any) -> bytes | None:
@@ -401,11 +400,32 @@ def test_a_file_that_changes_while_it_is_uploaded_waits(
         return read(worker, path, found)
 
     monkeypatch.setattr(upload, "_read", read_changed)
+    monkeypatch.setattr("kstore.operations.commit._ROOM", 0)  # as if all files were large
     report = node.commit()
     assert list(node.published()) == [wrapper]
     assert [skipped.path for skipped in report.skipped] == [kernel]
     monkeypatch.undo()
     assert node.commit().new_files == GROUP_FILES
+
+
+def test_a_small_file_that_changes_while_it_is_uploaded_is_published_as_it_was_hashed(
+    tmp_path: Path, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, other = Node(tmp_path, layout=layout), Node(tmp_path, "other")
+    wrapper = node.tree.wrapper()
+    before = node.tree.read(wrapper)
+    read_lists = upload.read_doomed
+
+    def change(*arguments: Any) -> Any:
+        node.tree.put(wrapper, b"changed meanwhile")
+        return read_lists(*arguments)
+
+    monkeypatch.setattr(upload, "read_doomed", change)
+    assert node.commit().new_files == 1
+    other.restore()
+    assert other.tree.read(wrapper) == before
+    monkeypatch.undo()
+    assert node.commit().new_files == 1
 
 
 def test_a_read_only_worker_publishes_nothing(first: Node, tmp_path: Path) -> None:

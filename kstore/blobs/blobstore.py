@@ -18,7 +18,6 @@ from kstore.blobs.loose import LooseBlobs, blob_name
 from kstore.blobs.packindex import FOLDER, pack_name
 from kstore.blobs.packreader import Blob, PackReader, Part
 from kstore.blobs.packwriter import PackWriter
-from kstore.digest import digest_of
 from kstore.errors import IntegrityError
 from kstore.files import NO_FILE
 from kstore.progress import Progress
@@ -48,7 +47,7 @@ class Source(NamedTuple):
     size: int
     """Bytes."""
     read: Callable[[], bytes | None]
-    """Its bytes; None if they cannot be had any more."""
+    """Its bytes; None if they cannot be had any more, or are no longer what was hashed."""
 
 
 class BlobWriter(Protocol):
@@ -76,12 +75,12 @@ class BlobWriter(Protocol):
 
 
 def put_many(writer: BlobWriter, sources: Sequence[Source], progress: Progress) -> set[bytes]:
-    """Store blobs; returns the digests of those whose bytes were gone or no longer what was hashed."""
+    """Store blobs; returns the digests of those that cannot be read."""
     refused = set()
     progress.total = len(sources)
     for progress.done, source in enumerate(sources, 1):
         data = source.read()
-        if data is None or digest_of(data) != source.digest:
+        if data is None:
             refused.add(source.digest)
         else:
             writer.put(source.digest, data)

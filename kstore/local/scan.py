@@ -28,6 +28,7 @@ _NEVER_IN_PLACE = _LINK | _RELOCATE
 _EXECUTABLE = 0o111
 _WRITING_TIME = 3600.0
 _UNFINISHED = "it is not finished"
+_SMALL = 16 << 10
 _OBJECT_FILES = (".so", ".o")
 
 
@@ -56,6 +57,10 @@ class Scan:
     """Whether any folder has changed since it was last scanned."""
     hashed: int = 0
     """How many files were read."""
+    room: int = 0
+    """Bytes of small files that may still be kept."""
+    kept: dict[bytes, bytes] = field(default_factory=dict)
+    """Digest → stored form of files that were read, so that a commit need not read them again."""
 
     @property
     def files(self) -> Files:
@@ -76,9 +81,12 @@ class Scan:
         self.hashed += other.hashed
 
 
-def scan(root: CacheRoot, table: Table, index: Index, base: Callable[[], Files]) -> Scan:
-    """Read all components of `root`. `base` gives what was restored into it; it is asked only for unknown files."""
-    found = Scan()
+def scan(root: CacheRoot, table: Table, index: Index, base: Callable[[], Files], room: int = 0) -> Scan:
+    """Read all components of `root`. `base` gives what was restored into it; it is asked only for unknown files.
+
+    Up to `room` bytes of what is read are kept, small files only: with those, opening takes longer than reading.
+    """
+    found = Scan(room=room)
     for name, folder in root.folders.items():
         if _is_there(folder):
             _ComponentScan(table[name], folder, index, base, found).folder(_Place(name, folder), found)
@@ -254,7 +262,14 @@ class _ComponentScan:
         if kind.flags & _HOST and name.endswith(_OBJECT_FILES):
             check_whole_object(data)
         stored = self._relocated(place, relative, data, into) if kind.flags & _RELOCATE else data
-        return Known(_entry(stored, status, kind), len(data), status.st_ino)
+        entry = _entry(stored, status, kind)
+        self._keep(entry.digest, stored)
+        return Known(entry, len(data), status.st_ino)
+
+    def _keep(self, digest: bytes, stored: bytes) -> None:
+        if len(stored) <= min(_SMALL, self._found.room):
+            self._found.room -= len(stored)
+            self._found.kept[digest] = stored
 
     def _relocated(self, place: _Place, relative: str, data: bytes, into: Scan) -> bytes:
         try:

@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 
 _HOST = int(Flag.HOST)
 _MAX_RACES = 1000
+_ROOM = 32 << 20
+"""Bytes of small files that are kept between hashing and uploading them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,7 @@ def commit(worker: Worker) -> CommitReport:
         state = worker.state.load()
         if not state.synced:
             worker.ask_host()
-        report = _Commit(worker, state, worker.scan(state)).run()
+        report = _Commit(worker, state, worker.scan(state, _ROOM)).run()
     return replace(report, seconds=time.perf_counter() - started)
 
 
@@ -239,7 +241,7 @@ class _Commit:
         among = {entry.digest for entry in self._ours.values()} | proposal.contents.keys()
         uploader.begin(among, is_first=not theirs.generation)
         ours = {p: e for p, e in self._ours.items() if e.digest in lost} | {p: self._ours[p] for p in proposal.taken}
-        blobs = sources(self._worker, ours, proposal.contents)
+        blobs = sources(self._worker, ours, proposal.contents, self._found.kept)
         known = [s for s in blobs if s.digest not in lost]
         wanted = uploader.lacking(known, theirs.snapshot, self._base) + [s for s in blobs if s.digest in lost]
         manifest = Manifest(proposal.files, proposal.hosts, self._meta(theirs, proposal))
