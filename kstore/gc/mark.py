@@ -83,8 +83,10 @@ def _refs(storage: Storage, scope: Scope, gone: Container[str], marked: Marked) 
             continue
         try:
             refs.append(storage.refs.get(scope, generation))
-        except MissError:  # another gc has removed it since
-            continue
+        except MissError as error:
+            # Another gc may have removed it since. What is listed and not to be found keeps all that it may name.
+            if generation in storage.refs.generations(scope):
+                marked.unreadable.append(str(error))
         except IntegrityError as error:
             marked.unreadable.append(str(error))
     return refs
