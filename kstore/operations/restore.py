@@ -155,7 +155,7 @@ def choose_wanted(files: Files, found: Scan, merged: Merged) -> Files:
         for path, entry in files.items()
         if path not in keep and ((local := found.known.get(path)) is None or local.entry.digest != entry.digest)
     }
-    if not found.folders:
+    if len(wanted) == len(files) and not found.busy:
         return wanted
     groups = {unit_of(path, entry) for path, entry in wanted.items() if entry.flags & _GROUP}
     kept = {unit_of(path, known.entry) for path, known in found.known.items() if path in keep}
