@@ -25,7 +25,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """What tests have to tell whether or not they pass: `record_property("told", …)`."""
     reports = (report for reports in terminalreporter.stats.values() for report in reports)
-    told = [text for report in reports for name, text in getattr(report, "user_properties", ()) if name == "told"]
+    calls = (report for report in reports if getattr(report, "when", "") == "call")
+    told = [text for report in calls for name, text in report.user_properties if name == "told"]
     if told:
         terminalreporter.section("measured")
         terminalreporter.write("\n".join([*told, ""]))
