@@ -95,11 +95,10 @@ def release(lease: Lease) -> None:
         lease.release()
 
 
-def leave(nonce: str) -> None:
-    """Stop renewing a lease, without giving it up."""
-    flight = _flights.pop(nonce, None)
-    if flight:
-        flight.leave()
+def leave_all() -> None:
+    """Stop renewing, without giving anything up: other processes go on."""
+    while _flights:
+        _flights.popitem()[1].leave()
 
 
 def _end_all() -> None:
