@@ -79,6 +79,8 @@ class Store:
 
     def create(self, grace: int = DEFAULT_GRACE) -> bool:
         """Make the store unless it exists; returns whether it was made now. `grace` is in seconds."""
+        if self.settings.mode is Mode.READ:
+            raise self._refusal("create")
         return self.storage.create(grace)
 
     def restore(
@@ -263,10 +265,13 @@ class Store:
     @contextmanager
     def _maintaining(self, verb: str) -> Iterator[None]:
         if self.settings.mode is Mode.READ:
-            raise StoreUnavailable(f"cannot {verb} the store at {self.location}: this worker's mode is `read`")
+            raise self._refusal(verb)
         with reporting_trouble(self.location, verb):
             self.storage.open()
             yield
+
+    def _refusal(self, verb: str) -> StoreUnavailable:
+        return StoreUnavailable(f"cannot {verb} the store at {self.location}: this worker's mode is `read`")
 
     @cached_property
     def gpu(self) -> str:

@@ -63,4 +63,8 @@ def command(
     tell_components(output, report.cache_root, report.components)
     if report.link_why:
         output.detail(report.link_why)
+    if report.leads:
+        output.say(
+            f"others wait for `kstore commit {shlex.quote(key)}`, for {store.settings.lease_ttl:g} s (--lease-ttl)"
+        )
     output.say(f'for the variables of this shell: eval "$(kstore env {shlex.quote(key)})"')
