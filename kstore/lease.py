@@ -69,15 +69,15 @@ class Lease:
     def acquire(self) -> bool:
         """Take it if nobody holds it, or its holder is gone by the store's own clock."""
         newest = self.newest()
-        return (not newest or newest.is_released or self.has_lapsed(newest)) and self.take(newest)
+        return (not newest or newest.is_released or self.age(newest) > newest.ttl) and self.take(newest)
 
-    def has_lapsed(self, claim: Claim) -> bool:
-        """Whether the holder is gone, by the store's own clock: that is a write."""
+    def age(self, claim: Claim) -> float:
+        """Seconds since it was made, by the store's own clock: that is a write."""
         try:
             made = self._backend.stat(self._name(claim.number)).mtime_ns
         except FileNotFoundError:  # it was renewed just now
-            return False
-        return self._storage.clock() - made > claim.ttl * _SECOND
+            return 0.0
+        return (self._storage.clock() - made) / _SECOND
 
     def take(self, after: Claim | None) -> bool:
         """Take it over from `after`, the newest claim as last seen. Of many who try, one succeeds."""

@@ -27,7 +27,7 @@ from kstore.storage import Storage
 from kstore.worker import Worker
 
 _DENIED = {errno.EROFS, errno.EACCES, errno.EPERM}
-"""Who gets these may not write to the store, and waits as a reader does."""
+"""What a store says that may not be written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +65,13 @@ class _Wait:
         self._may_lead = may_lead
         self._lease = lease_of(worker.store, worker.scope, worker.lease_ttl)
         self._claim: Claim | None = None
-        self._seen_at = 0.0
+        self._seen_at = self._since = 0.0
         self._newest = -1
         self._holder = ""
 
     def run(self, seconds: float) -> Waited:
+        if self._is_over():
+            return Waited()
         started, number, leads = time.monotonic(), 0, False
         try:
             for number, _ in enumerate(polls(seconds, self._worker.waiting)):
@@ -94,8 +96,19 @@ class _Wait:
         self._holder = claim.holder
         if before and claim.number == before.number:
             return time.monotonic() - self._seen_at > claim.ttl
+        age = self._age(claim) if is_new else 0.0
         self._seen_at = time.monotonic()
-        return is_new and self._may_lead and not self._is_ours() and self._lease.has_lapsed(claim)
+        self._since = self._seen_at - claim.held - age
+        return age > claim.ttl
+
+    def _age(self, claim: Claim) -> float:
+        if not self._may_lead or self._is_ours():
+            return 0.0
+        try:
+            return self._lease.age(claim)
+        except OSError as error:
+            self._check_trouble(error)
+            return 0.0
 
     def _is_ours(self) -> bool:
         """Whether this cache root leads already: another of its processes took the lease, or one before a restart."""
@@ -127,12 +140,9 @@ class _Wait:
         try:
             worker.store.create()
             taken = lease.take(self._claim)
-        except StagingLost:
-            taken = False
         except OSError as error:
-            if error.errno not in _DENIED:
-                raise
-            self._may_lead = taken = False
+            self._check_trouble(error)
+            taken = False
         if not taken:  # Somebody was faster: a sign of life.
             self._seen_at = time.monotonic()
             return False
@@ -145,8 +155,14 @@ class _Wait:
             raise
         return True
 
+    def _check_trouble(self, error: OSError) -> None:
+        """Who may not write to the store waits as a reader does."""
+        if error.errno in _DENIED:
+            self._may_lead = False
+        elif not isinstance(error, StagingLost):
+            raise error
+
     def _tell(self) -> None:
         claim = self._claim
         holder = claim.holder if claim and not claim.is_released else ""
-        since = self._seen_at - claim.held if claim and holder else 0.0
-        self._worker.progress.wait_for(Awaited(holder, since, max(self._newest, 0)))
+        self._worker.progress.wait_for(Awaited(holder, self._since if holder else 0.0, max(self._newest, 0)))

@@ -128,6 +128,14 @@ def test_a_hit_takes_no_lease(tmp_path: Path) -> None:
     assert claim(first) is None
 
 
+def test_a_hit_does_not_even_look_for_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = Node(tmp_path, "first")
+    first.tree.kernel("one")
+    first.commit()
+    monkeypatch.setattr(Lease, "newest", lambda *_: pytest.fail("looked for a lease"))
+    assert Node(tmp_path, "second").restore(wait=LONG).ok
+
+
 def test_a_key_that_was_forgotten_is_compiled_anew(tmp_path: Path) -> None:
     first = Node(tmp_path, "first")
     first.tree.kernel("one")
@@ -293,6 +301,14 @@ def test_a_forked_child_does_not_release_what_its_parent_holds(tmp_path: Path) -
     first = leader(tmp_path)
     in_processes(flight._end_all, [()])
     assert is_held(first)
+
+
+def test_who_waits_is_told_since_when_it_is_compiled(tmp_path: Path) -> None:
+    first = leader(tmp_path, lease_ttl=LONG)
+    pass_time(first, 30)
+    (awaited,) = Waiter(Node(tmp_path, "waiter")).until_it_waits().told
+    assert time.monotonic() - awaited.since >= 30
+    first.store.release(KEY)
 
 
 # ---- The end of waiting
