@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from kstore.operations.wait import lease_of
 from kstore.progress import Awaited
 from kstore.report import CommitStatus, RestoreReport, RestoreStatus
 from kstore.store import Store
+from tests.faults.injection import GONE, LOST, LOST_TO_EXISTS, REFUSALS, Fault, backend_fault
 from tests.gc.stores import pass_time
 from tests.trees import ENVIRONMENT, GPU, KEY, Node, Tree, contents, in_processes, listing
 
@@ -482,6 +484,28 @@ def test_the_report_says_it_all_in_json(tmp_path: Path) -> None:
         "waited": 0.0,
         "waited_for": "",
     }
+
+
+# ---- Trouble
+
+
+@pytest.mark.parametrize("fault", [*REFUSALS, LOST, LOST_TO_EXISTS, *GONE], ids=str)
+def test_whatever_call_fails_the_job_goes_on_and_commits(tmp_path: Path, fault: Fault) -> None:
+    """Those that the fault makes wait for themselves do so to the end of their time."""
+    for number in count():
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        with backend_fault(fault, number) as striker:
+            report = kstore.restore(KEY, wait=SHORT, **settings(folder, "worker"))
+        assert report.status in (RestoreStatus.MISS, RestoreStatus.FAILED)
+        Tree(folder / "worker").kernel("one")
+        assert kstore.commit(KEY, **settings(folder, "worker")).status is CommitStatus.COMMITTED
+        assert kstore.restore(KEY, wait=LONG, **settings(folder, "other")).status is RestoreStatus.RESTORED
+        assert flight._flights == {}
+        if not striker.struck:
+            break
+    assert number > 3
+    assert report.leads
 
 
 # ---- How often the store is asked
