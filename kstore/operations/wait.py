@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import errno
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 
 from kstore import flight
@@ -146,12 +147,13 @@ class _Wait:
         if not taken:  # Somebody was faster: a sign of life.
             self._seen_at = time.monotonic()
             return False
-        flight.begin(lease)
         try:
+            flight.begin(lease)
             with worker.waiting.visible():
                 worker.state.save_lease(lease.nonce)
         except BaseException:
-            flight.release(lease)
+            with suppress(OSError):
+                flight.release(lease)
             raise
         return True
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +14,6 @@ import pytest
 
 import kstore
 from kstore.backends import Backend, LocalPaths, PosixBackend
-from kstore.cli.program import run
 from kstore.errors import StoreUnavailable
 from kstore.gc import Policy
 from kstore.operations.wait import lease_of
@@ -20,6 +21,7 @@ from kstore.report import CommitStatus, RestoreStatus
 from tests.trees import ENVIRONMENT, GPU, KEY, Node, Tree, listing
 
 SHORT = 0.3
+REPOSITORY = Path(__file__).parents[2]
 READING = ("get", "list", "stat", "path")
 pytestmark = pytest.mark.usefixtures("host")
 
@@ -117,13 +119,26 @@ def test_synchronized(tmp_path: Path, untouched: Path) -> None:
         assert cache.restored.ok is (key == KEY)
 
 
+EXEC = """
+import sys
+import kstore.storage
+from kstore.cli.program import run
+from tests.flight.test_read_only import ReadOnlyBackend
+
+kstore.storage.PosixBackend = ReadOnlyBackend
+sys.exit(run(sys.argv[1:]))
+"""
+
+
 @pytest.mark.parametrize("key", [KEY, "other"])
-def test_exec(tmp_path: Path, untouched: Path, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KSTORE_MODE", "read")
-    monkeypatch.setattr(os, "environ", dict(os.environ))
-    scope = ("--store", str(untouched), "--cache-root", str(tmp_path / "reader"), "--gpu", GPU)
-    arguments = ("exec", key, *scope, "--environment", ENVIRONMENT, "--wait", "1", "--", "true")
-    assert run(arguments) == 0
+def test_exec(tmp_path: Path, untouched: Path, key: str) -> None:
+    scope = ("--store", untouched, "--cache-root", tmp_path / "reader", "--gpu", GPU, "--environment", ENVIRONMENT)
+    command = [sys.executable, "-c", EXEC, "exec", key, *scope, "--wait", "1", "--", "echo", "ran"]
+    environ = os.environ | {"KSTORE_MODE": "read"}
+    done = subprocess.run(command, cwd=REPOSITORY, env=environ, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "ran\n")
+    assert f"nothing is committed to {key}: the mode is read" in done.stderr
+    assert "failed" not in done.stderr
 
 
 WRITERS: dict[str, Callable[[kstore.Store], object]] = {

@@ -419,6 +419,17 @@ def test_who_is_given_up_in_the_moment_of_taking_it_releases_it(tmp_path: Path) 
     assert not is_held(node)
 
 
+def test_who_cannot_renew_it_gives_it_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    node = Node(tmp_path)
+    monkeypatch.setattr(flight, "begin", refuse)
+    with pytest.raises(RuntimeError):
+        node.restore(wait=LONG)
+    assert not is_held(node)
+
+
 @pytest.mark.parametrize("wait", [-1, float("nan"), float("inf"), 1e300, "5"])
 def test_a_senseless_wait_is_a_usage_error(tmp_path: Path, wait: Any) -> None:
     with pytest.raises(UsageError, match="wait="):
