@@ -16,6 +16,8 @@ from typing import Any, Self, TypeVar
 
 from kstore.deadline import within
 from kstore.errors import UsageError, WaitTimeout
+from kstore.polls import check_wait
+from kstore.progress import Awaited
 from kstore.report import CommitReport, CommitStatus, RestoreReport, RestoreStatus
 from kstore.scope import check_key
 from kstore.store import Store
@@ -32,6 +34,7 @@ def restore(
     cache_root: str | os.PathLike[str] | None = None,
     generation: int | None = None,
     seed: str | None = None,
+    wait: float = 0.0,
     strict: bool = False,
     **settings: Any,
 ) -> RestoreReport:
@@ -45,25 +48,32 @@ def restore(
         cache_root: the local folder; by default a numbered one below /tmp/kstore.
         generation: exactly this generation, not the newest.
         seed: the key to start from if nothing is published for `key`.
+        wait: if nothing is published, one of all workers that wait returns at once, to compile, and its report says
+            that it `leads`. The others wait for what it commits: for up to so many seconds, beside `timeout`.
         strict: raise instead of returning a `FAILED` or `TIMEOUT` status.
-        settings: `gpu`, `environment`, `layout`, `components`, `timeout`, as `Store` takes them.
+        settings: `gpu`, `environment`, `layout`, `components`, `timeout`, `lease_ttl`, as `Store` takes them.
 
     Raises:
         UsageError: the key or a setting is malformed.
         KstoreError: anything else, if `strict`.
     """
     check_key(key)
+    check_wait(wait)
     _check_names(settings)
 
     def run() -> RestoreReport:
         worker = Store(store, cache_root=cache_root, **settings)
-        work = partial(worker.restore, key, generation=generation, seed=seed)
-        return within(worker.settings.timeout, worker.waiting, f"restoring from {worker.location}", work)
+        worker.progress.on_wait = partial(_tell_wait, key, wait)
+        work = partial(worker.restore, key, generation=generation, seed=seed, wait=wait)
+        limit = worker.settings.timeout and worker.settings.timeout + wait
+        return within(limit, worker.waiting, f"restoring from {worker.location}", work)
 
     def failed(error: str, is_late: bool) -> RestoreReport:
         return RestoreReport(RestoreStatus.TIMEOUT if is_late else RestoreStatus.FAILED, key, error=error)
 
     report = _degrade("restore", key, strict, run, failed)
+    if report.waited:
+        log.info("kstore: waited %.1f s for %s of %s", report.waited, report.waited_for or "a generation", key)
     if report.ok:
         log.info(
             "kstore: restored %s generation %d: %d files in %.2f s",
@@ -119,6 +129,7 @@ class synchronized(ContextDecorator):
         *,
         generation: int | None = None,
         seed: str | None = None,
+        wait: float = 0.0,
         strict: bool = False,
         **settings: Any,
     ) -> None:
@@ -127,7 +138,7 @@ class synchronized(ContextDecorator):
         """What the restore did."""
         self.committed = CommitReport(CommitStatus.UNCHANGED, key)
         """What the commit did."""
-        self._choice: dict[str, Any] = {"generation": generation, "seed": seed}
+        self._choice: dict[str, Any] = {"generation": generation, "seed": seed, "wait": check_wait(wait)}
         self._settings: dict[str, Any] = {"strict": strict, **settings}
 
     def __enter__(self) -> Self:
@@ -138,6 +149,10 @@ class synchronized(ContextDecorator):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.committed = commit(self.key, **self._settings)
+
+
+def _tell_wait(key: str, seconds: float, awaited: Awaited) -> None:
+    log.info("kstore: %s is compiled by %s, waiting for it up to %g s", key, awaited.holder or "nobody yet", seconds)
 
 
 def _check_names(settings: dict[str, Any]) -> None:

@@ -75,9 +75,13 @@ def within(seconds: float, waiting: Waiting, what: str, work: Callable[[], Answe
     return answer.result()
 
 
-def _run(work: Callable[[], Answer], answer: Future[Answer]) -> None:
-    # Signals are for the job's own threads: one that hangs must not be the one to get them.
+def block_signals() -> None:
+    """In a thread of kstore's: signals are for the job's own, and one that hangs must not be the one to get them."""
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _OF_A_THREAD)
+
+
+def _run(work: Callable[[], Answer], answer: Future[Answer]) -> None:
+    block_signals()
     try:
         answer.set_result(work())
     except BaseException as error:

@@ -1,57 +1,107 @@
 """A lease: who does something that need not be done twice. Nothing relies on it for safety.
 
-It is a file that is created only if absent, and whose age, by the store's own clock, says whether its holder is
-still there.
+It is a row of numbered files, the newest of which says who holds it. To take, renew or release it is to create the
+next number, which only one can: of many who find that a holder is gone, one takes its place, and a holder that was
+merely slow finds out when it renews. Numbers never go back: after a release the last file stays.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import secrets
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from kstore.creator import creator
-from kstore.storage import Storage
+
+if TYPE_CHECKING:
+    from kstore.storage import Storage
 
 _SECOND = 1_000_000_000
+_ATTEMPTS = 10
+_KEPT = 2
+"""Files that stay: a listing during which one appears and one goes still shows one of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What the newest file says."""
+
+    number: int
+    nonce: str = ""
+    """Whose it is: the same in all that one holder writes."""
+    holder: str = ""
+    """`user@host`: for people only."""
+    ttl: float = 0.0
+    """Seconds after which a holder that has not renewed it is gone."""
+    held: float = 0.0
+    """Seconds that it had been held by then, by the holder's own clock."""
+    is_released: bool = False
 
 
 class Lease:
     """One name under `leases/`, to be held by one process at a time."""
 
-    def __init__(self, storage: Storage, name: str, ttl: float) -> None:
-        """`ttl` is in seconds: a holder that has not renewed it for so long is gone."""
+    def __init__(self, storage: Storage, name: str, ttl: float, nonce: str = "") -> None:
+        """`ttl` is in seconds. `nonce` is that of a lease which another process has taken for this one."""
         self._storage = storage
         self._backend = storage.backend
-        self._name = f"leases/{name}"
-        self._ttl = ttl
-        self._nonce = secrets.token_hex(16)
+        self._folder = f"leases/{name}"
+        self._since = time.monotonic()
+        self.ttl = ttl
+        self.nonce = nonce or secrets.token_hex(16)
+
+    def newest(self, seen: Claim | None = None) -> Claim | None:
+        """The newest claim; None if nobody ever held it. One that was `seen` is not read again."""
+        number = 0
+        for _ in range(_ATTEMPTS):
+            number = max(self._numbers(), default=0)
+            if not number or (seen and seen.number == number):
+                return seen if number else None
+            with suppress(FileNotFoundError):  # newer ones came since the listing
+                return _parse(number, self._backend.get(self._name(number)), self.ttl)
+        return Claim(number, ttl=self.ttl)
 
     def acquire(self) -> bool:
-        """Take it if nobody holds it, or its holder is gone."""
-        content = json.dumps({"holder": creator(), "nonce": self._nonce}).encode()
-        if self._backend.put_if_absent(self._name, content):
-            return True
-        with suppress(FileNotFoundError):
-            if self._storage.clock() - self._backend.stat(self._name).mtime_ns <= self._ttl * _SECOND:
-                return False
-            self._backend.delete(self._name)
-        return self._backend.put_if_absent(self._name, content)
+        """Take it if nobody holds it, or its holder is gone by the store's own clock."""
+        newest = self.newest()
+        return (not newest or newest.is_released or self.age(newest) > newest.ttl) and self.take(newest)
 
-    def holder(self) -> str:
-        """`user@host` of whoever holds it; empty if nobody does."""
-        return str(self._content().get("holder", ""))
+    def age(self, claim: Claim) -> float:
+        """Seconds since it was made, by the store's own clock: that is a write."""
+        try:
+            made = self._backend.stat(self._name(claim.number)).mtime_ns
+        except FileNotFoundError:  # it was renewed just now
+            return 0.0
+        return (self._storage.clock() - made) / _SECOND
+
+    def take(self, after: Claim | None) -> bool:
+        """Take it over from `after`, the newest claim as last seen. Of many who try, one succeeds."""
+        self._since = time.monotonic()
+        return self._put(after.number + 1 if after else 1)
+
+    def renew(self) -> bool:
+        """Say that the holder is still there. False if it is ours no longer."""
+        newest = self.newest()
+        if not newest or not self._is_ours(newest):
+            return False
+        self._put(newest.number + 1)
+        return True
 
     def release(self) -> None:
         """Give it up, if it is still ours."""
-        if self._content().get("nonce") == self._nonce:
-            self._backend.delete(self._name)
+        for _ in range(_ATTEMPTS):
+            newest = self.newest()
+            if not newest or not self._is_ours(newest) or self._put(newest.number + 1, is_released=True):
+                return
 
     @contextmanager
     def held(self) -> Iterator[bool]:
-        """Whether it could be taken; released at the end."""
+        """Whether it could be acquired; released at the end."""
         taken = self.acquire()
         try:
             yield taken
@@ -59,8 +109,47 @@ class Lease:
             if taken:
                 self.release()
 
-    def _content(self) -> dict[str, Any]:
-        with suppress(FileNotFoundError, ValueError):
-            content = json.loads(self._backend.get(self._name))
-            return content if isinstance(content, dict) else {}
-        return {}
+    def _is_ours(self, claim: Claim) -> bool:
+        return claim.nonce == self.nonce and not claim.is_released
+
+    def _put(self, number: int, *, is_released: bool = False) -> bool:
+        content = {
+            "nonce": self.nonce,
+            "holder": creator(),
+            "ttl": self.ttl,
+            "held": time.monotonic() - self._since,
+            "released": is_released,
+        }
+        if not self._backend.put_if_absent(self._name(number), json.dumps(content).encode()):
+            return False
+        *older, newest = sorted({*self._numbers(), number})
+        if newest != number:  # It was free again, for others have gone on from it meanwhile.
+            self._backend.delete(self._name(number))
+            return False
+        for old in older[: 1 - _KEPT]:
+            self._backend.delete(self._name(old))
+        return True
+
+    def _numbers(self) -> list[int]:
+        names = (child.name for child in self._backend.list(self._folder) if not child.is_folder)
+        return [int(name) for name in names if name.isascii() and name.isdecimal()]
+
+    def _name(self, number: int) -> str:
+        return f"{self._folder}/{number}"
+
+
+def _parse(number: int, data: bytes, ttl: float) -> Claim:
+    """One that cannot be read is somebody's all the same, for `ttl` seconds."""
+    try:
+        content = json.loads(data)
+        claim = Claim(
+            number,
+            str(content["nonce"]),
+            str(content["holder"]),
+            float(content["ttl"]),
+            float(content["held"]),
+            content["released"] is True,
+        )
+    except (ValueError, TypeError, KeyError, RecursionError, OverflowError):
+        return Claim(number, ttl=ttl)
+    return claim if 0 < claim.ttl < math.inf and 0 <= claim.held < math.inf else Claim(number, ttl=ttl)

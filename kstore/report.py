@@ -82,6 +82,13 @@ class RestoreReport:
     skipped: tuple[Skipped, ...] = ()
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
+    """Without the waiting."""
+    waited: float = 0.0
+    """Seconds that it waited for another worker's generation."""
+    waited_for: str = ""
+    """`user@host` of that worker; empty if nobody said that he compiles."""
+    leads: bool = False
+    """Whether this worker compiles for others: they wait for what it commits."""
     error: str = ""
 
     @property

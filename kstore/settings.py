@@ -43,6 +43,8 @@ class Settings:
     """The components that are managed."""
     timeout: float = 600.0
     """Seconds after which a job goes on without its restore or commit; 0 to wait for ever."""
+    lease_ttl: float = 60.0
+    """Seconds after which a worker that compiles for others, and no longer says so, counts as gone."""
 
 
 log = logging.getLogger(__name__)
@@ -120,8 +122,15 @@ def _components(value: str | list[str] | tuple[str, ...]) -> tuple[str, ...]:
 
 def _seconds(value: str | float) -> float:
     seconds = float(value)
-    if not 0 <= seconds < threading.TIMEOUT_MAX:
+    if not 0 <= seconds < threading.TIMEOUT_MAX / 2:
         raise ValueError("it must be 0 or more seconds")
+    return seconds
+
+
+def _ttl(value: str | float) -> float:
+    seconds = _seconds(value)
+    if not seconds:
+        raise ValueError("it must be more than 0 seconds")
     return seconds
 
 
@@ -134,4 +143,5 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
     "environment": str,
     "components": _components,
     "timeout": _seconds,
+    "lease_ttl": _ttl,
 }

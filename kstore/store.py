@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, MutableMapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -14,9 +15,10 @@ from kstore.components.table import table_version
 from kstore.components.variables import place_components, set_variables
 from kstore.deadline import Waiting
 from kstore.environment import Environment, detect_environment, gpu_slug
-from kstore.errors import AmbiguousScopeError, CacheRootError, MissError, StoreUnavailable
+from kstore.errors import AmbiguousScopeError, CacheRootError, KstoreError, MissError, StoreUnavailable
 from kstore.folders import make_folder
 from kstore.local.cacheroot import CacheRoot, Owner, claim_root, numbered_folder, owned_root
+from kstore.polls import check_wait, polls
 from kstore.progress import Progress
 from kstore.refs import Ref, RefState
 from kstore.report import CommitReport, CommitStatus, RestoreReport
@@ -49,6 +51,7 @@ class Store:
         environment: str | None = None,
         components: tuple[str, ...] | None = None,
         timeout: float | None = None,
+        lease_ttl: float | None = None,
         environ: MutableMapping[str, str] = os.environ,
     ) -> None:
         """Settings that are not given come from `KSTORE_*`, kstore.toml or [tool.kstore], or their defaults.
@@ -59,6 +62,7 @@ class Store:
         given: dict[str, Any] = {
             "store": root, "cache_root": cache_root, "layout": layout, "mode": mode,
             "gpu": gpu, "environment": environment, "components": components, "timeout": timeout,
+            "lease_ttl": lease_ttl,
         }  # fmt: skip
         self.settings: Settings = load_settings(environ, **given)
         self.storage = Storage(self.settings.store)
@@ -75,24 +79,32 @@ class Store:
 
     def create(self, grace: int = DEFAULT_GRACE) -> bool:
         """Make the store unless it exists; returns whether it was made now. `grace` is in seconds."""
+        if self.settings.mode is Mode.READ:
+            raise self._refusal("create")
         return self.storage.create(grace)
 
-    def restore(self, key: str, *, generation: int | None = None, seed: str | None = None) -> RestoreReport:
+    def restore(
+        self, key: str, *, generation: int | None = None, seed: str | None = None, wait: float = 0.0, lead: bool = True
+    ) -> RestoreReport:
         """Put what is published for `key` into the cache root, and set the component variables.
 
-        With `generation`, exactly that one. With `seed`, start from that key if `key` has nothing yet.
+        With `generation`, exactly that one. With `seed`, start from that key if `key` has nothing yet. With `wait`,
+        where there is nothing yet, one of all who wait goes on at once to compile, and its report says that it
+        `leads`; the others wait for what it commits, for up to that many seconds. Without `lead` it is none of these.
         """
         from kstore.operations.restore import restore
 
         for name in filter(None, (key, seed)):
             check_key(name)
-        scope = self._published_scope(self.scope(key))
+        until = time.monotonic() + check_wait(wait)
+        scope = self._published_scope(self.scope(key), wait)
         worker = self._worker(scope, before_import=True)
         with self.waiting.visible():
             set_variables(worker.root.variables, self._environ)
         with reporting_trouble(self.location, "restore from"):
             self.storage.open()
-            return restore(worker, generation, replace(scope, key=seed) if seed else None)
+            start = replace(scope, key=seed) if seed else None
+            return restore(worker, generation, start, patience=max(0.0, until - time.monotonic()), lead=lead)
 
     def commit(self, key: str) -> CommitReport:
         """Publish what the cache root of `key` has and the store lacks."""
@@ -102,9 +114,28 @@ class Store:
         if self.settings.mode is Mode.READ:
             return CommitReport(CommitStatus.READ_ONLY, key, store=self.location)
         worker = self.worker(key, before_import=False)
-        with reporting_trouble(self.location, "commit to"):
-            self.storage.open()
-            return commit(worker)
+        try:
+            with reporting_trouble(self.location, "commit to"):
+                self.storage.open()
+                return commit(worker)
+        finally:
+            self._release(worker)
+
+    def release(self, key: str) -> None:
+        """Give up compiling `key` for others, as a commit does: one of them goes on with it."""
+        if self.settings.mode is not Mode.READ:
+            self._release(self.worker(key, before_import=False))
+
+    def _release(self, worker: Worker) -> None:
+        """Trouble with it is none of the commit's: the lease lapses."""
+        from kstore.flight import release
+        from kstore.operations.wait import lease_of
+
+        nonce = worker.state.lease()
+        if nonce:
+            with suppress(OSError, KstoreError):
+                worker.state.save_lease("")
+                release(lease_of(self.storage, worker.scope, worker.lease_ttl, nonce))
 
     def variables(self, key: str) -> dict[str, str]:
         """The environment variables that a worker of `key` needs, without what the user set."""
@@ -115,7 +146,7 @@ class Store:
         """Everything published, of every GPU and environment; of one key if given."""
         with reporting_trouble(self.location, "read"):
             self.storage.settings  # noqa: B018
-            for scope in self.storage.refs.scopes():
+            for scope in self.storage.refs.scopes(under=key or ""):
                 if key is None or scope.key == key:
                     yield scope
 
@@ -234,10 +265,13 @@ class Store:
     @contextmanager
     def _maintaining(self, verb: str) -> Iterator[None]:
         if self.settings.mode is Mode.READ:
-            raise StoreUnavailable(f"cannot {verb} the store at {self.location}: this worker's mode is `read`")
+            raise self._refusal(verb)
         with reporting_trouble(self.location, verb):
             self.storage.open()
             yield
+
+    def _refusal(self, verb: str) -> StoreUnavailable:
+        return StoreUnavailable(f"cannot {verb} the store at {self.location}: this worker's mode is `read`")
 
     @cached_property
     def gpu(self) -> str:
@@ -268,6 +302,7 @@ class Store:
             rules=table_version(),
             layout=self.settings.layout,
             may_write=self.settings.mode is not Mode.READ,
+            lease_ttl=self.settings.lease_ttl,
             progress=self.progress,
             waiting=self.waiting,
         )
@@ -284,16 +319,22 @@ class Store:
         _check_usable(root)
         return root
 
-    def _published_scope(self, scope: Scope) -> Scope:
+    def _published_scope(self, scope: Scope, wait: float) -> Scope:
         """Where there is no torch to ask, as in an init container, the only scope of the key decides."""
         if self.settings.environment or self.environment.facts.get("torch", "none") != "none":
             return scope
+        for _ in polls(wait, self.waiting):
+            if found := self._only_scope(scope):
+                return found
+        return scope
+
+    def _only_scope(self, scope: Scope) -> Scope | None:
         found = [s for s in self.scopes(scope.key) if not self.settings.gpu or s.gpu == self.settings.gpu]
         if len(found) > 1:
             raise AmbiguousScopeError(
                 f"torch is not installed here, and {scope.key} has several environments; choose: {_choices(found)}"
             )
-        return found[0] if found else scope
+        return found[0] if found else None
 
 
 def _choices(scopes: list[Scope]) -> str:

@@ -40,6 +40,8 @@ class Worker:
     layout: Layout | None = None
     may_write: bool = True
     """Whether anything may be written to the store."""
+    lease_ttl: float = 60.0
+    """Seconds after which this worker counts as gone, if it compiles for others and does not say so."""
     progress: Progress = field(default_factory=Progress)
     waiting: Waiting = field(default_factory=Waiting)
 

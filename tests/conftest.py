@@ -37,7 +37,18 @@ def isolated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No test sees the user's settings, or touches anything but its own folder."""
     for component in load_table().values():
         monkeypatch.delenv(component.variable, raising=False)
-    for name in ("ROOT", "CACHE_ROOT", "LAYOUT", "MODE", "GPU", "ENVIRONMENT", "COMPONENTS", "TIMEOUT", "MANAGED"):
+    for name in (
+        "ROOT",
+        "CACHE_ROOT",
+        "LAYOUT",
+        "MODE",
+        "GPU",
+        "ENVIRONMENT",
+        "COMPONENTS",
+        "TIMEOUT",
+        "LEASE_TTL",
+        "MANAGED",
+    ):
         # Set first, so that what a test lets kstore write there is undone as well.
         monkeypatch.setenv(f"KSTORE_{name}", "")
         monkeypatch.delenv(f"KSTORE_{name}")

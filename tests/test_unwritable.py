@@ -7,6 +7,7 @@ import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -79,6 +80,18 @@ def test_a_read_only_store_restores_and_refuses_commits(volume: Path, tmp_path: 
     report = kstore.commit("m", store=store, cache_root=root, **SCOPE)
     assert report.status is CommitStatus.FAILED
     assert "Read-only file system" in report.error
+
+
+def test_a_read_only_store_is_waited_for_and_nobody_leads(volume: Path, tmp_path: Path) -> None:
+    store = volume / "store"
+    settings: dict[str, Any] = {"store": store, **SCOPE}
+    assert kstore.restore("held", wait=60, cache_root=tmp_path / "leader", **settings).leads
+    remount(volume, "ro")
+    for key in ("held", "free"):
+        report = kstore.restore(key, wait=0.2, cache_root=tmp_path / key, strict=True, **settings)
+        assert (report.status, report.leads) == (RestoreStatus.MISS, False)
+    remount(volume, "rw")
+    kstore.commit("held", cache_root=tmp_path / "leader", **settings)
 
 
 def test_a_full_cache_root_places_nothing_and_the_job_runs_cold(volume: Path, tmp_path: Path) -> None:

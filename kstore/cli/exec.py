@@ -21,6 +21,7 @@ from kstore.cli.options import (
     pass_invocation,
     scope_options,
     store_option,
+    wait_options,
 )
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ _EXIT_CODES = {
     "128+N": "signal N ended the command",
     "127, 126": "the command was not found, or cannot be run",
     "2": "usage",
-    "3": "nothing is published, with --require",
+    "3": "nothing is published, with --require; with --wait, not in that time either",
     "1, 4, 5": "error, damaged store, cache root held for too long, with --require",
 }
 
@@ -67,13 +68,16 @@ class _Exec(Command):
 @key_argument
 @click.option("--seed", metavar="KEY", help="What to start from if KEY has nothing yet.")
 @click.option("--require", is_flag=True, help="Do not run the command without restored kernels.")
+@wait_options
 @store_option
 @cache_root_option
 @scope_options
 @layout_option
 @output_options
 @pass_invocation
-def command(invocation: Invocation, key: str, seed: str | None, require: bool, program: list[str]) -> int:
+def command(
+    invocation: Invocation, key: str, seed: str | None, require: bool, wait: int | None, program: list[str]
+) -> int:
     """Run a command with the kernels of KEY, and commit what it compiled.
 
     The command gets the variables that point compilers at the cache root, and every signal that kstore gets.
@@ -87,7 +91,7 @@ def command(invocation: Invocation, key: str, seed: str | None, require: bool, p
     if seed:
         check_key(seed)
     store.scope(key)  # A bad key or setting stops here. What follows is trouble, which does not.
-    restored = _restore(output, store, key, seed, require)
+    restored = _restore(output, store, key, seed, require, wait or 0)
     started = time.perf_counter()
     try:
         code = run_child(program, environ)
@@ -102,7 +106,7 @@ def command(invocation: Invocation, key: str, seed: str | None, require: bool, p
     return code
 
 
-def _restore(output: Output, store: Store, key: str, seed: str | None, require: bool) -> RestoreReport:
+def _restore(output: Output, store: Store, key: str, seed: str | None, require: bool, wait: float) -> RestoreReport:
     """Restore, or say why the command runs cold."""
     from kstore.cli.sentences import check_required, restored, tell_trouble
     from kstore.deadline import within
@@ -111,8 +115,9 @@ def _restore(output: Output, store: Store, key: str, seed: str | None, require: 
 
     try:
         with output.working(f"restoring {key}", store.progress):
-            work = partial(store.restore, key, seed=seed)
-            report = within(store.settings.timeout, store.waiting, f"restoring from {store.location}", work)
+            work = partial(store.restore, key, seed=seed, wait=wait, lead=not require)
+            limit = store.settings.timeout and store.settings.timeout + wait
+            report = within(limit, store.waiting, f"restoring from {store.location}", work)
     except Exception as error:
         if require:
             raise

@@ -20,7 +20,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 OK = {"0": "ok"}
 ERROR = OK | {"1": "error", "2": "usage"}
 MISSING = {"3": "nothing is published for what was asked"}
-REQUIRED = {"3": "nothing is published, with --require or --generation"}
+REQUIRED = {"3": "nothing is published, with --require or --generation; with --wait, not in that time either"}
 INTEGRITY = {"4": "what the store holds is damaged"}
 TIMEOUT = {"5": "another process held the cache root for too long"}
 
@@ -30,8 +30,8 @@ class Invocation:
     """What the common options of one command line say."""
 
     output: Output = field(default_factory=Output)
-    settings: dict[str, str | None] = field(default_factory=dict)
-    """`store`, `cache_root`, `gpu`, `environment`, `layout`, as `Store` takes them; None if not given."""
+    settings: dict[str, str | int | None] = field(default_factory=dict)
+    """`store`, `cache_root`, `gpu`, `environment`, `layout`, `lease_ttl`, as `Store` takes them; None if not given."""
 
     def store(self, environ: MutableMapping[str, str] = os.environ) -> Store:
         """The store to work on. Its settings are checked now."""
@@ -81,9 +81,13 @@ def as_bytes(ctx: click.Context, param: click.Parameter, value: str | None) -> i
         raise click.BadParameter(str(error), ctx, param) from error
 
 
-def _set(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
+def _set(ctx: click.Context, param: click.Parameter, value: str | int | None) -> None:
     assert param.name
     ctx.ensure_object(Invocation).settings[param.name] = value
+
+
+def _set_seconds(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
+    _set(ctx, param, as_seconds_or_none(ctx, param, value))
 
 
 def _set_json(ctx: click.Context, param: click.Parameter, value: bool) -> None:
@@ -151,6 +155,16 @@ def layout_option(function: Function) -> Function:
     return click.option(
         "--layout", type=click.Choice(["auto", "loose", "packed"]), callback=_set, expose_value=False,
         help="How new files are stored: one by one, as one pack, or (auto) what suits the store's filesystem.",
+    )(function)  # fmt: skip
+
+
+def wait_options(function: Function) -> Function:
+    """Who compiles, and who waits."""
+    return _decorate(
+        click.option("--wait", metavar="DURATION", callback=as_seconds_or_none,
+                     help="If nothing is published: one worker compiles, the others wait so long for it (300, 5m)."),
+        click.option("--lease-ttl", metavar="DURATION", callback=_set_seconds, expose_value=False,
+                     help="How long after its last sign of life the one that compiles counts as gone; else 60 s."),
     )(function)  # fmt: skip
 
 

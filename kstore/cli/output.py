@@ -15,7 +15,7 @@ import click
 
 from kstore.cli.columns import Column
 from kstore.cli.words import printable
-from kstore.progress import Progress
+from kstore.progress import Awaited, Progress
 
 SCHEMA = 1
 """Version of the JSON form; fields are added, never changed."""
@@ -89,12 +89,21 @@ class Output:
         self.error(error, f"{type(error).__name__}: {error}{hint}")
 
     def working(self, text: str, progress: Progress | None = None) -> AbstractContextManager[object]:
-        """Shows on a terminal that something takes its time."""
-        if self.json or self.verbosity < 0 or not sys.stderr.isatty():
+        """Shows on a terminal that something takes its time; elsewhere one line says who is waited for."""
+        if self.json or self.verbosity < 0:
+            return nullcontext()
+        if not sys.stderr.isatty():
+            if progress:
+                progress.on_wait = self._say_awaited
             return nullcontext()
         from kstore.cli.spinner import Spinner
 
         return Spinner(text, progress)
+
+    def _say_awaited(self, awaited: Awaited) -> None:
+        from kstore.cli.words import waiting
+
+        self.say(waiting(awaited))
 
     def log(self) -> None:
         """Send what the library logs to stderr, as much of it as was asked for."""

@@ -19,6 +19,7 @@ from kstore.cli.options import (
     pass_invocation,
     scope_options,
     store_option,
+    wait_options,
 )
 
 
@@ -27,22 +28,31 @@ from kstore.cli.options import (
 @click.option("--generation", type=click.IntRange(min=1), metavar="N", help="Exactly this one, not the newest.")
 @click.option("--seed", metavar="KEY", help="What to start from if KEY has nothing yet.")
 @click.option("--require", is_flag=True, help="Fail if nothing is published.")
+@wait_options
 @store_option
 @cache_root_option
 @scope_options
 @output_options
 @pass_invocation
-def command(invocation: Invocation, key: str, generation: int | None, seed: str | None, require: bool) -> None:
+def command(
+    invocation: Invocation, key: str, generation: int | None, seed: str | None, require: bool, wait: int | None
+) -> None:
     """Put what is published for KEY into the local cache root.
 
     It sets no variables in the shell that calls it: `eval "$(kstore env KEY)"` does, or use `kstore exec`.
+
+    With --wait it may be this worker that compiles for the others. They wait until `kstore commit KEY`, or until
+    --lease-ttl is over, since this command ends and gives no more signs of life; `kstore exec` does.
     """
+    from kstore import flight
     from kstore.cli.sentences import check_required, restored, tell_components, tell_trouble
 
     output = invocation.output
     store = invocation.store()
     with output.working(f"restoring {key}", store.progress):
-        report = store.restore(key, generation=generation, seed=seed)
+        report = store.restore(key, generation=generation, seed=seed, wait=wait or 0, lead=not require)
+    if report.leads:
+        flight.leave_all()
     if require:
         check_required(report)
     tell_trouble(output, report)
@@ -53,4 +63,8 @@ def command(invocation: Invocation, key: str, generation: int | None, seed: str 
     tell_components(output, report.cache_root, report.components)
     if report.link_why:
         output.detail(report.link_why)
+    if report.leads:
+        output.say(
+            f"others wait for `kstore commit {shlex.quote(key)}`, for {store.settings.lease_ttl:g} s (--lease-ttl)"
+        )
     output.say(f'for the variables of this shell: eval "$(kstore env {shlex.quote(key)})"')

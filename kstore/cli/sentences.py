@@ -16,6 +16,16 @@ _SHOWN = 3
 
 def restored(report: RestoreReport, seed: str | None) -> str:
     """One line."""
+    return _restored(report, seed) + _waited(report)
+
+
+def _waited(report: RestoreReport) -> str:
+    whom = f" for {report.waited_for}" if report.waited_for else ""
+    waited = f", after waiting {duration(report.waited)}{whom}" if report.waited else ""
+    return f"{waited}; the others wait for what this worker compiles" if report.leads else waited
+
+
+def _restored(report: RestoreReport, seed: str | None) -> str:
     if report.status is RestoreStatus.MISS:
         return f"nothing is published for {report.key} on {report.gpu}, {report.environment} yet"
     what = f"generation {report.generation}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from types import TracebackType
 
+from kstore.cli.words import printable, waiting
 from kstore.progress import Progress
 
 _PATIENCE = 1.0  # seconds
@@ -44,5 +45,8 @@ class Spinner:
         with Display(*columns, console=Console(stderr=True), auto_refresh=False, transient=True) as display:
             task = display.add_task(self._text, total=None)
             while not self._done.wait(_PERIOD):
-                display.update(task, completed=self._progress.done, total=self._progress.total or None)
+                awaited = self._progress.awaited
+                text = f"{self._text}: {printable(waiting(awaited))}" if awaited else self._text
+                done, total = self._progress.done, self._progress.total or None
+                display.update(task, description=text, completed=done, total=total)
                 display.refresh()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import time
 
+from kstore.progress import Awaited
+
 _SIZES = ("B", "kB", "MB", "GB", "TB", "PB")
 _TAIL = 8
 """Characters: as long as the digest at the end of an environment's tag."""
@@ -47,6 +49,15 @@ def long_duration(seconds: int) -> str:
 def age(created: float) -> str:
     """How long ago; clocks differ between hosts, so the future is now."""
     return long_duration(round(max(0.0, time.time() - created)))
+
+
+def waiting(awaited: Awaited) -> str:
+    """Who is waited for, since when he is at it, and what there is so far."""
+    published = f"generation {awaited.generation} is published" if awaited.generation else "nothing is published"
+    if not awaited.holder:
+        return f"waiting for somebody to compile; {published} so far"
+    since = long_duration(round(max(0.0, time.monotonic() - awaited.since)))
+    return f"waiting for {awaited.holder}, who has been compiling for {since}; {published} so far"
 
 
 def moment(seconds: float) -> str:

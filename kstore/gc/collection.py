@@ -26,7 +26,7 @@ from kstore.used import last_used
 log = logging.getLogger(__name__)
 
 _SECOND = 1_000_000_000
-_LEASE = "gc"
+_LEASE = "@gc"
 _LEASE_TTL = 3600.0
 """Seconds after which a gc that still runs no longer keeps others from starting."""
 

@@ -69,6 +69,7 @@ class StateFolder:
         self._index = os.path.join(self._folder, f"index-{digest_of(rules.encode()).hex()[:8]}")
         self._base = os.path.join(self._folder, "base")
         self._sync = os.path.join(self._folder, "sync.json")
+        self._lease = os.path.join(self._folder, "lease")
         self._index_digest = b""
 
     @contextmanager
@@ -153,6 +154,23 @@ class StateFolder:
         # The ref names the manifest by its digest: a crash between the two leaves no base rather than a wrong one.
         _write(self._base, base.snapshot.data)
         _write(self._sync, json.dumps(content).encode())
+
+    def lease(self) -> str:
+        """The nonce of the lease under which this root is filled for others; empty for none."""
+        try:
+            return read_whole(self._lease).decode()
+        except (OSError, UnicodeDecodeError):
+            return ""
+
+    def save_lease(self, nonce: str) -> None:
+        """Remember it, so that every process that uses the root knows; empty to forget it."""
+        try:
+            if nonce:
+                _write(self._lease, nonce.encode())
+            else:
+                os.unlink(self._lease)
+        except FileNotFoundError:
+            pass
 
     @contextmanager
     def staging(self, folder: str | None = None) -> Iterator[str]:

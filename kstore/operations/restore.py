@@ -17,6 +17,7 @@ from kstore.local.scan import Scan, Skipped
 from kstore.local.state import Base, State
 from kstore.manifest import Files, Flag, unit_of
 from kstore.merge import NOT_TAKEN, Merged, merge
+from kstore.operations.wait import Waited, wait
 from kstore.refs import RefState
 from kstore.report import RestoreReport, RestoreStatus, count_components
 from kstore.scope import Scope
@@ -28,16 +29,25 @@ _GROUP, _SLOT, _LINK = int(Flag.GROUP), int(Flag.SLOT), int(Flag.LINK)
 _NEVER_LINKED = int(Flag.MERGE | Flag.RELOCATE | Flag.MTIME)
 
 
-def restore(worker: Worker, generation: int | None = None, seed: Scope | None = None) -> RestoreReport:
+def restore(
+    worker: Worker,
+    generation: int | None = None,
+    seed: Scope | None = None,
+    *,
+    patience: float = 0.0,
+    lead: bool = True,
+) -> RestoreReport:
     """Put the artifacts of the newest generation, or of the one asked for, into the cache root.
 
-    `seed` is the scope to start from if nothing is published for the worker's own.
+    `seed` is the scope to start from if nothing is published for the worker's own. On a miss it waits for up to
+    `patience` seconds for the worker that compiles, or, with `lead`, may become that one.
 
     Raises:
         MissError: `generation` was asked for and is not there.
         IntegrityError: the ref or the manifest is damaged.
         KstoreError, OSError: the store or the cache root cannot be used.
     """
+    waited = wait(worker, generation, patience, lead=lead) if patience else Waited()
     started = time.perf_counter()
     snapshot, status = _choose(worker, generation, seed)
     if snapshot is None:
@@ -47,7 +57,13 @@ def restore(worker: Worker, generation: int | None = None, seed: Scope | None = 
             mark_used(worker.store.backend, snapshot.ref.scope)
         with worker.state.locked():
             report = _Restore(worker, snapshot, worker.state.load()).run(status)
-    return replace(report, seconds=time.perf_counter() - started)
+    return replace(
+        report,
+        seconds=time.perf_counter() - started,
+        waited=waited.seconds,
+        waited_for=waited.holder,
+        leads=waited.leads,
+    )
 
 
 def _choose(worker: Worker, generation: int | None, seed: Scope | None) -> tuple[Snapshot | None, RestoreStatus]:

@@ -1,0 +1,170 @@
+"""Wait for a generation that another worker is compiling, or become the one who compiles.
+
+A poll reads: the newest claim of the lease first, the newest ref then. Who holds the lease publishes before releasing
+it. So if the lease was free and nothing was published after that, nobody is at work, and as taking it fails if anybody
+took it in between, whoever gets it is the only one.
+
+Whether a holder is gone is not a question of clocks: each waiter sees for itself, by its own monotonic clock, that
+nothing was renewed for as long as the holder said it would take. Only a claim that was there before the waiter came is
+compared once with the store's clock, lest a lease left behind long ago costs every newcomer its time.
+"""
+
+from __future__ import annotations
+
+import errno
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+
+from kstore import flight
+from kstore.backends import StagingLost
+from kstore.errors import IntegrityError, MissError
+from kstore.lease import Claim, Lease
+from kstore.polls import polls
+from kstore.progress import Awaited
+from kstore.refs import RefState
+from kstore.scope import Scope
+from kstore.storage import Storage
+from kstore.worker import Worker
+
+_DENIED = {errno.EROFS, errno.EACCES, errno.EPERM}
+"""What a store says that may not be written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waited:
+    """How waiting ended."""
+
+    seconds: float = 0.0
+    holder: str = ""
+    """`user@host` of who compiled when last seen; empty if nobody did."""
+    leads: bool = False
+    """Whether this worker compiles for the others."""
+
+
+def wait(worker: Worker, generation: int | None, seconds: float, *, lead: bool) -> Waited:
+    """Return as soon as there is something to restore, or this worker leads, or `seconds` are over.
+
+    With `generation`, wait for that one. Who waits for one, or may not write, never leads, nor without `lead`.
+
+    Raises:
+        OSError: the store cannot be read.
+        Abandoned: nobody waits any more for this restore.
+    """
+    return _Wait(worker, generation, lead and worker.may_write and not generation).run(seconds)
+
+
+def lease_of(storage: Storage, scope: Scope, ttl: float, nonce: str = "") -> Lease:
+    """The lease of who compiles for a scope."""
+    return Lease(storage, scope.folder.removeprefix("refs/"), ttl, nonce)
+
+
+class _Wait:
+    def __init__(self, worker: Worker, generation: int | None, may_lead: bool) -> None:
+        self._worker = worker
+        self._generation = generation
+        self._may_lead = may_lead
+        self._lease = lease_of(worker.store, worker.scope, worker.lease_ttl)
+        self._claim: Claim | None = None
+        self._seen_at = self._since = 0.0
+        self._newest = -1
+        self._holder = ""
+
+    def run(self, seconds: float) -> Waited:
+        if self._is_over():
+            return Waited()
+        started, number, leads = time.monotonic(), 0, False
+        try:
+            for number, _ in enumerate(polls(seconds, self._worker.waiting)):
+                is_free = self._is_free(is_new=number == 0)
+                if self._is_over():
+                    break
+                leads = self._may_lead and (self._is_ours() or (is_free and self._take()))
+                if leads:
+                    break
+                if number:
+                    self._tell()
+        finally:
+            self._worker.progress.awaited = None
+        return Waited(time.monotonic() - started, self._holder, leads) if number else Waited(leads=leads)
+
+    def _is_free(self, *, is_new: bool) -> bool:
+        """Whether nobody holds the lease, or its holder is gone."""
+        before, self._claim = self._claim, self._lease.newest(self._claim)
+        claim = self._claim
+        if not claim or claim.is_released:
+            return True
+        self._holder = claim.holder
+        if before and claim.number == before.number:
+            return time.monotonic() - self._seen_at > claim.ttl
+        age = self._age(claim) if is_new else 0.0
+        self._seen_at = time.monotonic()
+        self._since = self._seen_at - claim.held - age
+        return age > claim.ttl
+
+    def _age(self, claim: Claim) -> float:
+        if not self._may_lead or self._is_ours():
+            return 0.0
+        try:
+            return self._lease.age(claim)
+        except OSError as error:
+            self._check_trouble(error)
+            return 0.0
+
+    def _is_ours(self) -> bool:
+        """Whether this cache root leads already: another of its processes took the lease, or one before a restart."""
+        claim = self._claim
+        if not claim or claim.is_released or claim.nonce != self._worker.state.lease():
+            return False
+        self._lease.nonce = claim.nonce
+        flight.join(self._lease)
+        return True
+
+    def _is_over(self) -> bool:
+        """Whether there is something to restore, or never will be."""
+        refs = self._worker.store.refs
+        newest = max(refs.generations(self._worker.scope), default=0)
+        if newest == self._newest:
+            return False
+        self._newest = newest
+        if self._generation:
+            return newest >= self._generation
+        try:
+            ref = refs.newest(self._worker.scope)
+        except (IntegrityError, MissError):  # The restore says what is wrong with it.
+            return True
+        return ref is not None and ref.state is RefState.LIVE
+
+    def _take(self) -> bool:
+        """Whether this worker compiles from now on."""
+        worker, lease = self._worker, self._lease
+        try:
+            worker.store.create()
+            taken = lease.take(self._claim)
+        except OSError as error:
+            self._check_trouble(error)
+            taken = False
+        if not taken:  # Somebody was faster: a sign of life.
+            self._seen_at = time.monotonic()
+            return False
+        try:
+            flight.begin(lease)
+            with worker.waiting.visible():
+                worker.state.save_lease(lease.nonce)
+        except BaseException:
+            with suppress(OSError):
+                flight.release(lease)
+            raise
+        return True
+
+    def _check_trouble(self, error: OSError) -> None:
+        """Who may not write to the store waits as a reader does."""
+        if error.errno in _DENIED:
+            self._may_lead = False
+        elif not isinstance(error, StagingLost):
+            raise error
+
+    def _tell(self) -> None:
+        claim = self._claim
+        holder = claim.holder if claim and not claim.is_released else ""
+        self._worker.progress.wait_for(Awaited(holder, self._since if holder else 0.0, max(self._newest, 0)))

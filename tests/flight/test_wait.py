@@ -1,0 +1,555 @@
+"""On a miss one worker compiles, and the others wait for what it commits."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kstore
+from kstore import flight
+from kstore.deadline import Abandoned
+from kstore.environment import Environment
+from kstore.errors import MissError, StoreUnavailable, UsageError
+from kstore.lease import Claim, Lease
+from kstore.operations.wait import lease_of
+from kstore.progress import Awaited
+from kstore.report import CommitStatus, RestoreReport, RestoreStatus
+from kstore.store import Store
+from tests.faults.injection import GONE, LOST, LOST_TO_EXISTS, REFUSALS, Fault, backend_fault
+from tests.gc.stores import pass_time
+from tests.trees import ENVIRONMENT, GPU, KEY, Node, Tree, contents, in_processes, listing
+
+LONG = 120.0
+"""Nobody in these tests waits for so long, unless something is wrong."""
+SHORT = 0.3
+TTL = 0.6
+SCOPE = {"gpu": GPU, "environment": ENVIRONMENT}
+
+pytestmark = pytest.mark.usefixtures("host", "landed")
+
+
+@pytest.fixture
+def landed() -> Iterator[None]:
+    """No test leaves a lease that is renewed."""
+    yield
+    flight._end_all()
+    flight._flights.clear()
+
+
+def claim(node: Node, key: str = KEY) -> Claim | None:
+    return lease_of(node.store.storage, node.store.scope(key), 1.0).newest()
+
+
+def is_held(node: Node) -> bool:
+    newest = claim(node)
+    return newest is not None and not newest.is_released
+
+
+class Waiter:
+    """A worker that restores in a thread of its own."""
+
+    def __init__(self, node: Node, wait: float = LONG, **choice: Any) -> None:
+        self.node = node
+        self.told: list[Awaited] = []
+        self._waits = threading.Event()
+        node.store.progress.on_wait = self._tell
+        self._answer: Future[RestoreReport] = Future()
+        self._thread = threading.Thread(target=self._run, kwargs={"wait": wait, **choice}, daemon=True)
+        self._thread.start()
+
+    def until_it_waits(self) -> Waiter:
+        assert self._waits.wait(60)
+        return self
+
+    def result(self) -> RestoreReport:
+        return self._answer.result(60)
+
+    def _tell(self, awaited: Awaited) -> None:
+        self.told.append(awaited)
+        self._waits.set()
+
+    def _run(self, **choice: Any) -> None:
+        try:
+            self._answer.set_result(self.node.restore(**choice))
+        except BaseException as error:
+            self._answer.set_exception(error)
+
+
+def leader(folder: Path, name: str = "leader", **settings: Any) -> Node:
+    node = Node(folder, name, **settings)
+    report = node.restore(wait=LONG)
+    assert (report.status, report.leads, report.waited) == (RestoreStatus.MISS, True, 0.0)
+    return node
+
+
+# ---- One leads
+
+
+def test_the_first_goes_on_at_once_and_the_others_wait_for_what_it_commits(tmp_path: Path) -> None:
+    first = leader(tmp_path)
+    waiters = [Waiter(Node(tmp_path, f"waiter-{number}")) for number in range(3)]
+    for waiter in waiters:
+        waiter.until_it_waits()
+    first.tree.kernel("one")
+    first.commit()
+
+    for waiter in waiters:
+        report = waiter.result()
+        assert (report.status, report.generation, report.leads) == (RestoreStatus.RESTORED, 1, False)
+        assert report.waited > 0
+        assert report.waited_for == first.newest().creator
+        assert contents(waiter.node.tree.root).keys() == contents(first.tree.root).keys()
+
+
+def test_who_does_not_wait_neither_leads_nor_looks(tmp_path: Path) -> None:
+    first = leader(tmp_path)
+    assert Node(tmp_path, "hasty").restore().status is RestoreStatus.MISS
+    assert is_held(first)
+    other = Node(tmp_path, "other")
+    assert not other.restore("model/v2").leads
+    assert claim(other, "model/v2") is None
+
+
+def test_a_hit_takes_no_lease(tmp_path: Path) -> None:
+    first = Node(tmp_path, "first")
+    first.tree.kernel("one")
+    first.commit()
+    report = Node(tmp_path, "second").restore(wait=LONG)
+    assert (report.status, report.leads, report.waited) == (RestoreStatus.RESTORED, False, 0.0)
+    assert claim(first) is None
+
+
+def test_a_hit_does_not_even_look_for_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = Node(tmp_path, "first")
+    first.tree.kernel("one")
+    first.commit()
+    monkeypatch.setattr(Lease, "newest", lambda *_: pytest.fail("looked for a lease"))
+    assert Node(tmp_path, "second").restore(wait=LONG).ok
+
+
+def test_a_key_that_was_forgotten_is_compiled_anew(tmp_path: Path) -> None:
+    first = Node(tmp_path, "first")
+    first.tree.kernel("one")
+    first.commit()
+    first.store.forget(KEY)
+    second = leader(tmp_path, "second")
+    waiter = Waiter(Node(tmp_path, "third")).until_it_waits()
+    second.tree.kernel("two")
+    second.commit()
+    assert waiter.result().generation == 3
+
+
+def test_keys_gpus_and_environments_have_leases_of_their_own(tmp_path: Path) -> None:
+    leader(tmp_path)
+    assert leader(tmp_path, "other gpu", gpu="other-gpu")
+    assert leader(tmp_path, "other software", environment="other")
+    assert Node(tmp_path, "other key").restore("model/v2", wait=LONG).leads
+
+
+def test_a_lease_makes_the_store(tmp_path: Path) -> None:
+    leader(tmp_path)
+    assert (tmp_path / "store/kstore.json").exists()
+
+
+# ---- It ends with the commit
+
+
+def test_a_commit_releases_the_lease(tmp_path: Path) -> None:
+    first = leader(tmp_path)
+    first.tree.kernel("one")
+    assert is_held(first)
+    first.commit()
+    assert not is_held(first)
+    assert flight._flights == {}
+
+
+def test_so_does_one_that_has_nothing_to_publish_and_the_next_leads(tmp_path: Path) -> None:
+    first = leader(tmp_path)
+    waiter = Waiter(Node(tmp_path, "waiter")).until_it_waits()
+    assert first.commit().status is CommitStatus.UNCHANGED
+    report = waiter.result()
+    assert (report.status, report.leads) == (RestoreStatus.MISS, True)
+
+
+def test_so_does_one_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    first = leader(tmp_path)
+    monkeypatch.setattr("kstore.operations.commit.commit", fail)
+    with pytest.raises(StoreUnavailable):
+        first.commit()
+    assert not is_held(first)
+
+
+def test_a_store_can_release_without_a_commit(tmp_path: Path) -> None:
+    first = leader(tmp_path)
+    first.store.release(KEY)
+    assert not is_held(first)
+    assert leader(tmp_path, "second")
+
+
+def test_a_commit_of_another_worker_leaves_it_alone(tmp_path: Path) -> None:
+    first, other = leader(tmp_path), Node(tmp_path, "other")
+    other.tree.kernel("one")
+    other.commit()
+    assert is_held(first)
+
+
+def test_the_holder_renews_it(tmp_path: Path) -> None:
+    first = leader(tmp_path, lease_ttl=0.06)
+    for _ in range(600):
+        newest = claim(first)
+        assert newest
+        if newest.number > 3:
+            return
+        time.sleep(0.1)
+    pytest.fail("it was never renewed")
+
+
+def test_a_commit_in_another_process_releases_it(tmp_path: Path) -> None:
+    assert in_processes(lambda: leader(tmp_path).tree.root, [()]) == [tmp_path / "leader"]
+    node = Node(tmp_path, "leader")
+    assert is_held(node)
+    node.commit()
+    assert not is_held(node)
+
+
+def test_every_process_of_a_cache_root_leads_and_none_waits_for_another(tmp_path: Path) -> None:
+    first = leader(tmp_path)
+    report = Node(tmp_path, "leader").restore(wait=LONG)
+    assert (report.leads, report.waited) == (True, 0.0)
+    first.commit()
+    assert not is_held(first)
+
+
+# ---- A holder that is gone
+
+
+def compile_for_ever(folder: Path, ready: Any) -> None:
+    leader(folder, "victim", lease_ttl=TTL)
+    ready.set()
+    time.sleep(600)
+
+
+def kill_a_leader(folder: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    ready = context.Event()
+    victim = context.Process(target=compile_for_ever, args=(folder, ready))
+    victim.start()
+    assert ready.wait(60)
+    assert victim.pid
+    os.kill(victim.pid, signal.SIGKILL)
+    victim.join(60)
+
+
+def test_one_of_those_that_wait_takes_over_from_a_dead_holder(tmp_path: Path) -> None:
+    kill_a_leader(tmp_path)
+    waiters = [Waiter(Node(tmp_path, f"waiter-{number}", lease_ttl=LONG)) for number in range(4)]
+    leads: list[Waiter] = []
+    while not leads:
+        leads = [waiter for waiter in waiters if waiter._answer.done()]
+        time.sleep(0.01)
+    (heir,) = leads
+    assert heir.result().leads
+    heir.node.tree.kernel("one")
+    heir.node.commit()
+    others = [waiter.result() for waiter in waiters if waiter is not heir]
+    assert [(report.status, report.leads) for report in others] == [(RestoreStatus.RESTORED, False)] * 3
+
+
+def test_a_lease_that_was_left_behind_long_ago_delays_nobody(tmp_path: Path) -> None:
+    """Its holder would have to be watched for longer than anybody waits here, were there not the store's clock."""
+    node = Node(tmp_path)
+    node.store.create()
+    left = Lease(node.store.storage, f"{GPU}/{KEY}/@{ENVIRONMENT}", 2 * LONG)
+    left.take(None)
+    pass_time(node, 3 * LONG)
+    assert leader(tmp_path)
+
+
+def test_a_holder_that_lives_is_waited_for_beyond_its_ttl(tmp_path: Path) -> None:
+    first = leader(tmp_path, lease_ttl=TTL)
+    waiter = Waiter(Node(tmp_path, "waiter")).until_it_waits()
+    while (newest := claim(first)) and newest.number < 8:  # renewed for twice its ttl
+        time.sleep(0.05)
+    assert not waiter._answer.done()
+    first.tree.kernel("one")
+    first.commit()
+    assert waiter.result().status is RestoreStatus.RESTORED
+
+
+def test_at_exit_the_lease_is_released(tmp_path: Path) -> None:
+    def run() -> None:
+        leader(tmp_path)
+        flight._end_all()  # what `atexit` calls, which a forked child of multiprocessing skips
+
+    in_processes(run, [()])
+    assert not is_held(Node(tmp_path))
+
+
+def test_a_forked_child_does_not_release_what_its_parent_holds(tmp_path: Path) -> None:
+    first = leader(tmp_path)
+    in_processes(flight._end_all, [()])
+    assert is_held(first)
+
+
+def test_who_waits_is_told_since_when_it_is_compiled(tmp_path: Path) -> None:
+    first = leader(tmp_path, lease_ttl=LONG)
+    pass_time(first, 30)
+    (awaited,) = Waiter(Node(tmp_path, "waiter")).until_it_waits().told
+    assert time.monotonic() - awaited.since >= 30
+    first.store.release(KEY)
+
+
+# ---- The end of waiting
+
+
+def test_at_the_end_of_the_wait_it_is_a_miss(tmp_path: Path) -> None:
+    leader(tmp_path)
+    report = Node(tmp_path, "waiter").restore(wait=SHORT)
+    assert (report.status, report.leads) == (RestoreStatus.MISS, False)
+    assert report.waited > 0
+    assert report.waited_for
+
+
+def test_the_leader_starts_from_the_seed(tmp_path: Path) -> None:
+    publish_seed(tmp_path)
+    report = Node(tmp_path, "leader").restore(seed="model/v0", wait=LONG)
+    assert (report.status, report.leads, report.waited) == (RestoreStatus.SEEDED, True, 0.0)
+
+
+def test_those_that_wait_get_the_real_one(tmp_path: Path) -> None:
+    publish_seed(tmp_path)
+    first = leader(tmp_path)
+    waiter = Waiter(Node(tmp_path, "waiter"), seed="model/v0").until_it_waits()
+    first.tree.kernel("one")
+    first.commit()
+    assert waiter.result().status is RestoreStatus.RESTORED
+
+
+def test_and_the_seed_if_it_does_not_come(tmp_path: Path) -> None:
+    publish_seed(tmp_path)
+    leader(tmp_path)
+    report = Node(tmp_path, "waiter").restore(seed="model/v0", wait=SHORT)
+    assert (report.status, report.leads) == (RestoreStatus.SEEDED, False)
+
+
+def publish_seed(folder: Path) -> None:
+    node = Node(folder, "seed")
+    node.tree.kernel("seed")
+    node.commit("model/v0")
+
+
+def test_one_generation_is_waited_for(tmp_path: Path) -> None:
+    first = Node(tmp_path, "first")
+    first.tree.kernel("one")
+    first.commit()
+    waiter = Waiter(Node(tmp_path, "waiter"), generation=2).until_it_waits()
+    assert waiter.told == [Awaited(generation=1)]
+    first.tree.kernel("two")
+    first.commit()
+    report = waiter.result()
+    assert (report.generation, report.leads) == (2, False)
+    assert claim(first) is None
+
+
+def test_one_that_does_not_come_in_time_is_a_miss_error(tmp_path: Path) -> None:
+    with pytest.raises(MissError):
+        Node(tmp_path).restore(generation=1, wait=SHORT)
+
+
+def test_one_that_is_gone_is_not_waited_for(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    for name in ("one", "two"):
+        node.tree.kernel(name)
+        node.commit()
+    node.store.storage.refs.drop(node.store.scope(KEY), 1)
+    with pytest.raises(MissError):
+        node.restore(generation=1, wait=LONG)
+
+
+def test_without_lead_it_only_waits(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    assert not node.restore(wait=SHORT, lead=False).leads
+    assert claim(node) is None
+
+
+def test_a_store_that_may_not_be_written_is_only_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> bool:
+        raise PermissionError(13, "Permission denied")
+
+    node = Node(tmp_path)
+    node.store.create()
+    monkeypatch.setattr(Lease, "take", refuse)
+    report = node.restore(wait=SHORT)
+    assert (report.status, report.leads) == (RestoreStatus.MISS, False)
+
+
+def test_whoever_is_given_up_waits_no_longer_and_takes_no_lease(tmp_path: Path) -> None:
+    first = leader(tmp_path)
+    waiter = Waiter(Node(tmp_path, "waiter")).until_it_waits()
+    waiter.node.store.waiting.give_up()
+    with pytest.raises(Abandoned):
+        waiter.result()
+    first.store.release(KEY)
+    assert not is_held(first)
+
+
+def test_who_is_given_up_in_the_moment_of_taking_it_releases_it(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    worker = node.store.worker(KEY, before_import=True)
+    worker.waiting.give_up()
+    from kstore.operations.restore import restore
+
+    with pytest.raises(Abandoned):
+        restore(worker, patience=LONG)
+    assert claim(node) is not None
+    assert not is_held(node)
+
+
+def test_who_cannot_renew_it_gives_it_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    node = Node(tmp_path)
+    monkeypatch.setattr(flight, "begin", refuse)
+    with pytest.raises(RuntimeError):
+        node.restore(wait=LONG)
+    assert not is_held(node)
+
+
+@pytest.mark.parametrize("wait", [-1, float("nan"), float("inf"), 1e300, "5"])
+def test_a_senseless_wait_is_a_usage_error(tmp_path: Path, wait: Any) -> None:
+    with pytest.raises(UsageError, match="wait="):
+        Node(tmp_path).restore(wait=wait)
+    with pytest.raises(UsageError, match="wait="):
+        kstore.restore(KEY, store=tmp_path / "store", wait=wait)
+    with pytest.raises(UsageError, match="wait="):
+        kstore.synchronized(KEY, store=tmp_path / "store", wait=wait)
+
+
+def test_where_there_is_no_torch_the_key_is_waited_for(tmp_path: Path) -> None:
+    """As in an init container, which cannot know under which environment it will appear."""
+    bare = Node(tmp_path, "bare", environment=None)
+    vars(bare.store)["environment"] = Environment("none", {"torch": "none"})
+    waiter = Waiter(bare)
+    time.sleep(SHORT)
+    builder = Node(tmp_path, "builder")
+    builder.tree.kernel("one")
+    builder.commit()
+    report = waiter.result()
+    assert (report.status, report.environment) == (RestoreStatus.RESTORED, ENVIRONMENT)
+
+
+# ---- The functions
+
+
+def settings(folder: Path, name: str) -> dict[str, Any]:
+    return {"store": folder / "store", "cache_root": folder / name, "environ": {}, **SCOPE}
+
+
+def test_restore_waits_for_longer_than_the_timeout(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    leader(tmp_path)
+    with caplog.at_level(logging.INFO, "kstore"):
+        report = kstore.restore(KEY, wait=3 * SHORT, timeout=SHORT, **settings(tmp_path, "waiter"))
+    assert report.status is RestoreStatus.MISS
+    begin, end = [record.getMessage() for record in caplog.records if record.name == "kstore"]
+    assert f"{KEY} is compiled by {report.waited_for}, waiting for it up to 0.9 s" in begin
+    assert f"for {report.waited_for} of {KEY}" in end
+
+
+def test_synchronized_leads_and_releases_at_its_end(tmp_path: Path) -> None:
+    node = Node(tmp_path, "node")
+    with kstore.synchronized(KEY, wait=LONG, **settings(tmp_path, "node")) as cache:
+        assert cache.restored.leads
+        assert is_held(node)
+        Tree(tmp_path / "node").kernel("one")
+    assert cache.committed.status is CommitStatus.COMMITTED
+    assert not is_held(node)
+    with kstore.synchronized(KEY, wait=LONG, **settings(tmp_path, "other")) as cache:
+        assert cache.restored.ok
+
+
+def test_it_releases_when_its_body_fails(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), kstore.synchronized(KEY, wait=LONG, **settings(tmp_path, "node")):
+        raise ZeroDivisionError
+    assert not is_held(Node(tmp_path))
+
+
+def test_the_report_says_it_all_in_json(tmp_path: Path) -> None:
+    content = Node(tmp_path).restore(wait=LONG).as_json()
+    assert {name: content[name] for name in ("leads", "waited", "waited_for")} == {
+        "leads": True,
+        "waited": 0.0,
+        "waited_for": "",
+    }
+
+
+# ---- Trouble
+
+
+@pytest.mark.parametrize("fault", [*REFUSALS, LOST, LOST_TO_EXISTS, *GONE], ids=str)
+def test_whatever_call_fails_the_job_goes_on_and_commits(tmp_path: Path, fault: Fault) -> None:
+    """Those that the fault makes wait for themselves do so to the end of their time."""
+    for number in count():
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        with backend_fault(fault, number) as striker:
+            report = kstore.restore(KEY, wait=SHORT, **settings(folder, "worker"))
+        assert report.status in (RestoreStatus.MISS, RestoreStatus.FAILED)
+        Tree(folder / "worker").kernel("one")
+        assert kstore.commit(KEY, **settings(folder, "worker")).status is CommitStatus.COMMITTED
+        assert kstore.restore(KEY, wait=LONG, **settings(folder, "other")).status is RestoreStatus.RESTORED
+        assert flight._flights == {}
+        if not striker.struck:
+            break
+    assert number > 3
+    assert report.leads
+
+
+# ---- How often the store is asked
+
+
+def test_a_poll_writes_nothing(tmp_path: Path) -> None:
+    leader(tmp_path)
+    waiter = Waiter(Node(tmp_path, "waiter")).until_it_waits()
+    before = listing(tmp_path / "store")
+    time.sleep(SHORT)
+    assert listing(tmp_path / "store") == before
+    assert not waiter._answer.done()
+
+
+def run_worker(folder: Path, number: int) -> tuple[bool, str]:
+    """Restore, compile if need be, commit."""
+    node = Node(folder, f"worker-{number}")
+    report = node.restore(wait=LONG)
+    if not report.ok:
+        time.sleep(SHORT)
+        node.tree.kernel(f"by-{number}")
+    node.commit()
+    return report.leads, str(report.status)
+
+
+def test_of_sixteen_processes_that_start_cold_one_compiles(tmp_path: Path) -> None:
+    results = in_processes(run_worker, [(tmp_path, number) for number in range(16)])
+    assert sorted(results) == [(False, "restored")] * 15 + [(True, "miss")]
+    node = Node(tmp_path, "last")
+    assert len(node.store.generations(node.store.scope(KEY))) == 1
+
+
+def test_gc_leaves_leases_alone(tmp_path: Path) -> None:
+    first = leader(tmp_path)
+    Store(tmp_path / "store").gc()
+    assert is_held(first)
