@@ -29,7 +29,8 @@ def test_it_fits_80_columns_and_keeps_what_tells_environments_apart(cli: Cli) ->
     assert max(map(len, lines)) <= 80
     assert lines[1].split()[0] == key
     assert "3f2a9c1e" in lines[1]
-    assert cli.process("ls").out.splitlines() == lines
+    but_for_ages = [line.rpartition("  ")[0] for line in lines]
+    assert [line.rpartition("  ")[0] for line in cli.process("ls").out.splitlines()] == but_for_ages
 
 
 def test_a_prefix_limits_it(cli: Cli) -> None:
