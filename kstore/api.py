@@ -32,6 +32,8 @@ def restore(
     cache_root: str | os.PathLike[str] | None = None,
     generation: int | None = None,
     seed: str | None = None,
+    group: bool = False,
+    uniform: bool = True,
     strict: bool = False,
     **settings: Any,
 ) -> RestoreReport:
@@ -45,6 +47,10 @@ def restore(
         cache_root: the local folder; by default a numbered one below /tmp/kstore.
         generation: exactly this generation, not the newest.
         seed: the key to start from if nothing is published for `key`.
+        group: all ranks of the job restore the generation that rank 0 chooses. The ranks are those of
+            torch.distributed if it is initialised, else what RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say.
+            All of them must call it, equally often for each key.
+        uniform: with `group`, no rank restores if one cannot.
         strict: raise instead of returning a `FAILED` or `TIMEOUT` status.
         settings: `gpu`, `environment`, `layout`, `components`, `timeout`, as `Store` takes them.
 
@@ -57,7 +63,7 @@ def restore(
 
     def run() -> RestoreReport:
         worker = Store(store, cache_root=cache_root, **settings)
-        work = partial(worker.restore, key, generation=generation, seed=seed)
+        work = partial(worker.restore, key, generation=generation, seed=seed, group=group, uniform=uniform)
         return within(worker.settings.timeout, worker.waiting, f"restoring from {worker.location}", work)
 
     def failed(error: str, is_late: bool) -> RestoreReport:
@@ -69,6 +75,8 @@ def restore(
             "kstore: restored %s generation %d: %d files in %.2f s",
             key, report.generation, report.files, report.seconds,
         )  # fmt: skip
+    elif report.status is RestoreStatus.MISS and report.error:
+        log.warning("kstore: no rank restores %s: %s", key, report.error)
     return report
 
 
@@ -119,6 +127,8 @@ class synchronized(ContextDecorator):
         *,
         generation: int | None = None,
         seed: str | None = None,
+        group: bool = False,
+        uniform: bool = True,
         strict: bool = False,
         **settings: Any,
     ) -> None:
@@ -127,7 +137,7 @@ class synchronized(ContextDecorator):
         """What the restore did."""
         self.committed = CommitReport(CommitStatus.UNCHANGED, key)
         """What the commit did."""
-        self._choice: dict[str, Any] = {"generation": generation, "seed": seed}
+        self._choice: dict[str, Any] = {"generation": generation, "seed": seed, "group": group, "uniform": uniform}
         self._settings: dict[str, Any] = {"strict": strict, **settings}
 
     def __enter__(self) -> Self:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from kstore.components import load_table
@@ -18,6 +18,7 @@ from kstore.errors import AmbiguousScopeError, CacheRootError, MissError, StoreU
 from kstore.folders import make_folder
 from kstore.local.cacheroot import CacheRoot, Owner, claim_root, numbered_folder, owned_root
 from kstore.progress import Progress
+from kstore.ranks import Agreement, GroupBoard, Rank, StoreBoard, find_rank
 from kstore.refs import Ref, RefState
 from kstore.report import CommitReport, CommitStatus, RestoreReport
 from kstore.scope import Scope, check_key
@@ -77,22 +78,54 @@ class Store:
         """Make the store unless it exists; returns whether it was made now. `grace` is in seconds."""
         return self.storage.create(grace)
 
-    def restore(self, key: str, *, generation: int | None = None, seed: str | None = None) -> RestoreReport:
+    def restore(
+        self,
+        key: str,
+        *,
+        generation: int | None = None,
+        seed: str | None = None,
+        group: bool = False,
+        uniform: bool = True,
+    ) -> RestoreReport:
         """Put what is published for `key` into the cache root, and set the component variables.
 
         With `generation`, exactly that one. With `seed`, start from that key if `key` has nothing yet.
+        With `group`, all ranks of the job restore what rank 0 chooses; with `uniform`, all of them or none.
         """
         from kstore.operations.restore import restore
 
         for name in filter(None, (key, seed)):
             check_key(name)
-        scope = self._published_scope(self.scope(key))
-        worker = self._worker(scope, before_import=True)
+        rank = find_rank(self._environ) if group else None
+        with reporting_trouble(self.location, "restore from"):
+            if rank and rank.size > 1:
+                return self._restore_together(rank, key, generation, seed, uniform)
+            worker = self._ready_worker(key)
+            return restore(worker, generation, replace(worker.scope, key=seed) if seed else None)
+
+    def _ready_worker(self, key: str) -> Worker:
+        """This process's side of a restore, with its variables set and the store looked at anew."""
+        worker = self._worker(self._published_scope(self.scope(key)), before_import=True)
         with self.waiting.visible():
             set_variables(worker.root.variables, self._environ)
-        with reporting_trouble(self.location, "restore from"):
-            self.storage.open()
-            return restore(worker, generation, replace(scope, key=seed) if seed else None)
+        self.storage.open()
+        return worker
+
+    def _restore_together(
+        self, rank: Rank, key: str, generation: int | None, seed: str | None, uniform: bool
+    ) -> RestoreReport:
+        from kstore.operations.together import restore_together
+
+        board = GroupBoard(rank.group_store) if rank.group_store else StoreBoard(self.storage)
+        if not rank.group_store and self.settings.mode is Mode.READ:
+            raise StoreUnavailable(
+                "without a process group ranks agree through the store, and this worker's mode is `read`; "
+                "initialise torch.distributed before, or restore a `generation`"
+            )
+        agreement = Agreement(
+            board, rank.number, rank.size, rank.next_call(key), seconds=self.settings.timeout, uniform=uniform
+        )
+        return restore_together(partial(self._ready_worker, key), agreement, generation, seed)
 
     def commit(self, key: str) -> CommitReport:
         """Publish what the cache root of `key` has and the store lacks."""

@@ -12,8 +12,9 @@ import logging
 import os
 import secrets
 import shutil
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +35,8 @@ log = logging.getLogger(__name__)
 
 _STAGE = "stage-"
 _DENIED = {errno.EACCES, errno.EPERM}
+_MOMENT = 0.1
+"""Seconds between two looks at whose turn it is."""
 LOCK_TIMEOUT = 600.0
 """Seconds that a worker waits for another one that restores into or commits from the same root."""
 
@@ -71,6 +74,7 @@ class StateFolder:
         self._index = os.path.join(self._folder, f"index-{digest_of(rules.encode()).hex()[:8]}")
         self._base = os.path.join(self._folder, "base")
         self._sync = os.path.join(self._folder, "sync.json")
+        self._turn_path = os.path.join(self._folder, "turn")
         self._index_digest = b""
 
     @contextmanager
@@ -96,6 +100,36 @@ class StateFolder:
             yield
         finally:
             lock.release()
+
+    @contextmanager
+    def locked_once(self, turn: str, timeout: float = LOCK_TIMEOUT) -> Iterator[bool]:
+        """Hold the root, unless another process holds it for the same `turn`: then nothing is held, and it is False.
+
+        Raises:
+            WaitTimeout, CacheRootError: as `locked` does.
+        """
+        end = time.monotonic() + timeout
+        with ExitStack() as stack:
+            is_ours = False
+            while not is_ours and self._turn() != turn:
+                with suppress(WaitTimeout) if time.monotonic() < end else nullcontext():
+                    stack.enter_context(self.locked(_MOMENT))
+                    is_ours = True
+            if is_ours:
+                _write(self._turn_path, turn.encode())
+                stack.callback(self._end_turn)
+            yield is_ours
+
+    def _end_turn(self) -> None:
+        with suppress(OSError):
+            os.unlink(self._turn_path)
+
+    def _turn(self) -> str:
+        try:
+            with open(self._turn_path) as file:
+                return file.read()
+        except FileNotFoundError:
+            return ""
 
     def load(self) -> State:
         """Read it; what is missing or damaged is as if it had never been written."""

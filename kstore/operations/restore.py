@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 
@@ -28,6 +28,10 @@ _GROUP, _SLOT, _LINK = int(Flag.GROUP), int(Flag.SLOT), int(Flag.LINK)
 _NEVER_LINKED = int(Flag.MERGE | Flag.RELOCATE | Flag.MTIME)
 
 
+def _at_once() -> None:
+    """Nobody else is to be asked."""
+
+
 def restore(worker: Worker, generation: int | None = None, seed: Scope | None = None) -> RestoreReport:
     """Put the artifacts of the newest generation, or of the one asked for, into the cache root.
 
@@ -39,15 +43,31 @@ def restore(worker: Worker, generation: int | None = None, seed: Scope | None = 
         KstoreError, OSError: the store or the cache root cannot be used.
     """
     started = time.perf_counter()
-    snapshot, status = _choose(worker, generation, seed)
+    snapshot, status = choose(worker, generation, seed)
     if snapshot is None:
-        report = _report(worker, RestoreStatus.MISS)
+        report = report_of(worker, RestoreStatus.MISS)
     else:
-        if worker.may_write:
-            mark_used(worker.store.backend, snapshot.ref.scope)
         with worker.state.locked():
-            report = _Restore(worker, snapshot, worker.state.load()).run(status)
+            report = place(worker, snapshot, status)
     return replace(report, seconds=time.perf_counter() - started)
+
+
+def choose(worker: Worker, generation: int | None, seed: Scope | None) -> tuple[Snapshot | None, RestoreStatus]:
+    """What there is to restore, and how a restore of it is called."""
+    snapshot, status = _choose(worker, generation, seed)
+    if snapshot and worker.may_write:
+        mark_used(worker.store.backend, snapshot.ref.scope)
+    return snapshot, status
+
+
+def place(
+    worker: Worker, snapshot: Snapshot, status: RestoreStatus, before_move: Callable[[], None] = _at_once
+) -> RestoreReport:
+    """Put the artifacts of a generation into the cache root, which the caller has locked.
+
+    `before_move` is called once, when all is fetched and verified and none of it is in its place yet.
+    """
+    return _Restore(worker, snapshot, worker.state.load()).run(status, before_move)
 
 
 def _choose(worker: Worker, generation: int | None, seed: Scope | None) -> tuple[Snapshot | None, RestoreStatus]:
@@ -92,18 +112,18 @@ class _Restore:
             for component in sorted({path.partition("/")[0] for path in every} - set(known))
         ]
 
-    def run(self, status: RestoreStatus) -> RestoreReport:
+    def run(self, status: RestoreStatus, before_move: Callable[[], None]) -> RestoreReport:
         merged = self._compare()
         wanted = choose_wanted(self._files, self._found, merged)
         linker = Linker()
         worker = self._worker
         placer = Placer(worker.root, worker.state, worker.store.blobs, linker, worker.progress, worker.waiting)
-        placed = placer.place(wanted, self._ref.packs, self._found.folders) if wanted else Placed()
+        placed = placer.place(wanted, self._ref.packs, self._found.folders, before_move)
         self._remember(merged, placed)
         linked = placed.modes[LinkMode.REFLINK] + placed.modes[LinkMode.HARDLINK]
         if not wanted and status is RestoreStatus.RESTORED:
             status = RestoreStatus.CURRENT
-        return _report(
+        return report_of(
             self._worker,
             status,
             generation=self._ref.generation,
@@ -200,7 +220,8 @@ def _parents(path: str) -> Iterable[str]:
         yield path
 
 
-def _report(worker: Worker, status: RestoreStatus, **fields: object) -> RestoreReport:
+def report_of(worker: Worker, status: RestoreStatus, **fields: object) -> RestoreReport:
+    """What became of it, with what is known of the worker."""
     return RestoreReport(
         status=status,
         key=worker.scope.key,

@@ -1,0 +1,160 @@
+"""Restore on all ranks of a job: rank 0 chooses the generation, and all restore exactly that one, or none does.
+
+A rank says that it is ready when all is fetched, verified and staged beside its place. Then only renames are left.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from kstore.errors import IntegrityError, StoreUnavailable
+from kstore.operations.restore import choose, place, report_of
+from kstore.ranks import Agreement, Offer, Superseded
+from kstore.ranks.agreement import describe
+from kstore.report import RestoreReport, RestoreStatus
+from kstore.scope import Scope
+from kstore.snapshot import Snapshot
+from kstore.worker import Worker
+
+
+class Refused(Exception):
+    """The verdict is that no rank restores."""
+
+
+class Choice(NamedTuple):
+    """What is to be restored."""
+
+    snapshot: Snapshot | None = None
+    """None if nothing is published."""
+    status: RestoreStatus = RestoreStatus.MISS
+    """What a restore of it is called."""
+
+    def dump(self) -> dict[str, Any]:
+        """For the other ranks."""
+        if self.snapshot is None:
+            return {}
+        ref = self.snapshot.ref
+        scope = {"gpu": ref.scope.gpu, "key": ref.scope.key, "environment": ref.scope.environment}
+        return {**scope, "generation": ref.generation, "manifest": ref.manifest.hex(), "status": self.status}
+
+
+def restore_together(
+    ready: Callable[[], Worker], agreement: Agreement, generation: int | None, seed: str | None
+) -> RestoreReport:
+    """Restore as one rank of a job. `ready` makes the worker; what it raises is told to the other ranks.
+
+    Raises:
+        WaitTimeout: the other ranks could not be waited for any longer.
+        KstoreError, OSError: this rank cannot restore.
+    """
+    started = time.perf_counter()
+    rank = _RankRestore(agreement, seed)
+    with rank.noting_trouble():
+        rank.worker = ready()
+        if agreement.rank == 0:
+            rank.choose(generation)
+    while True:
+        with suppress(Superseded):
+            return replace(rank.run(), seconds=time.perf_counter() - started)
+
+
+class _RankRestore:
+    """What one rank does."""
+
+    def __init__(self, agreement: Agreement, seed: str | None) -> None:
+        self.worker: Worker | None = None
+        self._agreement = agreement
+        self._seed = seed
+        self._choice = Choice()
+        self._trouble: Exception | None = None
+        self._has_voted = False
+
+    @contextmanager
+    def noting_trouble(self) -> Iterator[None]:
+        """The others must hear of it before this rank gives up."""
+        try:
+            yield
+        except Exception as error:
+            self._trouble = error
+
+    def choose(self, generation: int | None) -> None:
+        """Rank 0 alone."""
+        assert self.worker
+        seed = replace(self.worker.scope, key=self._seed) if self._seed else None
+        self._choice = Choice(*choose(self.worker, generation, seed))
+
+    def run(self) -> RestoreReport:
+        """Answer one offer, or make it."""
+        leads = self._agreement.rank == 0
+        offer = self._agreement.offer(self._choice.dump()) if leads else self._agreement.read_offer()
+        self._has_voted = False
+        try:
+            if self._trouble:
+                raise self._trouble
+            assert self.worker
+            choice = self._choice if leads else _read_choice(self.worker, offer, self._seed)
+            return self._restore(self.worker, choice, offer)
+        except Superseded:
+            raise
+        except Exception as error:
+            if not self._has_voted:
+                self._vote(describe(error))
+            raise
+
+    def _restore(self, worker: Worker, choice: Choice, offer: Offer) -> RestoreReport:
+        try:
+            if choice.snapshot is None:
+                return report_of(worker, RestoreStatus.MISS, error=self._vote())
+            if not offer.uniform:
+                self._vote()
+                with worker.state.locked():
+                    return place(worker, choice.snapshot, choice.status)
+            return self._place_in_turn(worker, choice.snapshot, choice.status, offer)
+        except Refused as reason:
+            return report_of(worker, RestoreStatus.MISS, error=str(reason))
+
+    def _place_in_turn(self, worker: Worker, snapshot: Snapshot, status: RestoreStatus, offer: Offer) -> RestoreReport:
+        """One rank of each cache root stages the artifacts; the others are as ready as it is."""
+        with worker.state.locked_once(offer.nonce) as is_ours:
+            if is_ours:
+                return place(worker, snapshot, status, self._agree)
+        self._agree()
+        with worker.state.locked():
+            return place(worker, snapshot, status)
+
+    def _agree(self) -> None:
+        assert self.worker
+        with self.worker.waiting.visible():
+            pass  # Whoever has been given up is not ready.
+        self._vote()
+
+    def _vote(self, trouble: str = "") -> str:
+        """Returns what kept other ranks from restoring, if that did not keep all from it."""
+        self._has_voted = True
+        verdict = self._agreement.vote(trouble)
+        if not verdict.go and not trouble:
+            raise Refused(verdict.why)
+        return verdict.why
+
+
+def _read_choice(worker: Worker, offer: Offer, seed: str | None) -> Choice:
+    """What rank 0 has chosen, from this rank's store.
+
+    Raises:
+        MissError, IntegrityError: it is not there, or something else is.
+        StoreUnavailable: rank 0 has other hardware, software, or another store.
+    """
+    if not offer.choice:
+        return Choice()
+    wanted: Mapping[str, Any] = offer.choice
+    scope = Scope(wanted["gpu"], wanted["key"], wanted["environment"])
+    if scope not in {worker.scope, replace(worker.scope, key=seed or worker.scope.key)}:
+        raise StoreUnavailable(f"this is a rank of {worker.scope}, and rank 0 restores {scope}")
+    snapshot = worker.store.snapshot(worker.store.refs.get(scope, wanted["generation"]))
+    if snapshot.ref.manifest.hex() != wanted["manifest"]:
+        raise IntegrityError(f"generation {wanted['generation']} of {scope} is not the one that rank 0 has")
+    return Choice(snapshot, RestoreStatus(wanted["status"]))
