@@ -15,6 +15,7 @@ from kstore.cli.options import (
     Command,
     Invocation,
     cache_root_option,
+    group_option,
     key_argument,
     layout_option,
     output_options,
@@ -67,13 +68,14 @@ class _Exec(Command):
 @key_argument
 @click.option("--seed", metavar="KEY", help="What to start from if KEY has nothing yet.")
 @click.option("--require", is_flag=True, help="Do not run the command without restored kernels.")
+@group_option
 @store_option
 @cache_root_option
 @scope_options
 @layout_option
 @output_options
 @pass_invocation
-def command(invocation: Invocation, key: str, seed: str | None, require: bool, program: list[str]) -> int:
+def command(invocation: Invocation, key: str, seed: str | None, require: bool, group: bool, program: list[str]) -> int:
     """Run a command with the kernels of KEY, and commit what it compiled.
 
     The command gets the variables that point compilers at the cache root, and every signal that kstore gets.
@@ -87,7 +89,7 @@ def command(invocation: Invocation, key: str, seed: str | None, require: bool, p
     if seed:
         check_key(seed)
     store.scope(key)  # A bad key or setting stops here. What follows is trouble, which does not.
-    restored = _restore(output, store, key, seed, require)
+    restored = _restore(output, store, key, seed, require, group)
     started = time.perf_counter()
     try:
         code = run_child(program, environ)
@@ -102,7 +104,7 @@ def command(invocation: Invocation, key: str, seed: str | None, require: bool, p
     return code
 
 
-def _restore(output: Output, store: Store, key: str, seed: str | None, require: bool) -> RestoreReport:
+def _restore(output: Output, store: Store, key: str, seed: str | None, require: bool, group: bool) -> RestoreReport:
     """Restore, or say why the command runs cold."""
     from kstore.cli.sentences import check_required, restored, tell_trouble
     from kstore.deadline import within
@@ -111,7 +113,7 @@ def _restore(output: Output, store: Store, key: str, seed: str | None, require: 
 
     try:
         with output.working(f"restoring {key}", store.progress):
-            work = partial(store.restore, key, seed=seed)
+            work = partial(store.restore, key, seed=seed, group=group)
             report = within(store.settings.timeout, store.waiting, f"restoring from {store.location}", work)
     except Exception as error:
         if require:

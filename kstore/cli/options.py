@@ -154,5 +154,6 @@ def layout_option(function: Function) -> Function:
     )(function)  # fmt: skip
 
 
+group_option = click.option("--group", is_flag=True, help="All ranks of a torchrun job restore the same, or none does.")
 key_argument = click.argument("key")
 pass_invocation = click.make_pass_decorator(Invocation, ensure=True)

@@ -14,6 +14,7 @@ from kstore.cli.options import (
     Command,
     Invocation,
     cache_root_option,
+    group_option,
     key_argument,
     output_options,
     pass_invocation,
@@ -27,12 +28,15 @@ from kstore.cli.options import (
 @click.option("--generation", type=click.IntRange(min=1), metavar="N", help="Exactly this one, not the newest.")
 @click.option("--seed", metavar="KEY", help="What to start from if KEY has nothing yet.")
 @click.option("--require", is_flag=True, help="Fail if nothing is published.")
+@group_option
 @store_option
 @cache_root_option
 @scope_options
 @output_options
 @pass_invocation
-def command(invocation: Invocation, key: str, generation: int | None, seed: str | None, require: bool) -> None:
+def command(
+    invocation: Invocation, key: str, generation: int | None, seed: str | None, require: bool, group: bool
+) -> None:
     """Put what is published for KEY into the local cache root.
 
     It sets no variables in the shell that calls it: `eval "$(kstore env KEY)"` does, or use `kstore exec`.
@@ -42,7 +46,7 @@ def command(invocation: Invocation, key: str, generation: int | None, seed: str 
     output = invocation.output
     store = invocation.store()
     with output.working(f"restoring {key}", store.progress):
-        report = store.restore(key, generation=generation, seed=seed)
+        report = store.restore(key, generation=generation, seed=seed, group=group)
     if require:
         check_required(report)
     tell_trouble(output, report)

@@ -16,6 +16,8 @@ _SHOWN = 3
 
 def restored(report: RestoreReport, seed: str | None) -> str:
     """One line."""
+    if report.status is RestoreStatus.MISS and report.error:
+        return f"no rank restores {report.key}: {report.error}"
     if report.status is RestoreStatus.MISS:
         return f"nothing is published for {report.key} on {report.gpu}, {report.environment} yet"
     what = f"generation {report.generation}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -38,9 +39,8 @@ class Job:
 
     def restore(self, key: str = KEY, **choice: Any) -> list[RestoreReport | Exception]:
         """On all ranks; what each returns or raises."""
-        return at_once(
-            [lambda rank=rank: outcome(lambda: rank.restore(key, group=True, **choice)) for rank in self.ranks]
-        )
+        works = [partial(rank.restore, key, group=True, **choice) for rank in self.ranks]
+        return at_once([partial(outcome, work) for work in works])
 
 
 def publish(folder: Path, *kernels: str, key: str = KEY, name: str = "publisher") -> Node:

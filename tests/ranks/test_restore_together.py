@@ -157,7 +157,7 @@ def test_a_node_with_another_store_is_never_heard_and_all_miss(tmp_path: Path) -
     works = [lambda: outcome(lambda: first.restore(group=True)), lambda: outcome(lambda: second.restore(group=True))]
     report, error = at_once(works)
     assert isinstance(report, RestoreReport)
-    assert (report.status, report.error) == (RestoreStatus.MISS, "rank 1 has not been heard of for 1 s")
+    assert (report.status, report.error) == (RestoreStatus.MISS, "rank 1 has not been heard of for 0.8 s")
     assert isinstance(error, WaitTimeout)
     assert "from the same store" in str(error)
 
