@@ -14,7 +14,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +26,7 @@ from kstore.errors import CacheRootError, IntegrityError, WaitTimeout
 from kstore.files import NO_FILE
 from kstore.local.cacheroot import CacheRoot
 from kstore.local.finished import read_whole
+from kstore.local.held import held, is_held
 from kstore.local.index import Index
 from kstore.refs import Ref, load_ref
 from kstore.scope import Scope
@@ -33,12 +34,14 @@ from kstore.snapshot import Snapshot
 
 log = logging.getLogger(__name__)
 
-_STAGE = "stage-"
+_STAGE, _TURN = "stage-", "turn-"
 _DENIED = {errno.EACCES, errno.EPERM}
-_MOMENT = 0.1
-"""Seconds between two looks at whose turn it is."""
 LOCK_TIMEOUT = 600.0
 """Seconds that a worker waits for another one that restores into or commits from the same root."""
+
+
+class Changed(Exception):
+    """Somebody else has worked on the root meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +77,7 @@ class StateFolder:
         self._index = os.path.join(self._folder, f"index-{digest_of(rules.encode()).hex()[:8]}")
         self._base = os.path.join(self._folder, "base")
         self._sync = os.path.join(self._folder, "sync.json")
-        self._turn_path = os.path.join(self._folder, "turn")
+        self._lock = filelock.FileLock(os.path.join(self._folder, "lock"))
         self._index_digest = b""
 
     @contextmanager
@@ -85,51 +88,69 @@ class StateFolder:
             WaitTimeout: somebody else held it for `timeout` seconds.
             CacheRootError: the folder cannot be used.
         """
-        lock = filelock.FileLock(os.path.join(self._folder, "lock"), timeout=timeout)
-        try:
-            os.makedirs(self._folder, mode=0o700, exist_ok=True)
-            lock.acquire()
-        except filelock.Timeout:
-            raise WaitTimeout(
-                f"another process has held {lock.lock_file} for {timeout:.0f} s; see whether it hangs"
-            ) from None
-        except (OSError, NotImplementedError) as error:
-            raise CacheRootError(f"the cache root cannot be used: {error}") from error
+        self._acquire(timeout)
         try:
             _sweep(self._folder)
             yield
         finally:
-            lock.release()
+            self._lock.release()
+
+    def _acquire(self, timeout: float = LOCK_TIMEOUT) -> None:
+        try:
+            os.makedirs(self._folder, mode=0o700, exist_ok=True)
+            self._lock.acquire(timeout)
+        except filelock.Timeout:
+            raise WaitTimeout(
+                f"another process has held {self._lock.lock_file} for {timeout:.0f} s; see whether it hangs"
+            ) from None
+        except (OSError, NotImplementedError) as error:
+            raise CacheRootError(f"the cache root cannot be used: {error}") from error
 
     @contextmanager
-    def locked_once(self, turn: str, timeout: float = LOCK_TIMEOUT) -> Iterator[bool]:
-        """Hold the root, unless another process holds it for the same `turn`: then nothing is held, and it is False.
+    def lent(self) -> Iterator[None]:
+        """Let others have the root while this worker, who holds it, waits for something.
 
         Raises:
-            WaitTimeout, CacheRootError: as `locked` does.
+            Changed: somebody has restored or committed meanwhile; the root is held again.
+            WaitTimeout: somebody else held it for too long.
         """
-        end = time.monotonic() + timeout
+        before = self._version()
+        self._lock.release()
+        yield
+        self._acquire()
+        if self._version() != before:
+            raise Changed
+
+    @contextmanager
+    def turn(self, name: str) -> Iterator[bool]:
+        """For what several processes are to do to the root, and one does for all: whether it is this one."""
+        lock = self._turn_lock(name)
         with ExitStack() as stack:
-            is_ours = False
-            while not is_ours and self._turn() != turn:
-                with suppress(WaitTimeout) if time.monotonic() < end else nullcontext():
-                    stack.enter_context(self.locked(_MOMENT))
-                    is_ours = True
-            if is_ours:
-                _write(self._turn_path, turn.encode())
-                stack.callback(self._end_turn)
+            try:
+                stack.enter_context(lock.acquire(blocking=False))
+                is_ours = True
+            except filelock.Timeout:
+                is_ours = False
+            except (OSError, NotImplementedError) as error:
+                raise CacheRootError(f"the cache root cannot be used: {error}") from error
             yield is_ours
 
-    def _end_turn(self) -> None:
-        with suppress(OSError):
-            os.unlink(self._turn_path)
+    def wait_for_turn(self, name: str) -> None:
+        """Until whoever has it is done, or dead, or it has taken too long."""
+        with suppress(OSError), self._turn_lock(name).acquire(LOCK_TIMEOUT):
+            pass
 
-    def _turn(self) -> str:
-        try:
-            with open(self._turn_path) as file:
-                return file.read()
-        except FileNotFoundError:
-            return ""
+    def _turn_lock(self, name: str) -> filelock.BaseFileLock:
+        return filelock.FileLock(os.path.join(self._folder, f"{_TURN}{name}"))
+
+    def _version(self) -> list[tuple[int, int]]:
+        """Another one after every restore and commit that did anything."""
+        found = []
+        for path in (self._index, self._base, self._sync):
+            with suppress(FileNotFoundError):
+                status = os.stat(path)
+                found.append((status.st_ino, status.st_mtime_ns))
+        return found
 
     def load(self) -> State:
         """Read it; what is missing or damaged is as if it had never been written."""
@@ -200,7 +221,8 @@ class StateFolder:
         path = os.path.join(parent, f"{_STAGE}{secrets.token_hex(8)}")
         os.makedirs(path, mode=0o700)
         try:
-            yield path
+            with held(path):
+                yield path
         finally:
             shutil.rmtree(path, ignore_errors=True)
             if folder:
@@ -209,11 +231,14 @@ class StateFolder:
 
 
 def _sweep(parent: str) -> None:
-    """Remove what a killed restore left: whoever holds the root's lock is the only one who stages."""
+    """Remove what killed restores left, and not what those are at that have lent the root."""
     with suppress(FileNotFoundError):
         for name in os.listdir(parent):
-            if name.startswith(_STAGE):
-                shutil.rmtree(os.path.join(parent, name), ignore_errors=True)
+            path = os.path.join(parent, name)
+            if name.startswith(_STAGE) and not is_held(path):
+                shutil.rmtree(path, ignore_errors=True)
+            elif name.startswith(_TURN) and time.time() - os.stat(path).st_mtime > LOCK_TIMEOUT:
+                os.unlink(path)
 
 
 def _digests(content: Mapping[str, str]) -> dict[str, bytes]:

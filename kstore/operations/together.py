@@ -9,9 +9,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from kstore.errors import IntegrityError, StoreUnavailable
+from kstore.local.state import Changed, StateFolder
 from kstore.operations.restore import choose, place, report_of
 from kstore.ranks import Agreement, Offer, Superseded
 from kstore.ranks.agreement import describe
@@ -111,20 +113,28 @@ class _RankRestore:
                 return report_of(worker, RestoreStatus.MISS, error=self._vote())
             if not offer.uniform:
                 self._vote()
-                with worker.state.locked():
-                    return place(worker, choice.snapshot, choice.status)
+                return _place_alone(worker, choice.snapshot, choice.status)
             return self._place_in_turn(worker, choice.snapshot, choice.status, offer)
         except Refused as reason:
             return report_of(worker, RestoreStatus.MISS, error=str(reason))
 
     def _place_in_turn(self, worker: Worker, snapshot: Snapshot, status: RestoreStatus, offer: Offer) -> RestoreReport:
-        """One rank of each cache root stages the artifacts; the others are as ready as it is."""
-        with worker.state.locked_once(offer.nonce) as is_ours:
+        """One rank of each cache root stages the artifacts; the others are as ready as it is.
+
+        No rank holds the root while it waits for the others: one of them may have to commit to it first.
+        """
+        with worker.state.turn(offer.nonce) as is_ours:
             if is_ours:
-                return place(worker, snapshot, status, self._agree)
+                with suppress(Changed), worker.state.locked():
+                    return place(worker, snapshot, status, partial(self._agree_without, worker.state))
+                return _place_alone(worker, snapshot, status)
         self._agree()
-        with worker.state.locked():
-            return place(worker, snapshot, status)
+        worker.state.wait_for_turn(offer.nonce)
+        return _place_alone(worker, snapshot, status)
+
+    def _agree_without(self, state: StateFolder) -> None:
+        with state.lent():
+            self._agree()
 
     def _agree(self) -> None:
         assert self.worker
@@ -139,6 +149,11 @@ class _RankRestore:
         if not verdict.go and not trouble:
             raise Refused(verdict.why)
         return verdict.why
+
+
+def _place_alone(worker: Worker, snapshot: Snapshot, status: RestoreStatus) -> RestoreReport:
+    with worker.state.locked():
+        return place(worker, snapshot, status)
 
 
 def _read_choice(worker: Worker, offer: Offer, seed: str | None) -> Choice:

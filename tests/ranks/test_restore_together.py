@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from kstore.environment import Host
 from kstore.errors import CacheRootError, KstoreError, StoreUnavailable, WaitTimeout
 from kstore.gc import Policy
 from kstore.local.state import StateFolder
+from kstore.ranks import Agreement, Verdict
 from kstore.report import RestoreReport, RestoreStatus
 from tests.gc.stores import pass_time
 from tests.ranks.fleet import Job, at_once, outcome, publish
@@ -171,6 +173,44 @@ def test_later_restores_are_agreed_upon_anew(tmp_path: Path) -> None:
     publisher.commit()
     assert {report.generation for report in of_ranks(job.restore())} == {2}
     assert {report.generation for report in of_ranks(job.restore())} == {2}
+
+
+def test_no_rank_holds_its_root_while_it_waits_for_one_that_still_needs_it(tmp_path: Path) -> None:
+    """The other rank of the node may not have ended its last restore yet, or have to commit first."""
+    publish(tmp_path, "one")
+    job = Job(tmp_path, ("one", "one", "two", "two"))
+
+    def work(rank: Node) -> list[object]:
+        steps: list[object] = []
+        for number in range(4):
+            steps.append(rank.restore(group=True).generation)
+            rank.tree.kernel(f"{rank.environ['RANK']}-{number}")
+            assert rank.commit().ok
+        return steps
+
+    steps = at_once([partial(work, rank) for rank in job.ranks])
+    assert steps == [steps[0]] * 4
+
+
+def test_what_is_committed_between_the_vote_and_the_move_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publisher = publish(tmp_path, "one")
+    job = Job(tmp_path, ("one", "two"))
+    vote = Agreement.vote
+
+    def commit_first(agreement: Agreement, trouble: str = "") -> Verdict:
+        if agreement.rank == 0:
+            job.ranks[0].tree.kernel("local")
+            assert Node(tmp_path, "one").commit().generation == 2
+        return vote(agreement, trouble)
+
+    monkeypatch.setattr(Agreement, "vote", commit_first)
+    reports = of_ranks(job.restore())
+    assert {report.generation for report in reports} == {1}
+    assert len(list((tmp_path / "one/triton").iterdir())) == 2
+    assert job.ranks[0].commit().generation == 2
+    assert publisher.store.verify().ok
 
 
 def test_a_later_run_of_the_same_job_is_not_misled_by_an_earlier_one(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -15,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from kstore.store import Store
@@ -26,13 +25,7 @@ PROGRAM = ROOT / "tests/programs/restore_ranks.py"
 NODES = ("node-0", "node-1")
 RANKS_PER_NODE = 2
 TIMEOUT = 240
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.compiler,
-    pytest.mark.skipif(
-        shutil.which("kstore", path=os.path.dirname(sys.executable)) is None, reason="no kstore command"
-    ),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.compiler]
 
 Answer = dict[str, Any]
 
@@ -63,8 +56,8 @@ def start(folder: Path, port: int, number: int, program: Sequence[str]) -> subpr
         f"--nproc-per-node={RANKS_PER_NODE}", "--master-addr=127.0.0.1", f"--master-port={port}",
     ]  # fmt: skip
     return subprocess.Popen(
-        [*torchrun, *program], env=environ_of(folder, NODES[number]), cwd=folder, start_new_session=True,
-        text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        [*torchrun, *program], env=environ_of(folder, NODES[number]), cwd=folder, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
 
 
@@ -76,11 +69,18 @@ def torchrun(folder: Path, *program: str) -> str:
         printed = [node.communicate(timeout=TIMEOUT)[0] for node in nodes]
     finally:
         for node in nodes:
-            if node.poll() is None:
-                os.killpg(node.pid, signal.SIGKILL)
-                node.wait()
+            end(node)
     assert [node.returncode for node in nodes] == [0, 0], "\n".join(printed)
     return "\n".join(printed)
+
+
+def end(node: subprocess.Popen[str]) -> None:
+    """With its ranks, which torchrun gives sessions of their own."""
+    if node.poll() is None:
+        ranks = psutil.Process(node.pid).children(recursive=True)
+        for process in (*ranks, node):
+            process.kill()
+        node.wait()
 
 
 def restore(folder: Path, count: int, options: Sequence[str]) -> list[Answer]:
@@ -154,7 +154,7 @@ def test_no_rank_restores_if_a_node_has_no_usable_cache_root(tmp_path: Path, opt
 
 def test_ranks_may_be_kstore_exec(tmp_path: Path) -> None:
     publisher = publish(tmp_path, "one")
-    command = ["--no-python", f"{os.path.dirname(sys.executable)}/kstore", "exec", KEY, "--group", "-v"]
+    command = ["--module", "kstore", "exec", KEY, "--group", "-v"]
     printed = torchrun(tmp_path, *command, "--", "sh", "-c", 'echo "triton is $TRITON_CACHE_DIR"')
     for node in NODES:
         assert printed.count(f"triton is {tmp_path / node}/triton") == RANKS_PER_NODE
