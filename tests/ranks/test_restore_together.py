@@ -126,8 +126,11 @@ def test_a_rank_that_fails_while_it_fetches_keeps_all_from_restoring(
 
     monkeypatch.setattr(StateFolder, "staging", staging)
     reports = Job(tmp_path, NODES).restore()
-    assert statuses(reports) == [RestoreStatus.MISS] * 2 + [CacheRootError] * 2
-    assert contents(tmp_path / "one") == {}
+    found = statuses(reports)
+    assert found[:2] == [RestoreStatus.MISS] * 2
+    # The other rank of that node fails as well, or has left it to the first one.
+    assert CacheRootError in found[2:] and set(found[2:]) <= {RestoreStatus.MISS, CacheRootError}
+    assert contents(tmp_path / "one") == contents(tmp_path / "two") == {}
     assert not list((tmp_path / "one/.kstore").glob("stage-*"))
 
 
