@@ -12,13 +12,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from kstore.errors import IntegrityError, StoreUnavailable
+from kstore.errors import IntegrityError, KstoreError, StoreUnavailable
 from kstore.local.state import Changed, StateFolder
 from kstore.operations.restore import choose, place, report_of
 from kstore.ranks import Agreement, Offer, Superseded
 from kstore.ranks.agreement import describe
 from kstore.report import RestoreReport, RestoreStatus
-from kstore.scope import Scope
 from kstore.snapshot import Snapshot
 from kstore.worker import Worker
 
@@ -40,8 +39,8 @@ class Choice(NamedTuple):
         if self.snapshot is None:
             return {}
         ref = self.snapshot.ref
-        scope = {"gpu": ref.scope.gpu, "key": ref.scope.key, "environment": ref.scope.environment}
-        return {**scope, "generation": ref.generation, "manifest": ref.manifest.hex(), "status": self.status}
+        what = {"scope": str(ref.scope), "key": ref.scope.key, "generation": ref.generation}
+        return {**what, "manifest": ref.manifest.hex(), "status": self.status}
 
 
 def restore_together(
@@ -104,7 +103,8 @@ class _RankRestore:
             raise
         except Exception as error:
             if not self._has_voted:
-                self._vote(describe(error))
+                with suppress(KstoreError):  # This rank's own trouble says more than that nobody answered.
+                    self._vote(describe(error))
             raise
 
     def _restore(self, worker: Worker, choice: Choice, offer: Offer) -> RestoreReport:
@@ -166,9 +166,9 @@ def _read_choice(worker: Worker, offer: Offer, seed: str | None) -> Choice:
     if not offer.choice:
         return Choice()
     wanted: Mapping[str, Any] = offer.choice
-    scope = Scope(wanted["gpu"], wanted["key"], wanted["environment"])
-    if scope not in {worker.scope, replace(worker.scope, key=seed or worker.scope.key)}:
-        raise StoreUnavailable(f"this is a rank of {worker.scope}, and rank 0 restores {scope}")
+    scope = replace(worker.scope, key=seed) if seed and seed == wanted["key"] else worker.scope
+    if str(scope) != wanted["scope"]:
+        raise StoreUnavailable(f"this is a rank of {scope}, and rank 0 restores {wanted['scope']}")
     snapshot = worker.store.snapshot(worker.store.refs.get(scope, wanted["generation"]))
     if snapshot.ref.manifest.hex() != wanted["manifest"]:
         raise IntegrityError(f"generation {wanted['generation']} of {scope} is not the one that rank 0 has")

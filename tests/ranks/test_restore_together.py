@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ import kstore
 from kstore.environment import Host
 from kstore.errors import CacheRootError, KstoreError, StoreUnavailable, WaitTimeout
 from kstore.gc import Policy
+from kstore.local.move import Mover
 from kstore.local.state import StateFolder
 from kstore.ranks import Agreement, Verdict
 from kstore.report import RestoreReport, RestoreStatus
@@ -132,6 +134,50 @@ def test_a_rank_that_fails_while_it_fetches_keeps_all_from_restoring(
     assert CacheRootError in found[2:] and set(found[2:]) <= {RestoreStatus.MISS, CacheRootError}
     assert contents(tmp_path / "one") == contents(tmp_path / "two") == {}
     assert not list((tmp_path / "one/.kstore").glob("stage-*"))
+
+
+def test_a_rank_that_cannot_move_what_it_has_staged_says_so_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(tmp_path, "one")
+    full = str(tmp_path / "two")
+    move = Mover.move
+
+    def fail(mover: Mover, paths: set[str], folders: set[str]) -> None:
+        if mover._local("triton").startswith(full):
+            raise OSError(28, "No space left on device")
+        move(mover, paths, folders)
+
+    monkeypatch.setattr(Mover, "move", fail)
+    reports = Job(tmp_path, ("one", "two")).restore()
+    assert statuses(reports) == [RestoreStatus.RESTORED, CacheRootError]
+
+
+def test_a_rank_whose_store_hangs_keeps_all_from_restoring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish(tmp_path, "one")
+    hung, staging = threading.Event(), StateFolder.staging
+
+    def hang(state: StateFolder, folder: str | None = None) -> Any:
+        if state._folder.startswith(str(tmp_path / "two")):
+            hung.wait(60)
+        return staging(state, folder)
+
+    monkeypatch.setattr(StateFolder, "staging", hang)
+    others = set(threading.enumerate())
+    environs = [rank.environ for rank in Job(tmp_path, ("one", "two")).ranks]
+    settings: dict[str, Any] = {"store": tmp_path / "store", "gpu": GPU, "environment": ENVIRONMENT, "timeout": SHORT}
+    reports = at_once(
+        [
+            partial(kstore.restore, KEY, group=True, cache_root=tmp_path / node, environ=environs[rank], **settings)
+            for rank, node in enumerate(("one", "two"))
+        ]
+    )
+    assert [report.status for report in reports] == [RestoreStatus.MISS, RestoreStatus.TIMEOUT]
+    assert reports[0].error == "rank 1 has not been heard of for 0.8 s"
+    hung.set()
+    for thread in set(threading.enumerate()) - others:
+        thread.join(60)
+    assert contents(tmp_path / "one") == contents(tmp_path / "two") == {}
 
 
 def test_what_was_there_before_stays_where_nobody_restores(tmp_path: Path) -> None:
