@@ -179,6 +179,13 @@ class StateFolder:
             log.warning("what %s grew from cannot be read (%r); it is merged as new", self._folder, error)
         return state
 
+    def grew_from(self, store: str, ref: Ref) -> bool:
+        """Whether the last restore or commit left the root with this generation as its base. Needs no lock."""
+        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, IntegrityError, RecursionError):
+            content = json.loads(read_whole(self._sync))
+            return content["store"] == store and _load_ref(content) == ref
+        return False
+
     def save_index(self, index: Index) -> None:
         """Replace the index."""
         data = index.dump()

@@ -70,6 +70,22 @@ def place(
     return _Restore(worker, snapshot, worker.state.load()).run(status, before_move)
 
 
+def report_placed(worker: Worker, snapshot: Snapshot, status: RestoreStatus) -> RestoreReport | None:
+    """The report of who finds that another process has just placed a generation; None if none has."""
+    if not worker.state.grew_from(worker.store.identity, snapshot.ref):
+        return None
+    known = worker.root.folders
+    files = {p: e for p, e in worker.files_of(snapshot.manifest).items() if p.partition("/")[0] in known}
+    return report_of(
+        worker,
+        RestoreStatus.CURRENT if status is RestoreStatus.RESTORED else status,
+        generation=snapshot.ref.generation,
+        files=len(files),
+        bytes=sum(entry.size for entry in files.values()),
+        components=count_components(files.items()),
+    )
+
+
 def _choose(worker: Worker, generation: int | None, seed: Scope | None) -> tuple[Snapshot | None, RestoreStatus]:
     store = worker.store
     if generation is not None:

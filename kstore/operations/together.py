@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from kstore.errors import IntegrityError, KstoreError, StoreUnavailable
 from kstore.local.state import Changed, StateFolder
-from kstore.operations.restore import choose, place, report_of
+from kstore.operations.restore import choose, place, report_of, report_placed
 from kstore.ranks import Agreement, Offer, Superseded
 from kstore.ranks.agreement import describe
 from kstore.report import RestoreReport, RestoreStatus
@@ -130,7 +130,7 @@ class _RankRestore:
                 return _place_alone(worker, snapshot, status)
         self._agree()
         worker.state.wait_for_turn(offer.nonce)
-        return _place_alone(worker, snapshot, status)
+        return report_placed(worker, snapshot, status) or _place_alone(worker, snapshot, status)
 
     def _agree_without(self, state: StateFolder) -> None:
         with state.lent():

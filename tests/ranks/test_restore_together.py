@@ -16,9 +16,11 @@ from kstore.environment import Host
 from kstore.errors import CacheRootError, KstoreError, StoreUnavailable, WaitTimeout
 from kstore.gc import Policy
 from kstore.local.move import Mover
-from kstore.local.state import StateFolder
+from kstore.local.scan import Scan
+from kstore.local.state import State, StateFolder
 from kstore.ranks import Agreement, Verdict
 from kstore.report import RestoreReport, RestoreStatus
+from kstore.worker import Worker
 from tests.gc.stores import pass_time
 from tests.ranks.fleet import Job, at_once, outcome, publish
 from tests.trees import ENVIRONMENT, GPU, KEY, Node, contents
@@ -55,6 +57,19 @@ def test_all_ranks_restore_and_one_of_each_node_places(tmp_path: Path) -> None:
     assert [sorted(report.placed for report in node) for node in (reports[:2], reports[2:])] == [[0, files]] * 2
     current = [RestoreStatus.CURRENT, RestoreStatus.RESTORED]
     assert [sorted(report.status for report in node) for node in (reports[:2], reports[2:])] == [current] * 2
+
+
+def test_only_one_rank_of_a_node_reads_the_cache_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish(tmp_path, "one")
+    scans, scan = [], Worker.scan
+
+    def count(worker: Worker, state: State) -> Scan:
+        scans.append(worker.root.path)
+        return scan(worker, state)
+
+    monkeypatch.setattr(Worker, "scan", count)
+    assert all(report.ok for report in of_ranks(Job(tmp_path, NODES).restore()))
+    assert sorted(scans) == [str(tmp_path / "one"), str(tmp_path / "two")]
 
 
 def test_all_ranks_restore_what_rank_0_chose_whatever_is_published_meanwhile(tmp_path: Path) -> None:
