@@ -102,7 +102,7 @@ def take_part_after(follower: Agreement) -> tuple[Mapping[str, Any], Verdict]:
 
 
 def test_a_rank_that_never_comes_costs_the_others_their_deadline(board: Board) -> None:
-    agreements = [rank_of(board, rank, seconds=SHORT) for rank in (0, 1)]
+    agreements = [rank_of(board, 0, seconds=SHORT), rank_of(board, 1)]
     leader, follower = at_once([lambda a=a: outcome(lambda: take_part(a)) for a in agreements])
     assert not isinstance(leader, Exception)
     assert leader[1] == Verdict(False, "rank 2 has not been heard of for 0.4 s")

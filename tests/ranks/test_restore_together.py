@@ -180,15 +180,23 @@ def test_a_rank_whose_store_hangs_keeps_all_from_restoring(tmp_path: Path, monke
     monkeypatch.setattr(StateFolder, "staging", hang)
     others = set(threading.enumerate())
     environs = [rank.environ for rank in Job(tmp_path, ("one", "two")).ranks]
-    settings: dict[str, Any] = {"store": tmp_path / "store", "gpu": GPU, "environment": ENVIRONMENT, "timeout": SHORT}
+    settings: dict[str, Any] = {"store": tmp_path / "store", "gpu": GPU, "environment": ENVIRONMENT}
     reports = at_once(
         [
-            partial(kstore.restore, KEY, group=True, cache_root=tmp_path / node, environ=environs[rank], **settings)
-            for rank, node in enumerate(("one", "two"))
+            partial(
+                kstore.restore,
+                KEY,
+                group=True,
+                cache_root=tmp_path / node,
+                environ=environs[rank],
+                timeout=timeout,
+                **settings,
+            )
+            for rank, node, timeout in ((0, "one", 5 * SHORT), (1, "two", SHORT))
         ]
     )
     assert [report.status for report in reports] == [RestoreStatus.MISS, RestoreStatus.TIMEOUT]
-    assert reports[0].error == "rank 1 has not been heard of for 0.8 s"
+    assert reports[0].error == "rank 1 has not been heard of for 4 s"
     hung.set()
     for thread in set(threading.enumerate()) - others:
         thread.join(60)
