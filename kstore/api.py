@@ -35,6 +35,8 @@ def restore(
     generation: int | None = None,
     seed: str | None = None,
     wait: float = 0.0,
+    group: bool = False,
+    uniform: bool = True,
     strict: bool = False,
     **settings: Any,
 ) -> RestoreReport:
@@ -50,6 +52,10 @@ def restore(
         seed: the key to start from if nothing is published for `key`.
         wait: if nothing is published, one of all workers that wait returns at once, to compile, and its report says
             that it `leads`. The others wait for what it commits: for up to so many seconds, beside `timeout`.
+        group: all ranks of the job restore the generation that rank 0 chooses. The ranks are those of
+            torch.distributed if it is initialised, else what RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say.
+            All of them must call it, equally often for each key.
+        uniform: with `group`, no rank restores if one cannot.
         strict: raise instead of returning a `FAILED` or `TIMEOUT` status.
         settings: `gpu`, `environment`, `layout`, `components`, `timeout`, `lease_ttl`, as `Store` takes them.
 
@@ -64,7 +70,7 @@ def restore(
     def run() -> RestoreReport:
         worker = Store(store, cache_root=cache_root, **settings)
         worker.progress.on_wait = partial(_tell_wait, key, wait)
-        work = partial(worker.restore, key, generation=generation, seed=seed, wait=wait)
+        work = partial(worker.restore, key, generation=generation, seed=seed, wait=wait, group=group, uniform=uniform)
         limit = worker.settings.timeout and worker.settings.timeout + wait
         return within(limit, worker.waiting, f"restoring from {worker.location}", work)
 
@@ -79,6 +85,8 @@ def restore(
             "kstore: restored %s generation %d: %d files in %.2f s",
             key, report.generation, report.files, report.seconds,
         )  # fmt: skip
+    elif report.status is RestoreStatus.MISS and report.error:
+        log.warning("kstore: no rank restores %s: %s", key, report.error)
     return report
 
 
@@ -130,6 +138,8 @@ class synchronized(ContextDecorator):
         generation: int | None = None,
         seed: str | None = None,
         wait: float = 0.0,
+        group: bool = False,
+        uniform: bool = True,
         strict: bool = False,
         **settings: Any,
     ) -> None:
@@ -138,7 +148,9 @@ class synchronized(ContextDecorator):
         """What the restore did."""
         self.committed = CommitReport(CommitStatus.UNCHANGED, key)
         """What the commit did."""
-        self._choice: dict[str, Any] = {"generation": generation, "seed": seed, "wait": check_wait(wait)}
+        self._choice: dict[str, Any] = {
+            "generation": generation, "seed": seed, "wait": check_wait(wait), "group": group, "uniform": uniform
+        }  # fmt: skip
         self._settings: dict[str, Any] = {"strict": strict, **settings}
 
     def __enter__(self) -> Self:

@@ -24,7 +24,7 @@ class RestoreStatus(StrEnum):
     SEEDED = "seeded"
     """Nothing is published for the key; what the seed key has was restored."""
     MISS = "miss"
-    """Nothing is published for the key, GPU and environment."""
+    """Nothing is published for the key, GPU and environment; or another rank could not restore it: `error` says why."""
     FAILED = "failed"
     """The store or the cache root could not be used: `error` says why. The job goes on cold."""
     TIMEOUT = "timeout"

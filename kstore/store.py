@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from kstore.components import load_table
@@ -15,11 +15,11 @@ from kstore.components.table import table_version
 from kstore.components.variables import place_components, set_variables
 from kstore.deadline import Waiting
 from kstore.environment import Environment, detect_environment, gpu_slug
-from kstore.errors import AmbiguousScopeError, CacheRootError, KstoreError, MissError, StoreUnavailable
-from kstore.folders import make_folder
-from kstore.local.cacheroot import CacheRoot, Owner, claim_root, numbered_folder, owned_root
+from kstore.errors import AmbiguousScopeError, KstoreError, MissError, StoreUnavailable
+from kstore.local.cacheroot import CacheRoot, Owner, claim_root, make_usable, numbered_folder, owned_root
 from kstore.polls import check_wait, polls
 from kstore.progress import Progress
+from kstore.ranks import Agreement, GroupBoard, Rank, StoreBoard, find_rank
 from kstore.refs import Ref, RefState
 from kstore.report import CommitReport, CommitStatus, RestoreReport
 from kstore.scope import Scope, check_key
@@ -30,6 +30,7 @@ from kstore.worker import Worker
 
 if TYPE_CHECKING:
     from kstore.gc import GcReport, Policy
+    from kstore.operations.restore import Request
     from kstore.operations.verify import VerifyReport
 
 
@@ -84,27 +85,55 @@ class Store:
         return self.storage.create(grace)
 
     def restore(
-        self, key: str, *, generation: int | None = None, seed: str | None = None, wait: float = 0.0, lead: bool = True
+        self,
+        key: str,
+        *,
+        generation: int | None = None,
+        seed: str | None = None,
+        wait: float = 0.0,
+        lead: bool = True,
+        group: bool = False,
+        uniform: bool = True,
     ) -> RestoreReport:
         """Put what is published for `key` into the cache root, and set the component variables.
 
         With `generation`, exactly that one. With `seed`, start from that key if `key` has nothing yet. With `wait`,
         where there is nothing yet, one of all who wait goes on at once to compile, and its report says that it
         `leads`; the others wait for what it commits, for up to that many seconds. Without `lead` it is none of these.
+        With `group`, all ranks of the job restore what rank 0 chooses; with `uniform`, all of them or none.
         """
-        from kstore.operations.restore import restore
+        from kstore.operations.restore import Request, restore
 
         for name in filter(None, (key, seed)):
             check_key(name)
         until = time.monotonic() + check_wait(wait)
-        scope = self._published_scope(self.scope(key), wait)
-        worker = self._worker(scope, before_import=True)
+        rank = find_rank(self._environ) if group else None
+        with reporting_trouble(self.location, "restore from"):
+            if rank and rank.size > 1:
+                return self._restore_together(rank, key, Request(generation, seed, wait, lead), uniform)
+            worker = self._ready_worker(key, wait)
+            return restore(worker, Request(generation, seed, max(0.0, until - time.monotonic()), lead))
+
+    def _ready_worker(self, key: str, wait: float) -> Worker:
+        """This process's side of a restore, with its variables set and the store looked at anew."""
+        worker = self._worker(self._published_scope(self.scope(key), wait), before_import=True)
         with self.waiting.visible():
             set_variables(worker.root.variables, self._environ)
-        with reporting_trouble(self.location, "restore from"):
-            self.storage.open()
-            start = replace(scope, key=seed) if seed else None
-            return restore(worker, generation, start, patience=max(0.0, until - time.monotonic()), lead=lead)
+        self.storage.open()
+        return worker
+
+    def _restore_together(self, rank: Rank, key: str, request: Request, uniform: bool) -> RestoreReport:
+        from kstore.operations.together import restore_together
+
+        board = GroupBoard(rank.group_store) if rank.group_store else StoreBoard(self.storage)
+        if not rank.group_store and self.settings.mode is Mode.READ:
+            raise StoreUnavailable(
+                "without a process group ranks agree through the store, and this worker's mode is `read`; "
+                "initialise torch.distributed before, or restore a `generation`"
+            )
+        limit = self.settings.timeout and self.settings.timeout + request.patience
+        agreement = Agreement(board, rank.number, rank.size, rank.next_call(key), seconds=limit, uniform=uniform)
+        return restore_together(partial(self._ready_worker, key, request.patience), agreement, request)
 
     def commit(self, key: str) -> CommitReport:
         """Publish what the cache root of `key` has and the store lacks."""
@@ -316,7 +345,7 @@ class Store:
             load_table(), self.settings.components, path, self._environ, before_import=before_import
         )
         root = CacheRoot(path, placement.folders, placement.variables, placement.notes)
-        _check_usable(root)
+        make_usable(root, load_table())
         return root
 
     def _published_scope(self, scope: Scope, wait: float) -> Scope:
@@ -339,25 +368,3 @@ class Store:
 
 def _choices(scopes: list[Scope]) -> str:
     return "; ".join(f"--gpu {scope.gpu} --environment {scope.environment}" for scope in scopes)
-
-
-def _check_usable(root: CacheRoot) -> None:
-    """Before any variable points at it: a compiler that cannot write its cache fails the job."""
-    try:
-        os.makedirs(root.state, mode=0o700, exist_ok=True)
-        _make_folders_of_files(root)
-    except OSError as error:
-        raise CacheRootError(
-            f"the cache root {root.path} cannot be made: {error.strerror}; set KSTORE_CACHE_ROOT to a local folder"
-        ) from error
-    if not os.access(root.state, os.W_OK | os.X_OK):
-        raise CacheRootError(
-            f"the cache root {root.path} cannot be written; set KSTORE_CACHE_ROOT to a local folder that can"
-        )
-
-
-def _make_folders_of_files(root: CacheRoot) -> None:
-    """A compiler makes its cache folder, but not the folder of a single file that it is told to write (TunableOp)."""
-    for component in load_table().values():
-        if not component.is_folder and component.variable in root.variables:
-            make_folder(root.folders[component.name])

@@ -15,6 +15,7 @@ from kstore.cli.options import (
     Command,
     Invocation,
     cache_root_option,
+    group_option,
     key_argument,
     layout_option,
     output_options,
@@ -69,6 +70,7 @@ class _Exec(Command):
 @click.option("--seed", metavar="KEY", help="What to start from if KEY has nothing yet.")
 @click.option("--require", is_flag=True, help="Do not run the command without restored kernels.")
 @wait_options
+@group_option
 @store_option
 @cache_root_option
 @scope_options
@@ -76,7 +78,7 @@ class _Exec(Command):
 @output_options
 @pass_invocation
 def command(
-    invocation: Invocation, key: str, seed: str | None, require: bool, wait: int | None, program: list[str]
+    invocation: Invocation, key: str, seed: str | None, require: bool, wait: int | None, group: bool, program: list[str]
 ) -> int:
     """Run a command with the kernels of KEY, and commit what it compiled.
 
@@ -91,7 +93,7 @@ def command(
     if seed:
         check_key(seed)
     store.scope(key)  # A bad key or setting stops here. What follows is trouble, which does not.
-    restored = _restore(output, store, key, seed, require, wait or 0)
+    restored = _restore(output, store, key, require, seed=seed, wait=wait or 0, group=group)
     started = time.perf_counter()
     try:
         code = run_child(program, environ)
@@ -106,7 +108,9 @@ def command(
     return code
 
 
-def _restore(output: Output, store: Store, key: str, seed: str | None, require: bool, wait: float) -> RestoreReport:
+def _restore(
+    output: Output, store: Store, key: str, require: bool, *, seed: str | None, wait: float, group: bool
+) -> RestoreReport:
     """Restore, or say why the command runs cold."""
     from kstore.cli.sentences import check_required, restored, tell_trouble
     from kstore.deadline import within
@@ -115,7 +119,7 @@ def _restore(output: Output, store: Store, key: str, seed: str | None, require: 
 
     try:
         with output.working(f"restoring {key}", store.progress):
-            work = partial(store.restore, key, seed=seed, wait=wait, lead=not require)
+            work = partial(store.restore, key, seed=seed, wait=wait, lead=not require, group=group)
             limit = store.settings.timeout and store.settings.timeout + wait
             report = within(limit, store.waiting, f"restoring from {store.location}", work)
     except Exception as error:

@@ -168,5 +168,6 @@ def wait_options(function: Function) -> Function:
     )(function)  # fmt: skip
 
 
+group_option = click.option("--group", is_flag=True, help="All ranks of a torchrun job restore the same, or none does.")
 key_argument = click.argument("key")
 pass_invocation = click.make_pass_decorator(Invocation, ensure=True)

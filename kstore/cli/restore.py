@@ -14,6 +14,7 @@ from kstore.cli.options import (
     Command,
     Invocation,
     cache_root_option,
+    group_option,
     key_argument,
     output_options,
     pass_invocation,
@@ -29,13 +30,20 @@ from kstore.cli.options import (
 @click.option("--seed", metavar="KEY", help="What to start from if KEY has nothing yet.")
 @click.option("--require", is_flag=True, help="Fail if nothing is published.")
 @wait_options
+@group_option
 @store_option
 @cache_root_option
 @scope_options
 @output_options
 @pass_invocation
 def command(
-    invocation: Invocation, key: str, generation: int | None, seed: str | None, require: bool, wait: int | None
+    invocation: Invocation,
+    key: str,
+    generation: int | None,
+    seed: str | None,
+    require: bool,
+    wait: int | None,
+    group: bool,
 ) -> None:
     """Put what is published for KEY into the local cache root.
 
@@ -50,7 +58,7 @@ def command(
     output = invocation.output
     store = invocation.store()
     with output.working(f"restoring {key}", store.progress):
-        report = store.restore(key, generation=generation, seed=seed, wait=wait or 0, lead=not require)
+        report = store.restore(key, generation=generation, seed=seed, wait=wait or 0, lead=not require, group=group)
     if report.leads:
         flight.leave_all()
     if require:

@@ -17,6 +17,7 @@ from kstore.gc.sweep import Sweeper
 from kstore.generations import publish_empty
 from kstore.lease import Lease
 from kstore.progress import Progress
+from kstore.ranks.board import sweep_notes
 from kstore.refs import RefState
 from kstore.report import Count
 from kstore.scope import Scope
@@ -61,6 +62,8 @@ class _Collection:
 
     def run(self) -> None:
         now = self._storage.clock()
+        if not self._report.dry_run:
+            sweep_notes(self._storage.backend, now - int(self._report.grace * _SECOND))
         self._collect(now, gone=self._retain(now))
         if self._policy.offline and not self._report.dry_run and self._report.status is GcStatus.COLLECTED:
             self._collect(self._storage.clock(), gone=set())

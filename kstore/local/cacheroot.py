@@ -17,8 +17,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from kstore.components.table import KSTORE_FOLDER
+from kstore.components.table import KSTORE_FOLDER, Table
 from kstore.errors import CacheRootError
+from kstore.folders import make_folder
 
 NUMBERED_ROOTS = Path("/tmp/kstore")
 _OWNED = ".json"
@@ -189,3 +190,29 @@ def _claim_free(folder: Path, owner: Owner, taken: set[int]) -> int:
             number += 1
     finally:
         finished.unlink()
+
+
+def make_usable(root: CacheRoot, table: Table) -> None:
+    """Before any variable points at it: a compiler that cannot write its cache fails the job.
+
+    Raises:
+        CacheRootError: it cannot be made or written.
+    """
+    try:
+        os.makedirs(root.state, mode=0o700, exist_ok=True)
+        _make_folders_of_files(root, table)
+    except OSError as error:
+        raise CacheRootError(
+            f"the cache root {root.path} cannot be made: {error.strerror}; set KSTORE_CACHE_ROOT to a local folder"
+        ) from error
+    if not os.access(root.state, os.W_OK | os.X_OK):
+        raise CacheRootError(
+            f"the cache root {root.path} cannot be written; set KSTORE_CACHE_ROOT to a local folder that can"
+        )
+
+
+def _make_folders_of_files(root: CacheRoot, table: Table) -> None:
+    """A compiler makes its cache folder, but not the folder of a single file that it is told to write (TunableOp)."""
+    for component in table.values():
+        if not component.is_folder and component.variable in root.variables:
+            make_folder(root.folders[component.name])

@@ -95,24 +95,32 @@ class Placer:
         self._blobs = blobs
         self._linker = linker
 
-    def place(self, wanted: Files, packs: Sequence[str], folders: Collection[str]) -> Placed:
+    def place(
+        self, wanted: Files, packs: Sequence[str], folders: Collection[str], before_move: Callable[[], None]
+    ) -> Placed:
         """Place `wanted`; `folders` are the folders, as artifact paths, that exist already.
 
+        `before_move` is called when all is staged and nothing in its place; what it raises ends it there.
         A blob that is missing or damaged costs its group, or itself if it is in none.
 
         Raises:
             CacheRootError: the cache root cannot be written.
             Abandoned: nobody waits any more; nothing was placed.
         """
+        if not wanted:
+            before_move()
+            return Placed()
         try:
-            return self._place(wanted, packs, folders)
+            return self._place(wanted, packs, folders, before_move)
         except OSError as error:
             raise CacheRootError(
                 f"cannot write {error.filename or self._root.path}: {error.strerror}; check the space, inodes and "
                 f"permissions of the cache root {self._root.path}, or set KSTORE_CACHE_ROOT to another folder"
             ) from error
 
-    def _place(self, wanted: Files, packs: Sequence[str], folders: Collection[str]) -> Placed:
+    def _place(
+        self, wanted: Files, packs: Sequence[str], folders: Collection[str], before_move: Callable[[], None]
+    ) -> Placed:
         with ExitStack() as stack:
             components = {path.partition("/")[0] for path in wanted}
             elsewhere = self._elsewhere(components)
@@ -123,6 +131,7 @@ class Placer:
             placed = staging.fill(packs, self._progress)
             staging.drop_incomplete(placed)
             mover = Mover(staging.staged, self._root.local_path, wanted)
+            before_move()
             with self._waiting.visible():
                 mover.move(placed.paths, set(folders) | elsewhere)
             placed.forget(mover.occupied)

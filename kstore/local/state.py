@@ -11,8 +11,9 @@ import logging
 import os
 import secrets
 import shutil
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +25,7 @@ from kstore.errors import CacheRootError, IntegrityError, WaitTimeout
 from kstore.files import NO_FILE
 from kstore.local.cacheroot import CacheRoot
 from kstore.local.finished import read_whole
+from kstore.local.held import held, is_held
 from kstore.local.index import Index
 from kstore.refs import Ref, load_ref
 from kstore.scope import Scope
@@ -31,9 +33,13 @@ from kstore.snapshot import Snapshot
 
 log = logging.getLogger(__name__)
 
-_STAGE = "stage-"
+_STAGE, _TURN = "stage-", "turn-"
 LOCK_TIMEOUT = 600.0
 """Seconds that a worker waits for another one that restores into or commits from the same root."""
+
+
+class Changed(Exception):
+    """Somebody else has worked on the root meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +76,7 @@ class StateFolder:
         self._base = os.path.join(self._folder, "base")
         self._sync = os.path.join(self._folder, "sync.json")
         self._lease = os.path.join(self._folder, "lease")
+        self._lock = filelock.FileLock(os.path.join(self._folder, "lock"))
         self._index_digest = b""
 
     @contextmanager
@@ -80,21 +87,69 @@ class StateFolder:
             WaitTimeout: somebody else held it for `timeout` seconds.
             CacheRootError: the folder cannot be used.
         """
-        lock = filelock.FileLock(os.path.join(self._folder, "lock"), timeout=timeout)
-        try:
-            os.makedirs(self._folder, mode=0o700, exist_ok=True)
-            lock.acquire()
-        except filelock.Timeout:
-            raise WaitTimeout(
-                f"another process has held {lock.lock_file} for {timeout:.0f} s; see whether it hangs"
-            ) from None
-        except (OSError, NotImplementedError) as error:
-            raise CacheRootError(f"the cache root cannot be used: {error}") from error
+        self._acquire(timeout)
         try:
             _sweep(self._folder)
             yield
         finally:
-            lock.release()
+            self._lock.release()
+
+    def _acquire(self, timeout: float = LOCK_TIMEOUT) -> None:
+        try:
+            os.makedirs(self._folder, mode=0o700, exist_ok=True)
+            self._lock.acquire(timeout)
+        except filelock.Timeout:
+            raise WaitTimeout(
+                f"another process has held {self._lock.lock_file} for {timeout:.0f} s; see whether it hangs"
+            ) from None
+        except (OSError, NotImplementedError) as error:
+            raise CacheRootError(f"the cache root cannot be used: {error}") from error
+
+    @contextmanager
+    def lent(self) -> Iterator[None]:
+        """Let others have the root while this worker, who holds it, waits for something.
+
+        Raises:
+            Changed: somebody has restored or committed meanwhile; the root is held again.
+            WaitTimeout: somebody else held it for too long.
+        """
+        before = self._version()
+        self._lock.release()
+        yield
+        self._acquire()
+        if self._version() != before:
+            raise Changed
+
+    @contextmanager
+    def turn(self, name: str) -> Iterator[bool]:
+        """For what several processes are to do to the root, and one does for all: whether it is this one."""
+        lock = self._turn_lock(name)
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(lock.acquire(blocking=False))
+                is_ours = True
+            except filelock.Timeout:
+                is_ours = False
+            except (OSError, NotImplementedError) as error:
+                raise CacheRootError(f"the cache root cannot be used: {error}") from error
+            yield is_ours
+
+    def wait_for_turn(self, name: str) -> None:
+        """Until whoever has it is done, or dead, or it has taken too long."""
+        with suppress(OSError), self._turn_lock(name).acquire(LOCK_TIMEOUT):
+            pass
+
+    def _turn_lock(self, name: str) -> filelock.BaseFileLock:
+        return filelock.FileLock(os.path.join(self._folder, f"{_TURN}{name}"))
+
+    def _version(self) -> list[tuple[int, int]]:
+        """Another one after every restore and commit that did anything."""
+        found = []
+        for path in (self._index, self._base, self._sync):
+            with suppress(FileNotFoundError):
+                status = os.stat(path)
+                found.append((status.st_ino, status.st_mtime_ns))
+        return found
 
     def load(self) -> State:
         """Read it; what is missing or damaged is as if it had never been written."""
@@ -122,6 +177,13 @@ class StateFolder:
                 ) from error
             log.warning("what %s grew from cannot be read (%r); it is merged as new", self._folder, error)
         return state
+
+    def grew_from(self, store: str, ref: Ref) -> bool:
+        """Whether the last restore or commit left the root with this generation as its base. Needs no lock."""
+        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, IntegrityError, RecursionError):
+            content = json.loads(read_whole(self._sync))
+            return content["store"] == store and _load_ref(content) == ref
+        return False
 
     def save_index(self, index: Index) -> None:
         """Replace the index."""
@@ -182,7 +244,8 @@ class StateFolder:
         path = os.path.join(parent, f"{_STAGE}{secrets.token_hex(8)}")
         os.makedirs(path, mode=0o700)
         try:
-            yield path
+            with held(path):
+                yield path
         finally:
             shutil.rmtree(path, ignore_errors=True)
             if folder:
@@ -191,11 +254,14 @@ class StateFolder:
 
 
 def _sweep(parent: str) -> None:
-    """Remove what a killed restore left: whoever holds the root's lock is the only one who stages."""
+    """Remove what killed restores left, and not what those are at that have lent the root."""
     with suppress(FileNotFoundError):
         for name in os.listdir(parent):
-            if name.startswith(_STAGE):
-                shutil.rmtree(os.path.join(parent, name), ignore_errors=True)
+            path = os.path.join(parent, name)
+            if name.startswith(_STAGE) and not is_held(path):
+                shutil.rmtree(path, ignore_errors=True)
+            elif name.startswith(_TURN) and time.time() - os.stat(path).st_mtime > LOCK_TIMEOUT:
+                os.unlink(path)
 
 
 def _digests(content: Mapping[str, str]) -> dict[str, bytes]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from kstore.components.table import KSTORE_FOLDER
 from kstore.errors import IntegrityError
@@ -29,50 +29,91 @@ _GROUP, _SLOT, _LINK = int(Flag.GROUP), int(Flag.SLOT), int(Flag.LINK)
 _NEVER_LINKED = int(Flag.MERGE | Flag.RELOCATE | Flag.MTIME)
 
 
-def restore(
-    worker: Worker,
-    generation: int | None = None,
-    seed: Scope | None = None,
-    *,
-    patience: float = 0.0,
-    lead: bool = True,
-) -> RestoreReport:
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a restore is asked for."""
+
+    generation: int | None = None
+    """Exactly this one; None for the newest."""
+    seed: str | None = None
+    """The key to start from if nothing is published for the worker's own."""
+    patience: float = 0.0
+    """Seconds to wait, on a miss, for the worker that compiles."""
+    lead: bool = True
+    """Whether this worker may become that one, if it has patience."""
+
+
+def _at_once() -> None:
+    """Nobody else is to be asked."""
+
+
+def restore(worker: Worker, request: Request = Request()) -> RestoreReport:
     """Put the artifacts of the newest generation, or of the one asked for, into the cache root.
 
-    `seed` is the scope to start from if nothing is published for the worker's own. On a miss it waits for up to
-    `patience` seconds for the worker that compiles, or, with `lead`, may become that one.
-
     Raises:
-        MissError: `generation` was asked for and is not there.
+        MissError: a generation was asked for and is not there.
         IntegrityError: the ref or the manifest is damaged.
         KstoreError, OSError: the store or the cache root cannot be used.
     """
-    waited = wait(worker, generation, patience, lead=lead) if patience else Waited()
+    waited = wait_for(worker, request)
     started = time.perf_counter()
-    snapshot, status = _choose(worker, generation, seed)
+    snapshot, status = choose(worker, request)
     if snapshot is None:
-        report = _report(worker, RestoreStatus.MISS)
+        report = report_of(worker, RestoreStatus.MISS)
     else:
-        if worker.may_write:
-            mark_used(worker.store.backend, snapshot.ref.scope)
         with worker.state.locked():
-            report = _Restore(worker, snapshot, worker.state.load()).run(status)
-    return replace(
-        report,
-        seconds=time.perf_counter() - started,
-        waited=waited.seconds,
-        waited_for=waited.holder,
-        leads=waited.leads,
+            report = place(worker, snapshot, status)
+    return replace(report, seconds=time.perf_counter() - started, **waited.as_reported())
+
+
+def wait_for(worker: Worker, request: Request) -> Waited:
+    """Wait until there is something to restore, for as long as asked for."""
+    if not request.patience:
+        return Waited()
+    return wait(worker, request.generation, request.patience, lead=request.lead)
+
+
+def choose(worker: Worker, request: Request) -> tuple[Snapshot | None, RestoreStatus]:
+    """What there is to restore, and how a restore of it is called."""
+    snapshot, status = _choose(worker, request)
+    if snapshot and worker.may_write:
+        mark_used(worker.store.backend, snapshot.ref.scope)
+    return snapshot, status
+
+
+def place(
+    worker: Worker, snapshot: Snapshot, status: RestoreStatus, before_move: Callable[[], None] = _at_once
+) -> RestoreReport:
+    """Put the artifacts of a generation into the cache root, which the caller has locked.
+
+    `before_move` is called once, when all is fetched and verified and none of it is in its place yet.
+    """
+    return _Restore(worker, snapshot, worker.state.load()).run(status, before_move)
+
+
+def report_placed(worker: Worker, snapshot: Snapshot, status: RestoreStatus) -> RestoreReport | None:
+    """The report of who finds that another process has just placed a generation; None if none has."""
+    if not worker.state.grew_from(worker.store.identity, snapshot.ref):
+        return None
+    known = worker.root.folders
+    files = {p: e for p, e in worker.files_of(snapshot.manifest).items() if p.partition("/")[0] in known}
+    return report_of(
+        worker,
+        RestoreStatus.CURRENT if status is RestoreStatus.RESTORED else status,
+        generation=snapshot.ref.generation,
+        files=len(files),
+        bytes=sum(entry.size for entry in files.values()),
+        components=count_components(files.items()),
     )
 
 
-def _choose(worker: Worker, generation: int | None, seed: Scope | None) -> tuple[Snapshot | None, RestoreStatus]:
+def _choose(worker: Worker, request: Request) -> tuple[Snapshot | None, RestoreStatus]:
     store = worker.store
-    if generation is not None:
-        return store.snapshot(store.refs.get(worker.scope, generation)), RestoreStatus.RESTORED
+    if request.generation is not None:
+        return store.snapshot(store.refs.get(worker.scope, request.generation)), RestoreStatus.RESTORED
     snapshot = _newest(worker, worker.scope)
-    if snapshot is None and seed is not None:
-        return _newest(worker, seed), RestoreStatus.SEEDED
+    if snapshot is None and request.seed is not None:
+        return _newest(worker, replace(worker.scope, key=request.seed)), RestoreStatus.SEEDED
     return snapshot, RestoreStatus.RESTORED
 
 
@@ -108,18 +149,18 @@ class _Restore:
             for component in sorted({path.partition("/")[0] for path in every} - set(known))
         ]
 
-    def run(self, status: RestoreStatus) -> RestoreReport:
+    def run(self, status: RestoreStatus, before_move: Callable[[], None]) -> RestoreReport:
         merged = self._compare()
         wanted = choose_wanted(self._files, self._found, merged)
         linker = Linker()
         worker = self._worker
         placer = Placer(worker.root, worker.state, worker.store.blobs, linker, worker.progress, worker.waiting)
-        placed = placer.place(wanted, self._ref.packs, self._found.folders) if wanted else Placed()
+        placed = placer.place(wanted, self._ref.packs, self._found.folders, before_move)
         self._remember(merged, placed)
         linked = placed.modes[LinkMode.REFLINK] + placed.modes[LinkMode.HARDLINK]
         if not wanted and status is RestoreStatus.RESTORED:
             status = RestoreStatus.CURRENT
-        return _report(
+        return report_of(
             self._worker,
             status,
             generation=self._ref.generation,
@@ -217,7 +258,8 @@ def _parents(path: str) -> Iterable[str]:
         yield path
 
 
-def _report(worker: Worker, status: RestoreStatus, **fields: object) -> RestoreReport:
+def report_of(worker: Worker, status: RestoreStatus, **fields: object) -> RestoreReport:
+    """What became of it, with what is known of the worker."""
     return RestoreReport(
         status=status,
         key=worker.scope.key,

@@ -15,6 +15,7 @@ import errno
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from kstore import flight
 from kstore.backends import StagingLost
@@ -40,6 +41,10 @@ class Waited:
     """`user@host` of who compiled when last seen; empty if nobody did."""
     leads: bool = False
     """Whether this worker compiles for the others."""
+
+    def as_reported(self) -> dict[str, Any]:
+        """The fields of a report."""
+        return {"waited": self.seconds, "waited_for": self.holder, "leads": self.leads}
 
 
 def wait(worker: Worker, generation: int | None, seconds: float, *, lead: bool) -> Waited:

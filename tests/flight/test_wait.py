@@ -411,10 +411,10 @@ def test_who_is_given_up_in_the_moment_of_taking_it_releases_it(tmp_path: Path) 
     node = Node(tmp_path)
     worker = node.store.worker(KEY, before_import=True)
     worker.waiting.give_up()
-    from kstore.operations.restore import restore
+    from kstore.operations.restore import Request, restore
 
     with pytest.raises(Abandoned):
-        restore(worker, patience=LONG)
+        restore(worker, Request(patience=LONG))
     assert claim(node) is not None
     assert not is_held(node)
 

@@ -41,7 +41,7 @@ class Place:
 
     def place(self, wanted: Files) -> Placed:
         placer = Placer(self.tree.cacheroot(), self.state, self.blobs, Linker(), Progress(), Waiting())
-        placed = placer.place(wanted, self.packs, self.tree.scan().folders)
+        placed = placer.place(wanted, self.packs, self.tree.scan().folders, lambda: None)
         assert [name for name in os.listdir(self.tree.root / ".kstore") if name.startswith("stage")] == []
         return placed
 

@@ -1,0 +1,35 @@
+"""Whether somebody is at work on a local file or folder. The kernel forgets it when the process ends in any way."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+
+@contextmanager
+def held(path: str) -> Iterator[None]:
+    """Be at work on it. Where a filesystem has no locks, others take it for left over."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)  # Only `is_held` has it, and for a moment.
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def is_held(path: str) -> bool:
+    """Whether somebody is."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return isinstance(error, BlockingIOError)
+    finally:
+        os.close(descriptor)
+    return False

@@ -1,0 +1,178 @@
+"""Restore on all ranks of a job: rank 0 chooses the generation, and all restore exactly that one, or none does.
+
+A rank says that it is ready when all is fetched, verified and staged beside its place. Then only renames are left.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+from kstore.errors import IntegrityError, KstoreError, StoreUnavailable
+from kstore.local.state import Changed, StateFolder
+from kstore.operations.restore import Request, choose, place, report_of, report_placed, wait_for
+from kstore.operations.wait import Waited
+from kstore.ranks import Agreement, Offer, Superseded
+from kstore.ranks.agreement import describe
+from kstore.report import RestoreReport, RestoreStatus
+from kstore.snapshot import Snapshot
+from kstore.worker import Worker
+
+
+class Refused(Exception):
+    """The verdict is that no rank restores."""
+
+
+class Choice(NamedTuple):
+    """What is to be restored."""
+
+    snapshot: Snapshot | None = None
+    """None if nothing is published."""
+    status: RestoreStatus = RestoreStatus.MISS
+    """What a restore of it is called."""
+
+    def dump(self) -> dict[str, Any]:
+        """For the other ranks."""
+        if self.snapshot is None:
+            return {}
+        ref = self.snapshot.ref
+        what = {"scope": str(ref.scope), "key": ref.scope.key, "generation": ref.generation}
+        return {**what, "manifest": ref.manifest.hex(), "status": self.status}
+
+
+def restore_together(ready: Callable[[], Worker], agreement: Agreement, request: Request) -> RestoreReport:
+    """Restore as one rank of a job. `ready` makes the worker; what it raises is told to the other ranks.
+
+    Rank 0 alone waits for another job that compiles, or leads: the other ranks wait for rank 0.
+
+    Raises:
+        WaitTimeout: the other ranks could not be waited for any longer.
+        KstoreError, OSError: this rank cannot restore.
+    """
+    started = time.perf_counter()
+    rank = _RankRestore(agreement, request)
+    with rank.noting_trouble():
+        rank.worker = ready()
+        if agreement.rank == 0:
+            rank.choose()
+    while True:
+        with suppress(Superseded):
+            seconds = time.perf_counter() - started - rank.waited.seconds
+            return replace(rank.run(), seconds=seconds, **rank.waited.as_reported())
+
+
+class _RankRestore:
+    """What one rank does."""
+
+    def __init__(self, agreement: Agreement, request: Request) -> None:
+        self.worker: Worker | None = None
+        self.waited = Waited()
+        self._agreement = agreement
+        self._request = request
+        self._choice = Choice()
+        self._trouble: Exception | None = None
+        self._has_voted = False
+
+    @contextmanager
+    def noting_trouble(self) -> Iterator[None]:
+        """The others must hear of it before this rank gives up."""
+        try:
+            yield
+        except Exception as error:
+            self._trouble = error
+
+    def choose(self) -> None:
+        """Rank 0 alone."""
+        assert self.worker
+        self.waited = wait_for(self.worker, self._request)
+        self._choice = Choice(*choose(self.worker, self._request))
+
+    def run(self) -> RestoreReport:
+        """Answer one offer, or make it."""
+        leads = self._agreement.rank == 0
+        offer = self._agreement.offer(self._choice.dump()) if leads else self._agreement.read_offer()
+        self._has_voted = False
+        try:
+            if self._trouble:
+                raise self._trouble
+            assert self.worker
+            choice = self._choice if leads else _read_choice(self.worker, offer, self._request.seed)
+            return self._restore(self.worker, choice, offer)
+        except Superseded:
+            raise
+        except Exception as error:
+            if not self._has_voted:
+                with suppress(KstoreError):  # This rank's own trouble says more than that nobody answered.
+                    self._vote(describe(error))
+            raise
+
+    def _restore(self, worker: Worker, choice: Choice, offer: Offer) -> RestoreReport:
+        try:
+            if choice.snapshot is None:
+                return report_of(worker, RestoreStatus.MISS, error=self._vote())
+            if not offer.uniform:
+                self._vote()
+                return _place_alone(worker, choice.snapshot, choice.status)
+            return self._place_in_turn(worker, choice.snapshot, choice.status, offer)
+        except Refused as reason:
+            return report_of(worker, RestoreStatus.MISS, error=str(reason))
+
+    def _place_in_turn(self, worker: Worker, snapshot: Snapshot, status: RestoreStatus, offer: Offer) -> RestoreReport:
+        """One rank of each cache root stages the artifacts; the others are as ready as it is.
+
+        No rank holds the root while it waits for the others: one of them may have to commit to it first.
+        """
+        with worker.state.turn(offer.nonce) as is_ours:
+            if is_ours:
+                with suppress(Changed), worker.state.locked():
+                    return place(worker, snapshot, status, partial(self._agree_without, worker.state))
+                return _place_alone(worker, snapshot, status)
+        self._agree()
+        worker.state.wait_for_turn(offer.nonce)
+        return report_placed(worker, snapshot, status) or _place_alone(worker, snapshot, status)
+
+    def _agree_without(self, state: StateFolder) -> None:
+        with state.lent():
+            self._agree()
+
+    def _agree(self) -> None:
+        assert self.worker
+        with self.worker.waiting.visible():
+            pass  # Whoever has been given up is not ready.
+        self._vote()
+
+    def _vote(self, trouble: str = "") -> str:
+        """Returns what kept other ranks from restoring, if that did not keep all from it."""
+        self._has_voted = True
+        verdict = self._agreement.vote(trouble)
+        if not verdict.go and not trouble:
+            raise Refused(verdict.why)
+        return verdict.why
+
+
+def _place_alone(worker: Worker, snapshot: Snapshot, status: RestoreStatus) -> RestoreReport:
+    with worker.state.locked():
+        return place(worker, snapshot, status)
+
+
+def _read_choice(worker: Worker, offer: Offer, seed: str | None) -> Choice:
+    """What rank 0 has chosen, from this rank's store.
+
+    Raises:
+        MissError, IntegrityError: it is not there, or something else is.
+        StoreUnavailable: rank 0 has other hardware, software, or another store.
+    """
+    if not offer.choice:
+        return Choice()
+    wanted: Mapping[str, Any] = offer.choice
+    scope = replace(worker.scope, key=seed) if seed and seed == wanted["key"] else worker.scope
+    if str(scope) != wanted["scope"]:
+        raise StoreUnavailable(f"this is a rank of {scope}, and rank 0 restores {wanted['scope']}")
+    snapshot = worker.store.snapshot(worker.store.refs.get(scope, wanted["generation"]))
+    if snapshot.ref.manifest.hex() != wanted["manifest"]:
+        raise IntegrityError(f"generation {wanted['generation']} of {scope} is not the one that rank 0 has")
+    return Choice(snapshot, RestoreStatus(wanted["status"]))

@@ -1,0 +1,188 @@
+"""How the ranks of a job agree on one generation: rank 0 offers it, every rank votes, one verdict stands for ever.
+
+The notes of an earlier run of the same job may still be on the board, for nothing in the environment tells two runs
+apart. So an offer has a name of its own, a vote another one, and a verdict lists the votes that it was reached with:
+who is not among them has taken an old offer, and waits for the new one.
+
+The verdict is written by rank 0, once all have voted, or by whoever cannot wait any longer; the first one stands.
+So nobody leaves believing that no rank restores while the others do.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import secrets
+import socket
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+from kstore.errors import StoreUnavailable, WaitTimeout
+from kstore.ranks.board import Board
+
+log = logging.getLogger(__name__)
+
+Found = TypeVar("Found")
+
+_SHARE, _SHARE_OF_RANK_0 = 0.9, 0.8
+"""Of the time that the job waits for its restore: all must have agreed before anybody leaves, and rank 0 knows why."""
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5
+"""Seconds between two looks at the board."""
+
+
+class Superseded(Exception):
+    """The offer was of an earlier run; there is a new one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What rank 0 has chosen."""
+
+    nonce: str
+    uniform: bool
+    """Whether no rank restores if one cannot."""
+    choice: Mapping[str, Any]
+    """The generation, as rank 0 describes it; empty if there is nothing to restore."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How an agreement ended."""
+
+    go: bool
+    why: str = ""
+    """What kept ranks from restoring, if anything did."""
+
+
+class Agreement:
+    """One agreement, as one rank takes part in it."""
+
+    def __init__(self, board: Board, rank: int, size: int, call: str, *, seconds: float, uniform: bool) -> None:
+        """`call` names it, on all ranks alike. `seconds` are what the job waits for its restore; 0 is no limit.
+
+        `uniform` is what rank 0 says.
+        """
+        self.rank = rank
+        self._board = board
+        self._size = size
+        self._call = call
+        self._uniform = uniform
+        self._seconds = seconds * (_SHARE if rank else _SHARE_OF_RANK_0)
+        self._end = time.monotonic() + self._seconds if seconds else math.inf
+        self._vote = secrets.token_hex(8)
+        self._offer = Offer("", uniform, {})
+        self._refused: set[str] = set()
+
+    def offer(self, choice: Mapping[str, Any]) -> Offer:
+        """Rank 0: say what to restore."""
+        self._offer = Offer(secrets.token_hex(8), self._uniform, choice)
+        content = {"nonce": self._offer.nonce, "uniform": self._uniform, "choice": dict(choice)}
+        self._board.put(self._call, _dump(content))
+        return self._offer
+
+    def read_offer(self) -> Offer:
+        """Every other rank: wait for what rank 0 says.
+
+        Raises:
+            WaitTimeout: it has said nothing.
+        """
+        offer = self._wait(self._new_offer)
+        if offer is None:
+            raise WaitTimeout(
+                f"rank {self.rank} has waited {self._seconds:g} s for rank 0 to say what to restore; "
+                "all ranks must restore the key with `group`, from the same store"
+            )
+        self._offer = offer
+        return offer
+
+    def vote(self, trouble: str = "") -> Verdict:
+        """Say that this rank is ready, or what keeps it from restoring, and wait for the verdict.
+
+        Raises:
+            Superseded: there is a newer offer.
+            WaitTimeout: there was no verdict, and now there is one that nobody restores.
+        """
+        self._board.put(self._name(str(self.rank)), _dump({"vote": self._vote, "trouble": trouble}))
+        verdict = self._count() if self.rank == 0 else self._wait(self._verdict_or_newer_offer)
+        if verdict is None:
+            verdict = self._decide({"go": False, "why": f"rank {self.rank} had to leave", "votes": {}})
+            if not verdict["go"]:
+                raise WaitTimeout(f"rank {self.rank} has waited {self._seconds:g} s for the verdict of rank 0")
+        if verdict["go"] and verdict["votes"].get(str(self.rank)) != self._vote:
+            return Verdict(False, f"another process is rank {self.rank} as well")
+        return Verdict(verdict["go"], verdict["why"])
+
+    def _count(self) -> dict[str, Any]:
+        """Rank 0: wait for all votes, and write the verdict."""
+        votes: dict[str, str] = {}
+        troubles = []
+        for rank in map(str, range(self._size)):
+            vote = self._wait(partial(self._vote_or_verdict, rank))
+            if vote and "go" in vote:  # Somebody had to leave.
+                return vote
+            if vote is None:
+                troubles.append(f"rank {rank} has not been heard of for {self._seconds:g} s")
+                continue
+            votes[rank] = str(vote["vote"])
+            if vote["trouble"]:
+                troubles.append(f"rank {rank}: {vote['trouble']}")
+        go = not (troubles and self._uniform)
+        return self._decide({"go": go, "why": "; ".join(troubles), "votes": votes})
+
+    def _vote_or_verdict(self, rank: str) -> dict[str, Any] | None:
+        return self._read(self._name(rank)) or self._read(self._name("verdict"))
+
+    def _decide(self, verdict: Mapping[str, Any]) -> dict[str, Any]:
+        """Write the verdict unless there is one; returns the one that stands."""
+        return _load(self._board.put_if_absent(self._name("verdict"), _dump(verdict)))
+
+    def _verdict_or_newer_offer(self) -> dict[str, Any] | None:
+        verdict = self._read(self._name("verdict"))
+        if verdict is None and (newest := self._read(self._call)) and newest["nonce"] != self._offer.nonce:
+            raise Superseded
+        return verdict
+
+    def _new_offer(self) -> Offer | None:
+        """The offer, unless there is a verdict without this rank's vote: it was another run's."""
+        found = self._read(self._call)
+        if found is None or found["nonce"] in self._refused:
+            return None
+        if self._read(f"{self._call}.{found['nonce']}.verdict"):
+            self._refused.add(found["nonce"])
+            return None
+        return Offer(str(found["nonce"]), bool(found["uniform"]), dict(found["choice"]))
+
+    def _name(self, what: str) -> str:
+        return f"{self._call}.{self._offer.nonce}.{what}"
+
+    def _read(self, name: str) -> dict[str, Any] | None:
+        note = self._board.get(name)
+        return None if note is None else _load(note)
+
+    def _wait(self, look: Callable[[], Found | None]) -> Found | None:
+        """What `look` finds; None if it has found nothing by the end."""
+        pause = _FIRST_PAUSE
+        while (found := look()) is None and time.monotonic() < self._end:
+            time.sleep(max(0.0, min(pause, self._end - time.monotonic())))
+            pause = min(2 * pause, _LONGEST_PAUSE)
+        return found
+
+
+def describe(error: Exception) -> str:
+    """For the other ranks."""
+    return f"{error or repr(error)} (on {socket.gethostname()})"
+
+
+def _dump(content: Mapping[str, Any]) -> bytes:
+    return json.dumps(content).encode()
+
+
+def _load(note: bytes) -> dict[str, Any]:
+    try:
+        return dict(json.loads(note))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise StoreUnavailable(f"what another rank wrote cannot be read: {error!r}") from error

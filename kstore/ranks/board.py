@@ -1,0 +1,120 @@
+"""Where the ranks of a job leave word for each other: in the store, or in that of their process group."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from kstore.backends import Backend
+from kstore.errors import StoreUnavailable
+from kstore.storage import Storage, reporting_trouble
+
+FOLDER = "groups"
+_PREFIX = "kstore/"
+_STALE_FOR = 5.0
+"""Seconds after which a rank that waits makes its client look at the folder afresh."""
+
+
+class Board(Protocol):
+    """Small notes by name. All errors are `StoreUnavailable`."""
+
+    def put(self, name: str, note: bytes) -> None:
+        """Create or replace a note."""
+
+    def put_if_absent(self, name: str, note: bytes) -> bytes:
+        """Create a note unless there is one; returns the one that is there now."""
+
+    def get(self, name: str) -> bytes | None:
+        """The note, None if there is none yet."""
+
+
+class StoreBoard:
+    """Notes in the kstore store: they need neither torch, nor a port, nor a process group."""
+
+    def __init__(self, storage: Storage, clock: Callable[[], float] = time.monotonic) -> None:
+        self._storage = storage
+        self._clock = clock
+        self._looked = clock()
+
+    def put(self, name: str, note: bytes) -> None:
+        """Create or replace a note; makes the store if there is none yet."""
+        with self._reporting():
+            self._storage.create()
+            self._storage.backend.put(f"{FOLDER}/{name}", note)
+
+    def put_if_absent(self, name: str, note: bytes) -> bytes:
+        """Create a note unless there is one."""
+        with self._reporting():
+            self._storage.create()
+            if self._storage.backend.put_if_absent(f"{FOLDER}/{name}", note):
+                return note
+            return self._storage.backend.get(f"{FOLDER}/{name}")
+
+    def get(self, name: str) -> bytes | None:
+        """The note, None if there is none yet."""
+        with self._reporting():
+            try:
+                return self._storage.backend.get(f"{FOLDER}/{name}")
+            except FileNotFoundError:
+                self._look_afresh()
+                return None
+
+    def _look_afresh(self) -> None:
+        """An NFS client remembers for up to a minute that a name was not there, until it writes to the folder."""
+        if self._clock() - self._looked > _STALE_FOR and self._storage.settings:
+            self._storage.backend.put(f"{FOLDER}/seen", b"")
+            self._looked = self._clock()
+
+    def _reporting(self) -> Any:
+        return reporting_trouble(self._storage.location, "agree with the other ranks through")
+
+
+class GroupBoard:
+    """Notes in the key-value store of an initialised process group.
+
+    No collective is used: one that times out would leave the group's own out of step, and NCCL's run on the GPU.
+    """
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+
+    def put(self, name: str, note: bytes) -> None:
+        """Create or replace a note."""
+        with _reporting_group():
+            self._store.set(_PREFIX + name, note)
+
+    def put_if_absent(self, name: str, note: bytes) -> bytes:
+        """Create a note unless there is one."""
+        with _reporting_group():
+            return bytes(self._store.compare_set(_PREFIX + name, "", note.decode()))
+
+    def get(self, name: str) -> bytes | None:
+        """The note, None if there is none yet: `get` alone would wait, and keep other threads from the store."""
+        with _reporting_group():
+            return bytes(self._store.get(_PREFIX + name)) if self._store.check([_PREFIX + name]) else None
+
+
+def sweep_notes(backend: Backend, before: int) -> None:
+    """Remove the notes that were written before a time by the store's clock, in nanoseconds."""
+    for child in backend.list(FOLDER):
+        name = f"{FOLDER}/{child.name}"
+        if _written_at(backend, name) < before:
+            backend.delete(name)
+
+
+def _written_at(backend: Backend, name: str) -> float:
+    try:
+        return backend.stat(name).mtime_ns
+    except FileNotFoundError:
+        return float("inf")
+
+
+@contextmanager
+def _reporting_group() -> Iterator[None]:
+    """torch's stores raise RuntimeErrors, such as DistNetworkError where the rank that hosts them has gone."""
+    try:
+        yield
+    except (RuntimeError, ValueError, OSError) as error:
+        raise StoreUnavailable(f"the store of the process group cannot be used: {error}") from error

@@ -1,0 +1,52 @@
+"""Ranks of a job, each a thread with its own environment, on nodes that share a store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from kstore.report import RestoreReport
+from tests.trees import KEY, Node
+
+Answer = TypeVar("Answer")
+
+
+def at_once(works: Sequence[Callable[[], Answer]]) -> list[Answer]:
+    """All of them at the same time."""
+    with ThreadPoolExecutor(len(works)) as pool:
+        return [answer.result(60) for answer in [pool.submit(work) for work in works]]
+
+
+def outcome(work: Callable[[], Answer]) -> Answer | Exception:
+    """What it returns or raises."""
+    try:
+        return work()
+    except Exception as error:
+        return error
+
+
+class Job:
+    """A job of several ranks. `nodes` names the node, and so the cache root, of each."""
+
+    def __init__(self, folder: Path, nodes: Sequence[str], port: int = 29500, **settings: Any) -> None:
+        self.ranks = [Node(folder, name, **settings) for name in nodes]
+        for number, rank in enumerate(self.ranks):
+            rank.environ |= {"RANK": str(number), "WORLD_SIZE": str(len(nodes))}
+            rank.environ |= {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": str(port)}
+
+    def restore(self, key: str = KEY, **choice: Any) -> list[RestoreReport | Exception]:
+        """On all ranks; what each returns or raises."""
+        works = [partial(rank.restore, key, group=True, **choice) for rank in self.ranks]
+        return at_once([partial(outcome, work) for work in works])
+
+
+def publish(folder: Path, *kernels: str, key: str = KEY, name: str = "publisher") -> Node:
+    """Commit kernels from a worker that is in no job."""
+    node = Node(folder, name)
+    for kernel in kernels:
+        node.tree.kernel(kernel)
+    assert node.commit(key).ok
+    return node

@@ -1,0 +1,175 @@
+"""The ranks of a job agree: on what the first one offers, or on nothing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kstore.errors import WaitTimeout
+from kstore.ranks import Agreement, Board, StoreBoard, Superseded, Verdict
+from kstore.storage import Storage
+from tests.ranks.fleet import at_once, outcome
+
+CHOICE = {"generation": 3}
+GO = Verdict(True)
+SHORT = 0.5
+
+
+class DictBoard:
+    """Notes in memory."""
+
+    def __init__(self) -> None:
+        self.notes: dict[str, bytes] = {}
+        self._lock = threading.Lock()
+
+    def put(self, name: str, note: bytes) -> None:
+        self.notes[name] = note
+
+    def put_if_absent(self, name: str, note: bytes) -> bytes:
+        with self._lock:
+            return self.notes.setdefault(name, note)
+
+    def get(self, name: str) -> bytes | None:
+        return self.notes.get(name)
+
+
+@pytest.fixture(params=["memory", "store"])
+def board(request: pytest.FixtureRequest, tmp_path: Path) -> Board:
+    return DictBoard() if request.param == "memory" else StoreBoard(Storage(tmp_path / "store"))
+
+
+def rank_of(
+    board: Board, rank: int, size: int = 3, call: str = "call", *, seconds: float = 60, uniform: bool = True
+) -> Agreement:
+    return Agreement(board, rank, size, call, seconds=seconds, uniform=uniform)
+
+
+def take_part(agreement: Agreement, trouble: str = "") -> tuple[Mapping[str, Any], Verdict]:
+    """As a rank does: begin again where the offer was an old one."""
+    while True:
+        offer = agreement.offer(CHOICE) if agreement.rank == 0 else agreement.read_offer()
+        try:
+            return offer.choice, agreement.vote(trouble)
+        except Superseded:
+            continue
+
+
+def run(board: Board, troubles: Mapping[int, str] | None = None, **options: Any) -> list[Any]:
+    """All three ranks, some of which have trouble."""
+    agreements = [rank_of(board, rank, **options) for rank in range(3)]
+    return at_once([lambda a=a: outcome(lambda: take_part(a, (troubles or {}).get(a.rank, ""))) for a in agreements])
+
+
+def test_all_hear_what_rank_0_offers_and_that_all_are_ready(board: Board) -> None:
+    assert run(board) == [(CHOICE, GO)] * 3
+
+
+@pytest.mark.parametrize("rank", range(3))
+def test_if_one_cannot_nobody_does_and_all_hear_why(board: Board, rank: int) -> None:
+    verdict = Verdict(False, f"rank {rank}: no space")
+    assert run(board, {rank: "no space"}) == [(CHOICE, verdict)] * 3
+
+
+def test_where_it_need_not_be_uniform_the_others_go_on(board: Board) -> None:
+    verdict = Verdict(True, "rank 1: no space; rank 2: no store")
+    assert run(board, {1: "no space", 2: "no store"}, uniform=False) == [(CHOICE, verdict)] * 3
+
+
+def test_notes_of_an_earlier_run_of_the_job_mean_nothing(board: Board) -> None:
+    assert run(board, {1: "no space"})[0][1].go is False
+    assert run(board) == [(CHOICE, GO)] * 3
+    assert run(board, {2: "no store"})[0][1].why == "rank 2: no store"
+
+
+def test_an_offer_of_a_run_that_died_before_its_verdict_is_given_up_for_the_new_one(board: Board) -> None:
+    rank_of(board, 0).offer({"generation": 1})
+    follower = rank_of(board, 1, size=2)
+    old = follower.read_offer()
+    assert old.choice == {"generation": 1}
+    leader = rank_of(board, 0, size=2)
+    assert at_once([lambda: take_part(leader), lambda: take_part_after(follower)]) == [(CHOICE, GO)] * 2
+
+
+def take_part_after(follower: Agreement) -> tuple[Mapping[str, Any], Verdict]:
+    """Vote for an offer that is old."""
+    with pytest.raises(Superseded):
+        follower.vote()
+    return take_part(follower)
+
+
+def test_a_rank_that_never_comes_costs_the_others_their_deadline(board: Board) -> None:
+    agreements = [rank_of(board, 0, seconds=SHORT), rank_of(board, 1)]
+    leader, follower = at_once([lambda a=a: outcome(lambda: take_part(a)) for a in agreements])
+    assert not isinstance(leader, Exception)
+    assert leader[1] == Verdict(False, "rank 2 has not been heard of for 0.4 s")
+    assert follower == leader
+
+
+def test_where_it_need_not_be_uniform_those_that_came_go_on(board: Board) -> None:
+    leader = rank_of(board, 0, seconds=SHORT, uniform=False)
+    follower = rank_of(board, 1)
+    for _, verdict in at_once([lambda: take_part(leader), lambda: take_part(follower)]):
+        assert verdict == Verdict(True, "rank 2 has not been heard of for 0.4 s")
+
+
+def test_rank_0_that_never_comes_costs_the_others_their_deadline(board: Board) -> None:
+    with pytest.raises(WaitTimeout, match=r"rank 1 has waited 0\.45 s for rank 0 to say what to restore"):
+        take_part(rank_of(board, 1, seconds=SHORT))
+
+
+def test_whoever_leaves_before_the_verdict_decides_that_nobody_restores(board: Board) -> None:
+    leader, follower = rank_of(board, 0, size=2), rank_of(board, 1, size=2, seconds=SHORT)
+    leader.offer(CHOICE)
+    with pytest.raises(WaitTimeout, match="for the verdict of rank 0"):
+        take_part(follower)
+    assert leader.vote() == Verdict(False, "rank 1 had to leave")
+
+
+def test_whoever_is_about_to_leave_and_finds_a_verdict_goes_by_it(board: Board) -> None:
+    """Rank 0 writes it between the last look and the attempt to leave."""
+    leader, follower = rank_of(board, 0, size=2), rank_of(board, 1, size=2, seconds=SHORT)
+
+    class Late:
+        """A board on which the verdict is seen late."""
+
+        put = staticmethod(board.put)
+
+        def get(self, name: str) -> bytes | None:
+            return None if name.endswith("verdict") else board.get(name)
+
+        def put_if_absent(self, name: str, note: bytes) -> bytes:
+            assert leader.vote() == GO
+            return board.put_if_absent(name, note)
+
+    leader.offer(CHOICE)
+    follower._board = Late()
+    assert take_part(follower) == (CHOICE, GO)
+
+
+def test_two_processes_that_claim_to_be_one_rank_do_not_both_restore(board: Board) -> None:
+    twins = [rank_of(board, 1, size=2, seconds=2) for _ in range(2)]
+    leader = rank_of(board, 0, size=2)
+    works: list[Callable[[], Any]] = [lambda: take_part(leader)]
+    works += [lambda twin=twin: outcome(lambda: take_part(twin)) for twin in twins]
+    answers = [a for a in at_once(works)[1:] if not isinstance(a, WaitTimeout)]
+    assert [verdict.go for _, verdict in answers].count(True) <= 1
+
+
+def test_agreements_of_different_names_do_not_meet(board: Board) -> None:
+    first, second = run(board, {0: "no space"}, call="first"), run(board, call="second")
+    assert [verdict.go for _, verdict in first + second] == [False] * 3 + [True] * 3
+
+
+def test_who_waits_on_the_store_makes_its_client_look_afresh_now_and_then(tmp_path: Path) -> None:
+    now = [0.0]
+    storage = Storage(tmp_path / "store")
+    board = StoreBoard(storage, clock=lambda: now[0])
+    board.put("note", b"there")
+    seen = tmp_path / "store/groups/seen"
+    assert (board.get("other"), seen.exists()) == (None, False)
+    now[0] = 6.0
+    assert (board.get("other"), seen.exists()) == (None, True)

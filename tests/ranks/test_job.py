@@ -1,0 +1,86 @@
+"""Which rank this process is."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kstore.errors import UsageError
+from kstore.ranks import find_rank
+
+TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
+
+
+@pytest.fixture(autouse=True)
+def no_process_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "torch.distributed", raising=False)
+
+
+def process_group(**answers: Any) -> SimpleNamespace:
+    names = {"is_available": True, "is_initialized": True, "get_rank": 1, "get_world_size": 2} | answers
+    module = SimpleNamespace(**{name: lambda value=value: value for name, value in names.items()})
+    module.distributed_c10d = SimpleNamespace(_get_default_store=lambda: "the store")
+    return module
+
+
+def test_the_variables_of_torchrun_say_it() -> None:
+    rank = find_rank(TORCHRUN)
+    assert (rank.number, rank.size, rank.group_store) == (3, 8, None)
+
+
+def test_a_process_without_them_is_alone() -> None:
+    assert find_rank({}).size == 1
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"RANK": "8"}, {"RANK": "-1"}, {"RANK": ""}, {"WORLD_SIZE": "many"}, {"MASTER_PORT": None}], ids=str
+)
+def test_variables_that_do_not_say_it_are_the_callers_mistake(wrong: dict[str, str | None]) -> None:
+    environ = {name: value for name, value in (TORCHRUN | wrong).items() if value is not None}
+    with pytest.raises(UsageError, match="rank"):
+        find_rank(environ)
+
+
+def test_an_initialised_process_group_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.distributed", process_group())
+    rank = find_rank(TORCHRUN)
+    assert (rank.number, rank.size, rank.group_store) == (1, 2, "the store")
+
+
+@pytest.mark.parametrize("answer", ["is_available", "is_initialized"])
+def test_without_a_process_group_the_variables_say_it(monkeypatch: pytest.MonkeyPatch, answer: str) -> None:
+    monkeypatch.setitem(sys.modules, "torch.distributed", process_group(**{answer: False}))
+    assert find_rank(TORCHRUN).number == 3
+
+
+def test_a_process_group_of_a_torch_that_hides_its_store_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = process_group()
+    del group.distributed_c10d._get_default_store
+    monkeypatch.setitem(sys.modules, "torch.distributed", group)
+    assert find_rank(TORCHRUN).number == 3
+
+
+def test_all_ranks_of_a_job_name_their_agreements_alike() -> None:
+    ranks = [find_rank(TORCHRUN | {"RANK": str(number), "MASTER_PORT": "1"}) for number in range(2)]
+    first, second = ([rank.next_call(key) for key in ("a", "b", "a")] for rank in ranks)
+    assert first == second
+    assert len(set(first)) == 3
+
+
+@pytest.mark.parametrize("name", ["MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "TORCHELASTIC_RUN_ID"])
+def test_another_job_names_them_otherwise(name: str) -> None:
+    assert find_rank(TORCHRUN | {name: "77"}).job != find_rank(TORCHRUN).job
+
+
+def test_a_loopback_address_means_this_host_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    environ = TORCHRUN | {"MASTER_ADDR": "localhost"}
+    here = find_rank(environ).job
+    monkeypatch.setattr("socket.gethostname", lambda: "elsewhere")
+    assert find_rank(environ).job != here
+
+
+def test_a_restart_that_only_some_agents_count_is_the_same_job() -> None:
+    assert find_rank(TORCHRUN | {"TORCHELASTIC_RESTART_COUNT": "1"}).job == find_rank(TORCHRUN).job
