@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from functools import cached_property, partial
+from functools import partial
 from typing import IO, NamedTuple, cast
 
 import zstandard
@@ -45,7 +45,8 @@ class Part(NamedTuple):
 
 
 class PackReader:
-    """One pack of a store.
+    """One pack of a store. Threads that ask at once for what is not known yet may each read it: none waits for another,
+    as it would in a `cached_property`, whose lock is one for all packs before Python 3.12 (python/cpython#87634).
 
     Raises, from every method:
         IntegrityError: the pack is damaged.
@@ -55,19 +56,25 @@ class PackReader:
     def __init__(self, backend: Backend, pack_id: str) -> None:
         self._backend = backend
         self._name = pack_name(pack_id)
+        self._size: int | None = None
+        self._index: PackIndex | None = None
 
-    @cached_property
+    @property
     def size(self) -> int:
         """Bytes of the whole file."""
-        return self._backend.stat(self._name).size
+        if self._size is None:
+            self._size = self._backend.stat(self._name).size
+        return self._size
 
-    @cached_property
+    @property
     def index(self) -> PackIndex:
         """What is where."""
-        index = self._load_index()
-        if any(frame.offset + frame.packed_size > self.size for frame in index.frames):
-            raise IntegrityError(f"{self._name} declares a frame beyond its end")
-        return index
+        if self._index is None:
+            index = self._load_index()
+            if any(frame.offset + frame.packed_size > self.size for frame in index.frames):
+                raise IntegrityError(f"{self._name} declares a frame beyond its end")
+            self._index = index
+        return self._index
 
     def _load_index(self) -> PackIndex:
         tail = self._read(max(self.size - _TAIL, 0), min(_TAIL, self.size))

@@ -204,7 +204,8 @@ class _Restore:
 def choose_wanted(files: Files, found: Scan, merged: Merged) -> Files:
     """The artifacts to place: those that are missing, or that the store has since replaced.
 
-    What the worker changed itself stays, and all of a group that is being written. A group is placed whole, or not.
+    What the worker changed itself stays, and all of a group that is being written. A group is placed whole, or not, and
+    never in the place of a folder that holds something else.
     """
     keep = merged.declined.keys() - merged.outdated | set(merged.taken) | set(merged.to_merge)
     wanted = {
@@ -212,14 +213,16 @@ def choose_wanted(files: Files, found: Scan, merged: Merged) -> Files:
         for path, entry in files.items()
         if path not in keep and ((local := found.known.get(path)) is None or local.entry.digest != entry.digest)
     }
-    if len(wanted) == len(files) and not found.busy:
+    if len(wanted) == len(files) and not found.busy and not found.known:
         return wanted
     groups = {unit_of(path, entry) for path, entry in wanted.items() if entry.flags & _GROUP}
     kept = {unit_of(path, known.entry) for path, known in found.known.items() if path in keep}
-    replaced = groups - kept - found.busy
+    single = (path for path, known in found.known.items() if not known.entry.flags & _GROUP)
+    others = {folder for path in single for folder in _parents(path)} if groups else set()
+    replaced = groups - kept - found.busy - others
     whole = {p: e for p, e in files.items() if e.flags & _GROUP and unit_of(p, e) in replaced}
-    single = {p: e for p, e in wanted.items() if not e.flags & _GROUP and found.busy.isdisjoint(_parents(p))}
-    return single | whole
+    rest = {p: e for p, e in wanted.items() if not e.flags & _GROUP and found.busy.isdisjoint(_parents(p))}
+    return rest | whole
 
 
 def check_paths(paths: Iterable[str]) -> None:

@@ -210,6 +210,12 @@ def test_a_file_in_a_group_that_is_being_written_is_not_replaced(world: World) -
     assert isinstance(world.restore(), kstore.RestoreReport)
 
 
+def test_a_group_does_not_take_the_place_of_a_folder_of_other_files(world: World) -> None:
+    """The whole folder would go with it."""
+    world.publish(Manifest({"inductor/ab/x.py": FIRST._replace(flags=int(Flag.GROUP), unit=2)}).dump())
+    assert isinstance(world.restore(), kstore.RestoreReport)
+
+
 def tables_with_rows(rows: Mapping[bytes, bytes]) -> bytes:
     """Rows as they are stored."""
     with pytest.MonkeyPatch.context() as patch:
