@@ -67,6 +67,7 @@ class Store:
         self.waiting = Waiting()
         """Whether somebody still waits for it."""
         self._environ = environ
+        self._ahead: tuple[str, ...] = ()
 
     @property
     def location(self) -> str:
@@ -104,7 +105,20 @@ class Store:
         worker = self.worker(key, before_import=False)
         with reporting_trouble(self.location, "commit to"):
             self.storage.open()
-            return commit(worker)
+            report = commit(worker)
+        self._ahead = ()
+        return report
+
+    def upload_ahead(self, key: str) -> None:
+        """Upload what is finished in the cache root of `key`, so that the next `commit` needs only to publish it."""
+        from kstore.operations.commit import upload_ahead
+
+        check_key(key)
+        if self.settings.mode is not Mode.READ:
+            worker = self.worker(key, before_import=False)
+            with reporting_trouble(self.location, "upload to"):
+                self.storage.open()
+                self._ahead += upload_ahead(worker)
 
     def variables(self, key: str) -> dict[str, str]:
         """The environment variables that a worker of `key` needs, without what the user set."""
@@ -268,6 +282,7 @@ class Store:
             rules=table_version(),
             layout=self.settings.layout,
             may_write=self.settings.mode is not Mode.READ,
+            ahead=self._ahead,
             progress=self.progress,
             waiting=self.waiting,
         )

@@ -40,6 +40,8 @@ class Worker:
     layout: Layout | None = None
     may_write: bool = True
     """Whether anything may be written to the store."""
+    ahead: tuple[str, ...] = ()
+    """Packs that were uploaded ahead of the commit; it may rely on those that it sees to be there."""
     progress: Progress = field(default_factory=Progress)
     waiting: Waiting = field(default_factory=Waiting)
 
