@@ -5,8 +5,9 @@ from __future__ import annotations
 from enum import Enum
 from typing import NamedTuple
 
-BATCH = 64
-"""Changes that gather before they are uploaded ahead: each batch may become a pack of its own."""
+BATCH = 512
+"""Changes that gather before they are uploaded ahead: each batch may become a pack of its own, and each file is
+created, closed and renamed."""
 _SHARE = 0.01
 """Of the processor's time that may go into rounds: whatever a round cost, a hundred times as long passes first."""
 _FIRST_PAUSE = 1.0
