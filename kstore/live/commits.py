@@ -137,6 +137,10 @@ class LiveCommits:
 
     def _watch(self) -> FolderWatch | None:
         """Begin to watch. What was there before is for the first round."""
+        # Now, for the code that dataclasses and named tuples run when they are made would make Python forget, at the
+        # end of a job that Ctrl-C ends, which signal it dies of.
+        import kstore.operations.commit  # noqa: F401
+
         watch = None
         try:
             root = self._store.worker(self._key, before_import=False).root

@@ -11,6 +11,7 @@ import ctypes
 import errno
 import logging
 import os
+import warnings
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
@@ -50,6 +51,8 @@ class FolderWatch:
         from watchdog import events
         from watchdog.observers import Observer
 
+        # Of a folder that appears while it is added twice: nobody's fault, and no harm.
+        warnings.filterwarnings("ignore", "Callback with id .* already exists", RuntimeWarning)
         changed = self._changed
 
         class Handler(events.FileSystemEventHandler):
