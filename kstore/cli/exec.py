@@ -111,8 +111,9 @@ def command(
     grace_period: int,
     program: list[str],
 ) -> int:
-    """Run a command with the kernels of KEY, and commit what it compiles, while it runs and at its end.
+    """Run a command with the kernels of KEY, and commit what it compiled.
 
+    Kernels are committed while the command runs, once they are finished, and at its end.
     The command gets the variables that point compilers at the cache root, and every signal that kstore gets.
     Trouble with the store is a warning, and the command runs cold. All that kstore says goes to stderr, what
     --json asks for too: stdout is the command's.

@@ -7,7 +7,6 @@ commits never wait for each other's lock, and a store that hangs holds up nobody
 from __future__ import annotations
 
 import logging
-import math
 import os
 import threading
 import time
@@ -18,14 +17,17 @@ from typing import NamedTuple
 
 from kstore.deadline import Waiting, answer_within, signals_blocked
 from kstore.errors import KstoreError
-from kstore.live.schedule import Plan, Schedule, Step
-from kstore.local.watch import FolderWatch
+from kstore.live.schedule import SHARE, Plan, Schedule, Step
+from kstore.local.activity import Activity
+from kstore.local.watch import Blind, FolderWatch, outermost
 from kstore.report import CommitReport, CommitStatus
 from kstore.store import Store
 
 log = logging.getLogger(__name__)
 
 _NICENESS = 10
+_BEAT = 2.5
+"""Seconds at most between two looks at a tree in which something changes."""
 
 
 class _Request(NamedTuple):
@@ -39,11 +41,11 @@ class _Request(NamedTuple):
 
 
 class _Seen(NamedTuple):
-    """What the watch has told."""
+    """What has changed in the cache root."""
 
     changes: int
     last: float
-    """When the last one was, by `time.monotonic`."""
+    """When the last one was seen, by `time.monotonic`."""
 
 
 class LiveCommits:
@@ -58,12 +60,16 @@ class LiveCommits:
         """What has been published so far, the oldest first."""
         self._store = store
         self._key = key
+        self._settle = settle
         self._every = every
         self._schedule = Schedule(settle, every)
         self._requests: SimpleQueue[_Request | None] = SimpleQueue()
+        self._folders: list[str] = []
+        self._activity = Activity(())
         self._seen = _Seen(0, 0.0)
-        self._wake_at = math.inf
-        self._looked = time.monotonic()
+        self._beat = settle
+        self._watch: FolderWatch | None = None
+        self._is_woken = False
         self._is_blind = False
         self._is_held_up = False
         self._last: CommitReport | None = None
@@ -108,79 +114,103 @@ class LiveCommits:
         """End, and publish nothing more."""
         self._requests.put(_Request(is_last=True, publishes=False))
 
-    # ---- What the watch calls, in its thread
-
-    def _changed(self) -> None:
-        self._seen = _Seen(self._seen.changes + 1, time.monotonic())
-        if self._seen.changes >= self._wake_at:
-            self._wake_at = math.inf
-            self._requests.put(None)
-
-    def _went_blind(self, reason: str) -> None:
-        if not self._is_blind:
-            self._is_blind = True
-            log.warning("%s; the cache root is looked through every %g s instead", reason, self._every)
-            self._requests.put(None)
-
     # ---- The thread
 
     def _run(self) -> None:
         with suppress(OSError, AttributeError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
-        watch = self._watch()
         try:
-            self._serve(watch)
+            self._begin()
+            self._serve()
         finally:
             self._answer_what_is_left()
-            if watch:
-                watch.stop()
+            self._stop_watch()
 
-    def _watch(self) -> FolderWatch | None:
-        """Begin to watch. What was there before is for the first round."""
+    def _begin(self) -> None:
         # Now, for the code that dataclasses and named tuples run when they are made would make Python forget, at the
         # end of a job that Ctrl-C ends, which signal it dies of.
+        import watchdog.events
+        import watchdog.observers  # noqa: F401
+
         import kstore.operations.commit  # noqa: F401
 
-        watch = None
         try:
             root = self._store.worker(self._key, before_import=False).root
-            watch = FolderWatch((root.path, *root.folders.values()), self._changed, self._went_blind)
-            watch.start()
-        except Exception as error:
-            self._went_blind(f"the cache root cannot be watched ({error})")
-        self._changed()
-        with suppress(KstoreError, OSError):  # The first round tells it.
+            self._folders = outermost((root.path, *root.folders.values()))
+        except (KstoreError, OSError) as error:  # The first round tells it.
+            self._tell_trouble(error)
+        self._activity = Activity(self._folders)
+        with suppress(KstoreError, OSError):
             self._store.storage.open()
         self._expect_store()
-        return watch
 
-    def _serve(self, watch: FolderWatch | None) -> None:
+    def _serve(self) -> None:
         """Do what is due and what is asked for, until told to end."""
         while True:
-            plan = self._plan()
-            patience = None if plan is None else max(plan.at - time.monotonic(), 0.0)
-            request = self._next(patience)
-            if request is None:
-                if plan and not patience:
-                    if watch and not self._is_blind:
-                        watch.check()
-                    self._round(plan.step)
+            plan, now = self._plan(), time.monotonic()
+            if plan and plan.at <= now and self._requests.empty():
+                self._round(plan.step)
                 continue
-            if request.publishes:
+            request = self._next(self._patience(plan, now))
+            if request and request.publishes:
                 self._round(Step.CHECKPOINT, request.answer)
-            if request.is_last:
+            if request and request.is_last:
                 return
 
     def _plan(self) -> Plan | None:
-        while True:
-            seen = self._seen
-            plan = self._schedule.plan(seen.changes, seen.last, time.monotonic())
-            self._wake_at = self._schedule.next_batch
-            if seen == self._seen:  # or it may have come before `_wake_at` was set
-                break
-        if plan is None and self._is_blind:
-            return Plan(Step.CHECKPOINT, self._looked + self._every)
+        """What comes next. If that is nothing, the watch is on from now on."""
+        if self._is_woken:
+            self._stop_watch()
+            self._note(1)
+        if self._watch is None:
+            self._look()
+        plan = self._schedule.plan(*self._seen, time.monotonic())
+        if plan is None and self._watch is None and not self._is_blind:
+            self._start_watch()
+            self._look()  # Something may have come before it was on.
+            plan = self._schedule.plan(*self._seen, time.monotonic())
+        if plan:
+            self._stop_watch()
         return plan
+
+    def _patience(self, plan: Plan | None, now: float) -> float | None:
+        """Seconds after which there is something to do whoever asks; None for never."""
+        if plan:
+            return max(min(plan.at - now, self._beat), 0.0)
+        return self._every if self._watch is None else None
+
+    def _look(self) -> None:
+        spent = time.thread_time()
+        self._note(self._activity.look())
+        # Twice in the time that it takes to settle, unless that is too much work.
+        self._beat = max(min(self._settle / 2, _BEAT), (time.thread_time() - spent) / SHARE)
+
+    def _note(self, changes: int) -> None:
+        if changes:
+            self._seen = _Seen(self._seen.changes + changes, time.monotonic())
+
+    def _start_watch(self) -> None:
+        spent = time.thread_time()
+        self._is_woken = False
+        self._watch = FolderWatch(self._folders, self._wake)
+        try:
+            self._watch.start()
+        except Blind as reason:
+            self._stop_watch()
+            self._is_blind = True
+            log.warning("%s; the cache root is looked through every %g s instead", reason, self._every)
+        self._schedule.spent(time.monotonic(), time.thread_time() - spent)
+
+    def _stop_watch(self) -> None:
+        if self._watch:
+            self._watch.stop()
+        self._watch, self._is_woken = None, False
+
+    def _wake(self) -> None:
+        """Called by the watch, in its thread, for each change; the first one is enough."""
+        if not self._is_woken:
+            self._is_woken = True
+            self._requests.put(None)
 
     def _next(self, patience: float | None) -> _Request | None:
         try:
@@ -206,7 +236,6 @@ class LiveCommits:
             self._worked()
             if answer and self._last:
                 answer.set_result(self._last)
-        self._looked = time.monotonic()
 
     def _commit(self) -> CommitReport:
         report = self._store.commit(self._key)

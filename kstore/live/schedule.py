@@ -5,10 +5,9 @@ from __future__ import annotations
 from enum import Enum
 from typing import NamedTuple
 
-BATCH = 512
-"""Changes that gather before they are uploaded ahead: each batch may become a pack of its own, and each file is
-created, closed and renamed."""
-_SHARE = 0.01
+BATCH = 128
+"""Changes, files about, that gather before they are uploaded ahead: each batch may become a pack of its own."""
+SHARE = 0.01
 """Of the processor's time that may go into rounds: whatever a round cost, a hundred times as long passes first."""
 _FIRST_PAUSE = 1.0
 """Seconds before what failed is tried again; twice as long each time after that."""
@@ -43,11 +42,6 @@ class Schedule:
         self._not_before = 0.0
         self._failures = 0
 
-    @property
-    def next_batch(self) -> int:
-        """The count of changes at which there is more to be done than there was."""
-        return self._published + 1 if self._since is None else self._uploaded + BATCH
-
     def plan(self, changes: int, last: float, now: float) -> Plan | None:
         """The next round, given how often the tree has changed and when it last did; None while nothing is new."""
         if changes == self._published:
@@ -63,11 +57,16 @@ class Schedule:
     def done(self, step: Step, changes: int, now: float, cost: float) -> None:
         """A round has dealt with the first `changes` changes, for `cost` seconds of the processor's time."""
         self._failures = 0
-        self._not_before = now + cost / _SHARE
+        self._not_before = now
+        self.spent(now, cost)
         self._uploaded = changes
         if step is Step.CHECKPOINT:
             self._published = changes
             self._since = None
+
+    def spent(self, now: float, cost: float) -> None:
+        """So many seconds of the processor's time were used up for what is no round."""
+        self._not_before = max(self._not_before, now + cost / SHARE)
 
     def failed(self, now: float) -> None:
         """A round could not be finished: it is tried again, later each time, but at least as often as checkpoints."""

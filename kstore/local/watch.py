@@ -1,8 +1,7 @@
-"""Tells when something below a folder changes, with as little work as possible in the compiler's process.
+"""Tells when something below a folder changes, so that nothing needs to run until then.
 
-What changed is not kept: the scan finds out. So it does no harm that inotify drops events when too many come at
-once, but for the watches of new folders: changes in those would go unseen. Then, and where a limit keeps a folder
-from being watched, the watch says that it is blind.
+To be told of each event would cost a compiler in the same process several percent. So a watch is for the time in
+which nothing changes: it calls once, and is stopped then. `Activity` follows what comes after.
 """
 
 from __future__ import annotations
@@ -14,9 +13,12 @@ import os
 import warnings
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import cache
 from typing import Any
 
 from kstore.components.table import KSTORE_FOLDER
+
+log = logging.getLogger(__name__)
 
 _LOGGERS = ("watchdog.observers.inotify_c", "watchdog.observers.inotify")
 _IN_CREATE = 0x100
@@ -26,26 +28,32 @@ _LIMITS = {
 }
 
 
+class Blind(Exception):
+    """Changes cannot be seen, for the reason given."""
+
+
 class FolderWatch:
-    """Calls `changed` for each change below `folders`, and `blind` with a reason once it can no longer be relied on.
+    """Calls `changed` when something changes below `folders`, at least once, in a thread of its own."""
 
-    Both are called in a thread of the watch.
-    """
-
-    def __init__(self, folders: Iterable[str], changed: Callable[[], None], blind: Callable[[str], None]) -> None:
-        self._folders = _outermost(folders)
+    def __init__(self, folders: Iterable[str], changed: Callable[[], None]) -> None:
+        self._folders = outermost(folders)
         self._changed = changed
-        self._blind = blind
         self._observer: Any = None
-        self._filter = _LogFilter(blind)
+        self._filter = _LogFilter(changed)
 
     def start(self) -> None:
-        """Watch from now on. Its threads inherit the caller's signal mask and priority."""
+        """Watch from now on. Its threads inherit the caller's signal mask and priority.
+
+        Raises:
+            Blind: not every folder can be watched.
+        """
         try:
             self._start()
-        except Exception as error:  # Also watchdog's own, as where there is no inotify: a job needs no watch.
+        except Exception as error:  # Also watchdog's own, as where there is no inotify.
             number = error.errno if isinstance(error, OSError) else None
-            self._blind(_LIMITS.get(number or 0) or f"the cache root cannot be watched: {error}")
+            raise Blind(_LIMITS.get(number or 0) or f"the cache root cannot be watched: {error}") from error
+        if self._folders and _limit_is_reached(self._folders[0]):
+            raise Blind(_LIMITS[errno.ENOSPC])
 
     def _start(self) -> None:
         from watchdog import events
@@ -65,22 +73,12 @@ class FolderWatch:
             events.FileClosedEvent, events.FileCreatedEvent, events.FileMovedEvent,
             events.DirCreatedEvent, events.DirMovedEvent,
         ]  # fmt: skip
-        observer = Observer()
-        self._observer = observer
         for name in _LOGGERS:
             logging.getLogger(name).addFilter(self._filter)
+        self._observer = Observer()
         for folder in filter(_is_there, self._folders):
-            observer.schedule(Handler(), folder, recursive=True, event_filter=kinds)
-        observer.start()
-
-    def check(self) -> None:
-        """See whether every folder can be watched: where a limit is reached, new ones are passed over in silence."""
-        if self._observer is None:
-            return
-        if not self._observer.is_alive() or not all(emitter.is_alive() for emitter in self._observer.emitters):
-            self._blind("the watch has ended")
-        elif _limit_is_reached(self._folders[0]):
-            self._blind(_LIMITS[errno.ENOSPC])
+            self._observer.schedule(Handler(), folder, recursive=True, event_filter=kinds)
+        self._observer.start()
 
     def stop(self) -> None:
         """Watch no longer."""
@@ -95,16 +93,32 @@ class FolderWatch:
 class _LogFilter(logging.Filter):
     """watchdog tells its log alone when events were lost; that an event came while it stopped is no error."""
 
-    def __init__(self, blind: Callable[[str], None]) -> None:
+    def __init__(self, changed: Callable[[], None]) -> None:
         super().__init__()
-        self._blind = blind
+        self._changed = changed
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Take the message for us."""
         message = record.getMessage()
         if "overflow" in message:
-            self._blind("inotify lost events (fs.inotify.max_queued_events)")
+            _tell_overflow()
+            self._changed()
         return "overflow" not in message and "inactive" not in message
+
+
+@cache
+def _tell_overflow() -> None:
+    """Once in a process. That something has changed is all that events are for."""
+    log.warning("inotify lost events (fs.inotify.max_queued_events): the cache root is looked through")
+
+
+def outermost(folders: Iterable[str]) -> list[str]:
+    """Without those that are in others. A link that leads to a folder would be watched itself."""
+    found: list[str] = []
+    for folder in sorted({os.path.realpath(folder) for folder in folders}):
+        if not any(folder.startswith(f"{other}/") for other in found):
+            found.append(folder)
+    return found
 
 
 def _is_there(folder: str) -> bool:
@@ -112,15 +126,6 @@ def _is_there(folder: str) -> bool:
     with suppress(OSError):
         os.makedirs(folder, exist_ok=True)
     return os.path.isdir(folder)
-
-
-def _outermost(folders: Iterable[str]) -> list[str]:
-    """Without those that are in others. A link that leads to a folder would be watched itself."""
-    found: list[str] = []
-    for folder in sorted({os.path.realpath(folder) for folder in folders}):
-        if not any(folder.startswith(f"{other}/") for other in found):
-            found.append(folder)
-    return found
 
 
 def _limit_is_reached(folder: str) -> bool:

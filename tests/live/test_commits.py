@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from kstore.errors import KstoreError, StoreUnavailable, WaitTimeout
-from kstore.live import schedule
+from kstore.live import commits, schedule
 from kstore.live.commits import LiveCommits
+from kstore.local.watch import Blind
 from kstore.report import CommitStatus
 from tests.gc.stores import kernels, restored
 from tests.trees import KEY, Node
@@ -54,8 +55,8 @@ def start(node: Node) -> Iterator[Start]:
 
 
 def watching(live: LiveCommits) -> bool:
-    """Whether the watch has begun: from then on each change is noticed."""
-    return live._seen.changes > 0
+    """Whether there is nothing to do but to watch."""
+    return live._watch is not None
 
 
 def files(node: Node) -> int:
@@ -83,9 +84,11 @@ def test_while_nothing_changes_nothing_is_done(node: Node, start: Start, monkeyp
     live = start()
     node.tree.wrapper("one")
     until(lambda: live.checkpoints)
-    until(lambda: live._schedule.next_batch == live._seen.changes + 1)
+    until(lambda: watching(live))
+    time.sleep(5 * SOON)  # It looks once more when the watch is on.
     rounds = []
-    monkeypatch.setattr(live, "_round", lambda *what: rounds.append(what))
+    for step in ("_round", "_look"):
+        monkeypatch.setattr(live, step, lambda *what: rounds.append(what))
     time.sleep(5 * SOON)
     assert rounds == []
 
@@ -101,13 +104,14 @@ def test_while_files_keep_coming_it_is_published_every_so_often(node: Node, star
 def test_a_batch_is_uploaded_ahead_so_that_the_last_commit_only_publishes(
     node: Node, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(commits, "_BEAT", SOON)
     monkeypatch.setattr(schedule, "BATCH", 8)
-    monkeypatch.setattr(schedule, "_SHARE", 1e9)
+    monkeypatch.setattr(schedule, "SHARE", 1e9)
     uploads: list[str] = []
     upload = node.store.upload_ahead
     monkeypatch.setattr(node.store, "upload_ahead", lambda key: (upload(key), uploads.append(key)))
     live = start(settle=NEVER)
-    until(lambda: watching(live))
+    until(lambda: live._seen.changes)
     node.tree.kernel("one")
     until(lambda: uploads)
     node.store.upload_ahead(KEY)  # what came after the batch, if anything
@@ -127,7 +131,7 @@ def test_a_group_that_is_being_written_is_published_when_it_is_whole(node: Node,
     busy.rmdir()
     node.tree.put(f"{group.relative_to(node.tree.root)}/k.extra", b"the last file")
     until(lambda: files(node) == 10)
-    assert live.checkpoints[-1].skipped == ()
+    until(lambda: live.checkpoints[-1].skipped == ())
 
 
 def test_a_checkpoint_can_be_asked_for(node: Node, start: Start) -> None:
@@ -174,7 +178,7 @@ def test_a_store_that_hangs_holds_up_who_asks_no_longer_than_he_waits(
     node: Node, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     live = start(settle=NEVER)
-    until(lambda: watching(live))
+    until(lambda: live._seen.changes)
     released = threading.Event()
     monkeypatch.setattr(node.store.storage, "open", lambda: released.wait(PATIENCE))
     with pytest.raises(WaitTimeout, match=r"committing to .* has taken more than 0\.01 s"):
@@ -211,7 +215,7 @@ def test_a_store_that_goes_away_and_comes_back_is_told_once_each(
     live = start(every=SOON)
     node.tree.wrapper("one")
     until(lambda: files(node) == 1)
-    until(lambda: live._schedule.next_batch == live._seen.changes + 1)
+    until(lambda: watching(live))
 
     failed = live._schedule.failed
     monkeypatch.setattr(live._schedule, "failed", lambda now: (failures.append(now), failed(now)))
@@ -240,38 +244,24 @@ def test_a_store_that_is_away_at_the_end_is_an_error_for_who_asks(node: Node, st
 
 def test_a_store_that_was_never_there_is_made(node: Node, start: Start) -> None:
     live = start(settle=NEVER)
-    until(lambda: watching(live))
+    until(lambda: live._seen.changes)
     assert not node.location.exists()
     node.tree.wrapper("one")
     assert live.publish(PATIENCE).generation == 1
 
 
-@pytest.mark.parametrize("reason", ["max_user_watches", "max_user_instances", "max_queued_events"])
-def test_a_watch_that_is_blind_is_told_once_and_the_root_looked_through_every_so_often(
-    node: Node, start: Start, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, reason: str
+def test_where_nothing_can_be_watched_that_is_told_once_and_the_root_looked_through_every_so_often(
+    node: Node, start: Start, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def blind(watch: object, *what: object) -> None:
-        for _ in range(3):
-            watch._blind(reason)  # type: ignore[attr-defined]
+    def refuse(watch: object) -> None:
+        raise Blind("the limit is reached")
 
-    monkeypatch.setattr("kstore.local.watch.FolderWatch.start", blind)
-    start(settle=NEVER, every=SOON)
+    monkeypatch.setattr("kstore.local.watch.FolderWatch.start", refuse)
+    start(every=SOON)
     for number in range(3):
         node.tree.wrapper(str(number))
         until(lambda number=number: files(node) == number + 1)
-    assert told(caplog) == [f"{reason}; the cache root is looked through every 0.1 s instead"]
-
-
-def test_a_root_that_cannot_be_watched_at_all_does_not_end_it(
-    node: Node, start: Start, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("kstore.local.watch._outermost", lambda folders: [][0])
-    live = start(settle=NEVER, every=SOON)
-    until(lambda: watching(live))
-    monkeypatch.undo()
-    node.tree.wrapper("one")
-    until(lambda: files(node) == 1)
-    assert "cannot be watched" in told(caplog)[0]
+    assert told(caplog) == ["the limit is reached; the cache root is looked through every 0.1 s instead"]
 
 
 def test_the_thread_has_a_low_priority_and_gets_no_signals(node: Node, start: Start) -> None:
@@ -279,7 +269,7 @@ def test_the_thread_has_a_low_priority_and_gets_no_signals(node: Node, start: St
     import signal
 
     live = start(settle=NEVER)
-    until(lambda: watching(live))
+    until(lambda: live._seen.changes)
     task = Path(f"/proc/self/task/{live._thread.native_id}")
     blocked = int(next(line for line in (task / "status").read_text().splitlines() if "SigBlk" in line).split()[1], 16)
     assert blocked >> (signal.SIGTERM - 1) & 1

@@ -90,8 +90,7 @@ def test_after_success_trouble_begins_anew() -> None:
     assert made.plan(2, last=990.0, now=1000.0) == Plan(Step.CHECKPOINT, 1001.0)
 
 
-def test_the_watch_need_not_wake_anybody_for_each_change() -> None:
+def test_what_else_used_up_time_counts_too() -> None:
     made = schedule()
-    assert made.next_batch == 1
-    made.plan(1, last=100.0, now=100.0)
-    assert made.next_batch == BATCH
+    made.spent(now=100.0, cost=0.5)
+    assert made.plan(1, last=101.0, now=101.0) == Plan(Step.CHECKPOINT, 150.0)
