@@ -127,21 +127,21 @@ class LiveCommits:
             self._stop_watch()
 
     def _begin(self) -> None:
-        # Now, for the code that dataclasses and named tuples run when they are made would make Python forget, at the
-        # end of a job that Ctrl-C ends, which signal it dies of.
-        import watchdog.events
-        import watchdog.observers  # noqa: F401
-
-        import kstore.operations.commit  # noqa: F401
-
+        """Whatever fails here, the job's last commit is still to come."""
         try:
+            # Now, for the code that dataclasses and named tuples run when they are made would make Python forget, at
+            # the end of a job that Ctrl-C ends, which signal it dies of.
+            import watchdog.events
+            import watchdog.observers  # noqa: F401
+
+            import kstore.operations.commit  # noqa: F401
+
             root = self._store.worker(self._key, before_import=False).root
             self._folders = outermost((root.path, *root.folders.values()))
-        except (KstoreError, OSError) as error:  # The first round tells it.
-            self._tell_trouble(error)
-        self._activity = Activity(self._folders)
-        with suppress(KstoreError, OSError):
+            self._activity = Activity(self._folders)
             self._store.storage.open()
+        except Exception as error:
+            log.debug("live commits of %s", self._key, exc_info=error)
         self._expect_store()
 
     def _serve(self) -> None:
