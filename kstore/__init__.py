@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kstore.api import commit, restore, synchronized
+    from kstore.api import commit, restore, synchronized, watch
     from kstore.errors import (
         AmbiguousScopeError,
         CacheRootError,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "kstore.api": ("commit", "restore", "synchronized"),
+    "kstore.api": ("commit", "restore", "synchronized", "watch"),
     "kstore.errors": (
         "AmbiguousScopeError", "CacheRootError", "IntegrityError", "KstoreError", "MissError", "StoreFormatError",
         "StoreUnavailable", "UsageError", "WaitTimeout",
@@ -60,6 +60,7 @@ __all__ = [
     "commit",
     "restore",
     "synchronized",
+    "watch",
 ]
 
 

@@ -5,21 +5,27 @@ A bad key or argument is the caller's mistake and always raises; `strict=True` r
 
 from __future__ import annotations
 
+import atexit
 import inspect
 import logging
+import math
 import os
 from collections.abc import Callable
-from contextlib import ContextDecorator
+from contextlib import ContextDecorator, suppress
+from enum import StrEnum
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from kstore.deadline import within
-from kstore.errors import UsageError, WaitTimeout
+from kstore.errors import KstoreError, UsageError, WaitTimeout
+from kstore.live.commits import LiveCommits
+from kstore.live.endings import OnTermination
 from kstore.polls import check_wait
 from kstore.progress import Awaited
 from kstore.report import CommitReport, CommitStatus, RestoreReport, RestoreStatus
 from kstore.scope import check_key
+from kstore.settings import Mode
 from kstore.store import Store
 
 log = logging.getLogger("kstore")
@@ -107,6 +113,10 @@ def commit(
         work = partial(worker.commit, key)
         return within(worker.settings.timeout, worker.waiting, f"committing to {worker.location}", work)
 
+    return _committed(key, strict, run)
+
+
+def _committed(key: str, strict: bool, run: Callable[[], CommitReport]) -> CommitReport:
     def failed(error: str, is_late: bool) -> CommitReport:
         return CommitReport(CommitStatus.TIMEOUT if is_late else CommitStatus.FAILED, key, error=error)
 
@@ -119,6 +129,115 @@ def commit(
     return report
 
 
+class OnError(StrEnum):
+    """What becomes of what was compiled if the body raises."""
+
+    COMMIT = "commit"
+    """It is published: its kernels are good all the same."""
+    DISCARD = "discard"
+    """Nothing is published at the end; what was published live stays."""
+
+
+class watch:
+    """Publish what is compiled under `key` from now on, while it is compiled; for who restores by hand.
+
+    ```python
+    kstore.restore("my-model/v1")
+    live = kstore.watch("my-model/v1")
+    warmup(torch.compile(model))
+    print(live.stop().files)
+    ```
+
+    It ends with `stop`, with the block if it is used in `with`, or with the process: it then publishes once more,
+    also on SIGTERM if it was made in the main thread. Never raises for trouble with the store.
+
+    Args:
+        key: as for `restore`.
+        settle: a checkpoint is published when nothing has changed for so many seconds;
+        every: and at least so many seconds after a change while files keep coming.
+        on_error: `commit` or `discard`, if the block raises.
+        grace_period: seconds for the last commit when the process is told to end.
+        strict: `stop` raises instead of returning a `FAILED` or `TIMEOUT` status.
+        settings: as for `restore`, `store` and `cache_root` among them.
+
+    Raises:
+        UsageError: the key or a setting is malformed.
+    """
+
+    def __init__(
+        self,
+        key: str,
+        *,
+        settle: float = 5.0,
+        every: float = 60.0,
+        on_error: str = OnError.COMMIT,
+        grace_period: float = 10.0,
+        strict: bool = False,
+        **settings: Any,
+    ) -> None:
+        self.key = check_key(key)
+        self._on_error = _on_error(on_error)
+        self._grace_period = _seconds("grace_period", grace_period)
+        self._strict = strict
+        self._committed: CommitReport | None = None
+        store = _store(settings)
+        self._timeout = store.settings.timeout
+        self._live = LiveCommits(store, key, settle=_seconds("settle", settle), every=_seconds("every", every))
+        self._reads_only = store.settings.mode is Mode.READ
+        self._termination = OnTermination(partial(self._publish, self._grace_period))
+        if not self._reads_only:
+            self._live.start()
+            self._termination.install()
+            atexit.register(self._at_exit)
+
+    @property
+    def checkpoints(self) -> tuple[CommitReport, ...]:
+        """The commits that have published something so far, the oldest first."""
+        return tuple(self._live.checkpoints)
+
+    def stop(self) -> CommitReport:
+        """Publish what is left, and end. Again, it returns the same report.
+
+        Raises:
+            KstoreError: if `strict`.
+        """
+        return self._stop(self._timeout)
+
+    def _stop(self, seconds: float) -> CommitReport:
+        if self._committed is None:
+            if self._reads_only:
+                self._committed = CommitReport(CommitStatus.READ_ONLY, self.key)
+            else:
+                self._committed = self._publish(seconds, is_last=True)
+            self._release()
+        return self._committed
+
+    def _at_exit(self) -> None:
+        if self._live.is_here:
+            self._stop(self._grace_period)
+
+    def _publish(self, seconds: float, is_last: bool = False) -> CommitReport:
+        strict = self._strict and is_last
+        return _committed(self.key, strict, partial(self._live.publish, seconds, is_last=is_last))
+
+    def _release(self) -> None:
+        atexit.unregister(self._at_exit)
+        self._termination.remove()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if _is_failure(error) and self._on_error is OnError.DISCARD:
+            self._live.discard()
+            self._committed = _discarded(self.key)
+            self._release()
+        else:
+            self._stop(self._grace_period if isinstance(error, KeyboardInterrupt) else self._timeout)
+
+
 class synchronized(ContextDecorator):
     """Restore on entry, commit on exit, also when the body raises: its kernels are good all the same.
 
@@ -128,7 +247,8 @@ class synchronized(ContextDecorator):
     print(cache.restored.files, cache.committed.new_files)
     ```
 
-    It decorates a function as well. Arguments are those of `restore`.
+    It decorates a function as well. Arguments are those of `restore`, and with `live` those of `watch`: what is
+    compiled is then published while the body runs. SIGTERM commits before it ends the process.
     """
 
     def __init__(
@@ -140,6 +260,11 @@ class synchronized(ContextDecorator):
         wait: float = 0.0,
         group: bool = False,
         uniform: bool = True,
+        live: bool = False,
+        settle: float = 5.0,
+        every: float = 60.0,
+        on_error: str = OnError.COMMIT,
+        grace_period: float = 10.0,
         strict: bool = False,
         **settings: Any,
     ) -> None:
@@ -147,20 +272,85 @@ class synchronized(ContextDecorator):
         self.restored = RestoreReport(RestoreStatus.MISS, key)
         """What the restore did."""
         self.committed = CommitReport(CommitStatus.UNCHANGED, key)
-        """What the commit did."""
+        """What the last commit did."""
         self._choice: dict[str, Any] = {
             "generation": generation, "seed": seed, "wait": check_wait(wait), "group": group, "uniform": uniform
         }  # fmt: skip
         self._settings: dict[str, Any] = {"strict": strict, **settings}
+        self._is_live = live
+        self._pace = {"settle": _seconds("settle", settle), "every": _seconds("every", every)}
+        self._on_error = _on_error(on_error)
+        self._grace_period = _seconds("grace_period", grace_period)
+        self._watch: watch | None = None
+        self._termination = OnTermination(self._commit_in_time)
+
+    @property
+    def checkpoints(self) -> tuple[CommitReport, ...]:
+        """With `live`, the commits that have published something so far, the oldest first."""
+        return self._watch.checkpoints if self._watch else ()
 
     def __enter__(self) -> Self:
         self.restored = restore(self.key, **self._choice, **self._settings)
+        if self._is_live:
+            choice: dict[str, Any] = {"on_error": self._on_error, "grace_period": self._grace_period, **self._pace}
+            self._watch = watch(self.key, **choice, **self._settings)
+        else:
+            self._termination.install()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.committed = commit(self.key, **self._settings)
+        if self._watch:
+            self._watch.__exit__(kind, error, trace)
+            self.committed = self._watch.stop()
+            return
+        try:
+            if _is_failure(error) and self._on_error is OnError.DISCARD:
+                self.committed = self._discard()
+            elif isinstance(error, KeyboardInterrupt):
+                self._commit_in_time()
+            else:
+                self.committed = commit(self.key, **self._settings)
+        finally:
+            self._termination.remove()
+
+    def _discard(self) -> CommitReport:
+        store = _store({name: value for name, value in self._settings.items() if name != "strict"})
+        with suppress(KstoreError):  # Else the lease lapses.
+            within(self._grace_period, store.waiting, "giving up the lease", partial(store.release, self.key))
+        return _discarded(self.key)
+
+    def _commit_in_time(self) -> None:
+        self.committed = commit(self.key, **{**self._settings, "strict": False, "timeout": self._grace_period})
+
+
+def _is_failure(error: BaseException | None) -> bool:
+    """Whether the body failed; `sys.exit()` is no failure."""
+    return error is not None and not (isinstance(error, SystemExit) and not error.code)
+
+
+def _discarded(key: str) -> CommitReport:
+    return CommitReport(CommitStatus.DISCARDED, key)
+
+
+def _on_error(value: str) -> OnError:
+    try:
+        return OnError(value)
+    except ValueError:
+        raise UsageError(f"on_error is {value!r}; it must be {' or '.join(OnError)}") from None
+
+
+def _seconds(name: str, value: float) -> float:
+    if not 0 < value < math.inf:
+        raise UsageError(f"{name} is {value!r}; it must be more than 0 seconds")
+    return float(value)
+
+
+def _store(settings: dict[str, Any]) -> Store:
+    _check_names({name: value for name, value in settings.items() if name not in ("store", "cache_root")})
+    others = {name: value for name, value in settings.items() if name != "store"}
+    return Store(settings.get("store"), **others)
 
 
 def _tell_wait(key: str, seconds: float, awaited: Awaited) -> None:

@@ -63,6 +63,17 @@ def within(seconds: float, waiting: Waiting, what: str, work: Callable[[], Answe
         thread.start()
     except RuntimeError:  # At the end of the interpreter no thread can be started.
         return work()
+    result = answer_within(seconds, waiting, what, answer)
+    thread.join()
+    return result
+
+
+def answer_within(seconds: float, waiting: Waiting, what: str, answer: Future[Answer]) -> Answer:
+    """The same for work that another thread does.
+
+    Raises:
+        WaitTimeout: it has taken longer.
+    """
     is_late = True
     try:
         is_late = not wait([answer], seconds or None).done
@@ -71,8 +82,17 @@ def within(seconds: float, waiting: Waiting, what: str, work: Callable[[], Answe
             waiting.give_up()
     if is_late:
         raise WaitTimeout(f"{what} has taken more than {seconds:g} s; see whether it hangs, or set KSTORE_TIMEOUT")
-    thread.join()
     return answer.result()
+
+
+@contextmanager
+def signals_blocked() -> Iterator[None]:
+    """Threads that are started meanwhile get no signals: they are for the job's own."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _OF_A_THREAD)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def block_signals() -> None:

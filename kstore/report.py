@@ -39,6 +39,8 @@ class CommitStatus(StrEnum):
     """There was nothing that is not published already; nothing was written."""
     READ_ONLY = "read-only"
     """This worker is configured to restore only."""
+    DISCARDED = "discarded"
+    """The job failed, and was to publish nothing then."""
     FAILED = "failed"
     """The store or the cache root could not be used: `error` says why. What was compiled stays local."""
     TIMEOUT = "timeout"

@@ -37,6 +37,8 @@ class Storage:
         self.backend = PosixBackend(root)
         self.refs = Refs(self.backend)
         self.blobs = BlobStore(self.backend)
+        self.must_exist = False
+        """Whether a store that is not there has gone, rather than never been made: then it is not made anew."""
         self._settings: dict[str, Any] = {}
 
     @property
@@ -97,10 +99,12 @@ class Storage:
 
         Raises:
             StoreFormatError: the folder holds something else.
-            StoreUnavailable: it cannot be made.
+            StoreUnavailable: it cannot be made, or has gone.
         """
         if self.settings:
             return False
+        if self.must_exist:
+            raise StoreUnavailable(f"the store at {self.location} has gone; see whether its filesystem is mounted")
         with reporting_trouble(self.location, "create"):
             if self._holds_something():
                 return False

@@ -72,6 +72,7 @@ class Store:
         self.waiting = Waiting()
         """Whether somebody still waits for it."""
         self._environ = environ
+        self._ahead: tuple[str, ...] = ()
 
     @property
     def location(self) -> str:
@@ -137,34 +138,51 @@ class Store:
 
     def commit(self, key: str) -> CommitReport:
         """Publish what the cache root of `key` has and the store lacks."""
+        try:
+            return self.checkpoint(key)
+        finally:
+            self.release(key)
+
+    def checkpoint(self, key: str) -> CommitReport:
+        """As `commit`, by a worker that goes on compiling for others that wait."""
         from kstore.operations.commit import commit
 
         check_key(key)
         if self.settings.mode is Mode.READ:
             return CommitReport(CommitStatus.READ_ONLY, key, store=self.location)
         worker = self.worker(key, before_import=False)
-        try:
-            with reporting_trouble(self.location, "commit to"):
-                self.storage.open()
-                return commit(worker)
-        finally:
-            self._release(worker)
+        with reporting_trouble(self.location, "commit to"):
+            self.storage.open()
+            report = commit(worker)
+        self._ahead = ()
+        return report
 
     def release(self, key: str) -> None:
-        """Give up compiling `key` for others, as a commit does: one of them goes on with it."""
-        if self.settings.mode is not Mode.READ:
-            self._release(self.worker(key, before_import=False))
+        """Give up compiling `key` for others, as a commit does: one of them goes on with it.
 
-    def _release(self, worker: Worker) -> None:
-        """Trouble with it is none of the commit's: the lease lapses."""
+        Trouble with it is none of the caller's: the lease lapses.
+        """
         from kstore.flight import release
         from kstore.operations.wait import lease_of
 
-        nonce = worker.state.lease()
-        if nonce:
-            with suppress(OSError, KstoreError):
+        if self.settings.mode is Mode.READ:
+            return
+        with suppress(OSError, KstoreError):
+            worker = self.worker(key, before_import=False)
+            if nonce := worker.state.lease():
                 worker.state.save_lease("")
                 release(lease_of(self.storage, worker.scope, worker.lease_ttl, nonce))
+
+    def upload_ahead(self, key: str) -> None:
+        """Upload what is finished in the cache root of `key`, so that the next `commit` needs only to publish it."""
+        from kstore.operations.commit import upload_ahead
+
+        check_key(key)
+        if self.settings.mode is not Mode.READ:
+            worker = self.worker(key, before_import=False)
+            with reporting_trouble(self.location, "upload to"):
+                self.storage.open()
+                self._ahead += upload_ahead(worker)
 
     def variables(self, key: str) -> dict[str, str]:
         """The environment variables that a worker of `key` needs, without what the user set."""
@@ -332,6 +350,7 @@ class Store:
             layout=self.settings.layout,
             may_write=self.settings.mode is not Mode.READ,
             lease_ttl=self.settings.lease_ttl,
+            ahead=self._ahead,
             progress=self.progress,
             waiting=self.waiting,
         )

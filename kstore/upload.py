@@ -38,6 +38,7 @@ class Uploader:
         self._storage = worker.store
         self._doomed = Doomed()
         self._siblings: tuple[str, ...] = ()
+        self._ahead: tuple[str, ...] = ()
         self.layout: Layout | None = None
         """How new blobs are stored; None before the first attempt."""
         self.packs: tuple[str, ...] = ()
@@ -52,7 +53,8 @@ class Uploader:
         self._storage.create()
         self.layout = self.layout or choose_layout(self._worker)
         self._doomed = read_doomed(self._storage.backend, among)
-        self.packs = self._reliable(self.packs)
+        self.packs = self._present(self.packs)
+        self._ahead = self._present(self._worker.ahead)
         self._siblings = ()
         if is_first and self.layout is Layout.PACKED:
             self._siblings = self._reliable(sibling_packs(self._worker))
@@ -60,7 +62,7 @@ class Uploader:
     def lacking(self, sources: Collection[Source], theirs: Snapshot | None, base: Snapshot | None) -> list[Source]:
         """Those that the store lacks, or that may not be relied upon."""
         known = {entry.digest for entry in theirs.manifest.entries()} if theirs else set()
-        known |= self._storage.blobs.digests_in(self.packs + self._siblings)
+        known |= self._storage.blobs.digests_in(self.packs + self._ahead + self._siblings)
         if base and base is not theirs and self._may_rely_on(base.ref):
             gone = self._doomed.blobs | self.lost(base, {source.digest: source.size for source in sources})
             known.update(entry.digest for entry in base.manifest.entries() if entry.digest not in gone)
@@ -70,10 +72,11 @@ class Uploader:
             wanted = [s for s in wanted if s.digest in doomed or not has(s.digest, s.size)]
         return wanted
 
-    def store(self, wanted: Sequence[Source], manifest: bytes) -> set[bytes]:
+    def store(self, wanted: Sequence[Source], manifest: bytes | None = None) -> set[bytes]:
         """Store blobs and the manifest. Returns the digests of what changed meanwhile; the manifest is then not stored.
 
-        A name that gc may delete is never taken again: what is condemned as a loose blob goes into a pack.
+        Without a manifest, whatever has not changed is stored. A name that gc may delete is never taken again: what
+        is condemned as a loose blob goes into a pack.
         """
         doomed = [source for source in wanted if source.digest in self._doomed.blobs]
         fresh = [source for source in wanted if source.digest not in self._doomed.blobs] if doomed else wanted
@@ -83,8 +86,9 @@ class Uploader:
             refused = put_many(writer, fresh, self._worker.progress)
             if doomed:
                 refused |= put_many(spare, doomed, self._worker.progress)
-            if not refused:
+            if manifest is not None and not refused:
                 writer.put_manifest(digest_of(manifest), manifest)
+            if manifest is None or not refused:
                 self.packs = writer.finish() + spare.finish() + self.packs
                 self.blobs += writer.blobs + spare.blobs
                 self.bytes += writer.size + spare.size
@@ -96,7 +100,7 @@ class Uploader:
         published = theirs.ref.packs if theirs else ()
         if theirs and any(entry.digest not in needed for entry in theirs.manifest.entries()):
             published = tuple(pack for pack in published if may_hold(pack, needed))
-        others = (*self._reliable(base.ref.packs if base else ()), *self._siblings)
+        others = (*self._ahead, *self._reliable(base.ref.packs if base else ()), *self._siblings)
         shared = [pack for pack in others if pack not in published and may_hold(pack, needed)]
         return tuple(dict.fromkeys((*self.packs, *published, *shared)))
 
@@ -115,6 +119,10 @@ class Uploader:
 
     def _reliable(self, packs: Iterable[str]) -> tuple[str, ...]:
         return tuple(pack for pack in packs if self._doomed.is_complete and pack not in self._doomed.packs)
+
+    def _present(self, packs: tuple[str, ...]) -> tuple[str, ...]:
+        """Those to rely on of packs that no ref names yet. What has been deleted is on no list any more."""
+        return tuple(pack for pack in self._reliable(packs) if self._storage.blobs.has_pack(pack))
 
     def _may_rely_on(self, ref: Ref) -> bool:
         """Whether all that the generation has is there, but for the condemned blobs."""

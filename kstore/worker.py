@@ -42,6 +42,8 @@ class Worker:
     """Whether anything may be written to the store."""
     lease_ttl: float = 60.0
     """Seconds after which this worker counts as gone, if it compiles for others and does not say so."""
+    ahead: tuple[str, ...] = ()
+    """Packs that were uploaded ahead of the commit; it may rely on those that it sees to be there."""
     progress: Progress = field(default_factory=Progress)
     waiting: Waiting = field(default_factory=Waiting)
 

@@ -30,6 +30,12 @@ def test_importing_kstore_imports_neither_torch_nor_the_rest() -> None:
     assert done.stdout.split() == []
 
 
+def test_only_live_commits_import_what_watches() -> None:
+    code = "import kstore.api, kstore.cli.exec, sys; print('watchdog' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False"]
+
+
 @pytest.mark.parametrize("name", kstore.__all__)
 def test_every_public_name_is_there(name: str) -> None:
     assert getattr(kstore, name) is not None

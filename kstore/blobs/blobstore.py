@@ -104,6 +104,14 @@ class BlobStore:
         """The ids of all packs."""
         return [child.name for child in self._backend.list(FOLDER) if not child.is_folder]
 
+    def has_pack(self, pack_id: str) -> bool:
+        """Whether a pack is here now, whatever is known of its index."""
+        try:
+            self._backend.stat(pack_name(pack_id))
+        except FileNotFoundError:
+            return False
+        return True
+
     def pack(self, pack_id: str) -> PackReader:
         """One pack; its index is read once."""
         return self._readers.setdefault(pack_id, PackReader(self._backend, pack_id))

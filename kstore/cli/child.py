@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
 
 _PASSED_ON = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT})
+ENDINGS = frozenset({signal.SIGTERM, signal.SIGINT})
+"""What tells a job to end."""
 _FROM_KEYBOARD = frozenset({signal.SIGINT, signal.SIGQUIT})
 _SI_KERNEL = 0x80
 """`si_code` of a signal that the kernel sent: sigaction(2)."""
 
 
-def run_child(command: Sequence[str], environ: Mapping[str, str]) -> int:
+def run_child(command: Sequence[str], environ: Mapping[str, str], told: Callable[[int], object]) -> int:
     """Run `command` with our terminal and files, pass signals on to it, and return its exit code as a shell would.
 
+    `told` is called with each signal that comes meanwhile, before it is passed on.
     Ctrl-C and Ctrl-\\ are not passed on: the terminal sends them to the whole process group.
     Afterwards signals stay blocked, so that what follows can be finished; only SIGINT ends it.
 
@@ -34,7 +37,7 @@ def run_child(command: Sequence[str], environ: Mapping[str, str]) -> int:
     except OSError:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         raise
-    code = _wait(child)
+    code = _wait(child, told)
     signal.sigtimedwait({signal.SIGINT}, 0)  # one more Ctrl-C for the child that has just ended
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     return code if code >= 0 else 128 - code
@@ -45,7 +48,7 @@ def exit_code_of(error: OSError) -> int:
     return NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
 
 
-def _wait(child: int) -> int:
+def _wait(child: int, told: Callable[[int], object]) -> int:
     """Signals are blocked and waited for, as this alone tells who sent one."""
     while True:
         received = signal.sigwaitinfo(_PASSED_ON | {signal.SIGCHLD})
@@ -53,7 +56,9 @@ def _wait(child: int) -> int:
             code = _reap(child)
             if code is not None:
                 return code
-        elif received.si_code != _SI_KERNEL or received.si_signo not in _FROM_KEYBOARD:
+            continue
+        told(received.si_signo)
+        if received.si_code != _SI_KERNEL or received.si_signo not in _FROM_KEYBOARD:
             os.kill(child, received.si_signo)
 
 

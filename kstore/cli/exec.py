@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kstore.cli.child import exit_code_of, run_child
+from kstore.cli.child import ENDINGS, exit_code_of, run_child
 from kstore.cli.options import (
     Command,
     Invocation,
+    as_seconds,
     cache_root_option,
     group_option,
     key_argument,
@@ -27,6 +28,7 @@ from kstore.cli.options import (
 
 if TYPE_CHECKING:
     from kstore.cli.output import Output
+    from kstore.live.commits import LiveCommits
     from kstore.report import CommitReport, RestoreReport
     from kstore.store import Store
 
@@ -71,6 +73,31 @@ class _Exec(Command):
 @click.option("--require", is_flag=True, help="Do not run the command without restored kernels.")
 @wait_options
 @group_option
+@click.option("--no-live", is_flag=True, help="Commit only when the command has ended.")
+@click.option(
+    "--settle",
+    metavar="TIME",
+    default="5s",
+    show_default=True,
+    callback=as_seconds,
+    help="Commit when nothing has changed for so long.",
+)
+@click.option(
+    "--every",
+    metavar="TIME",
+    default="60s",
+    show_default=True,
+    callback=as_seconds,
+    help="And at least so often while files keep coming.",
+)
+@click.option(
+    "--grace-period",
+    metavar="TIME",
+    default="10s",
+    show_default=True,
+    callback=as_seconds,
+    help="For the last commit after SIGTERM or Ctrl-C.",
+)
 @store_option
 @cache_root_option
 @scope_options
@@ -78,10 +105,21 @@ class _Exec(Command):
 @output_options
 @pass_invocation
 def command(
-    invocation: Invocation, key: str, seed: str | None, require: bool, wait: int | None, group: bool, program: list[str]
+    invocation: Invocation,
+    key: str,
+    seed: str | None,
+    require: bool,
+    wait: int | None,
+    group: bool,
+    no_live: bool,
+    settle: int,
+    every: int,
+    grace_period: int,
+    program: list[str],
 ) -> int:
     """Run a command with the kernels of KEY, and commit what it compiled.
 
+    Kernels are committed while the command runs, once they are finished, and at its end.
     The command gets the variables that point compilers at the cache root, and every signal that kstore gets.
     Trouble with the store is a warning, and the command runs cold. All that kstore says goes to stderr, what
     --json asks for too: stdout is the command's.
@@ -94,16 +132,19 @@ def command(
         check_key(seed)
     store.scope(key)  # A bad key or setting stops here. What follows is trouble, which does not.
     restored = _restore(output, store, key, require, seed=seed, wait=wait or 0, group=group)
+    commits = _Commits(output, store, key, grace_period)
+    if not no_live:
+        commits.start(settle, every)
     started = time.perf_counter()
     try:
-        code = run_child(program, environ)
+        code = run_child(program, environ, commits.told)
     except OSError as error:
         output.error(error, f"cannot run {program[0]!r}: {error.strerror}")
         return exit_code_of(error)
     seconds = time.perf_counter() - started
-    committed = _commit(output, store, key)
+    committed = commits.finish()
     if output.json:
-        reports = {"restore": restored.as_json(), "commit": committed.as_json()}
+        reports = {"restore": restored.as_json(), "commit": committed.as_json(), "checkpoints": commits.checkpoints}
         output.document({"key": key, "exit_code": code, "seconds": seconds, **reports})
     return code
 
@@ -135,24 +176,63 @@ def _restore(
     return report
 
 
-def _commit(output: Output, store: Store, key: str) -> CommitReport:
-    """Commit, or say why not."""
-    from kstore.cli.sentences import committed, tell_trouble
-    from kstore.deadline import within
-    from kstore.errors import WaitTimeout
-    from kstore.report import CommitReport, CommitStatus
+class _Commits:
+    """What is committed while the command runs, and at its end."""
 
-    try:
-        with output.working(f"committing {key}", store.progress):
-            work = partial(store.commit, key)
-            report = within(store.settings.timeout, store.waiting, f"committing to {store.location}", work)
-    except (Exception, KeyboardInterrupt) as error:
-        _warn(output, "nothing is committed", error)
-        is_late = isinstance(error, WaitTimeout)
-        return CommitReport(CommitStatus.TIMEOUT if is_late else CommitStatus.FAILED, key, error=_describe(error))
-    tell_trouble(output, report)
-    output.say(committed(report))
-    return report
+    def __init__(self, output: Output, store: Store, key: str, grace_period: int) -> None:
+        self._output = output
+        self._store = store
+        self._key = key
+        self._grace_period = grace_period
+        self._seconds = store.settings.timeout
+        self._live: LiveCommits | None = None
+
+    @property
+    def checkpoints(self) -> int:
+        """How many commits have published something."""
+        return len(self._live.checkpoints) if self._live else 0
+
+    def start(self, settle: int, every: int) -> None:
+        """Commit while the command runs, unless this worker only reads."""
+        from kstore.live.commits import LiveCommits
+        from kstore.settings import Mode
+
+        if self._store.settings.mode is not Mode.READ:
+            self._live = LiveCommits(self._store, self._key, settle=settle, every=every)
+            self._live.start()
+
+    def told(self, number: int) -> None:
+        """A signal has come. Who sent it may not wait for the command's end: what is there is committed at once."""
+        if number in ENDINGS:
+            self._seconds = min(self._grace_period, self._seconds or self._grace_period)
+            if self._live:
+                self._live.checkpoint()
+
+    def finish(self) -> CommitReport:
+        """Commit, or say why not."""
+        from kstore.cli.sentences import committed, tell_trouble
+        from kstore.errors import WaitTimeout
+        from kstore.report import CommitReport, CommitStatus
+
+        try:
+            with self._output.working(f"committing {self._key}", self._store.progress):
+                report = self._commit()
+        except (Exception, KeyboardInterrupt) as error:
+            _warn(self._output, "nothing is committed", error)
+            is_late = isinstance(error, WaitTimeout)
+            status = CommitStatus.TIMEOUT if is_late else CommitStatus.FAILED
+            return CommitReport(status, self._key, error=_describe(error))
+        tell_trouble(self._output, report)
+        self._output.say(committed(report))
+        return report
+
+    def _commit(self) -> CommitReport:
+        from kstore.deadline import within
+
+        if self._live:
+            return self._live.publish(self._seconds, is_last=True)
+        work = partial(self._store.commit, self._key)
+        return within(self._seconds, self._store.waiting, f"committing to {self._store.location}", work)
 
 
 def _warn(output: Output, what: str, error: BaseException) -> None:

@@ -32,7 +32,7 @@ from kstore.worker import Worker
 
 log = logging.getLogger(__name__)
 
-_HOST = int(Flag.HOST)
+_HOST, _MERGE = int(Flag.HOST), int(Flag.MERGE)
 _MAX_RACES = 1000
 _ROOM = 32 << 20
 """Bytes of small files that are kept between hashing and uploading them."""
@@ -94,6 +94,21 @@ def commit(worker: Worker) -> CommitReport:
     return replace(report, seconds=time.perf_counter() - started)
 
 
+def upload_ahead(worker: Worker) -> tuple[str, ...]:
+    """Upload what a commit would add now, and publish nothing; returns the packs that hold it.
+
+    What is uploaded is no more than likely to be there when it is published: see `Uploader`. Nothing is remembered
+    of the cache root.
+
+    Raises:
+        KstoreError: the store or the cache root cannot be used.
+        OSError: likewise.
+    """
+    with worker.state.locked():
+        state = worker.state.load()
+        return _Commit(worker, state, worker.scan(state, _ROOM)).upload_ahead()
+
+
 class _Commit:
     """One commit."""
 
@@ -133,6 +148,18 @@ class _Commit:
             f"{_MAX_RACES} attempts to publish {self._worker.scope} each found the generation taken; "
             "see whether its refs can be listed"
         )
+
+    def upload_ahead(self) -> tuple[str, ...]:
+        """Upload what is new, but for files that are merged: what they become is not known yet."""
+        self._leave_out_foreign()
+        theirs = self._newest()
+        proposal = self._propose(theirs)
+        ours = {path: self._ours[path] for path in proposal.taken if not self._ours[path].flags & _MERGE}
+        uploader = self._uploader
+        uploader.begin({entry.digest for entry in ours.values()}, is_first=not theirs.generation)
+        blobs = sources(self._worker, ours, {}, self._found.kept)
+        uploader.store(uploader.lacking(blobs, theirs.snapshot, self._base))
+        return uploader.packs
 
     def _is_current(self) -> bool:
         """Whether the root has not changed since it was last committed, nor the store."""

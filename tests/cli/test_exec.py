@@ -143,10 +143,21 @@ def test_a_signal_reaches_the_command_once_and_what_it_compiled_is_committed(cli
 
 def test_no_thread_is_left_that_could_get_a_signal_instead(cli: Cli) -> None:
     cli.publish("my/v1", *map(str, range(300)))
-    result = cli.process("exec", "my/v1", "--", "sh", "-c", "ls /proc/$PPID/task | wc -l")
+    result = cli.process("exec", "my/v1", "--no-live", "--", "sh", "-c", "ls /proc/$PPID/task | wc -l")
 
     assert "kstore: restored my/v1 generation 1: 300 files" in result.err
     assert result.out.strip() == "1"
+
+
+def test_no_thread_that_commits_meanwhile_could_get_a_signal_instead(cli: Cli) -> None:
+    watched = 'until grep -q inotify "/proc/$PPID/fdinfo"/*; do sleep 0.1; done'
+    others = 'for task in /proc/$PPID/task/*; do [ ${task##*/} = $PPID ] || grep SigBlk: "$task/status"; done'
+    result = cli.process("exec", "my/v1", "--settle", "1s", "--", "sh", "-c", f"{watched}; {others}")
+    passed_on = sum(1 << (signal.Signals[name] - 1) for name in SIGNALS)
+
+    masks = [int(line.split()[1], 16) for line in result.out.splitlines()]
+    assert len(masks) > 2
+    assert [mask for mask in masks if mask & passed_on != passed_on] == []
 
 
 def test_the_terminals_ctrl_c_reaches_the_command_once(cli: Cli) -> None:

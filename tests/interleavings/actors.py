@@ -159,6 +159,16 @@ def commit(world: World, start: Contents, name: str, backend: MemoryBackend) -> 
     return Outcome(report.status.value, report.generation)
 
 
+def live(world: World, start: Contents, name: str, backend: MemoryBackend) -> Hashable:
+    """Uploads ahead what it then commits."""
+    node = world.restored_node(name, start)
+    world.fills[name](node.tree)
+    put_on(node, backend)
+    node.store.upload_ahead(world.key_of(name))
+    report = node.commit(world.key_of(name))
+    return Outcome(report.status.value, report.generation)
+
+
 def restore(world: World, start: Contents, name: str, backend: MemoryBackend) -> Hashable:
     node = world.node(name, backend)
     report = node.restore(world.key_of(name))
@@ -184,6 +194,7 @@ def wait(world: World, start: Contents, name: str, backend: MemoryBackend) -> Ha
 
 ACTORS: dict[str, Callable[[World, Contents, str, MemoryBackend], Hashable]] = {
     "commit": commit,
+    "live": live,
     "restore": restore,
     "gc": gc,
     "forget": forget,

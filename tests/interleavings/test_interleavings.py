@@ -54,7 +54,7 @@ def by_c(tree: Tree) -> None:
     write_wrapper(tree, "C")
 
 
-FILLS: dict[str, Fill] = {"commit A": by_a, "commit B": by_b, "commit C": by_c}
+FILLS: dict[str, Fill] = {"live A": by_a, "commit A": by_a, "commit B": by_b, "commit C": by_c}
 FIRST = partial(compile_kernel, by="A")
 SECOND = partial(compile_kernel, by="another")
 
@@ -102,6 +102,7 @@ GC_SCENES = [
     Scene(("gc 1", "commit A", "restore R"), **WITH_GC),
     Scene(("gc 1", "commit A", "wait 4000"), **WITH_GC),
     Scene(("gc 1", "forget F", "restore R"), **WITH_GC),
+    Scene(("gc 1", "live A"), **WITH_GC),
 ]
 LARGE_GC_SCENES = [
     Scene(("gc 1", "commit A", "commit B"), **WITH_GC),
@@ -110,6 +111,7 @@ LARGE_GC_SCENES = [
 TWO_GCS = [
     Scene(("gc 1", "commit A", "forget F"), **WITH_GC),
     Scene(("gc 1", "gc 2", "commit A"), **WITH_GC),
+    Scene(("gc 1", "live A", "wait 4000"), **WITH_GC),
     Scene(("gc 1", "gc 2", "restore R", "forget F"), **WITH_GC),
 ]
 MANY_BLOBS = ["loose", "mixed"]

@@ -1,0 +1,280 @@
+"""The thread that uploads and publishes while a compiler runs.
+
+It is the only one that commits for its job: whoever wants a commit asks it, and waits as long as he likes. So two
+commits never wait for each other's lock, and a store that hangs holds up nobody but this thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from concurrent.futures import Future
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import NamedTuple
+
+from kstore.deadline import Waiting, answer_within, signals_blocked
+from kstore.errors import KstoreError
+from kstore.live.schedule import SHARE, Plan, Schedule, Step
+from kstore.local.activity import Activity
+from kstore.local.watch import Blind, FolderWatch, outermost
+from kstore.report import CommitReport, CommitStatus
+from kstore.store import Store
+
+log = logging.getLogger(__name__)
+
+_NICENESS = 10
+_BEAT = 2.5
+"""Seconds at most between two looks at a tree in which something changes."""
+
+
+class _Request(NamedTuple):
+    """What somebody wants of the thread."""
+
+    answer: Future[CommitReport] | None = None
+    """For who waits for it."""
+    is_last: bool = False
+    """Whether the thread is to end."""
+    publishes: bool = True
+
+
+_OWN_ACCORD = _Request()
+
+
+class _Seen(NamedTuple):
+    """What has changed in the cache root."""
+
+    changes: int
+    last: float
+    """When the last one was seen, by `time.monotonic`."""
+
+
+class LiveCommits:
+    """Commits what appears in the cache root of a key, for as long as its job runs.
+
+    Trouble is told to the log, once when it begins and once when it is over, and never raised into the job.
+    """
+
+    def __init__(self, store: Store, key: str, *, settle: float, every: float) -> None:
+        """`settle` and `every` are in seconds: see `Schedule`. From `start` on only this commits to `store`."""
+        self.checkpoints: list[CommitReport] = []
+        """What has been published so far, the oldest first."""
+        self._store = store
+        self._key = key
+        self._settle = settle
+        self._every = every
+        self._schedule = Schedule(settle, every)
+        self._requests: SimpleQueue[_Request | None] = SimpleQueue()
+        self._folders: list[str] = []
+        self._activity = Activity(())
+        self._seen = _Seen(0, 0.0)
+        self._beat = settle
+        self._watch: FolderWatch | None = None
+        self._is_woken = False
+        self._is_blind = False
+        self._is_held_up = False
+        self._last: CommitReport | None = None
+        self._process = os.getpid()
+        self._thread = threading.Thread(target=self._run, name="kstore live", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        try:
+            with signals_blocked():
+                self._thread.start()
+        except RuntimeError as error:  # As at the end of the interpreter: then only `publish` commits.
+            log.warning("nothing is committed while the job runs: %s", error)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this is the process that commits, and not a child that was forked from it."""
+        return os.getpid() == self._process
+
+    def checkpoint(self) -> None:
+        """Publish what there is as soon as possible. For signal handlers: it waits for nothing."""
+        self._requests.put(_Request())
+
+    def publish(self, seconds: float, *, is_last: bool = False) -> CommitReport:
+        """Publish what there is, and with `is_last` end. Waits up to `seconds`; 0 is no limit.
+
+        Raises:
+            WaitTimeout: it has taken longer. It may still succeed.
+            KstoreError, OSError: the store or the cache root cannot be used.
+        """
+        if not self.is_here:
+            raise KstoreError("a child commits nothing: the process that it was forked from does")
+        if self._thread.ident is None:
+            return self._commit(is_last)
+        answer: Future[CommitReport] = Future()
+        self._requests.put(_Request(answer, is_last))
+        if not self._thread.is_alive():
+            self._answer_what_is_left()
+        return answer_within(seconds, Waiting(), f"committing to {self._store.location}", answer)
+
+    def discard(self) -> None:
+        """End, and publish nothing more."""
+        self._requests.put(_Request(is_last=True, publishes=False))
+
+    # ---- The thread
+
+    def _run(self) -> None:
+        with suppress(OSError, AttributeError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+        try:
+            self._begin()
+            self._serve()
+        finally:
+            self._answer_what_is_left()
+            self._stop_watch()
+
+    def _begin(self) -> None:
+        """Whatever fails here, the job's last commit is still to come."""
+        try:
+            # Now, for the code that dataclasses and named tuples run when they are made would make Python forget, at
+            # the end of a job that Ctrl-C ends, which signal it dies of.
+            import watchdog.events
+            import watchdog.observers  # noqa: F401
+
+            import kstore.operations.commit  # noqa: F401
+
+            root = self._store.worker(self._key, before_import=False).root
+            self._folders = outermost((root.path, *root.folders.values()))
+            self._activity = Activity(self._folders)
+            self._store.storage.open()
+        except Exception as error:
+            log.debug("live commits of %s", self._key, exc_info=error)
+        self._expect_store()
+
+    def _serve(self) -> None:
+        """Do what is due and what is asked for, until told to end."""
+        while True:
+            plan, now = self._plan(), time.monotonic()
+            if plan and plan.at <= now and self._requests.empty():
+                self._round(plan.step)
+                continue
+            request = self._next(self._patience(plan, now))
+            if request and request.publishes:
+                self._round(Step.CHECKPOINT, request)
+            elif request:
+                self._store.release(self._key)
+            if request and request.is_last:
+                return
+
+    def _plan(self) -> Plan | None:
+        """What comes next. If that is nothing, the watch is on from now on."""
+        if self._is_woken:
+            self._stop_watch()
+            self._note(1)
+        if self._watch is None:
+            self._look()
+        plan = self._schedule.plan(*self._seen, time.monotonic())
+        if plan is None and self._watch is None and not self._is_blind:
+            self._start_watch()
+            self._look()  # Something may have come before it was on.
+            plan = self._schedule.plan(*self._seen, time.monotonic())
+        if plan:
+            self._stop_watch()
+        return plan
+
+    def _patience(self, plan: Plan | None, now: float) -> float | None:
+        """Seconds after which there is something to do whoever asks; None for never."""
+        if plan:
+            return max(min(plan.at - now, self._beat), 0.0)
+        return self._every if self._watch is None else None
+
+    def _look(self) -> None:
+        spent = time.thread_time()
+        self._note(self._activity.look())
+        # Twice in the time that it takes to settle, unless that is too much work.
+        self._beat = max(min(self._settle / 2, _BEAT), (time.thread_time() - spent) / SHARE)
+
+    def _note(self, changes: int) -> None:
+        if changes:
+            self._seen = _Seen(self._seen.changes + changes, time.monotonic())
+
+    def _start_watch(self) -> None:
+        spent = time.thread_time()
+        self._is_woken = False
+        self._watch = FolderWatch(self._folders, self._wake)
+        try:
+            self._watch.start()
+        except Blind as reason:
+            self._stop_watch()
+            self._is_blind = True
+            log.warning("%s; the cache root is looked through every %g s instead", reason, self._every)
+        self._schedule.spent(time.monotonic(), time.thread_time() - spent)
+
+    def _stop_watch(self) -> None:
+        if self._watch:
+            self._watch.stop()
+        self._watch, self._is_woken = None, False
+
+    def _wake(self) -> None:
+        """Called by the watch, in its thread, for each change; the first one is enough."""
+        if not self._is_woken:
+            self._is_woken = True
+            self._requests.put(None)
+
+    def _next(self, patience: float | None) -> _Request | None:
+        try:
+            return self._requests.get(timeout=patience)
+        except Empty:
+            return None
+
+    def _round(self, step: Step, request: _Request = _OWN_ACCORD) -> None:
+        answer = request.answer
+        changes, spent = self._seen.changes, time.thread_time()
+        try:
+            if step is Step.AHEAD:
+                self._store.upload_ahead(self._key)
+            else:
+                self._last = self._commit(request.is_last)
+        except Exception as error:
+            self._schedule.failed(time.monotonic())
+            if answer:
+                answer.set_exception(error)
+            else:
+                self._tell_trouble(error)
+        else:
+            self._schedule.done(step, changes, time.monotonic(), time.thread_time() - spent)
+            self._worked()
+            if answer and self._last:
+                answer.set_result(self._last)
+
+    def _commit(self, is_last: bool) -> CommitReport:
+        report = self._store.commit(self._key) if is_last else self._store.checkpoint(self._key)
+        if report.status is CommitStatus.COMMITTED:
+            self.checkpoints.append(report)
+            log.info(
+                "%s generation %d is published: %d new files, %d bytes uploaded in %.2f s",
+                self._key, report.generation, report.new_files, report.uploaded, report.seconds,
+            )  # fmt: skip
+        return report
+
+    def _worked(self) -> None:
+        self._expect_store()
+        if self._is_held_up:
+            self._is_held_up = False
+            log.warning("the store at %s is back: what is compiled is published again", self._store.location)
+
+    def _tell_trouble(self, error: Exception) -> None:
+        if not self._is_held_up:
+            self._is_held_up = True
+            log.warning("what is compiled is not published for now, kstore keeps trying: %s", error or repr(error))
+        log.debug("live commit of %s", self._key, exc_info=error)
+
+    def _expect_store(self) -> None:
+        """A store that was there and is not has gone: another one, in the folder it was mounted on, is no help."""
+        storage = self._store.storage
+        with suppress(KstoreError, OSError):
+            storage.must_exist = storage.must_exist or bool(storage.settings)
+
+    def _answer_what_is_left(self) -> None:
+        """A signal handler may ask while the last commit is on its way."""
+        while (request := self._next(0.0)) is not None or not self._requests.empty():
+            if request and request.answer and self._last:
+                request.answer.set_result(self._last)
+            elif request and request.answer:
+                request.answer.set_exception(KstoreError("nothing is committed any more: the job has ended"))

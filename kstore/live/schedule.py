@@ -1,0 +1,74 @@
+"""When a cache root that is being written to is uploaded from, and when it is published. Pure: it has no clock."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import NamedTuple
+
+BATCH = 128
+"""Changes, files about, that gather before they are uploaded ahead: each batch may become a pack of its own."""
+SHARE = 0.01
+"""Of the processor's time that may go into rounds: whatever a round cost, a hundred times as long passes first."""
+_FIRST_PAUSE = 1.0
+"""Seconds before what failed is tried again; twice as long each time after that."""
+
+
+class Step(Enum):
+    """What is done in a round."""
+
+    AHEAD = "ahead"
+    """Upload what is finished, and publish nothing."""
+    CHECKPOINT = "checkpoint"
+    """Publish a generation."""
+
+
+class Plan(NamedTuple):
+    """The next round. Times are seconds of one clock, whichever."""
+
+    step: Step
+    at: float
+
+
+class Schedule:
+    """Decides from a count of changes and the time of the last one."""
+
+    def __init__(self, settle: float, every: float) -> None:
+        """A checkpoint comes once nothing has changed for `settle` seconds, and `every` seconds after a change."""
+        self._settle = settle
+        self._every = every
+        self._since: float | None = None
+        self._published = 0
+        self._uploaded = 0
+        self._not_before = 0.0
+        self._failures = 0
+
+    def plan(self, changes: int, last: float, now: float) -> Plan | None:
+        """The next round, given how often the tree has changed and when it last did; None while nothing is new."""
+        if changes == self._published:
+            return None
+        if self._since is None:
+            self._since = now
+        checkpoint = max(min(last + self._settle, self._since + self._every), self._not_before)
+        ahead = max(now, self._not_before)
+        if changes - self._uploaded >= BATCH and ahead < checkpoint:
+            return Plan(Step.AHEAD, ahead)
+        return Plan(Step.CHECKPOINT, checkpoint)
+
+    def done(self, step: Step, changes: int, now: float, cost: float) -> None:
+        """A round has dealt with the first `changes` changes, for `cost` seconds of the processor's time."""
+        self._failures = 0
+        self._not_before = now
+        self.spent(now, cost)
+        self._uploaded = changes
+        if step is Step.CHECKPOINT:
+            self._published = changes
+            self._since = None
+
+    def spent(self, now: float, cost: float) -> None:
+        """So many seconds of the processor's time were used up for what is no round."""
+        self._not_before = max(self._not_before, now + cost / SHARE)
+
+    def failed(self, now: float) -> None:
+        """A round could not be finished: it is tried again, later each time, but at least as often as checkpoints."""
+        self._not_before = now + min(_FIRST_PAUSE * 2.0**self._failures, max(self._every, _FIRST_PAUSE))
+        self._failures += 1

@@ -1,0 +1,141 @@
+"""Tells when something below a folder changes, so that nothing needs to run until then.
+
+To be told of each event would cost a compiler in the same process several percent. So a watch is for the time in
+which nothing changes: it calls once, and is stopped then. `Activity` follows what comes after.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import logging
+import os
+import warnings
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import cache
+from typing import Any
+
+from kstore.components.table import KSTORE_FOLDER
+
+log = logging.getLogger(__name__)
+
+_LOGGERS = ("watchdog.observers.inotify_c", "watchdog.observers.inotify")
+_IN_CREATE = 0x100
+_LIMITS = {
+    errno.ENOSPC: "inotify's limit of watches is reached (fs.inotify.max_user_watches)",
+    errno.EMFILE: "inotify's limit of instances is reached (fs.inotify.max_user_instances)",
+}
+
+
+class Blind(Exception):
+    """Changes cannot be seen, for the reason given."""
+
+
+class FolderWatch:
+    """Calls `changed` when something changes below `folders`, at least once, in a thread of its own."""
+
+    def __init__(self, folders: Iterable[str], changed: Callable[[], None]) -> None:
+        self._folders = outermost(folders)
+        self._changed = changed
+        self._observer: Any = None
+        self._filter = _LogFilter(changed)
+
+    def start(self) -> None:
+        """Watch from now on. Its threads inherit the caller's signal mask and priority.
+
+        Raises:
+            Blind: not every folder can be watched.
+        """
+        try:
+            self._start()
+        except Exception as error:  # Also watchdog's own, as where there is no inotify.
+            number = error.errno if isinstance(error, OSError) else None
+            raise Blind(_LIMITS.get(number or 0) or f"the cache root cannot be watched: {error}") from error
+        if self._folders and _limit_is_reached(self._folders[0]):
+            raise Blind(_LIMITS[errno.ENOSPC])
+
+    def _start(self) -> None:
+        from watchdog import events
+        from watchdog.observers import Observer
+
+        # Of a folder that appears while it is added twice: nobody's fault, and no harm.
+        warnings.filterwarnings("ignore", "Callback with id .* already exists", RuntimeWarning)
+        changed = self._changed
+
+        class Handler(events.FileSystemEventHandler):
+            def dispatch(self, event: events.FileSystemEvent) -> None:
+                if f"/{KSTORE_FOLDER}" not in os.fsdecode(event.src_path):
+                    changed()
+
+        # A file is finished when it is closed, renamed or linked; what happens to it before is not worth a wake-up.
+        kinds = [
+            events.FileClosedEvent, events.FileCreatedEvent, events.FileMovedEvent,
+            events.DirCreatedEvent, events.DirMovedEvent,
+        ]  # fmt: skip
+        for name in _LOGGERS:
+            logging.getLogger(name).addFilter(self._filter)
+        self._observer = Observer()
+        for folder in filter(_is_there, self._folders):
+            self._observer.schedule(Handler(), folder, recursive=True, event_filter=kinds)
+        self._observer.start()
+
+    def stop(self) -> None:
+        """Watch no longer."""
+        if self._observer is not None:
+            # It joins threads that were never started if `start` failed half-way.
+            with suppress(Exception):
+                self._observer.stop()
+        for name in _LOGGERS:
+            logging.getLogger(name).removeFilter(self._filter)
+
+
+class _LogFilter(logging.Filter):
+    """watchdog tells its log alone when events were lost; that an event came while it stopped is no error."""
+
+    def __init__(self, changed: Callable[[], None]) -> None:
+        super().__init__()
+        self._changed = changed
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Take the message for us."""
+        message = record.getMessage()
+        if "overflow" in message:
+            _tell_overflow()
+            self._changed()
+        return "overflow" not in message and "inactive" not in message
+
+
+@cache
+def _tell_overflow() -> None:
+    """Once in a process. That something has changed is all that events are for."""
+    log.warning("inotify lost events (fs.inotify.max_queued_events): the cache root is looked through")
+
+
+def outermost(folders: Iterable[str]) -> list[str]:
+    """Without those that are in others. A link that leads to a folder would be watched itself."""
+    found: list[str] = []
+    for folder in sorted({os.path.realpath(folder) for folder in folders}):
+        if not any(folder.startswith(f"{other}/") for other in found):
+            found.append(folder)
+    return found
+
+
+def _is_there(folder: str) -> bool:
+    """Make it, as its compiler would, if it is a component elsewhere that has not been used yet."""
+    with suppress(OSError):
+        os.makedirs(folder, exist_ok=True)
+    return os.path.isdir(folder)
+
+
+def _limit_is_reached(folder: str) -> bool:
+    """Whether one more watch cannot be had. watchdog keeps that to itself for all folders but the topmost."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    instance = libc.inotify_init1(os.O_CLOEXEC)
+    if instance < 0:
+        return False
+    try:
+        watch = libc.inotify_add_watch(instance, os.fsencode(folder), _IN_CREATE)
+        return bool(watch < 0 and ctypes.get_errno() == errno.ENOSPC)
+    finally:
+        os.close(instance)

@@ -1,0 +1,151 @@
+"""`kstore exec` commits while its command runs, and whatever ends it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.cli.commandline import REPOSITORY, Cli, compiling
+
+PATIENCE = 60
+LATE = ("--settle", "1h", "--every", "1h")
+DEAF = "import signal; [signal.signal(n, signal.SIG_IGN) for n in (signal.SIGTERM, signal.SIGINT)]"
+WAITING = "print('ready', flush=True); import sys; sys.stdin.readline()"
+
+
+def compiling_in_python(name: str) -> str:
+    return (
+        "import os, pathlib; folder = pathlib.Path(os.environ['TORCHINDUCTOR_CACHE_DIR'], 'ab'); "
+        f"folder.mkdir(parents=True, exist_ok=True); (folder / 'c{name}.py').write_text('{name}')"
+    )
+
+
+def start(cli: Cli, *options: str, program: str, **settings: str) -> subprocess.Popen[str]:
+    """Run Python under `kstore exec` until it is ready."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "kstore", "exec", "my/v1", *options, "--", sys.executable, "-c", program],
+        cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env=os.environ | settings, start_new_session=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def published(cli: Cli) -> int:
+    """How many files."""
+    scopes = cli("ls", "my/v1", "--json").json["scopes"] if cli.store.exists() else []
+    return int(scopes[0]["files"]) if scopes else 0
+
+
+def wait_until_published(cli: Cli, files: int) -> None:
+    end = time.monotonic() + PATIENCE
+    while published(cli) < files:
+        assert time.monotonic() < end, "it was never published"
+        time.sleep(0.05)
+
+
+def test_what_is_compiled_is_published_while_the_command_runs(cli: Cli) -> None:
+    process = start(cli, "--settle", "1s", "--json", program=f"{compiling_in_python('one')}; {WAITING}")
+    wait_until_published(cli, 1)
+    assert process.poll() is None
+    _, err = process.communicate("\n", timeout=PATIENCE)
+    content = json.loads(err.splitlines()[-1])
+
+    assert process.returncode == 0
+    assert (content["checkpoints"], content["commit"]["status"], content["commit"]["generation"]) == (1, "unchanged", 1)
+
+
+def test_a_command_that_is_killed_with_kstore_leaves_what_was_published(cli: Cli) -> None:
+    process = start(cli, "--settle", "1s", program=f"{compiling_in_python('one')}; {WAITING}")
+    wait_until_published(cli, 1)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate(timeout=PATIENCE)
+
+    assert process.returncode == -signal.SIGKILL
+    assert published(cli) == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+def test_a_command_that_does_not_end_when_it_is_told_to_has_its_kernels_published(cli: Cli, number: int) -> None:
+    process = start(cli, *LATE, program=f"{DEAF}; {compiling_in_python('one')}; {WAITING}")
+    process.send_signal(number)
+    wait_until_published(cli, 1)
+    assert process.poll() is None
+    process.kill()
+    process.communicate(timeout=PATIENCE)
+
+
+def test_other_signals_mean_nothing_to_kstore(cli: Cli) -> None:
+    deaf = "import signal; signal.signal(signal.SIGUSR1, signal.SIG_IGN)"
+    process = start(cli, *LATE, program=f"{deaf}; {compiling_in_python('one')}; {WAITING}")
+    process.send_signal(signal.SIGUSR1)
+    time.sleep(0.5)
+    assert published(cli) == 0
+    process.communicate("\n", timeout=PATIENCE)
+    assert published(cli) == 1
+
+
+def test_without_live_nothing_is_committed_before_the_end(cli: Cli) -> None:
+    process = start(cli, "--no-live", "--settle", "1s", program=f"{compiling_in_python('one')}; {WAITING}")
+    time.sleep(2)
+    assert published(cli) == 0
+    process.communicate("\n", timeout=PATIENCE)
+    assert published(cli) == 1
+
+
+HANG = """
+import threading
+from kstore.backends import PosixBackend
+PosixBackend.upload = lambda *what: threading.Event().wait()
+"""
+
+
+@pytest.mark.parametrize("options", [(), ("--no-live",)], ids=["live", "not live"])
+def test_after_a_signal_the_last_commit_has_the_grace_period(cli: Cli, options: tuple[str, ...]) -> None:
+    hanging = cli.folder / "hanging"
+    hanging.mkdir()
+    (hanging / "sitecustomize.py").write_text(HANG)
+    program = f"{compiling_in_python('one')}; {WAITING}"
+    process = start(cli, *options, "--grace-period", "1s", program=program, PYTHONPATH=f"{hanging}:{REPOSITORY}")
+    process.send_signal(signal.SIGTERM)
+    process.wait(PATIENCE)
+    _, err = process.communicate()
+
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "has taken more than 1 s" in err
+
+
+def test_a_worker_that_only_reads_commits_nothing(cli: Cli) -> None:
+    cli.publish("my/v1", "one")
+    process = start(cli, program=WAITING, KSTORE_MODE="read")
+    _, err = process.communicate("\n", timeout=PATIENCE)
+
+    assert "nothing is committed to my/v1: the mode is read" in err
+
+
+@pytest.mark.parametrize("option", ["--settle", "--every", "--grace-period"])
+def test_no_time_at_all_is_a_mistake(cli: Cli, option: str) -> None:
+    assert cli("exec", "my/v1", option, "0", "--", "true").code == 2
+
+
+def test_a_store_that_is_away_is_told_once(cli: Cli) -> None:
+    process = start(
+        cli, "--settle", "1s", "--store", "/nowhere/at/all", program=f"{compiling_in_python('one')}; {WAITING}"
+    )
+    time.sleep(4)
+    _, err = process.communicate("\n", timeout=PATIENCE)
+
+    assert process.returncode == 0
+    assert err.count("is not published for now") == 1
+
+
+def test_quick_commands_are_committed_once(cli: Cli) -> None:
+    result = cli.process("exec", "my/v1", "--", "sh", "-ec", compiling("one"))
+    assert "committed my/v1 generation 1: 1 new file of 1" in result.err

@@ -1,0 +1,277 @@
+"""The thread that commits while a job runs."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from kstore.errors import KstoreError, StoreUnavailable, WaitTimeout
+from kstore.live import commits, schedule
+from kstore.live.commits import LiveCommits
+from kstore.local.watch import Blind
+from kstore.report import CommitStatus
+from tests.gc.stores import kernels, restored
+from tests.trees import KEY, Node
+
+PATIENCE = 60.0
+SOON, NEVER = 0.1, 3600.0
+Start = Callable[..., LiveCommits]
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Wait for it."""
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def node(tmp_path: Path, layout: str) -> Node:
+    return Node(tmp_path, layout=layout)
+
+
+@pytest.fixture
+def start(node: Node) -> Iterator[Start]:
+    """Begins to commit, by default soon."""
+    started = []
+
+    def begin(settle: float = SOON, every: float = NEVER) -> LiveCommits:
+        live = LiveCommits(node.store, KEY, settle=settle, every=every)
+        live.start()
+        started.append(live)
+        return live
+
+    yield begin
+    for live in started:
+        live.discard()
+        live._thread.join(PATIENCE)
+        assert not live._thread.is_alive()
+
+
+def watching(live: LiveCommits) -> bool:
+    """Whether there is nothing to do but to watch."""
+    return live._watch is not None
+
+
+def files(node: Node) -> int:
+    ref = node.store.newest(node.store.scope(KEY))
+    return ref.files if ref else 0
+
+
+def test_what_was_there_at_the_start_is_published(node: Node, start: Start) -> None:
+    node.tree.wrapper("one")
+    start()
+    until(lambda: files(node) == 1)
+
+
+def test_what_appears_is_published(node: Node, start: Start, tmp_path: Path) -> None:
+    live = start()
+    until(lambda: watching(live))
+    node.tree.wrapper("one")
+    until(lambda: files(node) == 1)
+    node.tree.kernel("one")
+    until(lambda: files(node) == 9)
+    assert restored(tmp_path, "reader") == kernels(node)
+
+
+def test_while_nothing_changes_nothing_is_done(node: Node, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    live = start()
+    node.tree.wrapper("one")
+    until(lambda: live.checkpoints)
+    until(lambda: watching(live))
+    time.sleep(5 * SOON)  # It looks once more when the watch is on.
+    rounds = []
+    for step in ("_round", "_look"):
+        monkeypatch.setattr(live, step, lambda *what: rounds.append(what))
+    time.sleep(5 * SOON)
+    assert rounds == []
+
+
+def test_while_files_keep_coming_it_is_published_every_so_often(node: Node, start: Start) -> None:
+    """The tree never settles."""
+    start(settle=NEVER, every=SOON)
+    for number in range(3):
+        node.tree.wrapper(str(number))
+        until(lambda number=number: files(node) == number + 1)
+
+
+def test_a_batch_is_uploaded_ahead_so_that_the_last_commit_only_publishes(
+    node: Node, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commits, "_BEAT", SOON)
+    monkeypatch.setattr(schedule, "BATCH", 8)
+    monkeypatch.setattr(schedule, "SHARE", 1e9)
+    uploads: list[str] = []
+    upload = node.store.upload_ahead
+    monkeypatch.setattr(node.store, "upload_ahead", lambda key: (upload(key), uploads.append(key)))
+    live = start(settle=NEVER)
+    until(lambda: live._seen.changes)
+    node.tree.kernel("one")
+    until(lambda: uploads)
+    node.store.upload_ahead(KEY)  # what came after the batch, if anything
+    report = live.publish(PATIENCE, is_last=True)
+
+    assert live.checkpoints == [report]
+    assert (report.status, report.new_files, report.new_blobs) == (CommitStatus.COMMITTED, 8, 1)
+
+
+def test_a_group_that_is_being_written_is_published_when_it_is_whole(node: Node, start: Start) -> None:
+    group = node.tree.root / node.tree.kernel("one")
+    busy = group / "tmp.pid_1_2"
+    busy.mkdir()
+    live = start()
+    node.tree.wrapper("one")
+    until(lambda: files(node) == 1)
+    busy.rmdir()
+    node.tree.put(f"{group.relative_to(node.tree.root)}/k.extra", b"the last file")
+    until(lambda: files(node) == 10)
+    until(lambda: live.checkpoints[-1].skipped == ())
+
+
+def test_a_checkpoint_can_be_asked_for(node: Node, start: Start) -> None:
+    live = start(settle=NEVER)
+    node.tree.wrapper("one")
+    live.checkpoint()
+    until(lambda: files(node) == 1)
+
+
+def test_with_nothing_new_nothing_is_published(node: Node, start: Start) -> None:
+    live = start(settle=NEVER)
+    node.tree.wrapper("one")
+    first, again = live.publish(PATIENCE), live.publish(PATIENCE)
+    assert (first.status, again.status) == (CommitStatus.COMMITTED, CommitStatus.UNCHANGED)
+    assert live.checkpoints == [first]
+
+
+def test_what_is_discarded_is_not_published(node: Node, start: Start) -> None:
+    live = start(settle=NEVER)
+    node.tree.wrapper("one")
+    live.discard()
+    live._thread.join(PATIENCE)
+    assert files(node) == 0
+
+
+def test_after_the_end_who_asks_is_told_what_the_last_commit_did(node: Node, start: Start) -> None:
+    """As a signal handler may."""
+    live = start()
+    node.tree.wrapper("one")
+    report = live.publish(PATIENCE, is_last=True)
+    live._thread.join(PATIENCE)
+    assert live.publish(PATIENCE) == report
+
+
+def test_after_a_discarded_end_there_is_nothing_to_tell(node: Node, start: Start) -> None:
+    live = start(settle=NEVER)
+    live.discard()
+    live._thread.join(PATIENCE)
+    with pytest.raises(KstoreError, match="the job has ended"):
+        live.publish(PATIENCE)
+
+
+def test_a_store_that_hangs_holds_up_who_asks_no_longer_than_he_waits(
+    node: Node, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = start(settle=NEVER)
+    until(lambda: live._seen.changes)
+    released = threading.Event()
+    monkeypatch.setattr(node.store.storage, "open", lambda: released.wait(PATIENCE))
+    with pytest.raises(WaitTimeout, match=r"committing to .* has taken more than 0\.01 s"):
+        live.publish(0.01)
+    released.set()
+
+
+def test_where_no_thread_can_be_started_who_asks_commits(
+    node: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    node.tree.wrapper("one")
+    live = LiveCommits(node.store, KEY, settle=NEVER, every=NEVER)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    live.start()
+    assert "nothing is committed while the job runs" in caplog.text
+    assert live.publish(PATIENCE, is_last=True).new_files == 1
+
+
+# ---- trouble
+
+
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+
+
+def test_a_store_that_goes_away_and_comes_back_is_told_once_each(
+    node: Node, start: Start, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schedule, "_FIRST_PAUSE", 0.01)
+    failures = []
+    live = start(every=SOON)
+    node.tree.wrapper("one")
+    until(lambda: files(node) == 1)
+    until(lambda: watching(live))
+
+    failed = live._schedule.failed
+    monkeypatch.setattr(live._schedule, "failed", lambda now: (failures.append(now), failed(now)))
+    node.location.rename(node.location.with_name("away"))
+    node.tree.wrapper("two")
+    until(lambda: len(failures) > 3)
+    assert not node.location.exists()
+    assert len(told(caplog)) == 1
+    assert "is not published for now" in told(caplog)[0] and "has gone" in told(caplog)[0]
+
+    node.location.with_name("away").rename(node.location)
+    until(lambda: files(node) == 2)
+    until(lambda: len(told(caplog)) == 2)
+    assert "is back" in told(caplog)[1]
+
+
+def test_a_store_that_is_away_at_the_end_is_an_error_for_who_asks(node: Node, start: Start) -> None:
+    live = start(settle=NEVER)
+    node.tree.wrapper("one")
+    live.publish(PATIENCE)
+    node.tree.wrapper("two")
+    node.location.rename(node.location.with_name("away"))
+    with pytest.raises(StoreUnavailable, match="has gone"):
+        live.publish(PATIENCE, is_last=True)
+
+
+def test_a_store_that_was_never_there_is_made(node: Node, start: Start) -> None:
+    live = start(settle=NEVER)
+    until(lambda: live._seen.changes)
+    assert not node.location.exists()
+    node.tree.wrapper("one")
+    assert live.publish(PATIENCE).generation == 1
+
+
+def test_where_nothing_can_be_watched_that_is_told_once_and_the_root_looked_through_every_so_often(
+    node: Node, start: Start, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(watch: object) -> None:
+        raise Blind("the limit is reached")
+
+    monkeypatch.setattr("kstore.local.watch.FolderWatch.start", refuse)
+    start(every=SOON)
+    for number in range(3):
+        node.tree.wrapper(str(number))
+        until(lambda number=number: files(node) == number + 1)
+    assert told(caplog) == ["the limit is reached; the cache root is looked through every 0.1 s instead"]
+
+
+def test_the_thread_has_a_low_priority_and_gets_no_signals(node: Node, start: Start) -> None:
+    import os
+    import signal
+
+    live = start(settle=NEVER)
+    until(lambda: live._seen.changes)
+    task = Path(f"/proc/self/task/{live._thread.native_id}")
+    blocked = int(next(line for line in (task / "status").read_text().splitlines() if "SigBlk" in line).split()[1], 16)
+    assert blocked >> (signal.SIGTERM - 1) & 1
+    assert os.getpriority(os.PRIO_PROCESS, live._thread.native_id or 0) == 10
+    assert os.getpriority(os.PRIO_PROCESS, os.getpid()) == 0 or os.getpriority(os.PRIO_PROCESS, 0) < 10

@@ -1,0 +1,345 @@
+"""`kstore.watch` and `kstore.synchronized(live=True)`, however the job ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kstore
+from kstore.report import CommitStatus
+from tests.trees import ENVIRONMENT, GPU, KEY, Tree
+
+PATIENCE = 60
+REPOSITORY = Path(__file__).parents[2]
+SOON: dict[str, Any] = {"settle": 0.1}
+LATE: dict[str, Any] = {"settle": 3600, "every": 3600}
+
+
+class Failure(Exception):
+    """Of the warm-up."""
+
+
+class Place:
+    """A store, a cache root, and what is published of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.tree = Tree(folder / "root")
+        self.settings: dict[str, Any] = {
+            "store": folder / "store", "cache_root": folder / "root", "gpu": GPU, "environment": ENVIRONMENT,
+        }  # fmt: skip
+
+    def published(self) -> int:
+        """How many files."""
+        store = kstore.Store(self.settings["store"], gpu=GPU, environment=ENVIRONMENT)
+        ref = store.newest(store.scope(KEY))
+        return ref.files if ref else 0
+
+    def wait_for(self, files: int) -> None:
+        end = time.monotonic() + PATIENCE
+        while self.published() < files:
+            assert time.monotonic() < end, "it was never published"
+            time.sleep(0.02)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def handler() -> Iterator[None]:
+    """Afterwards SIGTERM must be handled as before."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+# ---- the calls
+
+
+def test_a_watch_publishes_while_the_job_runs_and_what_is_left_at_its_end(place: Place) -> None:
+    kstore.restore(KEY, **place.settings)
+    live = kstore.watch(KEY, **SOON, **place.settings)
+    place.tree.wrapper("one")
+    place.wait_for(1)
+    place.tree.wrapper("two")
+    report = live.stop()
+
+    assert report.ok
+    assert place.published() == 2
+    assert [checkpoint.generation for checkpoint in live.checkpoints] == list(range(1, report.generation + 1))
+
+
+def test_stopping_again_returns_the_same(place: Place) -> None:
+    live = kstore.watch(KEY, **LATE, **place.settings)
+    place.tree.wrapper("one")
+    assert live.stop() is live.stop()
+
+
+def test_a_watch_is_a_context(place: Place) -> None:
+    with kstore.watch(KEY, **LATE, **place.settings):
+        place.tree.wrapper("one")
+    assert place.published() == 1
+
+
+def test_synchronized_publishes_while_its_body_runs(place: Place) -> None:
+    with kstore.synchronized(KEY, live=True, **SOON, **place.settings) as cache:
+        place.tree.wrapper("one")
+        place.wait_for(1)
+        place.tree.wrapper("two")
+    assert cache.committed.ok
+    assert cache.checkpoints
+    assert place.published() == 2
+
+
+def test_without_live_nothing_is_published_before_the_end(place: Place) -> None:
+    with kstore.synchronized(KEY, **SOON, **place.settings) as cache:
+        place.tree.wrapper("one")
+        time.sleep(0.5)
+        assert place.published() == 0
+    assert (place.published(), cache.checkpoints) == (1, ())
+
+
+def test_what_was_published_live_is_restored_by_another_worker(place: Place, tmp_path: Path) -> None:
+    other = {**place.settings, "cache_root": tmp_path / "other"}
+    with kstore.synchronized(KEY, live=True, **SOON, **place.settings):
+        place.tree.kernel("one")
+        place.wait_for(8)
+        assert kstore.restore(KEY, **other).files == 8
+
+
+def test_it_can_be_used_again(place: Place) -> None:
+    cache = kstore.synchronized(KEY, live=True, **LATE, **place.settings)
+    for number in range(2):
+        with cache:
+            place.tree.wrapper(str(number))
+    assert (cache.committed.generation, place.published()) == (2, 2)
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_a_worker_that_only_reads_publishes_nothing(place: Place, live: bool) -> None:
+    with kstore.synchronized(KEY, live=live, mode="read", **SOON, **place.settings) as cache:
+        place.tree.wrapper("one")
+    assert cache.committed.status is CommitStatus.READ_ONLY
+    assert not place.settings["store"].exists()
+
+
+@pytest.mark.parametrize("wrong", [{"settle": 0}, {"every": -1}, {"grace_period": float("inf")}, {"on_error": "maybe"}])
+@pytest.mark.parametrize("call", [kstore.watch, kstore.synchronized])
+def test_a_mistake_of_the_caller_is_raised(place: Place, call: Any, wrong: dict[str, Any]) -> None:
+    with pytest.raises(kstore.UsageError, match=next(iter(wrong))):
+        call(KEY, **wrong, **place.settings)
+
+
+def test_an_unknown_setting_is_raised(place: Place) -> None:
+    with pytest.raises(kstore.UsageError, match="there is no setting nonsense"):
+        kstore.watch(KEY, nonsense=1, **place.settings)
+
+
+def test_a_store_that_cannot_be_used_is_a_status(place: Place) -> None:
+    with kstore.watch(KEY, **LATE, **{**place.settings, "store": "/nowhere/at/all"}) as live:
+        place.tree.wrapper("one")
+    assert live.stop().status is CommitStatus.FAILED
+
+
+def test_strict_raises_it(place: Place) -> None:
+    live = kstore.watch(KEY, strict=True, **LATE, **{**place.settings, "store": "/nowhere/at/all"})
+    with pytest.raises(kstore.StoreUnavailable):
+        live.stop()
+    live._release()
+
+
+# ---- a body that fails
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_what_a_failed_body_compiled_is_published(place: Place, live: bool) -> None:
+    with pytest.raises(Failure), kstore.synchronized(KEY, live=live, **LATE, **place.settings) as cache:
+        place.tree.wrapper("one")
+        raise Failure
+    assert (cache.committed.status, place.published()) == (CommitStatus.COMMITTED, 1)
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_unless_it_is_to_be_discarded(place: Place, live: bool) -> None:
+    choice = {"live": live, "on_error": "discard", **LATE, **place.settings}
+    with pytest.raises(Failure), kstore.synchronized(KEY, **choice) as cache:
+        place.tree.wrapper("one")
+        raise Failure
+    assert (cache.committed.status, place.published()) == (CommitStatus.DISCARDED, 0)
+
+
+def test_what_was_published_before_it_failed_stays(place: Place) -> None:
+    with pytest.raises(Failure), kstore.watch(KEY, on_error="discard", **SOON, **place.settings):
+        place.tree.wrapper("one")
+        place.wait_for(1)
+        raise Failure
+    assert place.published() == 1
+
+
+@pytest.mark.parametrize(("code", "published"), [(0, 1), (None, 1), (1, 0), ("trouble", 0)])
+def test_an_exit_without_an_error_is_no_failure(place: Place, code: Any, published: int) -> None:
+    with pytest.raises(SystemExit), kstore.synchronized(KEY, on_error="discard", **place.settings):
+        place.tree.wrapper("one")
+        sys.exit(code)
+    assert place.published() == published
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_a_body_that_is_interrupted_has_the_grace_period(
+    place: Place, live: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[float] = []
+    from kstore import deadline
+
+    wait = deadline.wait
+    monkeypatch.setattr(deadline, "wait", lambda answers, seconds: (waited.append(seconds), wait(answers, PATIENCE))[1])
+    with pytest.raises(KeyboardInterrupt):  # noqa: SIM117
+        with kstore.synchronized(KEY, live=live, grace_period=7, **LATE, **place.settings):
+            place.tree.wrapper("one")
+            raise KeyboardInterrupt
+    assert (waited[-1], place.published()) == (7, 1)
+
+
+# ---- SIGTERM
+
+START = """
+import os, signal, sys, time, kstore
+from tests.trees import KEY, Tree
+folder = sys.argv[1]
+tree = Tree(__import__("pathlib").Path(folder, "root"))
+settings = dict(store=folder + "/store", cache_root=folder + "/root", gpu="nvidia-test-sm90", environment="torch-test")
+late = dict(settle=3600, every=3600)
+def wait():
+    print("ready", flush=True)
+    time.sleep(60)
+"""
+LIVE = START + "with kstore.synchronized(KEY, live=True, **late, **settings):\n    tree.wrapper(); wait()"
+PLAIN = START + "with kstore.synchronized(KEY, **settings):\n    tree.wrapper(); wait()"
+WATCH = START + (
+    "live = kstore.watch(KEY, **late, **settings)\n"
+    "while not live._live._seen.changes: time.sleep(0.01)\n"
+    "tree.wrapper(); wait()"
+)
+GRACEFUL = START + (
+    "signal.signal(signal.SIGTERM, lambda *what: (print('handled', flush=True), sys.exit(3)))\n"
+    "with kstore.synchronized(KEY, live=True, **late, **settings):\n    tree.wrapper(); wait()"
+)
+IGNORING = START + (
+    "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    "live = kstore.watch(KEY, **late, **settings)\n"
+    "assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN\n"
+    "tree.wrapper(); print('ready', flush=True); sys.stdin.readline()"
+)
+GOING_ON = START + (
+    "def told(*what):\n    global is_told; is_told = True\n"
+    "is_told = False\nsignal.signal(signal.SIGTERM, told)\n"
+    "with kstore.synchronized(KEY, live=True, **late, **settings) as cache:\n"
+    "    tree.wrapper('one'); print('ready', flush=True)\n"
+    "    while not is_told: time.sleep(0.01)\n"
+    "    assert len(cache.checkpoints) == 1\n"
+    "    tree.wrapper('two')"
+)
+ENDING = START + "live = kstore.watch(KEY, **late, **settings)\ntree.wrapper()"
+RAISING = ENDING + "\nraise ValueError('of the job')"
+FORKING = START + (
+    "live = kstore.watch(KEY, **late, **settings)\n"
+    "tree.wrapper()\n"
+    "child = os.fork()\n"
+    "if not child: print('ready', flush=True); time.sleep(60)\n"
+    "code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])\n"
+    "assert code == -signal.SIGTERM, code\n"
+    "assert not live.checkpoints\n"
+)
+HANGING = START + (
+    "import threading\n"
+    "from kstore.backends import PosixBackend\n"
+    "PosixBackend.upload = lambda *what: threading.Event().wait()\n"
+    "with kstore.synchronized(KEY, live=True, grace_period=0.5, **late, **settings):\n    tree.wrapper(); wait()"
+)
+
+
+def start(program: str, place: Place) -> subprocess.Popen[str]:
+    command: Sequence[str] = (sys.executable, "-c", program, str(place.tree.root.parent))
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, cwd=REPOSITORY, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+    return process
+
+
+def end(process: subprocess.Popen[str], number: int = signal.SIGTERM) -> tuple[int, str, str]:
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(number)
+    out, err = process.communicate(timeout=PATIENCE)
+    return process.returncode, out, err
+
+
+@pytest.mark.parametrize("program", [LIVE, PLAIN, WATCH], ids=["live", "plain", "watch"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+def test_a_job_that_is_told_to_end_publishes_and_dies_of_the_signal(place: Place, program: str, number: int) -> None:
+    code, _, err = end(start(program, place), number)
+
+    assert code == -number
+    assert ("KeyboardInterrupt" in err) == (number == signal.SIGINT)
+    assert place.published() == 1
+
+
+def test_a_handler_of_the_jobs_own_is_called_after_it(place: Place) -> None:
+    code, out, err = end(start(GRACEFUL, place))
+
+    assert (code, out, err) == (3, "handled\n", "")
+    assert place.published() == 1
+
+
+def test_a_job_that_goes_on_nevertheless_publishes_the_rest_at_its_end(place: Place) -> None:
+    code, _, err = end(start(GOING_ON, place))
+
+    assert (code, err) == (0, "")
+    assert place.published() == 2
+
+
+def test_a_signal_that_is_ignored_stays_so(place: Place) -> None:
+    process = start(IGNORING, place)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGTERM)
+    process.communicate("go on\n", timeout=PATIENCE)
+
+    assert process.returncode == 0
+    assert place.published() == 1
+
+
+@pytest.mark.parametrize(("program", "code"), [(ENDING, 0), (RAISING, 1)], ids=["end", "error"])
+def test_a_watch_that_nobody_stops_publishes_at_the_end_of_the_process(place: Place, program: str, code: int) -> None:
+    process = start(program, place)
+    _, err = process.communicate(timeout=PATIENCE)
+
+    assert process.returncode == code, err
+    assert place.published() == 1
+
+
+def test_a_child_that_was_forked_publishes_nothing_and_dies_of_the_signal(place: Place) -> None:
+    process = start(FORKING, place)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    (child,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    os.kill(int(child), signal.SIGTERM)
+    _, err = process.communicate(timeout=PATIENCE)
+
+    assert (process.returncode, err) == (0, "")
+    assert place.published() == 1
+
+
+def test_a_store_that_hangs_does_not_keep_the_job_from_ending(place: Place) -> None:
+    code, _, err = end(start(HANGING, place))
+
+    assert code == -signal.SIGTERM
+    assert "has taken more than 0.5 s" in err
