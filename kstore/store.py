@@ -162,16 +162,19 @@ class Store:
 
         Trouble with it is none of the caller's: the lease lapses.
         """
-        from kstore.flight import release
-        from kstore.operations.wait import lease_of
-
         if self.settings.mode is Mode.READ:
             return
         with suppress(OSError, KstoreError):
             worker = self.worker(key, before_import=False)
             if nonce := worker.state.lease():
-                worker.state.save_lease("")
-                release(lease_of(self.storage, worker.scope, worker.lease_ttl, nonce))
+                self._release(worker, nonce)
+
+    def _release(self, worker: Worker, nonce: str) -> None:
+        from kstore.flight import release
+        from kstore.operations.wait import lease_of
+
+        worker.state.save_lease("")
+        release(lease_of(self.storage, worker.scope, worker.lease_ttl, nonce))
 
     def upload_ahead(self, key: str) -> None:
         """Upload what is finished in the cache root of `key`, so that the next `commit` needs only to publish it."""
@@ -331,13 +334,24 @@ class Store:
         found = detect_environment(self.gpu, self._environ)
         return replace(found, tag=self.settings.environment) if self.settings.environment else found
 
+    @property
+    def _knows_software(self) -> bool:
+        """Whether this process can tell whose kernels it restores and commits."""
+        return bool(self.settings.environment) or self.environment.facts.get("torch", "none") != "none"
+
     def scope(self, key: str) -> Scope:
         """What may share kernels with this worker."""
         return Scope(self.gpu, check_key(key), self.environment.tag)
 
     def worker(self, key: str, *, before_import: bool) -> Worker:
         """This process's side of a restore (`before_import`) or a commit."""
-        return self._worker(self.scope(key), before_import)
+        scope = self.scope(key)
+        if before_import or self._knows_software:
+            return self._worker(scope, before_import)
+        # What a sidecar without torch commits is of the software that its cache root was restored for.
+        worker = self._worker(scope if self.settings.cache_root else self._published_scope(scope, 0), before_import)
+        base = worker.base(worker.state.load())
+        return replace(worker, scope=base.ref.scope) if base and base.ref.scope.key == key else worker
 
     def _worker(self, scope: Scope, before_import: bool) -> Worker:
         return Worker(
@@ -369,7 +383,7 @@ class Store:
 
     def _published_scope(self, scope: Scope, wait: float) -> Scope:
         """Where there is no torch to ask, as in an init container, the only scope of the key decides."""
-        if self.settings.environment or self.environment.facts.get("torch", "none") != "none":
+        if self._knows_software:
             return scope
         for _ in polls(wait, self.waiting):
             if found := self._only_scope(scope):

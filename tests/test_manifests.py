@@ -26,8 +26,6 @@ FILES = sorted((GUIDES / "kubernetes").glob("*.yaml"))
 RELEASES = ("1.29", kubernetes_validate.latest_version())
 GRACE_PERIOD = 10
 """Seconds that `kstore exec` and `kstore watch` take for a last commit."""
-NOT_YET = {"watch"}
-"""Commands that the manifests use and that come with live commits."""
 
 
 def load(file: Path) -> list[Manifest]:
@@ -69,9 +67,7 @@ def kstore_commands() -> Iterator[Any]:
         for container in containers_of(pod.values[0]):
             program, *arguments = container["command"]
             if program == "kstore":
-                name = arguments[0]
-                soon = pytest.mark.xfail(name in NOT_YET, reason=f"`kstore {name}` is to come", strict=True)
-                yield pytest.param(arguments, id=f"{pod.id}-{container['name']}", marks=soon)
+                yield pytest.param(arguments, id=f"{pod.id}-{container['name']}")
 
 
 def rename_a_field(deployment: Manifest) -> None:

@@ -16,7 +16,7 @@ from kstore.backends import PosixBackend
 from kstore.blobs.loose import blob_name
 from kstore.blobs.packindex import pack_name
 from kstore.digest import digest_of
-from kstore.environment import Host
+from kstore.environment import Environment, Host
 from kstore.errors import (
     CacheRootError,
     IntegrityError,
@@ -426,6 +426,21 @@ def test_a_small_file_that_changes_while_it_is_uploaded_is_published_as_it_was_h
     assert other.tree.read(wrapper) == before
     monkeypatch.undo()
     assert node.commit().new_files == 1
+
+
+def test_without_torch_a_commit_belongs_to_what_its_root_was_restored_from(
+    first: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a sidecar whose image has kstore alone."""
+    monkeypatch.setattr("kstore.store.detect_environment", lambda *given: Environment("notorch", {"torch": "none"}))
+    other = Node(tmp_path, "first", environment="torch-other")
+    other.tree.wrapper("other")
+    other.commit()
+    sidecar = Store(first.location, cache_root=tmp_path / "sidecar", gpu=GPU, environ={})
+    Store(first.location, cache_root=tmp_path / "sidecar", gpu=GPU, environment=ENVIRONMENT, environ={}).restore(KEY)
+    Tree(tmp_path / "sidecar").wrapper("compiled beside it")
+    report = sidecar.commit(KEY)
+    assert (report.environment, report.new_files) == (ENVIRONMENT, 1)
 
 
 def test_a_read_only_worker_publishes_nothing(first: Node, tmp_path: Path) -> None:

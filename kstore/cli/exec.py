@@ -14,11 +14,11 @@ from kstore.cli.child import ENDINGS, exit_code_of, run_child
 from kstore.cli.options import (
     Command,
     Invocation,
-    as_seconds,
     cache_root_option,
     group_option,
     key_argument,
     layout_option,
+    live_options,
     output_options,
     pass_invocation,
     scope_options,
@@ -74,30 +74,7 @@ class _Exec(Command):
 @wait_options
 @group_option
 @click.option("--no-live", is_flag=True, help="Commit only when the command has ended.")
-@click.option(
-    "--settle",
-    metavar="TIME",
-    default="5s",
-    show_default=True,
-    callback=as_seconds,
-    help="Commit when nothing has changed for so long.",
-)
-@click.option(
-    "--every",
-    metavar="TIME",
-    default="60s",
-    show_default=True,
-    callback=as_seconds,
-    help="And at least so often while files keep coming.",
-)
-@click.option(
-    "--grace-period",
-    metavar="TIME",
-    default="10s",
-    show_default=True,
-    callback=as_seconds,
-    help="For the last commit after SIGTERM or Ctrl-C.",
-)
+@live_options
 @store_option
 @cache_root_option
 @scope_options

@@ -168,6 +168,18 @@ def wait_options(function: Function) -> Function:
     )(function)  # fmt: skip
 
 
+def live_options(function: Function) -> Function:
+    """When to commit what is still being compiled."""
+    return _decorate(
+        click.option("--settle", metavar="DURATION", default="5s", show_default=True, callback=as_seconds,
+                     help="Commit when nothing has changed for so long."),
+        click.option("--every", metavar="DURATION", default="60s", show_default=True, callback=as_seconds,
+                     help="And at least so often while files keep coming."),
+        click.option("--grace-period", metavar="DURATION", default="10s", show_default=True, callback=as_seconds,
+                     help="For the last commit after SIGTERM or Ctrl-C."),
+    )(function)  # fmt: skip
+
+
 group_option = click.option("--group", is_flag=True, help="All ranks of a torchrun job restore the same, or none does.")
 key_argument = click.argument("key")
 pass_invocation = click.make_pass_decorator(Invocation, ensure=True)

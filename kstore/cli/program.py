@@ -23,6 +23,7 @@ COMMANDS = {
     "exec": "Run a command with the kernels of KEY, and commit what it compiled.",
     "restore": "Put what is published for KEY into the local cache root.",
     "commit": "Publish what was compiled under KEY and the store lacks.",
+    "watch": "Commit what other processes compile for KEY, until told to end.",
     "env": "Print the shell lines that point compilers at the cache root of KEY.",
     "ls": "List what the store holds.",
     "show": "Show the generations of KEY and what they hold.",
