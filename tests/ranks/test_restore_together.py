@@ -93,6 +93,24 @@ def test_if_nothing_is_published_all_miss(tmp_path: Path) -> None:
     assert [(report.status, report.error) for report in reports] == [(RestoreStatus.MISS, "")] * 4
 
 
+def test_of_two_cold_jobs_one_compiles_and_the_other_restores_what_it_commits(tmp_path: Path) -> None:
+    """A job waits as a whole: its ranks do not wait for each other."""
+    first, second = Job(tmp_path, ("one", "two")), Job(tmp_path, ("three", "four"), port=29501)
+    missed = of_ranks(first.restore(wait=60))
+    assert [(report.status, report.leads) for report in missed] == [
+        (RestoreStatus.MISS, True),
+        (RestoreStatus.MISS, False),
+    ]
+
+    def compile_and_commit() -> None:
+        leader = first.ranks[0]
+        leader.tree.kernel("one")
+        assert leader.commit().ok
+
+    reports, _ = at_once([lambda: second.restore(wait=60), compile_and_commit])
+    assert [(report.generation, report.leads) for report in of_ranks(reports or [])] == [(1, False)] * 2
+
+
 def test_all_start_from_the_seed(tmp_path: Path) -> None:
     publish(tmp_path, "one", key="other/v1")
     reports = of_ranks(Job(tmp_path, NODES).restore(seed="other/v1"))
