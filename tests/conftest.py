@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import os
+import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -9,6 +12,27 @@ from kstore.environment import Host
 from kstore.local import cacheroot
 
 pytest.register_assert_rewrite("tests.backends.conformance", "tests.trees")
+
+
+SHARED_MEMORY = Path("/dev/shm")
+ROOM = 4 << 30
+"""Bytes."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Ten thousands of small trees take many times as long on a disk as in memory."""
+    if config.option.basetemp is None and is_usable(SHARED_MEMORY):
+        config.option.basetemp = folder = tempfile.mkdtemp(prefix="kstore-tests-", dir=SHARED_MEMORY)
+        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+
+
+def is_usable(folder: Path) -> bool:
+    """Whether programs can be run from it, and there is room."""
+    if not os.access(folder, os.W_OK):
+        return False
+    found = os.statvfs(folder)
+    return not found.f_flag & os.ST_NOEXEC and found.f_bavail * found.f_frsize >= ROOM
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
