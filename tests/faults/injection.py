@@ -265,15 +265,23 @@ def _discard(name: str, answer: Any) -> None:
 
 Strike = Callable[[int, Path], AbstractContextManager[Striker]]
 """Takes the number of the call, and the scene's folder."""
+
+
+def _marked(faults: Sequence[Faults], mark: pytest.MarkDecorator) -> list[Any]:
+    return [pytest.param(fault, marks=mark) for fault in faults]
+
+
 every_fault = pytest.mark.parametrize(
     "faults",
-    [
-        *FAULTS,
-        *(pytest.param(faults, marks=pytest.mark.slow) for faults in RARER_FAULTS),
-        *(pytest.param(faults, marks=pytest.mark.exhaustive) for faults in MORE_FAULTS),
-    ],
+    [*FAULTS, *_marked(RARER_FAULTS, pytest.mark.slow), *_marked(MORE_FAULTS, pytest.mark.exhaustive)],
     ids=str,
 )
+every_fault_at_length = pytest.mark.parametrize(
+    "faults",
+    [*_marked(FAULTS, pytest.mark.slow), *_marked([*RARER_FAULTS, *MORE_FAULTS], pytest.mark.exhaustive)],
+    ids=str,
+)
+"""Where there are so many calls that most kinds of faults are left to the exhaustive tests."""
 
 
 def of_backend(faults: Faults) -> Strike:

@@ -17,6 +17,7 @@ from tests.faults.injection import (
     Strike,
     Striker,
     every_fault,
+    every_fault_at_length,
     of_backend,
     of_filesystem,
 )
@@ -87,8 +88,7 @@ def test_a_filesystem_some_of_whose_calls_fail(
     strike_each_call(operation, layout, of_filesystem(faults), tmp_path, caplog, step=13)
 
 
-@pytest.mark.slow
-@every_fault
+@every_fault_at_length
 @every_operation
 def test_a_filesystem_whose_calls_fail(
     operation: Operation, layout: str, faults: Faults, tmp_path: Path, caplog: pytest.LogCaptureFixture

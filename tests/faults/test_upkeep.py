@@ -15,7 +15,7 @@ from kstore.errors import KstoreError
 from kstore.gc import Policy
 from kstore.store import Store
 from tests.faults.aftermath import everything, portable, store_is_whole
-from tests.faults.injection import FAULTS, Faults, Strike, every_fault, of_backend, of_filesystem
+from tests.faults.injection import Faults, Strike, every_fault, every_fault_at_length, of_backend, of_filesystem
 from tests.faults.operations import Scene, add_news, published
 from tests.gc.stores import pass_time
 from tests.trees import KEY, Node, Tree
@@ -131,8 +131,7 @@ def test_workers_lose_nothing(upkeep: Upkeep, faults: Faults, layout: str, tmp_p
     strike_each_call(upkeep, layout, tmp_path, of_backend(faults), nothing_is_lost)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("faults", FAULTS, ids=str)
+@every_fault_at_length
 @pytest.mark.parametrize("upkeep", KEEPING, ids=str)
 def test_workers_lose_nothing_by_the_filesystem(upkeep: Upkeep, faults: Faults, layout: str, tmp_path: Path) -> None:
     strike_each_call(upkeep, layout, tmp_path, of_filesystem(faults), nothing_is_lost)
