@@ -100,6 +100,15 @@ def delete_list(backend: Backend, name: str) -> None:
     backend.delete(_fence_of(name))
 
 
+def delete_stale_fences(backend: Backend) -> None:
+    """Remove the fences of lists that are gone, which a killed gc left, or one that did not know yet put up."""
+    fences = [child.name for child in backend.list(_FENCES)]
+    lists = list_names(backend)
+    for name in fences:
+        if f"{FOLDER}/{name}" not in lists:
+            backend.delete(f"{_FENCES}/{name}")
+
+
 def staged(backend: Backend) -> list[str]:
     """Names of what is being written, and of what killed writers left."""
     return sorted(child.name for child in backend.list(STAGING) if not child.is_folder)
@@ -121,9 +130,17 @@ def read_list(backend: Backend, name: str) -> list[Condemned]:
         IntegrityError: it is damaged.
     """
     try:
-        data = backend.get(name)
+        return load_list(name, backend.get(name))
     except FileNotFoundError:
         return []
+
+
+def load_list(name: str, data: bytes) -> list[Condemned]:
+    """What is on the list `name`, whose bytes are `data`.
+
+    Raises:
+        IntegrityError: it is damaged.
+    """
     start = len(_MAGIC) + DIGEST_SIZE
     if data[:start] != _MAGIC + digest_of(data[start:]) or (len(data) - start) % _RECORD.size:
         raise IntegrityError(f"{name} is damaged, or a newer kstore wrote it; nothing on it is deleted")

@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from kstore.backends import PosixBackend
+from kstore.backends.base import STAGING
 from kstore.blobs import BlobStore
 from kstore.errors import IntegrityError, MissError, StoreFormatError, StoreUnavailable
 from kstore.refs import Ref, Refs
@@ -66,7 +67,7 @@ class Storage:
 
     def clock(self) -> int:
         """What time it is by the store's own clock, in nanoseconds: only ever compared with times of its files."""
-        name = f"gc/clock-{secrets.token_hex(8)}"
+        name = f"{STAGING}/clock-{secrets.token_hex(8)}"  # where gc finds it if this process is killed now
         self.backend.put_if_absent(name, b"")
         try:
             return self.backend.stat(name).mtime_ns

@@ -22,6 +22,7 @@ from kstore.condemned import (
     Condemned,
     close_fence,
     delete_list,
+    delete_stale_fences,
     fenced_at,
     list_names,
     put_fence,
@@ -82,12 +83,13 @@ class Sweeper:
         for child in [] if self._dry_run else self._backend.list(ASIDE):
             # A killed gc left it, and it may be needed by now.
             _put_back(self._backend, f"{ASIDE}/{child.name}")
-        lists = list_names(self._backend)
-        for name in lists:
+        for name in list_names(self._backend):
             self._sweep_list(name, marked)
         condemned = self._condemn(self._dead_packs(marked)) | self._condemn(self._dead_blobs(marked))
-        if not lists and not condemned and staged(self._backend):
+        if not condemned and staged(self._backend) and not list_names(self._backend):
             self._write(write_lists, ())  # what killed writers left in `tmp/` is deleted with it
+        if not self._dry_run:
+            delete_stale_fences(self._backend)
 
     def _write(self, function: Callable[[Backend, Any], None], what: object) -> None:
         if not self._dry_run:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from functools import cache
 
+from kstore import condemned
 from kstore.blobs import BlobStore
 from kstore.blobs.loose import ASIDE, blob_name
 from kstore.blobs.packindex import pack_name
@@ -125,6 +126,11 @@ def check_no_orphans(contents: Contents) -> None:
         wanted = {ref.manifest} | {entry.digest for entry in manifest_of(contents, ref).entries()}
         live |= {blob_name(digest) for digest in wanted - packed}
         live |= {pack_name(pack) for pack in ref.packs}
+    # What was condemned before it was needed stays listed for as long as it is.
+    lists = (name for name in contents.objects if name.startswith(condemned.FOLDER))
+    for name in lists:
+        if any(entry.name in live for entry in condemned.load_list(name, contents.objects[name][0])):
+            live |= {name, name.replace("condemned", "fences")}
     orphans = [name for name in contents.objects if name not in live and not name.startswith(_KEPT)]
     if orphans:
         raise Broken(f"nothing refers to {orphans}")
