@@ -69,7 +69,7 @@ class Index:
         Raises:
             IntegrityError: it is damaged.
         """
-        found = tables.load(data)
+        found = tables.load(data, is_own=True)
         try:
             entries = unpack_files(found["entries"])
             status = map(_STATUS.unpack, found["status"].values())
