@@ -19,7 +19,7 @@ from kstore.errors import AmbiguousScopeError, KstoreError, MissError, StoreUnav
 from kstore.local.cacheroot import CacheRoot, Owner, claim_root, make_usable, numbered_folder, owned_root
 from kstore.polls import check_wait, polls
 from kstore.progress import Progress
-from kstore.ranks import Agreement, GroupBoard, Rank, StoreBoard, find_rank
+from kstore.ranks import Agreement, Rank, find_rank
 from kstore.refs import Ref, RefState
 from kstore.report import CommitReport, CommitStatus, RestoreReport
 from kstore.scope import Scope, check_key
@@ -124,14 +124,9 @@ class Store:
         return worker
 
     def _restore_together(self, rank: Rank, key: str, request: Request, uniform: bool) -> RestoreReport:
-        from kstore.operations.together import restore_together
+        from kstore.operations.together import find_board, restore_together
 
-        board = GroupBoard(rank.group_store) if rank.group_store else StoreBoard(self.storage)
-        if not rank.group_store and self.settings.mode is Mode.READ:
-            raise StoreUnavailable(
-                "without a process group ranks agree through the store, and this worker's mode is `read`; "
-                "initialise torch.distributed before, or restore a `generation`"
-            )
+        board = find_board(rank, self.storage, may_write=self.settings.mode is not Mode.READ)
         limit = self.settings.timeout and self.settings.timeout + request.patience
         agreement = Agreement(board, rank.number, rank.size, rank.next_call(key), seconds=limit, uniform=uniform)
         return restore_together(partial(self._ready_worker, key, request.patience), agreement, request)

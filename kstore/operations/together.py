@@ -16,10 +16,11 @@ from kstore.errors import IntegrityError, KstoreError, StoreUnavailable
 from kstore.local.state import Changed, StateFolder
 from kstore.operations.restore import Request, choose, place, report_of, report_placed, wait_for
 from kstore.operations.wait import Waited
-from kstore.ranks import Agreement, Offer, Superseded
+from kstore.ranks import Agreement, Board, GroupBoard, Offer, Rank, StoreBoard, Superseded
 from kstore.ranks.agreement import describe
 from kstore.report import RestoreReport, RestoreStatus
 from kstore.snapshot import Snapshot
+from kstore.storage import Storage
 from kstore.worker import Worker
 
 
@@ -42,6 +43,22 @@ class Choice(NamedTuple):
         ref = self.snapshot.ref
         what = {"scope": str(ref.scope), "key": ref.scope.key, "generation": ref.generation}
         return {**what, "manifest": ref.manifest.hex(), "status": self.status}
+
+
+def find_board(rank: Rank, storage: Storage, *, may_write: bool) -> Board:
+    """Where the ranks of a job leave notes for each other.
+
+    Raises:
+        StoreUnavailable: that is the store, which this worker may not write.
+    """
+    if rank.group_store:
+        return GroupBoard(rank.group_store)
+    if not may_write:
+        raise StoreUnavailable(
+            "without a process group ranks agree through the store, and this worker's mode is `read`; "
+            "initialise torch.distributed before, or restore a `generation`"
+        )
+    return StoreBoard(storage)
 
 
 def restore_together(ready: Callable[[], Worker], agreement: Agreement, request: Request) -> RestoreReport:
