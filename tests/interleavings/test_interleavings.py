@@ -118,8 +118,6 @@ MANY_BLOBS = ["loose", "mixed"]
 """Layouts in which every blob is a step of its own."""
 TWO_GCS_AND_MORE = [
     Scene(("gc 1", "gc 2", "commit A", "commit B"), **WITH_GC),
-    Scene(("gc 1", "gc 2", "commit A", "forget F"), **WITH_GC),
-    Scene(("gc 1", "gc 2", "commit A", "restore R", "wait 4000"), **WITH_GC, excused=frozenset({"restore R"})),
 ]
 
 
