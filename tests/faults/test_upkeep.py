@@ -131,6 +131,7 @@ def test_workers_lose_nothing(upkeep: Upkeep, faults: Faults, layout: str, tmp_p
     strike_each_call(upkeep, layout, tmp_path, of_backend(faults), nothing_is_lost)
 
 
+@pytest.mark.exhaustive
 @every_fault_at_length
 @pytest.mark.parametrize("upkeep", KEEPING, ids=str)
 def test_workers_lose_nothing_by_the_filesystem(upkeep: Upkeep, faults: Faults, layout: str, tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def test_a_wrong_bit_in_what_a_root_remembers(name: str, loose: Victim) -> None:
     check_local(loose, path, places(path))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", SHARED)
 def test_every_byte_in_the_store(name: str, loose: Victim, packed: Victim) -> None:
     victim = loose if SHARED[name].layout == "loose" else packed
@@ -90,7 +90,7 @@ def test_every_byte_in_the_store(name: str, loose: Victim, packed: Victim) -> No
         victim.check_restore()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", LOCAL)
 def test_every_byte_of_what_a_root_remembers(name: str, loose: Victim) -> None:
     path = LOCAL[name].file(loose)
