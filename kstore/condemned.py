@@ -95,18 +95,14 @@ def close_fence(backend: Backend, name: str) -> None:
 
 
 def delete_list(backend: Backend, name: str) -> None:
-    """Forget a list whose entries are gone."""
+    """Forget a list whose entries are gone, or the fence of one that is gone itself."""
     backend.delete(name)
     backend.delete(_fence_of(name))
 
 
-def delete_stale_fences(backend: Backend) -> None:
-    """Remove the fences of lists that are gone, which a killed gc left, or one that did not know yet put up."""
-    fences = [child.name for child in backend.list(_FENCES)]
-    lists = list_names(backend)
-    for name in fences:
-        if f"{FOLDER}/{name}" not in lists:
-            backend.delete(f"{_FENCES}/{name}")
+def fences(backend: Backend) -> list[str]:
+    """The lists that have a fence, whether or not they are still there."""
+    return [f"{FOLDER}/{child.name}" for child in backend.list(_FENCES)]
 
 
 def staged(backend: Backend) -> list[str]:

@@ -22,8 +22,8 @@ from kstore.condemned import (
     Condemned,
     close_fence,
     delete_list,
-    delete_stale_fences,
     fenced_at,
+    fences,
     list_names,
     put_fence,
     read_list,
@@ -67,7 +67,11 @@ class Sweeper:
         To be called before marking. A list is ripe if its fence was put up `before` that, by the store's clock in
         nanoseconds.
         """
-        for name in list_names(self._backend):
+        fenced_lists = fences(self._backend)  # before the lists, for a fence comes after its list
+        lists = list_names(self._backend)
+        for name in sorted(set(fenced_lists) - set(lists)):  # a killed gc left it
+            self._write(delete_list, name)
+        for name in lists:
             fenced = fenced_at(self._backend, name)
             if fenced is None:
                 self._write(put_fence, name)
@@ -88,8 +92,6 @@ class Sweeper:
         condemned = self._condemn(self._dead_packs(marked)) | self._condemn(self._dead_blobs(marked))
         if not condemned and staged(self._backend) and not list_names(self._backend):
             self._write(write_lists, ())  # what killed writers left in `tmp/` is deleted with it
-        if not self._dry_run:
-            delete_stale_fences(self._backend)
 
     def _write(self, function: Callable[[Backend, Any], None], what: object) -> None:
         if not self._dry_run:

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import suppress
 from functools import cache
 
 from kstore import condemned
@@ -18,6 +19,7 @@ from kstore.blobs import BlobStore
 from kstore.blobs.loose import ASIDE, blob_name
 from kstore.blobs.packindex import pack_name
 from kstore.digest import digest_of
+from kstore.errors import IntegrityError
 from kstore.manifest import Files, Manifest, unit_of
 from kstore.refs import Ref, load_ref
 from kstore.report import CommitStatus
@@ -129,8 +131,9 @@ def check_no_orphans(contents: Contents) -> None:
     # What was condemned before it was needed stays listed for as long as it is.
     lists = (name for name in contents.objects if name.startswith(condemned.FOLDER))
     for name in lists:
-        if any(entry.name in live for entry in condemned.load_list(name, contents.objects[name][0])):
-            live |= {name, name.replace("condemned", "fences")}
+        with suppress(IntegrityError):
+            if any(entry.name in live for entry in condemned.load_list(name, contents.objects[name][0])):
+                live |= {name, name.replace("condemned", "fences")}
     orphans = [name for name in contents.objects if name not in live and not name.startswith(_KEPT)]
     if orphans:
         raise Broken(f"nothing refers to {orphans}")

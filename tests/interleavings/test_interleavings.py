@@ -114,8 +114,6 @@ TWO_GCS = [
     Scene(("gc 1", "live A", "wait 4000"), **WITH_GC),
     Scene(("gc 1", "gc 2", "restore R", "forget F"), **WITH_GC),
 ]
-MANY_BLOBS = ["loose", "mixed"]
-"""Layouts in which every blob is a step of its own."""
 TWO_GCS_AND_MORE = [
     Scene(("gc 1", "gc 2", "commit A", "commit B"), **WITH_GC),
 ]
@@ -187,9 +185,8 @@ def test_nothing_is_lost_with_gc_and_more_workers(
     tell(scene, layout, check(scene, tmp_path, layout))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("layout", ["packed", *(pytest.param(it, marks=pytest.mark.exhaustive) for it in MANY_BLOBS)])
 @pytest.mark.parametrize("scene", TWO_GCS, ids=str)
 def test_nothing_is_lost_with_two_gcs(
     scene: Scene, layout: str, tmp_path: Path, tell: Callable[[Scene, str, Explored], None]
@@ -233,6 +230,7 @@ def test_a_commit_that_does_not_look_at_what_is_condemned_is_found(
         check(Scene(("gc 1", "commit A"), **WITH_GC), tmp_path, "loose")
 
 
+@pytest.mark.slow
 def test_a_gc_that_does_not_keep_the_late_from_publishing_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -241,6 +239,7 @@ def test_a_gc_that_does_not_keep_the_late_from_publishing_is_found(
         check(Scene(("gc 1", "gc 2", "commit A", "wait 4000"), **WITH_GC), tmp_path, "packed")
 
 
+@pytest.mark.slow
 def test_a_gc_that_deletes_a_name_that_was_taken_anew_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kstore.gc.sweep._is_same", lambda found, entry: True)
     with pytest.raises(Violation, match=r"lacks \d of \d blobs"):
