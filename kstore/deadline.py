@@ -88,16 +88,19 @@ def answer_within(seconds: float, waiting: Waiting, what: str, answer: Future[An
 @contextmanager
 def signals_blocked() -> Iterator[None]:
     """Threads that are started meanwhile get no signals: they are for the job's own."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _OF_A_THREAD)
+    before = block_signals()
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def block_signals() -> None:
-    """In a thread of kstore's: signals are for the job's own, and one that hangs must not be the one to get them."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _OF_A_THREAD)
+def block_signals() -> set[int]:
+    """In a thread of kstore's: signals are for the job's own, and one that hangs must not be the one to get them.
+
+    Returns those that were blocked before.
+    """
+    return signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _OF_A_THREAD)
 
 
 def _run(work: Callable[[], Answer], answer: Future[Answer]) -> None:

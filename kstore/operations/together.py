@@ -78,8 +78,9 @@ def restore_together(ready: Callable[[], Worker], agreement: Agreement, request:
             rank.choose()
     while True:
         with suppress(Superseded):
+            report = rank.run()
             seconds = time.perf_counter() - started - rank.waited.seconds
-            return replace(rank.run(), seconds=seconds, **rank.waited.as_reported())
+            return replace(report, seconds=seconds, **rank.waited.as_reported())
 
 
 class _RankRestore:
