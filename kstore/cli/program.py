@@ -39,6 +39,8 @@ COMMANDS = {
     "demo": "Compile a small model, restore it, and compare the two.",
 }
 """Name → what it does. Each has a module of its own, imported when the command is run."""
+_MODULES = {"import": "imports"}
+"""Where the module cannot have the command's name."""
 
 
 class Commands(click.Group):
@@ -52,7 +54,7 @@ class Commands(click.Group):
         """The command of that name."""
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = import_module(f"kstore.cli.{cmd_name}").command
+        command: click.Command = import_module(f"kstore.cli.{_MODULES.get(cmd_name, cmd_name)}").command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -1,0 +1,1 @@
+"""The interfaces of other caches, on kstore: to change over, change the import."""
