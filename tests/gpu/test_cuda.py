@@ -1,0 +1,104 @@
+"""torch.compile and Triton on a real GPU: what one process compiled, another one finds, and compiles nothing."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kstore.environment import gpu_slug
+from kstore.report import RestoreStatus
+from kstore.store import Store
+from tests.compilers.programs import Container, compiled_graphs, fingerprint, run_program
+
+pytestmark = [
+    pytest.mark.compiler,
+    pytest.mark.xdist_group("test_cuda"),
+    pytest.mark.skipif(not gpu_slug().startswith("nvidia-"), reason="there is no NVIDIA GPU here"),
+]
+
+MODES = ("default", "max-autotune")
+LAYOUTS = ("loose", "packed")
+Told = Callable[[str, object], None]
+
+
+class Fleet:
+    """One process compiled everything cold and committed it to a store of each layout."""
+
+    def __init__(self, folder: Path, mode: str) -> None:
+        self.folder = folder
+        self.mode = mode
+        self.container = Container(folder)
+        environ = self.container.environ()
+        workers = [
+            Store(self.store(layout), cache_root=folder / "root", layout=layout, environ=environ) for layout in LAYOUTS
+        ]
+        for store in workers:
+            assert store.restore("m/v1").status is RestoreStatus.MISS
+        self.cold = run_program("compile_cuda", "--mode", mode, environ=environ)
+        self.commits = [store.commit("m/v1") for store in workers]
+        shutil.rmtree(folder / "root")
+
+    def store(self, layout: str) -> Path:
+        return self.folder / f"store-{layout}"
+
+    def run(self, layout: str, root: str) -> dict[str, Any]:
+        """Another process, whose cache root was empty before the restore."""
+        environ = self.container.environ()
+        shutil.rmtree(self.folder / root, ignore_errors=True)
+        restored = Store(self.store(layout), cache_root=self.folder / root, environ=environ).restore("m/v1")
+        assert restored.status is RestoreStatus.RESTORED
+        self.restore_seconds = restored.seconds
+        before = fingerprint(self.folder / root)
+        report = run_program("compile_cuda", "--mode", self.mode, environ=environ)
+        self.changed = {path for path, seen in fingerprint(self.folder / root).items() if before.get(path) != seen}
+        return report
+
+
+@pytest.fixture(scope="module", params=MODES)
+def fleet(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Fleet:
+    return Fleet(tmp_path_factory.mktemp(request.param), request.param)
+
+
+def test_the_cold_process_compiles(fleet: Fleet) -> None:
+    assert compiled_graphs(fleet.cold)["fxgraph_cache_miss"] >= 4
+    assert fleet.cold["triton"]["compiled"] > 0
+    assert all(commit.ok and not commit.skipped for commit in fleet.commits)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_second_process_compiles_nothing(fleet: Fleet, layout: str, record_property: Told) -> None:
+    warm = fleet.run(layout, "root")
+
+    assert compiled_graphs(warm) == {}
+    assert warm["triton"]["compiled"] == 0
+    assert warm["outputs"] == fleet.cold["outputs"]
+    assert fleet.changed == set()
+    record_property(
+        "told",
+        f"{gpu_slug()}, {fleet.mode}, {layout}: {fleet.cold['seconds']} s cold, "
+        f"{warm['seconds']} s after a restore of {fleet.restore_seconds:.3f} s",
+    )
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_process_with_another_cache_root_compiles_nothing(fleet: Fleet, layout: str) -> None:
+    warm = fleet.run(layout, "elsewhere")
+
+    assert compiled_graphs(warm) == {}
+    assert warm["triton"]["compiled"] == 0
+    assert warm["outputs"] == fleet.cold["outputs"]
+
+
+def test_the_gpu_has_one_name_with_torch_and_without(fleet: Fleet) -> None:
+    program = (
+        "import sys; from kstore.environment import gpu_slug; print(gpu_slug()); assert 'torch' not in sys.modules"
+    )
+    without = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+
+    assert without.stdout.strip() == fleet.cold["slug"]
