@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kstore.api import commit, restore, synchronized, watch
+    from kstore.api import commit, restore, watch
     from kstore.errors import (
         AmbiguousScopeError,
         CacheRootError,
@@ -25,17 +25,21 @@ if TYPE_CHECKING:
         UsageError,
         WaitTimeout,
     )
+    from kstore.hits import UsageReport
+    from kstore.job import synchronized
     from kstore.report import CommitReport, CommitStatus, RestoreReport, RestoreStatus
     from kstore.store import Store
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "kstore.api": ("commit", "restore", "synchronized", "watch"),
+    "kstore.api": ("commit", "restore", "watch"),
     "kstore.errors": (
         "AmbiguousScopeError", "CacheRootError", "IntegrityError", "KstoreError", "MissError", "StoreFormatError",
         "StoreUnavailable", "UsageError", "WaitTimeout",
     ),
+    "kstore.hits": ("UsageReport",),
+    "kstore.job": ("synchronized",),
     "kstore.report": ("CommitReport", "CommitStatus", "RestoreReport", "RestoreStatus"),
     "kstore.store": ("Store",),
 }  # fmt: skip
@@ -55,6 +59,7 @@ __all__ = [
     "StoreFormatError",
     "StoreUnavailable",
     "UsageError",
+    "UsageReport",
     "WaitTimeout",
     "__version__",
     "commit",

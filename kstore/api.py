@@ -11,14 +11,13 @@ import logging
 import math
 import os
 from collections.abc import Callable
-from contextlib import ContextDecorator, suppress
 from enum import StrEnum
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from kstore.deadline import within
-from kstore.errors import KstoreError, UsageError, WaitTimeout
+from kstore.errors import UsageError, WaitTimeout
 from kstore.live.commits import LiveCommits
 from kstore.live.endings import OnTermination
 from kstore.polls import check_wait
@@ -83,7 +82,7 @@ def restore(
     def failed(error: str, is_late: bool) -> RestoreReport:
         return RestoreReport(RestoreStatus.TIMEOUT if is_late else RestoreStatus.FAILED, key, error=error)
 
-    report = _degrade("restore", key, strict, run, failed)
+    report = degrade("restore", key, strict, run, failed)
     if report.waited:
         log.info("kstore: waited %.1f s for %s of %s", report.waited, report.waited_for or "a generation", key)
     if report.ok:
@@ -120,7 +119,7 @@ def _committed(key: str, strict: bool, run: Callable[[], CommitReport]) -> Commi
     def failed(error: str, is_late: bool) -> CommitReport:
         return CommitReport(CommitStatus.TIMEOUT if is_late else CommitStatus.FAILED, key, error=error)
 
-    report = _degrade("commit", key, strict, run, failed)
+    report = degrade("commit", key, strict, run, failed)
     if report.status is CommitStatus.COMMITTED:
         log.info(
             "kstore: committed %s generation %d: %d new files, %d bytes uploaded in %.2f s",
@@ -176,13 +175,15 @@ class watch:
         **settings: Any,
     ) -> None:
         self.key = check_key(key)
-        self._on_error = _on_error(on_error)
-        self._grace_period = _seconds("grace_period", grace_period)
+        self._on_error = parse_on_error(on_error)
+        self._grace_period = parse_seconds("grace_period", grace_period)
         self._strict = strict
         self._committed: CommitReport | None = None
-        store = _store(settings)
+        store = make_store(settings)
         self._timeout = store.settings.timeout
-        self._live = LiveCommits(store, key, settle=_seconds("settle", settle), every=_seconds("every", every))
+        self._live = LiveCommits(
+            store, key, settle=parse_seconds("settle", settle), every=parse_seconds("every", every)
+        )
         self._reads_only = store.settings.mode is Mode.READ
         self._termination = OnTermination(partial(self._publish, self._grace_period))
         if not self._reads_only:
@@ -230,124 +231,41 @@ class watch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if _is_failure(error) and self._on_error is OnError.DISCARD:
+        if is_failure(error) and self._on_error is OnError.DISCARD:
             self._live.discard()
-            self._committed = _discarded(self.key)
+            self._committed = discarded(self.key)
             self._release()
         else:
             self._stop(self._grace_period if isinstance(error, KeyboardInterrupt) else self._timeout)
 
 
-class synchronized(ContextDecorator):
-    """Restore on entry, commit on exit, also when the body raises: its kernels are good all the same.
-
-    ```python
-    with kstore.synchronized("my-model/v1") as cache:
-        warmup(torch.compile(model))
-    print(cache.restored.files, cache.committed.new_files)
-    ```
-
-    It decorates a function as well. Arguments are those of `restore`, and with `live` those of `watch`: what is
-    compiled is then published while the body runs. SIGTERM commits before it ends the process.
-    """
-
-    def __init__(
-        self,
-        key: str,
-        *,
-        generation: int | None = None,
-        seed: str | None = None,
-        wait: float = 0.0,
-        group: bool = False,
-        uniform: bool = True,
-        live: bool = False,
-        settle: float = 5.0,
-        every: float = 60.0,
-        on_error: str = OnError.COMMIT,
-        grace_period: float = 10.0,
-        strict: bool = False,
-        **settings: Any,
-    ) -> None:
-        self.key = check_key(key)
-        self.restored = RestoreReport(RestoreStatus.MISS, key)
-        """What the restore did."""
-        self.committed = CommitReport(CommitStatus.UNCHANGED, key)
-        """What the last commit did."""
-        self._choice: dict[str, Any] = {
-            "generation": generation, "seed": seed, "wait": check_wait(wait), "group": group, "uniform": uniform
-        }  # fmt: skip
-        self._settings: dict[str, Any] = {"strict": strict, **settings}
-        self._is_live = live
-        self._pace = {"settle": _seconds("settle", settle), "every": _seconds("every", every)}
-        self._on_error = _on_error(on_error)
-        self._grace_period = _seconds("grace_period", grace_period)
-        self._watch: watch | None = None
-        self._termination = OnTermination(self._commit_in_time)
-
-    @property
-    def checkpoints(self) -> tuple[CommitReport, ...]:
-        """With `live`, the commits that have published something so far, the oldest first."""
-        return self._watch.checkpoints if self._watch else ()
-
-    def __enter__(self) -> Self:
-        self.restored = restore(self.key, **self._choice, **self._settings)
-        if self._is_live:
-            choice: dict[str, Any] = {"on_error": self._on_error, "grace_period": self._grace_period, **self._pace}
-            self._watch = watch(self.key, **choice, **self._settings)
-        else:
-            self._termination.install()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._watch:
-            self._watch.__exit__(kind, error, trace)
-            self.committed = self._watch.stop()
-            return
-        try:
-            if _is_failure(error) and self._on_error is OnError.DISCARD:
-                self.committed = self._discard()
-            elif isinstance(error, KeyboardInterrupt):
-                self._commit_in_time()
-            else:
-                self.committed = commit(self.key, **self._settings)
-        finally:
-            self._termination.remove()
-
-    def _discard(self) -> CommitReport:
-        store = _store({name: value for name, value in self._settings.items() if name != "strict"})
-        with suppress(KstoreError):  # Else the lease lapses.
-            within(self._grace_period, store.waiting, "giving up the lease", partial(store.release, self.key))
-        return _discarded(self.key)
-
-    def _commit_in_time(self) -> None:
-        self.committed = commit(self.key, **{**self._settings, "strict": False, "timeout": self._grace_period})
-
-
-def _is_failure(error: BaseException | None) -> bool:
+def is_failure(error: BaseException | None) -> bool:
     """Whether the body failed; `sys.exit()` is no failure."""
     return error is not None and not (isinstance(error, SystemExit) and not error.code)
 
 
-def _discarded(key: str) -> CommitReport:
+def discarded(key: str) -> CommitReport:
+    """The report of who publishes nothing."""
     return CommitReport(CommitStatus.DISCARDED, key)
 
 
-def _on_error(value: str) -> OnError:
+def parse_on_error(value: str) -> OnError:
+    """Raises UsageError if it is neither."""
     try:
         return OnError(value)
     except ValueError:
         raise UsageError(f"on_error is {value!r}; it must be {' or '.join(OnError)}") from None
 
 
-def _seconds(name: str, value: float) -> float:
+def parse_seconds(name: str, value: float) -> float:
+    """Raises UsageError if it is no time to wait for."""
     if not 0 < value < math.inf:
         raise UsageError(f"{name} is {value!r}; it must be more than 0 seconds")
     return float(value)
 
 
-def _store(settings: dict[str, Any]) -> Store:
+def make_store(settings: dict[str, Any]) -> Store:
+    """Raises UsageError for a name or a value that is no setting."""
     _check_names({name: value for name, value in settings.items() if name not in ("store", "cache_root")})
     others = {name: value for name, value in settings.items() if name != "store"}
     return Store(settings.get("store"), **others)
@@ -363,9 +281,10 @@ def _check_names(settings: dict[str, Any]) -> None:
         raise UsageError(f"there is no setting {', '.join(sorted(unknown))}")
 
 
-def _degrade(
+def degrade(
     verb: str, key: str, strict: bool, run: Callable[[], Report], failed: Callable[[str, bool], Report]
 ) -> Report:
+    """What `run` returns; if it fails, one line in the log and what `failed` makes of it, unless `strict`."""
     try:
         return run()
     except UsageError:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 NO_FILE = {errno.ENOENT, errno.EISDIR, errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.ESPIPE, errno.EINVAL}
 """What reading says of a name that is free, or taken by a folder, a pipe, a socket or a link to itself. Other trouble
 may pass."""
+_SECOND = 1_000_000_000
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 
@@ -44,9 +45,14 @@ def write_files(files: Sequence[NewFile]) -> None:
                 _write_rest(fd, memoryview(file.data)[done:])
         for fd, file in zip(descriptors, files, strict=True):
             if file.mtime_ns is not None:
-                os.utime(fd, ns=(file.mtime_ns, file.mtime_ns))
+                os.utime(fd, ns=times(file.mtime_ns))
     finally:
         _close_all(descriptors)
+
+
+def times(mtime_ns: int) -> tuple[int, int]:
+    """Access and modification time. A stamp may lie ahead of now: as an access time it would tell of a read."""
+    return mtime_ns // _SECOND * _SECOND, mtime_ns
 
 
 def _write_rest(fd: int, rest: memoryview) -> None:

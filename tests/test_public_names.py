@@ -31,7 +31,7 @@ def test_importing_kstore_imports_neither_torch_nor_the_rest() -> None:
 
 
 def test_only_live_commits_import_what_watches() -> None:
-    code = "import kstore.api, kstore.cli.exec, sys; print('watchdog' in sys.modules)"
+    code = "import kstore.api, kstore.job, kstore.cli.exec, sys; print('watchdog' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False"]
 

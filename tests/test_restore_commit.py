@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kstore import upload
-from kstore.api import commit, restore, synchronized
+from kstore.api import commit, restore
 from kstore.backends import PosixBackend
 from kstore.blobs.loose import blob_name
 from kstore.blobs.packindex import pack_name
@@ -26,6 +26,7 @@ from kstore.errors import (
     StoreUnavailable,
     UsageError,
 )
+from kstore.job import synchronized
 from kstore.local.link import LinkMode
 from kstore.manifest import Manifest
 from kstore.progress import Progress

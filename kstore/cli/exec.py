@@ -25,9 +25,11 @@ from kstore.cli.options import (
     store_option,
     wait_options,
 )
+from kstore.errors import MissError
 
 if TYPE_CHECKING:
     from kstore.cli.output import Output
+    from kstore.hits import UsageReport
     from kstore.live.commits import LiveCommits
     from kstore.report import CommitReport, RestoreReport
     from kstore.store import Store
@@ -39,7 +41,8 @@ _EXIT_CODES = {
     "128+N": "signal N ended the command",
     "127, 126": "the command was not found, or cannot be run",
     "2": "usage",
-    "3": "nothing is published, with --require; with --wait, not in that time either",
+    "3": "nothing is published, with --require; with --wait, not in that time either; something was compiled anew, "
+    "with --require-hits",
     "1, 4, 5": "error, damaged store, cache root held for too long, with --require",
 }
 
@@ -71,6 +74,7 @@ class _Exec(Command):
 @key_argument
 @click.option("--seed", metavar="KEY", help="What to start from if KEY has nothing yet.")
 @click.option("--require", is_flag=True, help="Do not run the command without restored kernels.")
+@click.option("--require-hits", is_flag=True, help="As --require, and fail if something is compiled anew all the same.")
 @wait_options
 @group_option
 @click.option("--no-live", is_flag=True, help="Commit only when the command has ended.")
@@ -86,6 +90,7 @@ def command(
     key: str,
     seed: str | None,
     require: bool,
+    require_hits: bool,
     wait: int | None,
     group: bool,
     no_live: bool,
@@ -108,7 +113,7 @@ def command(
     if seed:
         check_key(seed)
     store.scope(key)  # A bad key or setting stops here. What follows is trouble, which does not.
-    restored = _restore(output, store, key, require, seed=seed, wait=wait or 0, group=group)
+    restored = _restore(output, store, key, require or require_hits, seed=seed, wait=wait or 0, group=group)
     commits = _Commits(output, store, key, grace_period)
     if not no_live:
         commits.start(settle, every)
@@ -120,9 +125,14 @@ def command(
         return exit_code_of(error)
     seconds = time.perf_counter() - started
     committed = commits.finish()
+    usage = _find_usage(output, store, key)
     if output.json:
         reports = {"restore": restored.as_json(), "commit": committed.as_json(), "checkpoints": commits.checkpoints}
+        reports["usage"] = usage.as_json()
         output.document({"key": key, "exit_code": code, "seconds": seconds, **reports})
+    if require_hits and usage.missed and not code:
+        output.warn(f"{key} was to hit: the command succeeded, but it had to compile")
+        return MissError.exit_code
     return code
 
 
@@ -151,6 +161,25 @@ def _restore(
     tell_trouble(output, report)
     output.say(restored(report, seed))
     return report
+
+
+def _find_usage(output: Output, store: Store, key: str) -> UsageReport:
+    """What became of what was restored, in a line if there was something."""
+    from kstore.cli.sentences import used
+    from kstore.deadline import within
+    from kstore.hits import UsageReport, usage_of
+
+    try:
+        work = partial(usage_of, store, key)
+        usage = within(store.settings.timeout, store.waiting, f"reading the cache root of {key}", work)
+    except (Exception, KeyboardInterrupt) as error:
+        _warn(output, "it is not known whether what was restored was used", error)
+        return UsageReport(key, why_unknown=_describe(error))
+    if usage.generation:
+        output.say(used(usage))
+    if usage.unused:
+        output.warn(f"{', '.join(usage.unused)}: restored but unused; `kstore why {key}` says what differs")
+    return usage
 
 
 class _Commits:

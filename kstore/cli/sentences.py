@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from kstore.cli.output import Output
-from kstore.cli.words import amount, duration, files, size
+from kstore.cli.words import amount, duration, files, plural, size
 from kstore.errors import MissError
+from kstore.hits import Usage, UsageReport
 from kstore.local.scan import Skipped
 from kstore.report import CommitReport, CommitStatus, Count, RestoreReport, RestoreStatus
 
@@ -67,6 +68,18 @@ def _unchanged(report: CommitReport) -> str:
     if not report.generation:
         return f"nothing to commit to {report.key}: there are no finished files in {report.cache_root}"
     return f"nothing new for {report.key}: generation {report.generation} has it all ({duration(report.seconds)})"
+
+
+def used(report: UsageReport) -> str:
+    """One line."""
+    parts = [_used(name, usage) for name, usage in report.components.items()]
+    why = f" ({report.why_unknown})" if report.why_unknown else ""
+    return f"used of generation {report.generation}: {'; '.join(parts) or 'nothing'}{why}"
+
+
+def _used(name: str, usage: Usage) -> str:
+    found = f"{'?' if usage.hits is None else usage.hits} of {plural(usage.restored, 'entry', 'entries')}"
+    return f"{name} {found}, {usage.misses} compiled anew" if usage.misses else f"{name} {found}"
 
 
 def tell_components(output: Output, cache_root: str, components: Mapping[str, Count] | None) -> None:

@@ -97,9 +97,9 @@ def files(count: int, kind: str = "") -> str:
     return plural(count, f"{kind}file")
 
 
-def plural(count: int, noun: str) -> str:
-    """Such as "3 packs"."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+def plural(count: int, noun: str, many: str = "") -> str:
+    """Such as "3 packs"; `many` for a noun that takes no "s"."""
+    return f"{count} {noun}" if count == 1 else f"{count} {many or noun + 's'}"
 
 
 def amount(count: int, total: int) -> str:

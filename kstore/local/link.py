@@ -18,6 +18,8 @@ from functools import partial
 from operator import length_hint
 from typing import NamedTuple
 
+from kstore.files import times
+
 _FICLONE = 0x40049409
 _NOT_HERE = {
     errno.EXDEV, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOTTY, errno.EINVAL, errno.EBADF,
@@ -142,7 +144,7 @@ def reflink(source: Blob, target: str, mode: int) -> None:
         target_fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         try:
             fcntl.ioctl(target_fd, _FICLONE, source_fd)
-            os.utime(target_fd, ns=(source.mtime_ns, source.mtime_ns))
+            os.utime(target_fd, ns=times(source.mtime_ns))
         except OSError:
             with suppress(FileNotFoundError):
                 os.unlink(target)

@@ -51,6 +51,16 @@ class Base:
     snapshot: Snapshot
 
 
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What the last restore put into a cache root."""
+
+    mark_ns: int
+    """When it ended, by the clock of the root's filesystem: only ever compared with times of its files."""
+    snapshot: Snapshot | None = None
+    """None if there was nothing to restore."""
+
+
 @dataclass(slots=True)
 class State:
     """Everything remembered."""
@@ -76,6 +86,8 @@ class StateFolder:
         self._base = os.path.join(self._folder, "base")
         self._sync = os.path.join(self._folder, "sync.json")
         self._lease = os.path.join(self._folder, "lease")
+        self._restored = os.path.join(self._folder, "restored")
+        self._restored_ref = os.path.join(self._folder, "restored.json")
         self._lock = filelock.FileLock(os.path.join(self._folder, "lock"))
         self._index_digest = b""
 
@@ -201,13 +213,9 @@ class StateFolder:
         foreign: Mapping[str, bytes] | None = None,
     ) -> None:
         """Replace the base. `synced` says whether all that the saved index has is in it or declined."""
-        ref = base.snapshot.ref
         content = {
             "store": base.store,
-            "gpu": ref.scope.gpu,
-            "key": ref.scope.key,
-            "environment": ref.scope.environment,
-            "ref": ref.dump().decode(),
+            **_dump_ref(base.snapshot.ref),
             "host": host,
             "synced": self._index_digest.hex() if synced else "",
             "declined": _texts(declined),
@@ -216,6 +224,27 @@ class StateFolder:
         # The ref names the manifest by its digest: a crash between the two leaves no base rather than a wrong one.
         _write(self._base, base.snapshot.data)
         _write(self._sync, json.dumps(content).encode())
+
+    def restored(self) -> Restored | None:
+        """What the last restore put here; None if nobody has restored, or it is not known any more."""
+        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, IntegrityError, RecursionError):
+            content = json.loads(read_whole(self._restored_ref))
+            mark_ns = os.stat(self._restored_ref).st_mtime_ns
+            if not content:
+                return Restored(mark_ns)
+            ref, data = _load_ref(content), read_whole(self._restored)
+            if digest_of(data) == ref.manifest:
+                return Restored(mark_ns, Snapshot(ref, data))
+        return None
+
+    def save_restored(self, ref: Ref | None) -> None:
+        """Remember that a restore has ended, of the generation that is the base now; None for a miss."""
+        os.makedirs(self._folder, mode=0o700, exist_ok=True)
+        with suppress(FileNotFoundError):
+            os.unlink(self._restored)
+        if ref:
+            os.link(self._base, self._restored)  # later commits replace the base, and leave this one
+        _write(self._restored_ref, json.dumps(_dump_ref(ref) if ref else {}).encode())
 
     def lease(self) -> str:
         """The nonce of the lease under which this root is filled for others; empty for none."""
@@ -270,6 +299,11 @@ def _digests(content: Mapping[str, str]) -> dict[str, bytes]:
 
 def _texts(digests: Mapping[str, bytes]) -> dict[str, str]:
     return {path: digest.hex() for path, digest in digests.items()}
+
+
+def _dump_ref(ref: Ref) -> dict[str, str]:
+    scope = ref.scope
+    return {"gpu": scope.gpu, "key": scope.key, "environment": scope.environment, "ref": ref.dump().decode()}
 
 
 def _load_ref(content: Mapping[str, Any]) -> Ref:

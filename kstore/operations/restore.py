@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from kstore.components.table import KSTORE_FOLDER
-from kstore.errors import IntegrityError
+from kstore.errors import IntegrityError, KstoreError
 from kstore.local.index import Index
 from kstore.local.link import Linker, LinkMode
 from kstore.local.place import Placed, Placer, keep_settled
@@ -18,7 +18,7 @@ from kstore.local.state import Base, State
 from kstore.manifest import Files, Flag, unit_of
 from kstore.merge import NOT_TAKEN, Merged, merge
 from kstore.operations.wait import Waited, wait
-from kstore.refs import RefState
+from kstore.refs import Ref, RefState
 from kstore.report import RestoreReport, RestoreStatus, count_components
 from kstore.scope import Scope
 from kstore.snapshot import Snapshot
@@ -60,6 +60,7 @@ def restore(worker: Worker, request: Request = Request()) -> RestoreReport:
     snapshot, status = choose(worker, request)
     if snapshot is None:
         report = report_of(worker, RestoreStatus.MISS)
+        remember_restored(worker, None)
     else:
         with worker.state.locked():
             report = place(worker, snapshot, status)
@@ -88,7 +89,15 @@ def place(
 
     `before_move` is called once, when all is fetched and verified and none of it is in its place yet.
     """
-    return _Restore(worker, snapshot, worker.state.load()).run(status, before_move)
+    report = _Restore(worker, snapshot, worker.state.load()).run(status, before_move)
+    remember_restored(worker, snapshot.ref)
+    return report
+
+
+def remember_restored(worker: Worker, ref: Ref | None) -> None:
+    """For who asks later whether it was of use. Where a filesystem has no hard links, nobody will know."""
+    with suppress(OSError, KstoreError):
+        worker.state.save_restored(ref)
 
 
 def report_placed(worker: Worker, snapshot: Snapshot, status: RestoreStatus) -> RestoreReport | None:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from kstore.errors import IntegrityError, KstoreError, StoreUnavailable
 from kstore.local.state import Changed, StateFolder
-from kstore.operations.restore import Request, choose, place, report_of, report_placed, wait_for
+from kstore.operations.restore import Request, choose, place, remember_restored, report_of, report_placed, wait_for
 from kstore.operations.wait import Waited
 from kstore.ranks import Agreement, Board, GroupBoard, Offer, Rank, StoreBoard, Superseded
 from kstore.ranks.agreement import describe
@@ -131,6 +131,7 @@ class _RankRestore:
     def _restore(self, worker: Worker, choice: Choice, offer: Offer) -> RestoreReport:
         try:
             if choice.snapshot is None:
+                remember_restored(worker, None)
                 return report_of(worker, RestoreStatus.MISS, error=self._vote())
             if not offer.uniform:
                 self._vote()

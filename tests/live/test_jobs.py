@@ -220,7 +220,7 @@ settings = dict(store=folder + "/store", cache_root=folder + "/root", gpu="nvidi
 late = dict(settle=3600, every=3600)
 def wait():
     print("ready", flush=True)
-    time.sleep(60)
+    for _ in range(600): time.sleep(0.1)  # a signal that comes right before one sleep is handled after it
 """
 LIVE = START + "with kstore.synchronized(KEY, live=True, **late, **settings):\n    tree.wrapper(); wait()"
 PLAIN = START + "with kstore.synchronized(KEY, **settings):\n    tree.wrapper(); wait()"
@@ -254,7 +254,7 @@ FORKING = START + (
     "live = kstore.watch(KEY, **late, **settings)\n"
     "tree.wrapper()\n"
     "child = os.fork()\n"
-    "if not child: print('ready', flush=True); time.sleep(60)\n"
+    "if not child: wait()\n"
     "code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])\n"
     "assert code == -signal.SIGTERM, code\n"
     "assert not live.checkpoints\n"

@@ -1,0 +1,57 @@
+"""What became of what was restored, as a value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Of one component. An entry is what a compiler looks up at once: a graph, a kernel with its files, else a file."""
+
+    restored: int = 0
+    """Entries that were restored."""
+    hits: int | None = 0
+    """How many of them were read, or by torch's counters how often one was; None if nobody can tell."""
+    misses: int = 0
+    """Entries that were compiled anew, or by torch's counters how often one was missed."""
+    compiled: int = 0
+    """Artifacts that were not there after the restore."""
+    counted: bool = False
+    """Whether torch's counters say so, and not the files."""
+
+
+@dataclass(frozen=True, slots=True)
+class UsageReport:
+    """Whether what was restored was of use."""
+
+    key: str
+    generation: int = 0
+    """What was restored; 0 for nothing."""
+    components: Mapping[str, Usage] = field(default_factory=dict)
+    why_unknown: str = ""
+    """Why hits are not known."""
+
+    @property
+    def missed(self) -> int:
+        """Entries that were compiled anew."""
+        return sum(max(usage.misses, 1 if usage.compiled else 0) for usage in self.components.values())
+
+    @property
+    def unused(self) -> tuple[str, ...]:
+        """Components of which entries were restored, and none was used.
+
+        One that had no need to compile either is named only if all are like it: torch may have all that it
+        needs from its graphs, and then asks for no kernel of Triton's.
+        """
+        idle = {name for name, usage in self.components.items() if usage.restored and usage.hits == 0}
+        asked = {name for name, usage in self.components.items() if usage.hits or usage.hits is None or usage.misses}
+        return tuple(sorted(name for name in idle if self.components[name].misses or not asked))
+
+    def as_json(self) -> dict[str, Any]:
+        """For machines."""
+        return {"schema": SCHEMA, **asdict(self), "missed": self.missed, "unused": self.unused}

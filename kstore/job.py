@@ -1,0 +1,172 @@
+"""The block that a warm-up runs in: restore before it, commit after it, and tell whether the restore was of use."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import ContextDecorator, suppress
+from functools import partial
+from types import TracebackType
+from typing import Any, Self
+
+from kstore.api import (
+    OnError,
+    commit,
+    degrade,
+    discarded,
+    is_failure,
+    make_store,
+    parse_on_error,
+    parse_seconds,
+    restore,
+    watch,
+)
+from kstore.deadline import within
+from kstore.errors import KstoreError, MissError
+from kstore.hits import UsageReport, usage_of
+from kstore.hits.counters import Counters
+from kstore.live.endings import OnTermination
+from kstore.polls import check_wait
+from kstore.report import CommitReport, CommitStatus, RestoreReport, RestoreStatus
+from kstore.scope import check_key
+from kstore.store import Store
+
+log = logging.getLogger("kstore")
+
+
+class synchronized(ContextDecorator):
+    """Restore on entry, commit on exit, also when the body raises: its kernels are good all the same.
+
+    ```python
+    with kstore.synchronized("my-model/v1") as cache:
+        warmup(torch.compile(model))
+    print(cache.restored.files, cache.committed.new_files)
+    ```
+
+    It decorates a function as well. Arguments are those of `restore`, and with `live` those of `watch`: what is
+    compiled is then published while the body runs. SIGTERM commits before it ends the process.
+
+    With `strict_hits`, it raises `MissError` if nothing can be restored, and at the end, when all is committed, if
+    something was compiled anew.
+    """
+
+    def __init__(
+        self,
+        key: str,
+        *,
+        generation: int | None = None,
+        seed: str | None = None,
+        wait: float = 0.0,
+        group: bool = False,
+        uniform: bool = True,
+        live: bool = False,
+        settle: float = 5.0,
+        every: float = 60.0,
+        on_error: str = OnError.COMMIT,
+        grace_period: float = 10.0,
+        strict: bool = False,
+        strict_hits: bool = False,
+        **settings: Any,
+    ) -> None:
+        self.key = check_key(key)
+        self.restored = RestoreReport(RestoreStatus.MISS, key)
+        """What the restore did."""
+        self.committed = CommitReport(CommitStatus.UNCHANGED, key)
+        """What the last commit did."""
+        self.usage = UsageReport(key)
+        """What became of what was restored; known at the end."""
+        self._choice: dict[str, Any] = {
+            "generation": generation, "seed": seed, "wait": check_wait(wait), "group": group, "uniform": uniform
+        }  # fmt: skip
+        self._settings: dict[str, Any] = {"strict": strict, **settings}
+        self._strict_hits = strict_hits
+        self._counted = Counters()
+        self._is_live = live
+        self._pace = {"settle": parse_seconds("settle", settle), "every": parse_seconds("every", every)}
+        self._on_error = parse_on_error(on_error)
+        self._grace_period = parse_seconds("grace_period", grace_period)
+        self._watch: watch | None = None
+        self._termination = OnTermination(self._commit_in_time)
+
+    @property
+    def checkpoints(self) -> tuple[CommitReport, ...]:
+        """With `live`, the commits that have published something so far, the oldest first."""
+        return self._watch.checkpoints if self._watch else ()
+
+    def __enter__(self) -> Self:
+        self.restored = restore(self.key, **self._choice, **self._settings)
+        if self._strict_hits and not self.restored.ok:
+            raise MissError(f"nothing is restored for {self.key}: {self.restored.error or self.restored.status}")
+        self._counted = Counters.now()
+        if self._is_live:
+            choice: dict[str, Any] = {"on_error": self._on_error, "grace_period": self._grace_period, **self._pace}
+            self._watch = watch(self.key, **choice, **self._settings)
+        else:
+            self._termination.install()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._commit(kind, error, trace)
+        if is_failure(error):
+            return
+        self.usage = self._find_usage()
+        tell_usage(self.usage)
+        if self._strict_hits and self.usage.missed:
+            raise MissError(
+                f"{self.usage.missed} entries were compiled anew for {self.key}, which has been committed; "
+                f"`kstore why {self.key}` says why they did not hit"
+            )
+
+    def _commit(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._watch:
+            self._watch.__exit__(kind, error, trace)
+            self.committed = self._watch.stop()
+            return
+        try:
+            if is_failure(error) and self._on_error is OnError.DISCARD:
+                self.committed = self._discard()
+            elif isinstance(error, KeyboardInterrupt):
+                self._commit_in_time()
+            else:
+                self.committed = commit(self.key, **self._settings)
+        finally:
+            self._termination.remove()
+
+    def _find_usage(self) -> UsageReport:
+        counted = Counters.now().since(self._counted)
+
+        def run() -> UsageReport:
+            store = self._store()
+            work = partial(usage_of, store, self.key, counted)
+            return within(store.settings.timeout, store.waiting, f"reading the cache root of {self.key}", work)
+
+        return degrade("report on the use", self.key, False, run, lambda why, _: UsageReport(self.key, why_unknown=why))
+
+    def _store(self) -> Store:
+        return make_store({name: value for name, value in self._settings.items() if name != "strict"})
+
+    def _discard(self) -> CommitReport:
+        store = self._store()
+        with suppress(KstoreError):  # Else the lease lapses.
+            within(self._grace_period, store.waiting, "giving up the lease", partial(store.release, self.key))
+        return discarded(self.key)
+
+    def _commit_in_time(self) -> None:
+        self.committed = commit(self.key, **{**self._settings, "strict": False, "timeout": self._grace_period})
+
+
+def tell_usage(usage: UsageReport) -> None:
+    """A line for the log; a warning if something was restored for nothing."""
+    for name, used in usage.components.items():
+        log.info(
+            "kstore: %s of %s: %d entries restored, %s hits, %d misses, %d artifacts compiled anew",
+            name, usage.key, used.restored, "unknown" if used.hits is None else used.hits, used.misses, used.compiled,
+        )  # fmt: skip
+    if usage.unused:
+        log.warning(
+            "kstore: what was restored for %s was not used (%s); `kstore why %s` says what differs",
+            usage.key, ", ".join(usage.unused), usage.key,
+        )  # fmt: skip

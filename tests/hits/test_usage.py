@@ -1,0 +1,186 @@
+"""What the files of a cache root, and torch's counters, tell of what was restored."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from kstore.hits import Usage, UsageReport, usage_of
+from kstore.hits.counters import Counters
+from kstore.hits.evidence import NO_ACCESS_TIMES, READ_BEFORE
+from kstore.report import RestoreStatus
+from tests.trees import KEY, Node
+
+pytestmark = pytest.mark.usefixtures("host")
+
+
+def let_the_clock_move(node: Node) -> None:
+    """Filesystems stamp by a clock that moves every few milliseconds: a restore and a read must not share a tick."""
+    probe = node.tree.root / ".kstore" / "probe"
+    probe.touch()
+    first = probe.stat().st_mtime_ns
+    while probe.stat().st_mtime_ns == first:
+        time.sleep(0.001)
+        os.utime(probe)
+    probe.unlink()
+
+
+@pytest.fixture(params=["loose", "packed"])
+def published(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A store with two graphs of Inductor and two kernels of Triton."""
+    node = Node(tmp_path, "builder", layout=request.param)
+    for name in ("one", "two"):
+        node.tree.wrapper(name)
+        node.tree.graph(f"f{name}")
+        node.tree.kernel(name)
+    node.commit()
+    return tmp_path
+
+
+@pytest.fixture
+def node(published: Path) -> Node:
+    """A worker that has just restored it."""
+    node = Node(published, layout=None)
+    assert node.restore().status is RestoreStatus.RESTORED
+    let_the_clock_move(node)
+    return node
+
+
+def read(node: Node, pattern: str) -> None:
+    for path in node.tree.root.glob(pattern):
+        path.read_bytes()
+
+
+def usage(node: Node) -> UsageReport:
+    return usage_of(node.store, KEY)
+
+
+def test_what_is_read_hits(node: Node) -> None:
+    read(node, "inductor/fxgraph/*/fone/*")
+    read(node, "triton/*/k.cubin")
+
+    assert usage(node).components == {"inductor": Usage(2, 1), "triton": Usage(2, 2)}
+    assert usage(node).generation == 1
+
+
+def test_what_nobody_reads_is_unused(node: Node) -> None:
+    found = usage(node)
+
+    assert found.components == {"inductor": Usage(2, 0), "triton": Usage(2, 0)}
+    assert found.unused == ("inductor", "triton")
+    assert found.missed == 0
+
+
+def test_a_component_that_nobody_asked_for_is_not_called_unused_where_another_was_used(node: Node) -> None:
+    """Torch may have all it needs from its graphs, and then asks for no kernel of Triton's."""
+    read(node, "inductor/fxgraph/*/*/*")
+
+    assert usage(node).unused == ()
+
+
+def test_a_component_that_had_to_compile_is(node: Node) -> None:
+    read(node, "inductor/fxgraph/*/*/*")
+    node.tree.kernel("three")
+
+    found = usage(node)
+    assert found.components["triton"] == Usage(2, 0, misses=1, compiled=8)
+    assert (found.unused, found.missed) == (("triton",), 1)
+
+
+def test_a_commit_in_between_changes_nothing(node: Node) -> None:
+    read(node, "inductor/fxgraph/*/fone/*")
+    node.tree.graph("fthree")
+    before = usage(node)
+    node.commit()
+
+    assert usage(node) == before
+    assert before.components["inductor"] == Usage(2, 1, misses=1, compiled=1)
+
+
+def test_a_second_answer_to_a_key_is_a_miss(node: Node) -> None:
+    node.tree.graph("fone", "for another guard")
+
+    assert usage(node).components["inductor"].misses == 1
+
+
+def test_after_a_miss_all_is_compiled_anew(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    assert node.restore().status is RestoreStatus.MISS
+    let_the_clock_move(node)
+    node.tree.graph()
+    node.tree.kernel()
+
+    found = usage(node)
+    assert found.components == {"inductor": Usage(0, 0, 1, 1), "triton": Usage(0, 0, 1, 8)}
+    assert (found.generation, found.unused) == (0, ())
+
+
+def test_leftovers_of_an_earlier_run_are_not_new(published: Path) -> None:
+    node = Node(published, layout=None)
+    node.tree.graph("fleft")
+    let_the_clock_move_in(node)
+    node.restore()
+
+    assert usage(node).components["inductor"].compiled == 0
+
+
+def let_the_clock_move_in(node: Node) -> None:
+    (node.tree.root / ".kstore").mkdir(exist_ok=True)
+    let_the_clock_move(node)
+
+
+def test_of_what_was_read_before_a_second_restore_nobody_can_tell(node: Node) -> None:
+    read(node, "inductor/fxgraph/*/fone/*")
+    let_the_clock_move(node)
+    assert node.restore().status is RestoreStatus.CURRENT
+    let_the_clock_move(node)
+    read(node, "inductor/fxgraph/*/fone/*")
+
+    found = usage(node)
+    assert found.components["inductor"].hits in (None, 1)
+    assert (found.why_unknown == READ_BEFORE) == (found.components["inductor"].hits is None)
+    assert "inductor" not in found.unused
+
+
+def test_without_access_times_nobody_can_tell(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_flag=os.ST_NOATIME))
+    node.tree.graph("fthree")
+
+    found = usage(node)
+    assert found.components["inductor"] == Usage(2, None, misses=1, compiled=1)
+    assert (found.why_unknown, found.unused) == (NO_ACCESS_TIMES, ())
+
+
+def test_a_root_that_nobody_restored_into_tells_nothing(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.tree.graph()
+    node.commit()
+
+    assert "nothing was restored" in usage(node).why_unknown
+    assert usage(node).components == {}
+
+
+def test_torchs_counters_know_better(node: Node) -> None:
+    found = usage_of(node.store, KEY, Counters(hits=5, misses=1))
+
+    assert found.components["inductor"] == Usage(2, 5, misses=1, counted=True)
+    assert found.missed == 1
+
+
+def test_counters_are_read_without_adding_to_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    counters = {"inductor": Counter(fxgraph_cache_hit=3, fxgraph_cache_bypass=1)}
+    monkeypatch.setitem(sys.modules, "torch._dynamo.utils", SimpleNamespace(counters=counters))
+
+    assert Counters.now() == Counters(3, 1)
+    assert Counters.now().since(Counters(1, 1)) == Counters(2, 0)
+    assert list(counters) == ["inductor"] and len(counters["inductor"]) == 2
+
+
+def test_counters_that_were_set_back_count_from_there() -> None:
+    assert Counters(1, 0).since(Counters(7, 2)) == Counters(1, 0)
