@@ -13,10 +13,10 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 
 from kstore.hits.counters import Counters
 from kstore.hits.report import Usage, UsageReport
-from kstore.local.scan import Scan
 from kstore.local.state import Restored
 from kstore.manifest import Entry, Files, Flag, unit_of
 from kstore.store import Store
@@ -26,6 +26,7 @@ _GROUP, _SLOT, _LINK = int(Flag.GROUP), int(Flag.SLOT), int(Flag.LINK)
 _DAY = 24 * 3600 * 10**9
 _COUNTED = "inductor"
 """The component that torch's counters are about."""
+NOTHING_RESTORED = "nothing was restored into this cache root"
 NO_ACCESS_TIMES = "the cache root is mounted noatime"
 READ_BEFORE = "some of what was restored had been read before"
 
@@ -37,40 +38,67 @@ def usage_of(store: Store, key: str, counted: Counters | None = None) -> UsageRe
         KstoreError, OSError: the cache root cannot be used.
     """
     worker = store.worker(key, before_import=False)
+    run = last_run(worker)
+    if run is None:
+        return UsageReport(key, why_unknown=NOTHING_RESTORED)
+    return _Evidence(worker, run).report(counted)
+
+
+@dataclass(frozen=True, slots=True)
+class LastRun:
+    """What a cache root tells of the time since its last restore."""
+
+    restored: Restored
+    old: Files
+    """What was restored, as far as this host can use it."""
+    new: Files
+    """What has come since."""
+
+    @property
+    def generation(self) -> int:
+        """What was restored; 0 for nothing."""
+        return self.restored.snapshot.ref.generation if self.restored.snapshot else 0
+
+
+def last_run(worker: Worker) -> LastRun | None:
+    """The run that goes on, or that has just ended, in the worker's cache root; None if nobody has restored into it.
+
+    Raises:
+        KstoreError, OSError: the cache root cannot be used.
+    """
     with worker.state.locked():
         restored = worker.state.restored()
+        if restored is None:
+            return None
         state = worker.state.load()
-        found = worker.scan(state) if restored else Scan()
-    if restored is None:
-        return UsageReport(worker.scope.key, why_unknown="nothing was restored into this cache root")
-    return _Evidence(worker, restored, _restored_files(restored, state.host)).report(found, counted)
+        found = worker.scan(state)
+    old = restored.snapshot.manifest.for_host(state.host) if restored.snapshot else {}
+    came = (path for path in found.known.keys() - old.keys() if _came_after(worker, path, restored.mark_ns))
+    return LastRun(restored, old, {path: found.known[path].entry for path in sorted(came)})
 
 
-def _restored_files(restored: Restored, host: str) -> Files:
-    return restored.snapshot.manifest.for_host(host) if restored.snapshot else {}
+def _came_after(worker: Worker, path: str, mark_ns: int) -> bool:
+    with suppress(OSError):
+        return os.lstat(worker.root.local_path(path)).st_ctime_ns > mark_ns
+    return False
 
 
 class _Evidence:
-    """What the files of one cache root tell of one restore."""
+    """What the files of one cache root tell of one run."""
 
-    def __init__(self, worker: Worker, restored: Restored, files: Files) -> None:
+    def __init__(self, worker: Worker, run: LastRun) -> None:
         self._worker = worker
-        self._restored = restored
-        self._files = files
+        self._run = run
         self._is_blind = {name: _has_no_access_times(folder) for name, folder in worker.root.folders.items()}
         self._why_unknown = ""
 
-    def report(self, found: Scan, counted: Counters | None) -> UsageReport:
-        old = _by_component(self._files)
-        new = _by_component({path: known.entry for path, known in found.known.items() if self._is_new(path)})
+    def report(self, counted: Counters | None) -> UsageReport:
+        old, new = _by_component(self._run.old), _by_component(self._run.new)
         usages = {name: self._usage(name, old[name], new[name]) for name in sorted(old.keys() | new.keys())}
         if counted and (counted.hits or counted.misses):
             files = usages.get(_COUNTED, Usage())
             usages[_COUNTED] = Usage(files.restored, counted.hits, counted.misses, files.compiled, counted=True)
-        snapshot = self._restored.snapshot
-        return UsageReport(
-            self._worker.scope.key, snapshot.ref.generation if snapshot else 0, usages, self._why_unknown
-        )
+        return UsageReport(self._worker.scope.key, self._run.generation, usages, self._why_unknown)
 
     def _usage(self, component: str, old: Files, new: Files) -> Usage:
         has_entries = any(entry.flags & (_GROUP | _SLOT) for entry in (*old.values(), *new.values()))
@@ -84,7 +112,7 @@ class _Evidence:
             self._why_unknown = self._why_unknown or NO_ACCESS_TIMES
             return None
         # A scan knows by their time those that are never changed in place, and reads the others.
-        answers = [self._file_was_read(path) for path in paths if self._files[path].flags & _LINK]
+        answers = [self._file_was_read(path) for path in paths if self._run.old[path].flags & _LINK]
         if True in answers:
             return True
         if None in answers or not answers:
@@ -97,18 +125,11 @@ class _Evidence:
             status = os.lstat(self._worker.root.local_path(path))
         except OSError:
             return False
-        if status.st_atime_ns > self._restored.mark_ns:
+        if status.st_atime_ns > self._run.restored.mark_ns:
             return True
         changed = max(status.st_mtime_ns, status.st_ctime_ns)
         is_noted = status.st_atime_ns <= changed or time.time_ns() - status.st_atime_ns > _DAY
         return False if is_noted else None
-
-    def _is_new(self, path: str) -> bool:
-        if path in self._files:
-            return False
-        with suppress(OSError):
-            return os.lstat(self._worker.root.local_path(path)).st_ctime_ns > self._restored.mark_ns
-        return False
 
 
 def _by_component(files: Files) -> dict[str, Files]:

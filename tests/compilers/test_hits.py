@@ -17,7 +17,7 @@ from tests.compilers.programs import GPU, PROGRAMS, TIMEOUT, Container, run_prog
 pytestmark = [pytest.mark.compiler, pytest.mark.xdist_group("test_hits")]
 
 MODEL = "mlp-hits"
-ANOTHER_KEY = {"TORCH_COMPILE_CACHE_KEY_TAG": "another"}
+ANOTHER_KEY = {"TORCH_COMPILE_CACHE_KEY_TAG": "another", "TORCHINDUCTOR_COORDINATE_DESCENT_TUNING": "1"}
 """Makes every graph's key another one."""
 
 
@@ -47,6 +47,13 @@ class Job:
     def within(self, *options: str, **variables: str) -> dict[str, Any]:
         shutil.rmtree(self.root, ignore_errors=True)
         return run_program("synchronized_models", "m/v1", MODEL, *options, environ=self.environ(**variables))
+
+    def why(self) -> dict[str, Any]:
+        command = [sys.executable, "-m", "kstore", "why", "m/v1", "--json"]
+        done = subprocess.run(command, env=self.environ(), capture_output=True, text=True, timeout=TIMEOUT)
+        assert done.returncode == 0, done.stderr
+        report: dict[str, Any] = json.loads(done.stdout)
+        return report
 
     def on(self, store: Path) -> Job:
         return Job(self.container, self.root, store)
@@ -80,10 +87,12 @@ def copy(compiled: Job, tmp_path: Path) -> Job:
 def test_exec_sees_that_all_was_used(job: Job) -> None:
     code, report, _ = job.exec("--require-hits")
     usage = report["usage"]["components"]["inductor"]
+    why = job.why()
 
     assert (code, report["usage"]["missed"], report["usage"]["unused"]) == (0, 0, [])
     assert usage["hits"] > 0
     assert (usage["misses"], usage["compiled"], usage["counted"]) == (0, 0, False)
+    assert (why["graphs"], why["others"]) == ([], 0)
 
 
 def test_synchronized_counts_what_hit(compiled: Job) -> None:
@@ -105,6 +114,13 @@ def test_exec_fails_if_nothing_hit_and_commits_all_the_same(copy: Job) -> None:
     assert report["usage"]["unused"] == ["inductor"]
     assert "restored but unused" in said
     assert report["commit"]["status"] in ("committed", "unchanged") and report["commit"]["generation"] > 1
+
+    (graph,) = copy.why()["graphs"]
+    assert graph["reason"] == "differs"
+    assert {difference["name"]: (difference["stored"], difference["fresh"]) for difference in graph["differences"]} == {
+        "cache_key_tag": ("", "another"),
+        "inductor_config.coordinate_descent_tuning": ("False", "True"),
+    }
 
 
 def test_synchronized_raises_if_something_was_compiled_anew(copy: Job) -> None:
@@ -128,3 +144,13 @@ def test_strict_hits_wants_something_to_hit(compiled: Job, tmp_path: Path) -> No
 
     assert "nothing is restored" in report["error"]
     assert not any(compiled.root.glob("inductor/fxgraph"))
+
+
+def test_why_knows_that_only_autograd_asked_for_another_key(copy: Job) -> None:
+    """`CI` sets `torch._functorch.config.error_on_custom_op_aliasing`, which the keys of graphs do not hold."""
+    _, report, _ = copy.exec(CI="true")
+    assert report["usage"]["missed"] == 1
+
+    (entry,) = copy.why()["graphs"]
+    assert entry["reason"] == "autograd"
+    assert "aotautograd" in entry["path"]

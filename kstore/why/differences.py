@@ -1,0 +1,119 @@
+"""Finds, for each graph that was compiled anew, the one that should have hit, and what keeps them apart. Pure."""
+
+from __future__ import annotations
+
+import difflib
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Sequence
+from enum import StrEnum
+from typing import NamedTuple
+
+from kstore.why.graphs import CODE, Graph
+
+_CODE_LINES = 12
+"""Lines of a graph's code that are shown of a difference."""
+
+
+class Reason(StrEnum):
+    """Why a graph was compiled anew."""
+
+    DIFFERS = "differs"
+    """A stored graph has the same code, and was compiled under other circumstances."""
+    NEW_CODE = "new-code"
+    """No stored graph has its code; what is named is how it differs from the one most like it."""
+    GUARDS = "guards"
+    """A stored graph has the same key, and its guards did not hold: for other shapes, for one."""
+    AUTOGRAD = "autograd"
+    """The graphs of an AOT entry are stored, and the entry has another key: AOTAutograd's own settings differ."""
+    NOTHING = "nothing"
+    """There was no graph to compare it with."""
+    UNREADABLE = "unreadable"
+    """Its entry does not say what its key was made of."""
+
+
+class Difference(NamedTuple):
+    """One attribute that two graphs do not share."""
+
+    name: str
+    stored: str | None
+    """None if the stored graph has no such attribute."""
+    fresh: str | None
+
+
+class Explanation(NamedTuple):
+    """Why one entry was compiled anew."""
+
+    path: str
+    reason: Reason
+    closest: str = ""
+    """The stored artifact that it was compared with."""
+    differences: tuple[Difference, ...] = ()
+
+
+def explain(fresh: Iterable[tuple[str, Sequence[Graph]]], stored: Collection[Graph]) -> list[Explanation]:
+    """Explain each entry of `fresh`, paths with what was read from them: FX entries first, then AOT entries.
+
+    A graph of an AOT entry that an FX entry before it has too is explained there.
+    """
+    known = {graph.digests for graph in stored}
+    index = _Index(stored)
+    explained: set[frozenset[tuple[str, str]]] = set()
+    found = []
+    for path, graphs in fresh:
+        if not graphs:
+            found.append(Explanation(path, Reason.UNREADABLE))
+            continue
+        news = [graph for graph in graphs if graph.digests not in explained]
+        if news and all(graph.digests in known for graph in news):
+            found.append(Explanation(path, Reason.GUARDS if _is_fx(path) else Reason.AUTOGRAD))
+        else:
+            found += [index.explain(graph) for graph in news if graph.digests not in known]
+        explained.update(graph.digests for graph in graphs)
+    return found
+
+
+def _is_fx(path: str) -> bool:
+    return "/fxgraph/" in path
+
+
+class _Index:
+    """Stored graphs, by what they share with others."""
+
+    def __init__(self, stored: Collection[Graph]) -> None:
+        self._stored = list(stored)
+        self._by_attribute: dict[tuple[str, str], list[int]] = defaultdict(list)
+        for number, graph in enumerate(self._stored):
+            for item in graph.digests:
+                self._by_attribute[item].append(number)
+
+    def explain(self, graph: Graph) -> Explanation:
+        """Compare a graph with the stored one that has its code, or else most of it."""
+        closest = self._closest(graph)
+        if closest is None:
+            return Explanation(graph.path, Reason.NOTHING)
+        differences = tuple(_differences(closest, graph))
+        has_its_code = closest.attributes[CODE].digest == graph.attributes[CODE].digest
+        return Explanation(graph.path, Reason.DIFFERS if has_its_code else Reason.NEW_CODE, closest.path, differences)
+
+    def _closest(self, graph: Graph) -> Graph | None:
+        shared: Counter[int] = Counter()
+        for item in graph.digests:
+            shared.update(self._by_attribute.get(item, ()))
+        if not self._stored:
+            return None
+        same_code = self._by_attribute.get((CODE, graph.attributes[CODE].digest)) or range(len(self._stored))
+        return self._stored[max(same_code, key=lambda number: (shared[number], -number))]
+
+
+def _differences(stored: Graph, fresh: Graph) -> Iterable[Difference]:
+    for name in [*fresh.attributes, *(name for name in stored.attributes if name not in fresh.attributes)]:
+        old, new = stored.attributes.get(name), fresh.attributes.get(name)
+        if old is None or new is None or old.digest != new.digest:
+            yield Difference(name, old and old.text, new and new.text)
+
+
+def code_difference(difference: Difference) -> list[str]:
+    """The lines of code that differ, as diff(1) shows them; the first few."""
+    old, new = (text.splitlines() for text in (difference.stored or "", difference.fresh or ""))
+    changed = [line for line in difflib.unified_diff(old, new, n=0, lineterm="") if line[:1] in "+-"][2:]
+    return changed[:_CODE_LINES]

@@ -1,0 +1,86 @@
+"""Reads from Inductor's entries what their keys were made of.
+
+Torch keeps with each graph the lines that describe its key, one for each attribute: "[hash] name: value"
+(`FxGraphCachePickler.debug_lines`, `OutputCode._fx_graph_cache_debug_lines`; AOT entries hold those of their graphs).
+The entries are pickles, and whoever loads a pickle runs what is in it. So none is loaded: `pickletools.genops` walks
+through the opcodes of one as data and calls nothing, and the lines are plain strings among them.
+"""
+
+from __future__ import annotations
+
+import ast
+import pickletools
+import re
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+_LINE = re.compile(r"\[([a-z2-7]{40,64})\] ([^\s:\[]+(?:\[[^\]\n]*\])?): ?(.*)", re.DOTALL)
+CODE = "gm"
+"""The attribute that is the graph's code, and the first of each graph's lines (`FxGraphHashDetails`)."""
+
+
+class Attribute(NamedTuple):
+    """One thing that a graph's key depends on."""
+
+    digest: str
+    """Torch's, of the value; texts may hold addresses, and differ where values do not."""
+    text: str
+
+
+class Graph(NamedTuple):
+    """What the key of one compiled graph was made of."""
+
+    path: str
+    """The artifact that it was read from."""
+    attributes: Mapping[str, Attribute]
+
+    @property
+    def digests(self) -> frozenset[tuple[str, str]]:
+        """Name and digest of each attribute: two graphs with the same have the same key."""
+        return frozenset((name, attribute.digest) for name, attribute in self.attributes.items())
+
+    @property
+    def code(self) -> str:
+        """Its Python code, as Dynamo captured it."""
+        return self.attributes[CODE].text
+
+
+def read_graphs(path: str, data: bytes) -> list[Graph]:
+    """The graphs of an FX or AOT entry: one for a forward or inference graph, one for a backward graph.
+
+    Empty if the bytes are no pickle, or one without such lines.
+    """
+    graphs: list[dict[str, Attribute]] = []
+    for text in _strings(data):
+        found = _LINE.fullmatch(text)
+        if not found:
+            continue
+        digest, name, value = found.groups()
+        if name == CODE:
+            graphs.append({})
+        if graphs:
+            graphs[-1].update(_flat(name, digest, value))
+    return [Graph(path, attributes) for attributes in graphs]
+
+
+def _strings(data: bytes) -> Iterator[str]:
+    try:
+        yield from (argument for _, argument, _ in pickletools.genops(data) if isinstance(argument, str))
+    except (ValueError, OverflowError, MemoryError, RecursionError):  # as pickletools calls what is no pickle
+        return
+
+
+def _flat(name: str, digest: str, value: str) -> dict[str, Attribute]:
+    """An attribute under the name that people know: `inductor_config.max_autotune`, `system_info.version.triton`."""
+    name = name.replace("[", ".").replace("]", "")
+    content = _literal(value) if value.startswith("{") else None
+    if not isinstance(content, dict) or not content:
+        return {name: Attribute(digest, value)}
+    return {f"{name}.{key}": Attribute(str(inner), str(inner)) for key, inner in content.items()}
+
+
+def _literal(text: str) -> object:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return None

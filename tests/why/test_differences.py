@@ -1,0 +1,76 @@
+"""Which stored graph should have hit, and what kept it from that."""
+
+from __future__ import annotations
+
+from kstore.why.differences import Difference, Explanation, Reason, code_difference, explain
+from kstore.why.graphs import Graph, read_graphs
+from tests.why.entries import entry
+
+FX, FX2 = "inductor/fxgraph/ab/fkey/one", "inductor/fxgraph/cd/fother/two"
+AOT = "inductor/aotautograd/akey/one"
+
+
+def graph(path: str = FX, code: str = "code", **attributes: str) -> Graph:
+    (found,) = read_graphs(path, entry(code, **attributes))
+    return found
+
+
+def only(fresh: Graph, *stored: Graph) -> Explanation:
+    (found,) = explain([(fresh.path, [fresh])], stored)
+    return found
+
+
+def test_what_differs_is_named_with_both_values() -> None:
+    found = only(graph(FX2, inductor_config__max_autotune="True"), graph(inductor_config__max_autotune="False"))
+
+    assert found == Explanation(FX2, Reason.DIFFERS, FX, (Difference("inductor_config.max_autotune", "False", "True"),))
+
+
+def test_an_attribute_that_only_one_side_has_differs() -> None:
+    found = only(graph(FX2, added="1"), graph(removed="2"))
+
+    assert found.differences == (Difference("added", None, "1"), Difference("removed", "2", None))
+
+
+def test_it_is_compared_with_the_graph_of_its_code_even_if_others_share_more() -> None:
+    same_code = graph("a", "mine", x="1", y="1", z="1")
+    alike = graph("b", "another", x="2", y="2", z="2")
+
+    found = only(graph(FX2, "mine", x="2", y="2", z="2"), alike, same_code)
+    assert (found.reason, found.closest) == (Reason.DIFFERS, "a")
+    assert [difference.name for difference in found.differences] == ["x", "y", "z"]
+
+
+def test_new_code_is_compared_with_what_is_most_like_it() -> None:
+    found = only(graph(FX2, "new", x="2"), graph("a", "old", x="1"), graph("b", "older", x="2"))
+
+    assert (found.reason, found.closest) == (Reason.NEW_CODE, "b")
+    assert [difference.name for difference in found.differences] == ["gm"]
+
+
+def test_another_answer_to_a_stored_key_was_compiled_for_its_guards() -> None:
+    assert only(graph(FX, x="1"), graph(FX, x="1")).reason is Reason.GUARDS
+
+
+def test_an_aot_entry_whose_graphs_are_stored_has_a_key_of_its_own() -> None:
+    assert only(graph(AOT, x="1"), graph(FX, x="1")).reason is Reason.AUTOGRAD
+
+
+def test_a_graph_and_its_aot_entry_are_explained_once() -> None:
+    fresh, stored = graph(FX2, x="2"), graph(FX, x="1")
+
+    assert len(explain([(FX2, [fresh]), (AOT, [graph(AOT, x="2")])], [stored])) == 1
+
+
+def test_without_stored_graphs_there_is_nothing_to_compare() -> None:
+    assert only(graph()).reason is Reason.NOTHING
+
+
+def test_an_entry_that_says_nothing_is_named() -> None:
+    assert explain([(FX, [])], [graph()]) == [Explanation(FX, Reason.UNREADABLE)]
+
+
+def test_code_is_shown_by_the_lines_that_differ() -> None:
+    difference = Difference("gm", "a\nsame\nb\n", "a\nsame\nc\n")
+
+    assert code_difference(difference) == ["-b", "+c"]
