@@ -14,7 +14,7 @@ from kstore.components import load_table
 from kstore.components.table import table_version
 from kstore.components.variables import place_components, set_variables
 from kstore.deadline import Waiting
-from kstore.environment import Environment, detect_environment, gpu_slug
+from kstore.environment import Environment, detect_environment, gpu_slug, influences
 from kstore.errors import AmbiguousScopeError, KstoreError, MissError, StoreUnavailable
 from kstore.local.cacheroot import CacheRoot, Owner, claim_root, make_usable, numbered_folder, owned_root
 from kstore.polls import check_wait, polls
@@ -71,7 +71,7 @@ class Store:
         """How far the restore or commit that is running has come."""
         self.waiting = Waiting()
         """Whether somebody still waits for it."""
-        self._environ = environ
+        self.environ = environ
         self._ahead: tuple[str, ...] = ()
 
     @property
@@ -108,7 +108,7 @@ class Store:
         for name in filter(None, (key, seed)):
             check_key(name)
         until = time.monotonic() + check_wait(wait)
-        rank = find_rank(self._environ) if group else None
+        rank = find_rank(self.environ) if group else None
         with reporting_trouble(self.location, "restore from"):
             if rank and rank.size > 1:
                 return self._restore_together(rank, key, Request(generation, seed, wait, lead), uniform)
@@ -119,7 +119,7 @@ class Store:
         """This process's side of a restore, with its variables set and the store looked at anew."""
         worker = self._worker(self._published_scope(self.scope(key), wait), before_import=True)
         with self.waiting.visible():
-            set_variables(worker.root.variables, self._environ)
+            set_variables(worker.root.variables, self.environ)
         self.storage.open()
         return worker
 
@@ -321,12 +321,12 @@ class Store:
     @cached_property
     def gpu(self) -> str:
         """Slug of this worker's GPU."""
-        return self.settings.gpu or gpu_slug(self._environ)
+        return self.settings.gpu or gpu_slug(self.environ)
 
     @cached_property
     def environment(self) -> Environment:
         """This worker's software."""
-        found = detect_environment(self.gpu, self._environ)
+        found = detect_environment(self.gpu, self.environ)
         return replace(found, tag=self.settings.environment) if self.settings.environment else found
 
     @property
@@ -353,6 +353,7 @@ class Store:
             store=self.storage,
             scope=scope,
             environment=self.environment,
+            influences=influences(self.environ),
             root=self._cache_root(scope, before_import),
             table=load_table(),
             rules=table_version(),
@@ -370,7 +371,7 @@ class Store:
             owner = Owner(self.location, scope.gpu, scope.key, os.geteuid())
             path = claim_root(numbered_folder(scope.environment), owner)
         placement = place_components(
-            load_table(), self.settings.components, path, self._environ, before_import=before_import
+            load_table(), self.settings.components, path, self.environ, before_import=before_import
         )
         root = CacheRoot(path, placement.folders, placement.variables, placement.notes)
         make_usable(root, load_table())

@@ -13,7 +13,7 @@ from kstore.condemned import Doomed, read_doomed
 from kstore.digest import digest_of
 from kstore.errors import KstoreError
 from kstore.local.finished import read_whole
-from kstore.local.link import LinkMode, probe
+from kstore.local.link import Linker, LinkMode, probe
 from kstore.local.relocate import to_stored
 from kstore.manifest import Entry, Files, Flag
 from kstore.quarantine import quarantined
@@ -137,15 +137,24 @@ def choose_layout(worker: Worker) -> Layout:
     """
     if worker.layout:
         return worker.layout
+    return Layout.PACKED if probe_link(worker).mode is LinkMode.COPY else Layout.LOOSE
+
+
+def probe_link(worker: Worker) -> Linker:
+    """The best way from the store to the cache root, found by trying.
+
+    Raises:
+        OSError: the store or the cache root cannot be written.
+    """
+    os.makedirs(worker.root.state, mode=0o700, exist_ok=True)
     source = worker.store.backend.staging_path()
     os.makedirs(os.path.dirname(source), exist_ok=True)
     with open(source, "xb") as file:
         file.write(b"probe")
     try:
-        linker = probe(source, os.path.join(worker.root.state, os.path.basename(source)))
+        return probe(source, os.path.join(worker.root.state, os.path.basename(source)))
     finally:
         os.unlink(source)
-    return Layout.PACKED if linker.mode is LinkMode.COPY else Layout.LOOSE
 
 
 def sources(worker: Worker, ours: Files, contents: Mapping[bytes, bytes], kept: Mapping[bytes, bytes]) -> list[Source]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import cache, cached_property
@@ -40,6 +41,8 @@ class Worker:
     layout: Layout | None = None
     may_write: bool = True
     """Whether anything may be written to the store."""
+    influences: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables that change the keys compilers look under."""
     lease_ttl: float = 60.0
     """Seconds after which this worker counts as gone, if it compiles for others and does not say so."""
     ahead: tuple[str, ...] = ()

@@ -27,6 +27,7 @@ COMMANDS = {
     "env": "Print the shell lines that point compilers at the cache root of KEY.",
     "ls": "List what the store holds.",
     "show": "Show the generations of KEY and what they hold.",
+    "doctor": "Check all that hits depend on, from the store to the compiler.",
     "why": "Say why the last run compiled although KEY was restored.",
     "gc": "Remove old generations, and the files that nothing needs any more.",
     "verify": "Check every byte that KEY, or every key, needs.",

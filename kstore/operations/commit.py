@@ -329,6 +329,7 @@ class _Commit:
             "gpu": worker.scope.gpu,
             "key": worker.scope.key,
             "environment": dict(worker.environment.facts),
+            "variables": dict(worker.influences),
             "cache_root": worker.root.path,
             "folders": dict(worker.root.folders),
             "parent": theirs.generation,

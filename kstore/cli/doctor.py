@@ -1,0 +1,87 @@
+"""`kstore doctor`."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import TYPE_CHECKING
+
+import click
+
+from kstore.cli.columns import screen_width
+from kstore.cli.options import (
+    Command,
+    Invocation,
+    cache_root_option,
+    layout_option,
+    output_options,
+    pass_invocation,
+    scope_options,
+    store_option,
+)
+from kstore.cli.words import plural
+
+if TYPE_CHECKING:
+    from kstore.cli.output import Output
+    from kstore.doctor import Check
+
+_MARKS = {"ok": "ok  ", "warning": "warn", "bad": "BAD "}
+_WIDTH = 13
+_EXIT_CODES = {"0": "nothing prevents hits", "1": "something does", "2": "usage"}
+
+
+@click.command("doctor", cls=Command, exit_codes=_EXIT_CODES)
+@click.argument("key", default="")
+@store_option
+@cache_root_option
+@scope_options
+@layout_option
+@output_options
+@pass_invocation
+def command(invocation: Invocation, key: str) -> int:
+    """Check all that hits depend on, from the store to the compiler.
+
+    With KEY also what is published for it: whether it was built for a worker such as this one. Run it where the job
+    runs, with the job's variables. Each line is a check: what was found and, if need be, what to do.
+    """
+    from kstore.doctor import Verdict, examine
+
+    output, store = invocation.output, invocation.store()
+    checks = []
+    for check in examine(store, key):
+        checks.append(check)
+        if not output.json:
+            _tell(output, check)
+    worst = [check for check in checks if check.verdict is Verdict.BAD]
+    if output.json:
+        output.document({"key": key, "ok": not worst, "checks": [check._asdict() for check in checks]})
+    else:
+        _sum_up(output, checks)
+    return 1 if worst else 0
+
+
+def _tell(output: Output, check: Check) -> None:
+    if check.verdict == "ok" and output.verbosity < 0:
+        return
+    indent = " " * (len(_MARKS["ok"]) + _WIDTH + 2)
+    head = f"{_MARKS[check.verdict]} {check.name:<{_WIDTH}} "
+    _print(output, check.found, head, indent)
+    if check.advice:
+        _print(output, check.advice, f"{indent}→ ", f"{indent}  ")
+
+
+def _print(output: Output, text: str, first: str, rest: str) -> None:
+    """Wrapped, and no path cut in two."""
+    wrapper = textwrap.TextWrapper(
+        screen_width(), initial_indent=first, subsequent_indent=rest, break_on_hyphens=False, break_long_words=False
+    )
+    for line in wrapper.wrap(text):
+        output.line(line)
+
+
+def _sum_up(output: Output, checks: list[Check]) -> None:
+    counts = {verdict: sum(check.verdict == verdict for check in checks) for verdict in ("bad", "warning")}
+    if counts["bad"]:
+        what = "prevents" if counts["bad"] == 1 else "prevent"
+        output.summary(f"{plural(counts['bad'], 'finding')} {what} hits, {plural(counts['warning'], 'warning')}")
+    else:
+        output.summary(f"nothing prevents hits, {plural(counts['warning'], 'warning')}")

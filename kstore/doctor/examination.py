@@ -1,0 +1,32 @@
+"""From the store to the compiler: the checks in the order in which a job meets what they look at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kstore.doctor.check import Check, Verdict
+from kstore.doctor.node import check_node
+from kstore.doctor.published import check_published, newest_of
+from kstore.doctor.shared import check_shared
+from kstore.doctor.surroundings import check_surroundings
+from kstore.store import Store
+
+
+def examine(store: Store, key: str = "") -> Iterator[Check]:
+    """All checks, each as soon as it is done; those of `key` too if one is given.
+
+    In the process that compiles, it also sees whether torch was imported too early.
+
+    Raises:
+        UsageError: the key or a setting is malformed.
+    """
+    if key:
+        store.scope(key)
+    shared = list(check_shared(store))
+    yield from shared
+    is_reachable = all(check.verdict is not Verdict.BAD for check in shared)
+    newest = newest_of(store, key) if key and is_reachable else None
+    if newest:
+        yield from check_published(store, key, newest)
+    yield from check_node(store, key, newest, is_reachable=is_reachable)
+    yield from check_surroundings(store, newest)

@@ -1,0 +1,126 @@
+"""This node: the cache root, the way from the store to it, and what its filesystem allows."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack
+from tempfile import TemporaryDirectory
+
+from kstore.doctor.check import Check, bad, ok, warning
+from kstore.doctor.published import Newest
+from kstore.errors import KstoreError
+from kstore.local.link import Linker, LinkMode
+from kstore.settings import Mode
+from kstore.store import Store
+from kstore.upload import probe_link
+from kstore.worker import Worker
+
+_ANY_KEY = "doctor"
+_MIN_FREE = 1 << 30
+"""Bytes: a compile that runs out of space leaves damage that torch may not survive."""
+_WATCHES = "/proc/sys/fs/inotify/max_user_watches"
+_INSTANCES = "/proc/sys/fs/inotify/max_user_instances"
+_FEW_WATCHES = 8192
+"""As many folders as a large model's cache has."""
+
+
+def check_node(store: Store, key: str, newest: Newest | None, *, is_reachable: bool) -> Iterator[Check]:
+    """What restores and compilers need of the local disk."""
+    with ExitStack() as stack:
+        try:
+            worker = store.worker(key, before_import=True) if key else _any_worker(store, stack)
+        except (KstoreError, OSError) as error:
+            yield bad("cache root", str(error), "set KSTORE_CACHE_ROOT to a folder that this user can write")
+        else:
+            yield _check_root(worker, newest)
+            if is_reachable:
+                yield _check_link(store, worker)
+            yield from _check_disk(worker.root.path, newest)
+    yield _check_inotify()
+
+
+def _any_worker(store: Store, stack: ExitStack) -> Worker:
+    """Without a key no numbered root is claimed: a folder beside them is as good, for as long as it is looked at."""
+    root = store.settings.cache_root or stack.enter_context(TemporaryDirectory(prefix="kstore-doctor-"))
+    gpu, tag, layout = store.gpu, store.environment.tag, store.settings.layout
+    other = Store(store.location, cache_root=root, gpu=gpu, environment=tag, layout=layout, environ=store.environ)
+    return other.worker(_ANY_KEY, before_import=True)
+
+
+def _check_disk(path: str, newest: Newest | None) -> Iterator[Check]:
+    yield _check_space(path, newest)
+    yield _check_inodes(path, newest)
+    yield _check_execution(path)
+
+
+def _check_root(worker: Worker, newest: Newest | None) -> Check:
+    path = worker.root.path
+    built = newest.snapshot.manifest.meta.get("cache_root") if newest and newest.snapshot else None
+    if built in (None, path):
+        return ok("cache root", path)
+    return warning(
+        "cache root",
+        f"{path}, and what is published was built in {built}",
+        "kernels and graphs hit, for their paths are rewritten; C++ objects are compiled anew, and releases share "
+        f"fewer bytes: KSTORE_CACHE_ROOT={built} avoids that",
+    )
+
+
+def _check_link(store: Store, worker: Worker) -> Check:
+    if store.settings.mode is Mode.READ:
+        return ok("link mode", "not tried: the mode is read")
+    try:
+        linker: Linker = probe_link(worker)
+    except OSError as error:
+        return warning("link mode", f"not tried: {error.strerror}", "commits will fail too; see above")
+    if linker.mode is LinkMode.COPY:
+        return ok("link mode", f"copy, out of packs: {linker.why}")
+    return ok("link mode", str(linker.mode))
+
+
+def _check_space(path: str, newest: Newest | None) -> Check:
+    status = os.statvfs(path)
+    free, needed = status.f_bavail * status.f_frsize, newest.own.size if newest and newest.own else 0
+    found = f"{free / 1e9:.1f} GB free in {path}"
+    if free < needed:
+        return bad(
+            "space", f"{found}, and a restore may take {needed / 1e9:.1f} GB", "free some, or set KSTORE_CACHE_ROOT"
+        )
+    if free < _MIN_FREE:
+        return warning("space", found, "compilers need some too: free some, or set KSTORE_CACHE_ROOT")
+    return ok("space", found)
+
+
+def _check_inodes(path: str, newest: Newest | None) -> Check:
+    status, needed = os.statvfs(path), newest.own.files if newest and newest.own else 0
+    if not status.f_files:
+        return ok("inodes", "not limited")
+    if status.f_favail < needed:
+        found = f"{status.f_favail} left, and a restore may make {needed} files"
+        return bad("inodes", found, "remove files, or set KSTORE_CACHE_ROOT")
+    return ok("inodes", f"{status.f_favail} left")
+
+
+def _check_execution(path: str) -> Check:
+    if os.statvfs(path).f_flag & os.ST_NOEXEC:
+        found = f"{path} is mounted noexec: no compiled C++ or launcher can be loaded from it"
+        return bad("execution", found, "set KSTORE_CACHE_ROOT to a folder on another filesystem")
+    return ok("execution", "allowed")
+
+
+def _check_inotify() -> Check:
+    watches, instances = _number(_WATCHES), _number(_INSTANCES)
+    found = f"{watches} watches, {instances} instances a user"
+    if watches < _FEW_WATCHES or instances < 1:
+        advice = f"live commits look through the whole cache root instead; raise {_WATCHES.removeprefix('/proc/sys/')}"
+        return warning("inotify", found, advice)
+    return ok("inotify", found)
+
+
+def _number(path: str) -> int:
+    try:
+        with open(path, encoding="ascii") as file:
+            return int(file.read())
+    except (OSError, ValueError):
+        return 0

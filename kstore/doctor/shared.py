@@ -1,0 +1,38 @@
+"""The store: whether it can be reached, read and written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kstore.doctor.check import Check, bad, ok, warning
+from kstore.errors import KstoreError
+from kstore.settings import Mode
+from kstore.store import Store
+
+
+def check_shared(store: Store) -> Iterator[Check]:
+    """What every key needs."""
+    try:
+        store.storage.open()
+    except (KstoreError, OSError) as error:
+        yield bad("store", str(error), "mount it, or name another with KSTORE_ROOT or --store")
+        return
+    if not store.storage.settings:
+        yield bad("store", f"there is none at {store.location} yet", "the first commit makes it; or run `kstore init`")
+        return
+    yield ok("store", store.location)
+    yield _check_writable(store)
+
+
+def _check_writable(store: Store) -> Check:
+    if store.settings.mode is Mode.READ:
+        return ok("writing", "not wanted: the mode is read")
+    try:
+        store.storage.clock()
+    except OSError as error:
+        return warning(
+            "writing",
+            f"{store.location} cannot be written: {error.strerror}",
+            "restores work, commits do not; see the mount and its permissions, or set KSTORE_MODE=read",
+        )
+    return ok("writing", "a file was made and removed")

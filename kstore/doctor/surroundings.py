@@ -1,0 +1,97 @@
+"""What else decides hits: the host's compiler, and environment variables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from kstore.components import load_table
+from kstore.components.variables import is_pinned, read_managed
+from kstore.doctor.check import Check, bad, ok, warning
+from kstore.doctor.published import Newest
+from kstore.environment import detect_host
+from kstore.environment.influences import KILL_SWITCHES, influence, influences
+from kstore.manifest import Manifest
+from kstore.store import Store
+
+
+def check_surroundings(store: Store, newest: Newest | None) -> Iterator[Check]:
+    """The host, the component variables, and the variables that change keys."""
+    manifest = newest.snapshot.manifest if newest and newest.snapshot and newest.is_own else None
+    environ = store.environ
+    yield _check_compiler(store)
+    if manifest:
+        yield _check_host(manifest)
+    yield from _check_components(store, environ)
+    yield from _check_switches(environ)
+    yield from _check_influences(manifest, environ)
+
+
+def _check_compiler(store: Store) -> Check:
+    facts = detect_host().facts
+    if facts["compiler"] != "none":
+        return ok("compiler", facts["compiler"])
+    if store.gpu.startswith("cpu-"):
+        found = "there is none, and torch asks for one also where every object is restored"
+        return bad("compiler", found, "install g++, or set CXX")
+    return warning("compiler", "there is none", "Triton needs one where its launcher is not restored: install gcc")
+
+
+def _check_host(manifest: Manifest) -> Check:
+    host = detect_host()
+    bound = {fingerprint: len(files) for fingerprint, files in manifest.hosts.items()}
+    if not bound:
+        return ok("host", f"{host.fingerprint}; nothing that is published is bound to a host")
+    if host.fingerprint in bound:
+        return ok("host", f"{host.fingerprint}: {bound[host.fingerprint]} C++ objects fit it")
+    theirs = manifest.meta.get("host")
+    facts = theirs if isinstance(theirs, Mapping) else {}
+    differing = sorted(name for name, value in host.facts.items() if facts.get(name, value) != value)
+    return warning(
+        "host",
+        f"{sum(bound.values())} C++ objects were built for other hosts ({', '.join(differing) or 'unknown'} differ)",
+        "they are compiled anew once, and then kept for this kind of host too",
+    )
+
+
+def _check_components(store: Store, environ: Mapping[str, str]) -> Iterator[Check]:
+    managed = read_managed(environ)
+    table = load_table()
+    own = 0
+    for name in store.settings.components:
+        component, value = table[name], environ.get(table[name].variable)
+        if is_pinned(component, environ):
+            found = f"{component.pinned_by} was imported before {component.variable} was set, and has read its default"
+            yield bad(name, found, "restore before importing it")
+        elif value and managed.get(component.variable) != value:
+            found = f"{component.variable}={value} is the user's own and stays"
+            yield warning(name, found, "what is there is shared all the same; unset it to use the cache root")
+        else:
+            own += 1
+    yield ok("variables", f"{own} components are in the cache root")
+
+
+def _check_switches(environ: Mapping[str, str]) -> Iterator[Check]:
+    for name, value in KILL_SWITCHES.items():
+        if environ.get(name) == value:
+            yield bad(name, f"it is {value}: the cache is not asked", "unset it")
+
+
+def _check_influences(manifest: Manifest | None, environ: Mapping[str, str]) -> Iterator[Check]:
+    """Those that differ from the builder's, if it is known what they were there."""
+    ours = influences(environ)
+    theirs = manifest.meta.get("variables") if manifest else None
+    if not isinstance(theirs, Mapping):
+        for name, value in ours.items():
+            advice = f"it must have been so where it was compiled: it changes the keys of {influence(name)}"
+            yield warning(name, f"it is {value}", advice)
+        return
+    for name in sorted(ours.keys() | {str(name) for name in theirs}):
+        if (built := theirs.get(name)) != (here := ours.get(name)):
+            found = f"{_set(built)} where it was compiled, {_set(here)} here"
+            yield bad(name, found, f"make them equal: it changes the keys of {influence(name) or 'what is compiled'}")
+    if manifest and not ours.keys() ^ theirs.keys():
+        yield ok("key variables", ", ".join(ours) or "none is set")
+
+
+def _set(value: object) -> str:
+    return "not set" if value is None else f"{value}"

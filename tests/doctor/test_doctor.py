@@ -1,0 +1,244 @@
+"""Each cause of a miss, as the doctor names it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from kstore.backends import PosixBackend
+from kstore.components import load_table
+from kstore.components.variables import default_folder
+from kstore.doctor import Check, Verdict, examine
+from kstore.environment import Environment, Host
+from kstore.environment.influences import influence, influences
+from kstore.local import cacheroot
+from kstore.settings import Mode
+from kstore.store import Store
+from tests.trees import GPU, KEY, Node, shared_object
+
+OURS = {"torch": "2.13.0+cu130", "triton": "3.7.1", "python": "cpython-311", "machine": "x86_64"}
+
+
+@pytest.fixture(autouse=True)
+def host(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = {"cpu": "-mavx2", "compiler": "gcc version 12", "libstdc++": "libstdc++.so.6.0.30", "glibc": "glibc 2.36"}
+    found = Host("0123456789abcdef", facts)
+    monkeypatch.setattr("kstore.worker.detect_host", lambda: found)
+    monkeypatch.setattr("kstore.doctor.surroundings.detect_host", lambda: found)
+
+
+@pytest.fixture
+def published(tmp_path: Path) -> Node:
+    node = Node(tmp_path, "builder")
+    node.tree.graph()
+    node.tree.kernel()
+    node.commit()
+    return node
+
+
+def checks(store: Store, key: str = KEY) -> dict[str, Check]:
+    return {check.name: check for check in examine(store, key)}
+
+
+def worst(store: Store, key: str = KEY) -> dict[str, Check]:
+    """Everything that is not well."""
+    return {name: check for name, check in checks(store, key).items() if check.verdict is not Verdict.OK}
+
+
+def test_where_the_builder_itself_looks_nothing_is_wrong(published: Node) -> None:
+    assert worst(published.store) == {}
+    assert list(checks(published.store)) == [
+        "store", "writing", "generation", "GPU", "environment", "cache root", "link mode", "space", "inodes",
+        "execution", "inotify", "compiler", "host", "variables", "key variables",
+    ]  # fmt: skip
+
+
+def test_without_a_key_no_cache_root_is_claimed(
+    published: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cacheroot, "NUMBERED_ROOTS", tmp_path / "numbered")
+    store = Store(published.location, gpu=GPU, environment="env", environ={})
+
+    assert "generation" not in checks(store, "")
+    assert not (tmp_path / "numbered").exists()
+
+
+def test_a_store_that_cannot_be_reached_is_bad_and_is_not_made(tmp_path: Path) -> None:
+    store = Node(tmp_path / "gone").store
+
+    assert worst(store)["store"].verdict is Verdict.BAD
+    assert not (tmp_path / "gone" / "store").exists()
+
+
+def test_a_store_that_nobody_has_made_is_bad(tmp_path: Path) -> None:
+    assert "first commit makes it" in worst(Node(tmp_path).store)["store"].advice
+
+
+def test_a_store_that_cannot_be_written_costs_commits_only(published: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> bool:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(PosixBackend, "put_if_absent", refuse)
+    found = worst(published.store)["writing"]
+    assert found.verdict is Verdict.WARNING
+    assert "restores work" in found.advice
+
+
+def test_a_worker_that_only_reads_is_not_told_to_write(published: Node) -> None:
+    store = Node(published.location.parent, "builder", mode=Mode.READ).store
+
+    assert worst(store) == {}
+
+
+def test_a_key_that_has_nothing_is_bad(published: Node) -> None:
+    assert worst(published.store, "other/v1")["generation"].verdict is Verdict.BAD
+
+
+@pytest.mark.parametrize("verb", ["forget", "quarantine"])
+def test_a_key_that_was_forgotten_is_bad(published: Node, verb: str) -> None:
+    getattr(published.store, verb)(KEY)
+
+    assert KEY in worst(published.store)["generation"].found
+
+
+def test_another_gpu_has_nothing_to_hit(published: Node) -> None:
+    found = worst(Node(published.location.parent, "builder", gpu="nvidia-other-sm80").store)
+
+    assert found["GPU"].verdict is Verdict.BAD
+    assert found["GPU"].found == f"compiled on {GPU}; this worker has nvidia-other-sm80: nothing can hit"
+
+
+def environment(monkeypatch: pytest.MonkeyPatch, **facts: str) -> None:
+    content = OURS | facts
+    monkeypatch.setattr(
+        "kstore.store.detect_environment",
+        lambda *_: Environment(f"tag-{content['torch']}-{content['triton']}", content),
+    )
+
+
+def test_other_software_is_named_on_both_sides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    environment(monkeypatch, torch="2.12.1+cu130")
+    builder = Node(tmp_path, environment=None)
+    builder.tree.graph()
+    builder.commit()
+    environment(monkeypatch)
+
+    assert worst(Node(tmp_path, environment=None).store)["environment"].found == (
+        "compiled with torch 2.12.1+cu130; this worker has torch 2.13.0+cu130: nothing can hit"
+    )
+
+
+def test_a_generation_that_cannot_be_read_is_bad(published: Node) -> None:
+    ref = published.newest()
+    for path in (published.location / "blobs").glob(f"*/{ref.manifest.hex()}*"):
+        path.chmod(0o644)
+        path.write_bytes(b"")
+
+    assert "kstore verify" in worst(published.store)["generation"].advice
+
+
+def test_another_cache_root_costs_something(published: Node) -> None:
+    found = worst(Node(published.location.parent, "elsewhere").store)["cache root"]
+
+    assert found.verdict is Verdict.WARNING
+    assert f"KSTORE_CACHE_ROOT={published.tree.root}" in found.advice
+
+
+def test_objects_for_other_hosts_are_counted(published: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    published.tree.put("inductor/ab/cab.main.so", shared_object())
+    published.commit()
+    assert "1 C++ objects fit it" in checks(published.store)["host"].found
+
+    other = Host("fedcba9876543210", {"cpu": "-mavx512f", "compiler": "gcc version 12"})
+    monkeypatch.setattr("kstore.doctor.surroundings.detect_host", lambda: other)
+    assert worst(published.store)["host"].found == "1 C++ objects were built for other hosts (cpu differ)"
+
+
+def test_variables_that_change_keys_are_compared_with_the_builders(published: Node) -> None:
+    environ = {"CI": "true", "TORCHINDUCTOR_MAX_AUTOTUNE": "1", "TORCHINDUCTOR_COMPILE_THREADS": "4"}
+    found = worst(Node(published.location.parent, "builder", environ=environ).store)
+
+    assert found.keys() == {"CI", "TORCHINDUCTOR_MAX_AUTOTUNE"}
+    assert found["CI"].found == "not set where it was compiled, true here"
+    assert "AOT entries" in found["CI"].advice
+
+
+def test_what_the_builder_had_set_is_missed_here(tmp_path: Path) -> None:
+    builder = Node(tmp_path, environ={"OMP_NUM_THREADS": "8"})
+    builder.tree.graph()
+    builder.commit()
+
+    assert worst(Node(tmp_path).store)["OMP_NUM_THREADS"].found == "8 where it was compiled, not set here"
+
+
+@pytest.mark.parametrize("name", ["TORCHINDUCTOR_FORCE_DISABLE_CACHES", "TRITON_ALWAYS_COMPILE"])
+def test_a_cache_that_is_switched_off_is_bad(published: Node, name: str) -> None:
+    found = worst(Node(published.location.parent, "builder", environ={name: "1"}).store)
+
+    assert found[name].verdict is Verdict.BAD
+
+
+def test_a_component_that_the_user_has_placed_elsewhere_is_named(published: Node, tmp_path: Path) -> None:
+    environ = {"TRITON_CACHE_DIR": str(tmp_path / "mine")}
+    found = worst(Node(published.location.parent, "builder", environ=environ).store)
+
+    assert found["triton"].verdict is Verdict.WARNING
+
+
+def test_torch_imported_too_early_is_bad(published: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch._dynamo", ModuleType("torch._dynamo"))
+    environ = {"TORCHINDUCTOR_CACHE_DIR": default_folder(load_table()["inductor"])}
+    found = worst(Node(published.location.parent, "builder", environ=environ).store)
+
+    assert found["inductor"].verdict is Verdict.BAD
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
+    """A filesystem with plenty of everything, to be changed."""
+    status = SimpleNamespace(f_bavail=10**9, f_frsize=4096, f_files=10**6, f_favail=10**6, f_flag=0)
+    monkeypatch.setattr(os, "statvfs", lambda path: status)
+    yield status
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "name", "verdict"),
+    [
+        ("f_bavail", 0, "space", Verdict.BAD),
+        ("f_bavail", 1000, "space", Verdict.WARNING),
+        ("f_favail", 3, "inodes", Verdict.BAD),
+        ("f_flag", os.ST_NOEXEC, "execution", Verdict.BAD),
+    ],
+)
+def test_what_the_disk_lacks_is_named(
+    published: Node, disk: SimpleNamespace, field: str, value: int, name: str, verdict: Verdict
+) -> None:
+    assert worst(published.store) == {}
+    setattr(disk, field, value)
+
+    assert worst(published.store)[name].verdict is verdict
+
+
+def test_few_watches_make_live_commits_slower(published: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "watches").write_text("100\n")
+    monkeypatch.setattr("kstore.doctor.node._WATCHES", str(tmp_path / "watches"))
+
+    assert worst(published.store)["inotify"].verdict is Verdict.WARNING
+
+
+def test_without_a_compiler_the_cpu_cannot_hit_either(published: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kstore.doctor.surroundings.detect_host", lambda: Host("0", {"compiler": "none"}))
+
+    assert worst(published.store)["compiler"].verdict is Verdict.WARNING
+    cpu = Node(published.location.parent, "builder", gpu="cpu-x86_64").store
+    assert worst(cpu)["compiler"].verdict is Verdict.BAD
+
+
+def test_what_says_where_a_cache_is_is_in_no_key() -> None:
+    assert influence("TORCHINDUCTOR_CACHE_DIR") == "" != influence("TORCHINDUCTOR_MAX_AUTOTUNE")
+    assert influences({"HOME": "/root", "CI": "", "CXX": "clang++", "TRITON_CACHE_DIR": "/x"}) == {"CXX": "clang++"}
