@@ -21,14 +21,17 @@ from kstore.cli.options import (
     live_options,
     output_options,
     pass_invocation,
+    ready_option,
     scope_options,
     store_option,
     wait_options,
 )
+from kstore.cli.ready import ready_as_json, start_ready_commit, stop_ready_commit
 
 if TYPE_CHECKING:
     from kstore.cli.output import Output
     from kstore.live.commits import LiveCommits
+    from kstore.live.ready import ReadyCommit
     from kstore.report import CommitReport, RestoreReport
     from kstore.store import Store
 
@@ -75,6 +78,7 @@ class _Exec(Command):
 @group_option
 @click.option("--no-live", is_flag=True, help="Commit only when the command has ended.")
 @live_options
+@ready_option
 @store_option
 @cache_root_option
 @scope_options
@@ -92,11 +96,13 @@ def command(
     settle: int,
     every: int,
     grace_period: int,
+    ready_url: str | None,
     program: list[str],
 ) -> int:
     """Run a command with the kernels of KEY, and commit what it compiled.
 
-    Kernels are committed while the command runs, once they are finished, and at its end.
+    Kernels are committed while the command runs, once they are finished, and at its end; with --ready-url also
+    when the server that the command starts is ready.
     The command gets the variables that point compilers at the cache root, and every signal that kstore gets.
     Trouble with the store is a warning, and the command runs cold. All that kstore says goes to stderr, what
     --json asks for too: stdout is the command's.
@@ -110,8 +116,7 @@ def command(
     store.scope(key)  # A bad key or setting stops here. What follows is trouble, which does not.
     restored = _restore(output, store, key, require, seed=seed, wait=wait or 0, group=group)
     commits = _Commits(output, store, key, grace_period)
-    if not no_live:
-        commits.start(settle, every)
+    commits.start(settle, every, is_live=not no_live, ready_url=ready_url)
     started = time.perf_counter()
     try:
         code = run_child(program, environ, commits.told)
@@ -122,6 +127,7 @@ def command(
     committed = commits.finish()
     if output.json:
         reports = {"restore": restored.as_json(), "commit": committed.as_json(), "checkpoints": commits.checkpoints}
+        reports["ready"] = commits.ready and ready_as_json(commits.ready)
         output.document({"key": key, "exit_code": code, "seconds": seconds, **reports})
     return code
 
@@ -163,26 +169,33 @@ class _Commits:
         self._grace_period = grace_period
         self._seconds = store.settings.timeout
         self._live: LiveCommits | None = None
+        self._is_live = False
+        self.ready: ReadyCommit | None = None
+        """What waits for the server to be ready, if that was asked for."""
 
     @property
     def checkpoints(self) -> int:
         """How many commits have published something."""
         return len(self._live.checkpoints) if self._live else 0
 
-    def start(self, settle: int, every: int) -> None:
+    def start(self, settle: int, every: int, *, is_live: bool, ready_url: str | None) -> None:
         """Commit while the command runs, unless this worker only reads."""
         from kstore.live.commits import LiveCommits
         from kstore.settings import Mode
 
-        if self._store.settings.mode is not Mode.READ:
-            self._live = LiveCommits(self._store, self._key, settle=settle, every=every)
-            self._live.start()
+        if self._store.settings.mode is Mode.READ or not (is_live or ready_url):
+            return
+        self._is_live = is_live
+        self._live = LiveCommits(self._store, self._key, settle=settle, every=every, only_asked=not is_live)
+        self._live.start()
+        if ready_url:
+            self.ready = start_ready_commit(self._output, self._live, ready_url, self._store.settings.timeout)
 
     def told(self, number: int) -> None:
         """A signal has come. Who sent it may not wait for the command's end: what is there is committed at once."""
         if number in ENDINGS:
             self._seconds = min(self._grace_period, self._seconds or self._grace_period)
-            if self._live:
+            if self._live and self._is_live:
                 self._live.checkpoint()
 
     def finish(self) -> CommitReport:
@@ -191,6 +204,8 @@ class _Commits:
         from kstore.errors import WaitTimeout
         from kstore.report import CommitReport, CommitStatus
 
+        if self.ready:
+            stop_ready_commit(self._output, self.ready)
         try:
             with self._output.working(f"committing {self._key}", self._store.progress):
                 report = self._commit()

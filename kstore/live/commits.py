@@ -57,14 +57,18 @@ class LiveCommits:
     Trouble is told to the log, once when it begins and once when it is over, and never raised into the job.
     """
 
-    def __init__(self, store: Store, key: str, *, settle: float, every: float) -> None:
-        """`settle` and `every` are in seconds: see `Schedule`. From `start` on only this commits to `store`."""
+    def __init__(self, store: Store, key: str, *, settle: float, every: float, only_asked: bool = False) -> None:
+        """`settle` and `every` are in seconds: see `Schedule`. From `start` on only this commits to `store`.
+
+        With `only_asked`, nothing is committed of its own accord.
+        """
         self.checkpoints: list[CommitReport] = []
         """What has been published so far, the oldest first."""
         self._store = store
         self._key = key
         self._settle = settle
         self._every = every
+        self._only_asked = only_asked
         self._schedule = Schedule(settle, every)
         self._requests: SimpleQueue[_Request | None] = SimpleQueue()
         self._folders: list[str] = []
@@ -164,6 +168,8 @@ class LiveCommits:
 
     def _plan(self) -> Plan | None:
         """What comes next. If that is nothing, the watch is on from now on."""
+        if self._only_asked:
+            return None
         if self._is_woken:
             self._stop_watch()
             self._note(1)
