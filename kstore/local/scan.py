@@ -270,10 +270,11 @@ class _ComponentScan:
         relative = place.inside + name
         kind = self._component.kind(relative, place.unit, place.depth)
         if lock := self._component.method("lock", relative):
-            check_unlocked(
-                f"{self._component_folder}/{lock.format(stem=name.partition('.')[0], folder=place.inside[:-1])}"
-            )
+            lock = lock.format(stem=name.partition(".")[0], folder=place.inside[:-1])
+            check_unlocked(f"{self._component_folder}/{lock}")
         data, status = read_finished(f"{place.local}/{name}")
+        if self._component.lists(relative) and os.stat(place.local).st_mtime_ns != self._listed_at:
+            raise Unfinished("files have come to its folder meanwhile")
         into.hashed += 1
         if not data and kind.flags & _NEVER_IN_PLACE:
             raise Unfinished("it is empty")

@@ -56,7 +56,7 @@ class Engine:
 
     def needs(self, what: str, path: Path) -> bool:
         """Whether it has to be compiled, which takes its time."""
-        if path.exists():
+        if path.is_file() or any(path.glob("*")):
             return False
         self.compiled.append(what)
         time.sleep(self.delay)
@@ -136,7 +136,7 @@ class Vllm(Engine):
                 self._write_list(folder, known)
 
     def classic(self, model: str, shapes: tuple[tuple[int, int], ...]) -> None:
-        """Before AOT compilation: a list of graphs in Inductor's own cache (`InductorAdaptor`, up to 0.8)."""
+        """Before AOT compilation: a list of graphs in Inductor's own cache (`InductorAdaptor`)."""
         for rank in RANKS:
             base = self._short(model) / rank
             inductor, triton = base / "inductor_cache", base / "triton_cache"
@@ -149,11 +149,12 @@ class Vllm(Engine):
                 for shape in shapes:
                     graph = f"{model} {part} {shape}"
                     key = f"f{_hex(graph)}"
-                    place = inductor / "fxgraph" / key[1:3] / key
-                    assert place.exists() or (shape[1], 0, "inductor") not in known, "Inductor cache lookup failed"
+                    entries = any((inductor / "fxgraph" / key[1:3] / key).glob("*"))
+                    assert entries or (shape[1], 0, "inductor") not in known, "Inductor cache lookup failed"
                     self.inductor(inductor, graph)
                     self.triton(triton, graph)
-                    known[shape[1], 0, "inductor"] = (key, str(inductor / "ab" / f"c{_hex(graph)}.py"))
+                    handle = (key, str(inductor / "ab" / f"c{_hex(graph)}.py"))
+                    known.setdefault((shape[1], 0, "inductor"), handle)
                 self._describe(base / part)
                 self._write_list(base / part, known)
 
