@@ -76,7 +76,7 @@ class _Exec(Command):
 @click.option("--require", is_flag=True, help="Do not run the command without restored kernels.")
 @wait_options
 @group_option
-@click.option("--no-live", is_flag=True, help="Commit only when the command has ended.")
+@click.option("--no-live", is_flag=True, help="Commit only when the command has ended, and for --ready-url.")
 @live_options
 @ready_option
 @store_option

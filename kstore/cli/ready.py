@@ -16,7 +16,7 @@ def start_ready_commit(output: Output, live: LiveCommits, url: str, seconds: flo
     """Begin to ask `url`; once it answers, `live` commits, for up to `seconds`."""
     from kstore.live.ready import ReadyCommit
 
-    ready = ReadyCommit(url, partial(live.publish, seconds), partial(_tell, output), output.warn)
+    ready = ReadyCommit(url, partial(live.publish, seconds, releases=True), partial(_tell, output), output.warn)
     ready.start()
     return ready
 

@@ -18,8 +18,6 @@ KSTORE_FOLDER = ".kstore"
 """kstore's own folder in a cache root or a component: never an artifact."""
 
 _RULES = ("ignore", "busy", "group", "complete", "slot", "immutable", "mutable", "host_bound", "mtime", "lists")
-_OF_NAMES = ("busy", "complete")
-"""Rules whose patterns are for a bare name."""
 _NAMED_RULES = ("merge", "relocate", "lock")
 _UNSAID = {"complete": ("*",)}
 # Plain ints: an operation on an enum costs a microsecond, and a tree has ten thousand files.
@@ -83,13 +81,13 @@ class Component:
             return int(Flag.GROUP)
         return int(Flag.SLOT) if self.rules["slot"].matches(folder) else 0
 
-    def is_busy(self, name: str) -> bool:
-        """Whether a name in a group, folders with a final "/", shows that the group is being written."""
-        return self.rules["busy"].matches(name)
+    def is_busy(self, path: str) -> bool:
+        """Whether something in a group, folders with a final "/", shows that the group is being written."""
+        return self.rules["busy"].matches(path)
 
-    def completes(self, name: str) -> bool:
-        """Whether a file of this name finishes its group."""
-        return self.rules["complete"].matches(name)
+    def completes(self, path: str) -> bool:
+        """Whether a file finishes its group."""
+        return self.rules["complete"].matches(path)
 
     def kind(self, path: str, unit: int, depth: int) -> Kind:
         """What the rules say of a file in a unit (`Flag.GROUP`, `Flag.SLOT` or 0) that is `depth` folders deep."""
@@ -162,8 +160,7 @@ def _with_held(entry: Mapping[str, Any], entries: Mapping[str, Mapping[str, Any]
         if held is None:
             raise UsageError(f"{folder} holds a component that is not there: {name!r}")
         for rule in (r for r in _RULES if r in held):
-            patterns = held[rule] if rule in _OF_NAMES else [_below(folder, pattern) for pattern in held[rule]]
-            merged[rule] = [*merged.get(rule, ()), *patterns]
+            merged[rule] = [*merged.get(rule, ()), *(_below(folder, pattern) for pattern in held[rule])]
         for rule in (r for r in _NAMED_RULES if r in held):
             merged[rule] = merged.get(rule, {}) | {_below(folder, p): method for p, method in held[rule].items()}
     return merged

@@ -6,14 +6,13 @@ moment for a commit, whatever else commits. Later shapes may still be compiled: 
 
 from __future__ import annotations
 
-import ssl
 import threading
 import time
 from collections.abc import Callable
 from functools import partial
 from http.client import HTTPException
 from urllib.parse import urlsplit
-from urllib.request import HTTPHandler, HTTPSHandler, OpenerDirector, Request
+from urllib.request import HTTPHandler, OpenerDirector, Request
 
 from kstore.deadline import signals_blocked
 from kstore.errors import UsageError
@@ -72,10 +71,13 @@ class ReadyCommit:
         self._thread = threading.Thread(target=self._run, name="kstore ready", daemon=True)
 
     def start(self) -> None:
-        """Begin to ask."""
+        """Begin to ask. If it cannot, it warns: the job runs all the same."""
         self._started = time.monotonic()
-        with signals_blocked():
-            self._thread.start()
+        try:
+            with signals_blocked():
+                self._thread.start()
+        except RuntimeError as error:
+            self._warn(f"the server is not asked whether it is ready: {error}")
 
     def stop(self) -> None:
         """Ask no more, and say no more."""
@@ -83,7 +85,11 @@ class ReadyCommit:
             self._over.set()
 
     def _run(self) -> None:
-        opener = _opener()
+        try:
+            opener = _opener(self.url)
+        except Exception as error:  # A Python without TLS, certificates that cannot be read.
+            self._say(partial(self._warn, f"{self.url} cannot be asked: {error or repr(error)}"))
+            return
         while not self._over.wait(_PAUSE):
             if _is_ready(opener, self.url):
                 self.seconds = time.monotonic() - self._started
@@ -115,11 +121,16 @@ class ReadyCommit:
                 words()
 
 
-def _opener() -> OpenerDirector:
-    """One that knows HTTP and HTTPS, and neither files, proxies nor redirections."""
+def _opener(url: str) -> OpenerDirector:
+    """One that knows the URL's protocol, and neither files, proxies nor redirections."""
     opener = OpenerDirector()
-    opener.add_handler(HTTPHandler())
-    opener.add_handler(HTTPSHandler(context=ssl.create_default_context()))
+    if urlsplit(url).scheme == "http":
+        opener.add_handler(HTTPHandler())
+    else:
+        from ssl import create_default_context
+        from urllib.request import HTTPSHandler
+
+        opener.add_handler(HTTPSHandler(context=create_default_context()))
     return opener
 
 

@@ -183,7 +183,7 @@ class _ComponentScan:
             for entry in entries:
                 is_folder = entry.is_dir(follow_symlinks=False)
                 name = f"{entry.name}/" if is_folder else entry.name
-                if place.unit and self._component.is_busy(name) and _is_recent(entry):
+                if place.unit and self._component.is_busy(inside + name) and _is_recent(entry):
                     into.skipped.append(Skipped(f"{place.path}/{name}", "it is being written"))
                     self._found.busy.add(place.path)
                 if entry.name == KSTORE_FOLDER or self._component.ignores(inside + name):
@@ -223,7 +223,7 @@ class _ComponentScan:
     def _problems(self, group: Scan) -> Iterator[str]:
         yield from (f"{path.rpartition('/')[2]}: {reason}" for path, reason in group.skipped)
         yield from (f"it lists {path}, which is not there" for path in group.promised if path not in group.known)
-        if not any(self._component.completes(path.rpartition("/")[2]) for path in group.known):
+        if not any(self._component.completes(path.partition("/")[2]) for path in group.known):
             yield _UNFINISHED
 
     def _file(self, place: _Place, entry: os.DirEntry[str], into: Scan) -> bool:

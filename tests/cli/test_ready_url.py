@@ -195,6 +195,16 @@ def test_a_sidecar_commits_when_the_server_beside_it_is_ready(cli: Cli, start: S
         server.wait()
 
 
+def test_a_ready_server_that_compiled_nothing_is_not_waited_for(cli: Cli, start: Start) -> None:
+    """Its commit, though there was nothing to publish, lets the next of those who wait go on."""
+    leader = start("nothing", "--wait", "1h", *LATE)
+    leader.says("the others wait for what this worker compiles")
+    leader.says("ready after ")
+    waiter = cli.process("exec", "my/v1", "--wait", "1h", "--", "sh", "-ec", compiling("one"))
+    assert (waiter.code, published(cli)) == (0, 1)
+    assert leader.process.poll() is None
+
+
 @pytest.mark.compiler
 def test_with_the_real_inductor(cli: Cli, start: Start) -> None:
     """In the folder that vLLM would give it: what is restored there is a hit."""

@@ -307,3 +307,10 @@ def test_the_lock_of_a_shared_object_is_found_below_the_engine() -> None:
     vllm = load_table()["vllm"]
     lock = vllm.method("lock", "torch_compile_cache/0/inductor_cache/ab/c1.so")
     assert lock == "{folder}/../locks/{stem}.lock"
+
+
+def test_what_finishes_a_kernel_of_deepgemm_does_not_finish_one_of_triton() -> None:
+    sglang = load_table()["sglang"]
+    assert sglang.completes("deep_gemm/cache/kernel.a/kernel.cubin")
+    assert not sglang.completes("torch_compile_cache/0/rank_0_0/backbone/triton_cache/ABC/k.cubin")
+    assert sglang.completes("torch_compile_cache/0/rank_0_0/backbone/triton_cache/ABC/__grp__k.json")

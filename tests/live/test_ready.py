@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Iterator
@@ -188,3 +189,29 @@ def test_good_addresses(url: str) -> None:
 def test_bad_addresses(url: str) -> None:
     with pytest.raises(UsageError, match="is no URL such as"):
         check_url(url)
+
+
+def test_what_keeps_it_from_asking_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(url: str) -> None:
+        raise OSError("no certificates")
+
+    monkeypatch.setattr(ready, "_opener", refuse)
+    job = Job("https://127.0.0.1:9/health")
+    until(lambda: job.is_over)
+    assert job.warned == ["https://127.0.0.1:9/health cannot be asked: no certificates"]
+
+
+def test_a_thread_that_cannot_be_started_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as refusing:
+        refusing.setattr(threading.Thread, "start", refuse)
+        job = Job("http://127.0.0.1:9/health")
+    assert job.warned == ["the server is not asked whether it is ready: can't start new thread"]
+
+
+def test_https_is_asked_with_certificates_verified() -> None:
+    (handler,) = ready._opener("https://host/").handle_open["https"]
+    assert handler._context.verify_mode == ssl.CERT_REQUIRED  # type: ignore[attr-defined]
+    assert ready._opener("http://host/").handle_open.keys() == {"http"}
