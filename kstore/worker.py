@@ -81,6 +81,11 @@ class Worker:
         """The artifacts of a manifest that this host can use."""
         return manifest.for_host(self.host.fingerprint) if manifest.hosts else manifest.files
 
+    def lists(self, path: str) -> bool:
+        """Whether an artifact is a list of those beside it, none of which may be missing."""
+        component, _, relative = path.partition("/")
+        return self.table[component].lists(relative)
+
     def known_host(self, state: State) -> str:
         """Fingerprint of this host, if anybody needed it; else what the cache root remembers."""
         return self.host.fingerprint if "_host" in self.__dict__ else state.host

@@ -20,7 +20,7 @@ DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 COMPONENT_TABLE = ROOT / "kstore/components/components.toml"
 PATTERN_RULES = ("ignore", "busy", "group", "complete", "slot", "merge", "immutable", "mutable")
-PATTERN_RULES += ("relocate", "host_bound", "mtime", "lock")
+PATTERN_RULES += ("relocate", "host_bound", "mtime", "lock", "holds", "lists")
 
 FENCE = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
 CODE = re.compile(r"`[^`\n]+`")

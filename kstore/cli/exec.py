@@ -21,16 +21,19 @@ from kstore.cli.options import (
     live_options,
     output_options,
     pass_invocation,
+    ready_option,
     scope_options,
     store_option,
     wait_options,
 )
+from kstore.cli.ready import ready_as_json, start_ready_commit, stop_ready_commit
 from kstore.errors import MissError
 
 if TYPE_CHECKING:
     from kstore.cli.output import Output
     from kstore.hits import UsageReport
     from kstore.live.commits import LiveCommits
+    from kstore.live.ready import ReadyCommit
     from kstore.report import CommitReport, RestoreReport
     from kstore.store import Store
 
@@ -77,8 +80,9 @@ class _Exec(Command):
 @click.option("--require-hits", is_flag=True, help="As --require, and fail if something is compiled anew all the same.")
 @wait_options
 @group_option
-@click.option("--no-live", is_flag=True, help="Commit only when the command has ended.")
+@click.option("--no-live", is_flag=True, help="Commit only when the command has ended, and for --ready-url.")
 @live_options
+@ready_option
 @store_option
 @cache_root_option
 @scope_options
@@ -97,11 +101,13 @@ def command(
     settle: int,
     every: int,
     grace_period: int,
+    ready_url: str | None,
     program: list[str],
 ) -> int:
     """Run a command with the kernels of KEY, and commit what it compiled.
 
-    Kernels are committed while the command runs, once they are finished, and at its end.
+    Kernels are committed while the command runs, once they are finished, and at its end; with --ready-url also
+    when the server that the command starts is ready.
     The command gets the variables that point compilers at the cache root, and every signal that kstore gets.
     Trouble with the store is a warning, and the command runs cold. All that kstore says goes to stderr, what
     --json asks for too: stdout is the command's.
@@ -115,8 +121,7 @@ def command(
     store.scope(key)  # A bad key or setting stops here. What follows is trouble, which does not.
     restored = _restore(output, store, key, require or require_hits, seed=seed, wait=wait or 0, group=group)
     commits = _Commits(output, store, key, grace_period)
-    if not no_live:
-        commits.start(settle, every)
+    commits.start(settle, every, is_live=not no_live, ready_url=ready_url)
     started = time.perf_counter()
     try:
         code = run_child(program, environ, commits.told)
@@ -125,10 +130,11 @@ def command(
         return exit_code_of(error)
     seconds = time.perf_counter() - started
     committed = commits.finish()
-    usage = _find_usage(output, store, key)
+    usage = _find_usage(output, store, key, commits)
     if output.json:
         reports = {"restore": restored.as_json(), "commit": committed.as_json(), "checkpoints": commits.checkpoints}
         reports["usage"] = usage.as_json()
+        reports["ready"] = commits.ready and ready_as_json(commits.ready)
         output.document({"key": key, "exit_code": code, "seconds": seconds, **reports})
     if require_hits and usage.missed and not code:
         output.warn(f"{key} was to hit: the command succeeded, but it had to compile")
@@ -163,12 +169,14 @@ def _restore(
     return report
 
 
-def _find_usage(output: Output, store: Store, key: str) -> UsageReport:
-    """What became of what was restored, in a line if there was something."""
+def _find_usage(output: Output, store: Store, key: str, commits: _Commits) -> UsageReport:
+    """What became of what was restored, in a line if there was something. Who is told to end has no time for it."""
     from kstore.cli.sentences import used
     from kstore.deadline import within
     from kstore.hits import UsageReport, usage_of
 
+    if commits.is_told_to_end:
+        return UsageReport(key, why_unknown="the command was told to end")
     try:
         work = partial(usage_of, store, key)
         usage = within(store.settings.timeout, store.waiting, f"reading the cache root of {key}", work)
@@ -177,7 +185,7 @@ def _find_usage(output: Output, store: Store, key: str) -> UsageReport:
         return UsageReport(key, why_unknown=_describe(error))
     if usage.generation:
         output.say(used(usage))
-    if usage.unused:
+    if usage.unused and not output.json:
         output.warn(f"{', '.join(usage.unused)}: restored but unused; `kstore why {key}` says what differs")
     return usage
 
@@ -192,26 +200,36 @@ class _Commits:
         self._grace_period = grace_period
         self._seconds = store.settings.timeout
         self._live: LiveCommits | None = None
+        self._is_live = False
+        self.is_told_to_end = False
+        """Whether a signal has come that ends jobs."""
+        self.ready: ReadyCommit | None = None
+        """What waits for the server to be ready, if that was asked for."""
 
     @property
     def checkpoints(self) -> int:
         """How many commits have published something."""
         return len(self._live.checkpoints) if self._live else 0
 
-    def start(self, settle: int, every: int) -> None:
+    def start(self, settle: int, every: int, *, is_live: bool, ready_url: str | None) -> None:
         """Commit while the command runs, unless this worker only reads."""
         from kstore.live.commits import LiveCommits
         from kstore.settings import Mode
 
-        if self._store.settings.mode is not Mode.READ:
-            self._live = LiveCommits(self._store, self._key, settle=settle, every=every)
-            self._live.start()
+        if self._store.settings.mode is Mode.READ or not (is_live or ready_url):
+            return
+        self._is_live = is_live
+        self._live = LiveCommits(self._store, self._key, settle=settle, every=every, only_asked=not is_live)
+        self._live.start()
+        if ready_url:
+            self.ready = start_ready_commit(self._output, self._live, ready_url, self._store.settings.timeout)
 
     def told(self, number: int) -> None:
         """A signal has come. Who sent it may not wait for the command's end: what is there is committed at once."""
         if number in ENDINGS:
+            self.is_told_to_end = True
             self._seconds = min(self._grace_period, self._seconds or self._grace_period)
-            if self._live:
+            if self._live and self._is_live:
                 self._live.checkpoint()
 
     def finish(self) -> CommitReport:
@@ -220,6 +238,8 @@ class _Commits:
         from kstore.errors import WaitTimeout
         from kstore.report import CommitReport, CommitStatus
 
+        if self.ready:
+            stop_ready_commit(self._output, self.ready)
         try:
             with self._output.working(f"committing {self._key}", self._store.progress):
                 report = self._commit()

@@ -168,6 +168,19 @@ def wait_options(function: Function) -> Function:
     )(function)  # fmt: skip
 
 
+def _as_url(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    from kstore.errors import UsageError
+
+    if value is None:
+        return None
+    from kstore.live.ready import check_url
+
+    try:
+        return check_url(value)
+    except UsageError as error:
+        raise click.BadParameter(str(error), ctx, param) from error
+
+
 def live_options(function: Function) -> Function:
     """When to commit what is still being compiled."""
     return _decorate(
@@ -180,6 +193,10 @@ def live_options(function: Function) -> Function:
     )(function)  # fmt: skip
 
 
+ready_option = click.option(
+    "--ready-url", metavar="URL", callback=_as_url,
+    help="Commit once more when this first answers 200: the server is ready.",
+)  # fmt: skip
 group_option = click.option("--group", is_flag=True, help="All ranks of a torchrun job restore the same, or none does.")
 key_argument = click.argument("key")
 pass_invocation = click.make_pass_decorator(Invocation, ensure=True)

@@ -16,9 +16,11 @@ from kstore.cli.options import (
     live_options,
     output_options,
     pass_invocation,
+    ready_option,
     scope_options,
     store_option,
 )
+from kstore.cli.ready import ready_as_json, start_ready_commit, stop_ready_commit
 
 if TYPE_CHECKING:
     from kstore.cli.output import Output
@@ -31,13 +33,16 @@ _ENDINGS = {signal.SIGTERM, signal.SIGINT}
 @click.command("watch", cls=Command, exit_codes={"0": "told to end, whatever became of the last commit", "2": "usage"})
 @key_argument
 @live_options
+@ready_option
 @store_option
 @cache_root_option
 @scope_options
 @layout_option
 @output_options
 @pass_invocation
-def command(invocation: Invocation, key: str, settle: int, every: int, grace_period: int) -> None:
+def command(
+    invocation: Invocation, key: str, settle: int, every: int, grace_period: int, ready_url: str | None
+) -> None:
     """Commit what other processes compile for KEY, until told to end.
 
     For a sidecar beside a program that cannot be started by `kstore exec`: both need the same cache root, at the same
@@ -58,10 +63,14 @@ def command(invocation: Invocation, key: str, settle: int, every: int, grace_per
     live = LiveCommits(store, key, settle=settle, every=every)
     live.start()
     output.say(f"watching the cache root of {key}")
+    ready = start_ready_commit(output, live, ready_url, store.settings.timeout) if ready_url else None
     signal.sigwait(_ENDINGS)
+    if ready:
+        stop_ready_commit(output, ready)
     report = _finish(output, live, key, grace_period)
     if output.json:
-        output.document({"key": key, "commit": report and report.as_json(), "checkpoints": len(live.checkpoints)})
+        reports = {"commit": report and report.as_json(), "ready": ready and ready_as_json(ready)}
+        output.document({"key": key, **reports, "checkpoints": len(live.checkpoints)})
 
 
 def _finish(output: Output, live: LiveCommits, key: str, grace_period: int) -> CommitReport | None:

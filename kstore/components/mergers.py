@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import csv
 import io
 import json
+import pprint
 from collections.abc import Callable
 from typing import Any
 
 Merger = Callable[[bytes, bytes], bytes]
 
-_UNREADABLE = (ValueError, RecursionError, csv.Error)
+_UNREADABLE = (ValueError, SyntaxError, TypeError, RecursionError, MemoryError, csv.Error)
 
 
 def json_union(published: bytes, ours: bytes) -> bytes:
@@ -31,7 +33,17 @@ def csv_union(published: bytes, ours: bytes) -> bytes:
     return text.getvalue().encode()
 
 
-MERGERS: dict[str, Merger] = {"json_union": json_union, "csv_union": csv_union}
+def literal_union(published: bytes, ours: bytes) -> bytes:
+    """The union of two dictionaries, each the literal that is a file of Python; of a key that both have, the published
+    value (`CompilerManager.save_to_file` in vLLM and SGLang: shape and number of a graph → its artifact beside it).
+    """
+    known, new = _dictionary(published), _dictionary(ours)
+    if new.keys() <= known.keys():
+        return published
+    return pprint.pformat(new | known, indent=4).encode()
+
+
+MERGERS: dict[str, Merger] = {"json_union": json_union, "csv_union": csv_union, "literal_union": literal_union}
 """By the name that the component table uses."""
 
 
@@ -58,6 +70,13 @@ def _union(published: Any, ours: Any) -> Any:
     for key, value in ours.items():
         merged[key] = _union(merged[key], value) if key in merged else value
     return merged
+
+
+def _dictionary(data: bytes) -> dict[Any, Any]:
+    value = ast.literal_eval(data.decode())
+    if not isinstance(value, dict):
+        raise ValueError("it is no dictionary")
+    return value
 
 
 def _rows(data: bytes) -> list[list[str]]:

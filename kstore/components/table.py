@@ -17,7 +17,7 @@ from kstore.manifest import Flag
 KSTORE_FOLDER = ".kstore"
 """kstore's own folder in a cache root or a component: never an artifact."""
 
-_RULES = ("ignore", "busy", "group", "complete", "slot", "immutable", "mutable", "host_bound", "mtime")
+_RULES = ("ignore", "busy", "group", "complete", "slot", "immutable", "mutable", "host_bound", "mtime", "lists")
 _NAMED_RULES = ("merge", "relocate", "lock")
 _UNSAID = {"complete": ("*",)}
 # Plain ints: an operation on an enum costs a microsecond, and a tree has ten thousand files.
@@ -61,6 +61,8 @@ class Component:
     within: str
     rules: Mapping[str, Pattern] = field(repr=False)
     named: Mapping[str, tuple[tuple[Pattern, str], ...]] = field(repr=False)
+    holds: tuple[tuple[Pattern, str], ...] = field(repr=False)
+    """Folders that are the cache of another component, and which."""
     flags: tuple[tuple[re.Pattern[str], int], ...] = field(repr=False)
     """The rules that say something of single files, those without a pattern left out."""
 
@@ -79,13 +81,13 @@ class Component:
             return int(Flag.GROUP)
         return int(Flag.SLOT) if self.rules["slot"].matches(folder) else 0
 
-    def is_busy(self, name: str) -> bool:
-        """Whether a name in a group, folders with a final "/", shows that the group is being written."""
-        return self.rules["busy"].matches(name)
+    def is_busy(self, path: str) -> bool:
+        """Whether something in a group, folders with a final "/", shows that the group is being written."""
+        return self.rules["busy"].matches(path)
 
-    def completes(self, name: str) -> bool:
-        """Whether a file of this name finishes its group."""
-        return self.rules["complete"].matches(name)
+    def completes(self, path: str) -> bool:
+        """Whether a file finishes its group."""
+        return self.rules["complete"].matches(path)
 
     def kind(self, path: str, unit: int, depth: int) -> Kind:
         """What the rules say of a file in a unit (`Flag.GROUP`, `Flag.SLOT` or 0) that is `depth` folders deep."""
@@ -96,6 +98,14 @@ class Component:
         if flags & _NEVER_LINKED or self.rules["mutable"].matches(path):
             flags &= ~_LINK
         return Kind(flags, depth + 1 if unit else 0)
+
+    def lists(self, path: str) -> bool:
+        """Whether a file is a list of those beside it, none of which may be missing."""
+        return self.rules["lists"].matches(path)
+
+    def held(self, folder: str) -> str | None:
+        """The component whose cache a folder is, given with a final "/"."""
+        return next((name for pattern, name in self.holds if pattern.matches(folder)), None)
 
     def method(self, rule: str, path: str) -> str | None:
         """What a named rule (`merge`, `relocate`, `lock`) says of a path."""
@@ -130,13 +140,39 @@ def parse_table(text: str) -> Table:
     Raises:
         UsageError: a rule is unknown or malformed.
     """
-    return {name: _component(name, entry) for name, entry in tomllib.loads(text).items()}
+    entries = tomllib.loads(text)
+    for name, entry in entries.items():
+        unknown = set(entry) - set(_RULES) - set(_NAMED_RULES) - set(_TEXTS) - {"holds"}
+        if unknown:
+            raise UsageError(f"component {name!r} has unknown rules: {', '.join(sorted(unknown))}")
+    return {name: _component(name, _with_held(entry, entries)) for name, entry in entries.items()}
+
+
+def _with_held(entry: Mapping[str, Any], entries: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
+    """An entry with the rules of the components that it holds, each for its own folder.
+
+    Raises:
+        UsageError: it holds a component that is not there.
+    """
+    merged = dict(entry)
+    for folder, name in entry.get("holds", {}).items():
+        held = entries.get(name)
+        if held is None:
+            raise UsageError(f"{folder} holds a component that is not there: {name!r}")
+        for rule in (r for r in _RULES if r in held):
+            merged[rule] = [*merged.get(rule, ()), *(_below(folder, pattern) for pattern in held[rule])]
+        for rule in (r for r in _NAMED_RULES if r in held):
+            merged[rule] = merged.get(rule, {}) | {_below(folder, p): method for p, method in held[rule].items()}
+    return merged
+
+
+def _below(folder: str, pattern: str) -> str:
+    """The pattern of a component for its cache in `folder` of another one."""
+    is_anchored = "/" in pattern.rstrip("/")
+    return folder + ("" if is_anchored else "**/") + pattern.lstrip("/")
 
 
 def _component(name: str, entry: Mapping[str, Any]) -> Component:
-    unknown = set(entry) - set(_RULES) - set(_NAMED_RULES) - set(_TEXTS)
-    if unknown:
-        raise UsageError(f"component {name!r} has unknown rules: {', '.join(sorted(unknown))}")
     texts = {key: str(entry.get(key, fallback)) for key, fallback in _TEXTS.items()}
     return Component(
         name=name,
@@ -145,6 +181,7 @@ def _component(name: str, entry: Mapping[str, Any]) -> Component:
             rule: tuple((compile_patterns([p]), method) for p, method in entry.get(rule, {}).items())
             for rule in _NAMED_RULES
         },
+        holds=tuple((compile_patterns([folder]), held) for folder, held in entry.get("holds", {}).items()),
         flags=tuple(
             (compile_patterns(entry[rule]).expression, flag)
             for rule, flag in (*_FLAGS, *_NAMED_FLAGS)

@@ -60,7 +60,23 @@ def place_components(
             notes.append(f"{component.variable} is set: {component.title} is left to it")
             continue
         placement.folders[component.name] = os.path.join(folder, component.within).rstrip("/")
+    for name in _moved(table, placement.folders):
+        placement.folders[name] = os.path.join(root, name, table[name].within).rstrip("/")
     return placement._replace(notes=tuple(notes))
+
+
+def _moved(table: Table, folders: Mapping[str, str]) -> list[str]:
+    """Components whose variable an engine has set, in this process, to a folder of its own.
+
+    vLLM does so for Inductor when it compiles (`_support_torch_compile` sets TORCHINDUCTOR_CACHE_DIR), SGLang for
+    Inductor, Triton and DeepGEMM. What is there is the engine's: the next one looks for it there, and nowhere else.
+    """
+    return [
+        name
+        for name, folder in folders.items()
+        for engine, above in folders.items()
+        if folder.startswith(f"{above}/") and table[engine].held(f"{folder[len(above) + 1 :]}/") == name
+    ]
 
 
 def set_variables(variables: Mapping[str, str], environ: MutableMapping[str, str]) -> None:

@@ -37,6 +37,8 @@ class _Request(NamedTuple):
     """For who waits for it."""
     is_last: bool = False
     """Whether the thread is to end."""
+    releases: bool = False
+    """Whether the worker compiles no longer for others that wait."""
     publishes: bool = True
 
 
@@ -57,14 +59,18 @@ class LiveCommits:
     Trouble is told to the log, once when it begins and once when it is over, and never raised into the job.
     """
 
-    def __init__(self, store: Store, key: str, *, settle: float, every: float) -> None:
-        """`settle` and `every` are in seconds: see `Schedule`. From `start` on only this commits to `store`."""
+    def __init__(self, store: Store, key: str, *, settle: float, every: float, only_asked: bool = False) -> None:
+        """`settle` and `every` are in seconds: see `Schedule`. From `start` on only this commits to `store`.
+
+        With `only_asked`, nothing is committed of its own accord.
+        """
         self.checkpoints: list[CommitReport] = []
         """What has been published so far, the oldest first."""
         self._store = store
         self._key = key
         self._settle = settle
         self._every = every
+        self._only_asked = only_asked
         self._schedule = Schedule(settle, every)
         self._requests: SimpleQueue[_Request | None] = SimpleQueue()
         self._folders: list[str] = []
@@ -96,8 +102,10 @@ class LiveCommits:
         """Publish what there is as soon as possible. For signal handlers: it waits for nothing."""
         self._requests.put(_Request())
 
-    def publish(self, seconds: float, *, is_last: bool = False) -> CommitReport:
+    def publish(self, seconds: float, *, is_last: bool = False, releases: bool = False) -> CommitReport:
         """Publish what there is, and with `is_last` end. Waits up to `seconds`; 0 is no limit.
+
+        With `releases`, others that wait for what this worker compiles need wait no longer, whatever was published.
 
         Raises:
             WaitTimeout: it has taken longer. It may still succeed.
@@ -106,9 +114,9 @@ class LiveCommits:
         if not self.is_here:
             raise KstoreError("a child commits nothing: the process that it was forked from does")
         if self._thread.ident is None:
-            return self._commit(is_last)
+            return self._commit(is_last or releases)
         answer: Future[CommitReport] = Future()
-        self._requests.put(_Request(answer, is_last))
+        self._requests.put(_Request(answer, is_last, releases))
         if not self._thread.is_alive():
             self._answer_what_is_left()
         return answer_within(seconds, Waiting(), f"committing to {self._store.location}", answer)
@@ -164,6 +172,8 @@ class LiveCommits:
 
     def _plan(self) -> Plan | None:
         """What comes next. If that is nothing, the watch is on from now on."""
+        if self._only_asked:
+            return None
         if self._is_woken:
             self._stop_watch()
             self._note(1)
@@ -230,7 +240,7 @@ class LiveCommits:
             if step is Step.AHEAD:
                 self._store.upload_ahead(self._key)
             else:
-                self._last = self._commit(request.is_last)
+                self._last = self._commit(request.is_last or request.releases)
         except Exception as error:
             self._schedule.failed(time.monotonic())
             if answer:
@@ -243,8 +253,8 @@ class LiveCommits:
             if answer and self._last:
                 answer.set_result(self._last)
 
-    def _commit(self, is_last: bool) -> CommitReport:
-        report = self._store.commit(self._key) if is_last else self._store.checkpoint(self._key)
+    def _commit(self, releases: bool) -> CommitReport:
+        report = self._store.commit(self._key) if releases else self._store.checkpoint(self._key)
         if report.status is CommitStatus.COMMITTED:
             self.checkpoints.append(report)
             log.info(

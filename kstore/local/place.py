@@ -87,13 +87,16 @@ class Placer:
         linker: Linker,
         progress: Progress,
         waiting: Waiting,
+        lists: Callable[[str], bool] = lambda path: False,
     ) -> None:
+        """`lists` tells whether an artifact is a list of those around it, none of which may be missing."""
         self._progress = progress
         self._waiting = waiting
         self._root = root
         self._state = state
         self._blobs = blobs
         self._linker = linker
+        self._lists = lists
 
     def place(
         self, wanted: Files, packs: Sequence[str], folders: Collection[str], before_move: Callable[[], None]
@@ -129,7 +132,7 @@ class Placer:
                 wanted = {path: entry for path, entry in wanted.items() if path.partition("/")[0] in stages}
             staging = _Staging(self._root, self._blobs, self._linker, stages, wanted)
             placed = staging.fill(packs, self._progress)
-            staging.drop_incomplete(placed)
+            staging.drop_incomplete(placed, self._lists)
             mover = Mover(staging.staged, self._root.local_path, wanted)
             before_move()
             with self._waiting.visible():
@@ -202,13 +205,19 @@ class _Staging:
                 del blob  # or a large one would be held while the next one is read
         return placed
 
-    def drop_incomplete(self, placed: Placed) -> None:
-        """A group with a missing file is not placed at all."""
+    def drop_incomplete(self, placed: Placed, lists: Callable[[str], bool]) -> None:
+        """A group with a missing file is not placed at all, nor is a list of files one of which is missing."""
         lost = self.wanted.keys() - placed.paths
+        if not lost:
+            return
         units = {unit_of(path, self.wanted[path]) for path in lost if self.wanted[path].flags & _GROUP}
+        folders = {parent for path in lost for parent in _parents(path)}
         for path in sorted(lost):
             placed.skipped.append(Skipped(path, f"blob {self.wanted[path].digest.hex()} is missing or damaged"))
-        for path in [path for path in placed.paths if units and unit_of(path, self.wanted[path]) in units]:
+        # vLLM's list is beside what it lists, and one folder beside Inductor's cache, which older versions listed.
+        useless = [path for path in placed.paths if path.rsplit("/", 2)[0] in folders and lists(path)]
+        placed.skipped += (Skipped(path, "it lists a file that is missing or damaged") for path in sorted(useless))
+        for path in [*useless, *(p for p in placed.paths if units and unit_of(p, self.wanted[p]) in units)]:
             placed.paths.discard(path)
             placed.known.pop(path, None)
             os.unlink(self.staged(path))
@@ -296,6 +305,11 @@ def keep_settled(known: dict[str, Known]) -> dict[str, Known]:
 def _mode(entry: Entry) -> int:
     """Never setuid, whatever a manifest says."""
     return entry.mode & 0o777 | _OWNER_CAN_WRITE
+
+
+def _parents(path: str) -> Iterator[str]:
+    while path := path.rpartition("/")[0]:
+        yield path
 
 
 def _map_parts(pool: Pool, function: Callable[[Part], Placed], parts: Iterable[Part]) -> Iterator[Placed]:

@@ -89,7 +89,8 @@ def scan(root: CacheRoot, table: Table, index: Index, base: Callable[[], Files],
     found = Scan(room=room)
     for name, folder in root.folders.items():
         if _is_there(folder):
-            _ComponentScan(table[name], folder, index, base, found).folder(_Place(name, folder), found)
+            others = {other for other in root.folders.values() if other != folder}
+            _ComponentScan(table[name], folder, others, index, base, found).folder(_Place(name, folder), found)
     return found
 
 
@@ -119,9 +120,21 @@ class _Place(NamedTuple):
 
 
 class _ComponentScan:
-    def __init__(self, component: Component, folder: str, index: Index, base: Callable[[], Files], found: Scan) -> None:
+    def __init__(
+        self,
+        component: Component,
+        folder: str,
+        others: set[str],
+        index: Index,
+        base: Callable[[], Files],
+        found: Scan,
+    ) -> None:
         self._component = component
         self._component_folder = folder
+        self._others = others
+        """Folders of other components: they may be below this one, and are scanned by themselves."""
+        self._listed_at = 0
+        """Modification time, in nanoseconds, of the folder whose files are being read, before it was listed."""
         self._index = index
         self._base = base
         self._found = found
@@ -152,6 +165,7 @@ class _ComponentScan:
 
     def _take_listed(self, place: _Place, mtime_ns: int, into: Scan) -> None:
         into.listed = True
+        self._listed_at = mtime_ns
         folders, files = self._list(place, into)
         settled = is_settled(mtime_ns)
         for entry in files:
@@ -169,7 +183,7 @@ class _ComponentScan:
             for entry in entries:
                 is_folder = entry.is_dir(follow_symlinks=False)
                 name = f"{entry.name}/" if is_folder else entry.name
-                if place.unit and self._component.is_busy(name) and _is_recent(entry):
+                if place.unit and self._component.is_busy(inside + name) and _is_recent(entry):
                     into.skipped.append(Skipped(f"{place.path}/{name}", "it is being written"))
                     self._found.busy.add(place.path)
                 if entry.name == KSTORE_FOLDER or self._component.ignores(inside + name):
@@ -181,6 +195,8 @@ class _ComponentScan:
         return folders, files
 
     def _subfolder(self, place: _Place, into: Scan) -> None:
+        if place.local in self._others:
+            return
         if not place.unit and (unit := self._component.unit(place.inside)):
             place = place._replace(unit=unit, depth=place.path.count("/"))
             if unit == _GROUP:
@@ -207,7 +223,7 @@ class _ComponentScan:
     def _problems(self, group: Scan) -> Iterator[str]:
         yield from (f"{path.rpartition('/')[2]}: {reason}" for path, reason in group.skipped)
         yield from (f"it lists {path}, which is not there" for path in group.promised if path not in group.known)
-        if not any(self._component.completes(path.rpartition("/")[2]) for path in group.known):
+        if not any(self._component.completes(path.partition("/")[2]) for path in group.known):
             yield _UNFINISHED
 
     def _file(self, place: _Place, entry: os.DirEntry[str], into: Scan) -> bool:
@@ -254,8 +270,11 @@ class _ComponentScan:
         relative = place.inside + name
         kind = self._component.kind(relative, place.unit, place.depth)
         if lock := self._component.method("lock", relative):
-            check_unlocked(f"{self._component_folder}/{lock.format(stem=name.partition('.')[0])}")
+            lock = lock.format(stem=name.partition(".")[0], folder=place.inside[:-1])
+            check_unlocked(f"{self._component_folder}/{lock}")
         data, status = read_finished(f"{place.local}/{name}")
+        if self._component.lists(relative) and os.stat(place.local).st_mtime_ns != self._listed_at:
+            raise Unfinished("files have come to its folder meanwhile")
         into.hashed += 1
         if not data and kind.flags & _NEVER_IN_PLACE:
             raise Unfinished("it is empty")

@@ -21,7 +21,7 @@ from kstore.errors import IntegrityError, StoreUnavailable
 from kstore.local.finished import Unfinished, read_finished
 from kstore.local.scan import Scan, Skipped
 from kstore.local.state import Base, State
-from kstore.manifest import Files, Flag, Manifest, unit_of
+from kstore.manifest import Entry, Files, Flag, Manifest, unit_of
 from kstore.merge import Merged, merge
 from kstore.quarantine import quarantined
 from kstore.refs import Ref
@@ -234,7 +234,7 @@ class _Commit:
         try:
             entry = merged.files[path]
             published = self._storage.blobs.fetch(entry.digest, entry.size, packs)
-            local = read_finished(self._worker.root.local_path(path)).data
+            local = self._read_scanned(path, ours[path])
         except IntegrityError:
             merged.files[path] = ours[path]
             merged.taken.append(path)
@@ -250,6 +250,13 @@ class _Commit:
             proposal.contents[entry.digest] = data
             merged.files[path] = entry
             merged.taken.append(path)
+
+    def _read_scanned(self, path: str, entry: Entry) -> bytes:
+        """What the scan found there. A later version may list files that the scan has not found."""
+        data = self._found.kept.get(entry.digest) or read_finished(self._worker.root.local_path(path)).data
+        if digest_of(data) != entry.digest:
+            raise Unfinished("it changed while it was merged")
+        return data
 
     def _try_publish(self, theirs: Published, proposal: Proposal, lost: set[bytes]) -> CommitReport | None:
         """Upload and publish; None to merge again: a file changed, or another worker was faster."""

@@ -163,7 +163,9 @@ class _Restore:
         wanted = choose_wanted(self._files, self._found, merged)
         linker = Linker()
         worker = self._worker
-        placer = Placer(worker.root, worker.state, worker.store.blobs, linker, worker.progress, worker.waiting)
+        placer = Placer(
+            worker.root, worker.state, worker.store.blobs, linker, worker.progress, worker.waiting, worker.lists
+        )
         placed = placer.place(wanted, self._ref.packs, self._found.folders, before_move)
         self._remember(merged, placed)
         linked = placed.modes[LinkMode.REFLINK] + placed.modes[LinkMode.HARDLINK]

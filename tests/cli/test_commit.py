@@ -1,10 +1,21 @@
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.cli.commandline import Cli
+from tests.components.serving_trees import Sglang, Vllm
+
+OLD = {
+    "Vllm": {"VLLM_CACHE_ROOT": "vllm", "DG_JIT_CACHE_DIR": "vllm/deep_gemm", "TRITON_CACHE_DIR": "triton"},
+    "Sglang": {
+        "SGLANG_CACHE_DIR": "sglang", "TRITON_CACHE_DIR": "sglang/triton", "TORCHINDUCTOR_CACHE_DIR": "sglang/inductor",
+        "TILELANG_CACHE_DIR": "sglang/tilelang", "FLASHINFER_WORKSPACE_BASE": "sglang",
+    },
+}  # fmt: skip
+"""As in docs/migrating.md."""
 
 
 def test_it_commits_and_says_what(cli: Cli) -> None:
@@ -84,3 +95,28 @@ def unfinished_kernel(root: Path, number: int) -> None:
     folder = root / "triton" / f"{'K' * 51}{number}"
     folder.mkdir(parents=True)
     (folder / "k.cubin").write_text("cubin")
+
+
+@pytest.mark.parametrize(("engine", "layout"), [(Vllm, "whole"), (Vllm, "classic"), (Sglang, "piecewise")])
+def test_the_folder_of_an_engine_from_before_is_brought_along(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: type[Vllm | Sglang], layout: str
+) -> None:
+    old = {name: f"{tmp_path}/home/{folder}" for name, folder in OLD[engine.__name__].items()}
+    variable = next(iter(old))
+    before = engine(Path(old[variable]), dict(old))
+    assert before.serve(layout)
+    before.beside()
+    with monkeypatch.context() as given:
+        given.delenv("KSTORE_CACHE_ROOT")
+        for name, value in old.items():
+            given.setenv(name, value)
+        assert cli("commit", "my/v1").code == 0
+
+    name = engine.__name__
+    program = (
+        f"import os; from pathlib import Path; from tests.components.serving_trees import {name}; "
+        f"print({name}(Path(os.environ['{variable}']), os.environ).serve('{layout}'))"
+    )
+    result = cli.process("exec", "my/v1", "--", sys.executable, "-c", program)
+    assert (result.code, result.out) == (0, "[]\n"), result.err
+    assert cli.cache_root.is_dir()

@@ -328,3 +328,37 @@ def test_a_usage_error_leaves_stdout_alone(cli: Cli) -> None:
 
     assert (result.code, result.out) == (2, "")
     assert json.loads(result.err.splitlines()[-1])["error"]["type"] == "UsageError"
+
+
+def test_what_was_restored_but_unused_is_a_warning(cli: Cli) -> None:
+    cli.publish("my/v1", "one")
+    result = cli.process("exec", "my/v1", "--", "sh", "-ec", compiling("two"))
+
+    assert result.code == 0
+    assert "kstore: used of generation 1: inductor 0 of 1 entry, 1 compiled anew" in result.err
+    assert "warning: inductor: restored but unused; `kstore why my/v1` says what differs" in result.err
+
+
+def test_what_was_used_is_said(cli: Cli) -> None:
+    cli.publish("my/v1", "one")
+    result = cli.process("exec", "my/v1", "--", "sh", "-ec", 'cat "$TORCHINDUCTOR_CACHE_DIR"/*/*')
+
+    assert "kstore: used of generation 1: inductor 1 of 1 entry" in result.err
+    assert "warning" not in result.err
+
+
+def test_required_hits_fail_the_command_that_had_to_compile(cli: Cli) -> None:
+    cold = cli.process("exec", "my/v1", "--require-hits", "--", "sh", "-ec", compiling("one"))
+    assert cold.code == 3
+    assert "nothing is published" in cold.err
+
+    cli.publish("my/v1", "one")
+    result = cli.process("exec", "my/v1", "--require-hits", "--", "sh", "-ec", compiling("two"))
+    assert result.code == 3
+    assert newest_files(cli) == 2
+
+
+def test_a_command_that_fails_keeps_its_exit_code(cli: Cli) -> None:
+    cli.publish("my/v1", "one")
+
+    assert cli.process("exec", "my/v1", "--require-hits", "--", "sh", "-ec", f"{compiling('two')}; exit 7").code == 7

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import ast
 import json
+import pprint
 from typing import Any
 
 import pytest
@@ -8,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kstore.components import load_table
-from kstore.components.mergers import MERGERS, csv_union, json_union, merge_files
+from kstore.components.mergers import MERGERS, csv_union, json_union, literal_union, merge_files
 
 TREES: Any = st.recursive(
     st.integers() | st.text(max_size=3), lambda inner: st.dictionaries(st.text("abc", max_size=2), inner, max_size=4)
@@ -74,12 +76,36 @@ def test_results_under_other_validators_are_not_mixed() -> None:
     assert csv_union(published, ours) == published
 
 
+# ---- Python: what vLLM and SGLang have compiled
+
+
+def listed(*shapes: int, name: str = "artifact") -> bytes:
+    """As `CompilerManager.save_to_file` of vLLM writes it: a range, a graph's number, a compiler."""
+    entries = {((1, shape), 0, "inductor_standalone"): {"graph_handle": (f"{name}_{shape}", "/p")} for shape in shapes}
+    return pprint.pformat(entries, indent=4).encode()
+
+
+def test_what_either_side_compiled_is_listed() -> None:
+    assert ast.literal_eval(literal_union(listed(8), listed(16)).decode()) == ast.literal_eval(listed(8, 16).decode())
+
+
+def test_of_what_both_compiled_the_published_artifact_is_listed() -> None:
+    assert literal_union(listed(8, 16), listed(8, name="other")) == listed(8, 16)
+    assert b"other" not in literal_union(listed(8), listed(8, 16, name="other")).replace(b"other_16", b"")
+
+
+def test_nothing_of_a_list_is_run() -> None:
+    assert merge_files("literal_union", listed(8), b"__import__('os').abort()") == listed(8)
+
+
 # ---- Files that cannot be read
+
+GOOD = {"json_union": b'{"a": 1}', "csv_union": rows("Gemm,tn,G,0.5"), "literal_union": listed(8)}
 
 
 @pytest.mark.parametrize("merger", MERGERS)
 def test_an_unreadable_side_gives_way_to_the_other(merger: str) -> None:
-    good = b'{"a": 1}' if merger == "json_union" else rows("Gemm,tn,G,0.5")
+    good = GOOD[merger]
     bad = b"\xff\xfe{"
     assert merge_files(merger, bad, good) == good
     assert merge_files(merger, good, bad) == good
@@ -91,4 +117,5 @@ def test_two_unreadable_sides_give_ours() -> None:
 
 def test_what_is_nested_too_deeply_gives_way() -> None:
     deep, good = b'{"a":' * 100_000, dump({"a": 1})
-    assert merge_files("json_union", deep, good) == merge_files("json_union", good, deep) == good
+    for merger in ("json_union", "literal_union"):
+        assert merge_files(merger, deep, good) == merge_files(merger, good, deep) == good

@@ -1,0 +1,142 @@
+"""A commit once a server is ready.
+
+A server has compiled what it compiles at its start when it first answers, and may then run for weeks. So that is a good
+moment for a commit, whatever else commits. Later shapes may still be compiled: it is not the last one.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from http.client import HTTPException
+from urllib.parse import urlsplit
+from urllib.request import HTTPHandler, OpenerDirector, Request
+
+from kstore.deadline import signals_blocked
+from kstore.errors import UsageError
+from kstore.report import CommitReport
+
+_PAUSE = 1.0
+"""Seconds between two questions: what is asked is most often a closed port of this host."""
+_LONGEST_PAUSE = 60.0
+"""Between two attempts to commit, each pause twice as long as the one before."""
+_PATIENCE = 5.0
+"""Seconds that a server may be silent before it counts as not ready."""
+_OK = 200
+
+
+def check_url(url: str) -> str:
+    """Return `url` if it is one that can be asked.
+
+    Raises:
+        UsageError: it is not an address of HTTP or HTTPS.
+    """
+    try:
+        parts = urlsplit(url)
+        is_good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_good = False
+    if not is_good or "@" in parts.netloc or not url.isascii() or not url.isprintable() or " " in url:
+        raise UsageError(f"{url!r} is no URL such as http://127.0.0.1:8000/health")
+    return url
+
+
+class ReadyCommit:
+    """Asks a server whether it is ready, in a thread of its own, and commits once when it is.
+
+    It is asked directly: no proxy, and a redirection is no answer. Nobody waits for the thread.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        commit: Callable[[], CommitReport],
+        tell: Callable[[CommitReport, float], object],
+        warn: Callable[[str], object],
+    ) -> None:
+        """The thread calls `tell` with the commit's report and the seconds since `start`, or `warn`."""
+        self.url = url
+        self.seconds: float | None = None
+        """From `start` to the first answer 200; None before."""
+        self.report: CommitReport | None = None
+        """Of the commit, once it is done."""
+        self._commit = commit
+        self._tell = tell
+        self._warn = warn
+        self._over = threading.Event()
+        self._lock = threading.Lock()
+        self._started = 0.0
+        self._thread = threading.Thread(target=self._run, name="kstore ready", daemon=True)
+
+    def start(self) -> None:
+        """Begin to ask. If it cannot, it warns: the job runs all the same."""
+        self._started = time.monotonic()
+        try:
+            with signals_blocked():
+                self._thread.start()
+        except RuntimeError as error:
+            self._warn(f"the server is not asked whether it is ready: {error}")
+
+    def stop(self) -> None:
+        """Ask no more, and say no more."""
+        with self._lock:
+            self._over.set()
+
+    def _run(self) -> None:
+        try:
+            opener = _opener(self.url)
+        except Exception as error:  # A Python without TLS, certificates that cannot be read.
+            self._say(partial(self._warn, f"{self.url} cannot be asked: {error or repr(error)}"))
+            return
+        while not self._over.wait(_PAUSE):
+            if _is_ready(opener, self.url):
+                self.seconds = time.monotonic() - self._started
+                self._commit_until_done()
+                return
+
+    def _commit_until_done(self) -> None:
+        """What fails is said once: the store may come back before the job ends."""
+        pause = _PAUSE
+        while not self._over.is_set():
+            try:
+                report = self._commit()
+            except Exception as error:
+                if pause == _PAUSE:
+                    self._say(partial(self._warn, f"the commit of a ready server failed: {error or repr(error)}"))
+                self._over.wait(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
+            else:
+                self._say(partial(self._done, report))
+                return
+
+    def _done(self, report: CommitReport) -> None:
+        self.report = report
+        self._tell(report, self.seconds or 0.0)
+
+    def _say(self, words: Callable[[], object]) -> None:
+        with self._lock:
+            if not self._over.is_set():
+                words()
+
+
+def _opener(url: str) -> OpenerDirector:
+    """One that knows the URL's protocol, and neither files, proxies nor redirections."""
+    opener = OpenerDirector()
+    if urlsplit(url).scheme == "http":
+        opener.add_handler(HTTPHandler())
+    else:
+        from ssl import create_default_context
+        from urllib.request import HTTPSHandler
+
+        opener.add_handler(HTTPSHandler(context=create_default_context()))
+    return opener
+
+
+def _is_ready(opener: OpenerDirector, url: str) -> bool:
+    try:
+        with opener.open(Request(url, headers={"User-Agent": "kstore"}), timeout=_PATIENCE) as response:
+            return bool(response.status == _OK)
+    except (OSError, HTTPException, ValueError):
+        return False

@@ -1,0 +1,217 @@
+"""A commit once a server is ready."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from kstore.errors import UsageError
+from kstore.live import ready
+from kstore.live.ready import ReadyCommit, check_url
+from kstore.report import CommitReport, CommitStatus
+from tests.live.test_commits import PATIENCE, until
+
+REPORT = CommitReport(CommitStatus.COMMITTED, "my/v1")
+
+
+class Server(ThreadingHTTPServer):
+    """One that answers as a test says."""
+
+    daemon_threads = True
+    status: int | None = 503
+    asked = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/health"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_GET(self) -> None:
+        self.server.asked += 1
+        if self.server.status is None:
+            threading.Event().wait(PATIENCE)
+        self.send_response(self.server.status or 500)
+        self.send_header("Location", "/elsewhere" if self.path == "/health" else "/health")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+        if self.path == "/elsewhere":
+            self.server.status = 200
+
+    def log_message(self, *what: object) -> None:
+        """Say nothing."""
+
+
+@contextmanager
+def serving(port: int = 0) -> Iterator[Server]:
+    made = Server(("127.0.0.1", port), Handler)
+    thread = threading.Thread(target=made.serve_forever, args=(0.01,))
+    thread.start()
+    yield made
+    made.shutdown()
+    thread.join()
+    made.server_close()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with serving() as made:
+        yield made
+
+
+class Job:
+    """What a `ReadyCommit` did."""
+
+    def __init__(self, url: str, *troubles: Exception) -> None:
+        self.troubles = list(troubles)
+        self.commits = 0
+        self.holds: threading.Event | None = None
+        self.told: list[tuple[CommitReport, float]] = []
+        self.warned: list[str] = []
+        self.ready = ReadyCommit(url, self.commit, lambda *what: self.told.append(what), self.warned.append)
+        self.ready.start()
+
+    def commit(self) -> CommitReport:
+        self.commits += 1
+        if self.holds:
+            self.holds.wait(PATIENCE)
+        if self.troubles:
+            raise self.troubles.pop(0)
+        return REPORT
+
+    @property
+    def is_over(self) -> bool:
+        return not self.ready._thread.is_alive()
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ready, "_PAUSE", 0.02)
+
+
+def test_it_commits_once_when_the_server_first_answers_200(server: Server) -> None:
+    job = Job(server.url)
+    until(lambda: server.asked > 3)
+    assert job.commits == 0
+    server.status = 200
+    until(lambda: job.is_over)
+    asked = server.asked
+    assert job.commits == 1
+    assert job.told == [(REPORT, job.ready.seconds)]
+    assert job.ready.report is REPORT
+    assert server.asked == asked
+
+
+def test_a_port_that_is_still_closed_is_asked_again() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    job = Job(f"http://127.0.0.1:{port}/health")
+    time.sleep(0.1)
+    with serving(port) as later:
+        later.status = 200
+        until(lambda: job.is_over)
+    assert job.commits == 1
+
+
+@pytest.mark.parametrize("status", [204, 301, 302, 307, 401, 404, 500])
+def test_nothing_but_200_is_an_answer_and_no_redirection_is_followed(server: Server, status: int) -> None:
+    server.status = status
+    job = Job(server.url)
+    until(lambda: server.asked > 3)
+    job.ready.stop()
+    until(lambda: job.is_over)
+    assert job.commits == 0
+    assert server.status == status
+
+
+def test_a_proxy_is_not_asked(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    server.status = 200
+    job = Job(server.url)
+    until(lambda: job.is_over)
+    assert job.commits == 1
+
+
+def test_a_server_that_never_answers_holds_up_nobody(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ready, "_PATIENCE", 0.1)
+    server.status = None
+    job = Job(server.url)
+    until(lambda: server.asked > 2)  # and it goes on asking
+    job.ready.stop()
+    assert (job.commits, job.ready.seconds) == (0, None)
+
+
+def test_a_commit_that_fails_is_told_once_and_tried_again(server: Server) -> None:
+    server.status = 200
+    job = Job(server.url, OSError("the store is away"), OSError("still"), OSError("still"))
+    until(lambda: job.is_over)
+    assert job.commits == 4
+    assert job.warned == ["the commit of a ready server failed: the store is away"]
+    assert job.ready.report is REPORT
+
+
+def test_after_the_job_nothing_is_said(server: Server) -> None:
+    job = Job(server.url)
+    job.holds = threading.Event()
+    server.status = 200
+    until(lambda: job.commits)
+    job.ready.stop()
+    job.holds.set()
+    until(lambda: job.is_over)
+    assert (job.told, job.warned, job.ready.report) == ([], [], None)
+
+
+@pytest.mark.parametrize(
+    "url", ["http://127.0.0.1:8000/health", "https://host/ready?deep=1", "http://[::1]:80/", "http://host"]
+)
+def test_good_addresses(url: str) -> None:
+    assert check_url(url) == url
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "", "8000", "/health", "127.0.0.1:8000/health", "file:///etc/passwd", "ftp://host/x", "http://", "http:///x",
+        "http://host:port/", "http://host:99999/", "http://host:0/", "http://user:word@host/", "http://[::1/",
+        "http://host/a b", "http://host/\n", "http://hóst/",
+    ],
+)  # fmt: skip
+def test_bad_addresses(url: str) -> None:
+    with pytest.raises(UsageError, match="is no URL such as"):
+        check_url(url)
+
+
+def test_what_keeps_it_from_asking_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(url: str) -> None:
+        raise OSError("no certificates")
+
+    monkeypatch.setattr(ready, "_opener", refuse)
+    job = Job("https://127.0.0.1:9/health")
+    until(lambda: job.is_over)
+    assert job.warned == ["https://127.0.0.1:9/health cannot be asked: no certificates"]
+
+
+def test_a_thread_that_cannot_be_started_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as refusing:
+        refusing.setattr(threading.Thread, "start", refuse)
+        job = Job("http://127.0.0.1:9/health")
+    assert job.warned == ["the server is not asked whether it is ready: can't start new thread"]
+
+
+def test_https_is_asked_with_certificates_verified() -> None:
+    (handler,) = ready._opener("https://host/").handle_open["https"]
+    assert handler._context.verify_mode == ssl.CERT_REQUIRED  # type: ignore[attr-defined]
+    assert ready._opener("http://host/").handle_open.keys() == {"http"}
