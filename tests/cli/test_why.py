@@ -1,8 +1,7 @@
 from __future__ import annotations
 
-from tests.why.entries import entry
-
 from tests.cli.commandline import Cli
+from tests.why.entries import entry
 
 GRAPHS = '"$TORCHINDUCTOR_CACHE_DIR/fxgraph/ab/fkey"'
 
