@@ -21,7 +21,7 @@ from kstore.errors import UsageError
 from kstore.integrations import fal
 from kstore.scope import check_key
 from kstore.store import Store
-from tests.compilers.programs import PROGRAMS, TIMEOUT, Container, compiled_graphs, fingerprint
+from tests.compilers.programs import PROGRAMS, TIMEOUT, Container, compiled_graphs, fingerprint, run_program
 from tests.environment.test_gpu import ADA, ADA_SLUG, BLACKWELL, BLACKWELL_SLUG, FakeNvml, Gpu
 from tests.integrations.peers import load_module
 from tests.trees import ENVIRONMENT, GPU, Tree, listing
@@ -30,6 +30,7 @@ KEY = "flux/2"
 FUNCTIONS = ("get_gpu_type", "load_inductor_cache", "sync_inductor_cache", "synchronized_inductor_cache")
 OURS, THEIRS = "OURS", "THEIRS"
 H100 = "NVIDIA H100 80GB HBM3"
+KERNELS = 3
 
 
 @pytest.fixture(scope="session")
@@ -443,3 +444,24 @@ def test_graphs_that_fal_stored_are_found_in_a_new_process(theirs: ModuleType, f
     # C++ objects, which a model on a CPU needs, are not imported: they are compiled once more, and shared from then on.
     assert any(path.endswith(".so") for path in loaded)
     assert fingerprint(fleet.local()) == loaded
+
+
+@pytest.mark.compiler
+def test_triton_kernels_that_fal_stored_are_found_in_the_new_folder(theirs: ModuleType, fleet: Fleet) -> None:
+    new = fleet.folder / "worker/inductor-cache-triton"
+    cold = compile_kernels(fleet, fleet.local() / "triton/0")  # where Inductor has them without TRITON_CACHE_DIR
+    fleet.run(THEIRS, "sync")
+    shutil.rmtree(fleet.folder / "worker")
+    fleet.run(OURS, "load")
+    loaded = fingerprint(new)
+    warm = compile_kernels(fleet, new)
+
+    assert (cold["hits"], cold["compiled"]) == (0, KERNELS)
+    assert (warm["hits"], warm["compiled"]) == (KERNELS, 0)
+    assert fingerprint(new) == loaded
+
+
+def compile_kernels(fleet: Fleet, folder: Path) -> dict[str, Any]:
+    environ = Container(fleet.folder).environ() | {"TRITON_CACHE_DIR": str(folder)}
+    return run_program("compile_kernels", "--sources", fleet.folder / "sources", "--count", KERNELS, "--release", 1,
+                       environ=environ)  # fmt: skip

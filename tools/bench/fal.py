@@ -1,6 +1,6 @@
 """Measures the functions of fal.toolkit against kstore's of the same names, on real artifacts, in one run.
 
-    python -m tools.bench.fal [--corpus DIR] [--work DIR] [--rounds N]
+    python -m tools.bench.fal [--corpus DIR] [--kernels N] [--work DIR] [--rounds N]
 
 Every call is in a process of its own, each worker has an empty /tmp of its own, and rounds are interleaved. The corpus
 is built by `python -m tools.corpus` if it is not there; one of its kernels is kept back, to be compiled later.
@@ -81,7 +81,8 @@ def measure(contender: Contender, corpus: Path, kernel: Path) -> dict[str, float
 def main() -> None:
     """Run everything and print the table."""
     options = _options()
-    subprocess.run([sys.executable, "-m", "tools.corpus", str(options.corpus)], check=True, stdout=sys.stderr)
+    build = [sys.executable, "-m", "tools.corpus", str(options.corpus), "--kernels", str(options.kernels)]
+    subprocess.run(build, check=True, stdout=sys.stderr)
     work = Path(tempfile.mkdtemp(prefix="kstore-bench-", dir=options.work))
     try:
         corpus = work / "corpus"
@@ -123,7 +124,8 @@ def _cell(what: str, value: float, ratio: float) -> str:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="tools.bench.fal", description="Measure fal's functions against kstore's.")
-    parser.add_argument("--corpus", type=Path, default=Path.home() / ".cache/kstore-corpus/bench")
+    parser.add_argument("--corpus", type=Path, default=Path.home() / ".cache/kstore-corpus/fal")
+    parser.add_argument("--kernels", type=int, default=200, help="of the corpus")
     parser.add_argument("--work", type=Path, help="where to work; decides the filesystem that is measured")
     parser.add_argument("--rounds", type=int, default=5)
     return parser.parse_args()
