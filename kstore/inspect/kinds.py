@@ -1,0 +1,78 @@
+"""What an artifact is, told from its path alone: `kinds.toml` says how.
+
+kind_of("inductor/fxgraph/mt/fmtr…/c6lv…") is Kind.FX_GRAPH
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from enum import StrEnum
+from functools import cache
+from importlib import resources
+
+from kstore.components.table import compile_patterns
+
+
+class Kind(StrEnum):
+    """What an artifact is, in the order in which people look at them."""
+
+    FX_GRAPH = "fx-graph"
+    """A pickled graph, an answer to the key that its folder is named by."""
+    AOT_ENTRY = "aot-entry"
+    """What AOTAutograd makes of one, likewise."""
+    TRITON_KERNEL = "triton-kernel"
+    """A file of a kernel that Triton compiled: its metadata, its forms from Triton's own to machine code."""
+    TRITON_HELPER = "triton-helper"
+    """C code that Triton builds for itself, once a host."""
+    CPP_KERNEL = "cpp-kernel"
+    """C++ that Inductor generated, source or built."""
+    CUDA_KERNEL = "cuda-kernel"
+    """CUDA code that is not Triton's: CUTLASS, DeepGEMM, CuTe DSL, the driver's own cache."""
+    GENERATED_CODE = "generated-code"
+    """A Python module of Inductor's: a graph's, or the source of one Triton kernel."""
+    AUTOTUNE = "autotune"
+    """What was measured, or chosen by it."""
+    COMPILED_MODEL = "compiled-model"
+    """Graphs that a serving engine or AOTInductor keeps in a form of its own."""
+    NATIVE_OBJECT = "native-object"
+    """Sources and objects of extensions."""
+    DYNAMO_STATE = "dynamo-state"
+    """What Dynamo learnt of dynamic shapes, and precompiled packages."""
+    OTHER = "other"
+
+    @property
+    def label(self) -> str:
+        """How people call several of them: "FX graphs"."""
+        return _labels().get(self, "other files")
+
+
+def kind_of(path: str) -> Kind:
+    """What the artifact at `path`, `<component>/…`, is."""
+    found = _expression().fullmatch(path)
+    return _KINDS[found.lastgroup] if found and found.lastgroup else Kind.OTHER
+
+
+_KINDS = {kind.name: kind for kind in Kind}
+
+
+@cache
+def _table() -> dict[Kind, dict[str, object]]:
+    text = resources.files(__package__).joinpath("kinds.toml").read_text(encoding="utf-8")
+    return {Kind(name): entry for name, entry in tomllib.loads(text).items()}
+
+
+@cache
+def _labels() -> dict[Kind, str]:
+    return {kind: str(entry["label"]) for kind, entry in _table().items()}
+
+
+@cache
+def _expression() -> re.Pattern[str]:
+    """All patterns as one expression, with a group named for each kind."""
+    parts = []
+    for kind, entry in _table().items():
+        patterns = entry["patterns"]
+        assert isinstance(patterns, list)
+        parts.append(f"(?P<{kind.name}>{compile_patterns(patterns).expression.pattern})")
+    return re.compile("|".join(parts))
