@@ -17,6 +17,8 @@ from kstore.cli.output import Output
 from kstore.errors import KstoreError, UsageError
 
 NAME = "kstore"
+COMPLETE = "_KSTORE_COMPLETE"
+"""The variable by which a shell asks what could come next."""
 INTERRUPTED = 130
 
 COMMANDS = {
@@ -27,6 +29,8 @@ COMMANDS = {
     "env": "Print the shell lines that point compilers at the cache root of KEY.",
     "ls": "List what the store holds.",
     "show": "Show the generations of KEY and what they hold.",
+    "diff": "Show what differs between two keys or generations: kernels, choices, environment.",
+    "cat": "Print one artifact of KEY.",
     "gc": "Remove old generations, and the files that nothing needs any more.",
     "verify": "Check every byte that KEY, or every key, needs.",
     "forget": "Drop what is published for KEY; gc frees its bytes.",
@@ -36,6 +40,7 @@ COMMANDS = {
     "unpin": "Let gc decide about a generation of KEY again.",
     "clean": "Remove local cache roots.",
     "init": "Make a store.",
+    "completion": "Print the script that completes kstore's commands in a shell.",
     "demo": "Compile a small model, restore it, and compare the two.",
 }
 """Name → what it does. Each has a module of its own, imported when the command is run."""
@@ -80,7 +85,7 @@ def program() -> None:
 def run(arguments: Sequence[str]) -> int:
     """Run `kstore ARGUMENTS` and return its exit code."""
     _replace_unprintable()
-    if "_KSTORE_COMPLETE" in os.environ:  # a shell asks click what could come next
+    if COMPLETE in os.environ:
         program.main(prog_name=NAME)
     arguments = list(arguments) or ["--help"]
     output = _output_of(arguments)

@@ -65,7 +65,7 @@ def test_every_command_has_the_common_options(name: str) -> None:
     options = {text for parameter in command.params for text in parameter.opts}
 
     assert {"--json", "-q", "--quiet", "-v", "--verbose"} <= options
-    assert "--store" in options or name == "demo"
+    assert "--store" in options or name in ("demo", "completion")
 
 
 def test_the_help_fits_80_columns(cli: Cli) -> None:

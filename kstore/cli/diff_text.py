@@ -1,0 +1,94 @@
+"""Prints how one artifact differs between two caches."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kstore.cli.words import in_line, size
+from kstore.errors import MissError
+from kstore.inspect.artifact import MAX_COMPARED, find_artifact, read_artifact, text_of, unified_diff
+
+if TYPE_CHECKING:
+    from kstore.cli.output import Output
+    from kstore.inspect.comparison import Comparison
+    from kstore.inspect.items import Artifact
+    from kstore.inspect.sides import Side
+
+_TAB = 8
+_COLORS = {"+": "green", "-": "red", "@": "cyan"}
+
+
+def print_texts(output: Output, comparison: Comparison, path: str) -> bool:
+    """Compare the artifact that `path` means on either side; returns whether it differs.
+
+    Raises:
+        MissError: a side has none such.
+        UsageError: it could be several.
+        IntegrityError: its bytes are lost.
+    """
+    left, right = _find_both(comparison, path)
+    differ = left.entry.digest != right.entry.digest
+    lines = _lines(comparison, left, right) if differ else []
+    if output.json:
+        output.document({
+            "left": _describe(comparison.left, left), "right": _describe(comparison.right, right),
+            "differ": differ, "binary": lines is None, "lines": lines,
+        })  # fmt: skip
+    elif not differ:
+        output.say(f"{left.path} is the same in both")
+    elif lines is None:
+        output.line(f"- {_name(comparison.left, left)}  {_size_and_digest(left)}", "red")
+        output.line(f"+ {_name(comparison.right, right)}  {_size_and_digest(right)}", "green")
+        output.say("they are binary or too large to be compared by lines; `kstore cat` prints one")
+    else:
+        if not lines:
+            output.say(f"{left.path} differs only in how it is laid out")
+        for line in lines:
+            output.line(line.expandtabs(_TAB), _COLORS.get(line[:1], ""))
+    return differ
+
+
+def _find_both(comparison: Comparison, path: str) -> tuple[Artifact, Artifact]:
+    """Each by what `path` says; where one side has nothing so called, what is compared with the other side's."""
+    try:
+        left = find_artifact(comparison.left, path)
+    except MissError as error:
+        right = find_artifact(comparison.right, path)
+        return _counterpart(comparison, comparison.left, right, error), right
+    try:
+        return left, find_artifact(comparison.right, path)
+    except MissError as error:
+        return left, _counterpart(comparison, comparison.right, left, error)
+
+
+def _counterpart(comparison: Comparison, side: Side, other: Artifact, error: MissError) -> Artifact:
+    path = comparison.counterpart(other.path)
+    if path is None:
+        raise error
+    return find_artifact(side, path)
+
+
+def _lines(comparison: Comparison, left: Artifact, right: Artifact) -> list[str] | None:
+    """Of a unified diff; None if there can be none."""
+    if max(left.entry.size, right.entry.size) > MAX_COMPARED:
+        return None
+    one, other = (
+        text_of(artifact.path, read_artifact(side, artifact))
+        for side, artifact in ((comparison.left, left), (comparison.right, right))
+    )
+    if one is None or other is None:
+        return None
+    return list(unified_diff((_name(comparison.left, left), one), (_name(comparison.right, right), other)))
+
+
+def _name(side: Side, artifact: Artifact) -> str:
+    return in_line(f"{side.label} {artifact.path}")
+
+
+def _size_and_digest(artifact: Artifact) -> str:
+    return f"{size(artifact.entry.size)}, {artifact.entry.digest.hex()}"
+
+
+def _describe(side: Side, artifact: Artifact) -> dict[str, object]:
+    path, host, entry = artifact
+    return {"label": side.label, "path": path, "host": host or None, "bytes": entry.size, "digest": entry.digest.hex()}
