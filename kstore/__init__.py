@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         UsageError,
         WaitTimeout,
     )
+    from kstore.inspect.comparison import Comparison, compare
     from kstore.report import CommitReport, CommitStatus, RestoreReport, RestoreStatus
     from kstore.store import Store
 
@@ -36,6 +37,7 @@ _HOMES = {
         "AmbiguousScopeError", "CacheRootError", "IntegrityError", "KstoreError", "MissError", "StoreFormatError",
         "StoreUnavailable", "UsageError", "WaitTimeout",
     ),
+    "kstore.inspect.comparison": ("Comparison", "compare"),
     "kstore.report": ("CommitReport", "CommitStatus", "RestoreReport", "RestoreStatus"),
     "kstore.store": ("Store",),
 }  # fmt: skip
@@ -46,6 +48,7 @@ __all__ = [
     "CacheRootError",
     "CommitReport",
     "CommitStatus",
+    "Comparison",
     "IntegrityError",
     "KstoreError",
     "MissError",
@@ -58,6 +61,7 @@ __all__ = [
     "WaitTimeout",
     "__version__",
     "commit",
+    "compare",
     "restore",
     "synchronized",
     "watch",

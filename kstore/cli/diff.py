@@ -65,7 +65,7 @@ def command(
     if stat + name_only + (path is not None) > 1:
         raise UsageError("--stat, --name-only and --path exclude each other")
     gpu, environment = invocation.text("gpu"), invocation.text("environment")
-    one = Wanted.parse(left, gpu1 or gpu, environment1 or environment, "1")
+    one = Wanted.parse(left, gpu1 or gpu, environment1 or environment, "1" if right else "")
     other = Wanted.parse(right, gpu2 or gpu, environment2 or environment, "2") if right else None
     output, store = invocation.output, invocation.store()
     with output.working("comparing"):

@@ -101,12 +101,15 @@ def _section(output: Output, kind: Kind, differences: list[Difference]) -> None:
     if not differences:
         return
     output.line(kind.label)
-    lines = Counter((found.change, in_line(found.name), describe_difference(found)) for found in differences)
+    told = [found for found in differences if found.change is not Change.REBUILT or output.verbosity > 0]
+    lines = Counter((found.change, in_line(found.name), describe_difference(found)) for found in told)
     shown = len(lines) if output.verbosity > 0 else _SHOWN
     for (change, name, what), count in list(lines.items())[:shown]:
         _entry(output, change, name if count == 1 else f"{name} (×{count})", what)  # noqa: RUF001
     if len(lines) > shown:
-        output.line(f"  and {len(lines) - shown} more; -v shows all")
+        output.line(f"  and {len(lines) - shown} more; -v lists all")
+    if rebuilt := len(differences) - len(told):
+        output.line(f"  = {rebuilt} of the same key, with other bytes; -v lists them", _MARKS[Change.REBUILT][1])
     output.line()
 
 
@@ -141,19 +144,27 @@ def _calls(found: Difference) -> Iterator[str]:
 
 def _code(found: Difference) -> Iterator[str]:
     """What is to be said of the files that differ."""
-    suffixes = {name.rpartition(".")[2] for name in found.files if not name.startswith("__grp__")}
-    if found.kind in (Kind.FX_GRAPH, Kind.AOT_ENTRY):
-        yield from ("the same key, other bytes",) if found.change is Change.REBUILT else ()
+    if found.change is Change.REBUILT:
+        yield "the same key, other bytes"
     elif found.kind is Kind.TRITON_KERNEL:
-        stages = [stage for stage in _STAGES if stage in suffixes]
-        if stages:
-            yield f"other {stages[0]}" + (" and all that is made of it" if stages[1:] else "")
-        elif not found.fields:
-            yield "the same code under another key"
+        yield from _triton_code(found)
     elif found.kind is Kind.CPP_KERNEL:
-        yield "other source" if "cpp" in suffixes else "the same source, built otherwise"
+        yield (
+            "other source" if any(name.endswith(".cpp") for name in found.files) else "the same source, built otherwise"
+        )
     elif not found.fields:
         yield "other code" if found.kind is Kind.GENERATED_CODE else "other bytes"
+
+
+def _triton_code(found: Difference) -> Iterator[str]:
+    suffixes = {name.rpartition(".")[2] for name in found.files}
+    stages = [stage for stage in _STAGES if stage in suffixes]
+    if found.other_code is not None:
+        yield "other code" if found.other_code else "the same code at another line or path"
+    elif stages:
+        yield f"other {stages[0]}"
+    elif not found.fields:
+        yield "the same code under another key"
 
 
 def _change_of(field: Field) -> str:

@@ -37,8 +37,12 @@ def print_texts(output: Output, comparison: Comparison, path: str) -> bool:
     elif not differ:
         output.say(f"{left.path} is the same in both")
     elif lines is None:
-        output.line(f"- {_name(comparison.left, left)}  {_size_and_digest(left)}", "red")
-        output.line(f"+ {_name(comparison.right, right)}  {_size_and_digest(right)}", "green")
+        for mark, color, side, artifact in (
+            ("-", "red", comparison.left, left),
+            ("+", "green", comparison.right, right),
+        ):
+            output.line(f"{mark} {_name(side, artifact)}", color)
+            output.line(f"  {_size_and_digest(artifact)}")
         output.say("they are binary or too large to be compared by lines; `kstore cat` prints one")
     else:
         if not lines:

@@ -34,8 +34,7 @@ def find_artifact(side: Side, text: str) -> Artifact:
         raise MissError(f"{side.label} has no artifact {text!r}; `kstore diff --name-only` and --json name them")
     paths = sorted({artifact.path for artifact in found})
     if len(paths) > 1:
-        more = f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else ""
-        raise UsageError(f"{text!r} could be any of {', '.join(paths[:_SHOWN])}{more}, in {side.label}; say more of it")
+        raise UsageError(f"{text!r} could be any of {_listed(paths)} in {side.label}; say more of it")
     return found[0] if len(found) == 1 else _of_host(found)
 
 
@@ -97,6 +96,13 @@ def _by_kernel(side: Side, text: str) -> list[Artifact]:
             suffix = part.name if item.kind is Kind.CPP_KERNEL else path[path.rfind(".") :]
             paths |= {path} if text in (name, name + suffix) else set()
     return [artifact for artifact in side.artifacts if artifact.path in paths]
+
+
+def _listed(paths: list[str]) -> str:
+    """Without their folders, if that is enough to tell them apart."""
+    names = [path.rpartition("/")[2] for path in paths]
+    shown = names if len(set(names)) == len(names) else paths
+    return ", ".join(shown[:_SHOWN]) + (f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else "")
 
 
 def _of_host(versions: list[Artifact]) -> Artifact:

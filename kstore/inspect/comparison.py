@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kstore.inspect.choice import Wanted, choose_one, choose_two
-from kstore.inspect.contents import read_contents
+from kstore.inspect.contents import read_codes, read_contents
 from kstore.inspect.items import Item, Items, items_of
 from kstore.inspect.kernels import MAIN_OPTIONS, Value
 from kstore.inspect.kinds import Kind
@@ -68,6 +68,9 @@ class Difference:
     """Names of its files that differ, where both sides have the item."""
     calls: tuple[str, ...] = ()
     """The kernels that it calls, if it is a generated module."""
+    other_code: bool | None = None
+    """Of a changed Triton kernel: whether its code is another one, or only comes from another line or path. None where
+    the source is the same to the byte, or cannot be read."""
 
     @property
     def component(self) -> str:
@@ -88,6 +91,7 @@ class Difference:
             "fields": [field._asdict() for field in self.fields],
             "files": list(self.files),
             "calls": list(self.calls),
+            "other_code": self.other_code,
         }
 
 
@@ -165,8 +169,8 @@ def compare_sides(left: Side, right: Side) -> Comparison:
     same = {key for key, item in lefts.items() if key in rights and rights[key].parts == item.parts}
     ours = _read(lefts, same, left)
     theirs = _read(rights, same, right)
-    found = (_difference(pair) for pair in pair_items(ours, theirs))
-    differences = tuple(sorted(found, key=_order))
+    found = [_difference(pair) for pair in pair_items(ours, theirs)]
+    differences = tuple(sorted(_with_codes(found, left, right), key=_order))
     blobs = left.blobs, right.blobs
     return Comparison(
         left=left,
@@ -185,6 +189,27 @@ def _read(items: Items, same: set[tuple[Kind, str]], side: Side) -> list[Named]:
     rest = [item for key, item in items.items() if key not in same]
     contents = read_contents(items, rest, side.fetch)
     return [Named(item, contents[item]) for item in rest]
+
+
+def _with_codes(differences: list[Difference], left: Side, right: Side) -> list[Difference]:
+    """Look into the code of the kernels that changed, where its bytes did."""
+    pairs = {(found.left, found.right) for found in differences if _may_have_other_code(found)}
+    ours = read_codes([one for one, _ in pairs if one], left.fetch)
+    theirs = read_codes([other for _, other in pairs if other], right.fetch)
+    return [
+        replace(found, other_code=ours[found.left] != theirs[found.right])
+        if (found.left, found.right) in pairs and found.left in ours and found.right in theirs
+        else found
+        for found in differences
+    ]
+
+
+def _may_have_other_code(found: Difference) -> bool:
+    if found.kind is not Kind.TRITON_KERNEL or found.change is not Change.CHANGED:
+        return False
+    assert found.left and found.right
+    one, other = found.left.code(), found.right.code()
+    return bool(one and other and one.digest != other.digest)
 
 
 def _difference(pair: Pair) -> Difference:

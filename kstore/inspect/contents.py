@@ -12,6 +12,7 @@ from kstore.inspect.kernels import (
     MAX_SOURCE,
     Configuration,
     chosen_kernel,
+    code_digest,
     definitions,
     jitted_name,
     read_choice,
@@ -67,6 +68,13 @@ def read_contents(items: Items, wanted: Collection[Item], fetch: Fetch) -> dict[
 
 def _unread(item: Item) -> Content:
     return _UNREAD if item.kind in (Kind.TRITON_KERNEL, Kind.GENERATED_CODE) else UNKNOWN
+
+
+def read_codes(items: Collection[Item], fetch: Fetch) -> dict[Item, bytes]:
+    """Digests of the code of Triton kernels, as far as it can be had: without the lines and paths it came from."""
+    parts = {item: part for item in items if (part := item.code()) and part.size <= MAX_SOURCE}
+    found = {digest: code_digest(data) for digest, data in fetch({part.digest: part.size for part in parts.values()})}
+    return {item: found[part.digest] for item, part in parts.items() if part.digest in found}
 
 
 def _telling(item: Item) -> Part | None:

@@ -64,6 +64,11 @@ class Item:
         plain = [part for part in self.parts if part.name.endswith(_METADATA) and not part.name.startswith(_LIST)]
         return min(plain, default=None)
 
+    def code(self) -> Part | None:
+        """The first form of a Triton kernel's code that it has."""
+        forms = {part.name.rpartition(".")[2]: part for part in self.parts}
+        return forms.get("source") or forms.get("ttir")
+
     def path(self, part: Part) -> str:
         """The path of one of its files."""
         return self.unit + part.name if self.kind is Kind.CPP_KERNEL else _joined(self.unit, part.name)

@@ -31,6 +31,8 @@ _NOT_CONFIGURATION = {"hash", "name", "extern_libs"}
 _NOT_CHOICE = {"configs_hash", "time_taken_ms", "triton_cache_hash", "found_by_coordesc"}
 _DEFINITION = re.compile(r"^(\w+) = async_compile\.\w+\(", re.MULTILINE)
 _JITTED = re.compile(r"^@triton\.jit\s*\ndef (\w+)\(", re.MULTILINE)
+# "#loc7 = loc("kernel.py":12:0)" on lines of their own, and "loc(#loc7)" or "loc("x"(#loc))" behind what is there.
+_LOCATIONS = re.compile(rb"^#loc.*\n|\bloc\((?:#loc\d*|\"[^\"\n]*\"\(#loc\d*\))\)", re.MULTILINE)
 _QUOTES = "'''"
 _MAX_ARGUMENTS = 64 << 10
 _BINDINGS = b"// Python bindings to call"
@@ -81,6 +83,11 @@ def jitted_name(text: str) -> str:
 def source_digest(source: bytes) -> bytes:
     """Names the C++ of a kernel, as its module holds it or as it is compiled: with bindings for Python behind it."""
     return digest_of(source.partition(_BINDINGS)[0].strip())
+
+
+def code_digest(text: bytes) -> bytes:
+    """Names the code in Triton's `.source` or `.ttir`, whatever lines of which file it was written in."""
+    return digest_of(_LOCATIONS.sub(b"", text))
 
 
 def _scalars(data: bytes, left_out: set[str]) -> Configuration | None:
