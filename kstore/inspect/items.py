@@ -55,6 +55,11 @@ class Item:
         return self.unit.rpartition("/")[2] if self.kind in (Kind.FX_GRAPH, Kind.AOT_ENTRY) else self.unit
 
     @property
+    def substance(self) -> frozenset[Part]:
+        """Its files without the list of them, which holds the path of their folder."""
+        return frozenset(part for part in self.parts if not part.name.startswith(_LIST))
+
+    @property
     def hosts(self) -> set[str]:
         """The hosts that any of it is bound to."""
         return {part.host for part in self.parts if part.host}

@@ -31,8 +31,9 @@ _NOT_CONFIGURATION = {"hash", "name", "extern_libs"}
 _NOT_CHOICE = {"configs_hash", "time_taken_ms", "triton_cache_hash", "found_by_coordesc"}
 _DEFINITION = re.compile(r"^(\w+) = async_compile\.\w+\(", re.MULTILINE)
 _JITTED = re.compile(r"^@triton\.jit\s*\ndef (\w+)\(", re.MULTILINE)
-# "#loc7 = loc("kernel.py":12:0)" on lines of their own, and "loc(#loc7)" or "loc("x"(#loc))" behind what is there.
-_LOCATIONS = re.compile(rb"^#loc.*\n|\bloc\((?:#loc\d*|\"[^\"\n]*\"\(#loc\d*\))\)", re.MULTILINE)
+# Behind what comes from there " loc(#loc7)" or " loc("x"(#loc))", and "#loc7 = loc("kernel.py":12:0)" on lines below.
+_PLACE = re.compile(rb" loc\((?:#loc\d*|\"[^\"\n]*\"\(#loc\d*\))\)")
+_PLACES = re.compile(rb"#loc[^\n]*\n")
 _QUOTES = "'''"
 _MAX_ARGUMENTS = 64 << 10
 _BINDINGS = b"// Python bindings to call"
@@ -87,7 +88,7 @@ def source_digest(source: bytes) -> bytes:
 
 def code_digest(text: bytes) -> bytes:
     """Names the code in Triton's `.source` or `.ttir`, whatever lines of which file it was written in."""
-    return digest_of(_LOCATIONS.sub(b"", text))
+    return digest_of(_PLACES.sub(b"", _PLACE.sub(b"", text)))
 
 
 def _scalars(data: bytes, left_out: set[str]) -> Configuration | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator
+from itertools import product, zip_longest
 from typing import NamedTuple
 
 from kstore.inspect.contents import Content
@@ -49,7 +50,7 @@ def _path(named: Named) -> Hashable:
 
 
 def _bytes(named: Named) -> Hashable:
-    return named.item.kind, named.item.parts
+    return named.item.kind, named.item.substance
 
 
 def _name(named: Named) -> Hashable:
@@ -85,22 +86,23 @@ def _paired_by_name(lefts: list[Named], rights: list[Named]) -> Iterator[Pair]:
 
 
 def _nearest(lefts: list[Named], rights: list[Named]) -> Iterator[Pair]:
-    if len(lefts) * len(rights) <= _FEW:
-        for right in list(rights):
-            if lefts:
-                left = min(lefts, key=lambda left: _distance(left, right))
-                lefts.remove(left)
-                rights.remove(right)
-                yield left, right
-    count = min(len(lefts), len(rights))
-    yield from zip(lefts[:count], rights[:count], strict=True)
-    yield from ((left, None) for left in lefts[count:])
-    yield from ((None, right) for right in rights[count:])
+    """Variants of one kernel: the nearest two first, then the nearest of what is left."""
+    if len(lefts) * len(rights) > _FEW:
+        yield from zip_longest(lefts, rights)
+        return
+    for left, right in sorted(product(lefts, rights), key=lambda pair: _distance(*pair)):
+        if left in lefts and right in rights:
+            lefts.remove(left)
+            rights.remove(right)
+            yield left, right
+    yield from ((left, None) for left in lefts)
+    yield from ((None, right) for right in rights)
 
 
-def _distance(left: Named, right: Named) -> tuple[int, str]:
+def _distance(left: Named, right: Named) -> tuple[int, str, str]:
     one, other = left.content.configuration, right.content.configuration
-    return sum(one.get(name) != other.get(name) for name in (*one, *other)), left.item.unit
+    differing = sum(one.get(name) != other.get(name) for name in {*one, *other})
+    return differing, left.item.unit, right.item.unit
 
 
 def _grouped(every: list[Named], key: Callable[[Named], Hashable]) -> dict[Hashable, list[Named]]:
