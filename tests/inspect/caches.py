@@ -41,7 +41,7 @@ def put_kernel(
 ) -> str:
     """A Triton kernel; returns its folder. Whatever made it is in the folder's name."""
     content = OPTIONS | options | {"hash": address(name, code, str(line), str(options)), "name": name}
-    folder = f"triton/{address(name, code, str(line), str(options))}"
+    folder = f"{below}/{address(name, code, str(line), str(options))}"
     source = SOURCE.format(line=line, code=code)
     files = {
         "source": source.encode(),
