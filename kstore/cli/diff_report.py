@@ -73,7 +73,7 @@ def print_report(output: Output, comparison: Comparison, *, details: bool) -> No
     if comparison.facts:
         output.line("environment")
         for fact in comparison.facts:
-            for line in _wrapped(f"{fact.name} {_change_of(fact)}", "  "):
+            for line in _wrapped(f"{in_line(fact.name)}  {_change_of(fact)}", "  "):
                 output.line(line)
         output.line()
     output.line(_bytes(comparison))
@@ -139,7 +139,7 @@ def describe_difference(found: Difference) -> str:
 def _calls(found: Difference) -> Iterator[str]:
     if found.calls:
         first, *others = map(in_line, found.calls)
-        yield f"calls {first}" + (f" and {plural(len(others), 'other')}" if others else "")
+        yield f"calls {shorten(first, _LONG)}" + (f" and {plural(len(others), 'other')}" if others else "")
 
 
 def _code(found: Difference) -> Iterator[str]:
@@ -161,15 +161,13 @@ def _triton_code(found: Difference) -> Iterator[str]:
     stages = [stage for stage in _STAGES if stage in suffixes]
     if found.other_code is not None:
         yield "other code" if found.other_code else "the same code at another line or path"
-    elif stages:
-        yield f"other {stages[0]}"
     elif not found.fields:
-        yield "the same code under another key"
+        yield f"other {stages[0]}" if stages else "the same code under another key"
 
 
 def _change_of(field: Field) -> str:
     left, right = field.left, field.right
-    if isinstance(left, str) and isinstance(right, str) and max(len(left), len(right)) > _LONG:
+    if isinstance(left, str) and isinstance(right, str) and " " in left and max(len(left), len(right)) > _LONG:
         return _words_that_differ(left, right)
     return f"{_text(left)} → {_text(right)}"
 
@@ -190,7 +188,11 @@ def _text(value: Value) -> str:
 
 
 def _wrapped(text: str, indent: str) -> list[str]:
-    return textwrap.wrap(text, screen_width(), initial_indent=indent, subsequent_indent=indent)
+    """A path stays whole, however long."""
+    return textwrap.wrap(
+        text, screen_width(), initial_indent=indent, subsequent_indent=indent, break_long_words=False,
+        break_on_hyphens=False,
+    )  # fmt: skip
 
 
 def _bytes(comparison: Comparison) -> str:
