@@ -25,6 +25,7 @@ from kstore.cli.words import plural
 if TYPE_CHECKING:
     from kstore.cli.output import Output
     from kstore.inspect.comparison import Comparison
+    from kstore.inspect.sides import Side
 
 
 @click.command("diff", cls=Command, exit_codes=ERROR | MISSING | INTEGRITY | DIFFERENT)
@@ -60,7 +61,7 @@ def command(
     from kstore.cli.diff_text import print_texts
     from kstore.errors import UsageError
     from kstore.inspect.choice import Wanted
-    from kstore.inspect.comparison import compare
+    from kstore.inspect.comparison import compare_sides, find_sides
 
     if stat + name_only + (path is not None) > 1:
         raise UsageError("--stat, --name-only and --path exclude each other")
@@ -68,12 +69,14 @@ def command(
     one = Wanted.parse(left, gpu1 or gpu, environment1 or environment, "1" if right else "")
     other = Wanted.parse(right, gpu2 or gpu, environment2 or environment, "2") if right else None
     output, store = invocation.output, invocation.store()
-    with output.working("comparing"):
-        comparison = compare(store, one, other)
-    _warn(output, comparison)
+    with output.working("reading the store"):
+        sides = find_sides(store, one, other)
+    _warn_of_sides(output, *sides)
     if path is not None:
-        differ = print_texts(output, comparison, path)
+        differ = print_texts(output, sides, path)
     else:
+        with output.working("comparing"):
+            comparison = compare_sides(*sides)
         differ = comparison.differ
         _print(output, comparison, stat, name_only)
     return 6 if exit_code and differ else 0
@@ -82,6 +85,11 @@ def command(
 def _print(output: Output, comparison: Comparison, stat: bool, name_only: bool) -> None:
     from kstore.cli.diff_report import describe, print_names, print_report
 
+    if comparison.unread:
+        output.warn(
+            f"nothing more can be told of {plural(comparison.unread, 'item')}: the file that would tell is "
+            "missing, damaged or too large; `kstore verify` checks all"
+        )
     if output.json:
         output.document(describe(comparison))
     elif name_only:
@@ -90,14 +98,8 @@ def _print(output: Output, comparison: Comparison, stat: bool, name_only: bool) 
         print_report(output, comparison, details=not stat)
 
 
-def _warn(output: Output, comparison: Comparison) -> None:
-    left, right = comparison.left, comparison.right
+def _warn_of_sides(output: Output, left: Side, right: Side) -> None:
     if (left.scope.gpu, left.scope.environment) != (right.scope.gpu, right.scope.environment):
         output.say("no GPU and environment has both, so two different ones are compared")
     if right.skipped:
         output.say(f"{plural(len(right.skipped), 'artifact')} of the cache root left out: not finished, or unreadable")
-    if comparison.unread:
-        output.warn(
-            f"nothing more can be told of {plural(comparison.unread, 'item')}: the file that would tell is "
-            "missing, damaged or too large; `kstore verify` checks all"
-        )

@@ -91,7 +91,11 @@ def _table(tallies: Iterable[Tally]) -> tuple[list[Column], list[list[str]]]:
     columns = [Column("COMPONENT", floor=9), Column("KIND", floor=10), Column("SAME", right=True)]
     columns += [Column(change.upper(), right=True) for change in changes]
     rows = [
-        [tally.component, tally.kind.label, *map(str, (tally.same, *(tally.different[change] for change in changes)))]
+        [
+            in_line(tally.component),
+            tally.kind.label,
+            *map(str, (tally.same, *(tally.different[change] for change in changes))),
+        ]
         for tally in tallies
     ]
     return columns, rows

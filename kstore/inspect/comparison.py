@@ -153,14 +153,19 @@ def compare(store: Store, left: str | Wanted, right: str | Wanted | None = None)
         IntegrityError: a manifest is lost.
         StoreUnavailable: the store cannot be read.
     """
+    return compare_sides(*find_sides(store, left, right))
+
+
+def find_sides(store: Store, left: str | Wanted, right: str | Wanted | None = None) -> tuple[Side, Side]:
+    """The two sides that `compare` compares; it raises the same."""
     one = Wanted.parse(left) if isinstance(left, str) else left
     other = Wanted.parse(right) if isinstance(right, str) else right
     if other is not None:
-        refs = choose_two(store, one, other)
-        return compare_sides(*(published_side(store, ref) for ref in refs))
+        ours, theirs = choose_two(store, one, other)
+        return published_side(store, ours), published_side(store, theirs)
     published = published_side(store, choose_one(store, one))
     local = local_side(store, published.scope, ask_host=any(artifact.host for artifact in published.artifacts))
-    return compare_sides(published.for_host(local.facts.get(HOSTS, "")), local)
+    return published.for_host(local.facts.get(HOSTS, "")), local
 
 
 def compare_sides(left: Side, right: Side) -> Comparison:

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from kstore.store import Store
     from kstore.worker import Worker
 
-Wanted = Mapping[bytes, int]
+Sizes = Mapping[bytes, int]
 """Digest → size in bytes."""
-Fetch = Callable[[Wanted], Iterator[tuple[bytes, bytes]]]
+Fetch = Callable[[Sizes], Iterator[tuple[bytes, bytes]]]
 
 _FACT_LENGTH = 4096
 HOSTS = "hosts"
@@ -79,7 +79,7 @@ def published_side(store: Store, ref: Ref) -> Side:
     """
     manifest = store.snapshot(ref).manifest
 
-    def fetch(wanted: Wanted) -> Iterator[tuple[bytes, bytes]]:
+    def fetch(wanted: Sizes) -> Iterator[tuple[bytes, bytes]]:
         for digest, data in store.storage.blobs.fetch_many(wanted, ref.packs):
             yield digest, bytes(data)
 
@@ -120,7 +120,7 @@ class _LocalFiles:
         self._worker = worker
         self._artifacts = {artifact.entry.digest: artifact for artifact in artifacts}
 
-    def __call__(self, wanted: Wanted) -> Iterator[tuple[bytes, bytes]]:
+    def __call__(self, wanted: Sizes) -> Iterator[tuple[bytes, bytes]]:
         for digest in wanted:
             data = self._read(self._artifacts[digest]) if digest in self._artifacts else None
             if data is not None and digest_of(data) == digest:
@@ -167,4 +167,5 @@ def _texts(content: object) -> dict[str, str]:
     """Facts of a manifest, which anybody may have written."""
     if not isinstance(content, Mapping):
         return {}
-    return {str(name)[:_FACT_LENGTH]: str(value)[:_FACT_LENGTH] for name, value in content.items()}
+    scalars = {name: value for name, value in content.items() if isinstance(value, str | int | float)}
+    return {str(name)[:_FACT_LENGTH]: str(value)[:_FACT_LENGTH] for name, value in scalars.items()}

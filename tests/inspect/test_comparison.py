@@ -11,7 +11,7 @@ from kstore.environment import Host
 from kstore.errors import MissError
 from kstore.inspect.comparison import Change, Comparison, Difference, Field, compare_sides
 from kstore.inspect.kinds import Kind
-from kstore.inspect.sides import Side, Wanted
+from kstore.inspect.sides import Side, Sizes
 from kstore.report import Count
 from tests.inspect.caches import (
     put_choice,
@@ -320,7 +320,7 @@ def test_only_the_small_files_of_what_differs_are_read(two: Two) -> None:
     def watched(side: Side) -> Side:
         paths = {artifact.entry.digest: artifact.path.rpartition("/")[2] for artifact in side.artifacts}
 
-        def fetch(wanted: Wanted) -> Iterator[tuple[bytes, bytes]]:
+        def fetch(wanted: Sizes) -> Iterator[tuple[bytes, bytes]]:
             for digest, data in side.fetch(wanted):
                 read.append(paths[digest])
                 yield digest, data
