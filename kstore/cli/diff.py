@@ -100,6 +100,6 @@ def _print(output: Output, comparison: Comparison, stat: bool, name_only: bool) 
 
 def _warn_of_sides(output: Output, left: Side, right: Side) -> None:
     if (left.scope.gpu, left.scope.environment) != (right.scope.gpu, right.scope.environment):
-        output.say("no GPU and environment has both, so two different ones are compared")
+        output.say("the two are of different GPUs or environments")
     if right.skipped:
         output.say(f"{plural(len(right.skipped), 'artifact')} of the cache root left out: not finished, or unreadable")

@@ -90,14 +90,10 @@ def _table(tallies: Iterable[Tally]) -> tuple[list[Column], list[list[str]]]:
     changes = [change for change in Change if any(tally.different[change] for tally in tallies)]
     columns = [Column("COMPONENT", floor=9), Column("KIND", floor=10), Column("SAME", right=True)]
     columns += [Column(change.upper(), right=True) for change in changes]
-    rows = [
-        [
-            in_line(tally.component),
-            tally.kind.label,
-            *map(str, (tally.same, *(tally.different[change] for change in changes))),
-        ]
-        for tally in tallies
-    ]
+    rows = []
+    for tally in tallies:
+        numbers = (tally.same, *(tally.different[change] for change in changes))
+        rows.append([in_line(tally.component), tally.kind.label, *map(str, numbers)])
     return columns, rows
 
 

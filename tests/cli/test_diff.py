@@ -195,7 +195,7 @@ def test_gpus_are_compared_with_an_option_for_each_side(cli: Cli) -> None:
 
     assert "triton_add  num_warps 4 → 8" in result.out
     assert "  GPU  gpu-a → gpu-b\n" in result.out
-    assert "no GPU and environment has both" in result.err
+    assert "the two are of different GPUs or environments" in result.err
 
 
 def test_where_several_could_be_meant_they_are_listed(cli: Cli) -> None:

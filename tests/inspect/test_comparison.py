@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,16 +11,19 @@ import kstore
 from kstore.environment import Host
 from kstore.errors import MissError
 from kstore.inspect.comparison import Change, Comparison, Difference, Field, compare_sides
+from kstore.inspect.items import Artifact
 from kstore.inspect.kinds import Kind
-from kstore.inspect.sides import Side, Sizes
+from kstore.inspect.sides import Side, Sizes, _published_facts
+from kstore.manifest import Flag, Manifest
 from kstore.report import Count
+from kstore.scope import Scope
 from tests.inspect.caches import (
     put_choice,
     put_cpp,
     put_kernel,
     put_module,
 )
-from tests.trees import KEY, Node, shared_object
+from tests.trees import KEY, Node, entry, shared_object
 
 
 class Two:
@@ -340,3 +344,27 @@ def test_it_can_be_written_as_json(two: Two) -> None:
 
     assert content["fields"] == [{"name": "num_warps", "left": 4, "right": 8}]
     assert (content["change"], content["kind"], content["component"]) == ("changed", "triton-kernel", "triton")
+
+
+@pytest.mark.parametrize(
+    "meta",
+    [
+        {},
+        {"environment": [], "host": 7, "cache_root": None},
+        {"environment": {"torch": {"a": []}, "cuda": "x" * 100_000}, "cache_root": {"a": "b"}, "folders": "none"},
+    ],
+)
+def test_facts_that_anybody_may_have_written_are_taken_with_care(meta: dict[str, object]) -> None:
+    facts = _published_facts(Scope("gpu", "m", "torch"), Manifest(meta=meta))
+
+    assert {"GPU": "gpu", "environment": "torch"}.items() <= facts.items()
+    assert max(map(len, facts.values())) <= 4096
+
+
+def test_paths_that_anybody_may_have_written_are_compared_all_the_same() -> None:
+    paths = ("", "/", "a\nb/c", "triton/\x1b/k.json", "inductor/fxgraph", "\udcff/x", "triton/" + "a/" * 100)
+    entries = tuple(Artifact(path, "", entry(path, Flag.GROUP, unit)) for path in paths for unit in (0, 1, 2, 255))
+    held = Side("m@1", Scope("gpu", "m", "torch"), 1, entries, {}, lambda sizes: iter(()))
+    found = compare_sides(held, replace(held, artifacts=()))
+
+    assert {difference.change for difference in found.differences} == {Change.REMOVED}
