@@ -363,7 +363,9 @@ def test_facts_that_anybody_may_have_written_are_taken_with_care(meta: dict[str,
 
 def test_paths_that_anybody_may_have_written_are_compared_all_the_same() -> None:
     paths = ("", "/", "a\nb/c", "triton/\x1b/k.json", "inductor/fxgraph", "\udcff/x", "triton/" + "a/" * 100)
-    entries = tuple(Artifact(path, "", entry(path, Flag.GROUP, unit)) for path in paths for unit in (0, 1, 2, 255))
+    entries = tuple(
+        Artifact(path, "", entry(repr(path), Flag.GROUP, unit)) for path in paths for unit in (0, 1, 2, 255)
+    )
     held = Side("m@1", Scope("gpu", "m", "torch"), 1, entries, {}, lambda sizes: iter(()))
     found = compare_sides(held, replace(held, artifacts=()))
 
