@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import cache, cached_property
@@ -42,6 +43,8 @@ class Worker:
     """Whether anything may be written to the store."""
     lease_ttl: float = 60.0
     """Seconds after which this worker counts as gone, if it compiles for others and does not say so."""
+    origin: Mapping[str, object] = field(default_factory=dict)
+    """What its manifests say of the cache root, where its artifacts were built under another one."""
     ahead: tuple[str, ...] = ()
     """Packs that were uploaded ahead of the commit; it may rely on those that it sees to be there."""
     progress: Progress = field(default_factory=Progress)
