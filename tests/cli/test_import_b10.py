@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from kstore.environment import Environment
 from kstore.integrations.b10 import variables
 from tests.cli.commandline import Cli
 
@@ -100,6 +101,24 @@ def test_a_damaged_archive_is_an_error(cli: Cli, volume: Path) -> None:
 
     assert result.code != 0
     assert str(archive) in json.loads(result.out)["error"]["message"]
+
+
+def test_a_worker_that_only_reads_imports_nothing(cli: Cli, volume: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KSTORE_MODE", "read")
+
+    assert cli("import", "b10").code == 1
+
+
+def test_without_torch_it_must_be_said_whose_kernels_they_are(
+    cli: Cli, volume: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("KSTORE_ENVIRONMENT")
+    facts = Environment("no-torch", {"torch": "none"})
+    monkeypatch.setattr("kstore.store.detect_environment", lambda *_: facts)
+    result = cli("import", "b10")
+
+    assert result.code == 2
+    assert "--environment" in result.err
 
 
 def test_a_variable_out_of_bounds_is_an_error(cli: Cli, volume: Path, monkeypatch: pytest.MonkeyPatch) -> None:

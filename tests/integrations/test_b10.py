@@ -12,16 +12,21 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
+from kstore.components import load_table
+from kstore.components.variables import default_folder
 from kstore.integrations import b10
 from kstore.integrations.b10 import variables
+from kstore.integrations.b10.deployment import Deployment
 from kstore.integrations.b10.hardware import archive_key
 from kstore.store import Store
 from tests.programs.share_b10 import FREE
+
+pytestmark = pytest.mark.xdist_group("test_b10")  # what the real package does takes seconds, and is asked for once
 
 REPOSITORY = Path(__file__).parents[2]
 PROGRAM = REPOSITORY / "tests/programs/share_b10.py"
@@ -91,7 +96,7 @@ DIFFERENT: dict[str, tuple[list[list[Any]], list[Any], list[Any]]] = {
     "damage on the volume": (
         [ONE, SAVE, ["break"], SECOND, LOAD, ONE, SAVE],
         ["SUCCESS", "ERROR", "SKIPPED"],
-        ["SUCCESS", "ERROR", "SUCCESS"],
+        ["SUCCESS", "DOES_NOT_EXIST", "SUCCESS"],
     ),
 }  # fmt: skip
 """Scene → steps, what b10-transfer returns, and what kstore does."""
@@ -314,6 +319,23 @@ def test_a_load_sets_the_variables_that_compilers_read(tmp_path: Path, monkeypat
 
 
 @pytest.mark.usefixtures("ours_here", "host")
+def test_a_folder_that_torch_has_pinned_already_stays_torch_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model server has imported torch._dynamo before it loads anything."""
+    monkeypatch.setitem(sys.modules, "torch._dynamo", ModuleType("torch._dynamo"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "home/.cache"))
+    pinned = default_folder(load_table()["inductor"])
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", pinned)
+    b10.load_compile_cache()
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == pinned
+
+    compile_here("one")
+    assert b10.save_compile_cache() is b10.OperationStatus.SUCCESS
+    b10.clear_local_cache()
+    assert b10.load_compile_cache() is b10.OperationStatus.SUCCESS
+    assert Path(pinned, "ab/cone.py").read_text() == "one"
+
+
+@pytest.mark.usefixtures("ours_here", "host")
 def test_clearing_removes_the_triton_kernels_too_but_not_the_user_s_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -347,6 +369,36 @@ def test_a_replica_that_only_reads_saves_nothing(volume: Path, monkeypatch: pyte
     assert b10.load_compile_cache() is b10.OperationStatus.DOES_NOT_EXIST
     assert b10.save_compile_cache() is b10.OperationStatus.SKIPPED
     assert not volume.exists()
+
+
+@pytest.mark.usefixtures("ours_here", "host")
+def test_a_store_that_is_named_is_taken_even_if_it_is_the_default_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KSTORE_ROOT", "/data/kstore")
+
+    assert variables.store_location(Path("/cache/model/x")) == "/data/kstore"
+
+
+@pytest.mark.usefixtures("ours_here", "host")
+def test_files_that_go_while_they_are_counted_do_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compile_here("one")
+    compile_here("gone")
+    real = os.lstat
+
+    def lstat(path: Any, **options: Any) -> os.stat_result:
+        if str(path).endswith("cgone.py"):
+            raise FileNotFoundError(path)
+        return real(path, **options)
+
+    monkeypatch.setattr("os.lstat", lstat)
+    assert b10.get_cache_info()["local_cache_size_mb"] == len("one") / (1 << 20)
+
+
+@pytest.mark.usefixtures("ours_here", "host")
+def test_a_vllm_server_s_load_leaves_this_process_s_environment_alone(tmp_path: Path) -> None:
+    before = dict(os.environ)
+    Deployment.of_vllm().load()
+
+    assert dict(os.environ) == before
 
 
 @pytest.mark.usefixtures("ours_here", "host")

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 import tomllib
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from kstore.integrations.b10.hardware import archive_key
 from kstore.store import Store
 
 REPOSITORY = Path(__file__).parents[2]
@@ -102,6 +104,20 @@ def test_a_server_that_is_the_child_finds_everything_when_it_starts(deployment: 
     second = deployment.command("-q", "--", *deployment.server("two", "--once"), replica="second")
     assert second.communicate(timeout=60) == ("one\n", "")
     assert (second.returncode, deployment.saved()) == (7, {"one", "two"})
+
+
+def test_a_server_that_is_the_child_finds_what_b10_transfer_has_saved(deployment: Deployment) -> None:
+    """Its archive for a vLLM server is of vLLM's folder, under the same name."""
+    saved = deployment.folder / "saved/torch_compile_cache/torch_aot_compile/old/rank_0_0"
+    saved.mkdir(parents=True)
+    (saved / "old").write_text("compiled")
+    deployment.volume.mkdir(parents=True)
+    with tarfile.open(deployment.volume / f"cache_{archive_key()}.latest.tar.gz", "w:gz") as archive:
+        archive.add(deployment.folder / "saved", ".")
+    process = deployment.command("--", *deployment.server("one", "--once"))
+
+    assert process.communicate(timeout=60)[0] == "old\n"
+    assert deployment.saved() == {"old", "one"}
 
 
 def test_a_server_that_serves_is_committed_before_it_ends(deployment: Deployment) -> None:

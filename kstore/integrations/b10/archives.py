@@ -48,7 +48,8 @@ class Archives:
         except Exception as error:
             log.warning("kstore: %s is not imported: %s", archive, error)
             return False
-        log.info("kstore: imported %d files of %s", report.new_files, archive)
+        if report.ok:
+            log.info("kstore: imported %d files of %s", report.new_files, archive)
         return report.ok
 
     def _check_room(self, archive: Path) -> None:

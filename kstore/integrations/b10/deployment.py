@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,9 +13,10 @@ from typing import TypeVar
 from kstore.components import load_table
 from kstore.components.variables import MANAGED, default_folder, set_variables
 from kstore.deadline import within
+from kstore.errors import IntegrityError
 from kstore.integrations.b10.archives import Archives
 from kstore.integrations.b10.space import MIB, check_free, compressed_mb, free_mb
-from kstore.integrations.b10.status import CacheError, OperationStatus
+from kstore.integrations.b10.status import CacheError, OperationStatus, log
 from kstore.integrations.b10.variables import TORCH_VARIABLE, VLLM_VARIABLE, Variables, key_of, store_location
 from kstore.report import CommitStatus, RestoreStatus
 from kstore.settings import Mode
@@ -116,12 +118,18 @@ class Deployment:
         if self._is_on_volume and not self.variables.volume.is_dir():  # No replica has saved anything yet.
             set_variables(self.store.variables(self.key), self.environ)
             return OperationStatus.DOES_NOT_EXIST
+        try:
+            status = self._restore()
+            if status is RestoreStatus.MISS and self.archives.adopt(self.store, self.key):
+                status = self._restore()
+        except IntegrityError as error:  # What is compiled instead, a save can put there.
+            log.warning("kstore: nothing is loaded: %s", error)
+            status = RestoreStatus.MISS
+        return _LOADED[status]
+
+    def _restore(self) -> RestoreStatus:
         self._check_local_room()
-        report = self.store.restore(self.key)
-        if report.status is RestoreStatus.MISS and self.archives.adopt(self.store, self.key):
-            self._check_local_room()
-            report = self.store.restore(self.key)
-        return _LOADED[report.status]
+        return self.store.restore(self.key).status
 
     def _save(self) -> OperationStatus:
         if self.store.settings.mode is not Mode.READ:
@@ -137,11 +145,10 @@ class Deployment:
 
     def _export(self) -> None:
         """Into this process's environment, for the compilers in it and for its children."""
-        names = [load_table()[name].variable for name in self.store.settings.components]
-        changed = {name: self.environ[name] for name in (*names, MANAGED) if name in self.environ}
-        if TORCH_VARIABLE in changed:
+        if self.store.settings.components == TORCH:
+            changed = {name: self.environ[name] for name in (_TRITON_VARIABLE, MANAGED) if name in self.environ}
             changed[TORCH_VARIABLE] = os.environ.get(TORCH_VARIABLE) or str(self.variables.torch_cache_dir)
-        os.environ.update(changed)
+            os.environ.update(changed)
 
     # ---- Room
 
@@ -196,5 +203,6 @@ def local_files(worker: Worker) -> Iterator[tuple[str, int]]:
             inside = f"{os.path.relpath(folder, top)}/" if folder != top else ""
             folders[:] = [sub for sub in folders if not table[name].ignores(f"{inside}{sub}/")]
             for file in files:
-                if not table[name].ignores(inside + file):
-                    yield f"{name}/{inside}{file}", os.lstat(f"{folder}/{file}").st_size
+                with suppress(FileNotFoundError):  # A compiler's temporary file.
+                    if not table[name].ignores(inside + file):
+                        yield f"{name}/{inside}{file}", os.lstat(f"{folder}/{file}").st_size

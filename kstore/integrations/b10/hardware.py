@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import platform
 import subprocess
 import sys
@@ -19,6 +20,7 @@ def archive_key() -> str | None:
     try:
         facts = read_facts() if "torch" in sys.modules else _ask()
     except Exception:
+        logging.getLogger("kstore").debug("kstore: torch cannot be asked for its device", exc_info=True)
         return None
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -38,7 +40,7 @@ def read_facts() -> dict[str, str | None]:
 
 
 def _ask() -> dict[str, str | None]:
-    done = subprocess.run([sys.executable, __file__], capture_output=True, check=True, timeout=_TIMEOUT_S)
+    done = subprocess.run([sys.executable, "-P", __file__], capture_output=True, check=True, timeout=_TIMEOUT_S)
     facts: dict[str, str | None] = json.loads(done.stdout)
     return facts
 

@@ -60,7 +60,7 @@ def list_available_caches() -> dict[str, Any]:
     current = _name(deployment.worker.scope)
     if not deployment.variables.enabled:
         return {"caches": [], "current_environment": current, "b10fs_enabled": False, "error": "b10fs is not enabled"}
-    if not deployment.variables.volume.is_dir():
+    if not deployment.variables.volume.is_dir() and not Path(deployment.store.location).is_dir():
         return {"caches": [], "current_environment": current, "b10fs_enabled": True}
     caches = deployment.within("listing the store", lambda: [*_generations(deployment), *_archives(deployment)])
     caches.sort(key=lambda cache: cache["created_time"], reverse=True)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
+from http.client import HTTPException
 
 from kstore.integrations.b10.deployment import Deployment
 from kstore.integrations.b10.status import CacheValidationError, OperationStatus, log, never_raises
@@ -52,7 +53,10 @@ class Readiness:
         return True
 
     def _is_ready(self) -> bool:
-        with suppress(OSError, ValueError), urllib.request.urlopen(self.url, timeout=_PROBE_SECONDS) as answer:
+        with (
+            suppress(OSError, ValueError, HTTPException),
+            urllib.request.urlopen(self.url, timeout=_PROBE_SECONDS) as answer,
+        ):
             return bool(answer.status == HTTPStatus.OK)
         return False
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import zstandard
@@ -33,14 +34,13 @@ def check_free(path: Path, needed_mb: float, what: str) -> None:
 
 
 def compressed_mb(paths: Iterable[Path]) -> float:
-    """MiB that the files take when they are compressed, each one by itself. One that has gone counts nothing."""
-    compressor = zstandard.ZstdCompressor()
-    return sum(_compressed(path, compressor) for path in paths) / MIB
+    """MiB that the files take in one compressed stream. One that has gone counts nothing."""
+    compressor = zstandard.ZstdCompressor().compressobj()
+    return (sum(len(compressor.compress(data)) for data in _read(paths)) + len(compressor.flush())) / MIB
 
 
-def _compressed(path: Path, compressor: zstandard.ZstdCompressor) -> int:
-    try:
-        with path.open("rb") as file:
-            return sum(len(piece) for piece in compressor.read_to_iter(file, read_size=_CHUNK))
-    except FileNotFoundError:
-        return 0
+def _read(paths: Iterable[Path]) -> Iterator[bytes]:
+    for path in paths:
+        with suppress(FileNotFoundError), path.open("rb") as file:
+            while data := file.read(_CHUNK):
+                yield data

@@ -103,7 +103,8 @@ class Variables:
 def store_location(volume: Path) -> str:
     """The store that kstore's own settings name, else one beside the archives."""
     chosen = load_settings().store
-    return str(volume / "kstore") if chosen == Settings().store else chosen
+    is_chosen = os.environ.get("KSTORE_ROOT") or chosen != Settings().store
+    return chosen if is_chosen else str(volume / "kstore")
 
 
 def key_of(volume: Path) -> str:
