@@ -12,6 +12,7 @@ import gzip
 import os
 import shutil
 import stat
+import struct
 import tarfile
 import tempfile
 import zipfile
@@ -40,9 +41,13 @@ if TYPE_CHECKING:
 
 _HOST = int(Flag.HOST)
 _MAX_FILES = 1_000_000
+_MAX_DEPTH = 64
 _MAX_READ = 4 << 20
 """Bytes that are read at once: no header is longer."""
-_DAMAGED = (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError)
+_DAMAGED = (
+    zipfile.BadZipFile, tarfile.TarError, zlib.error, struct.error, EOFError, NotImplementedError, OverflowError,
+    RuntimeError, ValueError,
+)  # fmt: skip
 
 
 def adopt(store: Store, key: str, archive: Path, *, built_under: Path, component: str = "inductor") -> CommitReport:
@@ -90,6 +95,7 @@ class _Member(NamedTuple):
     """Bytes, as declared."""
     is_file: bool
     """Whether it is a plain file: no link, no device."""
+    is_folder: bool
     open: Callable[[], IO[bytes]]
 
 
@@ -127,8 +133,10 @@ class _Unpacking:
         """Write one file, or leave it out."""
         self.room -= member.size
         self.files += 1
-        if self.room < 0 or self.files > _MAX_FILES:
+        if member.size < 0 or self.room < 0 or self.files > _MAX_FILES:
             raise ArchiveError("what it says it holds is more than half of the free space, or a million files")
+        if member.is_folder:
+            return
         parts = _parts(member.name)
         name, path = self._sort(parts)
         component = load_table()[name]
@@ -155,11 +163,13 @@ def _parts(name: str) -> list[str]:
     """Of a path in the archive.
 
     Raises:
-        ArchiveError: it leaves the archive's folder.
+        ArchiveError: it leaves the archive's folder, or no compiler would write it.
     """
     parts = [part for part in name.split("/") if part not in ("", ".")]
     if name.startswith("/") or ".." in parts or "\0" in name or not parts:
         raise ArchiveError(f"it holds {name!r}, which leaves its folder")
+    if len(parts) > _MAX_DEPTH or not name.isprintable():
+        raise ArchiveError(f"it holds {name!r}, which no compiler writes")
     return parts
 
 
@@ -182,7 +192,7 @@ def _write(member: _Member, target: Path) -> None:
 
 
 def _members(archive: Path, stack: ExitStack, room: int) -> Iterator[_Member]:
-    """All but folders, as they are read. No more than `room` bytes are uncompressed."""
+    """Each as it is read. No more than `room` bytes are uncompressed."""
     file = stack.enter_context(archive.open("rb"))
     if zipfile.is_zipfile(file):
         return _of_zip(stack.enter_context(zipfile.ZipFile(file)))
@@ -196,16 +206,16 @@ def _members(archive: Path, stack: ExitStack, room: int) -> Iterator[_Member]:
 
 def _of_zip(archive: zipfile.ZipFile) -> Iterator[_Member]:
     for info in archive.infolist():
-        if not info.is_dir():
-            kind = stat.S_IFMT(info.external_attr >> 16)
-            yield _Member(info.filename, info.file_size, kind in (0, stat.S_IFREG), partial(archive.open, info))
+        kind = stat.S_IFMT(info.external_attr >> 16)
+        is_file = kind in (0, stat.S_IFREG)
+        yield _Member(info.filename, info.file_size, is_file, info.is_dir(), partial(archive.open, info))
 
 
 def _of_tar(archive: tarfile.TarFile) -> Iterator[_Member]:
-    for info in archive:
-        if not info.isdir():
-            is_file = info.isreg() and not info.issparse()
-            yield _Member(info.name, info.size, is_file, partial(_open_member, archive, info))
+    while info := archive.next():
+        archive.members.clear()  # type: ignore[attr-defined]  # It remembers every one.
+        is_file = info.isreg() and not info.issparse()
+        yield _Member(info.name, info.size, is_file, info.isdir(), partial(_open_member, archive, info))
 
 
 def _open_member(archive: tarfile.TarFile, info: tarfile.TarInfo) -> IO[bytes]:

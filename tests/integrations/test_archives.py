@@ -220,6 +220,15 @@ def endless_tar(folder: Path) -> Path:
     return path
 
 
+def negative_size(folder: Path) -> Path:
+    """It would make room for others, and send tarfile back to where it was."""
+    info = tarfile.TarInfo("ab/c.py")
+    info.size = -512
+    path = folder / "hostile.tar"
+    path.write_bytes(info.tobuf(tarfile.GNU_FORMAT) + bytes(4096))
+    return path
+
+
 def cut(folder: Path) -> Path:
     path = zipped(folder, "ab/c.py")
     path.write_bytes(path.read_bytes()[:-5])
@@ -244,6 +253,9 @@ HOSTILE: dict[str, Callable[[Path], Path]] = {
     "a size that is not declared": lying_zip,
     "a header without end": long_header,
     "a file without end": endless_tar,
+    "a size below nothing": negative_size,
+    "a folder too deep": lambda folder: zipped(folder, "a/" * 500 + "c.py"),
+    "a name that is no text": lambda folder: tarred(folder, tarfile.TarInfo("ab/\udcff.py")),
     "cut short": cut,
     "a flipped byte": flipped,
     "no archive": lambda folder: Path(__file__),
@@ -261,6 +273,7 @@ def test_a_hostile_archive_is_refused_and_nothing_is_written(
 
     assert not (tmp_path / "outside").exists()
     assert not node.location.exists()
+    assert list((tmp_path / "tmp").iterdir()) == []
 
 
 def test_a_link_in_a_zip_is_no_folder_to_write_through(node: Node, tmp_path: Path) -> None:
@@ -280,6 +293,16 @@ def test_an_archive_takes_no_more_than_half_of_the_free_space(
 
     with pytest.raises(ArchiveError, match="half of the free space"):
         adopt(node.store, KEY, archive, built_under=builder.folder)
+
+
+def test_folders_count_too(node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archives, "_MAX_FILES", 3)
+    for number in range(4):
+        (tmp_path / "folders" / str(number)).mkdir(parents=True)
+    archive = Path(shutil.make_archive(str(tmp_path / "archive"), "tar", tmp_path / "folders"))
+
+    with pytest.raises(ArchiveError, match="million"):
+        adopt(node.store, KEY, archive, built_under=tmp_path)
 
 
 def test_an_archive_holds_no_more_than_a_million_files(

@@ -125,9 +125,10 @@ def main() -> None:
         kernel = Path(shutil.move(min(path.parent for path in tree.glob("triton/0/*/*.cubin")), work))
         files, size = sum(path.is_file() for path in tree.rglob("*")), tree_bytes(tree)
         results = run(work, tree, kernel, options.rounds)
+        head = f"{files:,} artifacts, {size:,} bytes; {options.rounds} interleaved rounds, medians."
+        print(f"{head}\n\n{render(results)}", flush=True)  # Before the trees are deleted, which takes minutes.
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    print(f"{files:,} artifacts, {size:,} bytes; {options.rounds} interleaved rounds, medians.\n\n{render(results)}")
 
 
 def run(work: Path, tree: Path, kernel: Path, rounds: int) -> dict[str, dict[str, list[Result]]]:
