@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         WaitTimeout,
     )
     from kstore.hits import UsageReport
+    from kstore.inspect.comparison import Comparison, compare
     from kstore.job import synchronized
     from kstore.report import CommitReport, CommitStatus, RestoreReport, RestoreStatus
     from kstore.store import Store
@@ -40,6 +41,7 @@ _HOMES = {
     ),
     "kstore.hits": ("UsageReport",),
     "kstore.job": ("synchronized",),
+    "kstore.inspect.comparison": ("Comparison", "compare"),
     "kstore.report": ("CommitReport", "CommitStatus", "RestoreReport", "RestoreStatus"),
     "kstore.store": ("Store",),
 }  # fmt: skip
@@ -50,6 +52,7 @@ __all__ = [
     "CacheRootError",
     "CommitReport",
     "CommitStatus",
+    "Comparison",
     "IntegrityError",
     "KstoreError",
     "MissError",
@@ -63,6 +66,7 @@ __all__ = [
     "WaitTimeout",
     "__version__",
     "commit",
+    "compare",
     "restore",
     "synchronized",
     "watch",

@@ -231,7 +231,7 @@ class Store:
             self.storage.open()
             scopes = self._scopes_of(key) if key else list(self.scopes())
             report = verify(self.storage, scopes, repair=repair, progress=self.progress)
-            worker = self._local_worker(key) if key else None
+            worker = self.local_worker(self.scope(key)) if key else None
             base = worker.base(worker.state.load()) if worker else None
             if worker and base:
                 report.local = altered_files(worker.root, base.manifest)
@@ -239,10 +239,9 @@ class Store:
                     remove_altered(worker.root, base.manifest, report.local)
         return report
 
-    def _local_worker(self, key: str) -> Worker | None:
-        """This user's side of `key` on this node, if there is a cache root for it."""
-        scope = self.scope(key)
-        owner = Owner(self.location, scope.gpu, key, os.geteuid())
+    def local_worker(self, scope: Scope) -> Worker | None:
+        """This user's side of `scope` on this node, if there is a cache root for it."""
+        owner = Owner(self.location, scope.gpu, scope.key, os.geteuid())
         path = self.settings.cache_root or owned_root(numbered_folder(scope.environment), owner)
         return self._worker(scope, before_import=False) if path and os.path.isdir(path) else None
 

@@ -15,6 +15,7 @@ from kstore.cli.options import (
     Command,
     Invocation,
     cache_root_option,
+    complete_key,
     group_option,
     key_argument,
     layout_option,
@@ -55,6 +56,8 @@ class _Exec(Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse what is before "--"."""
+        if ctx.resilient_parsing:  # for a shell that completes the line
+            return super().parse_args(ctx, args)
         ctx.ensure_object(Invocation).output.stdout_is_lent = True
         end = args.index("--") if "--" in args else len(args)
         program = args[end + 1 :]
@@ -75,7 +78,7 @@ class _Exec(Command):
 
 @click.command("exec", cls=_Exec, exit_codes=_EXIT_CODES)
 @key_argument
-@click.option("--seed", metavar="KEY", help="What to start from if KEY has nothing yet.")
+@click.option("--seed", metavar="KEY", shell_complete=complete_key, help="What to start from if KEY has nothing yet.")
 @click.option("--require", is_flag=True, help="Do not run the command without restored kernels.")
 @click.option(
     "--require-hits", is_flag=True, help="As --require, and fail if something is compiled anew, or nothing used."

@@ -12,6 +12,7 @@ from kstore.cli.options import (
     INTEGRITY,
     Command,
     Invocation,
+    complete_key,
     output_options,
     pass_invocation,
     store_option,
@@ -36,7 +37,7 @@ _COLUMNS = (
 
 
 @click.command("ls", cls=Command, exit_codes=ERROR | INTEGRITY)
-@click.argument("prefix", default="")
+@click.argument("prefix", default="", shell_complete=complete_key)
 @store_option
 @output_options
 @pass_invocation

@@ -17,6 +17,8 @@ from kstore.cli.output import Output
 from kstore.errors import KstoreError, UsageError
 
 NAME = "kstore"
+COMPLETE = "_KSTORE_COMPLETE"
+"""The variable by which a shell asks what could come next."""
 INTERRUPTED = 130
 
 COMMANDS = {
@@ -29,6 +31,8 @@ COMMANDS = {
     "show": "Show the generations of KEY and what they hold.",
     "doctor": "Check all that hits depend on, from the store to the compiler.",
     "why": "Say why the last run compiled although KEY was restored.",
+    "diff": "Show what differs between two keys or generations: kernels, choices, environment.",
+    "cat": "Print one artifact of KEY.",
     "gc": "Remove old generations, and the files that nothing needs any more.",
     "verify": "Check every byte that KEY, or every key, needs.",
     "forget": "Drop what is published for KEY; gc frees its bytes.",
@@ -36,8 +40,10 @@ COMMANDS = {
     "rollback": "Publish an earlier generation of KEY as its newest.",
     "pin": "Keep a generation of KEY whatever gc is told.",
     "unpin": "Let gc decide about a generation of KEY again.",
+    "import": "Bring in what another store or another cache holds.",
     "clean": "Remove local cache roots.",
     "init": "Make a store.",
+    "completion": "Print the script that completes kstore's commands in a shell.",
     "demo": "Compile a small model, restore it, and compare the two.",
 }
 """Name → what it does. Each has a module of its own, imported when the command is run."""
@@ -82,7 +88,7 @@ def program() -> None:
 def run(arguments: Sequence[str]) -> int:
     """Run `kstore ARGUMENTS` and return its exit code."""
     _replace_unprintable()
-    if "_KSTORE_COMPLETE" in os.environ:  # a shell asks click what could come next
+    if COMPLETE in os.environ:
         program.main(prog_name=NAME)
     arguments = list(arguments) or ["--help"]
     output = _output_of(arguments)

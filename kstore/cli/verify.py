@@ -13,6 +13,7 @@ from kstore.cli.options import (
     Command,
     Invocation,
     cache_root_option,
+    complete_key,
     output_options,
     pass_invocation,
     scope_options,
@@ -28,7 +29,7 @@ _SHOWN = 3
 
 
 @click.command("verify", cls=Command, exit_codes=ERROR | MISSING | INTEGRITY)
-@click.argument("key", default="")
+@click.argument("key", default="", shell_complete=complete_key)
 @click.option("--repair", is_flag=True, help="Move aside what is damaged, and save what can be saved.")
 @store_option
 @cache_root_option
