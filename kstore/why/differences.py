@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from enum import StrEnum
 from typing import NamedTuple
@@ -12,6 +12,8 @@ from kstore.why.graphs import CODE, Graph
 
 _CODE_LINES = 12
 """Lines of a graph's code that are shown of a difference."""
+_COMPARED_LINES = 2000
+"""Lines of code that are compared; what two longer ones share costs seconds to find."""
 
 
 class Reason(StrEnum):
@@ -80,11 +82,10 @@ class _Index:
     """Stored graphs, by what they share with others."""
 
     def __init__(self, stored: Collection[Graph]) -> None:
-        self._stored = list(stored)
-        self._by_attribute: dict[tuple[str, str], list[int]] = defaultdict(list)
-        for number, graph in enumerate(self._stored):
-            for item in graph.digests:
-                self._by_attribute[item].append(number)
+        self._stored = [(graph, graph.digests) for graph in stored]
+        self._by_code: dict[str, list[tuple[Graph, frozenset[tuple[str, str]]]]] = defaultdict(list)
+        for graph, digests in self._stored:
+            self._by_code[graph.attributes[CODE].digest].append((graph, digests))
 
     def explain(self, graph: Graph) -> Explanation:
         """Compare a graph with the stored one that has its code, or else most of it."""
@@ -96,13 +97,10 @@ class _Index:
         return Explanation(graph.path, Reason.DIFFERS if has_its_code else Reason.NEW_CODE, closest.path, differences)
 
     def _closest(self, graph: Graph) -> Graph | None:
-        shared: Counter[int] = Counter()
-        for item in graph.digests:
-            shared.update(self._by_attribute.get(item, ()))
-        if not self._stored:
-            return None
-        same_code = self._by_attribute.get((CODE, graph.attributes[CODE].digest)) or range(len(self._stored))
-        return self._stored[max(same_code, key=lambda number: (shared[number], -number))]
+        digests = graph.digests
+        candidates = self._by_code.get(graph.attributes[CODE].digest) or self._stored
+        best = max(candidates, key=lambda candidate: len(candidate[1] & digests), default=None)
+        return best[0] if best else None
 
 
 def _differences(stored: Graph, fresh: Graph) -> Iterable[Difference]:
@@ -114,6 +112,6 @@ def _differences(stored: Graph, fresh: Graph) -> Iterable[Difference]:
 
 def code_difference(difference: Difference) -> list[str]:
     """The lines of code that differ, as diff(1) shows them; the first few."""
-    old, new = (text.splitlines() for text in (difference.stored or "", difference.fresh or ""))
+    old, new = (text.splitlines()[:_COMPARED_LINES] for text in (difference.stored or "", difference.fresh or ""))
     changed = [line for line in difflib.unified_diff(old, new, n=0, lineterm="") if line[:1] in "+-"][2:]
     return changed[:_CODE_LINES]
