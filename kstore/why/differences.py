@@ -6,6 +6,7 @@ import difflib
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from enum import StrEnum
+from itertools import count
 from typing import NamedTuple
 
 from kstore.why.graphs import CODE, Graph
@@ -78,14 +79,24 @@ def _is_fx(path: str) -> bool:
     return "/fxgraph/" in path
 
 
+class _Numbered(NamedTuple):
+    graph: Graph
+    numbers: frozenset[int]
+
+
 class _Index:
     """Stored graphs, by what they share with others."""
 
     def __init__(self, stored: Collection[Graph]) -> None:
-        self._stored = [(graph, graph.digests) for graph in stored]
-        self._by_code: dict[str, list[tuple[Graph, frozenset[tuple[str, str]]]]] = defaultdict(list)
-        for graph, digests in self._stored:
-            self._by_code[graph.attributes[CODE].digest].append((graph, digests))
+        self._numbers: dict[tuple[str, str], int] = defaultdict(count().__next__)
+        """A number for each attribute and digest: sets of those are compared fast."""
+        self._stored = [_Numbered(graph, self._numbered(graph)) for graph in stored]
+        self._by_code: dict[str, list[_Numbered]] = defaultdict(list)
+        for numbered in self._stored:
+            self._by_code[numbered.graph.attributes[CODE].digest].append(numbered)
+
+    def _numbered(self, graph: Graph) -> frozenset[int]:
+        return frozenset(map(self._numbers.__getitem__, graph.digests))
 
     def explain(self, graph: Graph) -> Explanation:
         """Compare a graph with the stored one that has its code, or else most of it."""
@@ -97,10 +108,10 @@ class _Index:
         return Explanation(graph.path, Reason.DIFFERS if has_its_code else Reason.NEW_CODE, closest.path, differences)
 
     def _closest(self, graph: Graph) -> Graph | None:
-        digests = graph.digests
+        numbers = self._numbered(graph)
         candidates = self._by_code.get(graph.attributes[CODE].digest) or self._stored
-        best = max(candidates, key=lambda candidate: len(candidate[1] & digests), default=None)
-        return best[0] if best else None
+        best = max(candidates, key=lambda candidate: len(candidate.numbers & numbers), default=None)
+        return best.graph if best else None
 
 
 def _differences(stored: Graph, fresh: Graph) -> Iterable[Difference]:
