@@ -35,6 +35,9 @@ COMMANDS = {
     "pin": "Keep a generation of KEY whatever gc is told.",
     "unpin": "Let gc decide about a generation of KEY again.",
     "clean": "Remove local cache roots.",
+    "export": "Write KEY to a file.",
+    "import": "Bring in what another store or another cache holds.",
+    "copy": "Copy the newest generations of all keys, or of each KEY, between two stores.",
     "init": "Make a store.",
     "demo": "Compile a small model, restore it, and compare the two.",
 }

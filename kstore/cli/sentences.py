@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from kstore.cli.output import Output
 from kstore.cli.words import amount, duration, files, size
 from kstore.errors import MissError
 from kstore.local.scan import Skipped
 from kstore.report import CommitReport, CommitStatus, Count, RestoreReport, RestoreStatus
+
+if TYPE_CHECKING:
+    from kstore.operations.bring import Brought
 
 _SHOWN = 3
 """How many of the files that were left out are named without --verbose."""
@@ -67,6 +71,17 @@ def _unchanged(report: CommitReport) -> str:
     if not report.generation:
         return f"nothing to commit to {report.key}: there are no finished files in {report.cache_root}"
     return f"nothing new for {report.key}: generation {report.generation} has it all ({duration(report.seconds)})"
+
+
+def brought_in(verb: str, brought: Brought) -> str:
+    """What came into one scope from a bundle or another store, in one line."""
+    if brought.status is CommitStatus.UNCHANGED:
+        return f"nothing new for {brought.scope}: generation {brought.generation} has it all"
+    kept = f", {brought.declined} of them kept as they were published" if brought.declined else ""
+    return (
+        f"{verb} {brought.scope} generation {brought.generation}: {files(brought.new_files, 'new ')} of "
+        f"{brought.files}{kept}, {size(brought.uploaded)} uploaded"
+    )
 
 
 def tell_components(output: Output, cache_root: str, components: Mapping[str, Count] | None) -> None:

@@ -6,7 +6,9 @@ from importlib import import_module
 
 import click
 
-SOURCES: dict[str, str] = {}
+SOURCES: dict[str, str] = {
+    "bundle": "Publish what a bundle holds; `kstore import FILE` is short for it.",
+}
 """Name → what it brings in. Each has a module of its own, imported when the command is run."""
 
 
