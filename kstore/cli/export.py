@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from typing import IO, TYPE_CHECKING, Any
@@ -80,7 +80,7 @@ def command(invocation: Invocation, key: str, path: str, name: str | None, under
     options = {option: value for option, value in (("under", under), ("host", host)) if value is not None}
     for option in options.keys() - set(FORMATS[name].takes):
         raise UsageError(f"--{option} is not for the format {name}")
-    output.stdout_is_lent = path == _STDOUT
+    output.stdout_is_lent = _is_stdout(path)
     refs = _choose(store, key, invocation.settings)
     left_out: list[str] = []
     with output.working(f"exporting {key}", store.progress):
@@ -96,6 +96,13 @@ def _format_of(path: str) -> str:
         if path.endswith(found.suffixes):
             return name
     raise UsageError(f"the name {path!r} says no format; choose one with --format: {', '.join(FORMATS)}")
+
+
+def _is_stdout(path: str) -> bool:
+    """Also as /dev/stdout."""
+    with suppress(OSError):
+        return path == _STDOUT or os.path.samestat(os.stat(path), os.fstat(1))
+    return False
 
 
 def _choose(store: Store, key: str, settings: dict[str, Any]) -> list[Ref]:
