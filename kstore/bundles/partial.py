@@ -34,17 +34,19 @@ def finished_as(path: str, *, resumable: bool) -> Iterator[IO[bytes]]:
         KstoreError: another process writes it, or it cannot be written.
     """
     if os.path.exists(path) and not stat.S_ISREG(os.stat(path).st_mode):
-        with io.BufferedWriter(_File(path, "wb")) as pipe:
+        with _reporting(path):
+            file = _File(path, "wb")
+        with io.BufferedWriter(file) as pipe:
             yield pipe
         return
     partial = path + SUFFIX
-    with _opened(partial) as file:
+    with _opened(partial) as whole:
         try:
             if not resumable:
-                file.truncate(0)
-            yield file
-            file.truncate()
-            file.flush()
+                whole.truncate(0)
+            yield whole
+            whole.truncate()
+            whole.flush()
         except BaseException:
             if not resumable:
                 os.unlink(partial)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
@@ -27,10 +28,8 @@ class BundleReader:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        try:
+        with self._reporting():
             self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as error:
-            raise StoreUnavailable(f"cannot read {path}: {error.strerror}") from error
         size = os.fstat(self._fd).st_size
         self._whole = BundleFile(self._fd, size)
         self._file = BundleFile(self._fd, max(size - SEAL_SIZE, 0))
@@ -54,18 +53,17 @@ class BundleReader:
             StoreFormatError: a newer kstore made it.
         """
         try:
-            self.header = load_header(lambda offset, length: self._file.get("", offset, length))
-            self._check_seal()
-            self._check_contents()
-            self._check_blobs(progress or Progress())
+            with self._reporting():
+                self.header = load_header(lambda offset, length: self._file.get("", offset, length))
+                self._check_seal()
+                self._check_contents()
+                self._check_blobs(progress or Progress())
         except StoreFormatError as error:
             raise StoreFormatError(f"{self.path} cannot be imported: {error}") from error
         except (IntegrityError, MemoryError) as error:
             raise IntegrityError(
                 f"{self.path} is no bundle, or a damaged one: {error}; copy it again, or export it anew"
             ) from error
-        except OSError as error:
-            raise StoreUnavailable(f"cannot read {self.path}: {error.strerror}") from error
 
     def manifest(self, content: Content) -> Manifest:
         """What the bundle holds of one scope.
@@ -83,7 +81,15 @@ class BundleReader:
 
     def fetch(self, wanted: Mapping[bytes, int]) -> Iterator[tuple[bytes, memoryview]]:
         """Yield (digest, bytes) of the blobs that are wanted, by digest and size, in the order of the file."""
-        yield from self._pack.fetch(wanted)
+        with self._reporting():
+            yield from self._pack.fetch(wanted)
+
+    @contextmanager
+    def _reporting(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise StoreUnavailable(f"cannot read {self.path}: {error.strerror}") from error
 
     def _check_seal(self) -> None:
         found = blake3()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -104,9 +104,14 @@ def _copy(source: Storage, target: Store, scope: Scope, report: CopyReport, *, r
             report.withdrawn.append(scope)
             return
         check_manifest(snapshot.manifest)
-        fetch = partial(source.blobs.fetch_many, packs=snapshot.ref.packs)
+        fetch = partial(_fetch, source, snapshot.ref.packs)
         incoming = Incoming(snapshot.manifest, snapshot.ref.manifest, fetch, source.location)
         report.scopes.append(bring_in(target_of(target, scope), incoming))
+
+
+def _fetch(source: Storage, packs: Sequence[str], wanted: Mapping[bytes, int]) -> Iterator[tuple[bytes, memoryview]]:
+    with reporting_trouble(source.location, "read"):
+        yield from source.blobs.fetch_many(wanted, packs)
 
 
 def newest_live(storage: Storage, scope: Scope) -> Snapshot | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -69,11 +70,12 @@ class Stored:
         self.digests: list[bytes] = []
         self.limit: int | None = None
         """How many may be stored; then the process is gone."""
+        self.kill: Callable[[], None] = self._raise
         add, put_many = PackWriter.add, LooseBlobs.put_many
 
         def note(digest: bytes) -> None:
             if self.limit is not None and len(self.digests) >= self.limit:
-                raise Killed
+                self.kill()
             self.digests.append(digest)
 
         def noting_add(writer: PackWriter, digest: bytes, data: bytes | memoryview) -> None:
@@ -87,6 +89,9 @@ class Stored:
 
         patch.setattr(PackWriter, "add", noting_add)
         patch.setattr(LooseBlobs, "put_many", noting_put)
+
+    def _raise(self) -> None:
+        raise Killed
 
 
 class Killed(BaseException):

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import shutil
+import signal
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -272,6 +275,29 @@ def test_an_import_that_was_killed_uploads_only_the_rest(
 
 
 @pytest.mark.usefixtures("small_batches")
+def test_so_does_one_whose_process_was_killed(
+    source: Node, tmp_path: Path, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = bundle_of(source, tmp_path)
+    target = other_store(tmp_path / "target", layout)
+
+    def die() -> None:
+        stored = Stored(monkeypatch)
+        stored.limit = 12
+        stored.kill = partial(os.kill, os.getpid(), signal.SIGKILL)
+        bring(target, bundle)
+
+    process = multiprocessing.get_context("fork").Process(target=die)
+    process.start()
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL
+    stored = Stored(monkeypatch)
+    (brought,) = bring(target, bundle).scopes
+    assert 0 < len(stored.digests) <= brought.files + 1 - 10
+    assert restored(target) == without_relocated(contents(source.tree.root))
+
+
+@pytest.mark.usefixtures("small_batches")
 @pytest.mark.parametrize("rounds", [1, 2])
 def test_gc_between_a_killed_import_and_the_next_loses_nothing(
     source: Node, tmp_path: Path, layout: str, rounds: int, monkeypatch: pytest.MonkeyPatch
@@ -398,6 +424,12 @@ class TestExportAgain:
 def test_where_the_file_cannot_be_written_the_error_says_so(source: Node, tmp_path: Path) -> None:
     with pytest.raises(StoreUnavailable, match="cannot write"):
         export(source, tmp_path / "missing" / "bundle.kstore")
+
+
+def test_a_folder_is_no_file(source: Node, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(StoreUnavailable, match="directory"):
+        export(source, tmp_path / "folder")
 
 
 def test_a_full_disk_is_told_of_the_file(source: Node) -> None:
