@@ -6,6 +6,7 @@ The same generation gives the same bytes: the order is fixed, and nothing says w
 from __future__ import annotations
 
 import io
+import os
 import stat
 import tarfile
 import time
@@ -53,7 +54,7 @@ def export_tar(store: Store, ref: Ref, stream: IO[bytes], *, under: str = "", ho
 
     Raises:
         IntegrityError: a blob is missing or damaged, or the manifest holds what no commit makes.
-        UsageError: there is no such host.
+        UsageError: there is no such host, or `under` is no absolute path.
     """
     files, left_out = _files(store, ref, under, host)
     with tarfile.open(fileobj=stream, mode="w|", format=tarfile.PAX_FORMAT) as archive:
@@ -91,9 +92,12 @@ def export_zip(store: Store, ref: Ref, stream: IO[bytes], *, under: str = "", ho
 def _files(store: Store, ref: Ref, under: str, host: str) -> tuple[Iterator[_File], list[str]]:
     manifest = store.snapshot(ref).manifest
     check_manifest(manifest)
+    if under and not os.path.isabs(under):
+        raise UsageError(f"{under!r} is no absolute path; programs look there from any folder")
     files, left_out = _choose(manifest, host)
     fetch = partial(store.storage.blobs.fetch_many, packs=ref.packs)
-    return _read(sorted(files.items(), key=_order), under or _built_in(manifest), fetch), left_out
+    folder = os.path.normpath(under or _built_in(manifest))
+    return _read(sorted(files.items(), key=_order), folder, fetch), left_out
 
 
 def _choose(manifest: Manifest, host: str) -> tuple[dict[str, Entry], list[str]]:

@@ -18,14 +18,14 @@ from typing import Any, NamedTuple
 
 import zstandard
 
-from kstore.blobs.packindex import NONCE_SIZE
+from kstore.blobs.packindex import LEVEL, NONCE_SIZE
 from kstore.digest import DIGEST_SIZE, digest_of
 from kstore.errors import IntegrityError, StoreFormatError, UsageError
 from kstore.scope import Scope
 
 SUFFIX = ".kstore"
 FORMAT = 1
-COMPRESSOR = "zstd " + ".".join(map(str, zstandard.ZSTD_VERSION))
+COMPRESSOR = f"zstd {'.'.join(map(str, zstandard.ZSTD_VERSION))} level {LEVEL}"
 
 _SKIPPABLE = struct.Struct("<II")
 _SKIPPABLE_MAGIC = 0x184D2A5C

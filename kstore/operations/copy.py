@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -72,7 +72,7 @@ def copy_keys(
         source.storage.blobs, target.storage.blobs = (BlobStore(s.storage.backend) for s in (source, target))
         try:
             _copy(source.storage, target, scope, report, revive=bool(keys))
-        except IntegrityError as error:
+        except (IntegrityError, MissError) as error:  # damaged, or removed since it was listed
             report.damaged.append(f"{scope} is not copied: {error}")
     return report
 
@@ -99,14 +99,21 @@ def _copy(source: Storage, target: Store, scope: Scope, report: CopyReport, *, r
     if snapshot is None:
         return
     with writing(target):
-        there = target.storage.refs.newest(scope)
-        if there and there.state is not RefState.LIVE and not revive:
+        if not revive and _is_withdrawn(target.storage, scope):
             report.withdrawn.append(scope)
             return
         check_manifest(snapshot.manifest)
         fetch = partial(_fetch, source, snapshot.ref.packs)
         incoming = Incoming(snapshot.manifest, snapshot.ref.manifest, fetch, source.location)
         report.scopes.append(bring_in(target_of(target, scope), incoming))
+
+
+def _is_withdrawn(storage: Storage, scope: Scope) -> bool:
+    """Whether it was forgotten or quarantined. A ref that cannot be read says nothing: it is passed over."""
+    with suppress(IntegrityError):
+        newest = storage.refs.newest(scope)
+        return newest is not None and newest.state is not RefState.LIVE
+    return False
 
 
 def _fetch(source: Storage, packs: Sequence[str], wanted: Mapping[bytes, int]) -> Iterator[tuple[bytes, memoryview]]:

@@ -98,6 +98,11 @@ def test_the_same_generation_is_the_same_file(node: Node, export: Export, unpack
     assert exported(Node(tmp_path / "source", "another"), export) == exported(node, export)
 
 
+def test_a_folder_that_depends_on_who_reads_it_is_refused(node: Node) -> None:
+    with pytest.raises(UsageError, match="absolute"):
+        archives.export_tar(node.store, node.newest(), io.BytesIO(), under="cache")
+
+
 def test_modes_and_times_are_kept(tmp_path: Path) -> None:
     node = other_store(tmp_path / "source")
     node.tree.put("inductor/ab/run.py", b"#!/bin/sh\n", mode=0o755)

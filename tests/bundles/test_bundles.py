@@ -319,6 +319,29 @@ def test_gc_between_a_killed_import_and_the_next_loses_nothing(
 
 
 @pytest.mark.usefixtures("small_batches")
+def test_what_gc_took_after_the_notes_were_read_is_uploaded_again(
+    source: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = bundle_of(source, tmp_path)
+    target = other_store(tmp_path / "target", "packed")
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        Stored(patch).limit = 12
+        bring(target, bundle)
+    again = other_store(tmp_path / "target", "packed")
+    packs = bringing._Notes.packs
+
+    def reading(notes: bringing._Notes) -> tuple[str, ...]:
+        found = packs(notes)
+        collect_fully(target)
+        assert found and not list((target.location / "packs").iterdir())
+        return found
+
+    monkeypatch.setattr(bringing._Notes, "packs", reading)
+    bring(again, bundle)
+    assert restored(again) == without_relocated(contents(source.tree.root))
+
+
+@pytest.mark.usefixtures("small_batches")
 def test_gc_while_an_import_uploads_loses_nothing(
     source: Node, tmp_path: Path, layout: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -122,6 +122,16 @@ def test_a_damaged_key_is_left_out_and_told(source: Node, target: Node) -> None:
     assert target.store.newest(target.store.scope(KEY)) is None
 
 
+def test_a_target_whose_newest_ref_is_damaged_is_healed(source: Node, target: Node) -> None:
+    copy(source, target)
+    path = target.location / target.newest().name
+    path.chmod(0o644)
+    path.write_bytes(b"damaged")
+    (brought,) = copy(source, target).scopes
+    assert (brought.status, brought.generation) == (CommitStatus.COMMITTED, 2)
+    assert restored(target) == without_relocated(contents(source.tree.root))
+
+
 def test_gc_after_a_copy_takes_nothing_of_it(source: Node, target: Node) -> None:
     fill(target, "two")
     copy(source, target)
