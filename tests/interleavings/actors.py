@@ -130,6 +130,14 @@ def old_and_condemned(backend: MemoryBackend) -> None:
     backend.wait(2 * HOUR)
 
 
+def forgotten_and_condemned(backend: MemoryBackend) -> None:
+    """The key misses, and all that it had is condemned for long enough to be deleted."""
+    node = Node(Path("/nowhere"))
+    put_on(node, backend)
+    assert node.store.forget(KEY)
+    old_and_condemned(backend)
+
+
 def put_on(node: Node, backend: MemoryBackend) -> None:
     """Give a worker another storage for the same store."""
     storage = node.store.storage

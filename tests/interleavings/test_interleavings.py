@@ -28,6 +28,7 @@ from tests.interleavings.actors import (
     History,
     World,
     compile_kernel,
+    forgotten_and_condemned,
     old_and_condemned,
     unchanged,
     write_wrapper,
@@ -106,18 +107,22 @@ LARGE_SCENES = [
 
 WITH_GC = {"published": (FIRST, SECOND), "history": old_and_condemned}
 """Committer A has what the first generation had, which is condemned by now."""
+FORGOTTEN = {"published": (FIRST,), "history": forgotten_and_condemned}
+"""What import A brings in was there before."""
 GC_SCENES = [
     Scene(("gc 1", "gc 2"), **WITH_GC),
     Scene(("gc 1", "commit A", "restore R"), **WITH_GC),
     Scene(("gc 1", "commit A", "wait 4000"), **WITH_GC),
     Scene(("gc 1", "forget F", "restore R"), **WITH_GC),
     Scene(("gc 1", "live A"), **WITH_GC),
+    Scene(("gc 1", "bring A"), **FORGOTTEN),
     Scene(("gc 1", "bring A", "wait 4000"), **WITH_GC),
 ]
 LARGE_GC_SCENES = [
     Scene(("gc 1", "commit A", "commit B"), **WITH_GC),
     Scene(("gc 1", "commit A", "restore R", "wait 4000"), **WITH_GC, excused=frozenset({"restore R"})),
     Scene(("gc 1", "bring A", "bring again"), **WITH_GC),
+    Scene(("gc 1", "bring A", "wait 4000"), **FORGOTTEN),
 ]
 TWO_GCS = [
     Scene(("gc 1", "commit A", "forget F"), **WITH_GC),
@@ -248,6 +253,17 @@ def test_a_commit_that_does_not_look_at_what_is_condemned_is_found(
     monkeypatch.setattr("kstore.upload.read_doomed", lambda backend, among: Doomed())
     with pytest.raises(Violation, match="lacks 1 of 3 blobs"):
         check(Scene(("gc 1", "commit A"), **WITH_GC), tmp_path, "loose")
+
+
+@pytest.mark.parametrize("layout", ["loose", "packed"])
+def test_an_import_that_does_not_look_at_what_is_condemned_is_found(
+    layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every pack is noted, as if an earlier import had stored it."""
+    monkeypatch.setattr("kstore.upload.read_doomed", lambda backend, among: Doomed())
+    monkeypatch.setattr(bringing._Notes, "packs", lambda notes: tuple(c.name for c in notes._backend.list("packs")))
+    with pytest.raises(Violation, match="lacks"):
+        check(Scene(("gc 1", "bring A"), **FORGOTTEN), tmp_path, layout)
 
 
 @pytest.mark.slow
