@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
+from typing import Protocol, TypeVar
 
-from kstore.blobs import Layout, Source
+from kstore.blobs import BlobWriter, Layout, Source
+from kstore.blobs.batches import Fetch, keepable
 from kstore.blobs.blobstore import put_many
 from kstore.condemned import Doomed, read_doomed
 from kstore.digest import digest_of
@@ -16,14 +18,61 @@ from kstore.local.finished import read_whole
 from kstore.local.link import Linker, LinkMode, probe
 from kstore.local.relocate import to_stored
 from kstore.manifest import Entry, Files, Flag
+from kstore.progress import Progress
 from kstore.quarantine import quarantined
 from kstore.refs import Ref
+from kstore.scope import Scope
 from kstore.snapshot import Snapshot
+from kstore.storage import Storage
 from kstore.worker import Worker
 
 MAX_SIBLINGS = 32
 """How many other keys are asked for blobs that a new key shares with them."""
 _RELOCATE = int(Flag.RELOCATE)
+
+
+class Committer(Protocol):
+    """Whose blobs are uploaded: a `Worker`, or who has no cache root."""
+
+    @property
+    def store(self) -> Storage:
+        """Where they go."""
+
+    @property
+    def scope(self) -> Scope:
+        """What they are published for."""
+
+    @property
+    def layout(self) -> Layout | None:
+        """How new blobs are stored; None to choose by what links."""
+
+    @property
+    def links_into(self) -> str:
+        """A folder on the filesystem that loose blobs would be linked into."""
+
+    @property
+    def ahead(self) -> tuple[str, ...]:
+        """Packs that were uploaded before; those are relied on that are there."""
+
+    @property
+    def progress(self) -> Progress:
+        """How far the upload has come."""
+
+
+class Named(Protocol):
+    """Bytes that are known by name."""
+
+    @property
+    def digest(self) -> bytes:
+        """Their digest."""
+
+    @property
+    def size(self) -> int:
+        """How many they are."""
+
+
+Blob = TypeVar("Blob", bound=Named)
+_Put = Callable[[BlobWriter, Sequence[bytes]], set[bytes]]
 
 
 class Uploader:
@@ -33,7 +82,7 @@ class Uploader:
     there, and not condemned, after a place for its ref was reserved.
     """
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: Committer) -> None:
         self._worker = worker
         self._storage = worker.store
         self._doomed = Doomed()
@@ -59,7 +108,7 @@ class Uploader:
         if is_first and self.layout is Layout.PACKED:
             self._siblings = self._reliable(sibling_packs(self._worker))
 
-    def lacking(self, sources: Collection[Source], theirs: Snapshot | None, base: Snapshot | None) -> list[Source]:
+    def lacking(self, sources: Collection[Blob], theirs: Snapshot | None, base: Snapshot | None) -> list[Blob]:
         """Those that the store lacks, or that may not be relied upon."""
         known = {entry.digest for entry in theirs.manifest.entries()} if theirs else set()
         known |= self._storage.blobs.digests_in(self.packs + self._ahead + self._siblings)
@@ -78,14 +127,37 @@ class Uploader:
         Without a manifest, whatever has not changed is stored. A name that gc may delete is never taken again: what
         is condemned as a loose blob goes into a pack.
         """
-        doomed = [source for source in wanted if source.digest in self._doomed.blobs]
-        fresh = [source for source in wanted if source.digest not in self._doomed.blobs] if doomed else wanted
+        sources = {source.digest: source for source in wanted}
+        progress = self._worker.progress
+        return self._store(sources, lambda to, chosen: put_many(to, [sources[d] for d in chosen], progress), manifest)
+
+    def copy(self, wanted: Mapping[bytes, int], fetch: Fetch, manifest: bytes | None = None) -> set[bytes]:
+        """As `store`, of blobs given with their sizes in bytes, which `fetch` brings in an order of its own.
+
+        Returns the digests of those that it does not bring. Memory stays flat: no blob waits for another.
+        """
+        return self._store(wanted, lambda to, chosen: self._put_fetched(to, wanted, chosen, fetch), manifest)
+
+    def _put_fetched(
+        self, writer: BlobWriter, wanted: Mapping[bytes, int], chosen: Sequence[bytes], fetch: Fetch
+    ) -> set[bytes]:
+        left = set(chosen)
+        for digest, data in fetch({digest: wanted[digest] for digest in chosen}):
+            writer.put(digest, keepable(data))
+            left.discard(digest)
+            self._worker.progress.done += 1
+            del data  # or a large blob would be held while the next one is fetched
+        return left
+
+    def _store(self, wanted: Collection[bytes], put: _Put, manifest: bytes | None) -> set[bytes]:
+        doomed = [digest for digest in wanted if digest in self._doomed.blobs]
+        fresh = [digest for digest in wanted if digest not in self._doomed.blobs]
         with ExitStack() as stack:
             writer = stack.enter_context(self._storage.blobs.writer(self.layout or Layout.PACKED))
             spare = stack.enter_context(self._storage.blobs.writer(Layout.PACKED))
-            refused = put_many(writer, fresh, self._worker.progress)
+            refused = put(writer, fresh)
             if doomed:
-                refused |= put_many(spare, doomed, self._worker.progress)
+                refused |= put(spare, doomed)
             if manifest is not None and not refused:
                 writer.put_manifest(digest_of(manifest), manifest)
             if manifest is None or not refused:
@@ -129,7 +201,7 @@ class Uploader:
         return self._reliable(ref.packs) == ref.packs and self._doomed.is_complete and self._storage.refs.exists(ref)
 
 
-def choose_layout(worker: Worker) -> Layout:
+def choose_layout(worker: Committer) -> Layout:
     """Loose where the cache root can link or clone from the store, else packed.
 
     Raises:
@@ -140,19 +212,19 @@ def choose_layout(worker: Worker) -> Layout:
     return Layout.PACKED if probe_link(worker).mode is LinkMode.COPY else Layout.LOOSE
 
 
-def probe_link(worker: Worker) -> Linker:
+def probe_link(worker: Committer) -> Linker:
     """The best way from the store to the cache root, found by trying.
 
     Raises:
         OSError: the store or the cache root cannot be written.
     """
-    os.makedirs(worker.root.state, mode=0o700, exist_ok=True)
+    os.makedirs(worker.links_into, mode=0o700, exist_ok=True)
     source = worker.store.backend.staging_path()
     os.makedirs(os.path.dirname(source), exist_ok=True)
     with open(source, "xb") as file:
         file.write(b"probe")
     try:
-        return probe(source, os.path.join(worker.root.state, os.path.basename(source)))
+        return probe(source, os.path.join(worker.links_into, os.path.basename(source)))
     finally:
         os.unlink(source)
 
@@ -164,7 +236,7 @@ def sources(worker: Worker, ours: Files, contents: Mapping[bytes, bytes], kept: 
     that they take in the order of their paths.
     """
     found = {digest: Source(digest, len(data), partial(bytes, data)) for digest, data in contents.items()}
-    for path, entry in sorted(ours.items(), key=_similarity):
+    for path, entry in sorted(ours.items(), key=similarity):
         if entry.digest not in found:
             data = kept.get(entry.digest)
             read = partial(_read, worker, path, entry) if data is None else partial(bytes, data)
@@ -172,7 +244,7 @@ def sources(worker: Worker, ours: Files, contents: Mapping[bytes, bytes], kept: 
     return list(found.values())
 
 
-def sibling_packs(worker: Worker) -> tuple[str, ...]:
+def sibling_packs(worker: Committer) -> tuple[str, ...]:
     """Packs of the keys beside this one (`my-model/v1` for `my-model/v2`), whose blobs it likely shares."""
     parent = worker.scope.key.rpartition("/")[0]
     refs, packs = worker.store.refs, dict[str, None]()
@@ -188,7 +260,8 @@ def sibling_packs(worker: Worker) -> tuple[str, ...]:
     return tuple(packs)
 
 
-def _similarity(item: tuple[str, Entry]) -> tuple[str, str, str]:
+def similarity(item: tuple[str, Entry]) -> tuple[str, str, str]:
+    """Sorts artifacts so that those that resemble each other are neighbours."""
     path = item[0]
     name = path.rpartition("/")[2]
     return name.rpartition(".")[2], name, path

@@ -58,6 +58,11 @@ class Worker:
         return StateFolder(self.root, self.rules)
 
     @property
+    def links_into(self) -> str:
+        """A folder on the filesystem that loose blobs would be linked into."""
+        return self.root.state
+
+    @property
     def host(self) -> Host:
         """Needed only where there are host-bound artifacts: finding it out runs the compiler."""
         return self._host.result()

@@ -15,7 +15,7 @@ from kstore.local.link import Linker, LinkMode
 from kstore.local.place import Placed, Placer, keep_settled
 from kstore.local.scan import Scan, Skipped
 from kstore.local.state import Base, State
-from kstore.manifest import Files, Flag, unit_of
+from kstore.manifest import Files, Flag, Manifest, unit_of
 from kstore.merge import NOT_TAKEN, Merged, merge
 from kstore.operations.wait import Waited, wait
 from kstore.refs import Ref, RefState
@@ -147,9 +147,7 @@ class _Restore:
         manifest = snapshot.manifest
         if manifest.hosts:
             worker.ask_host()
-        for files in (manifest.files, *manifest.hosts.values()):
-            check_entries(files)
-        check_paths(path for files in (manifest.files, *manifest.hosts.values()) for path in files)
+        check_manifest(manifest)
         known = worker.root.folders
         every = worker.files_of(manifest)
         self._files = {p: entry for p, entry in every.items() if p.partition("/")[0] in known}
@@ -234,6 +232,17 @@ def choose_wanted(files: Files, found: Scan, merged: Merged) -> Files:
     whole = {p: e for p, e in files.items() if e.flags & _GROUP and unit_of(p, e) in replaced}
     rest = {p: e for p, e in wanted.items() if not e.flags & _GROUP and found.busy.isdisjoint(_parents(p))}
     return rest | whole
+
+
+def check_manifest(manifest: Manifest) -> None:
+    """Nothing that a manifest says is trusted.
+
+    Raises:
+        IntegrityError: it holds what no commit makes.
+    """
+    for files in (manifest.files, *manifest.hosts.values()):
+        check_entries(files)
+    check_paths(path for files in (manifest.files, *manifest.hosts.values()) for path in files)
 
 
 def check_paths(paths: Iterable[str]) -> None:

@@ -18,7 +18,7 @@ from tests.cli.test_help import command_of
 
 SHELLS = ("bash", "zsh", "fish")
 TAKES_KEY = ("exec", "restore", "commit", "watch", "env", "show", "diff", "cat", "verify", "forget", "quarantine")
-TAKES_KEY += ("rollback", "pin", "unpin", "ls", "clean", "why", "doctor")
+TAKES_KEY += ("rollback", "pin", "unpin", "ls", "clean", "why", "doctor", "export")
 
 
 @pytest.fixture

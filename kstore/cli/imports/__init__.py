@@ -7,6 +7,7 @@ from importlib import import_module
 import click
 
 SOURCES: dict[str, str] = {
+    "bundle": "Publish what a bundle holds; `kstore import FILE` is short for it.",
     "fal": "The zips that fal.toolkit keeps of Inductor's cache.",
     "b10": "An archive that Baseten's b10-transfer has saved.",
 }
