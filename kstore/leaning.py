@@ -44,6 +44,17 @@ def kept_by(snapshot: Snapshot | None) -> set[bytes]:
     return {entry.digest for entry in snapshot.manifest.entries() if not entry.flags & _BELOW}
 
 
+def may_lean(storage: Storage, theirs: Snapshot | None) -> bool:
+    """Whether a commit upon `theirs` may leave what is below where it is.
+
+    If workers of two images did, each would lack what the other has, and take its own for it, for ever.
+    """
+    if theirs is None or theirs.ref.depth:
+        return bool(storage.below)
+    below = storage.below.newest(theirs.ref.scope) if storage.below and BASE in theirs.manifest.meta else None
+    return below is not None and theirs.manifest.meta[BASE] == below.ref.manifest.hex()
+
+
 def unsupported(storage: Storage, snapshot: Snapshot, among: Mapping[bytes, int]) -> set[bytes]:
     """Of the blobs in `among`, with their sizes, those that a generation leans on and no store below has."""
     leant = leaning(snapshot.manifest)

@@ -12,7 +12,7 @@ from kstore.blobs.blobstore import put_many
 from kstore.condemned import Doomed, read_doomed
 from kstore.digest import digest_of
 from kstore.errors import KstoreError
-from kstore.leaning import kept_by, unsupported
+from kstore.leaning import kept_by, may_lean, unsupported
 from kstore.local.finished import read_whole
 from kstore.local.link import LinkMode, probe
 from kstore.local.relocate import to_stored
@@ -63,7 +63,7 @@ class Uploader:
             self._siblings = self._reliable(sibling_packs(self._worker))
 
     def lacking(self, sources: Collection[Source], theirs: Snapshot | None, base: Snapshot | None) -> list[Source]:
-        """Those that the store lacks, or that may not be relied upon, and that no store below has."""
+        """Those that the store lacks, or that may not be relied upon, but for what may be left below."""
         known = kept_by(theirs)
         known |= self._storage.blobs.digests_in(self.packs + self._ahead + self._siblings)
         if base and base is not theirs and self._may_rely_on(base.ref):
@@ -73,7 +73,8 @@ class Uploader:
         if self.layout is Layout.LOOSE and self._doomed.is_complete:
             has, doomed = self._storage.blobs.loose.has, self._doomed.blobs
             wanted = [s for s in wanted if s.digest in doomed or not has(s.digest, s.size)]
-        self.below = self._storage.below.held({s.digest: s.size for s in wanted}) if self._storage.below else set()
+        sizes = {source.digest: source.size for source in wanted} if may_lean(self._storage, theirs) else {}
+        self.below = self._storage.below.held(sizes)
         return [source for source in wanted if source.digest not in self.below]
 
     def store(self, wanted: Sequence[Source], manifest: bytes | None = None) -> set[bytes]:
