@@ -148,3 +148,21 @@ def test_settings_come_from_the_process_by_default(tmp_path: Path, monkeypatch: 
     settings = load_settings()
     assert (settings.gpu, settings.environment) == ("environment", "file")
     assert os.environ["KSTORE_GPU"] == "environment"
+
+
+@pytest.mark.parametrize("value", ["/a:/b", ("/a", "/b"), ["/a", "/b"]], ids=str)
+def test_stores_are_listed_or_separated_by_colons(tmp_path: Path, value: object) -> None:
+    assert load(tmp_path, store=value).store == ("/a", "/b")
+
+
+def test_a_file_has_stores_as_a_list_or_as_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    for text in ('["/a", "~/b"]', '"/a:~/b"'):
+        (tmp_path / "kstore.toml").write_text(f"store = {text}\n")
+        assert load(tmp_path).store == ("/a", "/home/me/b")
+
+
+@pytest.mark.parametrize("value", [["/a:b"], "", [], "/a:", ":/a", "/a::/b", "/a:/a", ["/a", ""], [5]], ids=str)
+def test_stores_that_cannot_be_are_refused(tmp_path: Path, value: object) -> None:
+    with pytest.raises(UsageError, match="store"):
+        load(tmp_path, store=value)
