@@ -109,3 +109,22 @@ def test_env_and_watch_take_two_stores(cli: Cli, base: Path) -> None:
     assert watching.wait(60) == 0
     watching.communicate()
     assert cli("ls", "--json").json["scopes"][0]["store"] == str(cli.store)
+
+
+def test_a_base_is_made_out_of_a_store_by_a_restore_and_a_commit(cli: Cli) -> None:
+    cli.publish("my/v1", "one", "two")
+    bake = ("--cache-root", str(cli.folder / "bake"))
+    baked = str(cli.folder / "baked")
+    assert cli("restore", "my/v1", *bake).code == 0
+    result = cli("commit", "my/v1", "--store", baked, "--layout", "packed", *bake, "--json")
+    assert (result.json["files"], result.json["new_files"]) == (2, 2)
+    assert cli("verify", "--store", baked).code == 0
+
+
+def test_a_commit_without_the_image_lets_the_shared_store_stand_by_itself(cli: Cli, base: Path) -> None:
+    cli.publish("my/v1", "three")
+    cli("restore", "my/v1")
+    assert cli("commit", "my/v1", "--store", str(cli.store), "--json").json["status"] == "committed"
+    assert cli("verify", "--store", str(cli.store), "--json").json["elsewhere"] == []
+    shutil.rmtree(cli.cache_root)
+    assert cli("restore", "my/v1", "--store", str(cli.store), "--json").json["left_out"] == 0
