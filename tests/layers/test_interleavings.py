@@ -113,13 +113,6 @@ def test_nothing_is_lost_between_two_images(names: tuple[str, ...], layout: str,
     assert check(tmp_path, layout, *names).schedules > 50
 
 
-@pytest.mark.exhaustive
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("names", [("commit A", "commit B", "commit C"), ("commit A", "commit B", "forget")], ids=str)
-def test_nothing_is_lost_between_more_workers(names: tuple[str, ...], layout: str, tmp_path: Path) -> None:
-    assert check(tmp_path, layout, *names).schedules > 50
-
-
 def test_numbers_that_go_on_from_those_below_are_found_to_lose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The explorer sees why the first generation above is number 1."""
     real = _Commit._newest
