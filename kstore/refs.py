@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -56,7 +56,9 @@ class Ref:
     state: RefState = RefState.LIVE
     line: int = 1
     """The first of the generations that led to this one without a loss. What an earlier one had and this one lacks may
-    have been damaged, and not been taken out."""
+    have been damaged, and not been taken out. 0 if that is before the first one of this store: see `kstore.layers`."""
+    depth: int = field(default=0, compare=False)
+    """How many stores are above the one that it is in. Not stored."""
 
     @property
     def name(self) -> str:
@@ -149,8 +151,9 @@ def _pack_id(text: str) -> str:
 class Refs:
     """The refs of one store."""
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: Backend, depth: int = 0) -> None:
         self._backend = backend
+        self._depth = depth
 
     def generations(self, scope: Scope) -> list[int]:
         """Published generations, oldest first: one directory read."""
@@ -165,9 +168,10 @@ class Refs:
             IntegrityError: its ref is damaged.
         """
         try:
-            return load_ref(scope, generation, self._read(scope, generation))
+            ref = load_ref(scope, generation, self._read(scope, generation))
         except IntegrityError:  # or just a read that was cut short
-            return load_ref(scope, generation, self._read(scope, generation))
+            ref = load_ref(scope, generation, self._read(scope, generation))
+        return replace(ref, depth=self._depth) if self._depth else ref
 
     def _read(self, scope: Scope, generation: int) -> bytes:
         try:

@@ -28,8 +28,8 @@ class Mode(StrEnum):
 class Settings:
     """How to find the store and the local side."""
 
-    store: str = "/data/kstore"
-    """The store's root."""
+    store: tuple[str, ...] = ("/data/kstore",)
+    """The store's root, and those of stores that are read for what it lacks."""
     cache_root: str | None = None
     """The local folder; None for a numbered root below /tmp/kstore."""
     layout: Layout | None = None
@@ -112,6 +112,20 @@ def _path(value: str | os.PathLike[str]) -> str:
     return os.path.abspath(os.path.expanduser(os.fspath(value)))
 
 
+def _stores(value: str | os.PathLike[str] | list[str] | tuple[str, ...]) -> tuple[str, ...]:
+    if isinstance(value, list | tuple):
+        if any(":" in os.fspath(path) for path in value):
+            raise ValueError("a path cannot have a colon: it is what separates stores")
+    else:
+        value = os.fspath(value).split(":")
+    if not value or not all(value):
+        raise ValueError("there must be a path before and after each colon, which separates stores")
+    paths = tuple(map(_path, value))
+    if len(set(paths)) < len(paths):
+        raise ValueError("it names a store twice")
+    return paths
+
+
 def _components(value: str | list[str] | tuple[str, ...]) -> tuple[str, ...]:
     names = value.replace(",", " ").split() if isinstance(value, str) else value
     unknown = set(names) - set(load_table())
@@ -135,7 +149,7 @@ def _ttl(value: str | float) -> float:
 
 
 _PARSERS: dict[str, Callable[[Any], Any]] = {
-    "store": _path,
+    "store": _stores,
     "cache_root": _path,
     "layout": _layout,
     "mode": Mode,

@@ -14,6 +14,7 @@ from kstore.blobs.blobstore import put_many
 from kstore.condemned import Doomed, read_doomed
 from kstore.digest import digest_of
 from kstore.errors import KstoreError
+from kstore.leaning import kept_by, may_lean, unsupported
 from kstore.local.finished import read_whole
 from kstore.local.link import Linker, LinkMode, probe
 from kstore.local.relocate import to_stored
@@ -92,6 +93,8 @@ class Uploader:
         """How new blobs are stored; None before the first attempt."""
         self.packs: tuple[str, ...] = ()
         """What this commit has written and may rely on."""
+        self.below: set[bytes] = set()
+        """What this attempt does not upload because a store below has it."""
         self.blobs = 0
         """How many were stored."""
         self.bytes = 0
@@ -109,17 +112,19 @@ class Uploader:
             self._siblings = self._reliable(sibling_packs(self._worker))
 
     def lacking(self, sources: Collection[Blob], theirs: Snapshot | None, base: Snapshot | None) -> list[Blob]:
-        """Those that the store lacks, or that may not be relied upon."""
-        known = {entry.digest for entry in theirs.manifest.entries()} if theirs else set()
+        """Those that the store lacks, or that may not be relied upon, but for what may be left below."""
+        known = kept_by(theirs)
         known |= self._storage.blobs.digests_in(self.packs + self._ahead + self._siblings)
         if base and base is not theirs and self._may_rely_on(base.ref):
             gone = self._doomed.blobs | self.lost(base, {source.digest: source.size for source in sources})
-            known.update(entry.digest for entry in base.manifest.entries() if entry.digest not in gone)
+            known |= kept_by(base) - gone
         wanted = [source for source in sources if source.digest not in known]
         if self.layout is Layout.LOOSE and self._doomed.is_complete:
             has, doomed = self._storage.blobs.loose.has, self._doomed.blobs
             wanted = [s for s in wanted if s.digest in doomed or not has(s.digest, s.size)]
-        return wanted
+        sizes = {source.digest: source.size for source in wanted} if may_lean(self._storage, theirs) else {}
+        self.below = self._storage.below.held(sizes)
+        return [source for source in wanted if source.digest not in self.below]
 
     def store(self, wanted: Sequence[Source], manifest: bytes | None = None) -> set[bytes]:
         """Store blobs and the manifest. Returns the digests of what changed meanwhile; the manifest is then not stored.
@@ -169,19 +174,25 @@ class Uploader:
     def packs_of(self, needed: set[bytes], theirs: Snapshot | None, base: Snapshot | None) -> tuple[str, ...]:
         """Every pack that the blobs `needed` may be in: what is in a pack that no ref names is deleted by gc."""
         may_hold = self._storage.blobs.may_hold
-        published = theirs.ref.packs if theirs else ()
-        if theirs and any(entry.digest not in needed for entry in theirs.manifest.entries()):
+        published = theirs.ref.packs if theirs and not theirs.ref.depth else ()
+        if published and theirs and any(entry.digest not in needed for entry in theirs.manifest.entries()):
             published = tuple(pack for pack in published if may_hold(pack, needed))
-        others = (*self._ahead, *self._reliable(base.ref.packs if base else ()), *self._siblings)
+        packs_of_base = base.ref.packs if base and not base.ref.depth else ()
+        others = (*self._ahead, *self._reliable(packs_of_base), *self._siblings)
         shared = [pack for pack in others if pack not in published and may_hold(pack, needed)]
         return tuple(dict.fromkeys((*self.packs, *published, *shared)))
 
     def lost(self, snapshot: Snapshot, among: Mapping[bytes, int]) -> set[bytes]:
-        """Of the blobs in `among`, with their sizes, those that a generation needs and `verify` found damaged."""
+        """Of the blobs in `among`, with their sizes, those that a generation needs, and that `verify` found damaged
+        or no store has that the generation leans on.
+        """
+        if snapshot.ref.depth:
+            return set()
         found = quarantined(self._storage.backend).keys() & among.keys()
         if found:
             found &= {entry.digest for entry in snapshot.manifest.entries()}
-        return self.missing(snapshot.ref, {digest: among[digest] for digest in found}) if found else set()
+        lost = self.missing(snapshot.ref, {digest: among[digest] for digest in found}) if found else set()
+        return lost | unsupported(self._storage, snapshot, among)
 
     def missing(self, ref: Ref, blobs: Mapping[bytes, int]) -> set[bytes]:
         """Of these, with their sizes, those that are neither loose nor in a pack of the generation."""
@@ -198,7 +209,8 @@ class Uploader:
 
     def _may_rely_on(self, ref: Ref) -> bool:
         """Whether all that the generation has is there, but for the condemned blobs."""
-        return self._reliable(ref.packs) == ref.packs and self._doomed.is_complete and self._storage.refs.exists(ref)
+        is_kept = not ref.depth and self._reliable(ref.packs) == ref.packs
+        return is_kept and self._doomed.is_complete and self._storage.refs.exists(ref)
 
 
 def choose_layout(worker: Committer) -> Layout:

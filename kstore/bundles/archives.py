@@ -19,6 +19,7 @@ import zstandard
 
 from kstore.blobs.batches import Fetch, fetch_in_order
 from kstore.errors import UsageError
+from kstore.leaning import fetch_many
 from kstore.local.relocate import to_local
 from kstore.manifest import Entry, Flag, Manifest
 from kstore.operations.restore import check_manifest
@@ -95,7 +96,7 @@ def _files(store: Store, ref: Ref, under: str, host: str) -> tuple[Iterator[_Fil
     if under and not os.path.isabs(under):
         raise UsageError(f"{under!r} is no absolute path; programs look there from any folder")
     files, left_out = _choose(manifest, host)
-    fetch = partial(store.storage.blobs.fetch_many, packs=ref.packs)
+    fetch = partial(fetch_many, store.storage, (ref,))
     folder = os.path.normpath(under or _built_in(manifest))
     return _read(sorted(files.items(), key=_order), folder, fetch), left_out
 

@@ -19,6 +19,7 @@ from kstore.blobs.packwriter import PackWriter, Sink
 from kstore.bundles.format import Content, Header, seal
 from kstore.bundles.recovery import recover
 from kstore.digest import digest_of
+from kstore.leaning import fetch_many, standing
 from kstore.manifest import Entry, Manifest
 from kstore.operations.restore import check_manifest
 from kstore.progress import Progress
@@ -125,9 +126,8 @@ class BundleWriter:
 
     def _rest(self, done: int) -> Iterator[tuple[bytes, bytes | memoryview]]:
         yield from list(self._manifests.items())[done:]
-        packs = tuple(dict.fromkeys(pack for ref in self._refs for pack in ref.packs))
         wanted = self._blobs[max(done - len(self._manifests), 0) :]
-        yield from fetch_in_order(wanted, partial(self._storage.blobs.fetch_many, packs=packs))
+        yield from fetch_in_order(wanted, partial(fetch_many, self._storage, self._refs))
 
     def _manifest_sizes(self) -> list[tuple[bytes, int]]:
         return [(digest, len(data)) for digest, data in self._manifests.items()]
@@ -154,6 +154,7 @@ class _Sealed:
 
 def portable(manifest: Manifest) -> Manifest:
     """The same without what is its store's: equal contents are equal bytes."""
+    manifest = standing(manifest)
     meta = {name: value for name, value in manifest.meta.items() if name not in _OF_THE_STORE}
     return Manifest(manifest.files, manifest.hosts, meta)
 

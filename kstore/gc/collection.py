@@ -69,10 +69,10 @@ class _Collection:
             self._collect(self._storage.clock(), gone=set())
 
     def _collect(self, now: int, gone: set[str]) -> None:
-        with DigestSet() as loose, DigestSet() as packed, DigestSet() as listed:
+        with DigestSet() as loose, DigestSet() as packed, DigestSet() as leant, DigestSet() as listed:
             sweeper = Sweeper(self._storage.backend, listed, dry_run=self._report.dry_run)
             sweeper.prepare(before=now - int(self._report.grace * _SECOND))
-            marked = Marked(loose, packed)
+            marked = Marked(loose, packed, leant)
             mark(self._storage, gone, marked, self._progress)
             if marked.unreadable:
                 self._give_up(marked.unreadable)

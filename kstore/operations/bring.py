@@ -12,7 +12,7 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from kstore.backends import StagingLost, Upload
@@ -23,6 +23,8 @@ from kstore.components.mergers import merge_files
 from kstore.creator import creator
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError, StoreUnavailable
+from kstore.layers import newest_whole
+from kstore.leaning import fetch, noted, standing
 from kstore.manifest import Entry, Files, Manifest
 from kstore.merge import merge
 from kstore.operations.commit import Published
@@ -119,7 +121,7 @@ class _BringIn:
     def __init__(self, target: Target, incoming: Incoming) -> None:
         self._storage = target.store
         self._scope = target.scope
-        self._incoming = incoming
+        self._incoming = replace(incoming, manifest=standing(incoming.manifest))
         self._progress = target.progress
         self._notes = _Notes(target, incoming)
         self._target = target
@@ -145,7 +147,7 @@ class _BringIn:
         raise StoreUnavailable(f"{_MAX_RACES} attempts to publish {self._scope} each found the generation taken")
 
     def _newest(self) -> Published:
-        generation, snapshot = self._storage.newest_whole(self._scope)
+        generation, snapshot = newest_whole(self._storage, self._scope)
         if generation < self._taken:
             # NFS may go on listing a folder as it was; a name that is known is looked up.
             return Published(self._taken, self._storage.snapshot(self._storage.refs.get(self._scope, self._taken)))
@@ -161,29 +163,30 @@ class _BringIn:
     def _propose(self, theirs: Published) -> _Proposal:
         ours, published = self._incoming.manifest, theirs.manifest
         proposal = _Proposal(hosts=dict(published.hosts))
-        proposal.files = self._merge(proposal, published.files, ours.files, theirs.packs)
+        newest = theirs.snapshot.ref if theirs.snapshot else None
+        proposal.files = self._merge(proposal, published.files, ours.files, newest)
         for host, bound in ours.hosts.items():
-            proposal.hosts[host] = self._merge(proposal, published.hosts.get(host, {}), bound, theirs.packs)
+            proposal.hosts[host] = self._merge(proposal, published.hosts.get(host, {}), bound, newest)
         return proposal
 
-    def _merge(self, proposal: _Proposal, theirs: Files, ours: Files, packs: tuple[str, ...]) -> Files:
+    def _merge(self, proposal: _Proposal, theirs: Files, ours: Files, newest: Ref | None) -> Files:
         merged = merge({}, theirs, ours, {})
         for path in merged.to_merge:
-            if self._merge_content(proposal, merged.files, ours[path], path, packs):
+            if self._merge_content(proposal, merged.files, ours[path], path, newest):
                 merged.taken.append(path)
         proposal.taken += ((path, merged.files[path]) for path in merged.taken)
         proposal.declined += len(merged.declined)
         return merged.files
 
-    def _merge_content(self, proposal: _Proposal, files: Files, ours: Entry, path: str, packs: tuple[str, ...]) -> bool:
+    def _merge_content(self, proposal: _Proposal, files: Files, ours: Entry, path: str, newest: Ref | None) -> bool:
         """Join two versions of a file by their meaning; whether that is news."""
         component, _, relative = path.partition("/")
         known = load_table().get(component)
         method = known.method("merge", relative) if known else None
-        if not method:
+        if not method or not newest:
             return False
         try:
-            published = self._storage.blobs.fetch(files[path].digest, files[path].size, packs)
+            published = fetch(self._storage, files[path], newest)
         except IntegrityError:
             files[path] = ours
             return True
@@ -203,9 +206,12 @@ class _BringIn:
         uploader = self._uploader
         among = {entry.digest for entry in self._incoming.manifest.entries()} | proposal.contents.keys()
         uploader.begin(among, is_first=not theirs.generation)
+        wanted = self._wanted(theirs, proposal, lost)
+        offered = {entry.digest for _, entry in proposal.taken} | lost | proposal.contents.keys()
         manifest = Manifest(proposal.files, proposal.hosts, self._meta(theirs))
+        manifest = noted(self._storage, manifest, theirs.snapshot, offered, uploader.below)
         data = manifest.dump()
-        self._upload(self._wanted(theirs, proposal, lost), proposal.contents, data)
+        self._upload(wanted, proposal.contents, data)
         ref = self._ref(theirs, manifest, data)
         if self._storage.refs.publish(ref, reserved):
             self._published = proposal

@@ -18,6 +18,8 @@ from kstore.components.mergers import merge_files
 from kstore.creator import creator
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError, StoreUnavailable
+from kstore.layers import newest_ref, newest_whole, remembers
+from kstore.leaning import fetch, noted
 from kstore.local.finished import Unfinished, read_finished
 from kstore.local.scan import Scan, Skipped
 from kstore.local.state import Base, State
@@ -43,9 +45,9 @@ class Published:
     """The newest generation of the scope, as last seen."""
 
     generation: int = 0
-    """Its number; 0 if nothing is published."""
+    """Its number; 0 if nothing is published in the store that is written."""
     snapshot: Snapshot | None = None
-    """It, or if it is damaged the newest one before it that is whole."""
+    """It, or if it is damaged the newest one before it that is whole; where there is none, what a store below has."""
 
     @property
     def manifest(self) -> Manifest:
@@ -55,14 +57,10 @@ class Published:
     @property
     def line(self) -> int:
         """Where the line of its successor begins: with the successor, if what is listed as the newest is damaged."""
-        if self.snapshot and self.snapshot.ref.generation == self.generation:
-            return self.snapshot.ref.line
-        return self.generation + 1
-
-    @property
-    def packs(self) -> tuple[str, ...]:
-        """Where its blobs are."""
-        return self.snapshot.ref.packs if self.snapshot else ()
+        ref = self.snapshot.ref if self.snapshot else None
+        if ref and ref.depth and not self.generation:
+            return 0
+        return ref.line if ref and not ref.depth and ref.generation == self.generation else self.generation + 1
 
 
 @dataclass(slots=True)
@@ -182,13 +180,13 @@ class _Commit:
             if ref is None:
                 return Published()
             known = self._base if self._base and self._base.is_generation_of(ref) else None
-            return Published(ref.generation, known or self._storage.snapshot(ref))
+            return Published(0 if ref.depth else ref.generation, known or self._storage.snapshot(ref))
         except IntegrityError:
-            return Published(*self._storage.newest_whole(self._worker.scope))
+            return Published(*newest_whole(self._storage, self._worker.scope))
 
     def _newest_ref(self) -> Ref | None:
-        ref = self._storage.refs.newest(self._worker.scope)
-        if self._taken > (ref.generation if ref else 0):
+        ref = newest_ref(self._storage, self._worker.scope)
+        if self._taken > (ref.generation if ref and not ref.depth else 0):
             # NFS may go on listing a folder as it was; a name that is known is looked up.
             return self._storage.refs.get(self._worker.scope, self._taken)
         return ref
@@ -202,12 +200,13 @@ class _Commit:
             self._declined = {}
         portable = {path: entry for path, entry in self._ours.items() if not entry.flags & _HOST}
         proposal = Proposal(theirs.manifest.files, dict(theirs.manifest.hosts))
-        proposal.files = self._merge(proposal, base.files, theirs.manifest.files, portable, theirs.packs)
+        newest = theirs.snapshot.ref if theirs.snapshot else None
+        proposal.files = self._merge(proposal, base.files, theirs.manifest.files, portable, newest)
         if len(portable) < len(self._ours):
             host = self._worker.host.fingerprint
             bound = {path: entry for path, entry in self._ours.items() if entry.flags & _HOST}
             old, published = base.hosts.get(host, {}), theirs.manifest.hosts.get(host, {})
-            proposal.hosts[host] = self._merge(proposal, old, published, bound, theirs.packs)
+            proposal.hosts[host] = self._merge(proposal, old, published, bound, newest)
         return proposal
 
     def _grew_from_before(self, theirs: Published) -> bool:
@@ -215,25 +214,25 @@ class _Commit:
         if not self._base or not theirs.snapshot:
             return False
         base, newest = self._base.ref, theirs.snapshot.ref
-        return newest.remembers(base) and base.generation <= newest.generation
+        is_older = base.generation <= newest.generation or base.depth > newest.depth
+        return is_older and remembers(theirs.snapshot, self._base)
 
-    def _merge(self, proposal: Proposal, base: Files, theirs: Files, ours: Files, packs: tuple[str, ...]) -> Files:
+    def _merge(self, proposal: Proposal, base: Files, theirs: Files, ours: Files, newest: Ref | None) -> Files:
         merged = merge(base, theirs, ours, self._declined)
         for path in merged.to_merge:
-            self._merge_content(proposal, merged, ours, path, packs)
+            assert newest  # Who has published the other version.
+            self._merge_content(proposal, merged, ours, path, newest)
         proposal.taken += merged.taken
         proposal.declined |= merged.declined
         return merged.files
 
-    def _merge_content(
-        self, proposal: Proposal, merged: Merged, ours: Files, path: str, packs: tuple[str, ...]
-    ) -> None:
+    def _merge_content(self, proposal: Proposal, merged: Merged, ours: Files, path: str, newest: Ref) -> None:
         """Join two versions of a file by their meaning."""
         component, _, relative = path.partition("/")
         method = self._worker.table[component].method("merge", relative) or ""
         try:
             entry = merged.files[path]
-            published = self._storage.blobs.fetch(entry.digest, entry.size, packs)
+            published = fetch(self._storage, entry, newest)
             local = self._read_scanned(path, ours[path])
         except IntegrityError:
             merged.files[path] = ours[path]
@@ -279,6 +278,7 @@ class _Commit:
         known = [s for s in blobs if s.digest not in lost]
         wanted = uploader.lacking(known, theirs.snapshot, self._base) + [s for s in blobs if s.digest in lost]
         manifest = Manifest(proposal.files, proposal.hosts, self._meta(theirs, proposal))
+        manifest = noted(self._storage, manifest, theirs.snapshot, {s.digest for s in blobs}, uploader.below)
         data = manifest.dump()
         refused = uploader.store(wanted, data)
         if refused:
@@ -361,7 +361,7 @@ class _Commit:
 
     def _save_base(self, snapshot: Snapshot, proposal: Proposal) -> None:
         self._worker.state.save_base(
-            Base(self._storage.identity, snapshot),
+            Base(self._storage.holder(snapshot.ref).identity, snapshot),
             proposal.declined,
             host=self._worker.known_host(self._state),
             synced=self._is_complete,

@@ -12,10 +12,12 @@ from typing import Any
 from kstore.blobs import BlobStore
 from kstore.errors import IntegrityError, MissError, StoreUnavailable, UsageError
 from kstore.folders import nearest_writable
+from kstore.layers import newest_whole
+from kstore.leaning import fetch_many
 from kstore.local import cacheroot
 from kstore.operations.bring import Brought, Incoming, Target, bring_in
 from kstore.operations.restore import check_manifest
-from kstore.refs import RefState
+from kstore.refs import Ref, RefState
 from kstore.report import SCHEMA
 from kstore.scope import Scope, check_key
 from kstore.settings import Mode
@@ -103,7 +105,7 @@ def _copy(source: Storage, target: Store, scope: Scope, report: CopyReport, *, r
             report.withdrawn.append(scope)
             return
         check_manifest(snapshot.manifest)
-        fetch = partial(_fetch, source, snapshot.ref.packs)
+        fetch = partial(_fetch, source, snapshot.ref)
         incoming = Incoming(snapshot.manifest, snapshot.ref.manifest, fetch, source.location)
         report.scopes.append(bring_in(target_of(target, scope), incoming))
 
@@ -116,9 +118,9 @@ def _is_withdrawn(storage: Storage, scope: Scope) -> bool:
     return False
 
 
-def _fetch(source: Storage, packs: Sequence[str], wanted: Mapping[bytes, int]) -> Iterator[tuple[bytes, memoryview]]:
+def _fetch(source: Storage, ref: Ref, wanted: Mapping[bytes, int]) -> Iterator[tuple[bytes, memoryview]]:
     with reporting_trouble(source.location, "read"):
-        yield from source.blobs.fetch_many(wanted, packs)
+        yield from fetch_many(source, (ref,), wanted)
 
 
 def newest_live(storage: Storage, scope: Scope) -> Snapshot | None:
@@ -127,7 +129,7 @@ def newest_live(storage: Storage, scope: Scope) -> Snapshot | None:
     Raises:
         IntegrityError: none of them can be read.
     """
-    generation, snapshot = storage.newest_whole(scope)
+    generation, snapshot = newest_whole(storage, scope)
     if generation and snapshot is None:
         raise IntegrityError(f"no generation of {scope} can be read; see `kstore verify {scope.key}`")
     return snapshot if snapshot and snapshot.ref.state is RefState.LIVE else None
