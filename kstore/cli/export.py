@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import import_module
 from typing import IO, TYPE_CHECKING, Any
 
@@ -31,7 +31,10 @@ if TYPE_CHECKING:
     from kstore.bundles.writer import Exported
     from kstore.cli.output import Output
     from kstore.refs import Ref
+    from kstore.report import LeftOut
     from kstore.store import Store
+
+    _LeftOut = Sequence[str | LeftOut]
 
 _STDOUT = "-"
 _SHOWN = 3
@@ -48,6 +51,8 @@ class Format:
     which may hold several generations."""
     takes: tuple[str, ...] = ()
     """The options, `under` or `host`, that the function has as arguments."""
+    by_kind: bool = False
+    """What it leaves out is given by kind, as `LeftOut`s, and not by path."""
 
 
 _ARCHIVES = "kstore.bundles.archives"
@@ -56,6 +61,7 @@ FORMATS = {
     "tar": Format((".tar",), f"{_ARCHIVES}:export_tar", ("under", "host")),
     "tar.zst": Format((".tar.zst", ".tzst"), f"{_ARCHIVES}:export_compressed_tar", ("under", "host")),
     "zip": Format((".zip",), f"{_ARCHIVES}:export_zip", ("under", "host")),
+    "megacache": Format((".megacache",), "kstore.integrations.megacache:export", by_kind=True),
 }
 
 
@@ -74,7 +80,10 @@ def command(invocation: Invocation, key: str, path: str, name: str | None, under
 
     A bundle (.kstore) is for `kstore import` into another store. It holds the newest generation of each GPU and
     environment, or of the one that is named. An archive (.tar, .tar.zst, .zip) has the files of one as they are below a
-    cache root, for programs that know nothing of kstore.
+    cache root, for programs that know nothing of kstore. A mega-cache (.megacache) is what
+    torch.compiler.load_cache_artifacts takes: it needs torch, and what it cannot hold is named.
+
+    All of these are code: whoever loads them runs what whoever published KEY has built. A mega-cache is pickled data.
     """
     output, store = invocation.output, invocation.store()
     name = name or _format_of(path)
@@ -83,7 +92,7 @@ def command(invocation: Invocation, key: str, path: str, name: str | None, under
         raise UsageError(f"--{option} is not for the format {name}")
     output.stdout_is_lent = _is_stdout(path)
     refs = _choose(store, key, invocation.settings)
-    left_out: list[str] = []
+    left_out: _LeftOut = ()
     with output.working(f"exporting {key}", store.progress):
         if FORMATS[name].writer:
             exported, left_out = _export_one(store, refs, path, FORMATS[name], options)
@@ -147,12 +156,12 @@ def _export_bundle(store: Store, refs: list[Ref], path: str) -> Exported:
 
 def _export_one(
     store: Store, refs: list[Ref], path: str, chosen: Format, options: dict[str, str]
-) -> tuple[Exported, list[str]]:
+) -> tuple[Exported, _LeftOut]:
     from kstore.bundles.writer import Exported
 
     ref = _only(refs, [ref.scope for ref in refs])
     module, _, function = chosen.writer.partition(":")
-    write: Callable[..., list[str]] = getattr(import_module(module), function)
+    write: Callable[..., _LeftOut] = getattr(import_module(module), function)
     with _opened(path, resumable=False) as file:
         left_out = write(store, ref, file, **options)
     return Exported((ref,), bytes=os.path.getsize(path) if os.path.isfile(path) else 0), left_out
@@ -164,10 +173,10 @@ def _opened(path: str, *, resumable: bool) -> AbstractContextManager[IO[bytes]]:
     return nullcontext(sys.stdout.buffer) if path == _STDOUT else finished_as(path, resumable=resumable)
 
 
-def _tell(output: Output, store: Store, path: str, name: str, exported: Exported, left_out: list[str]) -> None:
-    shown = len(left_out) if output.verbosity > 0 else _SHOWN
+def _tell(output: Output, store: Store, path: str, name: str, exported: Exported, left_out: _LeftOut) -> None:
+    shown = len(left_out) if output.verbosity > 0 or FORMATS[name].by_kind else _SHOWN
     for what in left_out[:shown]:
-        output.warn(f"left out {what}")
+        output.warn(f"left out {_text(what)}")
     if len(left_out) > shown:
         output.warn(f"left out {len(left_out) - shown} more; -v names them")
     if output.json:
@@ -182,7 +191,14 @@ def _tell(output: Output, store: Store, path: str, name: str, exported: Exported
         tell(f"{path} has {size(exported.bytes)}")
 
 
-def _describe(store: Store, path: str, name: str, exported: Exported, left_out: list[str]) -> dict[str, Any]:
+def _text(left_out: str | LeftOut) -> str:
+    from kstore.cli.sentences import not_held
+
+    return left_out if isinstance(left_out, str) else not_held(left_out)
+
+
+def _describe(store: Store, path: str, name: str, exported: Exported, left_out: _LeftOut) -> dict[str, Any]:
+    kinds = [asdict(what) for what in left_out if not isinstance(what, str)]
     return {
         "store": store.location,
         "file": path,
@@ -190,5 +206,6 @@ def _describe(store: Store, path: str, name: str, exported: Exported, left_out: 
         "bytes": exported.bytes,
         "resumed": exported.resumed,
         "exported": [ref.describe() for ref in exported.refs],
-        "left_out": left_out,
+        "left_out": [_text(what) for what in left_out],
+        "left_out_kinds": kinds,
     }

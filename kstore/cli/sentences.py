@@ -10,7 +10,7 @@ from kstore.cli.words import amount, duration, files, plural, size
 from kstore.errors import MissError
 from kstore.hits import Usage, UsageReport
 from kstore.local.scan import Skipped
-from kstore.report import CommitReport, CommitStatus, Count, RestoreReport, RestoreStatus
+from kstore.report import CommitReport, CommitStatus, Count, LeftOut, RestoreReport, RestoreStatus
 
 if TYPE_CHECKING:
     from kstore.operations.bring import Brought
@@ -95,6 +95,12 @@ def brought_in(verb: str, brought: Brought) -> str:
         f"{verb} {brought.scope} generation {brought.generation}: {files(brought.new_files, 'new ')} of "
         f"{brought.files}{kept}, {size(brought.uploaded)} uploaded"
     )
+
+
+def not_held(left_out: LeftOut) -> str:
+    """What another format cannot hold, and what becomes of it."""
+    of = f" of {left_out.component}" if left_out.component else ""
+    return f"{left_out.what}{of} ({amount(left_out.files, left_out.bytes)}): {left_out.why}"
 
 
 def tell_components(output: Output, cache_root: str, components: Mapping[str, Count] | None) -> None:

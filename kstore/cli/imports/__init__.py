@@ -10,6 +10,7 @@ SOURCES: dict[str, str] = {
     "bundle": "Publish what a bundle holds; `kstore import FILE` is short for it.",
     "fal": "The zips that fal.toolkit keeps of Inductor's cache.",
     "b10": "An archive that Baseten's b10-transfer has saved.",
+    "megacache": "Publish under KEY what torch.compiler.save_cache_artifacts wrote to FILE.",
 }
 """Name → what it brings in. Each has a module of its own, imported when the command is run."""
 
