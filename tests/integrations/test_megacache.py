@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tempfile
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -14,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from kstore.errors import IntegrityError
+from kstore.errors import CacheRootError, IntegrityError
 from kstore.integrations.megacache import bring_in
 from kstore.integrations.megacache.container import read, write
 from kstore.integrations.megacache.entries import Artifact, files_of
@@ -396,6 +397,17 @@ def test_a_damaged_mega_cache_publishes_nothing(fleet: Fleet, how: str) -> None:
 
     with pytest.raises(IntegrityError):
         bring_in(fleet.store, data, KEY)
+
+    assert not (fleet.folder / "store").exists()
+
+
+def test_without_room_for_its_files_a_mega_cache_publishes_nothing(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/proc/nothing")
+
+    with pytest.raises(CacheRootError, match="TMPDIR"):
+        bring_in(fleet.store, write([Artifact("aot_autograd", "aab", b"entry")]), KEY)
 
     assert not (fleet.folder / "store").exists()
 

@@ -6,11 +6,12 @@ import os
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from kstore.errors import IntegrityError, MissError
+from kstore.errors import CacheRootError, IntegrityError, MissError
 from kstore.integrations.megacache import container
 from kstore.integrations.megacache.entries import COMPONENT, Artifact, artifact_of, files_of
 from kstore.integrations.megacache.omissions import bundled_kernels, left_out
@@ -62,12 +63,11 @@ def bring_in(store: Store, data: bytes, key: str) -> Imported:
     Raises:
         IntegrityError: the data is damaged, or no mega-cache. Nothing is published then.
         PackageMissing: torch is not installed.
-        KstoreError: the store cannot be written.
+        KstoreError: the store, or a temporary folder, cannot be written.
     """
     artifacts = container.read(data)
     files, unknown = files_of(artifacts)
-    with tempfile.TemporaryDirectory(prefix="kstore-megacache-") as root:
-        write_files(Path(root, COMPONENT), files)
+    with _unpacked(files) as root:
         committed = _committing_from(root, store.settings).commit(key)
     entries = Counter(artifact.kind for artifact in artifacts)
     return Imported(committed, dict(entries), tuple(_unknown_kinds(unknown)))
@@ -81,6 +81,18 @@ def _fetch(store: Store, ref: Ref, carried: Files) -> Iterator[Artifact]:
             raise IntegrityError(f"{path} of {ref.scope} is missing or damaged; see `kstore verify {ref.scope.key}`")
         if found := artifact_of(path):
             yield Artifact(*found, contents[entry.digest])
+
+
+@contextmanager
+def _unpacked(files: Mapping[str, bytes]) -> Iterator[str]:
+    """A temporary cache root."""
+    with ExitStack() as stack:
+        try:
+            root = stack.enter_context(tempfile.TemporaryDirectory(prefix="kstore-megacache-"))
+            write_files(Path(root, COMPONENT), files)
+        except OSError as error:
+            raise CacheRootError(f"a mega-cache cannot be unpacked: {error}; set TMPDIR to another folder") from error
+        yield root
 
 
 def _committing_from(root: str, settings: Settings) -> Store:
