@@ -45,7 +45,7 @@ def main() -> None:
         start(work, "headers", "mlp-headers")
         costs = run(work, options.models, options.rounds)
         sizes = {"megacache": tree_bytes(work / "saved.bin"), "kstore": tree_bytes(work / "store")}
-        restored = int(newest(work)["size"])
+        restored = int(newest(work)["bytes"])
     finally:
         shutil.rmtree(work, ignore_errors=True)
     print(render(options.models, options.rounds, costs, sizes, restored))
