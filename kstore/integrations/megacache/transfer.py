@@ -16,6 +16,7 @@ from kstore.integrations.megacache import container
 from kstore.integrations.megacache.entries import COMPONENT, Artifact, artifact_of, files_of
 from kstore.integrations.megacache.omissions import bundled_kernels, left_out
 from kstore.integrations.megacache.tree import unchosen, write_files
+from kstore.leaning import fetch_many
 from kstore.manifest import Files
 from kstore.refs import Ref
 from kstore.report import CommitReport, LeftOut
@@ -75,7 +76,7 @@ def bring_in(store: Store, data: bytes, key: str) -> Imported:
 
 def _fetch(store: Store, ref: Ref, carried: Files) -> Iterator[Artifact]:
     sizes = {entry.digest: entry.size for entry in carried.values()}
-    contents = {digest: bytes(data) for digest, data in store.storage.blobs.fetch_many(sizes, ref.packs)}
+    contents = {digest: bytes(data) for digest, data in fetch_many(store.storage, (ref,), sizes)}
     for path, entry in carried.items():
         if entry.digest not in contents:
             raise IntegrityError(f"{path} of {ref.scope} is missing or damaged; see `kstore verify {ref.scope.key}`")
@@ -97,7 +98,7 @@ def _unpacked(files: Mapping[str, bytes]) -> Iterator[str]:
 
 def _committing_from(root: str, settings: Settings) -> Store:
     return Store(
-        settings.store,
+        ":".join(settings.store),
         cache_root=root,
         layout=settings.layout,
         mode=settings.mode,
