@@ -31,8 +31,8 @@ class Needs:
     packs: tuple[str, ...]
     loose: dict[bytes, int]
     """Digest → size in bytes, of the blobs that are in none of the packs."""
-    packed: set[bytes]
-    """Digests of the others."""
+    packed: dict[bytes, int]
+    """The same of the others."""
 
 
 @dataclass(slots=True)
@@ -59,13 +59,16 @@ def needs_of(storage: Storage, ref: Ref) -> Needs:
         IntegrityError: its manifest is damaged.
     """
     blobs = BlobStore(storage.backend)
-    sizes = {
-        entry.digest: entry.size
-        for entry in Manifest.load(blobs.fetch(ref.manifest, ref.manifest_size, ref.packs)).entries()
-    }
+    return needs_in(blobs, ref, Manifest.load(blobs.fetch(ref.manifest, ref.manifest_size, ref.packs)))
+
+
+def needs_in(blobs: BlobStore, ref: Ref, manifest: Manifest) -> Needs:
+    """The same for a manifest that has been read."""
+    sizes = {entry.digest: entry.size for entry in manifest.entries()}
     sizes[ref.manifest] = ref.manifest_size
-    packed = sizes.keys() & blobs.digests_in(ref.packs)
-    return Needs(ref.packs, {d: size for d, size in sizes.items() if d not in packed}, packed)
+    inside = blobs.digests_in(ref.packs)
+    loose = {digest: size for digest, size in sizes.items() if digest not in inside}
+    return Needs(ref.packs, loose, {digest: size for digest, size in sizes.items() if digest in inside})
 
 
 def mark(storage: Storage, gone: Container[str], marked: Marked, progress: Progress) -> None:
