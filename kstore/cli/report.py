@@ -39,8 +39,9 @@ def command(invocation: Invocation, path: str) -> int:
     Path(path).write_bytes(page)
     for trouble in facts["unreadable"]:
         output.warn(f"cannot be read, and is not counted: {trouble}")
+    keys = len({row["key"] for row in facts["keys"]})
     if output.json:
-        output.document({"store": store.location, "file": path, "bytes": len(page), "keys": len(facts["keys"])})
+        output.document({"store": store.location, "file": path, "bytes": len(page), "keys": keys})
     else:
-        output.summary(f"{path}: {plural(len(facts['keys']), 'key')}, {size(len(page))}")
+        output.summary(f"{path}: {plural(keys, 'key')}, {size(len(page))}")
     return 4 if facts["unreadable"] else 0

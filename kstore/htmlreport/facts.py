@@ -42,7 +42,8 @@ class _Kept:
         files = (item for held in (manifest.files, *manifest.hosts.values()) for item in held.items())
         components = {_short(name): [count.files, count.bytes] for name, count in count_components(files).items()}
         self.generations.append({
-            "number": ref.generation, "created": ref.created, "creator": _short(ref.creator), "state": ref.state,
+            "number": ref.generation, "created": ref.created if math.isfinite(ref.created) else 0.0,
+            "creator": _short(ref.creator), "state": ref.state,
             "pinned": holding.is_pinned, "bytes": ref.size, "files": ref.files, "components": components,
             "effort": asdict(ref.effort) if ref.effort else None,
         })  # fmt: skip

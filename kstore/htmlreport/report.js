@@ -51,12 +51,13 @@
   const newest = (scope) => scope.generations[scope.generations.length - 1];
   const fits = (item, chosen) =>
     (!chosen.gpu || item.gpu === chosen.gpu) && (!chosen.key || item.key.toLowerCase().includes(chosen.key));
+  const has = (generation, component) => Object.hasOwn(generation.components, component);
   const bytesOf = (generation, component) =>
-    component ? (generation.components[component] || [0, 0])[1] : sum(Object.values(generation.components).map((c) => c[1]));
+    component ? (has(generation, component) ? generation.components[component][1] : 0) : sum(Object.values(generation.components).map((c) => c[1]));
   function choose() {
     const chosen = filters();
-    const has = (scope) => scope.generations.some((generation) => chosen.component in generation.components);
-    const scopes = FACTS.scopes.filter((scope) => fits(scope, chosen) && (!chosen.component || has(scope)));
+    const holds = (scope) => scope.generations.some((generation) => has(generation, chosen.component));
+    const scopes = FACTS.scopes.filter((scope) => fits(scope, chosen) && (!chosen.component || holds(scope)));
     return { ...chosen, scopes, names: new Set(scopes.map(name)), shelves: new Set(scopes.map(shelf)) };
   }
 

@@ -182,12 +182,14 @@ def _numbers(backend: Backend, folder: str) -> dict[int, list[int]]:
 
 
 def sweep_stats(backend: Backend, is_there: Callable[[Scope], bool]) -> None:
-    """Remove what was counted for scopes that are not there any more."""
-    for scope in _scopes(backend):
-        if not is_there(scope):
+    """Remove what was counted for scopes that are not there any more; what cannot be removed stays."""
+    try:
+        for scope in _scopes(backend):
             folder = folder_of(scope)
-            for child in list(backend.list(folder)):
+            for child in [] if is_there(scope) else list(backend.list(folder)):
                 backend.delete(f"{folder}/{child.name}")
+    except OSError as error:
+        log.debug("statistics cannot be removed: %s", error)
 
 
 def _scopes(backend: Backend) -> Iterator[Scope]:

@@ -42,6 +42,7 @@ def record(store: Store, report: RestoreReport) -> None:
         thread.start()
     except RuntimeError:  # At the end of the interpreter no thread can be started.
         return
+    _running.difference_update([other for other in _running if not other.is_alive()])
     if not _running:
         atexit.unregister(finish)
         atexit.register(finish)

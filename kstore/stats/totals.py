@@ -5,7 +5,6 @@ All of it comes from a store, which may hold anything: what makes no sense is re
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -171,7 +170,7 @@ def _count(value: Any) -> int:
 
 
 def _seconds(value: Any) -> float:
-    if not isinstance(value, int | float) or not 0 <= value < math.inf:
+    if not isinstance(value, int | float) or not 0 <= value <= _LARGEST:
         raise ValueError(f"{value!r} is no number of seconds")
     return float(value)
 

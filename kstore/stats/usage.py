@@ -154,9 +154,10 @@ class Accounts(Generic[Group]):
         """Count one generation."""
         ref, group = holding.ref, self._by(holding.ref.scope)
         owners = [self._numbers.setdefault(group, len(self._numbers) + 1)] + [_PINNED] * holding.is_pinned
+        size = sum(entry.size for entry in holding.manifest.entries())
         for held in (self.usage.groups.setdefault(group, Held()), self.usage.whole):
             held.generations += 1
-            held.artifacts += ref.size
+            held.artifacts += size
         for owner in owners:
             tail = _OWNER.pack(owner)
             self._blobs.update({name[:DIGEST_SIZE] + tail + name[-1:]: size for name, size in self._rows(holding)})

@@ -66,6 +66,7 @@ def test_a_miss_is_no_slow_restore() -> None:
         {"placed": "1"},
         {"waited": float("nan")},
         {"since": float("inf")},
+        {"last": 1e300},
         {"timings": {"exploded": {}}},
         {"timings": []},
         {"newest": [{"worker": "x" * 10**6}]},
