@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -44,7 +45,7 @@ class _Kept:
         self.generations.append({
             "number": ref.generation, "created": ref.created if math.isfinite(ref.created) else 0.0,
             "creator": _short(ref.creator), "state": ref.state,
-            "pinned": holding.is_pinned, "bytes": ref.size, "files": ref.files, "components": components,
+            "pinned": holding.is_pinned, "components": components,
             "effort": asdict(ref.effort) if ref.effort else None,
         })  # fmt: skip
         self.facts, self.hosts = _facts(manifest.meta) or self.facts, len(manifest.hosts)
