@@ -36,8 +36,7 @@ def record(store: Store, report: RestoreReport) -> None:
     # Where another rank was in trouble nothing was missing.
     if settings.mode is Mode.READ or not settings.stats or report.status not in COUNTED or report.error:
         return
-    scope = Scope(report.gpu, report.key, report.environment)
-    thread = threading.Thread(target=_work, args=(store.storage, scope, report), name="kstore-stats", daemon=True)
+    thread = threading.Thread(target=_work, args=(store.storage, report), name="kstore-stats", daemon=True)
     try:
         thread.start()
     except RuntimeError:  # At the end of the interpreter no thread can be started.
@@ -56,10 +55,10 @@ def finish(seconds: float = PATIENCE) -> None:
         _running.pop().join(max(0.0, until - time.monotonic()))
 
 
-def _work(storage: Storage, scope: Scope, report: RestoreReport) -> None:
+def _work(storage: Storage, report: RestoreReport) -> None:
     block_signals()
     try:
         if storage.settings:  # What is not there is not made to count that it is missing.
-            add(storage.backend, scope, Sample.of(report))
+            add(storage.backend, Scope(report.gpu, report.key, report.environment), Sample.of(report))
     except Exception as error:
-        log.debug("a restore of %s is not counted: %s", scope, error)
+        log.debug("a restore of %s is not counted: %s", report.key, error)

@@ -45,6 +45,7 @@ class Page:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self._driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
         self._driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
+        self._driver.get("about:blank")
         self._logged("performance"), self._logged("browser")
         self._driver.get(path.as_uri())
 
@@ -131,7 +132,6 @@ def test_nothing_is_asked_for_outside_the_file(page: Page, tmp_path: Path) -> No
     page.open(full_store(tmp_path), tmp_path)
     page.choose(gpu=H100)
     requested = page.requested()
-    assert requested[0].startswith("file:")
     assert [url for url in requested if not url.startswith(HARMLESS)] == []
     assert len([url for url in requested if url.startswith("file:")]) == 1
 
