@@ -80,7 +80,7 @@ def republish(
             raise MissError(f"generation {ref.generation} of {ref.scope} was removed just now")
         return replace(
             ref, generation=parent + 1, parent=parent, created=time.time(), creator=creator(),
-            packs=(*copied, *packs(ref)), line=parent + 1 if after_loss else ref.line,
+            packs=(*copied, *packs(ref)), line=parent + 1 if after_loss else ref.line, effort=None,
         )  # fmt: skip
 
     return _publish(storage, ref.scope, prepare)

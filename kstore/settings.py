@@ -45,6 +45,8 @@ class Settings:
     """Seconds after which a job goes on without its restore or commit; 0 to wait for ever."""
     lease_ttl: float = 60.0
     """Seconds after which a worker that compiles for others, and no longer says so, counts as gone."""
+    stats: bool = True
+    """Whether restores are counted in the store."""
 
 
 log = logging.getLogger(__name__)
@@ -148,6 +150,12 @@ def _ttl(value: str | float) -> float:
     return seconds
 
 
+def _switch(value: str | bool) -> bool:
+    if str(value).lower() not in ("true", "false"):
+        raise ValueError("it must be true or false")
+    return str(value).lower() == "true"
+
+
 _PARSERS: dict[str, Callable[[Any], Any]] = {
     "store": _stores,
     "cache_root": _path,
@@ -158,4 +166,5 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
     "components": _components,
     "timeout": _seconds,
     "lease_ttl": _ttl,
+    "stats": _switch,
 }

@@ -54,6 +54,7 @@ class Store:
         components: tuple[str, ...] | None = None,
         timeout: float | None = None,
         lease_ttl: float | None = None,
+        stats: bool | None = None,
         environ: MutableMapping[str, str] = os.environ,
     ) -> None:
         """Settings that are not given come from `KSTORE_*`, kstore.toml or [tool.kstore], or their defaults.
@@ -64,7 +65,7 @@ class Store:
         given: dict[str, Any] = {
             "store": root, "cache_root": cache_root, "layout": layout, "mode": mode,
             "gpu": gpu, "environment": environment, "components": components, "timeout": timeout,
-            "lease_ttl": lease_ttl,
+            "lease_ttl": lease_ttl, "stats": stats,
         }  # fmt: skip
         self.settings: Settings = load_settings(environ, **given)
         self.storage = Storage(*self.settings.store)

@@ -28,6 +28,7 @@ def test_the_defaults(tmp_path: Path) -> None:
         components=tuple(load_table()),
         timeout=600.0,
         lease_ttl=60.0,
+        stats=True,
     )
 
 
@@ -53,6 +54,8 @@ def test_an_argument_beats_the_environment_beats_the_file(tmp_path: Path) -> Non
         ("KSTORE_TIMEOUT", "2.5", "timeout", 2.5),
         ("KSTORE_TIMEOUT", "0", "timeout", 0.0),
         ("KSTORE_LEASE_TTL", "90", "lease_ttl", 90.0),
+        ("KSTORE_STATS", "false", "stats", False),
+        ("KSTORE_STATS", "True", "stats", True),
     ],
 )
 def test_every_setting_has_a_variable(tmp_path: Path, variable: str, text: str, name: str, value: object) -> None:

@@ -32,8 +32,8 @@ class Needs:
     packs: tuple[str, ...]
     loose: dict[bytes, int]
     """Digest → size in bytes, of the blobs that are in none of the packs."""
-    packed: set[bytes]
-    """Digests of those that are."""
+    packed: dict[bytes, int]
+    """The same of those that are."""
     leant: set[bytes]
     """Digests of those that were not uploaded, for a store below had them: they may not be here."""
 
@@ -70,13 +70,17 @@ def needs_of(storage: Storage, ref: Ref) -> Needs:
         IntegrityError: its manifest is damaged.
     """
     blobs = BlobStore(storage.backend)
-    manifest = Manifest.load(blobs.fetch(ref.manifest, ref.manifest_size, ref.packs))
+    return needs_in(blobs, ref, Manifest.load(blobs.fetch(ref.manifest, ref.manifest_size, ref.packs)))
+
+
+def needs_in(blobs: BlobStore, ref: Ref, manifest: Manifest) -> Needs:
+    """The same for a manifest that has been read."""
     sizes = {entry.digest: entry.size for entry in manifest.entries()}
     sizes[ref.manifest] = ref.manifest_size
-    packed = sizes.keys() & blobs.digests_in(ref.packs)
-    leant = leaning(manifest).keys() - packed
-    loose = {d: size for d, size in sizes.items() if d not in packed and d not in leant}
-    return Needs(ref.packs, loose, packed, leant)
+    inside = sizes.keys() & blobs.digests_in(ref.packs)
+    leant = leaning(manifest).keys() - inside
+    loose = {digest: size for digest, size in sizes.items() if digest not in inside and digest not in leant}
+    return Needs(ref.packs, loose, {digest: sizes[digest] for digest in inside}, leant)
 
 
 def mark(storage: Storage, gone: Container[str], marked: Marked, progress: Progress) -> None:

@@ -26,7 +26,7 @@ from kstore.local.state import Base, State
 from kstore.manifest import Entry, Files, Flag, Manifest, unit_of
 from kstore.merge import Merged, merge
 from kstore.quarantine import quarantined
-from kstore.refs import Ref
+from kstore.refs import Effort, Ref
 from kstore.report import CommitReport, CommitStatus, count_components
 from kstore.snapshot import Snapshot
 from kstore.upload import Uploader, sources
@@ -83,12 +83,12 @@ def commit(worker: Worker) -> CommitReport:
         KstoreError: the store or the cache root cannot be used.
         OSError: likewise.
     """
-    started = time.perf_counter()
+    started, began = time.perf_counter(), time.time()
     with worker.state.locked():
         state = worker.state.load()
         if not state.synced:
             worker.ask_host()
-        report = _Commit(worker, state, worker.scan(state, _ROOM)).run()
+        report = _Commit(worker, state, worker.scan(state, _ROOM), began).run()
     return replace(report, seconds=time.perf_counter() - started)
 
 
@@ -110,7 +110,8 @@ def upload_ahead(worker: Worker) -> tuple[str, ...]:
 class _Commit:
     """One commit."""
 
-    def __init__(self, worker: Worker, state: State, found: Scan) -> None:
+    def __init__(self, worker: Worker, state: State, found: Scan, began: float = 0.0) -> None:
+        self._began = began
         self._worker = worker
         self._storage = worker.store
         self._state = state
@@ -284,7 +285,7 @@ class _Commit:
         if refused:
             self._leave_out(refused)
             return None
-        ref = self._ref(theirs, manifest, data)
+        ref = self._ref(theirs, manifest, data, len(proposal.taken))
         if not self._storage.refs.publish(ref, reserved):
             log.debug("generation %d of %s was published by another worker", ref.generation, ref.scope)
             self._taken = ref.generation
@@ -312,21 +313,23 @@ class _Commit:
         self._is_complete = False
         self._skipped += (Skipped(unit, "it changed while it was uploaded") for unit in sorted(units))
 
-    def _ref(self, theirs: Published, manifest: Manifest, data: bytes) -> Ref:
+    def _ref(self, theirs: Published, manifest: Manifest, data: bytes, new_files: int) -> Ref:
         entries = manifest.entries()
         needed = {entry.digest for entry in entries}
+        now = time.time()
         return Ref(
             scope=self._worker.scope,
             generation=theirs.generation + 1,
             manifest=digest_of(data),
             manifest_size=len(data),
             packs=self._uploader.packs_of(needed, theirs.snapshot, self._base),
-            created=time.time(),
+            created=now,
             creator=creator(),
             files=len(entries),
             size=sum(entry.size for entry in entries),
             parent=theirs.generation,
             line=theirs.line,
+            effort=Effort(max(0.0, round(now - self._began, 3)), self._uploader.bytes, new_files),
         )
 
     def _meta(self, theirs: Published, proposal: Proposal) -> dict[str, object]:
