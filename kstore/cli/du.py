@@ -14,6 +14,7 @@ from kstore.cli.options import (
     MISSING,
     Command,
     Invocation,
+    complete_key,
     output_options,
     pass_invocation,
     store_option,
@@ -37,7 +38,7 @@ _COLUMNS = (
 
 
 @click.command("du", cls=Command, exit_codes=ERROR | MISSING | INTEGRITY)
-@click.argument("key", default="")
+@click.argument("key", default="", shell_complete=complete_key)
 @store_option
 @output_options
 @pass_invocation

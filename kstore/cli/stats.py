@@ -14,6 +14,7 @@ from kstore.cli.options import (
     MISSING,
     Command,
     Invocation,
+    complete_key,
     output_options,
     pass_invocation,
     store_option,
@@ -39,7 +40,7 @@ _COLUMNS = (
 
 
 @click.command("stats", cls=Command, exit_codes=ERROR | MISSING | INTEGRITY)
-@click.argument("key", default="")
+@click.argument("key", default="", shell_complete=complete_key)
 @click.option("--prometheus", is_flag=True, help="In the text format of Prometheus.")
 @store_option
 @output_options
