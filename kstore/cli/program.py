@@ -6,12 +6,12 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from importlib import import_module
-from typing import Any
+from typing import Any, ClassVar
 
 import click
 
 from kstore import __version__
+from kstore.cli.group import CommandTable
 from kstore.cli.options import Invocation
 from kstore.cli.output import Output
 from kstore.errors import KstoreError, UsageError
@@ -51,29 +51,15 @@ COMMANDS = {
     "completion": "Print the script that completes kstore's commands in a shell.",
     "demo": "Compile a small model, restore it, and compare the two.",
 }
-"""Name → what it does. Each has a module of its own, imported when the command is run."""
-_MODULES = {"import": "imports"}
-"""Where the module cannot have the command's name."""
+"""Name → what it does."""
 
 
-class Commands(click.Group):
-    """Imports the one command that runs."""
+class Commands(CommandTable):
+    """What `kstore` can do."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """All names, in the order of the help."""
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command of that name."""
-        if cmd_name not in COMMANDS:
-            return None
-        command: click.Command = import_module(f"kstore.cli.{_MODULES.get(cmd_name, cmd_name)}").command
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Written from the table above: click would import every command for it."""
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+    commands_in = "kstore.cli"
+    table = COMMANDS
+    elsewhere: ClassVar[dict[str, str]] = {"import": "imports"}
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
