@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         IntegrityError,
         KstoreError,
         MissError,
+        PackageMissing,
         StoreFormatError,
         StoreUnavailable,
         UsageError,
@@ -36,8 +37,8 @@ __version__ = "0.1.0"
 _HOMES = {
     "kstore.api": ("commit", "restore", "watch"),
     "kstore.errors": (
-        "AmbiguousScopeError", "CacheRootError", "IntegrityError", "KstoreError", "MissError", "StoreFormatError",
-        "StoreUnavailable", "UsageError", "WaitTimeout",
+        "AmbiguousScopeError", "CacheRootError", "IntegrityError", "KstoreError", "MissError", "PackageMissing",
+        "StoreFormatError", "StoreUnavailable", "UsageError", "WaitTimeout",
     ),
     "kstore.hits": ("UsageReport",),
     "kstore.job": ("synchronized",),
@@ -56,6 +57,7 @@ __all__ = [
     "IntegrityError",
     "KstoreError",
     "MissError",
+    "PackageMissing",
     "RestoreReport",
     "RestoreStatus",
     "Store",

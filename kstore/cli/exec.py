@@ -156,6 +156,7 @@ def _restore(
     from kstore.deadline import within
     from kstore.errors import WaitTimeout
     from kstore.report import RestoreReport, RestoreStatus
+    from kstore.stats.record import record
 
     try:
         with output.working(f"restoring {key}", store.progress):
@@ -168,6 +169,7 @@ def _restore(
         _warn(output, "nothing is restored, the command runs cold", error)
         is_late = isinstance(error, WaitTimeout)
         return RestoreReport(RestoreStatus.TIMEOUT if is_late else RestoreStatus.FAILED, key, error=_describe(error))
+    record(store, report)
     if require:
         check_required(report)
     tell_trouble(output, report)

@@ -139,7 +139,8 @@ def output_options(function: Function) -> Function:
 
 def store_option(function: Function) -> Function:
     """Which store."""
-    return _setting("--store", "DIR", "The store; else KSTORE_ROOT, else /data/kstore.")(function)
+    text = "The store, and after a colon others to read what it lacks; else KSTORE_ROOT, else /data/kstore."
+    return _setting("--store", "DIR[:DIR]", text)(function)
 
 
 def cache_root_option(function: Function) -> Function:

@@ -55,11 +55,13 @@ def command(
     """
     from kstore import flight
     from kstore.cli.sentences import check_required, restored, tell_components, tell_trouble
+    from kstore.stats.record import record
 
     output = invocation.output
     store = invocation.store()
     with output.working(f"restoring {key}", store.progress):
         report = store.restore(key, generation=generation, seed=seed, wait=wait or 0, lead=not require, group=group)
+    record(store, report)
     if report.leads:
         flight.leave_all()
     if require:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from kstore.digest import digest_of
 from kstore.errors import MissError
 from kstore.inspect.items import Artifact
+from kstore.leaning import fetch_many
 from kstore.local.finished import read_whole
 from kstore.local.relocate import to_stored
 from kstore.manifest import Files, Flag, Manifest
@@ -80,7 +81,7 @@ def published_side(store: Store, ref: Ref) -> Side:
     manifest = store.snapshot(ref).manifest
 
     def fetch(wanted: Sizes) -> Iterator[tuple[bytes, bytes]]:
-        for digest, data in store.storage.blobs.fetch_many(wanted, ref.packs):
+        for digest, data in fetch_many(store.storage, (ref,), wanted):
             yield digest, bytes(data)
 
     return Side(

@@ -18,7 +18,7 @@ from tests.cli.test_help import command_of
 
 SHELLS = ("bash", "zsh", "fish")
 TAKES_KEY = ("exec", "restore", "commit", "watch", "env", "show", "diff", "cat", "verify", "forget", "quarantine")
-TAKES_KEY += ("rollback", "pin", "unpin", "ls", "clean", "why", "doctor")
+TAKES_KEY += ("rollback", "pin", "unpin", "ls", "clean", "why", "doctor", "export", "stats", "du")
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ ASK = {"bash": bash, "fish": fish}
 
 @pytest.mark.parametrize("shell", ASK)
 def test_commands_are_completed(cli: Cli, on_path: Path, shell: str) -> None:
-    assert sorted(ASK[shell]("kstore re")) == ["restore"]
+    assert sorted(ASK[shell]("kstore re")) == ["report", "restore"]
     assert {"exec", "diff", "cat", "completion"} <= set(ASK[shell]("kstore "))
 
 
