@@ -33,6 +33,8 @@ _SHOWN = 12
 """Differences of one group of graphs that are shown without --verbose."""
 _VALUE = 48
 """Characters of a value that are shown without --verbose."""
+_BEFORE = 16
+"""Characters that are shown before two long values begin to differ."""
 _GROUPS = 12
 """Groups of graphs, and of kernels, that are shown without --verbose."""
 _NAMES = 3
@@ -147,8 +149,7 @@ def _tell_difference(output: Output, difference: Difference) -> None:
         for line in code_difference(difference):
             output.line(f"    {shorten(line, screen_width() - 4)}")
         return
-    width = 10_000 if output.verbosity > 0 else _VALUE
-    old, new = (_value(text, width) for text in (difference.stored, difference.fresh))
+    old, new = _values(difference, 10_000 if output.verbosity > 0 else _VALUE)
     _wrap(output, f"{_value(difference.name, _NAME)}: {old} → {new}", where)
 
 
@@ -165,6 +166,21 @@ def _wrap(output: Output, text: str, where: str = "") -> None:
         )  # fmt: skip
         for wrapped in wrapper.wrap(part):
             output.line(wrapped)
+
+
+def _values(difference: Difference, width: int) -> tuple[str, str]:
+    """Both sides, of long ones the part where they begin to differ."""
+    old, new = (" ".join(text.split()) if text else "" for text in (difference.stored, difference.fresh))
+    shared = next((at for at, (one, other) in enumerate(zip(old, new, strict=False)) if one != other), 0)
+    skipped = max(0, shared - _BEFORE)
+    if not skipped or max(len(old), len(new)) <= width:
+        return _value(difference.stored, width), _value(difference.fresh, width)
+    return _cut(old, skipped, width), _cut(new, skipped, width)
+
+
+def _cut(text: str, skipped: int, width: int) -> str:
+    end = skipped + width - 2
+    return f"…{text[skipped:end]}{'…' if len(text) > end else ''}"
 
 
 def _value(text: str | None, width: int) -> str:

@@ -123,3 +123,13 @@ def test_where_nothing_was_restored_it_says_what_to_do(cli: Cli) -> None:
     other = cli("why", "other/v1", "--cache-root", str(cli.folder / "elsewhere"))
     assert other.code == 3
     assert "kstore exec other/v1" in other.err
+
+
+def test_long_values_are_shown_where_they_differ(cli: Cli) -> None:
+    same = "TensorMetadata(dtype=torch.float32, "
+    run(cli, "one", entry(example_inputs__0=f"{same}shape=torch.Size([16, 48]), stride=(48, 1), layout=strided)"))
+    run(cli, "two", entry(example_inputs__0=f"{same}shape=torch.Size([32, 48]), stride=(48, 1), layout=strided)"))
+
+    out = cli("why", "my/v1").out
+    assert "…ape=torch.Size([16, 48]), stride=(48, 1), layo… →" in out
+    assert "…ape=torch.Size([32, 48]), stride=(48, 1), layo…\n" in out
