@@ -27,6 +27,7 @@ from kstore.local.cacheroot import CacheRoot
 from kstore.local.finished import read_whole
 from kstore.local.held import held, is_held
 from kstore.local.index import Index
+from kstore.local.still import Still
 from kstore.refs import Ref, load_ref
 from kstore.scope import Scope
 from kstore.snapshot import Snapshot
@@ -87,6 +88,7 @@ class StateFolder:
         self._index = os.path.join(self._folder, f"index-{digest_of(rules.encode()).hex()[:8]}")
         self._base = os.path.join(self._folder, "base")
         self._sync = os.path.join(self._folder, "sync.json")
+        self._still = os.path.join(self._folder, f"still-{digest_of(rules.encode()).hex()[:8]}.json")
         self._lease = os.path.join(self._folder, "lease")
         self._restored = os.path.join(self._folder, "restored")
         self._restored_ref = os.path.join(self._folder, "restored.json")
@@ -191,6 +193,21 @@ class StateFolder:
                 ) from error
             log.warning("what %s grew from cannot be read (%r); it is merged as new", self._folder, error)
         return state
+
+    def save_still(self, still: Still) -> None:
+        """Remember that all of the root is in the base that is saved, or declined, and nothing moves there."""
+        content = {"sync": digest_of(read_whole(self._sync)).hex(), "still": still.dump().decode()}
+        _write(self._still, json.dumps(content).encode())
+
+    def still(self) -> tuple[Base, int, Still] | None:
+        """The base, without its manifest, and how many artifacts were declined, if that was last seen of the root."""
+        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, IntegrityError, RecursionError):
+            content, sync = json.loads(read_whole(self._still)), read_whole(self._sync)
+            if content["sync"] == digest_of(sync).hex():
+                base = json.loads(sync)
+                still = Still.load(json.loads(content["still"]))
+                return Base(base["store"], Snapshot(_load_ref(base), b"")), len(base["declined"]), still
+        return None
 
     def grew_from(self, store: str, ref: Ref) -> bool:
         """Whether the last restore or commit left the root with this generation as its base. Needs no lock."""

@@ -27,7 +27,7 @@ from kstore.layers import newest_whole
 from kstore.leaning import fetch, noted, standing
 from kstore.manifest import Entry, Files, Manifest
 from kstore.merge import merge
-from kstore.operations.commit import Published
+from kstore.operations.proposal import Published
 from kstore.progress import Progress
 from kstore.ranks.board import FOLDER as NOTES
 from kstore.refs import Ref

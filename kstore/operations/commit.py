@@ -11,7 +11,7 @@ import logging
 import secrets
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from kstore.backends import StagingLost, Upload
 from kstore.components.mergers import merge_files
@@ -25,6 +25,8 @@ from kstore.local.scan import Scan, Skipped
 from kstore.local.state import Base, State
 from kstore.manifest import Entry, Files, Flag, Manifest, unit_of
 from kstore.merge import Merged, merge
+from kstore.operations.proposal import Proposal, Published
+from kstore.operations.unchanged import remember_still, report_of, unchanged_since
 from kstore.quarantine import quarantined
 from kstore.refs import Effort, Ref
 from kstore.report import CommitReport, CommitStatus, count_components
@@ -40,42 +42,6 @@ _ROOM = 32 << 20
 """Bytes of small files that are kept between hashing and uploading them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Published:
-    """The newest generation of the scope, as last seen."""
-
-    generation: int = 0
-    """Its number; 0 if nothing is published in the store that is written."""
-    snapshot: Snapshot | None = None
-    """It, or if it is damaged the newest one before it that is whole; where there is none, what a store below has."""
-
-    @property
-    def manifest(self) -> Manifest:
-        """Empty if nothing is published."""
-        return self.snapshot.manifest if self.snapshot else Manifest()
-
-    @property
-    def line(self) -> int:
-        """Where the line of its successor begins: with the successor, if what is listed as the newest is damaged."""
-        ref = self.snapshot.ref if self.snapshot else None
-        if ref and ref.depth and not self.generation:
-            return 0
-        return ref.line if ref and not ref.depth and ref.generation == self.generation else self.generation + 1
-
-
-@dataclass(slots=True)
-class Proposal:
-    """What the next generation would hold."""
-
-    files: Files
-    hosts: dict[str, Files]
-    taken: list[str] = field(default_factory=list)
-    """Paths that are news."""
-    declined: dict[str, bytes] = field(default_factory=dict)
-    contents: dict[bytes, bytes] = field(default_factory=dict)
-    """What mergers made, by digest."""
-
-
 def commit(worker: Worker) -> CommitReport:
     """Publish what the worker's cache root has and the store lacks.
 
@@ -85,10 +51,15 @@ def commit(worker: Worker) -> CommitReport:
     """
     started, began = time.perf_counter(), time.time()
     with worker.state.locked():
-        state = worker.state.load()
-        if not state.synced:
-            worker.ask_host()
-        report = _Commit(worker, state, worker.scan(state, _ROOM), began).run()
+        report = unchanged_since(worker)
+        if report is None:
+            state = worker.state.load()
+            if not state.synced:
+                worker.ask_host()
+            began_ns = time.time_ns()
+            found = worker.scan(state, _ROOM)
+            report = _Commit(worker, state, found, began).run()
+            remember_still(worker, report, state, found, began_ns)
     return replace(report, seconds=time.perf_counter() - started)
 
 
@@ -378,18 +349,11 @@ class _Commit:
         manifest: Manifest | None = None,
         proposal: Proposal | None = None,
     ) -> CommitReport:
-        scope = self._worker.scope
         sets = (manifest.files, *manifest.hosts.values()) if manifest else ()
-        return CommitReport(
-            status=status,
-            key=scope.key,
-            gpu=scope.gpu,
-            environment=scope.environment,
-            store=self._storage.location,
-            cache_root=self._worker.root.path,
-            generation=ref.generation if ref else 0,
-            files=ref.files if ref else 0,
-            bytes=ref.size if ref else 0,
+        return report_of(
+            self._worker,
+            status,
+            ref,
             new_files=len(proposal.taken) if proposal else 0,
             new_blobs=self._uploader.blobs,
             uploaded=self._uploader.bytes,

@@ -17,7 +17,8 @@ import pytest
 
 from kstore import layers
 from kstore.manifest import Flag
-from kstore.operations.commit import Published, _Commit
+from kstore.operations.commit import _Commit
+from kstore.operations.proposal import Published
 from kstore.report import CommitStatus
 from kstore.storage import Storage
 from tests.interleavings.actors import Outcome, put_on

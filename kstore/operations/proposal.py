@@ -1,0 +1,44 @@
+"""What a commit merges with, and what it makes of that."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kstore.manifest import Files, Manifest
+from kstore.snapshot import Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """The newest generation of the scope, as last seen."""
+
+    generation: int = 0
+    """Its number; 0 if nothing is published in the store that is written."""
+    snapshot: Snapshot | None = None
+    """It, or if it is damaged the newest one before it that is whole; where there is none, what a store below has."""
+
+    @property
+    def manifest(self) -> Manifest:
+        """Empty if nothing is published."""
+        return self.snapshot.manifest if self.snapshot else Manifest()
+
+    @property
+    def line(self) -> int:
+        """Where the line of its successor begins: with the successor, if what is listed as the newest is damaged."""
+        ref = self.snapshot.ref if self.snapshot else None
+        if ref and ref.depth and not self.generation:
+            return 0
+        return ref.line if ref and not ref.depth and ref.generation == self.generation else self.generation + 1
+
+
+@dataclass(slots=True)
+class Proposal:
+    """What the next generation would hold."""
+
+    files: Files
+    hosts: dict[str, Files]
+    taken: list[str] = field(default_factory=list)
+    """Paths that are news."""
+    declined: dict[str, bytes] = field(default_factory=dict)
+    contents: dict[bytes, bytes] = field(default_factory=dict)
+    """What mergers made, by digest."""

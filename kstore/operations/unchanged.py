@@ -1,0 +1,56 @@
+"""A commit for which there is nothing to do: it asks for times, and looks neither at files nor at what is published."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+from kstore.errors import CacheRootError, IntegrityError
+from kstore.layers import base_of, newest_ref
+from kstore.local.scan import Scan
+from kstore.local.state import State
+from kstore.local.still import still_since
+from kstore.quarantine import quarantined
+from kstore.refs import Ref
+from kstore.report import CommitReport, CommitStatus
+from kstore.worker import Worker
+
+
+def unchanged_since(worker: Worker) -> CommitReport | None:
+    """The report of who finds that neither the root nor the store has changed since a commit found nothing new."""
+    found = worker.state.still()
+    if found is None:
+        return None
+    remembered, declined, still = found
+    base = base_of(worker.store, remembered)
+    with suppress(IntegrityError):
+        ref = newest_ref(worker.store, worker.scope)
+        if base and base.is_generation_of(ref) and still.holds(worker.root) and not quarantined(worker.store.backend):
+            return report_of(worker, CommitStatus.UNCHANGED, base.ref, declined=declined)
+    return None
+
+
+def remember_still(worker: Worker, report: CommitReport, state: State, found: Scan, began_ns: int) -> None:
+    """For the next commit; only the second one in a row that finds nothing new has seen nothing move."""
+    is_same = state.synced and found.index == state.index
+    if is_same and report.status is CommitStatus.UNCHANGED and not report.skipped:
+        still = still_since(worker.root, found, began_ns)
+        if still:
+            with suppress(CacheRootError, OSError):
+                worker.state.save_still(still)
+
+
+def report_of(worker: Worker, status: CommitStatus, ref: Ref | None, **fields: Any) -> CommitReport:
+    """The report of a commit after which `ref` is the newest generation, with what is known of the worker."""
+    return CommitReport(
+        status=status,
+        key=worker.scope.key,
+        gpu=worker.scope.gpu,
+        environment=worker.scope.environment,
+        store=worker.store.location,
+        cache_root=worker.root.path,
+        generation=ref.generation if ref else 0,
+        files=ref.files if ref else 0,
+        bytes=ref.size if ref else 0,
+        **fields,
+    )

@@ -1,0 +1,134 @@
+"""A commit that asks for times only finds every change all the same."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kstore.local.scan import Scan
+from kstore.report import CommitStatus
+from kstore.worker import Worker
+from tests.trees import KEY, Node
+
+TICK = 0.15
+"""Seconds after which a time is trusted."""
+
+
+@pytest.fixture
+def scans(monkeypatch: pytest.MonkeyPatch) -> list[Worker]:
+    """The scans that were made."""
+    made: list[Worker] = []
+    scan = Worker.scan
+
+    def noted(worker: Worker, *rest: object) -> Scan:
+        made.append(worker)
+        return scan(worker, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Worker, "scan", noted)
+    return made
+
+
+@pytest.fixture
+def node(tmp_path: Path, host: object) -> Node:
+    """A worker whose cache root was committed, and found to be still."""
+    node = Node(tmp_path)
+    node.tree.wrapper()
+    node.tree.graph()
+    node.tree.kernel()
+    node.tree.put("inductor/ab/x.cu", b"in place")
+    node.tree.timings({"one": 1.0})
+    node.commit()
+    time.sleep(TICK)
+    assert [node.commit().status for _ in range(2)] == [CommitStatus.UNCHANGED] * 2
+    return node
+
+
+def test_where_nothing_moves_nothing_is_scanned(node: Node, scans: list[Worker]) -> None:
+    before = node.newest()
+    report = node.commit()
+
+    assert (report.status, scans) == (CommitStatus.UNCHANGED, [])
+    assert (report.generation, report.files, report.bytes) == (before.generation, before.files, before.size)
+
+
+def in_place(node: Node) -> None:
+    (node.tree.root / "inductor/ab/x.cu").write_bytes(b"IN PLACE")
+
+
+def copied_with_all_times_set_back(node: Node) -> None:
+    folder = node.tree.root / "inductor/ab"
+    before = folder.stat()
+    (folder / "cnew.py").write_bytes(b"new")
+    os.utime(folder / "cnew.py", ns=(0, 0))
+    os.utime(folder, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+CHANGES: list[Callable[[Node], object]] = [
+    lambda node: node.tree.wrapper("two"),
+    lambda node: node.tree.graph("ftwo"),
+    lambda node: node.tree.graph("fone", "for other guards"),
+    lambda node: node.tree.kernel("two"),
+    lambda node: node.tree.timings({"two": 2.0}),
+    lambda node: node.tree.put("vllm/torch_compile_cache/a/b.py", b"a component that was not there"),
+    in_place,
+    copied_with_all_times_set_back,
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_every_change_is_committed(node: Node, change: Callable[[Node], object]) -> None:
+    change(node)
+    assert node.commit().status is CommitStatus.COMMITTED
+    time.sleep(TICK)
+    assert [node.commit().status for _ in range(3)] == [CommitStatus.UNCHANGED] * 3
+
+
+def test_a_change_right_after_it_was_found_still_is_committed_too(node: Node) -> None:
+    for number in range(20):
+        node.tree.put(f"inductor/ab/c{number}.py", b"%d" % number)
+        assert node.commit().status is CommitStatus.COMMITTED
+        node.commit()
+
+
+def test_a_file_that_goes_is_no_news_and_is_looked_for(node: Node, scans: list[Worker]) -> None:
+    shutil.rmtree(node.tree.root / "triton")
+
+    assert node.commit().status is CommitStatus.UNCHANGED
+    assert len(scans) == 1
+
+
+def test_what_another_worker_publishes_is_seen(node: Node, scans: list[Worker]) -> None:
+    other = Node(node.location.parent, "other")
+    other.tree.wrapper("two")
+    other.commit()
+    scans.clear()
+
+    assert node.commit().generation == 2
+    assert len(scans) == 1
+
+
+def test_a_key_that_was_forgotten_is_seen(node: Node, scans: list[Worker]) -> None:
+    node.store.forget(KEY)
+    node.commit()
+
+    assert len(scans) == 1
+
+
+def test_another_store_is_not_taken_for_this_one(node: Node, tmp_path: Path) -> None:
+    shutil.rmtree(node.location)
+
+    assert node.commit().status is CommitStatus.COMMITTED
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[]", b'{"sync": "", "still": "{}"}', b"\xff"])
+def test_a_damaged_memory_is_none(node: Node, scans: list[Worker], content: bytes) -> None:
+    (path,) = (node.tree.root / ".kstore").glob("still-*.json")
+    path.write_bytes(content)
+
+    assert node.commit().status is CommitStatus.UNCHANGED
+    assert len(scans) == 1
