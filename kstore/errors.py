@@ -52,3 +52,9 @@ class WaitTimeout(KstoreError):
     """Something took too long: another process held a local lock, or the store hangs."""
 
     exit_code = 5
+
+
+class ArchiveError(KstoreError):
+    """What another tool has archived cannot be taken: it is damaged, or is made to do harm."""
+
+    exit_code = 4

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from kstore.cli.imports import SOURCES
 from kstore.cli.program import COMMANDS
 from kstore.components import load_table
 from kstore.components.variables import MANAGED
@@ -61,7 +62,9 @@ def test_every_command_has_its_section() -> None:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_option_that_is_named_exists(name: str) -> None:
     text = sections(DOCS / "cli.md", "##")[f"kstore {name}"]
-    options = {option for parameter in import_module(f"kstore.cli.{name}").command.params for option in parameter.opts}
+    modules = [f"imports.{source}" for source in SOURCES] if name == "import" else [name]
+    commands = [import_module(f"kstore.cli.{module}").command for module in modules]
+    options = {option for command in commands for parameter in command.params for option in parameter.opts}
     named = {option for code in code_in(text) for option in re.findall(r"(?<!\S|`)--?[a-z][a-z-]*", code.strip("`"))}
     assert named <= options | {"--help"}
 

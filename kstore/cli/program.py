@@ -36,6 +36,7 @@ COMMANDS = {
     "rollback": "Publish an earlier generation of KEY as its newest.",
     "pin": "Keep a generation of KEY whatever gc is told.",
     "unpin": "Let gc decide about a generation of KEY again.",
+    "import": "Bring in what another store or another cache holds.",
     "clean": "Remove local cache roots.",
     "init": "Make a store.",
     "demo": "Compile a small model, restore it, and compare the two.",

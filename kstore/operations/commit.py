@@ -339,6 +339,7 @@ class _Commit:
             "variables": dict(worker.influences),
             "cache_root": worker.root.path,
             "folders": dict(worker.root.folders),
+            **worker.origin,
             "parent": theirs.generation,
             # A manifest's name must be new: gc may be about to delete one of the same content.
             "nonce": secrets.token_hex(16),

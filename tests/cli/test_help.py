@@ -2,13 +2,27 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from importlib import import_module
 
+import click
 import pytest
 
 from kstore import __version__
-from kstore.cli.program import COMMANDS
+from kstore.cli.imports import SOURCES
+from kstore.cli.program import COMMANDS, program
 from tests.cli.commandline import REPOSITORY, Cli
+
+LINES = [(name,) for name in COMMANDS if name != "import"] + [("import", name) for name in SOURCES]
+"""The words that name each command."""
+
+
+def command_of(*words: str) -> click.Command:
+    command: click.Command = program
+    for word in words:
+        assert isinstance(command, click.Group)
+        found = command.get_command(click.Context(command), word)
+        assert found
+        command = found
+    return command
 
 
 def modules_after(code: str) -> set[str]:
@@ -42,9 +56,9 @@ def test_importing_the_command_line_loads_nothing_else() -> None:
     assert not modules_after("import kstore.cli") & {"torch", "rich", "click", "kstore.store"}
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_commands_help_lists_its_exit_codes(cli: Cli, name: str) -> None:
-    result = cli(name, "--help")
+@pytest.mark.parametrize("words", LINES, ids=" ".join)
+def test_every_commands_help_lists_its_exit_codes(cli: Cli, words: tuple[str, ...]) -> None:
+    result = cli(*words, "--help")
 
     assert result.code == 0
     codes = result.out.partition("Exit codes:")[2]
@@ -53,24 +67,23 @@ def test_every_commands_help_lists_its_exit_codes(cli: Cli, name: str) -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_commands_help_begins_as_the_list_of_commands_says(name: str) -> None:
-    command = import_module(f"kstore.cli.{name}").command
+    command = command_of(name)
 
     assert command.name == name
-    assert command.help.startswith(COMMANDS[name].rstrip("."))
+    assert (command.help or "").startswith(COMMANDS[name].rstrip("."))
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_has_the_common_options(name: str) -> None:
-    command = import_module(f"kstore.cli.{name}").command
-    options = {text for parameter in command.params for text in parameter.opts}
+@pytest.mark.parametrize("words", LINES, ids=" ".join)
+def test_every_command_has_the_common_options(words: tuple[str, ...]) -> None:
+    options = {text for parameter in command_of(*words).params for text in parameter.opts}
 
     assert {"--json", "-q", "--quiet", "-v", "--verbose"} <= options
-    assert "--store" in options or name == "demo"
+    assert "--store" in options or words[0] in ("demo", "copy")
 
 
 def test_the_help_fits_80_columns(cli: Cli) -> None:
-    for name in COMMANDS:
-        assert max(map(len, cli(name, "--help").out.splitlines())) <= 80
+    for words in [("import",), *LINES]:
+        assert max(map(len, cli(*words, "--help").out.splitlines())) <= 80
 
 
 def test_the_version_is_the_packages(cli: Cli) -> None:

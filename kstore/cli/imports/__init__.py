@@ -6,7 +6,9 @@ from importlib import import_module
 
 import click
 
-SOURCES: dict[str, str] = {}
+SOURCES: dict[str, str] = {
+    "fal": "The zips that fal.toolkit keeps of Inductor's cache.",
+}
 """Name → what it brings in. Each has a module of its own, imported when the command is run."""
 
 

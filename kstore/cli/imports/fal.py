@@ -1,0 +1,136 @@
+"""`kstore import fal`."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import click
+
+from kstore.cli.options import (
+    ERROR,
+    Command,
+    Invocation,
+    layout_option,
+    output_options,
+    pass_invocation,
+    scope_options,
+    store_option,
+)
+from kstore.cli.words import plural
+from kstore.errors import ArchiveError, MissError, StoreUnavailable, UsageError
+
+if TYPE_CHECKING:
+    from kstore.cli.output import Output
+    from kstore.report import CommitReport
+    from kstore.store import Store
+
+_EXIT_CODES = ERROR | {
+    "3": "there is no zip for this GPU in the folder",
+    "4": "a zip is damaged or refused; the others are imported",
+}
+
+
+class Zip(NamedTuple):
+    """One of fal's archives, and the key that it is of."""
+
+    path: Path
+    key: str
+
+
+@click.command("fal", cls=Command, exit_codes=_EXIT_CODES)
+@click.argument("folder", default="/data/inductor-caches", type=click.Path(file_okay=False, path_type=Path))
+@click.option("--gpu-folder", metavar="NAME", help="The folder of this GPU's zips in FOLDER; else as fal names it.")
+@store_option
+@scope_options
+@layout_option
+@output_options
+@pass_invocation
+def command(invocation: Invocation, folder: Path, gpu_folder: str | None) -> int:
+    """Import the zips that fal.toolkit keeps in FOLDER, by default /data/inductor-caches.
+
+    Each becomes the key that it is named for, for this worker's GPU and software. Those of other GPUs are left to
+    a worker that has one. What is published already stays; a zip can be imported again.
+    """
+    from kstore.integrations.fal import old_gpu_type
+
+    output, store = invocation.output, invocation.store()
+    _check(store)
+    zips, others = find_zips(folder, gpu_folder or old_gpu_type())
+    names = sorted({path.relative_to(folder).parts[0] for path in others})
+    if not zips:
+        there = f", only for {', '.join(names)}; --gpu-folder chooses one" if names else ""
+        raise MissError(f"there is no zip for this GPU in {folder}{there}")
+    imported: dict[Path, CommitReport] = {}
+    failed: dict[Path, ArchiveError] = {}
+    for zip in zips:
+        try:
+            imported[zip.path] = _import(output, store, zip)
+        except ArchiveError as error:
+            failed[zip.path] = error
+            output.warn(str(error))
+    if output.json:
+        _print(output, store, imported, failed, others)
+    elif names:
+        output.say(f"the zips for {', '.join(names)} are left: import them on workers with these GPUs")
+    return ArchiveError.exit_code if failed else 0
+
+
+def find_zips(folder: Path, gpu_folder: str) -> tuple[list[Zip], list[Path]]:
+    """The zips of one GPU, those without a GPU of fal's earlier versions, and what is other GPUs'.
+
+    A key may begin as a folder of a GPU is named; where it could be either, it is taken for a GPU's.
+    """
+    own, old, others = [], [], []
+    for path in sorted(folder.rglob("*.zip")):
+        first, *rest = path.relative_to(folder).with_suffix("").parts
+        if rest and first == gpu_folder:
+            own.append(Zip(path, "/".join(rest)))
+        elif rest and re.fullmatch("[A-Z][A-Za-z0-9]*", first):
+            others.append(path)
+        else:
+            old.append(Zip(path, "/".join((first, *rest))))
+    return own + old, others
+
+
+def _check(store: Store) -> None:
+    from kstore.settings import Mode
+
+    if store.settings.mode is Mode.READ:
+        raise StoreUnavailable(f"cannot import into the store at {store.location}: this worker's mode is `read`")
+    if not store.settings.environment and store.environment.facts.get("torch", "none") == "none":
+        raise UsageError("torch is not installed here: say with --gpu and --environment whose kernels they are")
+
+
+def _import(output: Output, store: Store, zip: Zip) -> CommitReport:
+    from kstore.cli.sentences import committed
+    from kstore.integrations.fal import adopt_old, store_key
+
+    key = store_key(zip.key)
+    with output.working(f"importing {zip.path}", store.progress):
+        report = adopt_old(store, key, zip.path)
+    if not output.json:
+        output.summary(committed(report))
+    if report.skipped:
+        output.say(f"{plural(len(report.skipped), 'file')} of {zip.path} left behind; -v names them")
+    for skipped in report.skipped:
+        output.detail(f"left out {skipped.path}: {skipped.reason}")
+    return report
+
+
+def _print(
+    output: Output,
+    store: Store,
+    imported: dict[Path, CommitReport],
+    failed: dict[Path, ArchiveError],
+    others: list[Path],
+) -> None:
+    output.document(
+        {
+            "store": store.location,
+            "imported": [{"archive": str(path), **report.as_json()} for path, report in imported.items()],
+            "failed": [{"archive": str(path), "error": str(error)} for path, error in failed.items()],
+            "left": [str(path) for path in others],
+        }
+    )

@@ -1,0 +1,187 @@
+"""The functions of `fal.toolkit` that share Inductor's cache, on a kstore store: to change over, change the import.
+
+    from kstore.integrations.fal import synchronized_inductor_cache
+
+Names, signatures and meanings are those of fal 1.83. What fal has stored as one zip for each key is imported when a key
+is first loaded. Trouble with the store is one log line, never an exception.
+
+Inductor's folder is the one that fal uses: a graph holds the path of the folder that it was built in, and looks there
+for the measured choices of its kernels, so an imported one is whole only there. All keys of a process share the folder,
+as they do with fal. Triton's kernels, which fal leaves to a folder in it, have one beside it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from kstore.api import commit, restore
+from kstore.components import load_table
+from kstore.components.variables import is_pinned, read_managed
+from kstore.deadline import within
+from kstore.environment import gpu_slug
+from kstore.errors import KstoreError, UsageError
+from kstore.local.cacheroot import make_private
+from kstore.report import CommitReport, RestoreReport, RestoreStatus
+from kstore.scope import check_key
+from kstore.settings import Mode, load_settings
+from kstore.store import Store
+
+log = logging.getLogger("kstore")
+
+INDUCTOR_FOLDER = Path("/tmp/inductor-cache")
+"""Where fal lets Inductor compile."""
+TRITON_FOLDER = Path("/tmp/inductor-cache-triton")
+OLD_CACHES = Path("/data/inductor-caches")
+"""Where fal keeps its zips: `<GPU>/<key>.zip`, and those of its earlier versions as `<key>.zip`."""
+_COMPONENTS = ("inductor", "triton")
+_READABLE = 100
+
+
+def get_gpu_type() -> str:
+    """The GPU that kernels are shared for, such as `nvidia-h100-80gb-hbm3-sm90`: its whole name and architecture."""
+    return load_settings().gpu or gpu_slug()
+
+
+def load_inductor_cache(cache_key: str) -> str:
+    """Put what is stored for `cache_key` where Inductor and Triton look for it, and point them there.
+
+    Returns a hash of what was loaded; "" if nothing is stored, or the store cannot be used.
+
+    Raises:
+        UsageError: a setting is malformed.
+    """
+    key = store_key(cache_key)
+    os.environ.update(_variables())
+    report = _restore(key)
+    if report.status is RestoreStatus.MISS and _import_old(cache_key, key):
+        report = _restore(key)
+    return _hash(report) if report.ok else ""
+
+
+def sync_inductor_cache(cache_key: str, unpacked_dir_hash: str) -> None:
+    """Store what was compiled and is not stored yet; nothing is written where there is nothing new.
+
+    What is new is known better than `unpacked_dir_hash` can tell, so any will do.
+
+    Raises:
+        UsageError: a setting is malformed.
+    """
+    commit(store_key(cache_key), environ={**os.environ, **_variables()}, **_settings())
+
+
+@contextmanager
+def synchronized_inductor_cache(cache_key: str) -> Iterator[None]:
+    """Load before the block and sync after it, also if it raises."""
+    unpacked_dir_hash = load_inductor_cache(cache_key)
+    try:
+        yield
+    finally:
+        sync_inductor_cache(cache_key, unpacked_dir_hash)
+
+
+def store_key(cache_key: str) -> str:
+    """The key in the store: the same, unless it holds what a key of kstore's cannot; fal takes any text.
+
+    Raises:
+        UsageError: it is no text.
+    """
+    try:
+        return check_key(cache_key)
+    except UsageError:
+        if not isinstance(cache_key, str):
+            raise
+        readable = re.sub(r"[^A-Za-z0-9]+", "-", cache_key).strip("-")[:_READABLE] or "key"
+        return f"{readable}-{hashlib.sha256(cache_key.encode(errors='surrogatepass')).hexdigest()[:8]}"
+
+
+def old_gpu_type() -> str:
+    """fal's word for the GPU, which names the folder of its zips: the first after "NVIDIA", so that many share one."""
+    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    try:
+        names = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60).stdout
+    except (OSError, ValueError, subprocess.SubprocessError):
+        names = ""
+    found = re.search(r"NVIDIA ([A-Za-z0-9]*)", names)
+    return found[1] if found else "UNKNOWN"
+
+
+def adopt_old(store: Store, key: str, archive: Path) -> CommitReport:
+    """Import one of fal's zips.
+
+    Raises:
+        KstoreError: as `adopt` does.
+    """
+    from kstore.integrations.archives import adopt
+
+    return adopt(store, key, archive, built_under=INDUCTOR_FOLDER)
+
+
+def _restore(key: str) -> RestoreReport:
+    return restore(key, **_settings())
+
+
+def _settings() -> dict[str, Any]:
+    chosen = load_settings().components
+    return {"components": tuple(name for name in _COMPONENTS if name in chosen)}
+
+
+def _variables() -> dict[str, str]:
+    """What points the compilers to fal's folders; nothing where the user has chosen others, or they cannot be used."""
+    if load_settings().cache_root:
+        return {}
+    folders = {"inductor": INDUCTOR_FOLDER, "triton": TRITON_FOLDER}
+    try:
+        for folder in folders.values():
+            make_private(folder)
+    except (OSError, KstoreError) as error:
+        log.warning("kstore: %s cannot be used, another folder is: %s", folder, error)
+        return {}
+    table = load_table()
+    return {table[name].variable: str(folder) for name, folder in folders.items() if not _is_users(name)}
+
+
+def _is_users(name: str) -> bool:
+    """Whether the variable of a component holds a choice, not what kstore or an import of torch's has set."""
+    component = load_table()[name]
+    value = os.environ.get(component.variable)
+    is_kstores = read_managed(os.environ).get(component.variable) == value
+    return bool(value) and not is_kstores and not is_pinned(component, os.environ)
+
+
+def _import_old(cache_key: str, key: str) -> bool:
+    """Import what fal has stored for a key that was never published here; whether there is something now."""
+    try:
+        store = Store(**_settings())
+        work = partial(_adopt_first, store, cache_key, key)
+        return within(store.settings.timeout, store.waiting, f"importing from {OLD_CACHES}", work)
+    except Exception as error:
+        log.warning("kstore: fal's cache of %s is not imported, the job goes on without it: %s", cache_key, error)
+        return False
+
+
+def _adopt_first(store: Store, cache_key: str, key: str) -> bool:
+    # A generation that was forgotten or quarantined is one: what was in it must not come back.
+    if store.settings.mode is Mode.READ or not OLD_CACHES.is_dir() or store.newest(store.scope(key)):
+        return False
+    candidates = (OLD_CACHES / folder / f"{cache_key}.zip" for folder in (old_gpu_type(), ""))
+    archive = next((path for path in candidates if path.is_file()), None)
+    if archive is None:
+        return False
+    report = adopt_old(store, key, archive)
+    log.info("kstore: imported %s as %s: %d files", archive, key, report.files)
+    return bool(report.files)
+
+
+def _hash(report: RestoreReport) -> str:
+    """Generations never change, so what names one names its content."""
+    names = (report.store, report.gpu, report.key, report.environment, str(report.generation))
+    return hashlib.sha256("\n".join(names).encode()).hexdigest()

@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from kstore.environment import Environment
+from kstore.integrations import fal
+from kstore.store import Store
+from tests.cli.commandline import ENVIRONMENT, GPU, Cli
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: object) -> Path:
+    """fal's folder, on a worker whose GPU fal calls H100."""
+    monkeypatch.setattr(fal, "old_gpu_type", lambda: "H100")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return tmp_path / "inductor-caches"
+
+
+def put(folder: Path, name: str, *modules: str) -> Path:
+    """A zip with these generated modules."""
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(path, "w") as archive:
+        for module in modules or ("cone",):
+            archive.writestr(f"ab/{module}.py", module)
+    return path
+
+
+def keys(cli: Cli) -> dict[str, int]:
+    """Key → how many files are published for this GPU and environment."""
+    scopes = cli("ls", "--json").json["scopes"]
+    assert {(scope["gpu"], scope["environment"]) for scope in scopes} <= {(GPU, ENVIRONMENT)}
+    return {scope["key"]: scope["files"] for scope in scopes}
+
+
+def test_every_zip_of_this_gpu_becomes_a_key(cli: Cli, folder: Path) -> None:
+    put(folder, "H100/flux/2.zip", "cone", "ctwo")
+    put(folder, "H100/sdxl.zip")
+    result = cli("import", "fal", str(folder))
+
+    assert (result.code, result.err) == (0, "")
+    assert result.out.startswith("committed flux/2 generation 1: 2 new files of 2, ")
+    assert keys(cli) == {"flux/2": 2, "sdxl": 1}
+
+
+def test_those_without_a_gpu_of_earlier_versions_come_too(cli: Cli, folder: Path) -> None:
+    put(folder, "sdxl.zip")
+    put(folder, "flux/2.zip")
+
+    assert cli("import", "fal", str(folder)).code == 0
+    assert keys(cli) == {"flux/2": 1, "sdxl": 1}
+
+
+def test_those_of_other_gpus_are_left_and_named(cli: Cli, folder: Path) -> None:
+    put(folder, "H100/flux/2.zip")
+    put(folder, "A100/flux/2.zip", "cother")
+    result = cli("import", "fal", str(folder))
+
+    assert (result.code, keys(cli)) == (0, {"flux/2": 1})
+    assert "the zips for A100 are left: import them on workers with these GPUs" in result.err
+
+
+def test_another_gpu_s_can_be_asked_for(cli: Cli, folder: Path) -> None:
+    put(folder, "A100/flux/2.zip")
+    result = cli(
+        "import", "fal", str(folder), "--gpu-folder", "A100", "--gpu", "nvidia-a100-sm80", "--environment", "torch9",
+        "--json",
+    )  # fmt: skip
+
+    (imported,) = result.json["imported"]
+    assert (imported["gpu"], imported["environment"], imported["status"]) == ("nvidia-a100-sm80", "torch9", "committed")
+
+
+def test_a_zip_can_be_imported_again(cli: Cli, folder: Path) -> None:
+    put(folder, "H100/flux.zip")
+    cli("import", "fal", str(folder))
+    assert cli("import", "fal", str(folder)).out.startswith("nothing new for flux: generation 1 has it all")
+    put(folder, "H100/flux.zip", "cone", "ctwo")
+
+    assert cli("import", "fal", str(folder)).code == 0
+    assert keys(cli) == {"flux": 2}
+
+
+def test_a_key_that_a_store_cannot_have_is_the_one_that_a_load_asks_for(cli: Cli, folder: Path) -> None:
+    put(folder, "H100/FLUX.1 [dev].zip")
+    cli("import", "fal", str(folder))
+
+    assert list(keys(cli)) == [fal.store_key("FLUX.1 [dev]")]
+
+
+def test_a_damaged_zip_does_not_keep_the_others_out(cli: Cli, folder: Path) -> None:
+    put(folder, "H100/a.zip").write_bytes(b"no zip")
+    put(folder, "H100/b.zip")
+    result = cli("import", "fal", str(folder), "--json")
+
+    assert result.code == 4
+    assert [Path(failure["archive"]).name for failure in result.json["failed"]] == ["a.zip"]
+    assert [imported["key"] for imported in result.json["imported"]] == ["b"]
+    assert "warning" in result.err
+
+
+def test_what_is_left_behind_is_counted_and_with_v_named(cli: Cli, folder: Path) -> None:
+    put(folder, "H100/a.zip", "cone")
+    with zipfile.ZipFile(folder / "H100/a.zip", "a") as archive:
+        archive.writestr("ab/cone.main.so", b"\x7fELF")
+    result = cli("import", "fal", str(folder), "-v")
+
+    assert "1 file of" in result.err
+    assert "left out inductor/ab/cone.main.so: nobody knows which host it was built on" in result.err
+
+
+def test_without_a_zip_it_is_a_miss_that_names_the_other_gpus(cli: Cli, folder: Path) -> None:
+    put(folder, "A100/flux.zip")
+    result = cli("import", "fal", str(folder))
+
+    assert (result.code, result.out) == (3, "")
+    assert "only for A100; --gpu-folder chooses one" in result.err
+
+
+def test_without_torch_the_scope_must_be_said(cli: Cli, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(folder, "H100/flux.zip")
+    monkeypatch.delenv("KSTORE_ENVIRONMENT")
+    monkeypatch.setattr(Store, "environment", Environment("none", {"torch": "none"}))
+
+    assert cli("import", "fal", str(folder)).code == 2
+    assert cli("import", "fal", str(folder), "--environment", "torch9").code == 0
+
+
+def test_a_worker_that_may_only_read_imports_nothing(cli: Cli, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(folder, "H100/flux.zip")
+    monkeypatch.setenv("KSTORE_MODE", "read")
+    result = cli("import", "fal", str(folder))
+
+    assert result.code == 1
+    assert "mode is `read`" in result.err

@@ -1,0 +1,314 @@
+"""What other tools have archived is taken over as a commit would, and can do no harm."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import shutil
+import struct
+import tarfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kstore.errors import ArchiveError
+from kstore.integrations import archives
+from kstore.integrations.archives import adopt
+from kstore.report import CommitReport, CommitStatus, RestoreStatus
+from tests.trees import KEY, Node, Tree, contents, shared_object
+
+pytestmark = pytest.mark.usefixtures("host")
+
+
+class Builder:
+    """A worker of another tool: an Inductor cache folder, with Triton's kernels in `triton/<device>/` in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "builder" / "inductor"
+        self.tree = Tree(self.folder.parent)
+        self.graph = self.tree.graph()
+        self.wrapper = self.tree.wrapper()
+        self.tree.kernel("one", below="inductor/triton/0")
+
+    def archive(self, format: str = "zip") -> Path:
+        return Path(shutil.make_archive(str(self.folder.parent / "archive"), format, self.folder))
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where archives are unpacked."""
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    return tmp_path / "tmp"
+
+
+@pytest.fixture
+def builder(tmp_path: Path) -> Builder:
+    return Builder(tmp_path)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+def take(node: Node, builder: Builder, format: str = "zip") -> CommitReport:
+    return adopt(node.store, KEY, builder.archive(format), built_under=builder.folder)
+
+
+def skipped(report: CommitReport) -> dict[str, str]:
+    return {skip.path: skip.reason for skip in report.skipped}
+
+
+@pytest.mark.parametrize("format", ["zip", "tar", "gztar"])
+def test_an_archive_is_restored_as_if_kstore_had_committed_it(node: Node, builder: Builder, format: str) -> None:
+    report = take(node, builder, format)
+
+    assert report.status is CommitStatus.COMMITTED
+    assert skipped(report) == {}
+    assert node.restore().status is RestoreStatus.RESTORED
+    kernel = builder.tree.kernel("one", below="elsewhere").removeprefix("elsewhere/")
+    there = set(contents(node.tree.root))
+    assert {builder.graph, builder.wrapper, f"triton/{kernel}/k.cubin"} <= there
+    assert not any("triton/0" in path for path in there)
+
+
+def test_a_kernel_s_list_of_files_names_the_folder_that_it_is_restored_to(node: Node, builder: Builder) -> None:
+    take(node, builder)
+    node.restore()
+    (listed,) = (node.tree.root / "triton").glob("*/__grp__k.json")
+
+    assert f"{listed.parent}/k.cubin" in listed.read_text()
+    assert str(builder.folder) not in listed.read_text()
+
+
+def test_the_manifest_names_the_folder_that_it_was_built_under(node: Node, builder: Builder) -> None:
+    take(node, builder)
+    meta = node.store.snapshot(node.newest()).manifest.meta
+
+    assert meta["cache_root"] == str(builder.folder)
+    assert meta["folders"] == {"inductor": str(builder.folder)}
+
+
+def test_an_archive_is_merged_into_what_is_published(node: Node, builder: Builder) -> None:
+    kept = node.tree.graph("fone", "another answer")
+    other = node.tree.wrapper("another module")
+    node.commit()
+
+    assert take(node, builder).status is CommitStatus.COMMITTED
+    paths = set(node.published())
+    assert {kept, other, builder.wrapper} <= paths
+    assert builder.graph not in paths  # it answers a key that has an answer
+    assert take(node, builder).status is CommitStatus.UNCHANGED
+
+
+def test_the_files_of_two_devices_kernels_do_not_mix(node: Node, builder: Builder) -> None:
+    folder = builder.tree.kernel("one", "of the second device", below="inductor/triton/1")
+    builder.tree.kernel("two", below="inductor/triton/1")
+    take(node, builder)
+
+    node.restore()
+    kernels = list((node.tree.root / "triton").iterdir())
+    assert len(kernels) == 2
+    files = [path.read_bytes() for path in (node.tree.root / "triton" / Path(folder).name).glob("k.*")]
+    assert len({b"second" in data for data in files}) == 1
+
+
+def test_objects_of_an_unknown_host_are_left_behind_and_named(node: Node, builder: Builder) -> None:
+    path = builder.tree.put("inductor/ab/cab.main.so", shared_object())
+
+    assert skipped(take(node, builder)) == {path: "nobody knows which host it was built on"}
+    assert path not in node.published()
+
+
+def test_what_a_component_ignores_is_not_even_unpacked(node: Node, builder: Builder) -> None:
+    builder.tree.put("inductor/locks/a.lock", b"")
+    builder.tree.put("inductor/triton/0/ABC/tmp.pid_1_2/k.cubin", b"half")
+    builder.tree.put("inductor/.kstore/base", b"another tool's business")
+    builder.tree.put("inductor/torch_cutlass/cutlass.py", b"a link's target")
+
+    assert skipped(take(node, builder)) == {}
+
+
+def test_a_link_is_left_out_and_nothing_is_written_through_it(node: Node, builder: Builder, tmp_path: Path) -> None:
+    (builder.folder / "zz").symlink_to(tmp_path / "outside")
+    archive = tmp_path / "archive.tar"
+    with tarfile.open(archive, "w") as tar:
+        tar.add(builder.folder, ".")
+    report = adopt(node.store, KEY, archive, built_under=builder.folder)
+
+    assert skipped(report) == {"inductor/zz": "it is no regular file"}
+    assert not (tmp_path / "outside").exists()
+
+
+def test_the_temporary_folder_is_gone_afterwards(node: Node, builder: Builder, temporary: Path) -> None:
+    take(node, builder)
+    broken = builder.archive().with_name("broken.zip")
+    broken.write_bytes(builder.archive().read_bytes()[:-40])
+    with pytest.raises(ArchiveError):
+        adopt(node.store, KEY, broken, built_under=builder.folder)
+
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_worker_that_may_only_read_takes_nothing(tmp_path: Path, builder: Builder) -> None:
+    node = Node(tmp_path, mode="read")
+
+    assert take(node, builder).status is CommitStatus.READ_ONLY
+    assert not node.location.exists()
+
+
+def zipped(folder: Path, *names: str) -> Path:
+    path = folder / "hostile.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in names:
+            archive.writestr(name, b"content")
+    return path
+
+
+def tarred(folder: Path, member: tarfile.TarInfo, data: bytes = b"") -> Path:
+    path = folder / "hostile.tar"
+    with tarfile.open(path, "w", format=tarfile.GNU_FORMAT) as archive:
+        archive.addfile(member, io.BytesIO(data))
+    return path
+
+
+def link_of_zip(folder: Path) -> Path:
+    path = folder / "hostile.zip"
+    info = zipfile.ZipInfo("ab")
+    info.external_attr = 0o120777 << 16
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(info, str(folder / "outside"))
+        archive.writestr("ab/c.py", b"content")
+    return path
+
+
+def lying_zip(folder: Path) -> Path:
+    """The directory says 7 bytes, and a megabyte comes out."""
+    path = folder / "hostile.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("ab/c.py", bytes(1 << 20))
+    data = bytearray(path.read_bytes())
+    entry = data.index(b"PK\x01\x02")
+    struct.pack_into("<I", data, entry + 24, 7)
+    path.write_bytes(data)
+    return path
+
+
+def long_header(folder: Path) -> Path:
+    """A name of which tarfile would take a gigabyte into memory; compressed it is small."""
+    info = tarfile.TarInfo("././@LongLink")
+    info.type, info.size = tarfile.GNUTYPE_LONGNAME, 1 << 30
+    path = folder / "hostile.tar.gz"
+    with gzip.open(path, "wb", 1) as file:
+        file.write(info.tobuf(tarfile.GNU_FORMAT))
+        for _ in range(32):
+            file.write(bytes(1 << 20))
+    return path
+
+
+def endless_tar(folder: Path) -> Path:
+    """More bytes than there is room for, in what is no member."""
+    path = folder / "hostile.tar.gz"
+    info = tarfile.TarInfo("ab/c.py")
+    info.size = 1 << 50
+    with gzip.open(path, "wb") as file:
+        file.write(info.tobuf(tarfile.GNU_FORMAT))
+    return path
+
+
+def negative_size(folder: Path) -> Path:
+    """It would make room for others, and send tarfile back to where it was."""
+    info = tarfile.TarInfo("ab/c.py")
+    info.size = -512
+    path = folder / "hostile.tar"
+    path.write_bytes(info.tobuf(tarfile.GNU_FORMAT) + bytes(4096))
+    return path
+
+
+def cut(folder: Path) -> Path:
+    path = zipped(folder, "ab/c.py")
+    path.write_bytes(path.read_bytes()[:-5])
+    return path
+
+
+def flipped(folder: Path) -> Path:
+    path = zipped(folder, "ab/c.py")
+    path.write_bytes(path.read_bytes().replace(b"content", b"CONTENT"))
+    return path
+
+
+HOSTILE: dict[str, Callable[[Path], Path]] = {
+    "a name that climbs": lambda folder: zipped(folder, "../outside"),
+    "a name that climbs later": lambda folder: zipped(folder, "ab/../../outside"),
+    "an absolute name": lambda folder: zipped(folder, f"{folder}/outside"),
+    "an absolute name in a tar": lambda folder: tarred(folder, tarfile.TarInfo(f"{folder}/outside")),
+    "a name that climbs in a tar": lambda folder: tarred(folder, tarfile.TarInfo("../outside")),
+    "a file that is also a folder": lambda folder: zipped(folder, "ab", "ab/c.py"),
+    "a name twice": lambda folder: zipped(folder, "ab/c.py", "ab/./c.py"),
+    "a name too long": lambda folder: zipped(folder, f"ab/{'c' * 300}.py"),
+    "a size that is not declared": lying_zip,
+    "a header without end": long_header,
+    "a file without end": endless_tar,
+    "a size below nothing": negative_size,
+    "a folder too deep": lambda folder: zipped(folder, "a/" * 500 + "c.py"),
+    "a name that is no text": lambda folder: tarred(folder, tarfile.TarInfo("ab/\udcff.py")),
+    "cut short": cut,
+    "a flipped byte": flipped,
+    "no archive": lambda folder: Path(__file__),
+    "an empty file": lambda folder: Path(os.devnull),
+    "nothing": lambda folder: folder / "missing.zip",
+}
+
+
+@pytest.mark.parametrize("make", HOSTILE.values(), ids=HOSTILE.keys())
+def test_a_hostile_archive_is_refused_and_nothing_is_written(
+    node: Node, tmp_path: Path, make: Callable[[Path], Path]
+) -> None:
+    with pytest.raises(ArchiveError):
+        adopt(node.store, KEY, make(tmp_path), built_under=tmp_path)
+
+    assert not (tmp_path / "outside").exists()
+    assert not node.location.exists()
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_a_link_in_a_zip_is_no_folder_to_write_through(node: Node, tmp_path: Path) -> None:
+    report = adopt(node.store, KEY, link_of_zip(tmp_path), built_under=tmp_path)
+
+    assert skipped(report)["inductor/ab"] == "it is no regular file"
+    assert not (tmp_path / "outside").exists()
+    assert set(node.published()) == {"inductor/ab/c.py"}
+
+
+def test_an_archive_takes_no_more_than_half_of_the_free_space(
+    node: Node, builder: Builder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = builder.archive()
+    free = sum(path.stat().st_size for path in builder.folder.rglob("*") if path.is_file())
+    monkeypatch.setattr(archives.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(0, 0, free))  # type: ignore[attr-defined]
+
+    with pytest.raises(ArchiveError, match="half of the free space"):
+        adopt(node.store, KEY, archive, built_under=builder.folder)
+
+
+def test_folders_count_too(node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archives, "_MAX_FILES", 3)
+    for number in range(4):
+        (tmp_path / "folders" / str(number)).mkdir(parents=True)
+    archive = Path(shutil.make_archive(str(tmp_path / "archive"), "tar", tmp_path / "folders"))
+
+    with pytest.raises(ArchiveError, match="million"):
+        adopt(node.store, KEY, archive, built_under=tmp_path)
+
+
+def test_an_archive_holds_no_more_than_a_million_files(
+    node: Node, builder: Builder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archives, "_MAX_FILES", 3)
+
+    with pytest.raises(ArchiveError, match="million"):
+        take(node, builder)
