@@ -39,7 +39,6 @@ from kstore.worker import Worker
 if TYPE_CHECKING:
     from kstore.store import Store
 
-COMPONENTS = ("inductor", "triton")
 _HOST = int(Flag.HOST)
 _MAX_FILES = 1_000_000
 _MAX_DEPTH = 64
@@ -51,12 +50,13 @@ _DAMAGED = (
 )  # fmt: skip
 
 
-def adopt(store: Store, key: str, archive: Path, *, built_under: Path) -> CommitReport:
+def adopt(store: Store, key: str, archive: Path, *, built_under: Path, component: str = "inductor") -> CommitReport:
     """Publish under `key` what `archive` holds, for the GPU and the environment that `store` is for.
 
     The archive's own top folder is an Inductor cache folder, as TORCHINDUCTOR_CACHE_DIR names it, and was at
-    `built_under` where it was made; Triton's kernels are in `triton/<device>/` in it, or in `triton/`. The report says
-    under `skipped` what was left behind. Nothing is done where the mode is `read`.
+    `built_under` where it was made; Triton's kernels are in `triton/<device>/` in it, or in `triton/`. It may be the
+    folder of another `component` instead, which is taken as it is. The report says under `skipped` what was left
+    behind. Nothing is done where the mode is `read`.
 
     Raises:
         ArchiveError: it is no archive, is damaged, or leaves its folder, or what it says it holds does not fit.
@@ -69,18 +69,18 @@ def adopt(store: Store, key: str, archive: Path, *, built_under: Path) -> Commit
     if store.settings.mode is Mode.READ:
         return CommitReport(CommitStatus.READ_ONLY, key, store=store.location)
     with tempfile.TemporaryDirectory(prefix="kstore-archive-") as folder:
-        left = unpack(archive, Path(folder))
+        left = unpack(archive, Path(folder), component)
         worker = Worker(
             store=store.storage,
             scope=scope,
             environment=store.environment,
-            root=CacheRoot(folder, {name: f"{folder}/{name}" for name in COMPONENTS}, {}),
+            root=CacheRoot(folder, {name: f"{folder}/{name}" for name in (component, "triton")}, {}),
             table=load_table(),
             rules=table_version(),
             layout=store.settings.layout,
             progress=store.progress,
             waiting=store.waiting,
-            origin={"cache_root": str(built_under), "folders": {"inductor": str(built_under)}},
+            origin={"cache_root": str(built_under), "folders": {component: str(built_under)}},
         )
         os.makedirs(worker.root.state, mode=0o700)
         with reporting_trouble(store.location, "import into"):
@@ -99,13 +99,13 @@ class _Member(NamedTuple):
     open: Callable[[], IO[bytes]]
 
 
-def unpack(archive: Path, root: Path) -> list[Skipped]:
-    """Unpack an Inductor cache folder into the components of the cache root `root`; returns what was left out.
+def unpack(archive: Path, root: Path, component: str = "inductor") -> list[Skipped]:
+    """Unpack a component's folder into the components of the cache root `root`; returns what was left out.
 
     Raises:
         ArchiveError: as `adopt` does.
     """
-    unpacking = _Unpacking(root, shutil.disk_usage(root).free // 2)
+    unpacking = _Unpacking(root, component, shutil.disk_usage(root).free // 2)
     try:
         with ExitStack() as stack:
             for member in _members(archive, stack, unpacking.room):
@@ -120,6 +120,8 @@ def unpack(archive: Path, root: Path) -> list[Skipped]:
 @dataclass(slots=True)
 class _Unpacking:
     root: Path
+    component: str
+    """Whose folder the archive is of."""
     room: int
     """Bytes that may still be unpacked: a job needs the other half of the disk."""
     files: int = 0
@@ -149,8 +151,8 @@ class _Unpacking:
 
     def _sort(self, parts: list[str]) -> tuple[str, str]:
         """Component and path. Inductor keeps Triton's kernels for each device apart; the first that has one counts."""
-        if parts[0] != "triton" or len(parts) < 3:
-            return "inductor", "/".join(parts)
+        if self.component != "inductor" or parts[0] != "triton" or len(parts) < 3:
+            return self.component, "/".join(parts)
         device, kernel = ("", parts[1:]) if len(parts) == 3 else (parts[1], parts[2:])
         if self.devices.setdefault(kernel[0], device) != device:
             return "triton", ""

@@ -7,6 +7,7 @@ from importlib import import_module
 import click
 
 SOURCES: dict[str, str] = {
+    "b10": "An archive that Baseten's b10-transfer has saved.",
     "fal": "The zips that fal.toolkit keeps of Inductor's cache.",
 }
 """Name → what it brings in. Each has a module of its own, imported when the command is run."""

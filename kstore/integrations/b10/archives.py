@@ -1,0 +1,73 @@
+"""What b10-transfer itself has saved: one archive for each kind of GPU and CUDA version."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from kstore.integrations.archives import adopt
+from kstore.integrations.b10.hardware import archive_key
+from kstore.integrations.b10.space import MIB, check_free
+from kstore.integrations.b10.status import log
+from kstore.integrations.b10.variables import Variables
+from kstore.store import Store
+
+_PREFIX, _SUFFIX = "cache_", ".latest.tar.gz"
+
+
+@dataclass(frozen=True, slots=True)
+class Archives:
+    """Those in the folder of a deployment."""
+
+    variables: Variables
+    component: str
+    """What they are archives of: `inductor` or `vllm`."""
+    built_under: Path
+    """Where that was when they were made, and is again."""
+
+    def all(self) -> Iterator[Path]:
+        """Every one."""
+        return find_archives(self.variables.volume)
+
+    def own(self) -> Path | None:
+        """The one for this replica's hardware."""
+        return own_archive(self.variables.volume)
+
+    def adopt(self, store: Store, key: str) -> bool:
+        """Publish what it holds, if nothing has ever been published; returns whether there is something now.
+
+        One that cannot be read is told to the log and left alone: the replica compiles.
+        """
+        if store.newest(store.scope(key)) or not (archive := self.own()):
+            return False
+        try:
+            self._check_room(archive)
+            report = adopt(store, key, archive, component=self.component, built_under=self.built_under)
+        except Exception as error:
+            log.warning("kstore: %s is not imported: %s", archive, error)
+            return False
+        if report.ok:
+            log.info("kstore: imported %d files of %s", report.new_files, archive)
+        return report.ok
+
+    def _check_room(self, archive: Path) -> None:
+        needed = max(archive.stat().st_size / MIB * self.variables.unpacked_ratio, self.variables.free_local_mb)
+        check_free(Path(tempfile.gettempdir()), needed, "unpacking it")
+
+
+def find_archives(folder: Path) -> Iterator[Path]:
+    """Every archive in `folder`, by name."""
+    yield from sorted(folder.glob(f"{_PREFIX}*{_SUFFIX}"))
+
+
+def own_archive(folder: Path) -> Path | None:
+    """The archive in `folder` for the hardware of this process, which is asked for only if there is any."""
+    found = {key_in(path.name): path for path in find_archives(folder)}
+    return found.get(archive_key() or "") if found else None
+
+
+def key_in(name: str) -> str:
+    """The hexadecimal digits in an archive's name."""
+    return name.removeprefix(_PREFIX).removesuffix(_SUFFIX)

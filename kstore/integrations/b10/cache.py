@@ -1,0 +1,48 @@
+"""Load, save and clear, as a model server calls them."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from kstore.integrations.b10.deployment import Deployment
+from kstore.integrations.b10.status import OperationStatus, never_raises
+
+
+@never_raises("load_compile_cache", lambda _: OperationStatus.ERROR)
+def load_compile_cache() -> OperationStatus:
+    """Put what replicas of this deployment have saved into torch's cache folder, beside what is there already.
+
+    It sets TORCHINDUCTOR_CACHE_DIR and TRITON_CACHE_DIR, unless they are set. If nothing was ever saved here, what
+    b10-transfer has saved is imported.
+
+    Returns:
+        SUCCESS: something was put there. SKIPPED: all was there already. DOES_NOT_EXIST: nothing was saved yet.
+        ERROR: BASETEN_FS_ENABLED is not set, or it cannot be done; the log says why.
+    """
+    return Deployment.of_torch().load()
+
+
+@never_raises("save_compile_cache", lambda _: OperationStatus.ERROR)
+def save_compile_cache() -> OperationStatus:
+    """Save what was compiled and no replica has saved yet. Cheap if there is nothing: call it after every warm-up.
+
+    Returns:
+        SUCCESS: something was saved. SKIPPED: there was nothing new.
+        ERROR: BASETEN_FS_ENABLED is not set, or it cannot be done; the log says why.
+    """
+    return Deployment.of_torch().save()
+
+
+@never_raises("clear_local_cache", lambda _: False)
+def clear_local_cache() -> bool:
+    """Remove torch's cache folder of this replica, and the Triton kernels that a load keeps beside it.
+
+    A TRITON_CACHE_DIR of the user's own stays. Returns whether they are gone.
+    """
+    root = Deployment.of_torch().worker.root
+    own = [folder for folder in root.folders.values() if folder.startswith(f"{root.path}/")]
+    for folder in {root.folders["inductor"], *own}:
+        if Path(folder).exists():
+            shutil.rmtree(folder)
+    return True

@@ -1,0 +1,208 @@
+"""One deployment: whose kernels, in which store, in which folders of this replica; its load and its save."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TypeVar
+
+from kstore.components import load_table
+from kstore.components.variables import MANAGED, default_folder, set_variables
+from kstore.deadline import within
+from kstore.errors import IntegrityError
+from kstore.integrations.b10.archives import Archives
+from kstore.integrations.b10.space import MIB, check_free, compressed_mb, free_mb
+from kstore.integrations.b10.status import CacheError, OperationStatus, log
+from kstore.integrations.b10.variables import TORCH_VARIABLE, VLLM_VARIABLE, Variables, key_of, store_location
+from kstore.report import CommitStatus, RestoreStatus
+from kstore.settings import Mode
+from kstore.store import Store
+from kstore.worker import Worker
+
+TORCH = ("inductor", "triton")
+VLLM = ("vllm", "triton")
+_TRITON_VARIABLE = "TRITON_CACHE_DIR"
+_LOADED = {
+    RestoreStatus.RESTORED: OperationStatus.SUCCESS,
+    RestoreStatus.CURRENT: OperationStatus.SKIPPED,
+    RestoreStatus.MISS: OperationStatus.DOES_NOT_EXIST,
+}
+_SAVED = {
+    CommitStatus.COMMITTED: OperationStatus.SUCCESS,
+    CommitStatus.UNCHANGED: OperationStatus.SKIPPED,
+    CommitStatus.READ_ONLY: OperationStatus.SKIPPED,
+}
+
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """What its replicas share, and this replica's side of it."""
+
+    variables: Variables
+    store: Store
+    key: str
+    environ: MutableMapping[str, str]
+    """What `store` reads, and where a restore writes the variables that it sets."""
+    archives: Archives
+
+    @classmethod
+    def of_torch(cls) -> Deployment:
+        """Of a program that compiles in this process.
+
+        Raises:
+            CacheValidationError: a variable is malformed.
+            UsageError: a setting of kstore's is.
+        """
+        variables = Variables(os.environ)
+        folder = variables.torch_cache_dir
+        # Written with a final "/", for else kstore would take torch's default for nobody's choice, and override it.
+        environ = dict(os.environ) | {TORCH_VARIABLE: f"{folder}/"}
+        if Path(environ.get(_TRITON_VARIABLE, "/")).is_relative_to(folder):
+            del environ[_TRITON_VARIABLE]  # Inductor has set it, with its first kernel (CachingAutotuner).
+        return cls._of(variables, environ, TORCH, folder)
+
+    @classmethod
+    def of_vllm(cls) -> Deployment:
+        """Of a vLLM server that is not our child, and so has its caches where it looks for them by itself.
+
+        Raises:
+            CacheValidationError, UsageError: as `of_torch` does.
+        """
+        variables = Variables(os.environ)
+        folder = variables.vllm_cache_root
+        environ = dict(os.environ) | {VLLM_VARIABLE: str(folder)}
+        environ.setdefault(_TRITON_VARIABLE, default_folder(load_table()["triton"]))
+        return cls._of(variables, environ, VLLM, folder)
+
+    @classmethod
+    def _of(
+        cls, variables: Variables, environ: MutableMapping[str, str], components: tuple[str, ...], folder: Path
+    ) -> Deployment:
+        volume = variables.volume
+        store = Store(store_location(volume), components=components, environ=environ)
+        archives = Archives(variables, components[0], built_under=folder)
+        return cls(variables, store, key_of(volume), environ, archives)
+
+    # ---- What b10-transfer does
+
+    def load(self) -> OperationStatus:
+        """Restore what is published; the first of all replicas imports what b10-transfer has left."""
+        self.variables.check_enabled()
+        try:
+            return self.within("loading the compile cache", self._load)
+        finally:
+            self._export()
+
+    def save(self) -> OperationStatus:
+        """Publish what is new."""
+        self.variables.check_enabled()
+        return self.within("saving the compile cache", self._save)
+
+    def prepare(self) -> None:
+        """Make sure that there can be a store, and that it has what b10-transfer has left; for who restores himself."""
+        if self._is_on_volume and self.store.settings.mode is not Mode.READ:
+            self.variables.volume.mkdir(parents=True, exist_ok=True)
+        self.within("importing an archive", lambda: self.archives.adopt(self.store, self.key))
+
+    def within(self, what: str, work: Callable[[], Answer]) -> Answer:
+        """Do what a volume that hangs must not hold up for ever."""
+        return within(self.store.settings.timeout, self.store.waiting, what, work)
+
+    def _load(self) -> OperationStatus:
+        if self._is_on_volume and not self.variables.volume.is_dir():  # No replica has saved anything yet.
+            set_variables(self.store.variables(self.key), self.environ)
+            return OperationStatus.DOES_NOT_EXIST
+        try:
+            status = self._restore()
+            if status is RestoreStatus.MISS and self.archives.adopt(self.store, self.key):
+                status = self._restore()
+        except IntegrityError as error:  # What is compiled instead, a save can put there.
+            log.warning("kstore: nothing is loaded: %s", error)
+            status = RestoreStatus.MISS
+        return _LOADED[status]
+
+    def _restore(self) -> RestoreStatus:
+        self._check_local_room()
+        return self.store.restore(self.key).status
+
+    def _save(self) -> OperationStatus:
+        if self.store.settings.mode is not Mode.READ:
+            self._check_shared_room()
+            if self._is_on_volume:
+                self.variables.volume.mkdir(parents=True, exist_ok=True)
+        return _SAVED[self.store.commit(self.key).status]
+
+    @property
+    def _is_on_volume(self) -> bool:
+        """Whether the store is beside the archives, where kstore may make the folder for it."""
+        return Path(self.store.location).parent == self.variables.volume
+
+    def _export(self) -> None:
+        """Into this process's environment, for the compilers in it and for its children."""
+        if self.store.settings.components == TORCH:
+            changed = {name: self.environ[name] for name in (_TRITON_VARIABLE, MANAGED) if name in self.environ}
+            changed[TORCH_VARIABLE] = os.environ.get(TORCH_VARIABLE) or str(self.variables.torch_cache_dir)
+            os.environ.update(changed)
+
+    # ---- Room
+
+    def _check_local_room(self) -> None:
+        """For what is missing here. Where nothing is, no room is needed."""
+        worker = self.worker
+        ref = self.store.newest(worker.scope)
+        target = Path(next(iter(worker.root.folders.values())))
+        needed = max(ref.size / MIB if ref else 0.0, self.variables.free_local_mb)
+        if ref and free_mb(target) < needed and not self._is_all_there(worker):
+            check_free(target, needed, "loading the compile cache")
+
+    def _is_all_there(self, worker: Worker) -> bool:
+        root, published = worker.root, self._published(worker)
+        known = (path for path in published if path.partition("/")[0] in root.folders)
+        return all(os.path.lexists(root.local_path(path)) for path in known)
+
+    def _check_shared_room(self) -> None:
+        """For what is new, and that it is not more than one save may add. Where nothing is, no room is needed."""
+        worker, variables = self.worker, self.variables
+        volume, needed = Path(self.store.location), variables.free_volume_mb
+        limit, files = variables.max_save_mb, dict(local_files(worker))
+        if free_mb(volume) >= needed and sum(files.values()) <= limit * MIB:
+            return
+        new = files.keys() - self._published(worker) if volume.is_dir() else files.keys()
+        if not new:
+            return
+        check_free(volume, needed, "saving the compile cache")
+        if sum(files[path] for path in new) <= limit * MIB:
+            return
+        size = compressed_mb(Path(worker.root.local_path(path)) for path in new)
+        if size > limit:
+            raise CacheError(f"what is new takes {size:.1f} MiB compressed; MAX_CACHE_SIZE_MB allows {limit}")
+
+    def _published(self, worker: Worker) -> set[str]:
+        """Paths of the newest generation, for whichever host."""
+        _, snapshot = self.store.storage.newest_whole(worker.scope)
+        manifest = snapshot.manifest if snapshot else None
+        return {path for files in (manifest.files, *manifest.hosts.values()) for path in files} if manifest else set()
+
+    @cached_property
+    def worker(self) -> Worker:
+        """This replica's side, as of before a commit."""
+        return self.store.worker(self.key, before_import=False)
+
+
+def local_files(worker: Worker) -> Iterator[tuple[str, int]]:
+    """Artifact path and bytes of every file that may be stored, by its status alone."""
+    table = load_table()
+    for name, top in worker.root.folders.items():
+        for folder, folders, files in os.walk(top):
+            inside = f"{os.path.relpath(folder, top)}/" if folder != top else ""
+            folders[:] = [sub for sub in folders if not table[name].ignores(f"{inside}{sub}/")]
+            for file in files:
+                with suppress(FileNotFoundError):  # A compiler's temporary file.
+                    if not table[name].ignores(inside + file):
+                        yield f"{name}/{inside}{file}", os.lstat(f"{folder}/{file}").st_size

@@ -1,0 +1,49 @@
+"""What b10-transfer takes for the environment of its archives: the GPU's name and the CUDA version, nothing else.
+
+Run as a program it prints that as JSON: who is not going to use CUDA itself does not start it in its own process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import platform
+import subprocess
+import sys
+
+_TIMEOUT_S = 120.0
+
+
+def archive_key() -> str | None:
+    """The 16 hexadecimal digits in the names of archives for this hardware; None if torch cannot be asked."""
+    try:
+        facts = read_facts() if "torch" in sys.modules else _ask()
+    except Exception:
+        logging.getLogger("kstore").debug("kstore: torch cannot be asked for its device", exc_info=True)
+        return None
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def read_facts() -> dict[str, str | None]:
+    """Of the device that torch uses, or of the processor if it sees none."""
+    import torch
+
+    if torch.cuda.is_available():
+        device = torch.cuda.get_device_properties(torch.cuda.current_device())
+        return {"device_name": device.name, "cuda_version": torch.version.cuda}
+    return {
+        "device_type": "cpu",
+        "cpu_architecture": platform.machine(),
+        "platform_system": platform.system(),
+    }
+
+
+def _ask() -> dict[str, str | None]:
+    done = subprocess.run([sys.executable, "-P", __file__], capture_output=True, check=True, timeout=_TIMEOUT_S)
+    facts: dict[str, str | None] = json.loads(done.stdout)
+    return facts
+
+
+if __name__ == "__main__":
+    print(json.dumps(read_facts()))

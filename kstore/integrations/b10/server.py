@@ -1,0 +1,105 @@
+"""For a vLLM server that somebody else starts: restore beside it, wait until it serves, save."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import time
+import urllib.request
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from http import HTTPStatus
+from http.client import HTTPException
+
+from kstore.integrations.b10.deployment import Deployment
+from kstore.integrations.b10.status import CacheValidationError, OperationStatus, log, never_raises
+
+FAILED, NOT_READY = 1, 2
+_PROBE_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """When a server counts as ready: it answers a GET of `url` with 200."""
+
+    url: str
+    timeout: float
+    """Seconds after which it is given up."""
+    interval: float
+    """Seconds from one look to the next."""
+
+    @classmethod
+    def of_environment(cls, environ: Mapping[str, str]) -> Readiness:
+        """As b10-compile-cache is told.
+
+        Raises:
+            CacheValidationError: a variable is malformed.
+        """
+        return cls(
+            url=environ.get("B10_TRANSFER_VLLM_URL", "http://127.0.0.1:8000/v1/models"),
+            timeout=_seconds(environ, "B10_TRANSFER_TIMEOUT_S", "1800"),
+            interval=_seconds(environ, "B10_TRANSFER_INTERVAL_S", "2"),
+        )
+
+    def wait(self) -> bool:
+        """Wait for it; returns whether it is ready."""
+        end = time.monotonic() + self.timeout
+        while not self._is_ready():
+            if time.monotonic() >= end:
+                return False
+            time.sleep(self.interval)
+        return True
+
+    def _is_ready(self) -> bool:
+        with (
+            suppress(OSError, ValueError, HTTPException),
+            urllib.request.urlopen(self.url, timeout=_PROBE_SECONDS) as answer,
+        ):
+            return bool(answer.status == HTTPStatus.OK)
+        return False
+
+
+def save_vllm_compile_cache() -> None:
+    """Load vLLM's cache folder and Triton's, wait until the server is ready, and save what it has compiled.
+
+    The server is to be started at the same time, and may compile what is just being restored. It finds every file
+    whole or not at all; who wants it to find them all uses `kstore-b10-compile-cache -- vllm serve …`.
+
+    Raises:
+        SystemExit: with 2 if the server was not ready in time, with 1 if a variable is malformed.
+    """
+    level = os.environ.get("B10_TRANSFER_CLI_LOGLEVEL", "INFO").upper()
+    logging.basicConfig(
+        level=logging.getLevelNamesMapping().get(level, logging.INFO),
+        format="%(asctime)s | %(levelname)s | %(message)s",
+    )
+    try:
+        readiness = Readiness.of_environment(os.environ)
+    except CacheValidationError as error:
+        log.error("kstore: %s", error)
+        raise SystemExit(FAILED) from error
+    log.info("kstore: vLLM's compile cache: load %s", _load().name)
+    if not readiness.wait():
+        log.error("kstore: no server was ready at %s within %g s", readiness.url, readiness.timeout)
+        raise SystemExit(NOT_READY)
+    log.info("kstore: vLLM's compile cache: save %s", _save().name)
+
+
+@never_raises("loading vLLM's compile cache", lambda _: OperationStatus.ERROR)
+def _load() -> OperationStatus:
+    return Deployment.of_vllm().load()
+
+
+@never_raises("saving vLLM's compile cache", lambda _: OperationStatus.ERROR)
+def _save() -> OperationStatus:
+    return Deployment.of_vllm().save()
+
+
+def _seconds(environ: Mapping[str, str], name: str, default: str) -> float:
+    with suppress(ValueError):
+        seconds = float(environ.get(name, default))
+        if 0 <= seconds < math.inf:
+            return seconds
+    raise CacheValidationError(f"{name} is {environ[name]!r}, which is no number of seconds")

@@ -1,0 +1,146 @@
+"""The environment variables of b10-transfer: their defaults, caps, and the folders that they may name.
+
+Each is read when it is needed, so that a malformed one fails only what depends on it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from kstore.components import load_table
+from kstore.components.variables import default_folder
+from kstore.integrations.b10.status import CacheValidationError, log
+from kstore.settings import Settings, load_settings
+
+TORCH_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+VLLM_VARIABLE = "VLLM_CACHE_ROOT"
+VOLUME = "/cache/model"
+"""Where Baseten mounts the volume that the replicas of a deployment share."""
+MAX_CONCURRENT_SAVES_CAP = 100
+
+_SWITCH = {"": False, "0": False, "false": False, "False": False, "1": True, "true": True, "True": True}
+
+Number = TypeVar("Number", int, float)
+
+
+@dataclass(frozen=True, slots=True)
+class Variables:
+    """What the environment says. Every property raises `CacheValidationError` if its variable is malformed."""
+
+    environ: Mapping[str, str]
+
+    @property
+    def enabled(self) -> bool:
+        """Whether the volume is there to be used (BASETEN_FS_ENABLED)."""
+        text = self.environ.get("BASETEN_FS_ENABLED", "0")
+        if text not in _SWITCH:
+            raise CacheValidationError(f"BASETEN_FS_ENABLED is {text!r}; it must be one of 0, 1, false, true")
+        return _SWITCH[text]
+
+    def check_enabled(self) -> None:
+        """Raise unless it is."""
+        if not self.enabled:
+            raise CacheValidationError("BASETEN_FS_ENABLED is not 1: there is no volume to share kernels on")
+
+    @property
+    def torch_cache_dir(self) -> Path:
+        """Where torch compiles to on this replica."""
+        return self._folder(TORCH_VARIABLE, default_torch_cache_dir(), _local_prefixes())
+
+    @property
+    def vllm_cache_root(self) -> Path:
+        """Where vLLM does; the bounds are those of `torch_cache_dir`."""
+        default = default_folder(load_table()["vllm"])
+        chosen = os.path.expanduser(self.environ.get(VLLM_VARIABLE) or default)
+        return check_folder(VLLM_VARIABLE, chosen, _local_prefixes())
+
+    @property
+    def volume(self) -> Path:
+        """The folder of this deployment on the shared volume (B10FS_CACHE_DIR)."""
+        return self._folder("B10FS_CACHE_DIR", f"{VOLUME}/compile_cache", [VOLUME])
+
+    @property
+    def max_save_mb(self) -> int:
+        """What one save may add, compressed, in MiB (MAX_CACHE_SIZE_MB, at most MAX_CACHE_SIZE_CAP_MB)."""
+        cap = self._number("MAX_CACHE_SIZE_CAP_MB", 1024, int)
+        return _capped("MAX_CACHE_SIZE_MB", self._number("MAX_CACHE_SIZE_MB", 1024, int), cap)
+
+    @property
+    def max_saves(self) -> int:
+        """For how many saves at a time there must be room on the volume (MAX_CONCURRENT_SAVES)."""
+        return _capped("MAX_CONCURRENT_SAVES", self._number("MAX_CONCURRENT_SAVES", 50, int), MAX_CONCURRENT_SAVES_CAP)
+
+    @property
+    def free_volume_mb(self) -> int:
+        """MiB that must be free on the volume before anything is added to it (at least MIN_B10FS_SPACE_MB)."""
+        return max(self.max_saves * self.max_save_mb, self._number("MIN_B10FS_SPACE_MB", 100_000, int))
+
+    @property
+    def free_local_mb(self) -> int:
+        """MiB that must be free on the replica's disk before anything is written to it (MIN_LOCAL_SPACE_MB)."""
+        return self._number("MIN_LOCAL_SPACE_MB", 4096, int)
+
+    @property
+    def unpacked_ratio(self) -> float:
+        """How much larger than an archive what is in it is taken to be (LOCAL_SPACE_ARCHIVE_MULTIPLIER)."""
+        return self._number("LOCAL_SPACE_ARCHIVE_MULTIPLIER", 5.0, float)
+
+    def _folder(self, name: str, default: str, prefixes: Sequence[str]) -> Path:
+        return check_folder(name, self.environ.get(name, default), prefixes)
+
+    def _number(self, name: str, default: Number, parse: Callable[[str], Number]) -> Number:
+        text = self.environ.get(name)
+        try:
+            return default if text is None else parse(text)
+        except ValueError:
+            raise CacheValidationError(f"{name} is {text!r}, which is no number") from None
+
+
+def store_location(volume: Path) -> str:
+    """The store that kstore's own settings name, else one beside the archives."""
+    chosen = load_settings().store
+    is_chosen = os.environ.get("KSTORE_ROOT") or chosen != Settings().store
+    return chosen if is_chosen else str(volume / "kstore")
+
+
+def key_of(volume: Path) -> str:
+    """`b10/`, and where the deployment's folder is on its volume."""
+    folder = volume.relative_to(VOLUME) if volume.is_relative_to(VOLUME) else Path(volume.name)
+    parts = ("".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in part) for part in folder.parts)
+    return "/".join(["b10", *(part.lstrip(".") or "-" for part in parts)])
+
+
+def default_torch_cache_dir() -> str:
+    """Always below /tmp, unlike torch's own default, which follows TMPDIR."""
+    return f"/tmp/{Path(default_folder(load_table()['inductor'])).name}"
+
+
+def check_folder(name: str, path: str, prefixes: Sequence[str]) -> Path:
+    """The absolute path, if it is below one of `prefixes` when all links are followed.
+
+    Raises:
+        CacheValidationError: it is not, or it climbs.
+    """
+    if not path or path != path.strip() or ".." in Path(path).parts:
+        raise CacheValidationError(f"{name} is {path!r}; it must be a folder, without '..'")
+    try:
+        real = Path(path).resolve()
+    except (OSError, ValueError) as error:
+        raise CacheValidationError(f"{name} is {path!r}, which leads nowhere: {error}") from error
+    if not any(real.is_relative_to(Path(prefix).resolve()) for prefix in prefixes):
+        raise CacheValidationError(f"{name} is {path!r}; it must be below {' or '.join(prefixes)}")
+    return Path(os.path.abspath(path))
+
+
+def _local_prefixes() -> list[str]:
+    return ["/tmp/", "/cache/", os.path.expanduser("~/.cache"), "/bdn/cache/"]
+
+
+def _capped(name: str, value: int, cap: int) -> int:
+    if value > cap:
+        log.warning("kstore: %s is %d; %d is the most that is allowed", name, value, cap)
+    return min(value, cap)
