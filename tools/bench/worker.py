@@ -6,7 +6,7 @@ SPEC is JSON: `way`, one of `WAYS`; `folders`, what that one needs; `steps`. A s
 
     ["fetch"]                      what a worker does before it compiles
     ["publish"]                    what it does after
-    ["watched"]                    as publish, after a live watch that has seen the cache to its end
+    ["watched", SOURCE, TARGET]    as publish, after a live watch that has published a kernel, a copy of SOURCE
     ["copy", SOURCE, TARGET]       put a folder beside what is there
     ["barrier", READY, START]      make the file READY, and wait for START
     ["megacache", "load", FILE]    torch's own way, with one file; or "save"
@@ -32,6 +32,8 @@ from typing import Any
 
 PROGRAMS = Path(__file__).parents[2] / "tests/programs"
 KEY = "bench/model"
+_PATIENCE = 60
+"""Seconds for a checkpoint."""
 
 
 class Kstore:
@@ -40,25 +42,29 @@ class Kstore:
     def __init__(self, store: str, root: str, layout: str, key: str = KEY) -> None:
         from kstore.store import Store
 
-        self._open = lambda: Store(store, cache_root=root, layout=layout)
+        self._open: Callable[[], Any] = lambda: Store(store, cache_root=root, layout=layout)
         self._key = key
         self._settings = {"store": store, "cache_root": root, "layout": layout}
 
     def fetch(self) -> str:
         """Restore."""
         report = self._open().restore(self._key)
-        return f"{report.status}, {report.left_out} left out" if report.left_out else report.status
+        return f"{report.status}, {report.left_out} left out" if report.left_out else str(report.status)
 
     def publish(self) -> str:
         """Commit."""
-        return self._open().commit(self._key).status
+        return str(self._open().commit(self._key).status)
 
-    def watched(self) -> Callable[[], str]:
-        """What is left to do at the end of a job whose live commits have seen everything."""
+    def watched(self, kernel: str, target: str) -> Callable[[], str]:
+        """What is left to do at the end of a job whose live commits have published the last kernel."""
         import kstore
 
         live = kstore.watch(self._key, settle=0.5, every=1.0, strict=True, **self._settings)  # type: ignore[arg-type]
-        time.sleep(4)
+        copy(kernel, target)
+        until = time.monotonic() + _PATIENCE
+        while not live.checkpoints and time.monotonic() < until:
+            time.sleep(0.1)
+        time.sleep(3)  # The copy has come to rest, and no beat is under way.
         return lambda: live.stop().status
 
 
@@ -118,7 +124,7 @@ def take(way: Any, verb: str, arguments: list[str]) -> tuple[float, str]:
     if verb in ("fetch", "publish"):
         work = getattr(way, verb)
     elif verb == "watched":
-        work = way.watched()
+        work = way.watched(*arguments)
     else:
         work = lambda: _OTHERS[verb](*arguments)  # noqa: E731
     started = time.perf_counter()

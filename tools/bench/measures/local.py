@@ -19,7 +19,7 @@ from tools.bench.peers import (
     Sharing,
     Tar,
 )  # fmt: skip
-from tools.bench.race import Bench, Reading, cold_or_warm, describe, reading
+from tools.bench.race import Bench, Reading, Scene, cold_or_warm, describe, reading
 from tools.bench.results import Claim, Table
 
 _WARM = "restore, page cache warm"
@@ -56,7 +56,7 @@ def restore_pack(bench: Bench) -> Table:
     return table
 
 
-def _restoring(bench: Bench):  # type: ignore[no-untyped-def]
+def _restoring(bench: Bench) -> Scene:
     def scene(sharing: Sharing) -> Iterator[Reading]:
         sharing.fill("builder", bench.trees.corpus)
         sharing.publish("builder")
@@ -87,15 +87,17 @@ def first_commit(bench: Bench) -> Table:
 def nothing_new(bench: Bench) -> Table:
     """Sharing again what is shared."""
     table = Table("nothing-new", "A commit with nothing new")
-    describe(table, bench.trees.corpus, "corpus")
+    tree, kernel = bench.trees.without_one_kernel()
+    describe(table, tree, "corpus without one kernel")
     watched = "at the end of a live watch"
 
     def scene(sharing: Sharing) -> Iterator[Reading]:
-        sharing.fill("builder", bench.trees.corpus)
+        sharing.fill("builder", tree)
         sharing.publish("builder")
         yield reading("commit, nothing new", sharing.unchanged("builder"), ["SKIPPED"])
         if isinstance(sharing, Kstore):
-            yield reading(watched, sharing.run("builder", 0, ["watched"]).last)
+            target = sharing.folders("builder")["triton"] / kernel.name
+            yield reading(watched, sharing.run("builder", 0, ["watched", str(kernel), str(target)]).last)
 
     bench.race(table, "local", [KstoreLoose, KstorePacked, Fal, B10, Rsync], scene)
     for ours in (KstoreLoose.name, KstorePacked.name):

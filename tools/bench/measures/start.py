@@ -23,9 +23,8 @@ def start(bench: Bench) -> Table:
     table = Table("start", "A model's start")
     table.conditions += [f"models: {', '.join(models)}", "torch.compile for the CPU, one compile process"]
     table.conditions.append("page cache warm; the precompiled headers, which torch keeps apart, are there")
-    ways, reasons = present(_WAYS)
-    for reason in reasons:
-        table.note(reason)
+    ways = [way for way in _WAYS if not way.absent()]
+    table.notes += present(_WAYS)[1]
     with bench.place("local", table) as place:
         starts = _Starts(place, models)
         for way in ways:
