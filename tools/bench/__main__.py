@@ -3,15 +3,17 @@
     python -m tools.bench [--only NAME...] [--quick] [--rounds N] [--out DIR] [--work DIR] [--corpus DIR]
 
 Writes OUT/index.md, OUT/results.json and a plot for each table, after every table: what was measured stays if it is
-interrupted, and `--only` replaces single tables. As root it makes filesystems of its own and drops the page cache;
-what cannot be had is skipped, and the report says why. The corpus is built if it is not there, which takes minutes;
-KSTORE_CORPUS names another folder for it.
+interrupted, and `--only` replaces single tables. README.md gets the first line of each.
+
+As root it makes filesystems of its own and drops the page cache; what cannot be had is skipped, and the report says
+why. The corpus is built if it is not there, which takes minutes; KSTORE_CORPUS names another folder for it.
 """
 
 from __future__ import annotations
 
 import argparse
 import shutil
+import signal
 import sys
 import tempfile
 from dataclasses import replace
@@ -24,11 +26,15 @@ from tools.bench.results import Table
 from tools.bench.trees import QUICK, Sizes, Trees
 from tools.corpus.__main__ import default_folder
 
-PAGE = Path(__file__).parents[2] / "docs/benchmarks"
+REPOSITORY = Path(__file__).parents[2]
+PAGE = REPOSITORY / "docs/benchmarks"
+README = REPOSITORY / "README.md"
 
 
 def main() -> None:
     """Measure, write, and print the summary."""
+    # Filesystems are unmounted and daemons ended on the way out.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     options = _options()
     sizes = QUICK if options.quick else Sizes()
     rounds = options.rounds or (1 if options.quick else 5)
@@ -42,7 +48,10 @@ def main() -> None:
             tell(f"{name} failed: {error!r}")
             failed.append(name)
             continue
-        report.write(options.out, [tables[each] for each in MEASURES if each in tables])
+        found = [tables[each] for each in MEASURES if each in tables]
+        report.write(options.out, found)
+        if options.out == PAGE:
+            report.update_readme(README, found)
         print(report.section(tables[name], ""))
     print(report.summary(tables[name] for name in MEASURES if name in tables))
     print(f"written to {options.out}")

@@ -14,6 +14,8 @@ from pathlib import Path
 
 GLUSTER = Path(__file__).parents[1] / "gluster"
 _IMAGE_BYTES = 24 << 30
+_SMALL_IMAGE_BYTES = 320 << 20
+"""XFS cannot be much smaller."""
 _DROP_CACHES = Path("/proc/sys/vm/drop_caches")
 _MAKE = {
     # Nothing is left for the kernel to do in the background while something is measured.
@@ -68,7 +70,7 @@ def drop_page_cache() -> None:
 @contextmanager
 def _local(folder: Path) -> Iterator[Place]:
     """An ext4 of its own on a loop device; without root, the folder's filesystem as it is."""
-    if reason := _why_no_loop("ext4"):
+    if reason := _why_no_loop("ext4", folder.parent):
         yield Place(f"{filesystem_of(folder)} ({reason})", (_made(folder / "shared"),), _made(folder / "local"))
         return
     with _on_loop("ext4", folder) as volume:
@@ -78,7 +80,7 @@ def _local(folder: Path) -> Iterator[Place]:
 
 @contextmanager
 def _xfs(folder: Path) -> Iterator[Place]:
-    if reason := _why_no_loop("xfs"):
+    if reason := _why_no_loop("xfs", folder.parent):
         raise Absent(f"xfs: {reason}")
     with _on_loop("xfs", folder) as volume:
         where = f"XFS with reflinks on a loop device on {filesystem_of(folder)}"
@@ -90,7 +92,10 @@ def _gluster(folder: Path) -> Iterator[Place]:
     """Bricks on the folder's filesystem; workers' files on it, too, but not through GlusterFS."""
     version = _gluster_version()
     volume = folder / "gluster"
-    _run(str(GLUSTER), "up", str(volume))
+    try:
+        _run(str(GLUSTER), "up", str(volume))
+    except RuntimeError as error:
+        raise Absent(str(error)) from error
     try:
         where = f"{version}, three replicas on loopback, bricks on {filesystem_of(folder)}, two mounts"
         yield Place(where, (volume / "host0", volume / "host1"), _made(folder / "local"))
@@ -107,10 +112,10 @@ def _gluster_version() -> str:
 
 
 @contextmanager
-def _on_loop(kind: str, folder: Path) -> Iterator[Path]:
+def _on_loop(kind: str, folder: Path, size: int = _IMAGE_BYTES) -> Iterator[Path]:
     image, volume = folder / "image", _made(folder / "volume")
     with image.open("wb") as file:
-        file.truncate(_IMAGE_BYTES)
+        file.truncate(size)
     _run(*_MAKE[kind], str(image))
     _run("mount", "-o", "loop,noatime", str(image), str(volume))
     try:
@@ -121,12 +126,17 @@ def _on_loop(kind: str, folder: Path) -> Iterator[Path]:
 
 
 @cache
-def _why_no_loop(kind: str) -> str:
+def _why_no_loop(kind: str, work: Path) -> str:
+    """Why there can be no filesystem of its own; empty if there can. Root in a container often may not mount."""
     if os.geteuid():
         return "not root, so no filesystem of its own"
     if shutil.which(_MAKE[kind][0]) is None:
         return f"{_MAKE[kind][0]} is not installed"
-    return "" if Path("/dev/loop-control").exists() else "no loop devices"
+    try:
+        with tempfile.TemporaryDirectory(dir=work) as folder, _on_loop(kind, Path(folder), _SMALL_IMAGE_BYTES):
+            return ""
+    except (RuntimeError, OSError) as error:
+        return f"no filesystem of its own: {error}"
 
 
 @cache

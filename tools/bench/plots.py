@@ -51,5 +51,5 @@ def _bars(axis: Any, table: Table, row: str, unit: Unit) -> None:
         samples = table.samples[row][column]
         axis.plot(samples, [place] * len(samples), "|", color="black", markersize=5)
     axis.set_title(f"{row} ({unit})", loc="left", fontsize=8)
-    axis.set_xlim(left=0)
+    axis.set_xlim(0, 1.05 * max(max(of) for of in table.samples[row].values()) or 1)
     axis.spines[["top", "right"]].set_visible(False)

@@ -24,6 +24,7 @@ and another one begins each time. Numbers are medians of the rounds. Ratios are 
 one table may be compared with one of another. Processes are fresh, and their import of Python modules is not counted.
 "Bare" columns are a C program that makes the system calls of a restore and does nothing else.
 """
+_BEGIN, _END = "<!-- begin: python -m tools.bench -->", "<!-- end -->"
 
 
 def conditions(rounds: int) -> list[str]:
@@ -72,11 +73,26 @@ def summary(tables: Iterable[Table]) -> str:
         for claim in table.claims:
             unit = table.units.get(claim.row, Unit.SECONDS)
             verdict = table.verdict(claim)
-            lines.append(f"| [{table.name}](#{anchor(table.title)}) | {_claim(claim, unit, verdict)} |")
+            cells = " | ".join(_claim(claim, unit, verdict))
+            lines.append(f"| [{table.name}](#{anchor(table.title)}) | {cells} |")
     return "\n".join(lines) + "\n"
 
 
-def _claim(claim: Claim, unit: Unit, verdict: Verdict | None) -> str:
+def update_readme(path: Path, tables: Iterable[Table]) -> None:
+    """Put the first claim of each table between the marks."""
+    lines = ["| measure | of | found | aim | |", "|---|---|---:|---:|---|"]
+    for table in tables:
+        for claim in table.claims[:1]:
+            what, of, limit, found, mark = _claim(claim, table.units.get(claim.row, Unit.SECONDS), table.verdict(claim))
+            lines.append(f"| {what} | {of} | {found} | {limit} | {mark} |")
+    before, _, rest = path.read_text().partition(_BEGIN)
+    _, mark, after = rest.partition(_END)
+    if not mark:
+        raise ValueError(f"{path} has no place for figures between {_BEGIN} and {_END}")
+    path.write_text("\n".join([before + _BEGIN, *lines, mark + after]))
+
+
+def _claim(claim: Claim, unit: Unit, verdict: Verdict | None) -> tuple[str, str, str, str, str]:
     peer = " ".join(filter(None, [claim.peer, f"({claim.peer_row})" if claim.peer_row else ""]))
     limit = f"≤ {_ratio(claim.limit)}" if claim.peer else f"≤ {quantity(claim.limit, unit)}"
     if verdict is None:
@@ -84,7 +100,7 @@ def _claim(claim: Claim, unit: Unit, verdict: Verdict | None) -> str:
     else:
         found = _ratio(verdict.ratio) if claim.peer else quantity(verdict.ours, unit)
         mark = "" if verdict.is_met else "**missed**"
-    return f"{claim.ours}: {claim.row} | {peer} | {limit} | {found} | {mark}"
+    return f"{claim.ours}: {claim.row}", peer, limit, found, mark
 
 
 def section(table: Table, plot: str) -> str:
