@@ -20,12 +20,14 @@ if TYPE_CHECKING:
         IntegrityError,
         KstoreError,
         MissError,
+        PackageMissing,
         StoreFormatError,
         StoreUnavailable,
         UsageError,
         WaitTimeout,
     )
     from kstore.hits import UsageReport
+    from kstore.inspect.comparison import Comparison, compare
     from kstore.job import synchronized
     from kstore.report import CommitReport, CommitStatus, RestoreReport, RestoreStatus
     from kstore.store import Store
@@ -35,11 +37,12 @@ __version__ = "0.1.0"
 _HOMES = {
     "kstore.api": ("commit", "restore", "watch"),
     "kstore.errors": (
-        "AmbiguousScopeError", "CacheRootError", "IntegrityError", "KstoreError", "MissError", "StoreFormatError",
-        "StoreUnavailable", "UsageError", "WaitTimeout",
+        "AmbiguousScopeError", "CacheRootError", "IntegrityError", "KstoreError", "MissError", "PackageMissing",
+        "StoreFormatError", "StoreUnavailable", "UsageError", "WaitTimeout",
     ),
     "kstore.hits": ("UsageReport",),
     "kstore.job": ("synchronized",),
+    "kstore.inspect.comparison": ("Comparison", "compare"),
     "kstore.report": ("CommitReport", "CommitStatus", "RestoreReport", "RestoreStatus"),
     "kstore.store": ("Store",),
 }  # fmt: skip
@@ -50,9 +53,11 @@ __all__ = [
     "CacheRootError",
     "CommitReport",
     "CommitStatus",
+    "Comparison",
     "IntegrityError",
     "KstoreError",
     "MissError",
+    "PackageMissing",
     "RestoreReport",
     "RestoreStatus",
     "Store",
@@ -63,6 +68,7 @@ __all__ = [
     "WaitTimeout",
     "__version__",
     "commit",
+    "compare",
     "restore",
     "synchronized",
     "watch",

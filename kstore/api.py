@@ -25,6 +25,7 @@ from kstore.progress import Awaited
 from kstore.report import CommitReport, CommitStatus, RestoreReport, RestoreStatus
 from kstore.scope import check_key
 from kstore.settings import Mode
+from kstore.stats.record import record
 from kstore.store import Store
 
 log = logging.getLogger("kstore")
@@ -62,7 +63,7 @@ def restore(
             All of them must call it, equally often for each key.
         uniform: with `group`, no rank restores if one cannot.
         strict: raise instead of returning a `FAILED` or `TIMEOUT` status.
-        settings: `gpu`, `environment`, `layout`, `components`, `timeout`, `lease_ttl`, as `Store` takes them.
+        settings: `gpu`, `environment`, `layout`, `components`, `timeout`, `lease_ttl`, `stats`, as `Store` takes them.
 
     Raises:
         UsageError: the key or a setting is malformed.
@@ -77,7 +78,9 @@ def restore(
         worker.progress.on_wait = partial(_tell_wait, key, wait)
         work = partial(worker.restore, key, generation=generation, seed=seed, wait=wait, group=group, uniform=uniform)
         limit = worker.settings.timeout and worker.settings.timeout + wait
-        return within(limit, worker.waiting, f"restoring from {worker.location}", work)
+        report = within(limit, worker.waiting, f"restoring from {worker.location}", work)
+        record(worker, report)
+        return report
 
     def failed(error: str, is_late: bool) -> RestoreReport:
         return RestoreReport(RestoreStatus.TIMEOUT if is_late else RestoreStatus.FAILED, key, error=error)

@@ -58,3 +58,7 @@ class ArchiveError(KstoreError):
     """What another tool has archived cannot be taken: it is damaged, or is made to do harm."""
 
     exit_code = 4
+
+
+class PackageMissing(KstoreError):
+    """What was asked for needs a package that is not installed, or another version of it."""

@@ -14,3 +14,10 @@ def make_folder(path: str) -> None:
     except FileNotFoundError:
         make_folder(os.path.dirname(path))
         make_folder(path)
+
+
+def nearest_writable(path: str) -> str:
+    """`path`, or the nearest folder above it that exists and can be written; "/" if there is none."""
+    while not (os.path.isdir(path) and os.access(path, os.W_OK)) and path != os.path.dirname(path):
+        path = os.path.dirname(path)
+    return path

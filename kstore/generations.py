@@ -19,6 +19,7 @@ from kstore.condemned import read_doomed
 from kstore.creator import creator
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError, MissError, StoreUnavailable
+from kstore.leaning import leaning, noted
 from kstore.manifest import Manifest
 from kstore.refs import Ref, RefState
 from kstore.scope import Scope
@@ -29,7 +30,7 @@ _MAX_RACES = 1000
 
 def publish_empty(storage: Storage, scope: Scope, state: RefState) -> Ref | None:
     """Publish a generation without artifacts, so that the key misses."""
-    return _publish_empty(storage, scope, state, lambda parent: 1)
+    return _publish_empty(storage, scope, state, lambda parent: 0)
 
 
 def publish_loss(storage: Storage, scope: Scope) -> Ref | None:
@@ -42,11 +43,8 @@ def _publish_empty(storage: Storage, scope: Scope, state: RefState, line: Callab
     def prepare(parent: int) -> Ref | None:
         meta = {"gpu": scope.gpu, "key": scope.key, "parent": parent, "nonce": secrets.token_hex(16)}
         data = Manifest(meta=meta).dump()
-        with storage.blobs.writer(Layout.PACKED) as writer:
-            writer.put(digest_of(data), data)
-            pack = writer.finish()
         return Ref(
-            scope, parent + 1, digest_of(data), len(data), pack, time.time(), creator(),
+            scope, parent + 1, digest_of(data), len(data), _packed(storage, data), time.time(), creator(),
             files=0, size=0, parent=parent, state=state, line=line(parent),
         )  # fmt: skip
 
@@ -75,15 +73,36 @@ def republish(
     def prepare(parent: int) -> Ref | None:
         if only_if_newest and parent != ref.generation:
             return None
+        if ref.depth:
+            return _lifted(storage, ref, parent)
         copied = _copy_doomed(storage, ref)
         if not storage.refs.exists(ref):
             raise MissError(f"generation {ref.generation} of {ref.scope} was removed just now")
         return replace(
             ref, generation=parent + 1, parent=parent, created=time.time(), creator=creator(),
-            packs=(*copied, *packs(ref)), line=parent + 1 if after_loss else ref.line,
+            packs=(*copied, *packs(ref)), line=parent + 1 if after_loss else ref.line, effort=None,
         )  # fmt: skip
 
     return _publish(storage, ref.scope, prepare)
+
+
+def _lifted(storage: Storage, ref: Ref, parent: int) -> Ref:
+    """What a store below has, for a generation that leans on it."""
+    snapshot = storage.snapshot(ref)
+    manifest = snapshot.manifest
+    meta = {**manifest.meta, "parent": parent, "nonce": secrets.token_hex(16)}
+    data = noted(storage, Manifest(manifest.files, manifest.hosts, meta), snapshot).dump()
+    return replace(
+        ref, generation=parent + 1, manifest=digest_of(data), manifest_size=len(data), packs=_packed(storage, data),
+        created=time.time(), creator=creator(), parent=parent, line=0, depth=0,
+    )  # fmt: skip
+
+
+def _packed(storage: Storage, data: bytes) -> tuple[str, ...]:
+    """Store one blob as a pack."""
+    with storage.blobs.writer(Layout.PACKED) as writer:
+        writer.put(digest_of(data), data)
+        return writer.finish()
 
 
 def before_newest(storage: Storage, scope: Scope) -> Ref:
@@ -99,13 +118,18 @@ def before_newest(storage: Storage, scope: Scope) -> Ref:
             ref = storage.refs.get(scope, generation)
             if ref.state is RefState.LIVE and ref.manifest != replaced:
                 return ref
+    below = storage.below.newest(scope) if newest and storage.below else None
+    if below and below.ref.state is RefState.LIVE:
+        return below.ref
     raise MissError(f"{scope} has no earlier generation to roll back to; `kstore show` lists them")
 
 
 def _copy_doomed(storage: Storage, ref: Ref) -> tuple[str, ...]:
     """Copy what the generation needs and gc may be about to delete into a pack; returns that, if there is any."""
     blobs = BlobStore(storage.backend)
-    sizes = {entry.digest: entry.size for entry in storage.snapshot(ref).manifest.entries()}
+    manifest = storage.snapshot(ref).manifest
+    leant = leaning(manifest)
+    sizes = {entry.digest: entry.size for entry in manifest.entries() if entry.digest not in leant}
     sizes[ref.manifest] = ref.manifest_size
     doomed = read_doomed(storage.backend, sizes)
     if not doomed.is_complete:
@@ -121,12 +145,14 @@ def _copy_doomed(storage: Storage, ref: Ref) -> tuple[str, ...]:
 
 
 def _publish(storage: Storage, scope: Scope, prepare: Callable[[int], Ref | None]) -> Ref | None:
+    if storage.below:  # It may be that only they have it.
+        storage.create()
     for _ in range(_MAX_RACES):
         with suppress(StagingLost), storage.refs.reserve() as reserved:
             generations = storage.refs.generations(scope)
-            if not generations:
+            if not generations and not storage.below.newest(scope):
                 raise MissError(f"nothing is published for {scope}; `kstore ls` lists what is")
-            ref = prepare(generations[-1])
+            ref = prepare(max(generations, default=0))
             if ref is None or storage.refs.publish(ref, reserved):
                 return ref
     raise StoreUnavailable(f"{_MAX_RACES} attempts to publish {scope} each found the generation taken")

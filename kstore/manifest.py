@@ -35,6 +35,8 @@ class Flag(IntFlag):
     """Merged by meaning."""
     HOST = 64
     """Runs only on a host like its builder's."""
+    BELOW = 128
+    """Its blob was not uploaded: a store below had it. A hint, for it may have been uploaded since."""
 
 
 class Entry(NamedTuple):

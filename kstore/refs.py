@@ -6,9 +6,10 @@ Beside a ref, `<n>.pin` keeps its generation, and `<n>.dropped` is a ref on its 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -29,6 +30,18 @@ class RefState(StrEnum):
     """What was before it is no longer wanted."""
     QUARANTINED = "quarantined"
     """What was before it is not to be restored, but may be rolled back to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """What it took to commit a generation: for statistics only."""
+
+    seconds: float
+    """From the commit's beginning until it was published, by the committer's clock."""
+    uploaded: int
+    """Bytes written to the store."""
+    new_files: int
+    """Artifacts that it added or changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +69,11 @@ class Ref:
     state: RefState = RefState.LIVE
     line: int = 1
     """The first of the generations that led to this one without a loss. What an earlier one had and this one lacks may
-    have been damaged, and not been taken out."""
+    have been damaged, and not been taken out. 0 if that is before the first one of this store: see `kstore.layers`."""
+    effort: Effort | None = None
+    """None if it was not committed from a cache root, or by an older kstore."""
+    depth: int = field(default=0, compare=False)
+    """How many stores are above the one that it is in. Not stored."""
 
     @property
     def name(self) -> str:
@@ -81,6 +98,7 @@ class Ref:
             "created": self.created,
             "creator": self.creator,
             "packs": list(self.packs),
+            **self._effort(),
         }
 
     def dump(self) -> bytes:
@@ -97,8 +115,12 @@ class Ref:
             "bytes": self.size,
             "state": self.state,
             "line": self.line,
+            **self._effort(),
         }
         return json.dumps(content, indent=1).encode() + b"\n"
+
+    def _effort(self) -> dict[str, Any]:
+        return {"effort": asdict(self.effort)} if self.effort else {}
 
 
 def load_ref(scope: Scope, generation: int, data: bytes) -> Ref:
@@ -130,9 +152,19 @@ def load_ref(scope: Scope, generation: int, data: bytes) -> Ref:
             parent=int(content["parent"]),
             state=RefState(content["state"]),
             line=int(content["line"]),
+            effort=_load_effort(content.get("effort")),
         )
     except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise IntegrityError(f"generation {generation} of {scope} cannot be read ({error!r}): it is damaged") from error
+
+
+def _load_effort(content: Any) -> Effort | None:
+    """A generation is none the worse for statistics that make no sense."""
+    try:
+        effort = Effort(float(content["seconds"]), int(content["uploaded"]), int(content["new_files"]))
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return None
+    return effort if 0 <= effort.seconds < math.inf and min(effort.uploaded, effort.new_files) >= 0 else None
 
 
 def _digest(text: str) -> bytes:
@@ -149,8 +181,9 @@ def _pack_id(text: str) -> str:
 class Refs:
     """The refs of one store."""
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: Backend, depth: int = 0) -> None:
         self._backend = backend
+        self._depth = depth
 
     def generations(self, scope: Scope) -> list[int]:
         """Published generations, oldest first: one directory read."""
@@ -165,9 +198,10 @@ class Refs:
             IntegrityError: its ref is damaged.
         """
         try:
-            return load_ref(scope, generation, self._read(scope, generation))
+            ref = load_ref(scope, generation, self._read(scope, generation))
         except IntegrityError:  # or just a read that was cut short
-            return load_ref(scope, generation, self._read(scope, generation))
+            ref = load_ref(scope, generation, self._read(scope, generation))
+        return replace(ref, depth=self._depth) if self._depth else ref
 
     def _read(self, scope: Scope, generation: int) -> bytes:
         try:
@@ -272,20 +306,22 @@ class Refs:
     def scopes(self, gpu: str | None = None, under: str = "") -> Iterator[Scope]:
         """Every scope with a folder, of one GPU or all, in order; `under` a key prefix such as `my-model`."""
         for slug in [gpu] if gpu else self.gpus():
-            yield from self._walk(slug, under)
+            yield from walk_scopes(self._backend, "refs", slug, under)
 
     def environments(self, gpu: str, key: str) -> list[str]:
         """The environments that `key` was committed under."""
         children = self._backend.list(f"refs/{gpu}/{key}")
         return sorted(c.name[1:] for c in children if c.is_folder and c.name.startswith("@"))
 
-    def _walk(self, gpu: str, key: str) -> Iterator[Scope]:
-        children = self._backend.list("/".join(filter(None, ("refs", gpu, key))))
-        for name in sorted(child.name for child in children if child.is_folder):
-            if name.startswith("@"):
-                yield from _scope(gpu, key, name[1:])
-            else:
-                yield from self._walk(gpu, f"{key}/{name}" if key else name)
+
+def walk_scopes(backend: Backend, folder: str, gpu: str, key: str = "") -> Iterator[Scope]:
+    """Every scope that has a folder below `folder`, of one GPU, in order; `key` a prefix such as `my-model`."""
+    children = backend.list("/".join(filter(None, (folder, gpu, key))))
+    for name in sorted(child.name for child in children if child.is_folder):
+        if name.startswith("@"):
+            yield from _scope(gpu, key, name[1:])
+        else:
+            yield from walk_scopes(backend, folder, gpu, f"{key}/{name}" if key else name)
 
 
 def _scope(gpu: str, key: str, environment: str) -> Iterator[Scope]:

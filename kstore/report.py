@@ -56,6 +56,19 @@ class Count:
 
 
 @dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Artifacts that another format cannot hold."""
+
+    what: str
+    """Such as "C++ kernels"."""
+    component: str
+    files: int
+    bytes: int
+    why: str
+    """And what becomes of them."""
+
+
+@dataclass(frozen=True, slots=True)
 class RestoreReport:
     """What a restore did."""
 

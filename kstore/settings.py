@@ -28,8 +28,8 @@ class Mode(StrEnum):
 class Settings:
     """How to find the store and the local side."""
 
-    store: str = "/data/kstore"
-    """The store's root."""
+    store: tuple[str, ...] = ("/data/kstore",)
+    """The store's root, and those of stores that are read for what it lacks."""
     cache_root: str | None = None
     """The local folder; None for a numbered root below /tmp/kstore."""
     layout: Layout | None = None
@@ -45,6 +45,8 @@ class Settings:
     """Seconds after which a job goes on without its restore or commit; 0 to wait for ever."""
     lease_ttl: float = 60.0
     """Seconds after which a worker that compiles for others, and no longer says so, counts as gone."""
+    stats: bool = True
+    """Whether restores are counted in the store."""
 
 
 log = logging.getLogger(__name__)
@@ -112,6 +114,20 @@ def _path(value: str | os.PathLike[str]) -> str:
     return os.path.abspath(os.path.expanduser(os.fspath(value)))
 
 
+def _stores(value: str | os.PathLike[str] | list[str] | tuple[str, ...]) -> tuple[str, ...]:
+    if isinstance(value, list | tuple):
+        if any(":" in os.fspath(path) for path in value):
+            raise ValueError("a path cannot have a colon: it is what separates stores")
+    else:
+        value = os.fspath(value).split(":")
+    if not value or not all(value):
+        raise ValueError("there must be a path before and after each colon, which separates stores")
+    paths = tuple(map(_path, value))
+    if len(set(paths)) < len(paths):
+        raise ValueError("it names a store twice")
+    return paths
+
+
 def _components(value: str | list[str] | tuple[str, ...]) -> tuple[str, ...]:
     names = value.replace(",", " ").split() if isinstance(value, str) else value
     unknown = set(names) - set(load_table())
@@ -134,8 +150,14 @@ def _ttl(value: str | float) -> float:
     return seconds
 
 
+def _switch(value: str | bool) -> bool:
+    if str(value).lower() not in ("true", "false"):
+        raise ValueError("it must be true or false")
+    return str(value).lower() == "true"
+
+
 _PARSERS: dict[str, Callable[[Any], Any]] = {
-    "store": _path,
+    "store": _stores,
     "cache_root": _path,
     "layout": _layout,
     "mode": Mode,
@@ -144,4 +166,5 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
     "components": _components,
     "timeout": _seconds,
     "lease_ttl": _ttl,
+    "stats": _switch,
 }

@@ -28,7 +28,8 @@ class Snapshot:
 
     def is_generation_of(self, other: Ref | None) -> bool:
         """Whether `other` is this very generation."""
-        return other is not None and (other.scope, other.generation, other.manifest) == (
+        return other is not None and (other.depth, other.scope, other.generation, other.manifest) == (
+            self.ref.depth,
             self.ref.scope,
             self.ref.generation,
             self.ref.manifest,

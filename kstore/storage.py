@@ -15,6 +15,7 @@ from kstore.backends import PosixBackend
 from kstore.backends.base import STAGING
 from kstore.blobs import BlobStore
 from kstore.errors import IntegrityError, MissError, StoreFormatError, StoreUnavailable
+from kstore.layers import PATIENCE, Below
 from kstore.refs import Ref, Refs
 from kstore.scope import Scope
 from kstore.snapshot import Snapshot
@@ -33,11 +34,18 @@ _TAG_TEXT = b"Signature: 8a477f597d28d172789f06886806bc55\n# A kstore. Backup pr
 class Storage:
     """A store in a folder."""
 
-    def __init__(self, root: str | os.PathLike[str]) -> None:
+    def __init__(self, root: str | os.PathLike[str], *below: str | os.PathLike[str], depth: int = 0) -> None:
+        """`below` are the roots of the stores that are read for what this one lacks, `depth` how many are above it."""
         self.location = os.path.abspath(root)
+        self.depth = depth
         self.backend = PosixBackend(root)
-        self.refs = Refs(self.backend)
+        self.refs = Refs(self.backend, depth)
         self.blobs = BlobStore(self.backend)
+        self.below = Below(tuple(Storage(path, depth=number) for number, path in enumerate(below, 1)))
+        self.trouble = ""
+        """Why this store is passed over, where there are others below; empty if it is not. See `kstore.layers`."""
+        self.patience = PATIENCE
+        """Seconds after which it is trouble that it does not answer."""
         self.must_exist = False
         """Whether a store that is not there has gone, rather than never been made: then it is not made anew."""
         self._settings: dict[str, Any] = {}
@@ -122,6 +130,7 @@ class Storage:
             StoreFormatError, StoreUnavailable: as `settings` does.
         """
         self._settings = {}
+        self.trouble = ""
         _ = self.settings
 
     def _read_settings(self) -> dict[str, Any]:
@@ -137,13 +146,18 @@ class Storage:
         Raises:
             IntegrityError: its manifest is missing or damaged.
         """
+        blobs = self.holder(ref).blobs
         try:
-            return Snapshot(ref, self.blobs.fetch(ref.manifest, ref.manifest_size, ref.packs))
+            return Snapshot(ref, blobs.fetch(ref.manifest, ref.manifest_size, ref.packs))
         except IntegrityError as error:
             raise IntegrityError(
                 f"the manifest of generation {ref.generation} of {ref.scope} is lost: {error}; "
                 "an earlier generation may still be whole"
             ) from error
+
+    def holder(self, ref: Ref) -> Storage:
+        """The store that a generation is in: this one, or one of those below."""
+        return self if ref.depth == self.depth else self.below.at(ref.depth)
 
     def _check_parent(self) -> None:
         parent = os.path.dirname(self.location)

@@ -16,6 +16,7 @@ from kstore.components.variables import place_components, set_variables
 from kstore.deadline import Waiting
 from kstore.environment import Environment, detect_environment, gpu_slug, influences
 from kstore.errors import AmbiguousScopeError, KstoreError, MissError, StoreUnavailable
+from kstore.layers import PATIENCE, attempt, generations, newest_ref, scopes
 from kstore.local.cacheroot import CacheRoot, Owner, claim_root, make_usable, numbered_folder, owned_root
 from kstore.polls import check_wait, polls
 from kstore.progress import Progress
@@ -53,6 +54,7 @@ class Store:
         components: tuple[str, ...] | None = None,
         timeout: float | None = None,
         lease_ttl: float | None = None,
+        stats: bool | None = None,
         environ: MutableMapping[str, str] = os.environ,
     ) -> None:
         """Settings that are not given come from `KSTORE_*`, kstore.toml or [tool.kstore], or their defaults.
@@ -63,10 +65,11 @@ class Store:
         given: dict[str, Any] = {
             "store": root, "cache_root": cache_root, "layout": layout, "mode": mode,
             "gpu": gpu, "environment": environment, "components": components, "timeout": timeout,
-            "lease_ttl": lease_ttl,
+            "lease_ttl": lease_ttl, "stats": stats,
         }  # fmt: skip
         self.settings: Settings = load_settings(environ, **given)
-        self.storage = Storage(self.settings.store)
+        self.storage = Storage(*self.settings.store)
+        self.storage.patience = min(PATIENCE, self.settings.timeout / 2 or PATIENCE)
         self.progress = Progress()
         """How far the restore or commit that is running has come."""
         self.waiting = Waiting()
@@ -76,7 +79,7 @@ class Store:
 
     @property
     def location(self) -> str:
-        """Absolute path of the store's root."""
+        """Absolute path of the store's root: that of the one that is written."""
         return self.storage.location
 
     def create(self, grace: int = DEFAULT_GRACE) -> bool:
@@ -107,7 +110,7 @@ class Store:
 
         for name in filter(None, (key, seed)):
             check_key(name)
-        until = time.monotonic() + check_wait(wait)
+        until, self.storage.trouble = time.monotonic() + check_wait(wait), ""
         rank = find_rank(self.environ) if group else None
         with reporting_trouble(self.location, "restore from"):
             if rank and rank.size > 1:
@@ -120,7 +123,7 @@ class Store:
         worker = self._worker(self._published_scope(self.scope(key), wait), before_import=True)
         with self.waiting.visible():
             set_variables(worker.root.variables, self.environ)
-        self.storage.open()
+        attempt(self.storage, self.storage.open, None)
         return worker
 
     def _restore_together(self, rank: Rank, key: str, request: Request, uniform: bool) -> RestoreReport:
@@ -190,21 +193,18 @@ class Store:
     def scopes(self, key: str | None = None) -> Iterator[Scope]:
         """Everything published, of every GPU and environment; of one key if given."""
         with reporting_trouble(self.location, "read"):
-            self.storage.settings  # noqa: B018
-            for scope in self.storage.refs.scopes(under=key or ""):
-                if key is None or scope.key == key:
-                    yield scope
+            found = scopes(self.storage, under=key or "")
+            yield from (scope for scope in found if key is None or scope.key == key)
 
     def newest(self, scope: Scope) -> Ref | None:
-        """The newest generation of a scope."""
+        """The newest generation of a scope, of the first store that has one."""
         with reporting_trouble(self.location, "read"):
-            return self.storage.refs.newest(scope)
+            return newest_ref(self.storage, scope)
 
     def generations(self, scope: Scope) -> list[Ref]:
-        """All generations of a scope, oldest first."""
+        """All generations of a scope, oldest first, of the first store that has any."""
         with reporting_trouble(self.location, "read"):
-            refs = self.storage.refs
-            return [refs.get(scope, number) for number in refs.generations(scope)]
+            return generations(self.storage, scope)
 
     def snapshot(self, ref: Ref) -> Snapshot:
         """What a generation holds."""
@@ -231,7 +231,7 @@ class Store:
             self.storage.open()
             scopes = self._scopes_of(key) if key else list(self.scopes())
             report = verify(self.storage, scopes, repair=repair, progress=self.progress)
-            worker = self._local_worker(key) if key else None
+            worker = self.local_worker(self.scope(key)) if key else None
             base = worker.base(worker.state.load()) if worker else None
             if worker and base:
                 report.local = altered_files(worker.root, base.manifest)
@@ -239,10 +239,9 @@ class Store:
                     remove_altered(worker.root, base.manifest, report.local)
         return report
 
-    def _local_worker(self, key: str) -> Worker | None:
-        """This user's side of `key` on this node, if there is a cache root for it."""
-        scope = self.scope(key)
-        owner = Owner(self.location, scope.gpu, key, os.geteuid())
+    def local_worker(self, scope: Scope) -> Worker | None:
+        """This user's side of `scope` on this node, if there is a cache root for it."""
+        owner = Owner(self.location, scope.gpu, scope.key, os.geteuid())
         path = self.settings.cache_root or owned_root(numbered_folder(scope.environment), owner)
         return self._worker(scope, before_import=False) if path and os.path.isdir(path) else None
 

@@ -3,27 +3,77 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
+from typing import Protocol, TypeVar
 
-from kstore.blobs import Layout, Source
+from kstore.blobs import BlobWriter, Layout, Source
+from kstore.blobs.batches import Fetch, keepable
 from kstore.blobs.blobstore import put_many
 from kstore.condemned import Doomed, read_doomed
 from kstore.digest import digest_of
 from kstore.errors import KstoreError
+from kstore.leaning import kept_by, may_lean, unsupported
 from kstore.local.finished import read_whole
 from kstore.local.link import Linker, LinkMode, probe
 from kstore.local.relocate import to_stored
 from kstore.manifest import Entry, Files, Flag
+from kstore.progress import Progress
 from kstore.quarantine import quarantined
 from kstore.refs import Ref
+from kstore.scope import Scope
 from kstore.snapshot import Snapshot
+from kstore.storage import Storage
 from kstore.worker import Worker
 
 MAX_SIBLINGS = 32
 """How many other keys are asked for blobs that a new key shares with them."""
 _RELOCATE = int(Flag.RELOCATE)
+
+
+class Committer(Protocol):
+    """Whose blobs are uploaded: a `Worker`, or who has no cache root."""
+
+    @property
+    def store(self) -> Storage:
+        """Where they go."""
+
+    @property
+    def scope(self) -> Scope:
+        """What they are published for."""
+
+    @property
+    def layout(self) -> Layout | None:
+        """How new blobs are stored; None to choose by what links."""
+
+    @property
+    def links_into(self) -> str:
+        """A folder on the filesystem that loose blobs would be linked into."""
+
+    @property
+    def ahead(self) -> tuple[str, ...]:
+        """Packs that were uploaded before; those are relied on that are there."""
+
+    @property
+    def progress(self) -> Progress:
+        """How far the upload has come."""
+
+
+class Named(Protocol):
+    """Bytes that are known by name."""
+
+    @property
+    def digest(self) -> bytes:
+        """Their digest."""
+
+    @property
+    def size(self) -> int:
+        """How many they are."""
+
+
+Blob = TypeVar("Blob", bound=Named)
+_Put = Callable[[BlobWriter, Sequence[bytes]], set[bytes]]
 
 
 class Uploader:
@@ -33,7 +83,7 @@ class Uploader:
     there, and not condemned, after a place for its ref was reserved.
     """
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: Committer) -> None:
         self._worker = worker
         self._storage = worker.store
         self._doomed = Doomed()
@@ -43,6 +93,8 @@ class Uploader:
         """How new blobs are stored; None before the first attempt."""
         self.packs: tuple[str, ...] = ()
         """What this commit has written and may rely on."""
+        self.below: set[bytes] = set()
+        """What this attempt does not upload because a store below has it."""
         self.blobs = 0
         """How many were stored."""
         self.bytes = 0
@@ -59,18 +111,20 @@ class Uploader:
         if is_first and self.layout is Layout.PACKED:
             self._siblings = self._reliable(sibling_packs(self._worker))
 
-    def lacking(self, sources: Collection[Source], theirs: Snapshot | None, base: Snapshot | None) -> list[Source]:
-        """Those that the store lacks, or that may not be relied upon."""
-        known = {entry.digest for entry in theirs.manifest.entries()} if theirs else set()
+    def lacking(self, sources: Collection[Blob], theirs: Snapshot | None, base: Snapshot | None) -> list[Blob]:
+        """Those that the store lacks, or that may not be relied upon, but for what may be left below."""
+        known = kept_by(theirs)
         known |= self._storage.blobs.digests_in(self.packs + self._ahead + self._siblings)
         if base and base is not theirs and self._may_rely_on(base.ref):
             gone = self._doomed.blobs | self.lost(base, {source.digest: source.size for source in sources})
-            known.update(entry.digest for entry in base.manifest.entries() if entry.digest not in gone)
+            known |= kept_by(base) - gone
         wanted = [source for source in sources if source.digest not in known]
         if self.layout is Layout.LOOSE and self._doomed.is_complete:
             has, doomed = self._storage.blobs.loose.has, self._doomed.blobs
             wanted = [s for s in wanted if s.digest in doomed or not has(s.digest, s.size)]
-        return wanted
+        sizes = {source.digest: source.size for source in wanted} if may_lean(self._storage, theirs) else {}
+        self.below = self._storage.below.held(sizes)
+        return [source for source in wanted if source.digest not in self.below]
 
     def store(self, wanted: Sequence[Source], manifest: bytes | None = None) -> set[bytes]:
         """Store blobs and the manifest. Returns the digests of what changed meanwhile; the manifest is then not stored.
@@ -78,14 +132,37 @@ class Uploader:
         Without a manifest, whatever has not changed is stored. A name that gc may delete is never taken again: what
         is condemned as a loose blob goes into a pack.
         """
-        doomed = [source for source in wanted if source.digest in self._doomed.blobs]
-        fresh = [source for source in wanted if source.digest not in self._doomed.blobs] if doomed else wanted
+        sources = {source.digest: source for source in wanted}
+        progress = self._worker.progress
+        return self._store(sources, lambda to, chosen: put_many(to, [sources[d] for d in chosen], progress), manifest)
+
+    def copy(self, wanted: Mapping[bytes, int], fetch: Fetch, manifest: bytes | None = None) -> set[bytes]:
+        """As `store`, of blobs given with their sizes in bytes, which `fetch` brings in an order of its own.
+
+        Returns the digests of those that it does not bring. Memory stays flat: no blob waits for another.
+        """
+        return self._store(wanted, lambda to, chosen: self._put_fetched(to, wanted, chosen, fetch), manifest)
+
+    def _put_fetched(
+        self, writer: BlobWriter, wanted: Mapping[bytes, int], chosen: Sequence[bytes], fetch: Fetch
+    ) -> set[bytes]:
+        left = set(chosen)
+        for digest, data in fetch({digest: wanted[digest] for digest in chosen}):
+            writer.put(digest, keepable(data))
+            left.discard(digest)
+            self._worker.progress.done += 1
+            del data  # or a large blob would be held while the next one is fetched
+        return left
+
+    def _store(self, wanted: Collection[bytes], put: _Put, manifest: bytes | None) -> set[bytes]:
+        doomed = [digest for digest in wanted if digest in self._doomed.blobs]
+        fresh = [digest for digest in wanted if digest not in self._doomed.blobs]
         with ExitStack() as stack:
             writer = stack.enter_context(self._storage.blobs.writer(self.layout or Layout.PACKED))
             spare = stack.enter_context(self._storage.blobs.writer(Layout.PACKED))
-            refused = put_many(writer, fresh, self._worker.progress)
+            refused = put(writer, fresh)
             if doomed:
-                refused |= put_many(spare, doomed, self._worker.progress)
+                refused |= put(spare, doomed)
             if manifest is not None and not refused:
                 writer.put_manifest(digest_of(manifest), manifest)
             if manifest is None or not refused:
@@ -97,19 +174,25 @@ class Uploader:
     def packs_of(self, needed: set[bytes], theirs: Snapshot | None, base: Snapshot | None) -> tuple[str, ...]:
         """Every pack that the blobs `needed` may be in: what is in a pack that no ref names is deleted by gc."""
         may_hold = self._storage.blobs.may_hold
-        published = theirs.ref.packs if theirs else ()
-        if theirs and any(entry.digest not in needed for entry in theirs.manifest.entries()):
+        published = theirs.ref.packs if theirs and not theirs.ref.depth else ()
+        if published and theirs and any(entry.digest not in needed for entry in theirs.manifest.entries()):
             published = tuple(pack for pack in published if may_hold(pack, needed))
-        others = (*self._ahead, *self._reliable(base.ref.packs if base else ()), *self._siblings)
+        packs_of_base = base.ref.packs if base and not base.ref.depth else ()
+        others = (*self._ahead, *self._reliable(packs_of_base), *self._siblings)
         shared = [pack for pack in others if pack not in published and may_hold(pack, needed)]
         return tuple(dict.fromkeys((*self.packs, *published, *shared)))
 
     def lost(self, snapshot: Snapshot, among: Mapping[bytes, int]) -> set[bytes]:
-        """Of the blobs in `among`, with their sizes, those that a generation needs and `verify` found damaged."""
+        """Of the blobs in `among`, with their sizes, those that a generation needs, and that `verify` found damaged
+        or no store has that the generation leans on.
+        """
+        if snapshot.ref.depth:
+            return set()
         found = quarantined(self._storage.backend).keys() & among.keys()
         if found:
             found &= {entry.digest for entry in snapshot.manifest.entries()}
-        return self.missing(snapshot.ref, {digest: among[digest] for digest in found}) if found else set()
+        lost = self.missing(snapshot.ref, {digest: among[digest] for digest in found}) if found else set()
+        return lost | unsupported(self._storage, snapshot, among)
 
     def missing(self, ref: Ref, blobs: Mapping[bytes, int]) -> set[bytes]:
         """Of these, with their sizes, those that are neither loose nor in a pack of the generation."""
@@ -126,10 +209,11 @@ class Uploader:
 
     def _may_rely_on(self, ref: Ref) -> bool:
         """Whether all that the generation has is there, but for the condemned blobs."""
-        return self._reliable(ref.packs) == ref.packs and self._doomed.is_complete and self._storage.refs.exists(ref)
+        is_kept = not ref.depth and self._reliable(ref.packs) == ref.packs
+        return is_kept and self._doomed.is_complete and self._storage.refs.exists(ref)
 
 
-def choose_layout(worker: Worker) -> Layout:
+def choose_layout(worker: Committer) -> Layout:
     """Loose where the cache root can link or clone from the store, else packed.
 
     Raises:
@@ -140,19 +224,19 @@ def choose_layout(worker: Worker) -> Layout:
     return Layout.PACKED if probe_link(worker).mode is LinkMode.COPY else Layout.LOOSE
 
 
-def probe_link(worker: Worker) -> Linker:
+def probe_link(worker: Committer) -> Linker:
     """The best way from the store to the cache root, found by trying.
 
     Raises:
         OSError: the store or the cache root cannot be written.
     """
-    os.makedirs(worker.root.state, mode=0o700, exist_ok=True)
+    os.makedirs(worker.links_into, mode=0o700, exist_ok=True)
     source = worker.store.backend.staging_path()
     os.makedirs(os.path.dirname(source), exist_ok=True)
     with open(source, "xb") as file:
         file.write(b"probe")
     try:
-        return probe(source, os.path.join(worker.root.state, os.path.basename(source)))
+        return probe(source, os.path.join(worker.links_into, os.path.basename(source)))
     finally:
         os.unlink(source)
 
@@ -164,7 +248,7 @@ def sources(worker: Worker, ours: Files, contents: Mapping[bytes, bytes], kept: 
     that they take in the order of their paths.
     """
     found = {digest: Source(digest, len(data), partial(bytes, data)) for digest, data in contents.items()}
-    for path, entry in sorted(ours.items(), key=_similarity):
+    for path, entry in sorted(ours.items(), key=similarity):
         if entry.digest not in found:
             data = kept.get(entry.digest)
             read = partial(_read, worker, path, entry) if data is None else partial(bytes, data)
@@ -172,7 +256,7 @@ def sources(worker: Worker, ours: Files, contents: Mapping[bytes, bytes], kept: 
     return list(found.values())
 
 
-def sibling_packs(worker: Worker) -> tuple[str, ...]:
+def sibling_packs(worker: Committer) -> tuple[str, ...]:
     """Packs of the keys beside this one (`my-model/v1` for `my-model/v2`), whose blobs it likely shares."""
     parent = worker.scope.key.rpartition("/")[0]
     refs, packs = worker.store.refs, dict[str, None]()
@@ -188,7 +272,8 @@ def sibling_packs(worker: Worker) -> tuple[str, ...]:
     return tuple(packs)
 
 
-def _similarity(item: tuple[str, Entry]) -> tuple[str, str, str]:
+def similarity(item: tuple[str, Entry]) -> tuple[str, str, str]:
+    """Sorts artifacts so that those that resemble each other are neighbours."""
     path = item[0]
     name = path.rpartition("/")[2]
     return name.rpartition(".")[2], name, path

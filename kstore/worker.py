@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from kstore.components import Table
 from kstore.deadline import Waiting
 from kstore.environment import Environment, Host, detect_host
+from kstore.layers import base_of
 from kstore.local.cacheroot import CacheRoot
 from kstore.local.scan import Scan, scan
 from kstore.local.state import State, StateFolder
@@ -56,6 +57,11 @@ class Worker:
     def state(self) -> StateFolder:
         """What kstore remembers of the cache root."""
         return StateFolder(self.root, self.rules)
+
+    @property
+    def links_into(self) -> str:
+        """A folder on the filesystem that loose blobs would be linked into."""
+        return self.root.state
 
     @property
     def host(self) -> Host:
@@ -107,5 +113,5 @@ class Worker:
         return foreign
 
     def base(self, state: State) -> Snapshot | None:
-        """What the root grew from, if that was in this store."""
-        return state.base.snapshot if state.base and state.base.store == self.store.identity else None
+        """What the root grew from, if that was in this store, or one below."""
+        return base_of(self.store, state.base)

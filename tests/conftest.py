@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from kstore.components import load_table
 from kstore.environment import Host
 from kstore.local import cacheroot
+from kstore.stats.record import finish
 
 pytest.register_assert_rewrite("tests.backends.conformance", "tests.trees")
 
@@ -71,12 +73,20 @@ def isolated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         "COMPONENTS",
         "TIMEOUT",
         "LEASE_TTL",
+        "STATS",
         "MANAGED",
     ):
         # Set first, so that what a test lets kstore write there is undone as well.
         monkeypatch.setenv(f"KSTORE_{name}", "")
         monkeypatch.delenv(f"KSTORE_{name}")
     monkeypatch.setattr(cacheroot, "NUMBERED_ROOTS", tmp_path / "roots")
+
+
+@pytest.fixture(autouse=True)
+def all_counted() -> Iterator[None]:
+    """No test leaves a restore to be counted while another one runs."""
+    yield
+    finish(10)
 
 
 @pytest.fixture

@@ -133,7 +133,7 @@ def test_what_a_pod_mounts_is_there(pod: Manifest) -> None:
 def test_store_and_cache_root_are_where_the_settings_say(pod: Manifest) -> None:
     settings = load_settings(CONFIG["kstore"], Path("/"))
     mounts = {(mount["name"], mount["mountPath"]) for c in containers_of(pod) for mount in c["volumeMounts"]}
-    assert mounts <= {("store", str(Path(settings.store).parent)), ("cache", settings.cache_root)}
+    assert mounts <= {("store", str(Path(settings.store[0]).parent)), ("cache", settings.cache_root)}
 
 
 @pytest.mark.parametrize("pod", [pod for pod in PODS if "Deployment" in str(pod.id)])

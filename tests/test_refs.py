@@ -9,7 +9,7 @@ import pytest
 from kstore.backends import PosixBackend
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError, MissError, StoreFormatError
-from kstore.refs import Ref, Refs, load_ref
+from kstore.refs import Effort, Ref, Refs, load_ref
 from kstore.scope import Scope
 from tests.trees import in_processes, publish
 
@@ -40,6 +40,22 @@ def refs(backend: PosixBackend) -> Refs:
 
 def test_what_was_dumped_is_loaded() -> None:
     assert load_ref(SCOPE, 1, REF.dump()) == REF
+
+
+def test_what_a_commit_took_is_in_its_ref() -> None:
+    ref = replace(REF, effort=Effort(1.25, 1000, 2))
+    assert load_ref(SCOPE, 1, ref.dump()) == ref
+    assert ref.describe()["effort"] == {"seconds": 1.25, "uploaded": 1000, "new_files": 2}
+    assert "effort" not in json.loads(REF.dump())
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [None, 1, [], {}, {"seconds": -1, "uploaded": 1, "new_files": 1}, {"seconds": 1, "uploaded": -1, "new_files": 1},
+     {"seconds": float("nan"), "uploaded": 1, "new_files": 1}, {"seconds": "x", "uploaded": 1, "new_files": 1}],
+)  # fmt: skip
+def test_a_ref_is_none_the_worse_for_statistics_that_make_no_sense(nonsense: object) -> None:
+    assert load_ref(SCOPE, 1, json.dumps(json.loads(REF.dump()) | {"effort": nonsense}).encode()) == REF
 
 
 def test_a_ref_is_json_under_its_generation(backend: PosixBackend, refs: Refs) -> None:

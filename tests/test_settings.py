@@ -19,7 +19,7 @@ def load(folder: Path, environ: dict[str, str] | None = None, **arguments: Any) 
 def test_the_defaults(tmp_path: Path) -> None:
     settings = load(tmp_path)
     assert settings == Settings(
-        store="/data/kstore",
+        store=("/data/kstore",),
         cache_root=None,
         layout=None,
         mode=Mode.READ_WRITE,
@@ -28,6 +28,7 @@ def test_the_defaults(tmp_path: Path) -> None:
         components=tuple(load_table()),
         timeout=600.0,
         lease_ttl=60.0,
+        stats=True,
     )
 
 
@@ -35,13 +36,13 @@ def test_an_argument_beats_the_environment_beats_the_file(tmp_path: Path) -> Non
     (tmp_path / "kstore.toml").write_text('store = "/file"\ngpu = "file"\nenvironment = "file"\n')
     environ = {"KSTORE_ROOT": "/environment", "KSTORE_GPU": "environment"}
     settings = load(tmp_path, environ, store="/argument")
-    assert (settings.store, settings.gpu, settings.environment) == ("/argument", "environment", "file")
+    assert (settings.store, settings.gpu, settings.environment) == (("/argument",), "environment", "file")
 
 
 @pytest.mark.parametrize(
     ("variable", "text", "name", "value"),
     [
-        ("KSTORE_ROOT", "/store", "store", "/store"),
+        ("KSTORE_ROOT", "/store", "store", ("/store",)),
         ("KSTORE_CACHE_ROOT", "/local", "cache_root", "/local"),
         ("KSTORE_LAYOUT", "packed", "layout", Layout.PACKED),
         ("KSTORE_LAYOUT", "auto", "layout", None),
@@ -53,6 +54,8 @@ def test_an_argument_beats_the_environment_beats_the_file(tmp_path: Path) -> Non
         ("KSTORE_TIMEOUT", "2.5", "timeout", 2.5),
         ("KSTORE_TIMEOUT", "0", "timeout", 0.0),
         ("KSTORE_LEASE_TTL", "90", "lease_ttl", 90.0),
+        ("KSTORE_STATS", "false", "stats", False),
+        ("KSTORE_STATS", "True", "stats", True),
     ],
 )
 def test_every_setting_has_a_variable(tmp_path: Path, variable: str, text: str, name: str, value: object) -> None:
@@ -89,7 +92,7 @@ def test_paths_are_absolute_and_know_the_home_folder(tmp_path: Path, monkeypatch
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     settings = load(tmp_path, store="~/store", cache_root=Path("local"))
-    assert (settings.store, settings.cache_root) == (f"{tmp_path}/store", f"{tmp_path}/local")
+    assert (settings.store, settings.cache_root) == ((f"{tmp_path}/store",), f"{tmp_path}/local")
 
 
 @pytest.mark.parametrize("file", ["kstore.toml", "pyproject.toml"])
@@ -148,3 +151,21 @@ def test_settings_come_from_the_process_by_default(tmp_path: Path, monkeypatch: 
     settings = load_settings()
     assert (settings.gpu, settings.environment) == ("environment", "file")
     assert os.environ["KSTORE_GPU"] == "environment"
+
+
+@pytest.mark.parametrize("value", ["/a:/b", ("/a", "/b"), ["/a", "/b"]], ids=str)
+def test_stores_are_listed_or_separated_by_colons(tmp_path: Path, value: object) -> None:
+    assert load(tmp_path, store=value).store == ("/a", "/b")
+
+
+def test_a_file_has_stores_as_a_list_or_as_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    for text in ('["/a", "~/b"]', '"/a:~/b"'):
+        (tmp_path / "kstore.toml").write_text(f"store = {text}\n")
+        assert load(tmp_path).store == ("/a", "/home/me/b")
+
+
+@pytest.mark.parametrize("value", [["/a:b"], "", [], "/a:", ":/a", "/a::/b", "/a:/a", ["/a", ""], [5]], ids=str)
+def test_stores_that_cannot_be_are_refused(tmp_path: Path, value: object) -> None:
+    with pytest.raises(UsageError, match="store"):
+        load(tmp_path, store=value)

@@ -38,7 +38,7 @@ class NewObject(NamedTuple):
     """An object to be created."""
 
     name: str
-    data: bytes
+    data: bytes | memoryview
     fraction_ns: int | None = None
     """Fraction of a second, in nanoseconds, that its modification time gets.
 

@@ -64,7 +64,7 @@ class BlobWriter(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
 
-    def put(self, digest: bytes, data: bytes) -> None:
+    def put(self, digest: bytes, data: bytes | memoryview) -> None:
         """Store one blob."""
 
     def put_manifest(self, digest: bytes, data: bytes) -> None:
@@ -228,7 +228,7 @@ class LooseBlobWriter:
     def __init__(self, loose: LooseBlobs) -> None:
         self._loose = loose
         self._pool = Pool(_THREADS)
-        self._batch: list[tuple[bytes, bytes]] = []
+        self._batch: list[tuple[bytes, bytes | memoryview]] = []
         self._batch_size = 0
         self._storing: deque[Future[None]] = deque()
         self._lock = threading.Lock()
@@ -243,7 +243,7 @@ class LooseBlobWriter:
     ) -> None:
         self._pool.shutdown(cancel_futures=True)
 
-    def put(self, digest: bytes, data: bytes) -> None:
+    def put(self, digest: bytes, data: bytes | memoryview) -> None:
         """Store one blob."""
         self._batch.append((digest, data))
         self._batch_size += len(data)
@@ -269,7 +269,7 @@ class LooseBlobWriter:
             # What waits is in memory: a batch for each thread, or one large blob.
             self._storing.popleft().result()
 
-    def _store(self, batch: list[tuple[bytes, bytes]]) -> None:
+    def _store(self, batch: list[tuple[bytes, bytes | memoryview]]) -> None:
         created = self._loose.put_many(batch)
         with self._lock:
             self.blobs += sum(created)
@@ -294,7 +294,7 @@ class PackedBlobWriter:
     ) -> None:
         self._open.close()
 
-    def put(self, digest: bytes, data: bytes) -> None:
+    def put(self, digest: bytes, data: bytes | memoryview) -> None:
         """Append one blob."""
         if self._pack is None:
             self._upload = self._open.enter_context(self._backend.upload())

@@ -52,13 +52,13 @@ class LooseBlobs:
         except FileNotFoundError:
             return False
 
-    def put_many(self, blobs: Sequence[tuple[bytes, bytes]]) -> list[bool]:
+    def put_many(self, blobs: Sequence[tuple[bytes, bytes | memoryview]]) -> list[bool]:
         """Store (digest, bytes) of each; False for those that were here. One that a crash cut short is replaced."""
         objects = [NewObject(blob_name(digest), data, stamp(digest)) for digest, data in blobs]
         created = self._backend.put_many(objects)
         for number, (digest, data) in enumerate(blobs):
             if not created[number] and not self.has(digest, len(data)):
-                self._backend.put(blob_name(digest), data)
+                self._backend.put(blob_name(digest), bytes(data))
                 created[number] = True
         return created
 

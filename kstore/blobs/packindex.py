@@ -34,7 +34,7 @@ _SKIPPABLE_MAGIC = 0x184D2A5B
 _FOOTER = struct.Struct("<IIIQ32s8s")
 _MAGIC = b"kstore.1"
 _FRAME = struct.Struct("<QQQI")
-_NONCE_SIZE = 16
+NONCE_SIZE = 16
 
 
 def pack_name(pack_id: str) -> str:
@@ -67,7 +67,7 @@ class Footer(NamedTuple):
     @property
     def body_size(self) -> int:
         """Of the index before the footer."""
-        return _NONCE_SIZE + self.blobs * DIGEST_SIZE + self.packed_columns
+        return NONCE_SIZE + self.blobs * DIGEST_SIZE + self.packed_columns
 
 
 FOOTER_SIZE = _FOOTER.size
@@ -87,12 +87,15 @@ class PackIndex:
         """Every blob, with its bytes."""
         return dict(zip(self.digests, self.sizes, strict=True))
 
-    def dump(self) -> bytes:
-        """The skippable frame that ends a pack. Digests do not compress; the columns of numbers do."""
+    def dump(self, nonce: bytes | None = None) -> bytes:
+        """The skippable frame that ends a pack. Digests do not compress; the columns of numbers do.
+
+        `nonce` makes the bytes the same each time, for a file that is not in a store.
+        """
         columns = b"".join(_FRAME.pack(*frame) for frame in self.frames)
         columns += struct.pack(f"<{len(self.sizes)}Q", *self.sizes)
         packed = zstandard.compress(columns, LEVEL)
-        body = os.urandom(_NONCE_SIZE) + b"".join(self.digests) + packed
+        body = (nonce or os.urandom(NONCE_SIZE)) + b"".join(self.digests) + packed
         footer = _FOOTER.pack(len(packed), len(self.frames), len(self.digests), len(columns), digest_of(body), _MAGIC)
         return _SKIPPABLE.pack(_SKIPPABLE_MAGIC, len(body) + len(footer)) + body + footer
 
@@ -125,14 +128,14 @@ def load_index(footer: Footer, body: bytes) -> PackIndex:
     """
     if len(body) != footer.body_size or digest_of(body) != footer.digest:
         raise IntegrityError("the index of a pack is not what its footer says")
-    split = _NONCE_SIZE + footer.blobs * DIGEST_SIZE
+    split = NONCE_SIZE + footer.blobs * DIGEST_SIZE
     expected = footer.frames * _FRAME.size + footer.blobs * 8
     if footer.columns != expected or footer.frames > footer.blobs:
         raise IntegrityError("the index of a pack contradicts itself")
     columns = _decompress_columns(body[split:], expected)
     index = PackIndex(
         frames=[Frame._make(row) for row in _FRAME.iter_unpack(columns[: footer.frames * _FRAME.size])],
-        digests=[body[at : at + DIGEST_SIZE] for at in range(_NONCE_SIZE, split, DIGEST_SIZE)],
+        digests=[body[at : at + DIGEST_SIZE] for at in range(NONCE_SIZE, split, DIGEST_SIZE)],
         sizes=list(struct.unpack(f"<{footer.blobs}Q", columns[footer.frames * _FRAME.size :])),
     )
     _check(index)

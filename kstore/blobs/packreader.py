@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import IO, NamedTuple, cast
+from typing import IO, NamedTuple, Protocol, cast
 
 import zstandard
 
-from kstore.backends import Backend
+from kstore.backends import Stat
 from kstore.blobs.packindex import (
     FOOTER_SIZE,
     MAX_SHARED_FRAME,
@@ -35,6 +35,16 @@ Blob = tuple[bytes, memoryview]
 """(digest, bytes)."""
 
 
+class Readable(Protocol):
+    """What a pack is read from: a backend, or a file that holds a pack."""
+
+    def get(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
+        """Return `length` bytes (fewer at the end) from `offset`, all of them by default."""
+
+    def stat(self, name: str) -> Stat:
+        """Its size."""
+
+
 class Part(NamedTuple):
     """Blobs that are read in one go."""
 
@@ -53,11 +63,12 @@ class PackReader:
         OSError: it cannot be read.
     """
 
-    def __init__(self, backend: Backend, pack_id: str) -> None:
+    def __init__(self, backend: Readable, pack_id: str, index: PackIndex | None = None) -> None:
+        """`index` is for a pack that has none yet."""
         self._backend = backend
         self._name = pack_name(pack_id)
         self._size: int | None = None
-        self._index: PackIndex | None = None
+        self._index = index
 
     @property
     def size(self) -> int:

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 import zstandard
 from blake3 import blake3
 
-from kstore.backends import Upload
 from kstore.blobs.packindex import FRAME_SIZE, LEVEL, Frame, PackIndex
 from kstore.threads import Pool, submit
 
 _WINDOW_LOG = 22
 _CHUNK = 1 << 20
+
+
+class Sink(Protocol):
+    """Where a pack's bytes go."""
+
+    def write(self, data: bytes | memoryview, /) -> object:
+        """Append `data`."""
 
 
 class PackWriter:
@@ -24,18 +30,19 @@ class PackWriter:
     frames and a compressed one, or the one large blob that is being added.
     """
 
-    def __init__(self, upload: Upload) -> None:
+    def __init__(self, upload: Sink, *, begun: PackIndex | None = None, size: int = 0) -> None:
+        """`begun` says what is in the `size` bytes that are there already; the id is then that of the rest."""
         self._upload = upload
         self._hash = blake3()
         # The window spans a frame: what a kernel resembles may be anywhere before it.
         parameters = zstandard.ZstdCompressionParameters.from_level(LEVEL, window_log=_WINDOW_LOG)
         self._compressor = zstandard.ZstdCompressor(compression_params=parameters)
-        self._index = PackIndex()
-        self._waiting: list[bytes] = []
+        self._index = begun or PackIndex()
+        self._waiting: list[bytes | memoryview] = []
         self._waiting_size = 0
         self._thread = Pool(1)
         self._writing: Future[None] | None = None
-        self.size = 0
+        self.size = size
         """Bytes written; complete once the pack is finished."""
 
     def __enter__(self) -> Self:
@@ -49,7 +56,7 @@ class PackWriter:
     def __len__(self) -> int:
         return len(self._index.digests)
 
-    def add(self, digest: bytes, data: bytes) -> None:
+    def add(self, digest: bytes, data: bytes | memoryview) -> None:
         """Append one blob."""
         if len(data) >= FRAME_SIZE:
             self.close_frame()
@@ -70,18 +77,18 @@ class PackWriter:
             self._writing = submit(self._thread, self._write_frame, self._waiting, self._waiting_size)
             self._waiting, self._waiting_size = [], 0
 
-    def finish(self) -> str:
+    def finish(self, nonce: bytes | None = None) -> str:
         """Write the index and return the pack's id; the upload is then ready to be published."""
         self.close_frame()
         self._wait()
-        self._write(self._index.dump())
+        self._write(self._index.dump(nonce))
         return self._hash.hexdigest()
 
     def _wait(self) -> None:
         if self._writing:
             self._writing.result()
 
-    def _write_frame(self, blobs: list[bytes], size: int) -> None:
+    def _write_frame(self, blobs: list[bytes | memoryview], size: int) -> None:
         start = self.size
         if len(blobs) == 1:
             self._compress_in_chunks(blobs[0])
@@ -89,7 +96,7 @@ class PackWriter:
             self._write(self._compressor.compress(b"".join(blobs)))
         self._index.frames.append(Frame(start, self.size - start, size, len(blobs)))
 
-    def _compress_in_chunks(self, data: bytes) -> None:
+    def _compress_in_chunks(self, data: bytes | memoryview) -> None:
         chunker = self._compressor.chunker(size=len(data), chunk_size=_CHUNK)
         view = memoryview(data)
         for start in range(0, len(data), _CHUNK):

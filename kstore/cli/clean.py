@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kstore.cli.options import ERROR, Command, Invocation, output_options, pass_invocation, store_option
+from kstore.cli.options import ERROR, Command, Invocation, complete_key, output_options, pass_invocation, store_option
 from kstore.cli.words import plural, size
 from kstore.errors import KstoreError
 
@@ -34,7 +34,7 @@ class _Root:
 
 
 @click.command("clean", cls=Command, exit_codes=ERROR)
-@click.argument("key", required=False)
+@click.argument("key", required=False, shell_complete=complete_key)
 @click.option("--all", "every", is_flag=True, help="Those of every key and store.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask; needed where there is no terminal.")

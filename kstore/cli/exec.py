@@ -15,6 +15,7 @@ from kstore.cli.options import (
     Command,
     Invocation,
     cache_root_option,
+    complete_key,
     group_option,
     key_argument,
     layout_option,
@@ -55,6 +56,8 @@ class _Exec(Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse what is before "--"."""
+        if ctx.resilient_parsing:  # for a shell that completes the line
+            return super().parse_args(ctx, args)
         ctx.ensure_object(Invocation).output.stdout_is_lent = True
         end = args.index("--") if "--" in args else len(args)
         program = args[end + 1 :]
@@ -75,7 +78,7 @@ class _Exec(Command):
 
 @click.command("exec", cls=_Exec, exit_codes=_EXIT_CODES)
 @key_argument
-@click.option("--seed", metavar="KEY", help="What to start from if KEY has nothing yet.")
+@click.option("--seed", metavar="KEY", shell_complete=complete_key, help="What to start from if KEY has nothing yet.")
 @click.option("--require", is_flag=True, help="Do not run the command without restored kernels.")
 @click.option("--require-hits", is_flag=True, help="As --require, and fail if something is compiled anew all the same.")
 @wait_options
@@ -150,6 +153,7 @@ def _restore(
     from kstore.deadline import within
     from kstore.errors import WaitTimeout
     from kstore.report import RestoreReport, RestoreStatus
+    from kstore.stats.record import record
 
     try:
         with output.working(f"restoring {key}", store.progress):
@@ -162,6 +166,7 @@ def _restore(
         _warn(output, "nothing is restored, the command runs cold", error)
         is_late = isinstance(error, WaitTimeout)
         return RestoreReport(RestoreStatus.TIMEOUT if is_late else RestoreStatus.FAILED, key, error=_describe(error))
+    record(store, report)
     if require:
         check_required(report)
     tell_trouble(output, report)

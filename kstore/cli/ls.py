@@ -12,6 +12,7 @@ from kstore.cli.options import (
     INTEGRITY,
     Command,
     Invocation,
+    complete_key,
     output_options,
     pass_invocation,
     store_option,
@@ -33,10 +34,12 @@ _COLUMNS = (
     Column("SIZE", right=True),
     Column("AGE", right=True),
 )
+_STORE = Column("STORE", floor=8)
+"""Where there are several."""
 
 
 @click.command("ls", cls=Command, exit_codes=ERROR | INTEGRITY)
-@click.argument("prefix", default="")
+@click.argument("prefix", default="", shell_complete=complete_key)
 @store_option
 @output_options
 @pass_invocation
@@ -52,7 +55,10 @@ def command(invocation: Invocation, prefix: str) -> int:
     for error in damaged:
         output.warn(str(error))
     if output.json:
-        output.document({"store": store.location, "scopes": [ref.describe() for ref in refs]})
+        scopes = [ref.describe() | {"store": _store_of(store, ref)} for ref in refs]
+        output.document({"store": store.location, "scopes": scopes})
+    elif refs and store.storage.below:
+        output.table((*_COLUMNS, _STORE), [(*_row(ref), _store_of(store, ref)) for ref in refs])
     elif refs:
         output.table(_COLUMNS, map(_row, refs))
     else:
@@ -75,6 +81,10 @@ def _newest(store: Store, prefix: str) -> tuple[list[Ref], list[IntegrityError]]
         else:
             refs += [ref] if ref and ref.state is not RefState.FORGOTTEN else []
     return refs, damaged
+
+
+def _store_of(store: Store, ref: Ref) -> str:
+    return store.storage.holder(ref).location
 
 
 def _row(ref: Ref) -> tuple[str, ...]:

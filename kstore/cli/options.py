@@ -22,6 +22,7 @@ ERROR = OK | {"1": "error", "2": "usage"}
 MISSING = {"3": "nothing is published for what was asked"}
 REQUIRED = {"3": "nothing is published, with --require or --generation; with --wait, not in that time either"}
 INTEGRITY = {"4": "what the store holds is damaged"}
+DIFFERENT = {"6": "they differ, with --exit-code"}
 TIMEOUT = {"5": "another process held the cache root for too long"}
 
 
@@ -32,6 +33,11 @@ class Invocation:
     output: Output = field(default_factory=Output)
     settings: dict[str, str | int | None] = field(default_factory=dict)
     """`store`, `cache_root`, `gpu`, `environment`, `layout`, `lease_ttl`, as `Store` takes them; None if not given."""
+
+    def text(self, name: str) -> str | None:
+        """One of the settings that are text, if it was given."""
+        value = self.settings.get(name)
+        return None if value is None else str(value)
 
     def store(self, environ: MutableMapping[str, str] = os.environ) -> Store:
         """The store to work on. Its settings are checked now."""
@@ -133,7 +139,8 @@ def output_options(function: Function) -> Function:
 
 def store_option(function: Function) -> Function:
     """Which store."""
-    return _setting("--store", "DIR", "The store; else KSTORE_ROOT, else /data/kstore.")(function)
+    text = "The store, and after a colon others to read what it lacks; else KSTORE_ROOT, else /data/kstore."
+    return _setting("--store", "DIR[:DIR]", text)(function)
 
 
 def cache_root_option(function: Function) -> Function:
@@ -197,6 +204,15 @@ ready_option = click.option(
     "--ready-url", metavar="URL", callback=_as_url,
     help="Commit once more when this first answers 200: the server is ready.",
 )  # fmt: skip
+
+
+def complete_key(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """What a shell offers where a KEY is expected."""
+    from kstore.cli.keys import keys_beginning
+
+    return keys_beginning(ctx.ensure_object(Invocation), incomplete)
+
+
 group_option = click.option("--group", is_flag=True, help="All ranks of a torchrun job restore the same, or none does.")
-key_argument = click.argument("key")
+key_argument = click.argument("key", shell_complete=complete_key)
 pass_invocation = click.make_pass_decorator(Invocation, ensure=True)

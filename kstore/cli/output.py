@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
@@ -38,9 +39,10 @@ class Output:
         """The command's data for machines, on one line: the only thing on stdout."""
         click.echo(json.dumps({"schema": SCHEMA, "command": self.command, **content}), err=self.stdout_is_lent)
 
-    def line(self, text: str = "") -> None:
-        """Data for people: what was asked for."""
-        click.echo(printable(text))
+    def line(self, text: str = "", color: str = "") -> None:
+        """Data for people: what was asked for. Coloured only on a terminal, and not with NO_COLOR."""
+        text = printable(text)
+        click.echo(click.style(text, fg=color) if color and not os.environ.get("NO_COLOR") else text)
 
     def exact(self, text: bytes) -> None:
         """Data for another program, to the byte."""

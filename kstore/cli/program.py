@@ -6,17 +6,19 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from importlib import import_module
-from typing import Any
+from typing import Any, ClassVar
 
 import click
 
 from kstore import __version__
+from kstore.cli.group import CommandTable
 from kstore.cli.options import Invocation
 from kstore.cli.output import Output
 from kstore.errors import KstoreError, UsageError
 
 NAME = "kstore"
+COMPLETE = "_KSTORE_COMPLETE"
+"""The variable by which a shell asks what could come next."""
 INTERRUPTED = 130
 
 COMMANDS = {
@@ -29,6 +31,11 @@ COMMANDS = {
     "show": "Show the generations of KEY and what they hold.",
     "doctor": "Check all that hits depend on, from the store to the compiler.",
     "why": "Say why the last run compiled although KEY was restored.",
+    "diff": "Show what differs between two keys or generations: kernels, choices, environment.",
+    "cat": "Print one artifact of KEY.",
+    "stats": "Show hits, misses, bytes and times, by key.",
+    "du": "Show whose bytes the store holds, and what each key alone would free.",
+    "report": "Write all that is known of the store's use as one HTML page.",
     "gc": "Remove old generations, and the files that nothing needs any more.",
     "verify": "Check every byte that KEY, or every key, needs.",
     "forget": "Drop what is published for KEY; gc frees its bytes.",
@@ -36,34 +43,23 @@ COMMANDS = {
     "rollback": "Publish an earlier generation of KEY as its newest.",
     "pin": "Keep a generation of KEY whatever gc is told.",
     "unpin": "Let gc decide about a generation of KEY again.",
-    "import": "Bring in what another store or another cache holds.",
     "clean": "Remove local cache roots.",
+    "export": "Write KEY to a file.",
+    "import": "Bring in what another store or another cache holds.",
+    "copy": "Copy the newest generations of all keys, or of each KEY, between two stores.",
     "init": "Make a store.",
+    "completion": "Print the script that completes kstore's commands in a shell.",
     "demo": "Compile a small model, restore it, and compare the two.",
 }
-"""Name → what it does. Each has a module of its own, imported when the command is run."""
-_MODULES = {"import": "imports"}
-"""Where the module cannot have the command's name."""
+"""Name → what it does."""
 
 
-class Commands(click.Group):
-    """Imports the one command that runs."""
+class Commands(CommandTable):
+    """What `kstore` can do."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """All names, in the order of the help."""
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command of that name."""
-        if cmd_name not in COMMANDS:
-            return None
-        command: click.Command = import_module(f"kstore.cli.{_MODULES.get(cmd_name, cmd_name)}").command
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Written from the table above: click would import every command for it."""
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+    commands_in = "kstore.cli"
+    table = COMMANDS
+    elsewhere: ClassVar[dict[str, str]] = {"import": "imports"}
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -83,7 +79,7 @@ def program() -> None:
 def run(arguments: Sequence[str]) -> int:
     """Run `kstore ARGUMENTS` and return its exit code."""
     _replace_unprintable()
-    if "_KSTORE_COMPLETE" in os.environ:  # a shell asks click what could come next
+    if COMPLETE in os.environ:
         program.main(prog_name=NAME)
     arguments = list(arguments) or ["--help"]
     output = _output_of(arguments)

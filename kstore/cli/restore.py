@@ -14,6 +14,7 @@ from kstore.cli.options import (
     Command,
     Invocation,
     cache_root_option,
+    complete_key,
     group_option,
     key_argument,
     output_options,
@@ -27,7 +28,7 @@ from kstore.cli.options import (
 @click.command("restore", cls=Command, exit_codes=ERROR | REQUIRED | INTEGRITY | TIMEOUT)
 @key_argument
 @click.option("--generation", type=click.IntRange(min=1), metavar="N", help="Exactly this one, not the newest.")
-@click.option("--seed", metavar="KEY", help="What to start from if KEY has nothing yet.")
+@click.option("--seed", metavar="KEY", shell_complete=complete_key, help="What to start from if KEY has nothing yet.")
 @click.option("--require", is_flag=True, help="Fail if nothing is published.")
 @wait_options
 @group_option
@@ -54,11 +55,13 @@ def command(
     """
     from kstore import flight
     from kstore.cli.sentences import check_required, restored, tell_components, tell_trouble
+    from kstore.stats.record import record
 
     output = invocation.output
     store = invocation.store()
     with output.working(f"restoring {key}", store.progress):
         report = store.restore(key, generation=generation, seed=seed, wait=wait or 0, lead=not require, group=group)
+    record(store, report)
     if report.leads:
         flight.leave_all()
     if require:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from kstore.cli.output import Output
 from kstore.cli.words import amount, duration, files, plural, size
 from kstore.errors import MissError
 from kstore.hits import Usage, UsageReport
 from kstore.local.scan import Skipped
-from kstore.report import CommitReport, CommitStatus, Count, RestoreReport, RestoreStatus
+from kstore.report import CommitReport, CommitStatus, Count, LeftOut, RestoreReport, RestoreStatus
+
+if TYPE_CHECKING:
+    from kstore.operations.bring import Brought
 
 _SHOWN = 3
 """How many of the files that were left out are named without --verbose."""
@@ -80,6 +84,23 @@ def used(report: UsageReport) -> str:
 def _used(name: str, usage: Usage) -> str:
     found = f"{'?' if usage.hits is None else usage.hits} of {plural(usage.restored, 'entry', 'entries')}"
     return f"{name} {found}, {usage.misses} compiled anew" if usage.misses else f"{name} {found}"
+
+
+def brought_in(verb: str, brought: Brought) -> str:
+    """What came into one scope from a bundle or another store, in one line."""
+    if brought.status is CommitStatus.UNCHANGED:
+        return f"nothing new for {brought.scope}: generation {brought.generation} has it all"
+    kept = f", {brought.declined} of them kept as they were published" if brought.declined else ""
+    return (
+        f"{verb} {brought.scope} generation {brought.generation}: {files(brought.new_files, 'new ')} of "
+        f"{brought.files}{kept}, {size(brought.uploaded)} uploaded"
+    )
+
+
+def not_held(left_out: LeftOut) -> str:
+    """What another format cannot hold, and what becomes of it."""
+    of = f" of {left_out.component}" if left_out.component else ""
+    return f"{left_out.what}{of} ({amount(left_out.files, left_out.bytes)}): {left_out.why}"
 
 
 def tell_components(output: Output, cache_root: str, components: Mapping[str, Count] | None) -> None:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from kstore.refs import Ref
     from kstore.report import Count
     from kstore.scope import Scope
+    from kstore.storage import Storage
     from kstore.store import Store
 
 _GENERATIONS = (
@@ -50,6 +51,8 @@ class _Shown:
     """What can be read of one scope."""
 
     scope: Scope
+    store: str
+    """Where it is."""
     refs: list[Ref] = field(default_factory=list)
     """Newest first."""
     pins: set[int] = field(default_factory=set)
@@ -57,6 +60,8 @@ class _Shown:
     manifest: Manifest | None = None
     """Of the newest generation that can be read."""
     damaged: list[IntegrityError] = field(default_factory=list)
+    leans_on: list[str] = field(default_factory=list)
+    """The stores below that had some of its files when it was committed."""
 
 
 @click.command("show", cls=Command, exit_codes=ERROR | MISSING | INTEGRITY)
@@ -72,10 +77,11 @@ def command(invocation: Invocation, key: str) -> int:
     newest generation; a host is a kind of machine that C++ objects were built for.
     """
     from kstore.errors import MissError
+    from kstore.layers import layers
 
     output, store = invocation.output, invocation.store()
     with output.working("reading the store"):
-        read = [_read(store, scope) for scope in _scopes(invocation, store, key)]
+        read = [_read(layer, scope) for scope in _scopes(invocation, store, key) for layer in layers(store.storage)]
     shown = [one for one in read if one.refs or one.damaged]
     if not shown:
         raise MissError(f"{store.location} has nothing under {key}; `kstore ls` lists what it has")
@@ -88,7 +94,7 @@ def command(invocation: Invocation, key: str) -> int:
         for position, one in enumerate(shown):
             if position:
                 output.line()
-            _print(output, one)
+            _print(output, one, tells_store=bool(store.storage.below))
     return damaged[0].exit_code if damaged else 0
 
 
@@ -100,13 +106,13 @@ def _scopes(invocation: Invocation, store: Store, key: str) -> list[Scope]:
     return sorted(s for s in found if gpu in (None, s.gpu) and environment in (None, s.environment))
 
 
-def _read(store: Store, scope: Scope) -> _Shown:
+def _read(storage: Storage, scope: Scope) -> _Shown:
     from kstore.errors import IntegrityError, MissError
+    from kstore.leaning import leans_on
     from kstore.storage import reporting_trouble
 
-    shown = _Shown(scope)
-    with reporting_trouble(store.location, "read"):
-        refs = store.storage.refs
+    shown, refs = _Shown(scope, storage.location), storage.refs
+    with reporting_trouble(storage.location, "read"):
         shown.pins = refs.pins(scope)
         for number in reversed(refs.generations(scope)):
             try:
@@ -116,7 +122,8 @@ def _read(store: Store, scope: Scope) -> _Shown:
             except MissError:
                 continue  # removed since it was listed
     try:
-        shown.manifest = store.snapshot(shown.refs[0]).manifest if shown.refs else None
+        shown.manifest = storage.snapshot(shown.refs[0]).manifest if shown.refs else None
+        shown.leans_on = leans_on(shown.manifest) if shown.manifest else []
     except IntegrityError as error:
         shown.damaged.append(error)
     return shown
@@ -127,6 +134,7 @@ def _describe(shown: _Shown) -> dict[str, object]:
     content: dict[str, object] = {
         "gpu": scope.gpu,
         "environment": scope.environment,
+        "store": shown.store,
         "generations": [_describe_ref(ref, ref.generation in shown.pins) for ref in shown.refs],
     }
     if manifest:
@@ -154,9 +162,9 @@ def _describe_ref(ref: Ref, is_pinned: bool) -> dict[str, object]:
     }
 
 
-def _print(output: Output, shown: _Shown) -> None:
+def _print(output: Output, shown: _Shown, *, tells_store: bool) -> None:
     output.line(shown.scope.key)
-    for name, value in _facts(shown):
+    for name, value in [("store", shown.store)] * tells_store + list(_facts(shown)):
         output.line(f"  {name:<11}  {value}")
     output.line()
     output.table(_GENERATIONS, [_generation_row(ref, ref.generation in shown.pins) for ref in shown.refs], _INDENT)
@@ -175,6 +183,8 @@ def _facts(shown: _Shown) -> Iterator[tuple[str, str]]:
         yield "packs", str(packs) if packs else "none: every file is stored by itself"
         hosts = (f"{shorten(host, 13)} ({files(len(bound))})" for host, bound in shown.manifest.hosts.items())
         yield "hosts", ", ".join(hosts) or "any"
+        if shown.leans_on:
+            yield "leans on", ", ".join(shown.leans_on)
 
 
 def _generation_row(ref: Ref, is_pinned: bool) -> tuple[str, ...]:

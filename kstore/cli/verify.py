@@ -13,6 +13,7 @@ from kstore.cli.options import (
     Command,
     Invocation,
     cache_root_option,
+    complete_key,
     output_options,
     pass_invocation,
     scope_options,
@@ -28,7 +29,7 @@ _SHOWN = 3
 
 
 @click.command("verify", cls=Command, exit_codes=ERROR | MISSING | INTEGRITY)
-@click.argument("key", default="")
+@click.argument("key", default="", shell_complete=complete_key)
 @click.option("--repair", is_flag=True, help="Move aside what is damaged, and save what can be saved.")
 @store_option
 @cache_root_option
@@ -58,6 +59,8 @@ def _tell(output: Output, report: VerifyReport) -> None:
         output.line(f"pack {pack} is damaged")
     for path in report.local:
         output.line(f"{path} in the local cache root was altered in place")
+    for away in report.elsewhere:
+        output.say(_describe_away(away))
     what = f"{plural(report.blobs, 'blob')} of {plural(report.generations, 'generation')}"
     verdict = "all is whole" if report.ok else "damage was found"
     output.summary(f"{what}, {size(report.bytes)} read in {duration(report.seconds)}: {verdict}")
@@ -65,6 +68,11 @@ def _tell(output: Output, report: VerifyReport) -> None:
         output.say("what was damaged is moved aside; the next commit of a worker that has the files puts them back")
     elif not report.ok:
         output.say("next: kstore verify --repair")
+
+
+def _describe_away(away: Damage) -> str:
+    named = f"{plural(len(away.paths), 'file')} of generation {away.generation} of {away.scope}"
+    return f"{named} not checked: only {away.store} had them; add it to --store after a colon"
 
 
 def _describe(damage: Damage, shown: int) -> str:

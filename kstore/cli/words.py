@@ -118,3 +118,8 @@ def shorten(text: str, width: int) -> str:
 def printable(text: str) -> str:
     """Without what could steer a terminal: names in a store are anybody's."""
     return "".join(character if character.isprintable() or character == "\n" else "\ufffd" for character in text)
+
+
+def in_line(text: str) -> str:
+    """The same, in one line: a name must not look like two."""
+    return printable(text).replace("\n", "\ufffd")

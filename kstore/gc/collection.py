@@ -21,6 +21,7 @@ from kstore.ranks.board import sweep_notes
 from kstore.refs import RefState
 from kstore.report import Count
 from kstore.scope import Scope
+from kstore.stats.pages import sweep_stats
 from kstore.storage import Storage
 from kstore.used import last_used
 
@@ -69,10 +70,10 @@ class _Collection:
             self._collect(self._storage.clock(), gone=set())
 
     def _collect(self, now: int, gone: set[str]) -> None:
-        with DigestSet() as loose, DigestSet() as packed, DigestSet() as listed:
+        with DigestSet() as loose, DigestSet() as packed, DigestSet() as leant, DigestSet() as listed:
             sweeper = Sweeper(self._storage.backend, listed, dry_run=self._report.dry_run)
             sweeper.prepare(before=now - int(self._report.grace * _SECOND))
-            marked = Marked(loose, packed)
+            marked = Marked(loose, packed, leant)
             mark(self._storage, gone, marked, self._progress)
             if marked.unreadable:
                 self._give_up(marked.unreadable)
@@ -91,6 +92,8 @@ class _Collection:
     def _retain(self, now: int) -> set[str]:
         """Remove the refs of the generations that go; returns their names."""
         histories = {history.scope: history for history in self._histories()}
+        if not self._report.dry_run:
+            sweep_stats(self._storage.backend, lambda scope: scope in histories and not _is_forgotten(histories[scope]))
         for history in unused(histories.values(), self._policy, now):
             self._forget(history.scope)
         decisions = [
@@ -179,6 +182,10 @@ class _Collection:
     def _repack(self, marked: Marked) -> None:
         packs = mostly_dead(self._storage, marked)
         self._report.rewritten += len(packs) if self._report.dry_run else repack(self._storage, packs, marked)
+
+
+def _is_forgotten(history: History) -> bool:
+    return history.newest.state is RefState.FORGOTTEN
 
 
 def _name(decision: Decision) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
+from functools import partial
+from itertools import takewhile
 from types import TracebackType
 from typing import Self
 
@@ -55,8 +57,21 @@ class DigestSet:
         with self._env.begin() as txn, txn.cursor() as cursor:
             yield from cursor.iternext()
 
+    def beginning(self, prefixes: Iterable[bytes]) -> list[bytes]:
+        """What is in the set and begins with any of these."""
+        found: list[bytes] = []
+        with self._env.begin() as txn, txn.cursor() as cursor:
+            for prefix in prefixes:
+                names = cursor.iternext(values=False) if cursor.set_range(prefix) else iter(())
+                found += takewhile(partial(_begins, prefix), names)
+        return found
+
     def __len__(self) -> int:
         return int(self._env.stat()["entries"])
 
     def __contains__(self, digest: bytes) -> bool:
         return self.value(digest) is not None
+
+
+def _begins(prefix: bytes, name: bytes) -> bool:
+    return name.startswith(prefix)

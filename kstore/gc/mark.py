@@ -8,13 +8,14 @@ is about to be deleted never becomes live again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 
 from kstore.blobs.blobstore import BlobStore
 from kstore.condemned import Condemned
 from kstore.errors import IntegrityError, MissError
 from kstore.gc.digests import DigestSet
+from kstore.leaning import leaning
 from kstore.manifest import Manifest
 from kstore.progress import Progress
 from kstore.refs import Ref
@@ -31,8 +32,10 @@ class Needs:
     packs: tuple[str, ...]
     loose: dict[bytes, int]
     """Digest → size in bytes, of the blobs that are in none of the packs."""
-    packed: set[bytes]
-    """Digests of the others."""
+    packed: dict[bytes, int]
+    """The same of those that are."""
+    leant: set[bytes]
+    """Digests of those that were not uploaded, for a store below had them: they may not be here."""
 
 
 @dataclass(slots=True)
@@ -41,6 +44,8 @@ class Marked:
 
     loose: DigestSet
     packed: DigestSet
+    leant: DigestSet
+    """Kept if they are here, and not counted."""
     packs: dict[str, set[Ref]] = field(default_factory=dict)
     """Live pack → the refs that name it."""
     loose_bytes: int = 0
@@ -49,7 +54,13 @@ class Marked:
 
     def is_live(self, condemned: Condemned) -> bool:
         """Whether any generation needs this object."""
-        return condemned.digest.hex() in self.packs if condemned.is_pack else condemned.digest in self.loose
+        if condemned.is_pack:
+            return condemned.digest.hex() in self.packs
+        return condemned.digest in self.loose or condemned.digest in self.leant
+
+    def dead(self, loose: Iterable[bytes]) -> list[bytes]:
+        """Of these loose blobs, those that no generation needs."""
+        return self.leant.absent(self.loose.absent(loose))
 
 
 def needs_of(storage: Storage, ref: Ref) -> Needs:
@@ -59,13 +70,17 @@ def needs_of(storage: Storage, ref: Ref) -> Needs:
         IntegrityError: its manifest is damaged.
     """
     blobs = BlobStore(storage.backend)
-    sizes = {
-        entry.digest: entry.size
-        for entry in Manifest.load(blobs.fetch(ref.manifest, ref.manifest_size, ref.packs)).entries()
-    }
+    return needs_in(blobs, ref, Manifest.load(blobs.fetch(ref.manifest, ref.manifest_size, ref.packs)))
+
+
+def needs_in(blobs: BlobStore, ref: Ref, manifest: Manifest) -> Needs:
+    """The same for a manifest that has been read."""
+    sizes = {entry.digest: entry.size for entry in manifest.entries()}
     sizes[ref.manifest] = ref.manifest_size
-    packed = sizes.keys() & blobs.digests_in(ref.packs)
-    return Needs(ref.packs, {d: size for d, size in sizes.items() if d not in packed}, packed)
+    inside = sizes.keys() & blobs.digests_in(ref.packs)
+    leant = leaning(manifest).keys() - inside
+    loose = {digest: size for digest, size in sizes.items() if digest not in inside and digest not in leant}
+    return Needs(ref.packs, loose, {digest: sizes[digest] for digest in inside}, leant)
 
 
 def mark(storage: Storage, gone: Container[str], marked: Marked, progress: Progress) -> None:
@@ -103,3 +118,4 @@ def _mark_ref(storage: Storage, ref: Ref, marked: Marked) -> None:
         return
     marked.loose_bytes += sum(needs.loose[digest] for digest in marked.loose.add(needs.loose))
     marked.packed.add(needs.packed)
+    marked.leant.add(needs.leant)

@@ -146,7 +146,7 @@ class Sweeper:
     def _dead_blobs(self, marked: Marked) -> Iterator[Condemned]:
         for shard in [child.name for child in self._backend.list(loose.FOLDER) if child.is_folder]:
             names = dict(_digests(self._backend, f"{loose.FOLDER}/{shard}"))
-            for digest in marked.loose.absent(names):
+            for digest in marked.dead(names):
                 if found := _stat(self._backend, names[digest]):
                     yield Condemned(False, digest, found.inode, found.mtime_ns, found.size)
 

@@ -17,6 +17,7 @@ from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import chain, islice
+from typing import NamedTuple
 
 from kstore.blobs import BlobStore, Part
 from kstore.blobs.loose import stamp
@@ -43,7 +44,7 @@ _LINK_COUNT = 512
 _OPEN_COUNT = 128
 """Files that a thread has open at once."""
 _SECOND = 1_000_000_000
-_GROUP, _LINK = int(Flag.GROUP), int(Flag.LINK)
+_GROUP, _LINK, _BELOW = int(Flag.GROUP), int(Flag.LINK), int(Flag.BELOW)
 _MTIME, _RELOCATE = int(Flag.MTIME), int(Flag.RELOCATE)
 _OWNER_CAN_WRITE = 0o600
 
@@ -88,15 +89,24 @@ class Placer:
         progress: Progress,
         waiting: Waiting,
         lists: Callable[[str], bool] = lambda path: False,
+        below: Callable[[], Sequence[BlobStore]] = tuple,
     ) -> None:
-        """`lists` tells whether an artifact is a list of those around it, none of which may be missing."""
+        """`lists` tells whether an artifact is a list of those around it, none of which may be missing.
+
+        `below` gives the blobs of other stores, each asked for what those before it lack.
+        """
         self._progress = progress
         self._waiting = waiting
         self._root = root
         self._state = state
-        self._blobs = blobs
-        self._linker = linker
         self._lists = lists
+        self._sources = [_Source(blobs, linker)]
+        self._below = below
+
+    @property
+    def link_why(self) -> str:
+        """Why no better way worked."""
+        return "; ".join(dict.fromkeys(source.linker.why for source in self._sources if source.linker.why))
 
     def place(
         self, wanted: Files, packs: Sequence[str], folders: Collection[str], before_move: Callable[[], None]
@@ -130,8 +140,8 @@ class Placer:
             stages, unusable = self._stages(components, elsewhere, stack)
             if unusable:
                 wanted = {path: entry for path, entry in wanted.items() if path.partition("/")[0] in stages}
-            staging = _Staging(self._root, self._blobs, self._linker, stages, wanted)
-            placed = staging.fill(packs, self._progress)
+            staging = _Staging(self._root, stages, wanted)
+            placed = staging.fill(self._sources[0], packs, self._others, self._progress)
             staging.drop_incomplete(placed, self._lists)
             mover = Mover(staging.staged, self._root.local_path, wanted)
             before_move()
@@ -140,6 +150,11 @@ class Placer:
             placed.forget(mover.occupied)
         placed.skipped += unusable
         return placed
+
+    def _others(self) -> list[_Source]:
+        if len(self._sources) == 1:
+            self._sources += [_Source(blobs, Linker()) for blobs in self._below()]
+        return self._sources[1:]
 
     def _stages(
         self, components: Iterable[str], elsewhere: Iterable[str], stack: ExitStack
@@ -163,15 +178,18 @@ class Placer:
         return {c for c in components if not self._root.folders[c].startswith(inside)}
 
 
+class _Source(NamedTuple):
+    """A store that blobs come from, and how they can be linked from it."""
+
+    blobs: BlobStore
+    linker: Linker
+
+
 class _Staging:
     """The artifacts on their way, in folders that nobody else looks into."""
 
-    def __init__(
-        self, root: CacheRoot, blobs: BlobStore, linker: Linker, stages: dict[str, str], wanted: Files
-    ) -> None:
+    def __init__(self, root: CacheRoot, stages: dict[str, str], wanted: Files) -> None:
         self._root = root
-        self._blobs = blobs
-        self._linker = linker
         self._stages = stages
         self._now = time.time_ns() // _SECOND * _SECOND
         self.wanted = wanted
@@ -180,30 +198,48 @@ class _Staging:
         """Where an artifact, or a folder of them, is being built."""
         return f"{self._stages[path.partition('/')[0]]}/{path}"
 
-    def fill(self, packs: Sequence[str], progress: Progress) -> Placed:
-        """Link what is loose, and side by side copy the rest in the order in which the store has it."""
+    def fill(
+        self, main: _Source, packs: Sequence[str], others: Callable[[], list[_Source]], progress: Progress
+    ) -> Placed:
+        """Take all from the store that has it; the others are asked for what they are known to have, and what lacks."""
         progress.total = len(self.wanted)
         placed = Placed()
         with Pool(_THREADS) as pool:
             self._folders = submit(pool, self._make_folders)
-            links = self._links(packs)
-            # The first link finds out which way works.
-            placed.add(self._link(links[:1]))
-            if self._linker.mode is LinkMode.COPY:
-                links = []
-            linking = [
-                submit(pool, self._link, links[at : at + _LINK_COUNT]) for at in range(1, len(links), _LINK_COUNT)
-            ]
-            copying = self._copy(self._paths(placed.paths.union(link.path for link in links)), packs, pool)
-            for part in chain(copying, (part.result() for part in linking)):
-                placed.add(part)
-                progress.done = len(placed.paths)
-            # What cannot be linked, is damaged, or is not where the ref says.
-            left = self._paths(placed.paths)
-            for blob in self._blobs.fetch_many(self._sizes(left), packs):
-                placed.add(self._write([blob], left))
-                del blob  # or a large one would be held while the next one is read
+            below = {path: entry for path, entry in self.wanted.items() if entry.flags & _BELOW}
+            for source in others() if below else ():
+                self._fill(below, source, source.blobs.packs(), placed, pool, progress)
+            self._fill(self.wanted, main, packs, placed, pool, progress)
+            for source in others() if len(placed.paths) < len(self.wanted) else ():
+                self._fill(self.wanted, source, source.blobs.packs(), placed, pool, progress)
         return placed
+
+    def _fill(
+        self, among: Files, source: _Source, packs: Sequence[str], placed: Placed, pool: Pool, progress: Progress
+    ) -> None:
+        """Link what is loose, and side by side copy the rest in the order in which the store has it."""
+        wanted = {path: e for path, e in among.items() if path not in placed.paths} if placed.paths else among
+        if not wanted:
+            return
+        blobs, linker = source
+        links = self._links(wanted, blobs, packs)
+        # The first link finds out which way works.
+        placed.add(self._link(linker, links[:1]))
+        if linker.mode is LinkMode.COPY:
+            links = []
+        linking = [
+            submit(pool, self._link, linker, links[at : at + _LINK_COUNT]) for at in range(1, len(links), _LINK_COUNT)
+        ]
+        paths = _by_digest(wanted, placed.paths.union(link.path for link in links))
+        copying = self._copy(paths, blobs.parts(self._sizes(paths), packs), pool)
+        for part in chain(copying, (part.result() for part in linking)):
+            placed.add(part)
+            progress.done = len(placed.paths)
+        # What cannot be linked, is damaged, or is not where the ref says.
+        left = _by_digest(wanted, placed.paths)
+        for blob in blobs.fetch_many(self._sizes(left), packs):
+            placed.add(self._write([blob], left))
+            del blob  # or a large one would be held while the next one is read
 
     def drop_incomplete(self, placed: Placed, lists: Callable[[str], bool]) -> None:
         """A group with a missing file is not placed at all, nor is a list of files one of which is missing."""
@@ -226,40 +262,32 @@ class _Staging:
         for folder in sorted({path[: path.rindex("/")] for path in self.wanted}):
             make_folder(self.staged(folder))
 
-    def _links(self, packs: Sequence[str]) -> list[Link]:
+    def _links(self, among: Files, blobs: BlobStore, packs: Sequence[str]) -> list[Link]:
         """What is loose and has not been touched since it was published."""
-        packed = self._blobs.digests_in(packs)
-        wanted = {p: e for p, e in self.wanted.items() if e.flags & _LINK and e.digest not in packed}
-        blobs = self._blobs.loose.untouched_many(wanted.values())
+        packed = blobs.digests_in(packs)
+        wanted = {p: e for p, e in among.items() if e.flags & _LINK and e.digest not in packed}
+        untouched = blobs.loose.untouched_many(wanted.values())
         return [
             Link(blob, self.staged(path), _mode(entry), path)
-            for (path, entry), blob in zip(wanted.items(), blobs, strict=True)
+            for (path, entry), blob in zip(wanted.items(), untouched, strict=True)
             if blob
         ]
 
-    def _link(self, links: Sequence[Link]) -> Placed:
+    def _link(self, linker: Linker, links: Sequence[Link]) -> Placed:
         self._folders.result()
-        modes = self._linker.link_many(links)
+        modes = linker.link_many(links)
         placed = Placed({link.path for link, mode in zip(links, modes, strict=True) if mode is not LinkMode.COPY})
         for mode in set(modes) - {LinkMode.COPY}:
             placed.modes[mode] = modes.count(mode)
         return placed
 
-    def _paths(self, but: Collection[str]) -> dict[bytes, list[str]]:
-        """The paths of each blob, without some."""
-        paths: dict[bytes, list[str]] = defaultdict(list)
-        for path, entry in self.wanted.items():
-            if path not in but:
-                paths[entry.digest].append(path)
-        return paths
-
-    def _copy(self, paths: Mapping[bytes, list[str]], packs: Sequence[str], pool: Pool) -> Iterator[Placed]:
+    def _copy(self, paths: Mapping[bytes, list[str]], parts: Iterable[Part], pool: Pool) -> Iterator[Placed]:
         def write(part: Part) -> Placed:
             blobs = list(part.load())
             self._folders.result()
             return self._write(blobs, paths)
 
-        return _map_parts(pool, write, self._blobs.parts(self._sizes(paths), packs))
+        return _map_parts(pool, write, parts)
 
     def _sizes(self, paths: Mapping[bytes, list[str]]) -> dict[bytes, int]:
         """Of blobs, in bytes."""
@@ -300,6 +328,15 @@ def keep_settled(known: dict[str, Known]) -> dict[str, Known]:
     return {
         path: file for path, file in known.items() if file.entry.flags & _RELOCATE or is_settled(file.entry.mtime_ns)
     }
+
+
+def _by_digest(files: Files, but: Collection[str]) -> dict[bytes, list[str]]:
+    """The paths of each blob, without some."""
+    paths: dict[bytes, list[str]] = defaultdict(list)
+    for path, entry in files.items():
+        if path not in but:
+            paths[entry.digest].append(path)
+    return paths
 
 
 def _mode(entry: Entry) -> int:

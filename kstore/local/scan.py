@@ -24,6 +24,7 @@ from kstore.local.relocate import group_children, to_stored
 from kstore.manifest import Entry, Files, Flag
 
 _GROUP, _HOST, _LINK, _RELOCATE = int(Flag.GROUP), int(Flag.HOST), int(Flag.LINK), int(Flag.RELOCATE)
+_BELOW = int(Flag.BELOW)
 _NEVER_IN_PLACE = _LINK | _RELOCATE
 _EXECUTABLE = 0o111
 _WRITING_TIME = 3600.0
@@ -261,7 +262,9 @@ class _ComponentScan:
             return None
         if not bears_stamp(status.st_mtime_ns, entry.digest):
             return None
-        return Known(entry._replace(mtime_ns=status.st_mtime_ns), status.st_size, status.st_ino)
+        # Which store had its blob says nothing of what a commit finds.
+        entry = entry._replace(mtime_ns=status.st_mtime_ns, flags=entry.flags & ~_BELOW)
+        return Known(entry, status.st_size, status.st_ino)
 
     def _read(self, place: _Place, found: os.DirEntry[str], into: Scan) -> Known:
         if not found.is_file(follow_symlinks=False):

@@ -18,13 +18,15 @@ from kstore.components.mergers import merge_files
 from kstore.creator import creator
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError, StoreUnavailable
+from kstore.layers import newest_ref, newest_whole, remembers
+from kstore.leaning import fetch, noted
 from kstore.local.finished import Unfinished, read_finished
 from kstore.local.scan import Scan, Skipped
 from kstore.local.state import Base, State
 from kstore.manifest import Entry, Files, Flag, Manifest, unit_of
 from kstore.merge import Merged, merge
 from kstore.quarantine import quarantined
-from kstore.refs import Ref
+from kstore.refs import Effort, Ref
 from kstore.report import CommitReport, CommitStatus, count_components
 from kstore.snapshot import Snapshot
 from kstore.upload import Uploader, sources
@@ -43,9 +45,9 @@ class Published:
     """The newest generation of the scope, as last seen."""
 
     generation: int = 0
-    """Its number; 0 if nothing is published."""
+    """Its number; 0 if nothing is published in the store that is written."""
     snapshot: Snapshot | None = None
-    """It, or if it is damaged the newest one before it that is whole."""
+    """It, or if it is damaged the newest one before it that is whole; where there is none, what a store below has."""
 
     @property
     def manifest(self) -> Manifest:
@@ -55,14 +57,10 @@ class Published:
     @property
     def line(self) -> int:
         """Where the line of its successor begins: with the successor, if what is listed as the newest is damaged."""
-        if self.snapshot and self.snapshot.ref.generation == self.generation:
-            return self.snapshot.ref.line
-        return self.generation + 1
-
-    @property
-    def packs(self) -> tuple[str, ...]:
-        """Where its blobs are."""
-        return self.snapshot.ref.packs if self.snapshot else ()
+        ref = self.snapshot.ref if self.snapshot else None
+        if ref and ref.depth and not self.generation:
+            return 0
+        return ref.line if ref and not ref.depth and ref.generation == self.generation else self.generation + 1
 
 
 @dataclass(slots=True)
@@ -85,12 +83,12 @@ def commit(worker: Worker) -> CommitReport:
         KstoreError: the store or the cache root cannot be used.
         OSError: likewise.
     """
-    started = time.perf_counter()
+    started, began = time.perf_counter(), time.time()
     with worker.state.locked():
         state = worker.state.load()
         if not state.synced:
             worker.ask_host()
-        report = _Commit(worker, state, worker.scan(state, _ROOM)).run()
+        report = _Commit(worker, state, worker.scan(state, _ROOM), began).run()
     return replace(report, seconds=time.perf_counter() - started)
 
 
@@ -112,7 +110,8 @@ def upload_ahead(worker: Worker) -> tuple[str, ...]:
 class _Commit:
     """One commit."""
 
-    def __init__(self, worker: Worker, state: State, found: Scan) -> None:
+    def __init__(self, worker: Worker, state: State, found: Scan, began: float = 0.0) -> None:
+        self._began = began
         self._worker = worker
         self._storage = worker.store
         self._state = state
@@ -182,13 +181,13 @@ class _Commit:
             if ref is None:
                 return Published()
             known = self._base if self._base and self._base.is_generation_of(ref) else None
-            return Published(ref.generation, known or self._storage.snapshot(ref))
+            return Published(0 if ref.depth else ref.generation, known or self._storage.snapshot(ref))
         except IntegrityError:
-            return Published(*self._storage.newest_whole(self._worker.scope))
+            return Published(*newest_whole(self._storage, self._worker.scope))
 
     def _newest_ref(self) -> Ref | None:
-        ref = self._storage.refs.newest(self._worker.scope)
-        if self._taken > (ref.generation if ref else 0):
+        ref = newest_ref(self._storage, self._worker.scope)
+        if self._taken > (ref.generation if ref and not ref.depth else 0):
             # NFS may go on listing a folder as it was; a name that is known is looked up.
             return self._storage.refs.get(self._worker.scope, self._taken)
         return ref
@@ -202,12 +201,13 @@ class _Commit:
             self._declined = {}
         portable = {path: entry for path, entry in self._ours.items() if not entry.flags & _HOST}
         proposal = Proposal(theirs.manifest.files, dict(theirs.manifest.hosts))
-        proposal.files = self._merge(proposal, base.files, theirs.manifest.files, portable, theirs.packs)
+        newest = theirs.snapshot.ref if theirs.snapshot else None
+        proposal.files = self._merge(proposal, base.files, theirs.manifest.files, portable, newest)
         if len(portable) < len(self._ours):
             host = self._worker.host.fingerprint
             bound = {path: entry for path, entry in self._ours.items() if entry.flags & _HOST}
             old, published = base.hosts.get(host, {}), theirs.manifest.hosts.get(host, {})
-            proposal.hosts[host] = self._merge(proposal, old, published, bound, theirs.packs)
+            proposal.hosts[host] = self._merge(proposal, old, published, bound, newest)
         return proposal
 
     def _grew_from_before(self, theirs: Published) -> bool:
@@ -215,25 +215,25 @@ class _Commit:
         if not self._base or not theirs.snapshot:
             return False
         base, newest = self._base.ref, theirs.snapshot.ref
-        return newest.remembers(base) and base.generation <= newest.generation
+        is_older = base.generation <= newest.generation or base.depth > newest.depth
+        return is_older and remembers(theirs.snapshot, self._base)
 
-    def _merge(self, proposal: Proposal, base: Files, theirs: Files, ours: Files, packs: tuple[str, ...]) -> Files:
+    def _merge(self, proposal: Proposal, base: Files, theirs: Files, ours: Files, newest: Ref | None) -> Files:
         merged = merge(base, theirs, ours, self._declined)
         for path in merged.to_merge:
-            self._merge_content(proposal, merged, ours, path, packs)
+            assert newest  # Who has published the other version.
+            self._merge_content(proposal, merged, ours, path, newest)
         proposal.taken += merged.taken
         proposal.declined |= merged.declined
         return merged.files
 
-    def _merge_content(
-        self, proposal: Proposal, merged: Merged, ours: Files, path: str, packs: tuple[str, ...]
-    ) -> None:
+    def _merge_content(self, proposal: Proposal, merged: Merged, ours: Files, path: str, newest: Ref) -> None:
         """Join two versions of a file by their meaning."""
         component, _, relative = path.partition("/")
         method = self._worker.table[component].method("merge", relative) or ""
         try:
             entry = merged.files[path]
-            published = self._storage.blobs.fetch(entry.digest, entry.size, packs)
+            published = fetch(self._storage, entry, newest)
             local = self._read_scanned(path, ours[path])
         except IntegrityError:
             merged.files[path] = ours[path]
@@ -279,12 +279,13 @@ class _Commit:
         known = [s for s in blobs if s.digest not in lost]
         wanted = uploader.lacking(known, theirs.snapshot, self._base) + [s for s in blobs if s.digest in lost]
         manifest = Manifest(proposal.files, proposal.hosts, self._meta(theirs, proposal))
+        manifest = noted(self._storage, manifest, theirs.snapshot, {s.digest for s in blobs}, uploader.below)
         data = manifest.dump()
         refused = uploader.store(wanted, data)
         if refused:
             self._leave_out(refused)
             return None
-        ref = self._ref(theirs, manifest, data)
+        ref = self._ref(theirs, manifest, data, len(proposal.taken))
         if not self._storage.refs.publish(ref, reserved):
             log.debug("generation %d of %s was published by another worker", ref.generation, ref.scope)
             self._taken = ref.generation
@@ -312,21 +313,23 @@ class _Commit:
         self._is_complete = False
         self._skipped += (Skipped(unit, "it changed while it was uploaded") for unit in sorted(units))
 
-    def _ref(self, theirs: Published, manifest: Manifest, data: bytes) -> Ref:
+    def _ref(self, theirs: Published, manifest: Manifest, data: bytes, new_files: int) -> Ref:
         entries = manifest.entries()
         needed = {entry.digest for entry in entries}
+        now = time.time()
         return Ref(
             scope=self._worker.scope,
             generation=theirs.generation + 1,
             manifest=digest_of(data),
             manifest_size=len(data),
             packs=self._uploader.packs_of(needed, theirs.snapshot, self._base),
-            created=time.time(),
+            created=now,
             creator=creator(),
             files=len(entries),
             size=sum(entry.size for entry in entries),
             parent=theirs.generation,
             line=theirs.line,
+            effort=Effort(max(0.0, round(now - self._began, 3)), self._uploader.bytes, new_files),
         )
 
     def _meta(self, theirs: Published, proposal: Proposal) -> dict[str, object]:
@@ -361,7 +364,7 @@ class _Commit:
 
     def _save_base(self, snapshot: Snapshot, proposal: Proposal) -> None:
         self._worker.state.save_base(
-            Base(self._storage.identity, snapshot),
+            Base(self._storage.holder(snapshot.ref).identity, snapshot),
             proposal.declined,
             host=self._worker.known_host(self._state),
             synced=self._is_complete,

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 from kstore.components.table import KSTORE_FOLDER
-from kstore.errors import IntegrityError, KstoreError
+from kstore.errors import IntegrityError, KstoreError, StoreUnavailable
+from kstore.layers import attempt, ref_of, remembers
+from kstore.leaning import leans_on, substitutes, unavailable
 from kstore.local.index import Index
 from kstore.local.link import Linker, LinkMode
 from kstore.local.place import Placed, Placer, keep_settled
 from kstore.local.scan import Scan, Skipped
 from kstore.local.state import Base, State
-from kstore.manifest import Files, Flag, unit_of
+from kstore.manifest import Files, Flag, Manifest, unit_of
 from kstore.merge import NOT_TAKEN, Merged, merge
 from kstore.operations.wait import Waited, wait
 from kstore.refs import Ref, RefState
@@ -24,6 +28,8 @@ from kstore.scope import Scope
 from kstore.snapshot import Snapshot
 from kstore.used import mark_used
 from kstore.worker import Worker
+
+log = logging.getLogger(__name__)
 
 _GROUP, _SLOT, _LINK = int(Flag.GROUP), int(Flag.SLOT), int(Flag.LINK)
 _NEVER_LINKED = int(Flag.MERGE | Flag.RELOCATE | Flag.MTIME)
@@ -69,7 +75,7 @@ def restore(worker: Worker, request: Request = Request()) -> RestoreReport:
 
 def wait_for(worker: Worker, request: Request) -> Waited:
     """Wait until there is something to restore, for as long as asked for."""
-    if not request.patience:
+    if not request.patience or worker.store.trouble:
         return Waited()
     return wait(worker, request.generation, request.patience, lead=request.lead)
 
@@ -77,7 +83,7 @@ def wait_for(worker: Worker, request: Request) -> Waited:
 def choose(worker: Worker, request: Request) -> tuple[Snapshot | None, RestoreStatus]:
     """What there is to restore, and how a restore of it is called."""
     snapshot, status = _choose(worker, request)
-    if snapshot and worker.may_write:
+    if snapshot and worker.may_write and not snapshot.ref.depth:
         mark_used(worker.store.backend, snapshot.ref.scope)
     return snapshot, status
 
@@ -102,14 +108,14 @@ def remember_restored(worker: Worker, ref: Ref | None) -> None:
 
 def report_placed(worker: Worker, snapshot: Snapshot, status: RestoreStatus) -> RestoreReport | None:
     """The report of who finds that another process has just placed a generation; None if none has."""
-    if not worker.state.grew_from(worker.store.identity, snapshot.ref):
+    if not worker.state.grew_from(worker.store.holder(snapshot.ref).identity, snapshot.ref):
         return None
     known = worker.root.folders
     files = {p: e for p, e in worker.files_of(snapshot.manifest).items() if p.partition("/")[0] in known}
     return report_of(
         worker,
         RestoreStatus.CURRENT if status is RestoreStatus.RESTORED else status,
-        generation=snapshot.ref.generation,
+        snapshot=snapshot,
         files=len(files),
         bytes=sum(entry.size for entry in files.values()),
         components=count_components(files.items()),
@@ -119,16 +125,21 @@ def report_placed(worker: Worker, snapshot: Snapshot, status: RestoreStatus) -> 
 def _choose(worker: Worker, request: Request) -> tuple[Snapshot | None, RestoreStatus]:
     store = worker.store
     if request.generation is not None:
-        return store.snapshot(store.refs.get(worker.scope, request.generation)), RestoreStatus.RESTORED
-    snapshot = _newest(worker, worker.scope)
+        return store.snapshot(ref_of(store, worker.scope, request.generation)), RestoreStatus.RESTORED
+    snapshot, status = _newest(worker, worker.scope), RestoreStatus.RESTORED
     if snapshot is None and request.seed is not None:
-        return _newest(worker, replace(worker.scope, key=request.seed)), RestoreStatus.SEEDED
-    return snapshot, RestoreStatus.RESTORED
+        snapshot, status = _newest(worker, replace(worker.scope, key=request.seed)), RestoreStatus.SEEDED
+    if snapshot is None and store.trouble:
+        raise StoreUnavailable(store.trouble)
+    return snapshot, status
 
 
 def _newest(worker: Worker, scope: Scope) -> Snapshot | None:
     """The newest generation that is whole; None if there is none, or its key was forgotten or quarantined."""
-    generation, snapshot = worker.store.newest_whole(scope)
+    store = worker.store
+    nothing: tuple[int, Snapshot | None] = (0, None)
+    generation, snapshot = attempt(store, partial(store.newest_whole, scope), nothing)
+    snapshot = snapshot or store.below.newest(scope)
     if generation and snapshot is None:
         raise IntegrityError(f"no generation of {scope} can be read; see `kstore verify {scope.key}`")
     return snapshot if snapshot and snapshot.ref.state is RefState.LIVE else None
@@ -147,24 +158,23 @@ class _Restore:
         manifest = snapshot.manifest
         if manifest.hosts:
             worker.ask_host()
-        for files in (manifest.files, *manifest.hosts.values()):
-            check_entries(files)
-        check_paths(path for files in (manifest.files, *manifest.hosts.values()) for path in files)
+        check_manifest(manifest)
         known = worker.root.folders
         every = worker.files_of(manifest)
-        self._files = {p: entry for p, entry in every.items() if p.partition("/")[0] in known}
         self._skipped = [
             Skipped(component, "this worker does not manage the component")
             for component in sorted({path.partition("/")[0] for path in every} - set(known))
         ]
+        self._files = {p: entry for p, entry in every.items() if p.partition("/")[0] in known}
+        self._away = self._leave_away()
 
     def run(self, status: RestoreStatus, before_move: Callable[[], None]) -> RestoreReport:
         merged = self._compare()
         wanted = choose_wanted(self._files, self._found, merged)
-        linker = Linker()
-        worker = self._worker
+        worker, store, depth = self._worker, self._worker.store, self._ref.depth
+        blobs, below = store.holder(self._ref).blobs, partial(store.below.blobs, depth)
         placer = Placer(
-            worker.root, worker.state, worker.store.blobs, linker, worker.progress, worker.waiting, worker.lists
+            worker.root, worker.state, blobs, Linker(), worker.progress, worker.waiting, worker.lists, below
         )
         placed = placer.place(wanted, self._ref.packs, self._found.folders, before_move)
         self._remember(merged, placed)
@@ -174,13 +184,13 @@ class _Restore:
         return report_of(
             self._worker,
             status,
-            generation=self._ref.generation,
-            files=len(self._files),
-            bytes=sum(entry.size for entry in self._files.values()),
+            snapshot=self._snapshot,
+            files=len(self._files) + len(self._away),
+            bytes=sum(entry.size for files in (self._files, self._away) for entry in files.values()),
             placed=len(placed.paths),
-            left_out=len(wanted.keys() - placed.paths - placed.occupied),
+            left_out=len(wanted.keys() - placed.paths - placed.occupied) + len(self._away),
             link_mode=next((mode for mode in LinkMode if placed.modes[mode]), None),
-            link_why=linker.why or ("" if linked else "the blobs are packed"),
+            link_why=placer.link_why or ("" if linked else "the blobs are packed"),
             used_modes={str(mode): count for mode, count in placed.modes.items()},
             components=count_components(self._files.items()),
             skipped=(*self._skipped, *placed.skipped),
@@ -193,10 +203,33 @@ class _Restore:
                 os.unlink(self._worker.root.local_path(path))
             del self._found.known[path]
 
+    def _leave_away(self) -> Files:
+        """Take out what no store here has the blobs of, and take what the store below has instead, if anything."""
+        store, snapshot, known = self._worker.store, self._snapshot, self._worker.root.folders
+        away = unavailable(store, snapshot, self._files, self._found.files)
+        if not away:
+            return {}
+        self._files = {path: entry for path, entry in self._files.items() if path not in away}
+        found = substitutes(store, snapshot, self._files, self._worker.files_of)
+        found = {path: entry for path, entry in found.items() if path.partition("/")[0] in known}
+        try:
+            check_entries(found)
+            check_paths([*self._files, *found])
+        except IntegrityError as error:
+            log.warning("nothing is taken from below instead of what is missing: %s", error)
+            found = {}
+        self._files |= found
+        away = {path: entry for path, entry in away.items() if path not in found}
+        where = ", ".join(leans_on(snapshot.manifest))
+        log.warning("%d files of generation %d of %s are in no store here; they were in %s", len(away),
+                    self._ref.generation, self._ref.scope, where)  # fmt: skip
+        self._skipped += [Skipped(path, f"its blob is in no store here; it was in {where}") for path in sorted(away)]
+        return away
+
     def _compare(self) -> Merged:
         """What the root has that is not the store's: leftovers of an earlier run stay, and stay local."""
         base = self._worker.base(self._state)
-        if base is None or not self._ref.remembers(base.ref):
+        if base is None or not remembers(self._snapshot, base):
             return merge({}, self._files, self._found.files, {})
         return merge(self._worker.files_of(base.manifest), self._files, self._found.files, self._state.declined)
 
@@ -204,7 +237,7 @@ class _Restore:
         index = self._found.index
         if index != self._state.index or placed.known:
             self._worker.state.save_index(Index(index.files | keep_settled(placed.known), index.folders))
-        base = Base(self._worker.store.identity, self._snapshot)
+        base = Base(self._worker.store.holder(self._ref).identity, self._snapshot)
         # What stays in the place of base's is no change of it: the next commit must not take it for one.
         stayed = dict.fromkeys((*merged.to_merge, *placed.occupied), NOT_TAKEN)
         self._worker.state.save_base(
@@ -234,6 +267,17 @@ def choose_wanted(files: Files, found: Scan, merged: Merged) -> Files:
     whole = {p: e for p, e in files.items() if e.flags & _GROUP and unit_of(p, e) in replaced}
     rest = {p: e for p, e in wanted.items() if not e.flags & _GROUP and found.busy.isdisjoint(_parents(p))}
     return rest | whole
+
+
+def check_manifest(manifest: Manifest) -> None:
+    """Nothing that a manifest says is trusted.
+
+    Raises:
+        IntegrityError: it holds what no commit makes.
+    """
+    for files in (manifest.files, *manifest.hosts.values()):
+        check_entries(files)
+    check_paths(path for files in (manifest.files, *manifest.hosts.values()) for path in files)
 
 
 def check_paths(paths: Iterable[str]) -> None:
@@ -272,15 +316,21 @@ def _parents(path: str) -> Iterable[str]:
         yield path
 
 
-def report_of(worker: Worker, status: RestoreStatus, **fields: object) -> RestoreReport:
+def report_of(
+    worker: Worker, status: RestoreStatus, snapshot: Snapshot | None = None, **fields: object
+) -> RestoreReport:
     """What became of it, with what is known of the worker."""
+    ref, trouble = snapshot.ref if snapshot else None, worker.store.trouble
+    store = worker.store.holder(ref) if ref else worker.store
+    instead = (f"{trouble}; what is in {store.location} is restored instead",) if trouble else ()
     return RestoreReport(
         status=status,
         key=worker.scope.key,
         gpu=worker.scope.gpu,
         environment=worker.scope.environment,
-        store=worker.store.location,
+        store=store.location,
         cache_root=worker.root.path,
-        notes=worker.root.notes,
+        generation=ref.generation if ref else 0,
+        notes=(*worker.root.notes, *instead),
         **fields,  # type: ignore[arg-type]
     )

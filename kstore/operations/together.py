@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from kstore.errors import IntegrityError, KstoreError, StoreUnavailable
+from kstore.layers import find
 from kstore.local.state import Changed, StateFolder
 from kstore.operations.restore import Request, choose, place, remember_restored, report_of, report_placed, wait_for
 from kstore.operations.wait import Waited
@@ -191,7 +192,7 @@ def _read_choice(worker: Worker, offer: Offer, seed: str | None) -> Choice:
     scope = replace(worker.scope, key=seed) if seed and seed == wanted["key"] else worker.scope
     if str(scope) != wanted["scope"]:
         raise StoreUnavailable(f"this is a rank of {scope}, and rank 0 restores {wanted['scope']}")
-    snapshot = worker.store.snapshot(worker.store.refs.get(scope, wanted["generation"]))
+    snapshot = worker.store.snapshot(find(worker.store, scope, wanted["generation"], wanted["manifest"]))
     if snapshot.ref.manifest.hex() != wanted["manifest"]:
         raise IntegrityError(f"generation {wanted['generation']} of {scope} is not the one that rank 0 has")
     return Choice(snapshot, RestoreStatus(wanted["status"]))

@@ -23,6 +23,7 @@ from kstore.digest import digest_of
 from kstore.errors import IntegrityError, MissError
 from kstore.gc.digests import DigestSet
 from kstore.generations import publish_loss, republish
+from kstore.leaning import leaning, leans_on
 from kstore.local.cacheroot import CacheRoot
 from kstore.manifest import Entry, Flag, Manifest, unit_of
 from kstore.progress import Progress
@@ -49,6 +50,20 @@ class Damage(NamedTuple):
     """Why it cannot be read at all; empty if it can."""
     paths: tuple[str, ...] = ()
     """The artifacts that are lost."""
+    store: str = ""
+    """Where it is; of what is elsewhere, where that was."""
+
+    def as_json(self) -> dict[str, Any]:
+        """For machines."""
+        return {
+            "key": self.scope.key,
+            "gpu": self.scope.gpu,
+            "environment": self.scope.environment,
+            "generation": self.generation,
+            "reason": self.reason,
+            "paths": list(self.paths),
+            "store": self.store,
+        }
 
 
 @dataclass(slots=True)
@@ -65,6 +80,8 @@ class VerifyReport:
     """Ids of the packs that are damaged or missing."""
     damage: list[Damage] = field(default_factory=list)
     """The generations that are not whole."""
+    elsewhere: list[Damage] = field(default_factory=list)
+    """Generations that lean on a store below which was not given: what only that has cannot be checked."""
     local: list[str] = field(default_factory=list)
     """Files of the local cache root that were altered in place."""
     repaired: bool = False
@@ -72,7 +89,7 @@ class VerifyReport:
 
     @property
     def ok(self) -> bool:
-        """Whether everything is whole."""
+        """Whether everything is whole that should be in the stores that were given."""
         return not (self.packs or self.damage or self.local)
 
     def as_json(self) -> dict[str, Any]:
@@ -85,17 +102,8 @@ class VerifyReport:
             "blobs": self.blobs,
             "bytes": self.bytes,
             "packs": self.packs,
-            "damage": [
-                {
-                    "key": damage.scope.key,
-                    "gpu": damage.scope.gpu,
-                    "environment": damage.scope.environment,
-                    "generation": damage.generation,
-                    "reason": damage.reason,
-                    "paths": list(damage.paths),
-                }
-                for damage in self.damage
-            ],
+            "damage": [damage.as_json() for damage in self.damage],
+            "elsewhere": [damage.as_json() for damage in self.elsewhere],
             "local": self.local,
             "repaired": self.repaired,
             "seconds": self.seconds,
@@ -107,18 +115,28 @@ def verify(
 ) -> VerifyReport:
     """Read every byte that the generations of `scopes` need; with `repair`, mend what can be.
 
+    Stores below are read as well, for what the first leans on, and for generations of their own; they cannot be mended.
+
     Raises:
         OSError: the store cannot be read.
     """
     started = time.perf_counter()
-    report = VerifyReport(storage.location)
-    with DigestSet() as needed, DigestSet() as whole:
-        verification = _Verification(storage, report, needed, whole, progress or Progress())
-        verification.run(tuple(scopes))
-        if repair:
-            _Repair(storage, report, whole, verification).run()
+    report, scopes = VerifyReport(storage.location), tuple(scopes)
+    _verify(storage, scopes, report, progress or Progress(), repair=repair)
+    for below in storage.below.there if storage.below else ():
+        _verify(below, scopes, report, progress or Progress(), repair=False)
     report.seconds = time.perf_counter() - started
     return report
+
+
+def _verify(
+    storage: Storage, scopes: tuple[Scope, ...], report: VerifyReport, progress: Progress, *, repair: bool
+) -> None:
+    with DigestSet() as needed, DigestSet() as whole:
+        verification = _Verification(storage, report, needed, whole, progress)
+        verification.run(scopes)
+        if repair:
+            _Repair(storage, report, whole, verification).run()
 
 
 class _Verification:
@@ -139,14 +157,16 @@ class _Verification:
         for scope in scopes:
             for generation in self._storage.refs.generations(scope):
                 self._survey(scope, generation)
-        self._report.blobs = self._progress.total = len(self._needed)
+        self._report.blobs += len(self._needed)
+        self._progress.done, self._progress.total = 0, len(self._needed)
         for pack in sorted({pack for ref in self.refs for pack in ref.packs}):
             if not (self._read_pack(pack) or self._read_pack(pack)):  # Trouble may pass; damage stays.
                 self._report.packs.append(pack)
         self._read_loose()
-        if self.lost:
-            for ref in self.refs:
-                self._tell_lost(ref)
+        self._read_below()
+        lost, self.lost = self.lost, set()
+        for ref in self.refs if lost else ():
+            self._tell_lost(ref, lost)
 
     def _survey(self, scope: Scope, generation: int) -> None:
         try:
@@ -155,7 +175,7 @@ class _Verification:
         except MissError:
             return
         except IntegrityError as error:
-            self._report.damage.append(Damage(scope, generation, str(error)))
+            self._report.damage.append(Damage(scope, generation, str(error), store=self._storage.location))
             return
         self._report.generations += 1
         self.refs.append(ref)
@@ -188,6 +208,14 @@ class _Verification:
                     self._count(digest, size)
                 self.lost.update(batch.keys() - sizes.keys())
 
+    def _read_below(self) -> None:
+        """What this store lacks."""
+        for blobs in self._storage.below.blobs() if self.lost else ():
+            wanted = {digest: int.from_bytes(self._needed.value(digest) or b"", "little") for digest in self.lost}
+            for digest, data in blobs.fetch_many(wanted, blobs.packs()):
+                self._count(digest, len(data))
+                self.lost.discard(digest)
+
     def _unread(self) -> Iterator[dict[bytes, int]]:
         """Digests and sizes."""
         batch: dict[bytes, int] = {}
@@ -204,12 +232,19 @@ class _Verification:
             self._progress.done += 1
             self._report.bytes += size
 
-    def _tell_lost(self, ref: Ref) -> None:
+    def _tell_lost(self, ref: Ref, lost: set[bytes]) -> None:
         manifest = self._storage.snapshot(ref).manifest
-        files = (item for files in (manifest.files, *manifest.hosts.values()) for item in files.items())
-        paths = tuple(sorted(path for path, entry in files if entry.digest in self.lost))
-        if paths:
-            self._report.damage.append(Damage(ref.scope, ref.generation, "", paths))
+        leant = leaning(manifest)
+        files = [item for files in (manifest.files, *manifest.hosts.values()) for item in files.items()]
+        gone = {entry.digest for _, entry in files if entry.digest in lost and entry.digest not in leant}
+        away = lost & leant.keys()
+        self.lost |= gone
+        for digests, told, where in (
+            (gone, self._report.damage, self._storage.location),
+            (away, self._report.elsewhere, ", ".join(leans_on(manifest))),
+        ):
+            if paths := tuple(sorted(path for path, entry in files if entry.digest in digests)):
+                told.append(Damage(ref.scope, ref.generation, "", paths, where))
 
 
 def _sizes(loose: LooseBlobs, batch: dict[bytes, int]) -> dict[bytes, int]:

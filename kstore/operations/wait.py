@@ -20,6 +20,7 @@ from typing import Any
 from kstore import flight
 from kstore.backends import StagingLost
 from kstore.errors import IntegrityError, MissError
+from kstore.layers import newest_ref
 from kstore.lease import Claim, Lease
 from kstore.polls import polls
 from kstore.progress import Awaited
@@ -132,12 +133,14 @@ class _Wait:
         if newest == self._newest:
             return False
         self._newest = newest
-        if self._generation:
+        if self._generation and (newest or not self._worker.store.below):
             return newest >= self._generation
         try:
-            ref = refs.newest(self._worker.scope)
+            ref = newest_ref(self._worker.store, self._worker.scope)
         except (IntegrityError, MissError):  # The restore says what is wrong with it.
             return True
+        if self._generation:
+            return ref is not None and ref.generation >= self._generation
         return ref is not None and ref.state is RefState.LIVE
 
     def _take(self) -> bool:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import struct
 import subprocess
 import sys
+import termios
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -100,3 +103,21 @@ def read_terminal(terminal: int) -> bytes:
         return os.read(terminal, 4096)
     except OSError:
         return b""
+
+
+def on_terminal(*arguments: str, **variables: str) -> str:
+    """What the command line writes to a terminal of 80 columns; stdout alone, as the terminal gets it."""
+    controller, terminal = os.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    environ = {name: value for name, value in os.environ.items() if name != "NO_COLOR"} | variables
+    subprocess.run(
+        [sys.executable, "-m", "kstore", *arguments],
+        cwd=REPOSITORY, stdin=subprocess.DEVNULL, stdout=terminal, stderr=subprocess.DEVNULL, env=environ,
+        timeout=120, check=False,
+    )  # fmt: skip
+    os.close(terminal)
+    out = b""
+    while chunk := read_terminal(controller):
+        out += chunk
+    os.close(controller)
+    return out.decode()

@@ -78,7 +78,7 @@ def test_every_command_has_the_common_options(words: tuple[str, ...]) -> None:
     options = {text for parameter in command_of(*words).params for text in parameter.opts}
 
     assert {"--json", "-q", "--quiet", "-v", "--verbose"} <= options
-    assert "--store" in options or words[0] in ("demo", "copy")
+    assert "--store" in options or words[0] in ("demo", "copy", "completion")
 
 
 def test_the_help_fits_80_columns(cli: Cli) -> None:

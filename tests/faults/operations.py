@@ -32,7 +32,8 @@ class Scene:
         return self.folder / "store"
 
     def settings(self, root: Path) -> dict[str, Any]:
-        own = {"store": self.store, "cache_root": root, "layout": self.layout}
+        # Counting restores is struck by itself: see tests/stats.
+        own = {"store": self.store, "cache_root": root, "layout": self.layout, "stats": False}
         return own | {"gpu": GPU, "environment": ENVIRONMENT, "environ": {}}
 
     def commit(self) -> CommitReport:

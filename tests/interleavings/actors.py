@@ -7,16 +7,21 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import NamedTuple
 
 from kstore.blobs import BlobStore, Layout
+from kstore.components import load_table
 from kstore.digest import digest_of
 from kstore.gc import Policy
-from kstore.manifest import Files
+from kstore.local.index import Index
+from kstore.local.scan import scan
+from kstore.manifest import Files, Manifest
+from kstore.operations.bring import Incoming, Target, bring_in
+from kstore.progress import Progress
 from kstore.refs import Refs
 from kstore.report import CommitStatus
 from kstore.scope import Scope
@@ -125,6 +130,14 @@ def old_and_condemned(backend: MemoryBackend) -> None:
     backend.wait(2 * HOUR)
 
 
+def forgotten_and_condemned(backend: MemoryBackend) -> None:
+    """The key misses, and all that it had is condemned for long enough to be deleted."""
+    node = Node(Path("/nowhere"))
+    put_on(node, backend)
+    assert node.store.forget(KEY)
+    old_and_condemned(backend)
+
+
 def put_on(node: Node, backend: MemoryBackend) -> None:
     """Give a worker another storage for the same store."""
     storage = node.store.storage
@@ -169,6 +182,21 @@ def live(world: World, start: Contents, name: str, backend: MemoryBackend) -> Ha
     return Outcome(report.status.value, report.generation)
 
 
+def bring(world: World, start: Contents, name: str, backend: MemoryBackend) -> Hashable:
+    """Imports what its fill makes, one blob at a time."""
+    node = world.node(name, backend)
+    world.fills[name](node.tree)
+    found = scan(node.tree.cacheroot(), load_table(), Index(), dict, 1 << 20)
+
+    def fetch(wanted: Mapping[bytes, int]) -> Iterator[tuple[bytes, memoryview]]:
+        yield from ((digest, memoryview(found.kept[digest])) for digest in wanted)
+
+    incoming = Incoming(Manifest(found.files), b"identity", fetch, "elsewhere")
+    layout = Layout(world.layouts.get(name, world.layout))
+    brought = bring_in(Target(node.store.storage, world.scope_of(name), layout, "", Progress()), incoming)
+    return Outcome(brought.status.value, brought.generation)
+
+
 def restore(world: World, start: Contents, name: str, backend: MemoryBackend) -> Hashable:
     node = world.node(name, backend)
     report = node.restore(world.key_of(name))
@@ -195,6 +223,7 @@ def wait(world: World, start: Contents, name: str, backend: MemoryBackend) -> Ha
 ACTORS: dict[str, Callable[[World, Contents, str, MemoryBackend], Hashable]] = {
     "commit": commit,
     "live": live,
+    "bring": bring,
     "restore": restore,
     "gc": gc,
     "forget": forget,

@@ -20,6 +20,7 @@ from kstore.backends import Upload
 from kstore.condemned import Doomed
 from kstore.gc import Policy
 from kstore.lease import Lease
+from kstore.operations import bring as bringing
 from kstore.refs import Ref, Refs
 from tests.interleavings import actors, toys
 from tests.interleavings.actors import (
@@ -27,6 +28,7 @@ from tests.interleavings.actors import (
     History,
     World,
     compile_kernel,
+    forgotten_and_condemned,
     old_and_condemned,
     unchanged,
     write_wrapper,
@@ -54,7 +56,14 @@ def by_c(tree: Tree) -> None:
     write_wrapper(tree, "C")
 
 
-FILLS: dict[str, Fill] = {"live A": by_a, "commit A": by_a, "commit B": by_b, "commit C": by_c}
+FILLS: dict[str, Fill] = {
+    "live A": by_a,
+    "bring A": by_a,
+    "bring again": by_a,
+    "commit A": by_a,
+    "commit B": by_b,
+    "commit C": by_c,
+}
 FIRST = partial(compile_kernel, by="A")
 SECOND = partial(compile_kernel, by="another")
 
@@ -87,6 +96,7 @@ SCENES = [
     Scene(("commit A", "commit B", "restore R"), published=(FIRST,)),
     Scene(("commit A", "commit B", "commit C"), published=(FIRST, SECOND)),
     Scene(("commit A", "commit B", "restore R"), keys={"commit B": "model/v2"}),
+    Scene(("bring A", "commit B", "restore R"), published=(FIRST,)),
 ]
 LARGE_SCENES = [
     Scene(("commit A", "commit B", "commit C", "restore R")),
@@ -97,16 +107,22 @@ LARGE_SCENES = [
 
 WITH_GC = {"published": (FIRST, SECOND), "history": old_and_condemned}
 """Committer A has what the first generation had, which is condemned by now."""
+FORGOTTEN = {"published": (FIRST,), "history": forgotten_and_condemned}
+"""What import A brings in was there before."""
 GC_SCENES = [
     Scene(("gc 1", "gc 2"), **WITH_GC),
     Scene(("gc 1", "commit A", "restore R"), **WITH_GC),
     Scene(("gc 1", "commit A", "wait 4000"), **WITH_GC),
     Scene(("gc 1", "forget F", "restore R"), **WITH_GC),
     Scene(("gc 1", "live A"), **WITH_GC),
+    Scene(("gc 1", "bring A"), **FORGOTTEN),
+    Scene(("gc 1", "bring A", "wait 4000"), **WITH_GC),
 ]
 LARGE_GC_SCENES = [
     Scene(("gc 1", "commit A", "commit B"), **WITH_GC),
     Scene(("gc 1", "commit A", "restore R", "wait 4000"), **WITH_GC, excused=frozenset({"restore R"})),
+    Scene(("gc 1", "bring A", "bring again"), **WITH_GC),
+    Scene(("gc 1", "bring A", "wait 4000"), **FORGOTTEN),
 ]
 TWO_GCS = [
     Scene(("gc 1", "commit A", "forget F"), **WITH_GC),
@@ -145,6 +161,12 @@ def no_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     """Safety does not depend on it, and without it two gcs meet in every way they can."""
     monkeypatch.setattr(Lease, "acquire", lambda lease: True)
     monkeypatch.setattr(Lease, "release", lambda lease: None)
+
+
+@pytest.fixture(autouse=True)
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An import stores each blob by itself, and notes it."""
+    monkeypatch.setattr(bringing, "_BATCH", 1)
 
 
 def check(scene: Scene, folder: Path, layout: str) -> Explored:
@@ -212,8 +234,11 @@ def collect_fully(backend: MemoryBackend) -> None:
         node.store.gc(Policy(keep=1))
 
 
+LEAVING = [("gc 1", "commit A"), ("gc 1", "forget F"), ("commit A", "forget F"), ("gc 1", "bring A")]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("names", [("gc 1", "commit A"), ("gc 1", "forget F"), ("commit A", "forget F")], ids=str)
+@pytest.mark.parametrize("names", LEAVING, ids=str)
 def test_whatever_is_left_by_the_killed_is_collected(names: tuple[str, ...], layout: str, tmp_path: Path) -> None:
     world = Scene(names, **WITH_GC).world(tmp_path, layout)
     explore([world.actor(name) for name in names], world.start, Invariants(world, collect=collect_fully))
@@ -228,6 +253,17 @@ def test_a_commit_that_does_not_look_at_what_is_condemned_is_found(
     monkeypatch.setattr("kstore.upload.read_doomed", lambda backend, among: Doomed())
     with pytest.raises(Violation, match="lacks 1 of 3 blobs"):
         check(Scene(("gc 1", "commit A"), **WITH_GC), tmp_path, "loose")
+
+
+@pytest.mark.parametrize("layout", ["loose", "packed"])
+def test_an_import_that_does_not_look_at_what_is_condemned_is_found(
+    layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every pack is noted, as if an earlier import had stored it."""
+    monkeypatch.setattr("kstore.upload.read_doomed", lambda backend, among: Doomed())
+    monkeypatch.setattr(bringing._Notes, "packs", lambda notes: tuple(c.name for c in notes._backend.list("packs")))
+    with pytest.raises(Violation, match="lacks"):
+        check(Scene(("gc 1", "bring A"), **FORGOTTEN), tmp_path, layout)
 
 
 @pytest.mark.slow

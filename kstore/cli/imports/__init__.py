@@ -2,41 +2,31 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-
 import click
 
+from kstore.cli.group import CommandTable
+
 SOURCES: dict[str, str] = {
-    "b10": "An archive that Baseten's b10-transfer has saved.",
+    "bundle": "Publish what a bundle holds; `kstore import FILE` is short for it.",
     "fal": "The zips that fal.toolkit keeps of Inductor's cache.",
+    "b10": "An archive that Baseten's b10-transfer has saved.",
+    "megacache": "Publish under KEY what torch.compiler.save_cache_artifacts wrote to FILE.",
 }
-"""Name → what it brings in. Each has a module of its own, imported when the command is run."""
+"""Name → what it brings in."""
 
 
-class Sources(click.Group):
-    """Takes `kstore import FILE` for a bundle, and imports the one command that runs."""
+class Sources(CommandTable):
+    """Takes `kstore import FILE` for a bundle."""
+
+    commands_in = "kstore.cli.imports"
+    table = SOURCES
+    heading = "Sources"
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """A first word that names no source is the file of a bundle, or an option of that command."""
         if args and args[0] not in {*SOURCES, *ctx.help_option_names}:
             args = ["bundle", *args]
         return super().parse_args(ctx, args)
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """All names, in the order of the help."""
-        return list(SOURCES)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command of that name."""
-        if cmd_name not in SOURCES:
-            return None
-        command: click.Command = import_module(f"kstore.cli.imports.{cmd_name}").command
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Written from the table above: click would import every command for it."""
-        with formatter.section("Sources"):
-            formatter.write_dl(list(SOURCES.items()))
 
 
 @click.group("import", cls=Sources)

@@ -104,7 +104,7 @@ def store_location(volume: Path) -> str:
     """The store that kstore's own settings name, else one beside the archives."""
     chosen = load_settings().store
     is_chosen = os.environ.get("KSTORE_ROOT") or chosen != Settings().store
-    return chosen if is_chosen else str(volume / "kstore")
+    return ":".join(chosen) if is_chosen else str(volume / "kstore")
 
 
 def key_of(volume: Path) -> str:

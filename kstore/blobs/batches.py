@@ -1,0 +1,50 @@
+"""Many blobs in batches that memory can hold, and in an order that somebody else chose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from kstore.blobs.packindex import FRAME_SIZE
+from kstore.errors import IntegrityError
+
+Fetch = Callable[[Mapping[bytes, int]], Iterator[tuple[bytes, memoryview]]]
+"""Yields (digest, bytes) of each wanted blob once, verified, in any order; what cannot be had is left out. Blobs are
+wanted by digest and size in bytes."""
+
+_IN_MEMORY = 16 << 20
+"""Bytes of blobs that wait for their turn."""
+
+
+def batches(wanted: Iterable[tuple[bytes, int]], size: int) -> Iterator[list[tuple[bytes, int]]]:
+    """Blobs, by digest and size, in batches of up to `size` bytes; a larger blob is one by itself."""
+    batch: list[tuple[bytes, int]] = []
+    total = 0
+    for blob in wanted:
+        if batch and total + blob[1] > size:
+            yield batch
+            batch, total = [], 0
+        batch.append(blob)
+        total += blob[1]
+    if batch:
+        yield batch
+
+
+def fetch_in_order(wanted: Iterable[tuple[bytes, int]], fetch: Fetch) -> Iterator[tuple[bytes, bytes | memoryview]]:
+    """Yield (digest, bytes) of the wanted blobs, given by digest and size, in the order in which they are wanted,
+    and as often.
+
+    Raises:
+        IntegrityError: one cannot be had.
+    """
+    for batch in batches(wanted, _IN_MEMORY):
+        found = {digest: keepable(data) for digest, data in fetch(dict(batch))}
+        for digest, _ in batch:
+            if digest not in found:
+                raise IntegrityError(f"blob {digest.hex()} is missing or damaged; see `kstore verify`")
+            yield digest, found[digest]
+        del found  # or a large blob would be held while the next one is fetched
+
+
+def keepable(data: memoryview) -> bytes | memoryview:
+    """The same bytes without what surrounds them: a small blob is a part of a frame that holds many."""
+    return data if len(data) >= FRAME_SIZE else bytes(data)

@@ -1,0 +1,158 @@
+"""The artifacts of one generation as plain files, for who has no kstore: tar, compressed or not, and zip.
+
+The same generation gives the same bytes: the order is fixed, and nothing says who made the archive, or when.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+import tarfile
+import time
+import zipfile
+from collections.abc import Iterator
+from functools import partial
+from typing import IO, TYPE_CHECKING, NamedTuple
+
+import zstandard
+
+from kstore.blobs.batches import Fetch, fetch_in_order
+from kstore.errors import UsageError
+from kstore.leaning import fetch_many
+from kstore.local.relocate import to_local
+from kstore.manifest import Entry, Flag, Manifest
+from kstore.operations.restore import check_manifest
+from kstore.refs import Ref
+from kstore.store import Store
+from kstore.upload import similarity
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+_RELOCATE = int(Flag.RELOCATE)
+_PERMISSIONS = 0o777
+_CHUNK = 1 << 20
+_FIRST_IN_ZIP, _LAST_IN_ZIP = 315532800, 4354819198
+"""Seconds since 1970: a zip file knows the years 1980 to 2107."""
+
+
+class _File(NamedTuple):
+    """One artifact."""
+
+    path: str
+    data: memoryview
+    mode: int
+    mtime: int
+    """Seconds since 1970."""
+
+
+def export_tar(store: Store, ref: Ref, stream: IO[bytes], *, under: str = "", host: str = "") -> list[str]:
+    """Write the files of a generation as a tar archive, such that they work when unpacked in the folder `under`.
+
+    By default that is the cache root that they were built in. Host-bound files are those of the host whose
+    fingerprint begins with `host`; returns the paths of the others, which are left out.
+
+    Raises:
+        IntegrityError: a blob is missing or damaged, or the manifest holds what no commit makes.
+        UsageError: there is no such host, or `under` is no absolute path.
+    """
+    files, left_out = _files(store, ref, under, host)
+    with tarfile.open(fileobj=stream, mode="w|", format=tarfile.PAX_FORMAT) as archive:
+        for file in files:
+            found = tarfile.TarInfo(file.path)
+            found.size, found.mode, found.mtime = len(file.data), file.mode, file.mtime
+            archive.addfile(found, _Reader(file.data))
+    return left_out
+
+
+def export_compressed_tar(store: Store, ref: Ref, stream: IO[bytes], *, under: str = "", host: str = "") -> list[str]:
+    """As `export_tar`, compressed by zstd."""
+    with zstandard.ZstdCompressor().stream_writer(stream, closefd=False) as compressed:
+        return export_tar(store, ref, compressed, under=under, host=host)
+
+
+def export_zip(store: Store, ref: Ref, stream: IO[bytes], *, under: str = "", host: str = "") -> list[str]:
+    """As `export_tar`, as a zip file."""
+    files, left_out = _files(store, ref, under, host)
+    # Never sought in, so that a file and a pipe get the same bytes.
+    with zipfile.ZipFile(_Pipe(stream), "w", zipfile.ZIP_DEFLATED) as archive:
+        for file in files:
+            moment = time.gmtime(min(max(file.mtime, _FIRST_IN_ZIP), _LAST_IN_ZIP))
+            found = zipfile.ZipInfo(file.path, moment[:6])
+            found.compress_type = zipfile.ZIP_DEFLATED
+            found.create_system = 3  # Unix, whatever this machine is
+            found.external_attr = (stat.S_IFREG | file.mode) << 16
+            found.file_size = len(file.data)
+            with archive.open(found, "w") as member:
+                for start in range(0, len(file.data), _CHUNK):
+                    member.write(file.data[start : start + _CHUNK])
+    return left_out
+
+
+def _files(store: Store, ref: Ref, under: str, host: str) -> tuple[Iterator[_File], list[str]]:
+    manifest = store.snapshot(ref).manifest
+    check_manifest(manifest)
+    if under and not os.path.isabs(under):
+        raise UsageError(f"{under!r} is no absolute path; programs look there from any folder")
+    files, left_out = _choose(manifest, host)
+    fetch = partial(fetch_many, store.storage, (ref,))
+    folder = os.path.normpath(under or _built_in(manifest))
+    return _read(sorted(files.items(), key=_order), folder, fetch), left_out
+
+
+def _choose(manifest: Manifest, host: str) -> tuple[dict[str, Entry], list[str]]:
+    """The files that one host may use, and the paths of the host-bound ones of all others."""
+    found = [name for name in manifest.hosts if host and name.startswith(host)]
+    if host and len(found) != 1:
+        raise UsageError(f"{host!r} is no host of this generation, or several; there are: {', '.join(manifest.hosts)}")
+    others = {path for name, files in manifest.hosts.items() if name not in found for path in files}
+    files = manifest.for_host(found[0]) if found else manifest.files
+    return files, sorted(others - files.keys())
+
+
+def _built_in(manifest: Manifest) -> str:
+    folder = manifest.meta.get("cache_root")
+    if not isinstance(folder, str) or not folder:
+        raise UsageError("the generation does not say in which folder it was built; name one with --under")
+    return folder
+
+
+def _order(item: tuple[str, Entry]) -> tuple[tuple[str, str, str], str]:
+    """As a store has them, so that each of its frames is read about once."""
+    return similarity(item), item[0]
+
+
+def _read(files: list[tuple[str, Entry]], under: str, fetch: Fetch) -> Iterator[_File]:
+    blobs = fetch_in_order(((entry.digest, entry.size) for _, entry in files), fetch)
+    for (path, entry), (_, data) in zip(files, blobs, strict=True):
+        content = data
+        if entry.flags & _RELOCATE:
+            content = to_local(bytes(data), f"{under}/{path.partition('/')[0]}")
+        yield _File(path, memoryview(content), entry.mode & _PERMISSIONS, max(entry.mtime_ns, 0) // 1_000_000_000)
+        del data, content  # or a large blob would be held while the next one is fetched
+
+
+class _Reader:
+    """A file to read from front to back, without a copy of it."""
+
+    def __init__(self, data: memoryview) -> None:
+        self._rest = data
+
+    def read(self, size: int = -1) -> bytes:
+        """The next bytes, empty at the end."""
+        size = len(self._rest) if size < 0 else size
+        data, self._rest = self._rest[:size], self._rest[size:]
+        return bytes(data)
+
+
+class _Pipe(io.RawIOBase):
+    """A stream in which nobody can seek."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+
+    def write(self, data: Buffer, /) -> int:
+        """Append `data`."""
+        self._stream.write(data)
+        return memoryview(data).nbytes

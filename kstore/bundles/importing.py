@@ -1,0 +1,66 @@
+"""Import: check a bundle, then bring what it holds into a store, a scope at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kstore.bundles.reader import BundleReader
+from kstore.errors import MissError
+from kstore.operations.bring import Brought, Incoming, bring_in
+from kstore.operations.copy import target_of, writing
+from kstore.report import SCHEMA
+from kstore.scope import check_key
+from kstore.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class ImportReport:
+    """What an import did."""
+
+    store: str
+    bundle: str
+    key: str
+    """Under which it was published."""
+    scopes: tuple[Brought, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """For machines."""
+        return {
+            "schema": SCHEMA,
+            "store": self.store,
+            "bundle": self.bundle,
+            "key": self.key,
+            "scopes": [brought.as_json() for brought in self.scopes],
+        }
+
+
+def import_bundle(
+    store: Store, path: str, key: str | None = None, *, gpu: str | None = None, environment: str | None = None
+) -> ImportReport:
+    """Publish what a bundle holds, under its own key or another one, of all its GPUs and environments or of one.
+
+    Raises:
+        IntegrityError: it is damaged; nothing is published.
+        MissError: it holds nothing of that GPU or environment.
+        StoreUnavailable, StoreFormatError: the store or the file cannot be used.
+    """
+    if key is not None:
+        check_key(key)
+    with BundleReader(path) as bundle:
+        bundle.check(store.progress)
+        key = key or bundle.header.key
+        chosen = [
+            (replace(content.scope, key=key), content)
+            for content in bundle.header.contents
+            if gpu in (None, content.scope.gpu) and environment in (None, content.scope.environment)
+        ]
+        if not chosen:
+            held = ", ".join(f"{c.scope.gpu} {c.scope.environment}" for c in bundle.header.contents)
+            raise MissError(f"{path} has nothing of that GPU and environment; it has {held}")
+        brought = []
+        for scope, content in chosen:
+            incoming = Incoming(bundle.manifest(content), content.manifest, bundle.fetch, path)
+            with writing(store):
+                brought.append(bring_in(target_of(store, scope), incoming))
+    return ImportReport(store.location, path, key, tuple(brought))

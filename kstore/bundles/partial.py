@@ -1,0 +1,105 @@
+"""A file that appears under its name when it is finished; until then it is beside it, as `<name>.partial`.
+
+What a killed writer left there is for the next one to go on from, or to begin anew. One process at a time writes it.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import io
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO, TYPE_CHECKING
+
+from kstore.errors import KstoreError, StoreUnavailable
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+SUFFIX = ".partial"
+_BUSY = {errno.EAGAIN, errno.EACCES}
+
+
+@contextmanager
+def finished_as(path: str, *, resumable: bool) -> Iterator[IO[bytes]]:
+    """The file that is to become `path`. If it is `resumable`, it holds what an earlier writer left, and whoever fails
+    leaves what he has written; the position is at its beginning.
+
+    What is no regular file, as a pipe or /dev/stdout, is written to as it is: it cannot be read.
+
+    Raises:
+        KstoreError: another process writes it, or it cannot be written.
+    """
+    if os.path.exists(path) and not stat.S_ISREG(os.stat(path).st_mode):
+        with _reporting(path):
+            file = _File(path, "wb")
+        with io.BufferedWriter(file) as pipe:
+            yield pipe
+        return
+    partial = path + SUFFIX
+    with _opened(partial) as whole:
+        try:
+            if not resumable:
+                whole.truncate(0)
+            yield whole
+            whole.truncate()
+            whole.flush()
+        except BaseException:
+            if not resumable:
+                os.unlink(partial)
+            raise
+        with _reporting(path):
+            os.rename(partial, path)
+
+
+class _File(io.FileIO):
+    """Says which file cannot be written."""
+
+    def write(self, data: Buffer, /) -> int:
+        with _reporting(str(self.name)):
+            return super().write(data)
+
+
+@contextmanager
+def _reporting(path: str) -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise StoreUnavailable(f"cannot write {path}: {error.strerror}; check the folder and its space") from error
+
+
+def _opened(path: str) -> io.BufferedRandom:
+    while True:
+        with _reporting(path):
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        file = _File(descriptor, "r+b")
+        file.name = path
+        try:
+            _lock(descriptor, path)
+            if _is_there(descriptor, path):
+                return io.BufferedRandom(file)
+        except BaseException:
+            file.close()
+            raise
+        file.close()  # Who held the lock has finished it since we opened it.
+
+
+def _lock(fd: int, path: str) -> None:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        # Where there are no locks, as on some network filesystems, nobody is kept from anything.
+        if error.errno in _BUSY:
+            raise KstoreError(f"another process is writing {path}; let it finish, or choose another file") from error
+
+
+def _is_there(fd: int, path: str) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path))
+    except FileNotFoundError:
+        return False

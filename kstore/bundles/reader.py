@@ -1,0 +1,122 @@
+"""Reading a bundle, which anybody may have made or damaged: all of it is checked before any of it is used."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Self
+
+from blake3 import blake3
+
+from kstore.blobs.packreader import PackReader
+from kstore.bundles.bundlefile import BundleFile
+from kstore.bundles.format import SEAL_SIZE, Content, Header, load_header, seal
+from kstore.errors import IntegrityError, StoreFormatError, StoreUnavailable
+from kstore.manifest import Manifest
+from kstore.operations.restore import check_manifest
+from kstore.progress import Progress
+
+_CHUNK = 1 << 20
+_MAX_MANIFEST = 1 << 30
+"""Bytes: some millions of artifacts."""
+
+
+class BundleReader:
+    """One bundle. `check` it first."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        with self._reporting():
+            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        size = os.fstat(self._fd).st_size
+        self._whole = BundleFile(self._fd, size)
+        self._file = BundleFile(self._fd, max(size - SEAL_SIZE, 0))
+        self._pack = PackReader(self._file, os.path.basename(path))
+        self.header = Header("", ())
+        """What it is of; known once it is checked."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._fd)
+
+    def check(self, progress: Progress | None = None) -> None:
+        """Read every byte, and compare it with its digest.
+
+        Raises:
+            IntegrityError: it is damaged, cut short, or holds what no export makes.
+            StoreFormatError: a newer kstore made it.
+        """
+        try:
+            with self._reporting():
+                self.header = load_header(lambda offset, length: self._file.get("", offset, length))
+                self._check_seal()
+                self._check_contents()
+                self._check_blobs(progress or Progress())
+        except StoreFormatError as error:
+            raise StoreFormatError(f"{self.path} cannot be imported: {error}") from error
+        except (IntegrityError, MemoryError) as error:
+            raise IntegrityError(
+                f"{self.path} is no bundle, or a damaged one: {error}; copy it again, or export it anew"
+            ) from error
+
+    def manifest(self, content: Content) -> Manifest:
+        """What the bundle holds of one scope.
+
+        Raises:
+            IntegrityError: it is missing, or holds what no commit makes.
+        """
+        if content.size > _MAX_MANIFEST:
+            raise IntegrityError(f"a manifest declares {content.size} bytes")
+        for _, data in self.fetch({content.manifest: content.size}):
+            manifest = Manifest.load(bytes(data))
+            check_manifest(manifest)
+            return manifest
+        raise IntegrityError(f"the manifest of {content.scope} is missing")
+
+    def fetch(self, wanted: Mapping[bytes, int]) -> Iterator[tuple[bytes, memoryview]]:
+        """Yield (digest, bytes) of the blobs that are wanted, by digest and size, in the order of the file."""
+        with self._reporting():
+            yield from self._pack.fetch(wanted)
+
+    @contextmanager
+    def _reporting(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise StoreUnavailable(f"cannot read {self.path}: {error.strerror}") from error
+
+    def _check_seal(self) -> None:
+        found = blake3()
+        for offset in range(0, self._file.size, _CHUNK):
+            found.update(self._file.get("", offset, _CHUNK))
+        if self._whole.get("", self._file.size, SEAL_SIZE) != seal(found.digest()):
+            raise IntegrityError("its bytes are not what it was sealed with")
+
+    def _check_contents(self) -> None:
+        """The index names what the manifests need, each once and with one size, and nothing else."""
+        needed: dict[bytes, int] = {}
+        for content in self.header.contents:
+            _add(needed, content.manifest, content.size)
+            for entry in self.manifest(content).entries():
+                _add(needed, entry.digest, entry.size)
+        index = self._pack.index
+        if len(index.digests) != len(needed) or index.sizes_by_digest() != needed:
+            raise IntegrityError("its index does not name what its manifests need")
+
+    def _check_blobs(self, progress: Progress) -> None:
+        progress.total, progress.done = len(self._pack.index.digests), 0
+        for _ in self.fetch(self._pack.index.sizes_by_digest()):
+            progress.done += 1
+        if progress.done != progress.total:
+            raise IntegrityError(f"{progress.total - progress.done} blobs are not what their digests say")
+
+
+def _add(needed: dict[bytes, int], digest: bytes, size: int) -> None:
+    if needed.setdefault(digest, size) != size:
+        raise IntegrityError(f"blob {digest.hex()} has two sizes")

@@ -1,0 +1,85 @@
+"""What is whole of a bundle that a killed export left: its header and its frames, up to the first that is not."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import IO
+
+import zstandard
+
+from kstore.blobs.packindex import Frame, PackIndex
+from kstore.blobs.packreader import PackReader
+from kstore.bundles.bundlefile import BundleFile
+from kstore.errors import IntegrityError
+
+_FRAME_HEADER = 18
+"""Bytes, at most."""
+_BLOCK_HEADER = 3
+_RUN, _RESERVED = 1, 3
+_CHECKSUM = 4
+
+
+def recover(file: IO[bytes], header: bytes, planned: Sequence[tuple[bytes, int]]) -> tuple[int, PackIndex]:
+    """How many bytes of `file` are as a bundle with this header and these blobs (digests and sizes) has them, and
+    which blobs those are. 0 if it is of something else.
+    """
+    bundle = BundleFile(file.fileno(), os.fstat(file.fileno()).st_size)
+    begun = PackIndex()
+    if bundle.get("", 0, len(header)) != header:
+        return 0, begun
+    end = len(header)
+    while frame := _next_frame(bundle, end, planned[len(begun.digests) :]):
+        blobs = planned[len(begun.digests) : len(begun.digests) + frame.blobs]
+        if not _is_whole(bundle, frame, blobs):
+            break
+        begun.frames.append(frame)
+        begun.digests.extend(digest for digest, _ in blobs)
+        begun.sizes.extend(size for _, size in blobs)
+        end += frame.packed_size
+    return end, begun
+
+
+def _next_frame(bundle: BundleFile, offset: int, planned: Sequence[tuple[bytes, int]]) -> Frame | None:
+    """The frame at `offset`, if the next blobs are as large as it says."""
+    packed_size = frame_size(bundle, offset)
+    if not packed_size:
+        return None
+    size = zstandard.frame_content_size(bundle.get("", offset, _FRAME_HEADER))
+    count = total = 0
+    while count < len(planned) and (not count or total < size):
+        total += planned[count][1]
+        count += 1
+    return Frame(offset, packed_size, size, count) if count and total == size else None
+
+
+def _is_whole(bundle: BundleFile, frame: Frame, blobs: Sequence[tuple[bytes, int]]) -> bool:
+    index = PackIndex([frame], [digest for digest, _ in blobs], [size for _, size in blobs])
+    try:
+        found = {digest for digest, _ in PackReader(bundle, "", index).fetch(dict(blobs))}
+    except IntegrityError:
+        return False
+    return len(found) == len(blobs)
+
+
+def frame_size(bundle: BundleFile, offset: int) -> int:
+    """Bytes of the zstd frame at `offset`; 0 if it is none, or cut short.
+
+    No header tells: they are counted from block to block (RFC 8878, section 3.1.1).
+    """
+    header = bundle.get("", offset, _FRAME_HEADER)
+    try:
+        has_checksum = zstandard.get_frame_parameters(header).has_checksum
+        end = offset + zstandard.frame_header_size(header)
+    except zstandard.ZstdError:
+        return 0
+    is_last = False
+    while not is_last:
+        block = bundle.get("", end, _BLOCK_HEADER)
+        number = int.from_bytes(block, "little")
+        is_last, kind, size = bool(number & 1), number >> 1 & 3, number >> 3
+        if len(block) < _BLOCK_HEADER or kind == _RESERVED:
+            return 0
+        end += _BLOCK_HEADER + (1 if kind == _RUN else size)
+    end += _CHECKSUM if has_checksum else 0
+    return end - offset if end <= bundle.size else 0

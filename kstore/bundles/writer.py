@@ -1,0 +1,164 @@
+"""Export: one key, with all GPUs and environments that were chosen, as one file.
+
+What is written depends on the manifests alone, not on how a store holds the blobs. So a file that a killed export left
+begins as the new one would: its frames are checked, and what is whole of them stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import IO, Protocol
+
+from blake3 import blake3
+
+from kstore.blobs.batches import fetch_in_order
+from kstore.blobs.packindex import PackIndex
+from kstore.blobs.packwriter import PackWriter, Sink
+from kstore.bundles.format import Content, Header, seal
+from kstore.bundles.recovery import recover
+from kstore.digest import digest_of
+from kstore.leaning import fetch_many, standing
+from kstore.manifest import Entry, Manifest
+from kstore.operations.restore import check_manifest
+from kstore.progress import Progress
+from kstore.refs import Ref
+from kstore.snapshot import Snapshot
+from kstore.storage import Storage
+from kstore.upload import similarity
+
+_OF_THE_STORE = ("nonce", "parent")
+"""What a manifest says of the store that it is in, and not of what it holds."""
+_CHUNK = 1 << 20
+
+
+class Output(Protocol):
+    """A stream, as far as it is written to."""
+
+    def write(self, data: bytes | memoryview, /) -> object:
+        """Append `data`."""
+
+
+@dataclass(slots=True)
+class Exported:
+    """What an export wrote."""
+
+    refs: tuple[Ref, ...]
+    blobs: int = 0
+    """Different ones, the manifests included."""
+    bytes: int = 0
+    """Of the file."""
+    resumed: int = 0
+    """Bytes of it that an earlier export had written."""
+
+
+class BundleWriter:
+    """Writes generations of one key, each of another scope."""
+
+    def __init__(self, storage: Storage, snapshots: Sequence[Snapshot], progress: Progress | None = None) -> None:
+        """Raises:
+        IntegrityError: a manifest cannot be read, or holds what no commit makes.
+        """
+        self._storage = storage
+        self._refs = tuple(sorted((snapshot.ref for snapshot in snapshots), key=lambda ref: ref.scope))
+        self._progress = progress or Progress()
+        self._manifests: dict[bytes, bytes] = {}
+        contents = []
+        entries: dict[bytes, tuple[tuple[str, str, str], int]] = {}
+        for snapshot in sorted(snapshots, key=lambda snapshot: snapshot.ref.scope):
+            check_manifest(snapshot.manifest)
+            data = portable(snapshot.manifest).dump()
+            self._manifests[digest_of(data)] = data
+            contents.append(Content(snapshot.ref.scope, digest_of(data), len(data)))
+            for path, entry in _items(snapshot.manifest):
+                found = (similarity((path, entry)), entry.size)
+                entries[entry.digest] = min(entries.get(entry.digest, found), found)
+        self._header = Header(self._refs[0].scope.key, tuple(contents))
+        order = sorted(entries.items(), key=lambda item: (item[1], item[0]))
+        self._blobs = [(digest, size) for digest, (_, size) in order]
+
+    def write(self, stream: Output) -> Exported:
+        """Write all of it.
+
+        Raises:
+            IntegrityError: a blob is missing or damaged.
+        """
+        sink = _Sealed(stream)
+        header = self._header.dump()
+        sink.write(header)
+        return self._write_from(sink, len(header), PackIndex())
+
+    def resume(self, file: IO[bytes]) -> Exported:
+        """Write what is missing in `file`, or all of it if it is of something else.
+
+        Raises:
+            IntegrityError: as `write`.
+        """
+        header = self._header.dump()
+        end, begun = recover(file, header, [*self._manifest_sizes(), *self._blobs])
+        sink = _Sealed(file)
+        file.seek(0)
+        if not end:
+            return self.write(file)
+        for start in range(0, end, _CHUNK):
+            sink.hash(file.read(min(_CHUNK, end - start)))
+        file.seek(end)
+        exported = self._write_from(sink, end, begun)
+        exported.resumed = end if begun.digests else 0
+        return exported
+
+    def _write_from(self, sink: _Sealed, start: int, begun: PackIndex) -> Exported:
+        """Go on behind `start` bytes that hold the blobs of `begun`."""
+        progress, done = self._progress, len(begun.digests)
+        progress.total, progress.done = len(self._manifests) + len(self._blobs), done
+        with PackWriter(sink, begun=begun, size=start) as pack:
+            for digest, data in self._rest(done):
+                pack.add(digest, data)
+                if digest in self._manifests:
+                    pack.close_frame()
+                progress.done += 1
+                del data  # or a large blob would be held while the next one is fetched
+            pack.finish(self._header.nonce)
+            end = seal(sink.digest())
+            sink.write(end)
+            return Exported(self._refs, len(pack), pack.size + len(end))
+
+    def _rest(self, done: int) -> Iterator[tuple[bytes, bytes | memoryview]]:
+        yield from list(self._manifests.items())[done:]
+        wanted = self._blobs[max(done - len(self._manifests), 0) :]
+        yield from fetch_in_order(wanted, partial(fetch_many, self._storage, self._refs))
+
+    def _manifest_sizes(self) -> list[tuple[bytes, int]]:
+        return [(digest, len(data)) for digest, data in self._manifests.items()]
+
+
+class _Sealed:
+    """What is written, to a stream and into the digest of the whole."""
+
+    def __init__(self, stream: Sink) -> None:
+        self._stream = stream
+        self._hash = blake3()
+
+    def write(self, data: bytes | memoryview) -> None:
+        self._stream.write(data)
+        self._hash.update(data)
+
+    def hash(self, data: bytes) -> None:
+        """What is there already."""
+        self._hash.update(data)
+
+    def digest(self) -> bytes:
+        return self._hash.digest()
+
+
+def portable(manifest: Manifest) -> Manifest:
+    """The same without what is its store's: equal contents are equal bytes."""
+    manifest = standing(manifest)
+    meta = {name: value for name, value in manifest.meta.items() if name not in _OF_THE_STORE}
+    return Manifest(manifest.files, manifest.hosts, meta)
+
+
+def _items(manifest: Manifest) -> Iterator[tuple[str, Entry]]:
+    for files in (manifest.files, *manifest.hosts.values()):
+        yield from files.items()

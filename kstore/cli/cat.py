@@ -1,0 +1,92 @@
+"""`kstore cat`."""
+
+from __future__ import annotations
+
+import base64
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from kstore.cli.options import (
+    ERROR,
+    INTEGRITY,
+    MISSING,
+    Command,
+    Invocation,
+    complete_key,
+    output_options,
+    pass_invocation,
+    scope_options,
+    store_option,
+)
+from kstore.cli.words import size
+
+if TYPE_CHECKING:
+    from kstore.cli.output import Output
+    from kstore.inspect.items import Artifact
+
+_TAB = 8
+
+
+@click.command("cat", cls=Command, exit_codes=ERROR | MISSING | INTEGRITY)
+@click.argument("key", metavar="KEY[@N]", shell_complete=complete_key)
+@click.argument("path")
+@store_option
+@scope_options
+@output_options
+@pass_invocation
+def command(invocation: Invocation, key: str, path: str) -> None:
+    """Print one artifact of KEY.
+
+    \b
+    kstore cat my-model/v1 triton_poi_fused_add_3.ptx
+    kstore cat my-model/v1@3 inductor/ab/cabc….py > code.py
+
+    PATH may be the end of its path if no other ends so, or KERNEL.SUFFIX. The bytes are those in the store:
+    where Triton's list of a kernel's files holds absolute paths, they have a placeholder.
+    """
+    from kstore.inspect.artifact import find_artifact, read_artifact
+    from kstore.inspect.choice import Wanted, choose_one
+    from kstore.inspect.sides import published_side
+
+    output, store = invocation.output, invocation.store()
+    wanted = Wanted.parse(key, invocation.text("gpu"), invocation.text("environment"))
+    side = published_side(store, choose_one(store, wanted))
+    artifact = find_artifact(side, path)
+    output.detail(f"{artifact.path} of {side.scope} generation {side.generation}")
+    data = read_artifact(side, artifact)
+    if output.json:
+        output.document(_describe(artifact, data))
+    elif sys.stdout.isatty():
+        _show(output, artifact, data)
+    else:
+        output.exact(data)
+
+
+def _show(output: Output, artifact: Artifact, data: bytes) -> None:
+    """On a terminal, which the bytes of anybody's file must not steer."""
+    from kstore.errors import UsageError
+    from kstore.inspect.artifact import is_text
+
+    if not is_text(data):
+        raise UsageError(
+            f"{artifact.path} is binary, {size(len(data))}: not printed on a terminal; write it to a file with > FILE"
+        )
+    text = data.decode()
+    output.line(text.removesuffix("\n").expandtabs(_TAB))
+
+
+def _describe(artifact: Artifact, data: bytes) -> dict[str, object]:
+    from kstore.inspect.artifact import is_text
+
+    path, host, entry = artifact
+    content = {"text": data.decode()} if is_text(data) else {"base64": base64.b64encode(data).decode()}
+    return {
+        "path": path,
+        "host": host or None,
+        "bytes": len(data),
+        "digest": entry.digest.hex(),
+        "mode": f"{entry.mode:04o}",
+        **content,
+    }

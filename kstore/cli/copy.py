@@ -1,0 +1,65 @@
+"""`kstore copy`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from kstore.cli.options import (
+    ERROR,
+    INTEGRITY,
+    MISSING,
+    Command,
+    Invocation,
+    layout_option,
+    output_options,
+    pass_invocation,
+    scope_options,
+)
+
+if TYPE_CHECKING:
+    from kstore.cli.output import Output
+    from kstore.operations.copy import CopyReport
+
+
+@click.command("copy", cls=Command, exit_codes=ERROR | MISSING | INTEGRITY)
+@click.argument("source", metavar="SRC")
+@click.argument("target", metavar="DST")
+@click.argument("keys", metavar="[KEY]...", nargs=-1)
+@scope_options
+@layout_option
+@output_options
+@pass_invocation
+def command(invocation: Invocation, source: str, target: str, keys: tuple[str, ...]) -> int:
+    """Copy the newest generations of all keys, or of each KEY, between two stores.
+
+    Only files that DST lacks are moved. They are merged with what DST has published, of which nothing is lost. A key
+    that was forgotten or quarantined in DST stays so, unless it is named.
+    """
+    from kstore.operations.copy import copy_keys
+    from kstore.store import Store
+
+    output = invocation.output
+    layout, gpu, environment = (invocation.settings.get(name) for name in ("layout", "gpu", "environment"))
+    to = Store(target, layout=layout)  # type: ignore[arg-type]
+    with output.working(f"copying {source} to {target}", to.progress):
+        report = copy_keys(Store(source), to, keys, gpu=gpu, environment=environment)  # type: ignore[arg-type]
+    for reason in report.damaged:
+        output.warn(reason)
+    if output.json:
+        output.document(report.as_json())
+    else:
+        _tell(output, report)
+    return 4 if report.damaged else 0
+
+
+def _tell(output: Output, report: CopyReport) -> None:
+    from kstore.cli.sentences import brought_in
+
+    for brought in report.scopes:
+        output.summary(brought_in("copied", brought))
+    for scope in report.withdrawn:
+        output.summary(f"{scope} was forgotten or quarantined in {report.target}, and stays so unless it is named")
+    if not report.scopes and not report.withdrawn:
+        output.say(f"{report.source} has nothing to copy")

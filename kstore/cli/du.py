@@ -1,0 +1,101 @@
+"""`kstore du`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+from kstore.cli.columns import Column
+from kstore.cli.options import (
+    ERROR,
+    INTEGRITY,
+    MISSING,
+    Command,
+    Invocation,
+    complete_key,
+    output_options,
+    pass_invocation,
+    store_option,
+)
+from kstore.cli.words import amount, size
+
+if TYPE_CHECKING:
+    from kstore.cli.output import Output
+    from kstore.stats.usage import Held, Usage
+
+_COLUMNS = (
+    Column("KEY", floor=12, last_resort=True),
+    Column("GENS", right=True),
+    Column("FILES' SIZE", right=True),
+    Column("UNIQUE", right=True),
+    Column("STORED", right=True),
+    Column("ALONE", right=True),
+    Column("SHARED", right=True),
+    Column("FRAMES", right=True),
+)
+
+
+@click.command("du", cls=Command, exit_codes=ERROR | MISSING | INTEGRITY)
+@click.argument("key", default="", shell_complete=complete_key)
+@store_option
+@output_options
+@pass_invocation
+def command(invocation: Invocation, key: str) -> int:
+    """Show whose bytes the store holds, and what each key alone would free.
+
+    ALONE is what `kstore forget KEY` and then gc free, in the end; SHARED stays, for other keys or a pinned
+    generation need it. A pack is deleted whole: FRAMES are the parts of shared packs that only this key needs, and
+    come free if gc rewrites the pack. All of a key's GPUs, environments and generations are counted. Every manifest
+    is read, for one KEY too.
+    """
+    from kstore.errors import MissError
+    from kstore.stats.usage import usage_of
+    from kstore.storage import reporting_trouble
+
+    output, store = invocation.output, invocation.store()
+    with output.working("reading the store", store.progress), reporting_trouble(store.location, "read"):
+        store.storage.open()
+        usage = usage_of(store.storage, lambda scope: scope.key, progress=store.progress)
+    if key and key not in usage.groups:
+        raise MissError(f"nothing is published for {key}; `kstore ls` lists what is")
+    rows = {name: held for name, held in usage.groups.items() if key in ("", name)}
+    for trouble in usage.unreadable:
+        output.warn(f"cannot be read, and is not counted: {trouble}")
+    if output.json:
+        output.document(_document(store.location, usage, rows))
+    else:
+        _tell(output, usage, rows)
+    return 4 if usage.unreadable else 0
+
+
+def _document(location: str, usage: Usage[str], rows: dict[str, Held]) -> dict[str, object]:
+    return {
+        "store": location,
+        "keys": [{"key": key, **asdict(held), "shared": held.shared} for key, held in rows.items()],
+        "total": {**asdict(usage.whole), "shared": usage.whole.shared, "dead_frames": usage.dead_frames},
+        "objects": asdict(usage.objects),
+        "unneeded": asdict(usage.unneeded),
+        "unreadable": usage.unreadable,
+    }
+
+
+def _tell(output: Output, usage: Usage[str], rows: dict[str, Held]) -> None:
+    if rows:
+        by_size = sorted(rows.items(), key=lambda item: -item[1].alone)
+        output.table(_COLUMNS, [_row(key, held) for key, held in by_size])
+        output.line()
+    whole = usage.whole
+    output.summary(f"needed: {size(whole.stored)}, of which {size(whole.shared)} are shared between keys or pinned")
+    if usage.dead_frames:
+        output.summary(f"in packs that are needed, of no use: {size(usage.dead_frames)}")
+    if usage.unneeded.files:
+        unneeded = amount(usage.unneeded.files, usage.unneeded.bytes)
+        output.summary(f"needed by none: {unneeded}; gc deletes them")
+    output.summary(f"in the store: {amount(usage.objects.files, usage.objects.bytes)}")
+
+
+def _row(key: str, held: Held) -> tuple[str, ...]:
+    sizes = (held.artifacts, held.unique, held.stored, held.alone, held.shared, held.frames)
+    return (key, str(held.generations), *map(size, sizes))

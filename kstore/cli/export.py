@@ -1,0 +1,211 @@
+"""`kstore export`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from typing import IO, TYPE_CHECKING, Any
+
+import click
+
+from kstore.cli.options import (
+    ERROR,
+    INTEGRITY,
+    MISSING,
+    Command,
+    Invocation,
+    complete_key,
+    output_options,
+    pass_invocation,
+    scope_options,
+    store_option,
+)
+from kstore.cli.words import amount, size
+from kstore.errors import MissError, UsageError
+
+if TYPE_CHECKING:
+    from kstore.bundles.writer import Exported
+    from kstore.cli.output import Output
+    from kstore.refs import Ref
+    from kstore.report import LeftOut
+    from kstore.store import Store
+
+    _LeftOut = Sequence[str | LeftOut]
+
+_STDOUT = "-"
+_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """How a generation is written."""
+
+    suffixes: tuple[str, ...]
+    """A file whose name ends so is of this format."""
+    writer: str = ""
+    """`module:function`, imported when it is chosen: (store, ref, stream) → what was left out. Empty for a bundle,
+    which may hold several generations."""
+    takes: tuple[str, ...] = ()
+    """The options, `under` or `host`, that the function has as arguments."""
+    by_kind: bool = False
+    """What it leaves out is given by kind, as `LeftOut`s, and not by path."""
+
+
+_ARCHIVES = "kstore.bundles.archives"
+FORMATS = {
+    "kstore": Format((".kstore",)),
+    "tar": Format((".tar",), f"{_ARCHIVES}:export_tar", ("under", "host")),
+    "tar.zst": Format((".tar.zst", ".tzst"), f"{_ARCHIVES}:export_compressed_tar", ("under", "host")),
+    "zip": Format((".zip",), f"{_ARCHIVES}:export_zip", ("under", "host")),
+    "megacache": Format((".megacache",), "kstore.integrations.megacache:export", by_kind=True),
+}
+
+
+@click.command("export", cls=Command, exit_codes=ERROR | MISSING | INTEGRITY)
+@click.argument("key", metavar="KEY[@GENERATION]", shell_complete=complete_key)
+@click.option("-o", "path", metavar="FILE", required=True, help="Where to; - is stdout.")
+@click.option("--format", "name", type=click.Choice(list(FORMATS)), help="What FILE's name ends in, by default.")
+@click.option("--under", metavar="DIR", help="Where an archive is to be unpacked; else the cache root it was built in.")
+@click.option("--host", metavar="HOST", help="Whose C++ objects an archive has; none by default.")
+@store_option
+@scope_options
+@output_options
+@pass_invocation
+def command(invocation: Invocation, key: str, path: str, name: str | None, under: str | None, host: str | None) -> None:
+    """Write KEY to a file.
+
+    A bundle (.kstore) is for `kstore import` into another store. It holds the newest generation of each GPU and
+    environment, or of the one that is named. An archive (.tar, .tar.zst, .zip) has the files of one as they are below a
+    cache root, for programs that know nothing of kstore. A mega-cache (.megacache) is what
+    torch.compiler.load_cache_artifacts takes: it needs torch, and what it cannot hold is named.
+
+    All of these are code: whoever loads them runs what whoever published KEY has built. A mega-cache is pickled data.
+    """
+    output, store = invocation.output, invocation.store()
+    name = name or _format_of(path)
+    options = {option: value for option, value in (("under", under), ("host", host)) if value is not None}
+    for option in options.keys() - set(FORMATS[name].takes):
+        raise UsageError(f"--{option} is not for the format {name}")
+    output.stdout_is_lent = _is_stdout(path)
+    refs = _choose(store, key, invocation.settings)
+    left_out: _LeftOut = ()
+    with output.working(f"exporting {key}", store.progress):
+        if FORMATS[name].writer:
+            exported, left_out = _export_one(store, refs, path, FORMATS[name], options)
+        else:
+            exported = _export_bundle(store, refs, path)
+    _tell(output, store, path, name, exported, left_out)
+
+
+def _format_of(path: str) -> str:
+    for name, found in FORMATS.items():
+        if path.endswith(found.suffixes):
+            return name
+    raise UsageError(f"the name {path!r} says no format; choose one with --format: {', '.join(FORMATS)}")
+
+
+def _is_stdout(path: str) -> bool:
+    """Also as /dev/stdout."""
+    with suppress(OSError):
+        return path == _STDOUT or os.path.samestat(os.stat(path), os.fstat(1))
+    return False
+
+
+def _choose(store: Store, key: str, settings: dict[str, Any]) -> list[Ref]:
+    """The generations that are meant, each of another scope."""
+    from kstore.operations.copy import newest_live
+    from kstore.scope import check_key
+    from kstore.storage import reporting_trouble
+
+    key, at, number = key.partition("@")
+    if at and not (number.isascii() and number.isdecimal()):
+        raise UsageError(f"{number!r} is no generation; `kstore show {key}` lists them")
+    gpu, environment = settings["gpu"], settings["environment"]
+    scopes = [s for s in store.scopes(check_key(key)) if gpu in (None, s.gpu) and environment in (None, s.environment)]
+    with reporting_trouble(store.location, "read"):
+        if at and scopes:
+            return [store.storage.refs.get(_only(scopes, scopes), int(number))]
+        snapshots = [newest_live(store.storage, scope) for scope in sorted(scopes)]
+    refs = [snapshot.ref for snapshot in snapshots if snapshot]
+    if not refs:
+        raise MissError(f"{store.location} has nothing under {key}; `kstore ls` lists what it has")
+    return refs
+
+
+def _only(of: Sequence[Any], scopes: Sequence[Any]) -> Any:
+    """The one there is."""
+    from kstore.errors import AmbiguousScopeError
+
+    if len(of) > 1:
+        choices = "; ".join(f"--gpu {scope.gpu} --environment {scope.environment}" for scope in scopes)
+        raise AmbiguousScopeError(f"{scopes[0].key} has been committed under several scopes; choose: {choices}")
+    return of[0]
+
+
+def _export_bundle(store: Store, refs: list[Ref], path: str) -> Exported:
+    from kstore.bundles.writer import BundleWriter
+
+    writer = BundleWriter(store.storage, [store.snapshot(ref) for ref in refs], store.progress)
+    with _opened(path, resumable=True) as file:
+        return writer.resume(file) if file.readable() else writer.write(file)
+
+
+def _export_one(
+    store: Store, refs: list[Ref], path: str, chosen: Format, options: dict[str, str]
+) -> tuple[Exported, _LeftOut]:
+    from kstore.bundles.writer import Exported
+
+    ref = _only(refs, [ref.scope for ref in refs])
+    module, _, function = chosen.writer.partition(":")
+    write: Callable[..., _LeftOut] = getattr(import_module(module), function)
+    with _opened(path, resumable=False) as file:
+        left_out = write(store, ref, file, **options)
+    return Exported((ref,), bytes=os.path.getsize(path) if os.path.isfile(path) else 0), left_out
+
+
+def _opened(path: str, *, resumable: bool) -> AbstractContextManager[IO[bytes]]:
+    from kstore.bundles.partial import finished_as
+
+    return nullcontext(sys.stdout.buffer) if path == _STDOUT else finished_as(path, resumable=resumable)
+
+
+def _tell(output: Output, store: Store, path: str, name: str, exported: Exported, left_out: _LeftOut) -> None:
+    shown = len(left_out) if output.verbosity > 0 or FORMATS[name].by_kind else _SHOWN
+    for what in left_out[:shown]:
+        output.warn(f"left out {_text(what)}")
+    if len(left_out) > shown:
+        output.warn(f"left out {len(left_out) - shown} more; -v names them")
+    if output.json:
+        output.document(_describe(store, path, name, exported, left_out))
+        return
+    tell = output.say if output.stdout_is_lent else output.summary
+    if exported.resumed:
+        tell(f"went on with {path}.partial, of which {size(exported.resumed)} were whole")
+    for ref in exported.refs:
+        tell(f"exported {ref.scope} generation {ref.generation}: {amount(ref.files, ref.size)}")
+    if exported.bytes:
+        tell(f"{path} has {size(exported.bytes)}")
+
+
+def _text(left_out: str | LeftOut) -> str:
+    from kstore.cli.sentences import not_held
+
+    return left_out if isinstance(left_out, str) else not_held(left_out)
+
+
+def _describe(store: Store, path: str, name: str, exported: Exported, left_out: _LeftOut) -> dict[str, Any]:
+    kinds = [asdict(what) for what in left_out if not isinstance(what, str)]
+    return {
+        "store": store.location,
+        "file": path,
+        "format": name,
+        "bytes": exported.bytes,
+        "resumed": exported.resumed,
+        "exported": [ref.describe() for ref in exported.refs],
+        "left_out": [_text(what) for what in left_out],
+        "left_out_kinds": kinds,
+    }

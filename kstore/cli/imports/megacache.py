@@ -1,0 +1,60 @@
+"""`kstore import megacache`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import BinaryIO
+
+import click
+
+from kstore.cli.options import (
+    ERROR,
+    INTEGRITY,
+    TIMEOUT,
+    Command,
+    Invocation,
+    key_argument,
+    layout_option,
+    output_options,
+    pass_invocation,
+    scope_options,
+    store_option,
+)
+from kstore.cli.words import files
+
+
+@click.command("megacache", cls=Command, exit_codes=ERROR | INTEGRITY | TIMEOUT)
+@click.argument("file", type=click.File("rb"))
+@key_argument
+@store_option
+@scope_options
+@layout_option
+@output_options
+@pass_invocation
+def command(invocation: Invocation, file: BinaryIO, key: str) -> None:
+    """Publish under KEY what torch.compiler.save_cache_artifacts wrote to FILE.
+
+    What is published already stays, and what FILE has for the same graphs is not needed then. FILE is `-` for
+    standard input. Needs torch.
+
+    A mega-cache is pickled data: whoever restores KEY runs the code of whoever wrote FILE. Nothing of it runs now.
+    """
+    from kstore.cli.sentences import committed, not_held, tell_trouble
+    from kstore.integrations.megacache import bring_in
+
+    output, store = invocation.output, invocation.store()
+    with output.working(f"importing {file.name}"):
+        imported = bring_in(store, file.read(), key)
+    tell_trouble(output, imported.committed)
+    if output.json:
+        output.document(
+            imported.committed.as_json()
+            | {"entries": dict(imported.entries), "left_out": [asdict(left) for left in imported.left_out]}
+        )
+        return
+    for left in imported.left_out:
+        output.warn(f"left out {not_held(left)}")
+    output.summary(committed(imported.committed))
+    output.say("it held " + ", ".join(f"{count} {kind}" for kind, count in imported.entries.items()))
+    if imported.committed.declined:
+        output.say(f"{files(imported.committed.declined)} answer what others answer that are published, which stay")

@@ -1,0 +1,47 @@
+"""`kstore report`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from kstore.cli.options import ERROR, INTEGRITY, Command, Invocation, output_options, pass_invocation, store_option
+from kstore.cli.words import plural, size
+
+
+@click.command("report", cls=Command, exit_codes=ERROR | INTEGRITY)
+@click.option(
+    "-o", "--output", "path", metavar="FILE", default="report.html", show_default=True, help="Where to write it."
+)
+@store_option
+@output_options
+@pass_invocation
+def command(invocation: Invocation, path: str) -> int:
+    """Write all that is known of the store's use as one HTML page.
+
+    Bytes by GPU, key and component, what keys share, growth, the slowest restores, environments, and what gc would
+    remove. The page needs no network, and can be sent to others: it holds the names of keys, users and hosts. Every
+    manifest is read. Needs plotly: pip install 'kstore[report]'.
+    """
+    from kstore.htmlreport.facts import collect_facts
+    from kstore.htmlreport.page import make_page
+    from kstore.settings import Mode
+    from kstore.storage import reporting_trouble
+
+    output, store = invocation.output, invocation.store()
+    with output.working("reading the store", store.progress):
+        candidates = None if store.settings.mode is Mode.READ else store.gc(dry_run=True)
+        with reporting_trouble(store.location, "read"):
+            store.storage.open()
+            facts = collect_facts(store.storage, candidates, store.progress)
+        page = make_page(facts).encode()
+    Path(path).write_bytes(page)
+    for trouble in facts["unreadable"]:
+        output.warn(f"cannot be read, and is not counted: {trouble}")
+    keys = len({row["key"] for row in facts["keys"]})
+    if output.json:
+        output.document({"store": store.location, "file": path, "bytes": len(page), "keys": keys})
+    else:
+        output.summary(f"{path}: {plural(keys, 'key')}, {size(len(page))}")
+    return 4 if facts["unreadable"] else 0

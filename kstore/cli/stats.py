@@ -1,0 +1,145 @@
+"""`kstore stats`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import click
+
+from kstore.cli.columns import Column
+from kstore.cli.options import (
+    ERROR,
+    INTEGRITY,
+    MISSING,
+    Command,
+    Invocation,
+    complete_key,
+    output_options,
+    pass_invocation,
+    store_option,
+)
+from kstore.cli.words import age, duration, plural, size
+
+if TYPE_CHECKING:
+    from kstore.cli.output import Output
+    from kstore.stats.overview import Commits, Overview, Row, Shelf
+    from kstore.stats.totals import Totals
+
+_COLUMNS = (
+    Column("KEY", floor=12, last_resort=True),
+    Column("GPU", floor=9),
+    Column("HITS", right=True),
+    Column("MISSES", right=True),
+    Column("GENS", right=True),
+    Column("FILES' SIZE", right=True),
+    Column("STORED", right=True),
+    Column("RESTORE", right=True),
+    Column("COMMIT", right=True),
+)
+
+
+@click.command("stats", cls=Command, exit_codes=ERROR | MISSING | INTEGRITY)
+@click.argument("key", default="", shell_complete=complete_key)
+@click.option("--prometheus", is_flag=True, help="In the text format of Prometheus.")
+@store_option
+@output_options
+@pass_invocation
+def command(invocation: Invocation, key: str, prometheus: bool) -> int:
+    """Show hits, misses, bytes and times, by key.
+
+    Of KEY, or of every key, with each GPU in a row of its own. Restores are counted as workers say what they did,
+    which those with the mode `read` do not; RESTORE and COMMIT are what one takes on average. To know what is
+    stored, every manifest is read.
+    """
+    from kstore.errors import MissError, UsageError
+    from kstore.stats.overview import overview
+    from kstore.stats.prometheus import as_prometheus
+    from kstore.storage import reporting_trouble
+
+    output, store = invocation.output, invocation.store()
+    if prometheus and output.json:
+        raise UsageError("--prometheus and --json exclude each other")
+    with output.working("reading the store", store.progress), reporting_trouble(store.location, "read"):
+        store.storage.open()
+        found = overview(store.storage, key or None, store.progress)
+    if key and not found.rows:
+        raise MissError(f"{store.location} knows nothing of {key}; `kstore ls` lists what it has")
+    for trouble in found.unreadable:
+        output.warn(f"cannot be read, and is not counted: {trouble}")
+    if output.json:
+        output.document(found.as_json())
+    elif prometheus:
+        output.exact(as_prometheus(found).encode())
+    else:
+        _tell(output, found)
+    return 4 if found.unreadable else 0
+
+
+def _tell(output: Output, found: Overview) -> None:
+    for name, value in _facts(found):
+        output.line(f"{name:<13} {value}")
+    if found.rows:
+        output.line()
+        output.table(_COLUMNS, [_row(shelf, row) for shelf, row in found.rows.items()])
+
+
+def _facts(found: Overview) -> Iterator[tuple[str, str]]:
+    restores, held = found.whole.restores, found.whole.held
+    yield "store", found.store
+    yield "keys", f"{len({shelf.key for shelf in found.rows})}, of {plural(len({s.gpu for s in found.rows}), 'GPU')}"
+    yield "restores", _restores(restores)
+    if restores.left_out:
+        yield "left out", plural(restores.left_out, "file")
+    yield "restore time", _restore_time(restores) or "-"
+    yield "commit time", _commit_time(found.whole.commits)
+    yield "generations", str(held.generations)
+    yield "files' size", f"{size(held.artifacts)} in all of these generations"
+    yield "deduplicated", f"-{size(held.deduplicated)}"
+    yield "manifests", f"+{size(held.manifests)}"
+    yield "compressed", f"{'-' if held.compressed >= 0 else '+'}{size(abs(held.compressed))}"
+    yield "stored", size(held.stored)
+
+
+def _restores(restores: Totals) -> str:
+    from kstore.report import RestoreStatus
+
+    if not restores.restores:
+        return "none counted"
+    hits, seeded, misses = restores.hits, restores.count(RestoreStatus.SEEDED), restores.count(RestoreStatus.MISS)
+    rate = f"{100 * hits / restores.restores:.1f} % hits"
+    return f"{restores.restores} in {age(restores.since)}: {hits} hits, {misses} misses, {seeded} seeded; {rate}"
+
+
+def _restore_time(restores: Totals) -> str:
+    from kstore.report import RestoreStatus
+
+    timing = restores.timings.get(RestoreStatus.RESTORED)
+    if timing is None:
+        return ""
+    least, most = duration(timing.least), duration(timing.most)
+    return f"{duration(timing.seconds / timing.count)} on average, {least} to {most}"
+
+
+def _commit_time(commits: Commits) -> str:
+    if not commits.timed:
+        return "-"
+    mean = duration(commits.seconds / commits.timed)
+    return f"{mean} on average, {duration(commits.most)} at most; {size(commits.uploaded)} uploaded"
+
+
+def _row(shelf: Shelf, row: Row) -> tuple[str, ...]:
+    from kstore.report import RestoreStatus
+
+    timing, commits = row.restores.timings.get(RestoreStatus.RESTORED), row.commits
+    return (
+        shelf.key,
+        shelf.gpu,
+        str(row.restores.hits),
+        str(row.restores.count(RestoreStatus.MISS)),
+        str(row.held.generations),
+        size(row.held.artifacts),
+        size(row.held.stored),
+        duration(timing.seconds / timing.count) if timing else "-",
+        duration(commits.seconds / commits.timed) if commits.timed else "-",
+    )

@@ -1,0 +1,138 @@
+"""What a report shows, as plain data. All text in it comes from a store, and may be anything."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from kstore import __version__
+from kstore.gc import GcReport
+from kstore.progress import Progress
+from kstore.report import RestoreStatus, count_components
+from kstore.scope import Scope
+from kstore.stats.overview import Overview, Shelf, overview_with, restores_of
+from kstore.stats.pages import read_misses
+from kstore.stats.totals import Sample
+from kstore.stats.usage import Accounts, Holding, holdings
+from kstore.storage import Storage
+
+COMPARED = 40
+"""Shelves in the table of what is shared: the largest ones."""
+_MOST_FACTS = 24
+_LONGEST = 200
+"""Characters of a text."""
+
+Table = dict[str, Any]
+
+
+@dataclass(slots=True)
+class _Kept:
+    """What is shown of one scope."""
+
+    generations: list[Table] = field(default_factory=list)
+    """Oldest first."""
+    facts: Mapping[str, str] = field(default_factory=dict)
+    hosts: int = 0
+
+    def add(self, holding: Holding) -> None:
+        ref, manifest = holding.ref, holding.manifest
+        files = (item for held in (manifest.files, *manifest.hosts.values()) for item in held.items())
+        components = {_short(name): [count.files, count.bytes] for name, count in count_components(files).items()}
+        self.generations.append({
+            "number": ref.generation, "created": ref.created if math.isfinite(ref.created) else 0.0,
+            "creator": _short(ref.creator), "state": ref.state,
+            "pinned": holding.is_pinned, "components": components,
+            "effort": asdict(ref.effort) if ref.effort else None,
+        })  # fmt: skip
+        self.facts, self.hosts = _facts(manifest.meta) or self.facts, len(manifest.hosts)
+
+
+def collect_facts(storage: Storage, candidates: GcReport | None, progress: Progress | None = None) -> Table:
+    """Read all that a report shows; what gc would do is given, or None if nobody may ask it.
+
+    Raises:
+        OSError: the store cannot be read.
+    """
+    kept: dict[Scope, _Kept] = {}
+    with Accounts(storage, Shelf.of) as accounts:
+        for holding in holdings(storage, storage.refs.scopes(), accounts.usage.unreadable, progress):
+            kept.setdefault(holding.ref.scope, _Kept()).add(holding)
+            accounts.add(holding)
+        usage = accounts.finish()
+        largest = sorted(usage.groups, key=lambda shelf: -usage.groups[shelf].unique)[:COMPARED]
+        sharing = _sharing(accounts, largest)
+    found = overview_with(storage, usage, kept)
+    return {
+        "store": found.store,
+        "made": time.time(),
+        "version": __version__,
+        "total": {**found.whole.as_json(), "alone": usage.whole.alone, "unneeded": usage.unneeded.bytes},
+        "keys": _keys(found),
+        "scopes": [{**_name(scope), **asdict(one)} for scope, one in kept.items()],
+        "sharing": {"keys": [shelf._asdict() for shelf in largest], "pairs": sharing},
+        "restores": _restores(storage, kept),
+        "gc": _candidates(candidates) if candidates else None,
+        "unreadable": [_short(text) for text in usage.unreadable],
+    }
+
+
+def _keys(found: Overview) -> list[Table]:
+    return [
+        {
+            **shelf._asdict(), "hits": row.restores.hits, "misses": row.restores.count(RestoreStatus.MISS),
+            "seeded": row.restores.count(RestoreStatus.SEEDED), "stored": row.held.stored, "alone": row.held.alone,
+        }
+        for shelf, row in found.rows.items()
+    ]  # fmt: skip
+
+
+def _sharing(accounts: Accounts[Shelf], shelves: Iterable[Shelf]) -> list[list[Any]]:
+    """[row, column, component, bytes]: what two shelves both have, and what each has, where row and column are one."""
+    numbers = {shelf: number for number, shelf in enumerate(shelves)}
+    pairs: Counter[tuple[int, int, str]] = Counter()
+    for groups, component, size in accounts.blobs():
+        having = sorted(numbers[shelf] for shelf in groups if shelf in numbers)
+        for position, row in enumerate(having):
+            for column in having[position:]:
+                pairs[row, column, component] += size
+    return [[row, column, _short(component), size] for (row, column, component), size in pairs.items()]
+
+
+def _restores(storage: Storage, scopes: Iterable[Scope]) -> list[Table]:
+    """The slowest restores that are known of each scope, the slowest of all first."""
+    misses = read_misses(storage.backend)
+    found = [(scope, sample) for scope in scopes for sample in restores_of(storage, scope, misses).slowest]
+    found.sort(key=lambda item: -item[1].seconds)
+    return [{**_name(scope), **_sample(sample)} for scope, sample in found]
+
+
+def _sample(sample: Sample) -> Table:
+    return {name: _short(value) if isinstance(value, str) else value for name, value in asdict(sample).items()}
+
+
+def _candidates(report: GcReport) -> Table:
+    rows = [
+        {**_name(d.scope), "number": d.generation.number, "why": str(d.why)} for d in report.decisions if not d.stays
+    ]
+    return {"rows": rows, "deleted": report.deleted.bytes, "condemned": report.condemned.bytes,
+            "waiting": report.waiting.bytes, "grace": report.grace}  # fmt: skip
+
+
+def _name(scope: Scope) -> Table:
+    return {"gpu": scope.gpu, "key": scope.key, "environment": scope.environment}
+
+
+def _facts(meta: Mapping[str, Any]) -> dict[str, str]:
+    environment = meta.get("environment")
+    if not isinstance(environment, dict):
+        return {}
+    return {_short(str(name)): _short(str(value)) for name, value in list(environment.items())[:_MOST_FACTS]}
+
+
+def _short(text: str) -> str:
+    """Without halves of characters, which no file can hold."""
+    return text[:_LONGEST].encode("utf-8", "replace").decode()

@@ -1,0 +1,65 @@
+"""One HTML file with everything in it: data, style, and scripts.
+
+The browser is told to run these two scripts and no other, and to load nothing: what a store holds may have been
+written to be run in it. The data is in an element that is not run, without a character that could end it.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping
+from html import escape
+from importlib import import_module
+from importlib.resources import files
+from typing import Any
+
+from kstore.errors import KstoreError
+
+_UNSAFE = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
+
+
+def make_page(facts: Mapping[str, Any]) -> str:
+    """The page that shows what `collect_facts` has found.
+
+    Raises:
+        KstoreError: plotly is not installed.
+    """
+    plotly, own = _script(_plotly()), _script(_read("report.js"))
+    policy = f"default-src 'none'; script-src {_hash(plotly)} {_hash(own)}; style-src 'unsafe-inline'; img-src data:"
+    return "".join((
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n',
+        f'<meta http-equiv="Content-Security-Policy" content="{escape(policy)}">\n',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n',
+        '<meta name="color-scheme" content="light dark">\n<link rel="icon" href="data:,">\n',
+        f"<title>kstore: {escape(str(facts['store']))}</title>\n",
+        f"<style>\n{_read('report.css')}</style>\n</head>\n<body>\n{_read('report.html')}",
+        f'<script type="application/json" id="facts">{_data(facts)}</script>\n',
+        f"<script>{plotly}</script>\n<script>{own}</script>\n</body>\n</html>\n",
+    ))  # fmt: skip
+
+
+def _data(facts: Mapping[str, Any]) -> str:
+    return json.dumps(facts, allow_nan=False, separators=(",", ":")).translate(_UNSAFE)
+
+
+def _plotly() -> str:
+    try:
+        script: str = import_module("plotly.offline").get_plotlyjs()
+    except ImportError as error:
+        raise KstoreError(f"a report needs plotly ({error}): pip install 'kstore[report]'") from error
+    return script
+
+
+def _script(text: str) -> str:
+    """As it can stand in a page: with the line ends that a browser makes of others, and nothing that ends it."""
+    return text.replace("\r\n", "\n").replace("\r", "\n").replace("</script", "<\\/script").replace("<!--", "<\\!--")
+
+
+def _hash(script: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+
+
+def _read(name: str) -> str:
+    return files("kstore.htmlreport").joinpath(name).read_text(encoding="utf-8")

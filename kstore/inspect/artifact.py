@@ -1,0 +1,110 @@
+"""Finds one artifact of a side by its path, the end of its path, or its kernel's name; and makes text of it."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterator
+
+from kstore.environment import detect_host
+from kstore.errors import IntegrityError, MissError, UsageError
+from kstore.inspect.contents import read_contents
+from kstore.inspect.items import Artifact, items_of
+from kstore.inspect.kinds import Kind
+from kstore.inspect.sides import Side
+
+MAX_COMPARED = 8 << 20
+"""Bytes: a larger text is not compared line by line."""
+_SHOWN = 8
+_NAMED = {Kind.TRITON_KERNEL, Kind.CPP_KERNEL, Kind.GENERATED_CODE, Kind.AUTOTUNE}
+_JSON = (".json", ".best_config")
+
+
+def find_artifact(side: Side, text: str) -> Artifact:
+    """The artifact whose path is `text`, or ends so; or the file of a kernel: `cpp_fused_add_0.main.cpp`.
+
+    Of one path's versions for several hosts it is this host's.
+
+    Raises:
+        MissError: there is none.
+        UsageError: there are several.
+    """
+    found = _by_path(side, text) or _by_kernel(side, text)
+    if not found:
+        raise MissError(f"{side.label} has no artifact {text!r}; `kstore diff --name-only` and --json name them")
+    paths = sorted({artifact.path for artifact in found})
+    if len(paths) > 1:
+        raise UsageError(f"{text!r} could be any of {_listed(paths)} in {side.label}; say more of it")
+    return found[0] if len(found) == 1 else _of_host(found)
+
+
+def read_artifact(side: Side, artifact: Artifact) -> bytes:
+    """Its bytes as they are stored: absolute paths of a relocated file are placeholders.
+
+    Raises:
+        IntegrityError: they are missing or damaged.
+    """
+    for _, data in side.fetch({artifact.entry.digest: artifact.entry.size}):
+        return data
+    raise IntegrityError(f"{artifact.path} of {side.label} is missing or damaged; `kstore verify` says more")
+
+
+def is_text(data: bytes) -> bool:
+    """Whether it is, and not binary."""
+    try:
+        return "\0" not in data.decode()
+    except UnicodeDecodeError:
+        return False
+
+
+def text_of(path: str, data: bytes) -> str | None:
+    """It as text, JSON with a line for each value; None if it is binary."""
+    if not is_text(data):
+        return None
+    text = data.decode()
+    if path.endswith(_JSON):
+        try:
+            return json.dumps(json.loads(text), indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+        except (ValueError, RecursionError):
+            return text
+    return text
+
+
+def unified_diff(left: tuple[str, str], right: tuple[str, str]) -> Iterator[str]:
+    """The lines of a unified diff of two (name, text)."""
+    (one, before), (other, after) = left, right
+    yield from difflib.unified_diff(before.split("\n"), after.split("\n"), one, other, lineterm="")
+
+
+def _by_path(side: Side, text: str) -> list[Artifact]:
+    """Exactly, else from the beginning of a part of the path on, else however its path ends."""
+    exact = [artifact for artifact in side.artifacts if artifact.path == text]
+    parts = [artifact for artifact in side.artifacts if artifact.path.endswith(f"/{text}")]
+    return exact or parts or [artifact for artifact in side.artifacts if text and artifact.path.endswith(text)]
+
+
+def _by_kernel(side: Side, text: str) -> list[Artifact]:
+    """Files of the kernels that `text`, up to the file's suffix, is the name of."""
+    items = items_of(side.artifacts)
+    named = [item for item in items.values() if item.kind in _NAMED]
+    contents = read_contents(items, [item for item in named if item.kind is not Kind.TRITON_KERNEL], side.fetch)
+    paths = set()
+    for item in named:
+        name = contents[item].name if item in contents else item.label
+        for part in item.parts if name and text.startswith(name) else ():
+            path = item.path(part)
+            suffix = part.name if item.kind is Kind.CPP_KERNEL else path[path.rfind(".") :]
+            paths |= {path} if text in (name, name + suffix) else set()
+    return [artifact for artifact in side.artifacts if artifact.path in paths]
+
+
+def _listed(paths: list[str]) -> str:
+    """Without their folders, if that is enough to tell them apart."""
+    names = [path.rpartition("/")[2] for path in paths]
+    shown = names if len(set(names)) == len(names) else paths
+    return ", ".join(shown[:_SHOWN]) + (f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else "")
+
+
+def _of_host(versions: list[Artifact]) -> Artifact:
+    own = detect_host().fingerprint
+    return next((artifact for artifact in versions if artifact.host == own), min(versions))

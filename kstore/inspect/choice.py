@@ -1,0 +1,128 @@
+"""Which generations `my-model/v1@3` and `my-model/v2` mean, where there are several GPUs and environments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import product
+from typing import TYPE_CHECKING
+
+from kstore.errors import AmbiguousScopeError, MissError, UsageError
+from kstore.refs import Ref
+from kstore.scope import Scope, check_key
+from kstore.storage import reporting_trouble
+
+if TYPE_CHECKING:
+    from kstore.store import Store
+
+Pair = tuple[Scope, Scope]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What was asked for."""
+
+    key: str
+    generation: int | None = None
+    """None for the newest."""
+    gpu: str | None = None
+    environment: str | None = None
+    suffix: str = ""
+    """What its options end in on the command line, where each side has its own."""
+
+    @classmethod
+    def parse(cls, text: str, gpu: str | None = None, environment: str | None = None, suffix: str = "") -> Wanted:
+        """From `KEY` or `KEY@GENERATION`.
+
+        Raises:
+            UsageError: it is neither.
+        """
+        key, at, number = text.partition("@")
+        if at and not (number.isascii() and number.isdecimal() and 0 < len(number) < 10 and int(number)):
+            raise UsageError(f"{text!r} is no KEY@GENERATION such as my-model/v1@3")
+        return cls(check_key(key), int(number) if at else None, gpu, environment, suffix)
+
+    def names(self, scope: Scope) -> bool:
+        """Whether a scope is one of those that were asked for."""
+        return self.gpu in (None, scope.gpu) and self.environment in (None, scope.environment)
+
+
+def choose_one(store: Store, wanted: Wanted) -> Ref:
+    """The generation that is meant.
+
+    Raises:
+        MissError: there is none.
+        AmbiguousScopeError: there are several, and none of them is this worker's.
+    """
+    found = _candidates(store, wanted)
+    own = [scope for scope in found if len(found) > 1 and _is_own(store, scope)]
+    if len(own or found) > 1:
+        raise AmbiguousScopeError(f"{wanted.key} has been committed under several scopes; {_choices(wanted, found)}")
+    return _ref(store, wanted, (own or found)[0])
+
+
+def choose_two(store: Store, left: Wanted, right: Wanted) -> tuple[Ref, Ref]:
+    """The two generations that are meant: of one GPU and environment if there is one that has both.
+
+    Raises:
+        MissError: one side has none.
+        AmbiguousScopeError: there are several pairs, and no one of them is this worker's.
+    """
+    lefts, rights = _candidates(store, left), _candidates(store, right)
+    pairs = _closest(list(product(lefts, rights)))
+    if len(pairs) > 1:
+        own = [pair for pair in pairs if any(_is_own(store, scope) for scope in pair)]
+        pairs = own if len(own) == 1 else pairs
+    if len(pairs) > 1:
+        raise AmbiguousScopeError(
+            f"several GPUs or environments have both; {_choices(left, lefts)}; {_choices(right, rights)}"
+        )
+    return _ref(store, left, pairs[0][0]), _ref(store, right, pairs[0][1])
+
+
+def _closest(pairs: list[Pair]) -> list[Pair]:
+    """Those that have most in common."""
+    same_gpu = [(one, other) for one, other in pairs if one.gpu == other.gpu]
+    same_software = [(one, other) for one, other in pairs if one.environment == other.environment]
+    both = [pair for pair in same_gpu if pair in set(same_software)]
+    return both or same_gpu or same_software or pairs
+
+
+def _candidates(store: Store, wanted: Wanted) -> list[Scope]:
+    every = sorted(store.scopes(wanted.key))
+    named = [scope for scope in every if wanted.names(scope)]
+    if every and not named:
+        raise MissError(f"nothing of {wanted.key} is published there; {_choices(wanted, every)}")
+    with reporting_trouble(store.location, "read"):
+        found = [scope for scope in named if _has(store, wanted, scope)]
+    if named and not found and wanted.generation:
+        raise MissError(
+            f"{wanted.key} has no generation {wanted.generation}; `kstore show {wanted.key}` lists those that it has"
+        )
+    if not found:
+        raise MissError(f"nothing is published for {wanted.key}; `kstore ls` lists what is")
+    return found
+
+
+def _has(store: Store, wanted: Wanted, scope: Scope) -> bool:
+    generations = store.storage.refs.generations(scope)
+    return wanted.generation in generations if wanted.generation else bool(generations)
+
+
+def _is_own(store: Store, scope: Scope) -> bool:
+    return (scope.gpu, scope.environment) == (store.gpu, store.environment.tag)
+
+
+def _ref(store: Store, wanted: Wanted, scope: Scope) -> Ref:
+    if wanted.generation is None:
+        newest = store.newest(scope)
+        if newest is None:
+            raise MissError(f"nothing is published for {wanted.key}; `kstore ls` lists what is")
+        return newest
+    with reporting_trouble(store.location, "read"):
+        return store.storage.refs.get(scope, wanted.generation)
+
+
+def _choices(wanted: Wanted, scopes: Iterable[Scope]) -> str:
+    options = (f"--gpu{wanted.suffix} {scope.gpu} --environment{wanted.suffix} {scope.environment}" for scope in scopes)
+    return f"for {wanted.key} choose: {'; '.join(options)}"

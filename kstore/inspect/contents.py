@@ -1,0 +1,126 @@
+"""What the small files of a side say of its items: names, configurations, which module calls which kernels."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from kstore.inspect.items import Item, Items, Part
+from kstore.inspect.kernels import (
+    MAX_METADATA,
+    MAX_SOURCE,
+    Configuration,
+    chosen_kernel,
+    code_digest,
+    definitions,
+    jitted_name,
+    read_choice,
+    read_configuration,
+    source_digest,
+)
+from kstore.inspect.kinds import Kind
+from kstore.inspect.sides import Fetch
+
+_CPP = ".cpp"
+_PYTHON = ".py"
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """Of one item."""
+
+    name: str = ""
+    """The kernel's; empty if nothing tells it."""
+    configuration: Configuration = field(default_factory=dict)
+    """Of a Triton kernel, or what tuning chose."""
+    calls: tuple[str, ...] = ()
+    """The kernels that a generated module defines."""
+    is_readable: bool = True
+    """Whether the file that would tell could be had and understood."""
+
+
+UNKNOWN = Content()
+"""Of an item that no small file says anything of."""
+_UNREAD = Content(is_readable=False)
+
+
+def read_contents(items: Items, wanted: Collection[Item], fetch: Fetch) -> dict[Item, Content]:
+    """Read what can be said of the `wanted` items of a side; all of its modules, if C++ kernels are to get their names.
+
+    One batch, and nothing of it is kept but what is returned.
+    """
+    telling = {item: part for item in wanted if (part := _telling(item))}
+    reader = _Reader(items)
+    modules: dict[Item, Part] = {}
+    if any(item.kind is Kind.CPP_KERNEL for item in telling):
+        every = (item for item in items.values() if item.kind is Kind.GENERATED_CODE)
+        modules = {item: part for item in every if (part := _telling(item))}
+    of_blob: dict[bytes, list[Item]] = defaultdict(list)
+    for item, part in (modules | telling).items():
+        of_blob[part.digest].append(item)
+    sizes = {part.digest: part.size for part in (*modules.values(), *telling.values())}
+    for digest, data in fetch(sizes):
+        for item in of_blob[digest]:
+            reader.read(item, data)
+    return {item: reader.content(item) if item in telling else _unread(item) for item in wanted}
+
+
+def _unread(item: Item) -> Content:
+    return _UNREAD if item.kind in (Kind.TRITON_KERNEL, Kind.GENERATED_CODE) else UNKNOWN
+
+
+def read_codes(items: Collection[Item], fetch: Fetch) -> dict[Item, bytes]:
+    """Digests of the code of Triton kernels, as far as it can be had: without the lines and paths it came from."""
+    parts = {item: part for item in items if (part := item.code()) and part.size <= MAX_SOURCE}
+    found = {digest: code_digest(data) for digest, data in fetch({part.digest: part.size for part in parts.values()})}
+    return {item: found[part.digest] for item, part in parts.items() if part.digest in found}
+
+
+def _telling(item: Item) -> Part | None:
+    """The file of an item that is worth reading."""
+    part, limit = None, MAX_SOURCE
+    if item.kind is Kind.TRITON_KERNEL:
+        part, limit = item.metadata(), MAX_METADATA
+    elif item.kind is Kind.AUTOTUNE and item.unit.endswith(".best_config"):
+        part, limit = min(item.parts), MAX_METADATA
+    elif item.kind is Kind.CPP_KERNEL:
+        part = min((part for part in item.parts if part.name.endswith(_CPP)), default=None)
+    elif item.kind is Kind.GENERATED_CODE and item.unit.endswith(_PYTHON):
+        part = min(item.parts)
+    return part if part and part.size <= limit else None
+
+
+class _Reader:
+    def __init__(self, items: Items) -> None:
+        self._contents: dict[Item, Content] = {}
+        self._sources: dict[Item, bytes] = {}
+        self._names: dict[bytes, str] = {}
+        self._kernels = {
+            item.unit.rpartition("/")[2]: item.label for item in items.values() if item.kind is Kind.TRITON_KERNEL
+        }
+
+    def read(self, item: Item, data: bytes) -> None:
+        """Take in the telling file of an item."""
+        if item.kind is Kind.CPP_KERNEL:
+            self._sources[item] = source_digest(data)
+        elif item.kind is Kind.GENERATED_CODE:
+            self._contents[item] = self._module(data.decode(errors="replace"))
+        elif item.kind is Kind.AUTOTUNE:
+            found = read_choice(data)
+            name = self._kernels.get(chosen_kernel(data), "")
+            self._contents[item] = _UNREAD if found is None else Content(name, found)
+        else:
+            found = read_configuration(data)
+            self._contents[item] = _UNREAD if found is None else Content(item.label, found)
+
+    def _module(self, text: str) -> Content:
+        found = list(definitions(text))
+        self._names |= {definition.digest: definition.name for definition in found}
+        return Content(calls=tuple(definition.name for definition in found)) if found else Content(jitted_name(text))
+
+    def content(self, item: Item) -> Content:
+        """What is known of it when all is read."""
+        if item in self._sources:
+            return Content(self._names.get(self._sources[item], ""))
+        return self._contents.get(item, _UNREAD)

@@ -1,0 +1,132 @@
+"""Names and configurations of kernels, read from the small text files that compilers leave beside them.
+
+What is read may be anybody's: nothing here is trusted to be well formed, short, or fit for a terminal.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from kstore.digest import digest_of
+
+Value = str | int | float | bool | None
+Configuration = Mapping[str, Value]
+
+MAX_METADATA = 1 << 20
+"""Bytes: real metadata has one or two kB. What is larger is not read."""
+MAX_SOURCE = 2 << 20
+"""Bytes of generated code; what is larger is not read."""
+MAIN_OPTIONS = ("num_warps", "num_stages", "num_ctas")
+"""What tells one configuration of a kernel from another at a glance."""
+
+_MAX_FIELDS = 200
+_MAX_TEXT = 200
+# A digest over everything, the name that the file has already, and where libdevice was on the builder.
+_NOT_CONFIGURATION = {"hash", "name", "extern_libs"}
+# When and how a choice was made, not what was chosen.
+_NOT_CHOICE = {"configs_hash", "time_taken_ms", "triton_cache_hash", "found_by_coordesc"}
+_DEFINITION = re.compile(r"^(\w+) = async_compile\.\w+\(", re.MULTILINE)
+_JITTED = re.compile(r"^@triton\.jit\s*\ndef (\w+)\(", re.MULTILINE)
+# Behind what comes from there " loc(#loc7)" or " loc("x"(#loc))", and "#loc7 = loc("kernel.py":12:0)" on lines below.
+_PLACE = re.compile(rb" loc\((?:#loc\d*|\"[^\"\n]*\"\(#loc\d*\))\)")
+_PLACES = re.compile(rb"#loc[^\n]*\n")
+_QUOTES = "'''"
+_MAX_ARGUMENTS = 64 << 10
+_BINDINGS = b"// Python bindings to call"
+
+
+class Definition(NamedTuple):
+    """A kernel as a generated module defines it."""
+
+    name: str
+    digest: bytes
+    """Of its source."""
+
+
+def read_configuration(data: bytes) -> Configuration | None:
+    """The options and results in Triton's `<kernel>.json`; None if it cannot be understood."""
+    return _scalars(data, _NOT_CONFIGURATION)
+
+
+def read_choice(data: bytes) -> Configuration | None:
+    """What a `.best_config` of Inductor's chose; None if it cannot be understood."""
+    return _scalars(data, _NOT_CHOICE)
+
+
+def chosen_kernel(data: bytes) -> str:
+    """The Triton folder of the kernel that a `.best_config` chose; empty if it does not say."""
+    content = _object(data)
+    name = content.get("triton_cache_hash") if content else None
+    return name if isinstance(name, str) else ""
+
+
+def definitions(text: str) -> Iterator[Definition]:
+    """The kernels that a module of Inductor's hands to its compilers: `name = async_compile.triton('…', '''…''')`."""
+    found = _DEFINITION.search(text)
+    while found:
+        start = text.find(_QUOTES, found.end(), found.end() + _MAX_ARGUMENTS)
+        end = text.find(_QUOTES, start + len(_QUOTES)) if start >= 0 else -1
+        if end >= 0:
+            yield Definition(found[1], source_digest(text[start + len(_QUOTES) : end].encode(errors="replace")))
+        found = _DEFINITION.search(text, max(end, found.end()))
+
+
+def jitted_name(text: str) -> str:
+    """The Triton kernel that a module of its own holds; empty if there is none."""
+    found = _JITTED.search(text)
+    return found[1] if found else ""
+
+
+def source_digest(source: bytes) -> bytes:
+    """Names the C++ of a kernel, as its module holds it or as it is compiled: with bindings for Python behind it."""
+    return digest_of(source.partition(_BINDINGS)[0].strip())
+
+
+def code_digest(text: bytes) -> bytes:
+    """Names the code in Triton's `.source` or `.ttir`, whatever lines of which file it was written in."""
+    return digest_of(_PLACES.sub(b"", _PLACE.sub(b"", text)))
+
+
+def _scalars(data: bytes, left_out: set[str]) -> Configuration | None:
+    content = _object(data)
+    if content is None:
+        return None
+    found: dict[str, Value] = {}
+    for name, value in _flat(content):
+        if name not in left_out and len(found) < _MAX_FIELDS:
+            found[name[:_MAX_TEXT]] = _bounded(value)
+    return found
+
+
+def _bounded(value: Value) -> Value:
+    """JSON has no infinity, though Python reads one."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value[:_MAX_TEXT] if isinstance(value, str) else value
+
+
+def _flat(content: Mapping[str, object]) -> Iterator[tuple[str, Value]]:
+    """Scalars; those of an object within it under both names; lists of them as text."""
+    for name, value in content.items():
+        if isinstance(value, Mapping):
+            yield from ((f"{name}.{inner}", item) for inner, item in value.items() if _is_scalar(item))
+        elif isinstance(value, list) and all(map(_is_scalar, value)):
+            yield name, " ".join(map(str, value))
+        elif _is_scalar(value):
+            yield name, value  # type: ignore[misc]
+
+
+def _is_scalar(value: object) -> bool:
+    return value is None or isinstance(value, str | int | float | bool)
+
+
+def _object(data: bytes) -> dict[str, object] | None:
+    try:
+        content = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    return content if isinstance(content, dict) else None

@@ -1,0 +1,118 @@
+"""What a mega-cache holds, and which file of torch's cache folder each entry is.
+
+Torch's own load writes each entry to that file (`populate_cache` of the subclasses of `CacheArtifact`), so entries
+and files are the same thing in two places. The paths are those of torch 2.13.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import NamedTuple
+
+from kstore.errors import IntegrityError
+
+COMPONENT = "inductor"
+"""All of them are below this component's folder."""
+
+
+class Kind(StrEnum):
+    """The kinds that torch registers, by the names that it gives them."""
+
+    GRAPH = "inductor"
+    """A graph as Inductor compiled it, with the Triton kernels that it bundles."""
+    AOT = "aot_autograd"
+    """What AOTAutograd makes of it."""
+    TUNED = "autotune"
+    """The configuration that won for one Triton kernel."""
+    PROFILE = "pgo"
+    """What Dynamo learnt about dynamic shapes."""
+    PRECOMPILED = "precompile"
+    """A package of `caching_precompile`."""
+
+
+class Artifact(NamedTuple):
+    """One entry."""
+
+    kind: str
+    """A `Kind`, or what another package registered with torch."""
+    key: str
+    content: bytes
+
+
+# Each names the key that torch would make the path of.
+_PATHS = {
+    Kind.GRAPH: re.compile(r"fxgraph/[^/]+/(?P<key>[^/]+)/[^/]+"),
+    Kind.AOT: re.compile(r"aotautograd/(?P<key>[^/]+)/[^/]+"),
+    Kind.TUNED: re.compile(r"(?P<key>[^/]{2}/[^/]+\.best_config)"),
+    Kind.PROFILE: re.compile(r"dynamo/code_state_(?P<key>[^/]+)\.pkl"),
+    Kind.PRECOMPILED: re.compile(r"dynamo/(?P<key>[^/]+)/entry"),
+}
+# Of what is one name in a path. It begins with no dot, so it cannot climb.
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
+_NOT_IN_NAMES = re.compile(r'[<>:"/\\|?*]')
+
+
+def artifact_of(path: str) -> tuple[Kind, str] | None:
+    """The kind and key of the artifact at `path`, `<component>/…`; None if a mega-cache cannot carry it."""
+    component, _, relative = path.partition("/")
+    if component != COMPONENT:
+        return None
+    for kind, pattern in _PATHS.items():
+        if found := pattern.fullmatch(relative):
+            return kind, found["key"]
+    return None
+
+
+def files_of(artifacts: Iterable[Artifact]) -> tuple[dict[str, bytes], tuple[Artifact, ...]]:
+    """Path below torch's cache folder → content, and the entries whose kind is unknown.
+
+    Raises:
+        IntegrityError: a key cannot be part of a path.
+    """
+    files: dict[str, bytes] = {}
+    unknown = []
+    for artifact in artifacts:
+        if artifact.kind in _PATHS:
+            # Of several with one name, such as states of one profile, the last is the newest: torch records in turn.
+            files[_path_of(artifact)] = artifact.content
+        else:
+            unknown.append(artifact)
+    return files, tuple(unknown)
+
+
+def _path_of(artifact: Artifact) -> str:
+    key = artifact.key
+    match artifact.kind:
+        case Kind.GRAPH:
+            return f"fxgraph/{_name(key[1:3])}/{_name(key)}/{_content_name(artifact.content)}"
+        case Kind.AOT:
+            return f"aotautograd/{_name(key)}/{_content_name(artifact.content)}"
+        case Kind.TUNED:
+            folder, _, name = key.partition("/")
+            return f"{_name(folder)}/{_name(name)}"
+        case Kind.PROFILE:
+            return f"dynamo/code_state_{_printable(_NOT_IN_NAMES.sub('_', key))}.pkl"
+        case _:
+            return f"dynamo/{_name(key)}/entry"
+
+
+def _content_name(content: bytes) -> str:
+    """As torch names what it writes (`sha256_hash` in torch._inductor.codecache)."""
+    return base64.b32encode(hashlib.sha256(content).digest())[:51].decode().lower()
+
+
+def _name(text: str) -> str:
+    if not _NAME.fullmatch(text):
+        raise IntegrityError(f"a mega-cache holds the key {text!r}, which no torch writes; nothing of it is used")
+    return text
+
+
+def _printable(text: str) -> str:
+    """The user's own job name is part of it."""
+    if not text.isprintable() or len(text) > 200:
+        raise IntegrityError(f"a mega-cache holds the key {text!r}, which cannot be a file's name")
+    return text

@@ -1,0 +1,78 @@
+"""A process's own mega-cache. Trouble is one log line and a status, as with `kstore.restore` and `kstore.commit`."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+from kstore.api import commit, restore
+from kstore.errors import UsageError
+from kstore.integrations.megacache import container
+from kstore.integrations.megacache.entries import COMPONENT, Artifact, files_of
+from kstore.integrations.megacache.tree import unchosen, write_files
+from kstore.report import CommitReport, CommitStatus, RestoreReport
+from kstore.scope import check_key
+from kstore.store import Store
+
+log = logging.getLogger("kstore")
+
+
+def load(key: str, **settings: Any) -> RestoreReport:
+    """Instead of `torch.compiler.load_cache_artifacts`: put what is published for `key` into torch's cache folders.
+
+    Files in its cache folders are all that torch's own load leaves behind, so this is a restore. It may come after
+    `import torch`, and must come before the first compile. Arguments are those of `kstore.restore`.
+
+    Raises:
+        UsageError: the key or a setting is malformed.
+        KstoreError: anything else, if `strict`.
+    """
+    return restore(key, **settings)
+
+
+def save(key: str, *, strict: bool = False, **settings: Any) -> CommitReport:
+    """Instead of `torch.compiler.save_cache_artifacts`: publish under `key` what this process compiled or found.
+
+    What torch has recorded is written into the cache root of `key`, where it is not there already, and the cache
+    root is committed. So what others have published stays, and where `load` or `kstore.restore` has led torch to that
+    cache root, what a mega-cache cannot hold is published too. Arguments are those of `kstore.commit`.
+
+    Raises:
+        UsageError: the key or a setting is malformed.
+        KstoreError, OSError: anything else, if `strict`.
+    """
+    settings["environ"] = unchosen(settings.get("environ", os.environ))
+    store = Store(settings.get("store"), **{name: value for name, value in settings.items() if name != "store"})
+    check_key(key)
+    try:
+        _write_recorded(store, key)
+    except UsageError:
+        raise
+    except Exception as error:
+        if strict:
+            raise
+        log.warning("kstore: the mega-cache of %s was not saved, the job goes on without it: %s", key, error)
+        log.debug("kstore: mega-cache of %s", key, exc_info=True)
+        return CommitReport(CommitStatus.FAILED, key, error=f"{type(error).__name__}: {error}")
+    return commit(key, strict=strict, **settings)
+
+
+def _write_recorded(store: Store, key: str) -> None:
+    files, unknown = files_of(_recorded())
+    for artifact in unknown:
+        log.warning("kstore: an entry of kind %s is left out: where its file belongs is not known", artifact.kind)
+    folders = store.worker(key, before_import=False).root.folders
+    if COMPONENT not in folders:
+        raise UsageError(f"a mega-cache is saved as files of {COMPONENT}, which the setting `components` leaves out")
+    write_files(Path(folders[COMPONENT]), files)
+
+
+def _recorded() -> list[Artifact]:
+    """What torch has compiled, or found in its caches, since this process began."""
+    container.check_torch()
+    import torch
+
+    recorded = torch.compiler.save_cache_artifacts()
+    return container.read(recorded[0]) if recorded else []

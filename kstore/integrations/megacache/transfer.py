@@ -1,0 +1,118 @@
+"""A generation as a mega-cache, and a mega-cache as a generation."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from kstore.errors import CacheRootError, IntegrityError, MissError
+from kstore.integrations.megacache import container
+from kstore.integrations.megacache.entries import COMPONENT, Artifact, artifact_of, files_of
+from kstore.integrations.megacache.omissions import bundled_kernels, left_out
+from kstore.integrations.megacache.tree import unchosen, write_files
+from kstore.leaning import fetch_many
+from kstore.manifest import Files
+from kstore.refs import Ref
+from kstore.report import CommitReport, LeftOut
+from kstore.settings import Settings
+from kstore.storage import reporting_trouble
+from kstore.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """What became of a mega-cache."""
+
+    committed: CommitReport
+    entries: Mapping[str, int]
+    """How many were in it, by torch's name of their kind."""
+    left_out: tuple[LeftOut, ...]
+    """Entries of kinds that torch itself does not have."""
+
+
+def export(store: Store, ref: Ref, stream: BinaryIO) -> tuple[LeftOut, ...]:
+    """Write what `torch.compiler.load_cache_artifacts` takes; returns what it cannot hold.
+
+    Raises:
+        MissError: the generation holds nothing that a mega-cache could.
+        IntegrityError: what it needs is missing or damaged. Nothing has been written then.
+        PackageMissing: torch is not installed.
+        KstoreError: the store cannot be read.
+    """
+    container.check_torch()
+    manifest = store.snapshot(ref).manifest
+    carried = {path: entry for path, entry in manifest.files.items() if artifact_of(path)}
+    if not carried:
+        raise MissError(f"generation {ref.generation} of {ref.scope} holds nothing that a mega-cache could")
+    with reporting_trouble(store.location, "read"):
+        artifacts = list(_fetch(store, ref, carried))
+    stream.write(container.write(artifacts))
+    return left_out(manifest, bundled_kernels(artifacts))
+
+
+def bring_in(store: Store, data: bytes, key: str) -> Imported:
+    """Publish a mega-cache under `key`, merged with what is published already. Nothing of it is unpickled.
+
+    It is committed from a temporary folder: neither the cache root nor a folder that the user chose is touched.
+
+    Raises:
+        IntegrityError: the data is damaged, or no mega-cache. Nothing is published then.
+        PackageMissing: torch is not installed.
+        KstoreError: the store, or a temporary folder, cannot be written.
+    """
+    artifacts = container.read(data)
+    files, unknown = files_of(artifacts)
+    with _unpacked(files) as root:
+        committed = _committing_from(root, store.settings).commit(key)
+    entries = Counter(artifact.kind for artifact in artifacts)
+    return Imported(committed, dict(entries), tuple(_unknown_kinds(unknown)))
+
+
+def _fetch(store: Store, ref: Ref, carried: Files) -> Iterator[Artifact]:
+    sizes = {entry.digest: entry.size for entry in carried.values()}
+    contents = {digest: bytes(data) for digest, data in fetch_many(store.storage, (ref,), sizes)}
+    for path, entry in carried.items():
+        if entry.digest not in contents:
+            raise IntegrityError(f"{path} of {ref.scope} is missing or damaged; see `kstore verify {ref.scope.key}`")
+        if found := artifact_of(path):
+            yield Artifact(*found, contents[entry.digest])
+
+
+@contextmanager
+def _unpacked(files: Mapping[str, bytes]) -> Iterator[str]:
+    """A temporary cache root."""
+    with ExitStack() as stack:
+        try:
+            root = stack.enter_context(tempfile.TemporaryDirectory(prefix="kstore-megacache-"))
+            write_files(Path(root, COMPONENT), files)
+        except OSError as error:
+            raise CacheRootError(f"a mega-cache cannot be unpacked: {error}; set TMPDIR to another folder") from error
+        yield root
+
+
+def _committing_from(root: str, settings: Settings) -> Store:
+    return Store(
+        ":".join(settings.store),
+        cache_root=root,
+        layout=settings.layout,
+        mode=settings.mode,
+        gpu=settings.gpu,
+        environment=settings.environment,
+        components=(COMPONENT,),
+        environ=unchosen(os.environ),
+    )
+
+
+def _unknown_kinds(artifacts: Iterable[Artifact]) -> Iterator[LeftOut]:
+    """Kinds that another package registered with torch."""
+    kinds: dict[str, list[int]] = {}
+    for artifact in artifacts:
+        kinds.setdefault(artifact.kind, []).append(len(artifact.content))
+    for kind, sizes in kinds.items():
+        yield LeftOut(f"entries of kind {kind}", "", len(sizes), sum(sizes), "where their files belong is not known")

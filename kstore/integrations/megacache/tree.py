@@ -1,0 +1,51 @@
+"""Entries as files in a cache root."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+
+from kstore.components import load_table
+from kstore.components.variables import read_managed
+
+
+def unchosen(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment without the folders that the user chose: all components are then in the cache root.
+
+    A folder of the user's holds what any program left there, and a commit takes all of it. A mega-cache is what one
+    process used.
+    """
+    managed = read_managed(environ)
+    variables = {component.variable for component in load_table().values()}
+    return {name: text for name, text in environ.items() if name not in variables or managed.get(name) == text}
+
+
+def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Make each file that is not there with the same bytes.
+
+    It is replaced, not written over: it may share its inode with the store. The name that it has until then begins
+    with a dot, for Inductor unpickles every other file in the folder of a graph.
+
+    Raises:
+        OSError: one cannot be made.
+    """
+    for path, content in files.items():
+        target = folder / path
+        if _holds(target, content):
+            continue
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = target.with_name(f".{secrets.token_hex(8)}.tmp")
+        try:
+            temporary.write_bytes(content)
+            os.replace(temporary, target)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def _holds(path: Path, content: bytes) -> bool:
+    try:
+        return path.stat().st_size == len(content) and path.read_bytes() == content
+    except FileNotFoundError:
+        return False

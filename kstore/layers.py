@@ -1,0 +1,223 @@
+"""Stores below the one that is written, as an image brings them along. They are only read.
+
+The store in charge of a scope is the first with a generation of it that can be read. So an empty generation above, of
+a key that was forgotten or quarantined, hides what is below.
+
+A store numbers its own generations. That of a store above which grew from one below names that by its manifest's
+digest, in its own manifest, and has a line that begins with 0.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, TypeVar
+
+from kstore.deadline import Waiting, within
+from kstore.errors import KstoreError, MissError, StoreUnavailable, WaitTimeout
+from kstore.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from kstore.blobs import BlobStore
+    from kstore.local.state import Base
+    from kstore.refs import Ref
+    from kstore.scope import Scope
+    from kstore.storage import Storage
+
+Found = TypeVar("Found")
+
+log = logging.getLogger(__name__)
+
+PATIENCE = 30.0
+"""Seconds after which a store that does not answer is passed over, if there is one below it; less if the worker's
+`timeout` is short."""
+BASE = "base"
+"""Where a manifest names the generation below that its line began with."""
+
+
+class Below:
+    """The stores below one, in their order. Nothing is ever written to them, and trouble with them is nobody's."""
+
+    def __init__(self, storages: Sequence[Storage]) -> None:
+        self._storages = storages
+
+    def __bool__(self) -> bool:
+        """Whether any was named."""
+        return bool(self._storages)
+
+    @cached_property
+    def there(self) -> tuple[Storage, ...]:
+        """Those that are here: not every image has one."""
+        return tuple(storage for storage in self._storages if _is_there(storage))
+
+    def at(self, depth: int) -> Storage:
+        """The one with so many stores above it."""
+        return self._storages[depth - 1]
+
+    def newest(self, scope: Scope) -> Snapshot | None:
+        """The newest generation of the first that has one that can be read."""
+        for storage in self.there:
+            with _passing_over(storage):
+                _, snapshot = storage.newest_whole(scope)
+                if snapshot:
+                    return snapshot
+        return None
+
+    def blobs(self, depth: int = 0) -> list[BlobStore]:
+        """The blobs of those that are deeper than `depth`, in their order."""
+        return [storage.blobs for storage in self._storages[depth:] if storage in self.there]
+
+    def held(self, sizes: Mapping[bytes, int]) -> set[bytes]:
+        """Of these blobs, given with their sizes in bytes, those that one of them has."""
+        found: set[bytes] = set()
+        for storage in self.there if sizes else ():
+            with _passing_over(storage):
+                blobs = storage.blobs
+                found |= sizes.keys() & blobs.digests_in(blobs.packs())
+                found |= {d for d, size in sizes.items() if d not in found and blobs.loose.has(d, size)}
+        return found
+
+
+def _is_there(storage: Storage) -> bool:
+    try:
+        if storage.settings:
+            return True
+        log.warning("there is no store at %s to read from: kstore goes on without it", storage.location)
+    except KstoreError as error:
+        log.warning("kstore goes on without the store below: %s", error)
+    return False
+
+
+@contextmanager
+def _passing_over(storage: Storage) -> Iterator[None]:
+    try:
+        yield
+    except (KstoreError, OSError) as error:
+        log.warning("the store at %s is passed over: %s", storage.location, error)
+
+
+def layers(storage: Storage) -> tuple[Storage, ...]:
+    """All that can be read, the first one first."""
+    below = storage.below.there if storage.below else ()
+    return below if storage.trouble else (storage, *below)
+
+
+def attempt(storage: Storage, look: Callable[[], Found], nothing: Found) -> Found:
+    """What `look` finds in `storage`. Where there is a store below, trouble is noted, and `nothing` is found.
+
+    A store that hangs is trouble as well, after its `patience`.
+    """
+    if not storage.below:
+        return look()
+    if storage.trouble:
+        return nothing
+    try:
+        return within(storage.patience, Waiting(), "looking", look)
+    except (KstoreError, OSError) as error:
+        if not storage.below.there:
+            raise
+        late = f"the store at {storage.location} has not answered for {storage.patience:g} s; see whether it hangs"
+        storage.trouble = late if isinstance(error, WaitTimeout) else str(error)
+        log.warning("only the stores below are read: %s", storage.trouble)
+        return nothing
+
+
+# ---- Which generation
+
+
+def newest_whole(storage: Storage, scope: Scope) -> tuple[int, Snapshot | None]:
+    """The number of the newest generation in `storage`, 0 for none, and the newest of the store in charge."""
+    number, snapshot = storage.newest_whole(scope)
+    return number, snapshot or storage.below.newest(scope)
+
+
+def newest_ref(storage: Storage, scope: Scope) -> Ref | None:
+    """The newest generation of the scope; None if no store has one.
+
+    Raises:
+        IntegrityError: the ref is damaged.
+    """
+    ref = None if storage.trouble else storage.refs.newest(scope)
+    if ref is None and storage.below and (snapshot := storage.below.newest(scope)):
+        return snapshot.ref
+    return ref
+
+
+def generations(storage: Storage, scope: Scope) -> list[Ref]:
+    """All generations of the store in charge, oldest first."""
+    newest = newest_ref(storage, scope) if storage.below else None
+    refs = storage.holder(newest).refs if newest else storage.refs
+    return [refs.get(scope, number) for number in refs.generations(scope)]
+
+
+def ref_of(storage: Storage, scope: Scope, generation: int) -> Ref:
+    """One generation of the store in charge.
+
+    Raises:
+        MissError: it has no such generation.
+        StoreUnavailable: whether `storage` is in charge cannot be told: numbers mean nothing in another store.
+    """
+    if storage.trouble:
+        raise StoreUnavailable(storage.trouble)
+    if storage.below and not storage.refs.generations(scope) and (snapshot := storage.below.newest(scope)):
+        return storage.holder(snapshot.ref).refs.get(scope, generation)
+    return storage.refs.get(scope, generation)
+
+
+def find(storage: Storage, scope: Scope, generation: int, manifest: str) -> Ref:
+    """The generation whose manifest has this digest, in hex, from any store; else what has its number.
+
+    Raises:
+        MissError: no store has one of that number.
+    """
+    found: list[Ref] = []
+    for layer in layers(storage):
+        with suppress(MissError):
+            found.append(layer.refs.get(scope, generation))
+            if found[-1].manifest.hex() == manifest:
+                return found[-1]
+    return found[0] if found else storage.refs.get(scope, generation)
+
+
+def scopes(storage: Storage, under: str = "") -> Iterator[Scope]:
+    """Every scope of every store once; `under` a key prefix such as `my-model`."""
+
+    def look() -> list[Scope]:
+        storage.settings  # noqa: B018
+        return list(storage.refs.scopes(under=under))
+
+    none: list[Scope] = []
+    found = dict.fromkeys(attempt(storage, look, none))
+    for below in storage.below.there if storage.below else ():
+        with _passing_over(below):
+            found |= dict.fromkeys(below.refs.scopes(under=under))
+    yield from found
+
+
+# ---- What a cache root grew from
+
+
+def base_of(storage: Storage, base: Base | None) -> Snapshot | None:
+    """What a cache root grew from, if that was in one of these stores."""
+    if base is None or (not storage.trouble and base.store == storage.identity):
+        return base.snapshot if base else None
+    for below in storage.below.there if storage.below else ():
+        if base.store == below.identity:
+            return replace(base.snapshot, ref=replace(base.snapshot.ref, depth=below.depth))
+    return None
+
+
+def remembers(newest: Snapshot, base: Snapshot) -> bool:
+    """Whether what `base` has and `newest` lacks was taken out on purpose.
+
+    A line that began below remembers the generation that its manifest names, or all if that names none: forgetting and
+    quarantining a key takes out what any image has.
+    """
+    if newest.ref.depth == base.ref.depth:
+        return newest.ref.remembers(base.ref)
+    digest = base.ref.manifest.hex()
+    grew = newest.ref.depth < base.ref.depth and newest.ref.scope == base.ref.scope and newest.ref.line == 0
+    return grew and newest.manifest.meta.get(BASE, digest) == digest

@@ -1,0 +1,173 @@
+"""What a generation leans on: blobs that were not uploaded, because a store below has them.
+
+Their entries are flagged (`Flag.BELOW`), and the manifest names, for people, where those stores were. The flag is a
+hint. No commit relies on a flagged blob without looking, and who finds it in no store below puts back what it has.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from contextlib import suppress
+from typing import Any
+
+from kstore.errors import IntegrityError
+from kstore.layers import BASE
+from kstore.manifest import Entry, Files, Flag, Manifest, unit_of
+from kstore.refs import Ref
+from kstore.snapshot import Snapshot
+from kstore.storage import Storage
+
+log = logging.getLogger(__name__)
+
+_STORES = "below"
+_BELOW, _GROUP = int(Flag.BELOW), int(Flag.GROUP)
+
+
+def leans_on(manifest: Manifest) -> list[str]:
+    """Where the stores were that had blobs of this generation."""
+    named = manifest.meta.get(_STORES)
+    return [str(path) for path in named] if isinstance(named, list) else []
+
+
+def leaning(manifest: Manifest) -> dict[bytes, int]:
+    """Digests and sizes, in bytes, of the blobs that were not uploaded."""
+    if not leans_on(manifest):
+        return {}
+    return {entry.digest: entry.size for entry in manifest.entries() if entry.flags & _BELOW}
+
+
+def kept_by(snapshot: Snapshot | None) -> set[bytes]:
+    """What a generation keeps in the store that is written: a commit upon it may rely on that."""
+    if snapshot is None or snapshot.ref.depth:
+        return set()
+    return {entry.digest for entry in snapshot.manifest.entries() if not entry.flags & _BELOW}
+
+
+def may_lean(storage: Storage, theirs: Snapshot | None) -> bool:
+    """Whether a commit upon `theirs` may leave what is below where it is.
+
+    If workers of two images did, each would lack what the other has, and take its own for it, for ever.
+    """
+    if theirs is None or theirs.ref.depth:
+        return bool(storage.below)
+    below = storage.below.newest(theirs.ref.scope) if storage.below and BASE in theirs.manifest.meta else None
+    return below is not None and theirs.manifest.meta[BASE] == below.ref.manifest.hex()
+
+
+def unsupported(storage: Storage, snapshot: Snapshot, among: Mapping[bytes, int]) -> set[bytes]:
+    """Of the blobs in `among`, with their sizes, those that a generation leans on and no store below has."""
+    leant = leaning(snapshot.manifest)
+    wanted = {digest: size for digest, size in among.items() if digest in leant} if leant else {}
+    return wanted.keys() - storage.below.held(wanted)
+
+
+def fetch(storage: Storage, entry: Entry, ref: Ref) -> bytes:
+    """The blob of an artifact that a generation has.
+
+    Raises:
+        IntegrityError: it is missing or damaged in every store.
+        OSError: it cannot be read just now.
+    """
+    if entry.flags & _BELOW or ref.depth:
+        for blobs in storage.below.blobs():
+            with suppress(IntegrityError):
+                return blobs.fetch(entry.digest, entry.size)
+    return storage.blobs.fetch(entry.digest, entry.size, ref.packs)
+
+
+def fetch_many(
+    storage: Storage, refs: Iterable[Ref], wanted: Mapping[bytes, int]
+) -> Iterator[tuple[bytes, memoryview]]:
+    """The blobs, given by digest and size, of some generations, each once; as `BlobStore.fetch_many` otherwise."""
+    left = dict(wanted)
+    for blobs in storage.below.blobs() if storage.below else ():
+        held = storage.below.held(left)
+        for digest, data in blobs.fetch_many({d: size for d, size in left.items() if d in held}, blobs.packs()):
+            del left[digest]
+            yield digest, data
+    packs = tuple(dict.fromkeys(pack for ref in refs if not ref.depth for pack in ref.packs))
+    if left and not storage.trouble:
+        yield from storage.blobs.fetch_many(left, packs)
+
+
+def standing(manifest: Manifest) -> Manifest:
+    """The same artifacts for another store: what they leaned on means nothing there."""
+    if not leans_on(manifest) and BASE not in manifest.meta:
+        return manifest
+
+    def unflagged(files: Files) -> Files:
+        return {path: entry._replace(flags=entry.flags & ~_BELOW) for path, entry in files.items()}
+
+    meta = {name: value for name, value in manifest.meta.items() if name not in (BASE, _STORES)}
+    return Manifest(unflagged(manifest.files), {h: unflagged(bound) for h, bound in manifest.hosts.items()}, meta)
+
+
+def noted(
+    storage: Storage, manifest: Manifest, theirs: Snapshot | None, offered: Set[bytes] = frozenset(),
+    below: Set[bytes] = frozenset(),
+) -> Manifest:  # fmt: skip
+    """A manifest that is to be published upon `theirs`, with what it leans on.
+
+    `offered` are the digests of what this commit brings, `below` those of them that it does not upload. Of the rest
+    that holds what held in `theirs`: all of a generation below is below.
+    """
+    lifted = theirs if theirs and theirs.ref.depth else None
+    known: Mapping[str, Any] = theirs.manifest.meta if theirs and not lifted else {}
+    if not (lifted or below or known.keys() & {BASE, _STORES}):
+        return manifest
+    here = offered - below
+
+    def flagged(files: Files) -> Files:
+        return {path: _flagged(entry, here, below, all_below=bool(lifted)) for path, entry in files.items()}
+
+    files, hosts = flagged(manifest.files), {host: flagged(bound) for host, bound in manifest.hosts.items()}
+    meta = {name: value for name, value in manifest.meta.items() if name not in (BASE, _STORES)}
+    if base := lifted.ref.manifest.hex() if lifted else known.get(BASE):
+        meta[BASE] = base
+    if any(entry.flags & _BELOW for entry in Manifest(files, hosts).entries()):
+        before = leans_on(theirs.manifest) if theirs else []
+        new = [layer.location for layer in storage.below.there] if below or lifted else []
+        meta[_STORES] = list(dict.fromkeys((*before, *new)))
+    return Manifest(files, hosts, meta)
+
+
+def _flagged(entry: Entry, here: Set[bytes], below: Set[bytes], *, all_below: bool) -> Entry:
+    is_below = entry.digest in below or (all_below and entry.digest not in here)
+    flags = entry.flags | _BELOW if is_below else entry.flags & ~_BELOW if entry.digest in here else entry.flags
+    return entry if flags == entry.flags else entry._replace(flags=flags)
+
+
+def unavailable(storage: Storage, snapshot: Snapshot, files: Files, local: Files) -> Files:
+    """Of `files`, which a generation has, those that no store here has a blob for, each with its group.
+
+    What is in the cache root already, `local`, is not looked for.
+    """
+    leant = leaning(snapshot.manifest)
+    wanted = {p: e for p, e in files.items() if e.digest in leant and not _is_same(local.get(p), e)} if leant else {}
+    sizes = {entry.digest: entry.size for entry in wanted.values()}
+    held = storage.below.held(sizes)
+    blobs = storage.holder(snapshot.ref).blobs
+    held |= blobs.digests_in(snapshot.ref.packs) if len(held) < len(sizes) else set()
+    has = blobs.loose.has
+    lost = {d for d, size in sizes.items() if d not in held and not has(d, size)}
+    units = {_unit(path, entry) for path, entry in wanted.items() if entry.digest in lost}
+    return {path: entry for path, entry in files.items() if units and _unit(path, entry) in units}
+
+
+def substitutes(storage: Storage, snapshot: Snapshot, files: Files, files_of: Callable[[Manifest], Files]) -> Files:
+    """What the newest generation below has for the scope, where `files` has nothing: another answer is as good."""
+    below = storage.below.newest(snapshot.ref.scope) if storage.below else None
+    if below is None:
+        return {}
+    taken = {unit_of(path, entry) for path, entry in files.items()}
+    found = files_of(below.manifest).items()
+    return {p: e._replace(flags=e.flags | _BELOW) for p, e in found if p not in files and unit_of(p, e) not in taken}
+
+
+def _is_same(local: Entry | None, entry: Entry) -> bool:
+    return local is not None and local.digest == entry.digest
+
+
+def _unit(path: str, entry: Entry) -> str:
+    return unit_of(path, entry) if entry.flags & _GROUP else path

@@ -1,0 +1,320 @@
+"""Bring in what another store, or a bundle, has for a scope: merge → upload → publish, as a commit does.
+
+There is no cache root and no base: what comes is merged as the news of a worker that never restored. So nothing that is
+published is lost, and what came before brings nothing new. Blobs are stored in batches, and a note of what was stored
+is left in the store: whoever does it again after a kill relies on that, by the rules for what is uploaded ahead.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from kstore.backends import StagingLost, Upload
+from kstore.blobs import Layout
+from kstore.blobs.batches import Fetch, batches
+from kstore.components import load_table
+from kstore.components.mergers import merge_files
+from kstore.creator import creator
+from kstore.digest import digest_of
+from kstore.errors import IntegrityError, StoreUnavailable
+from kstore.layers import newest_whole
+from kstore.leaning import fetch, noted, standing
+from kstore.manifest import Entry, Files, Manifest
+from kstore.merge import merge
+from kstore.operations.commit import Published
+from kstore.progress import Progress
+from kstore.ranks.board import FOLDER as NOTES
+from kstore.refs import Ref
+from kstore.report import CommitStatus
+from kstore.scope import Scope
+from kstore.storage import Storage
+from kstore.upload import Uploader, similarity
+
+log = logging.getLogger(__name__)
+
+_MAX_RACES = 1000
+_BATCH = 128 << 20
+"""Bytes of blobs, before compression, that are stored at a time: what a kill can cost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """What is there to bring in."""
+
+    manifest: Manifest
+    identity: bytes
+    """Names the manifest, whatever scope it goes to."""
+    fetch: Fetch
+    """Brings its blobs."""
+    origin: str
+    """Where it comes from, for people."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where it goes: a `Committer` without a cache root."""
+
+    store: Storage
+    scope: Scope
+    layout: Layout | None
+    links_into: str
+    progress: Progress
+    ahead: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Brought:
+    """What became of one scope."""
+
+    scope: Scope
+    status: CommitStatus
+    generation: int = 0
+    """The newest now; 0 for none."""
+    files: int = 0
+    """Artifacts in that generation, those of other hosts included."""
+    bytes: int = 0
+    new_files: int = 0
+    """Artifacts that were brought in."""
+    declined: int = 0
+    """Artifacts that differ from published ones, which stay."""
+    new_blobs: int = 0
+    """Blobs that the store did not have, the manifest among them."""
+    uploaded: int = 0
+    """Bytes written to the store."""
+
+    def as_json(self) -> dict[str, Any]:
+        """For machines."""
+        content = asdict(self)
+        return {**content.pop("scope"), **content}
+
+
+@dataclass(slots=True)
+class _Proposal:
+    """What the next generation would hold."""
+
+    files: Files = field(default_factory=dict)
+    hosts: dict[str, Files] = field(default_factory=dict)
+    taken: list[tuple[str, Entry]] = field(default_factory=list)
+    """What is news: several hosts may have a path."""
+    declined: int = 0
+    contents: dict[bytes, bytes] = field(default_factory=dict)
+    """What mergers made, by digest."""
+
+
+def bring_in(target: Target, incoming: Incoming) -> Brought:
+    """Publish what the scope lacks of what comes.
+
+    Raises:
+        IntegrityError: a blob that it needs is missing or damaged where it comes from; nothing is published.
+        StoreUnavailable, OSError: the store cannot be used.
+    """
+    return _BringIn(target, incoming).run()
+
+
+class _BringIn:
+    def __init__(self, target: Target, incoming: Incoming) -> None:
+        self._storage = target.store
+        self._scope = target.scope
+        self._incoming = replace(incoming, manifest=standing(incoming.manifest))
+        self._progress = target.progress
+        self._notes = _Notes(target, incoming)
+        self._target = target
+        self._taken = 0
+        """The highest number that is known to be taken."""
+        self._published: _Proposal | None = None
+
+    def run(self) -> Brought:
+        self._storage.create()
+        target = self._target
+        ahead = (*target.ahead, *self._notes.packs())
+        self._uploader = Uploader(
+            Target(self._storage, self._scope, target.layout, target.links_into, target.progress, ahead)
+        )
+        for _ in range(_MAX_RACES):
+            theirs = self._newest()
+            proposal = self._propose(theirs)
+            lost = self._lost(theirs)
+            if not proposal.taken and not lost:
+                return self._report(theirs, proposal)
+            with suppress(StagingLost), self._storage.refs.reserve() as reserved:
+                self._upload_and_publish(theirs, proposal, lost, reserved)
+        raise StoreUnavailable(f"{_MAX_RACES} attempts to publish {self._scope} each found the generation taken")
+
+    def _newest(self) -> Published:
+        generation, snapshot = newest_whole(self._storage, self._scope)
+        if generation < self._taken:
+            # NFS may go on listing a folder as it was; a name that is known is looked up.
+            return Published(self._taken, self._storage.snapshot(self._storage.refs.get(self._scope, self._taken)))
+        return Published(generation, snapshot)
+
+    def _lost(self, theirs: Published) -> set[bytes]:
+        """Digests of what comes that the newest generation needs and the store has lost."""
+        sizes = {entry.digest: entry.size for entry in self._incoming.manifest.entries()}
+        return self._uploader.lost(theirs.snapshot, sizes) if theirs.snapshot else set()
+
+    # ---- What is news
+
+    def _propose(self, theirs: Published) -> _Proposal:
+        ours, published = self._incoming.manifest, theirs.manifest
+        proposal = _Proposal(hosts=dict(published.hosts))
+        newest = theirs.snapshot.ref if theirs.snapshot else None
+        proposal.files = self._merge(proposal, published.files, ours.files, newest)
+        for host, bound in ours.hosts.items():
+            proposal.hosts[host] = self._merge(proposal, published.hosts.get(host, {}), bound, newest)
+        return proposal
+
+    def _merge(self, proposal: _Proposal, theirs: Files, ours: Files, newest: Ref | None) -> Files:
+        merged = merge({}, theirs, ours, {})
+        for path in merged.to_merge:
+            if self._merge_content(proposal, merged.files, ours[path], path, newest):
+                merged.taken.append(path)
+        proposal.taken += ((path, merged.files[path]) for path in merged.taken)
+        proposal.declined += len(merged.declined)
+        return merged.files
+
+    def _merge_content(self, proposal: _Proposal, files: Files, ours: Entry, path: str, newest: Ref | None) -> bool:
+        """Join two versions of a file by their meaning; whether that is news."""
+        component, _, relative = path.partition("/")
+        known = load_table().get(component)
+        method = known.method("merge", relative) if known else None
+        if not method or not newest:
+            return False
+        try:
+            published = fetch(self._storage, files[path], newest)
+        except IntegrityError:
+            files[path] = ours
+            return True
+        for _, coming in self._incoming.fetch({ours.digest: ours.size}):
+            data = merge_files(method, published, bytes(coming))
+            if data == published:
+                return False
+            files[path] = ours._replace(digest=digest_of(data), size=len(data))
+            proposal.contents[digest_of(data)] = data
+            return True
+        raise IntegrityError(f"{path} is missing or damaged in {self._incoming.origin}; nothing is published")
+
+    # ---- Bringing it in
+
+    def _upload_and_publish(self, theirs: Published, proposal: _Proposal, lost: set[bytes], reserved: Upload) -> None:
+        """Whether another writer was faster shows when what is the newest then is merged again."""
+        uploader = self._uploader
+        among = {entry.digest for entry in self._incoming.manifest.entries()} | proposal.contents.keys()
+        uploader.begin(among, is_first=not theirs.generation)
+        wanted = self._wanted(theirs, proposal, lost)
+        offered = {entry.digest for _, entry in proposal.taken} | lost | proposal.contents.keys()
+        manifest = Manifest(proposal.files, proposal.hosts, self._meta(theirs))
+        manifest = noted(self._storage, manifest, theirs.snapshot, offered, uploader.below)
+        data = manifest.dump()
+        self._upload(wanted, proposal.contents, data)
+        ref = self._ref(theirs, manifest, data)
+        if self._storage.refs.publish(ref, reserved):
+            self._published = proposal
+        else:
+            log.debug("generation %d of %s was published by another worker", ref.generation, ref.scope)
+        self._taken = ref.generation
+
+    def _wanted(self, theirs: Published, proposal: _Proposal, lost: set[bytes]) -> list[tuple[bytes, int]]:
+        """Digests and sizes of what is to be uploaded, neighbours beside each other."""
+        news = sorted(proposal.taken, key=similarity)
+        unknown = {entry.digest: entry for _, entry in news if entry.digest not in lost}
+        wanted = {e.digest: e.size for e in self._uploader.lacking(unknown.values(), theirs.snapshot, None)}
+        wanted |= {e.digest: e.size for e in self._incoming.manifest.entries() if e.digest in lost}
+        return list(wanted.items())
+
+    def _upload(self, wanted: list[tuple[bytes, int]], contents: Mapping[bytes, bytes], manifest: bytes) -> None:
+        self._progress.done, self._progress.total = 0, len(wanted)
+
+        def fetch(chosen: Mapping[bytes, int]) -> Iterator[tuple[bytes, memoryview]]:
+            yield from ((digest, memoryview(contents[digest])) for digest in chosen if digest in contents)
+            yield from self._incoming.fetch({d: size for d, size in chosen.items() if d not in contents})
+
+        *others, last = map(dict, batches(wanted, _BATCH)) if wanted else [{}]
+        for batch in others:
+            self._check(self._uploader.copy(batch, fetch))
+            self._notes.add(self._uploader.packs)
+        self._check(self._uploader.copy(last, fetch, manifest))
+
+    def _check(self, refused: set[bytes]) -> None:
+        if refused:
+            raise IntegrityError(
+                f"{len(refused)} blobs of {self._incoming.origin} are missing or damaged; nothing is published"
+            )
+
+    def _meta(self, theirs: Published) -> dict[str, Any]:
+        """What stays of who built it: of the published generation, if it holds anything."""
+        manifest = theirs.manifest if theirs.manifest.entries() else self._incoming.manifest
+        return {
+            **manifest.meta,
+            "gpu": self._scope.gpu,
+            "key": self._scope.key,
+            "parent": theirs.generation,
+            # A manifest's name must be new: gc may be about to delete one of the same content.
+            "nonce": secrets.token_hex(16),
+        }
+
+    def _ref(self, theirs: Published, manifest: Manifest, data: bytes) -> Ref:
+        entries = manifest.entries()
+        return Ref(
+            scope=self._scope,
+            generation=theirs.generation + 1,
+            manifest=digest_of(data),
+            manifest_size=len(data),
+            packs=self._uploader.packs_of({entry.digest for entry in entries}, theirs.snapshot, None),
+            created=time.time(),
+            creator=creator(),
+            files=len(entries),
+            size=sum(entry.size for entry in entries),
+            parent=theirs.generation,
+            line=theirs.line,
+        )
+
+    def _report(self, theirs: Published, proposal: _Proposal) -> Brought:
+        """All of it is in the store now, or declined."""
+        if self._published:
+            self._notes.remove()
+        ref, told = theirs.snapshot and theirs.snapshot.ref, self._published or proposal
+        return Brought(
+            scope=self._scope,
+            status=CommitStatus.COMMITTED if self._published else CommitStatus.UNCHANGED,
+            generation=ref.generation if ref else 0,
+            files=ref.files if ref else 0,
+            bytes=ref.size if ref else 0,
+            new_files=len(told.taken),
+            declined=told.declined,
+            new_blobs=self._uploader.blobs,
+            uploaded=self._uploader.bytes,
+        )
+
+
+class _Notes:
+    """Which packs hold what was stored of it, for whoever goes on. gc removes them when it is that old."""
+
+    def __init__(self, target: Target, incoming: Incoming) -> None:
+        self._backend = target.store.backend
+        self._prefix = f"import-{digest_of(str(target.scope).encode() + incoming.identity).hex()[:32]}-"
+        self._known: set[str] = set()
+
+    def packs(self) -> tuple[str, ...]:
+        """Those that an earlier attempt stored."""
+        names = (child.name for child in self._backend.list(NOTES))
+        self._known = {name.removeprefix(self._prefix) for name in names if name.startswith(self._prefix)}
+        return tuple(sorted(self._known))
+
+    def add(self, packs: tuple[str, ...]) -> None:
+        """Remember them."""
+        for pack in packs:
+            if pack not in self._known:
+                self._backend.put_if_absent(f"{NOTES}/{self._prefix}{pack}", b"")
+                self._known.add(pack)
+
+    def remove(self) -> None:
+        """A ref names them now."""
+        for pack in self._known:
+            with suppress(OSError):
+                self._backend.delete(f"{NOTES}/{self._prefix}{pack}")

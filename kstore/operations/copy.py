@@ -1,0 +1,155 @@
+"""Copy what one store has to another: of each scope its newest generation, merged with what is there already."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from kstore.blobs import BlobStore
+from kstore.errors import IntegrityError, MissError, StoreUnavailable, UsageError
+from kstore.folders import nearest_writable
+from kstore.layers import newest_whole
+from kstore.leaning import fetch_many
+from kstore.local import cacheroot
+from kstore.operations.bring import Brought, Incoming, Target, bring_in
+from kstore.operations.restore import check_manifest
+from kstore.refs import Ref, RefState
+from kstore.report import SCHEMA
+from kstore.scope import Scope, check_key
+from kstore.settings import Mode
+from kstore.snapshot import Snapshot
+from kstore.storage import Storage, reporting_trouble
+from kstore.store import Store
+
+
+@dataclass(slots=True)
+class CopyReport:
+    """What a copy did."""
+
+    source: str
+    target: str
+    scopes: list[Brought] = field(default_factory=list)
+    withdrawn: list[Scope] = field(default_factory=list)
+    """Forgotten or quarantined in the target, and left so."""
+    damaged: list[str] = field(default_factory=list)
+    """Why some could not be copied."""
+
+    def as_json(self) -> dict[str, Any]:
+        """For machines."""
+        return {
+            "schema": SCHEMA,
+            "source": self.source,
+            "store": self.target,
+            "scopes": [brought.as_json() for brought in self.scopes],
+            "withdrawn": [
+                {"gpu": scope.gpu, "key": scope.key, "environment": scope.environment} for scope in self.withdrawn
+            ],
+            "damaged": self.damaged,
+        }
+
+
+def copy_keys(
+    source: Store, target: Store, keys: Sequence[str] = (), *, gpu: str | None = None, environment: str | None = None
+) -> CopyReport:
+    """Copy the keys, all if none are given, of every GPU and environment, or of those that are named.
+
+    What the target has forgotten or quarantined is brought back only if its key is named. A scope that is damaged in
+    the source is left out, and the report says why.
+
+    Raises:
+        MissError: the source has nothing of a key.
+        StoreUnavailable, StoreFormatError: a store cannot be used.
+        UsageError: both are the same.
+    """
+    report = CopyReport(source.location, target.location)
+    with reporting_trouble(source.location, "read"):
+        _check_stores(source, target)
+        scopes = list(_scopes(source, keys, gpu, environment))
+    for scope in scopes:
+        # What is known of packs is known of this scope's: memory does not grow with the store.
+        source.storage.blobs, target.storage.blobs = (BlobStore(s.storage.backend) for s in (source, target))
+        try:
+            _copy(source.storage, target, scope, report, revive=bool(keys))
+        except (IntegrityError, MissError) as error:  # damaged, or removed since it was listed
+            report.damaged.append(f"{scope} is not copied: {error}")
+    return report
+
+
+def _check_stores(source: Store, target: Store) -> None:
+    if not source.storage.settings:
+        raise StoreUnavailable(f"there is no store at {source.location}")
+    if os.path.realpath(source.location) == os.path.realpath(target.location):
+        raise UsageError(f"{source.location} and {target.location} are the same store")
+
+
+def _scopes(source: Store, keys: Sequence[str], gpu: str | None, environment: str | None) -> Iterator[Scope]:
+    for key in dict.fromkeys(keys) or [None]:
+        scopes = source.scopes(key and check_key(key))
+        found = [s for s in scopes if gpu in (None, s.gpu) and environment in (None, s.environment)]
+        if key and not found:
+            raise MissError(f"{source.location} has nothing under {key}; `kstore ls` lists what it has")
+        yield from found
+
+
+def _copy(source: Storage, target: Store, scope: Scope, report: CopyReport, *, revive: bool) -> None:
+    with reporting_trouble(source.location, "read"):
+        snapshot = newest_live(source, scope)
+    if snapshot is None:
+        return
+    with writing(target):
+        if not revive and _is_withdrawn(target.storage, scope):
+            report.withdrawn.append(scope)
+            return
+        check_manifest(snapshot.manifest)
+        fetch = partial(_fetch, source, snapshot.ref)
+        incoming = Incoming(snapshot.manifest, snapshot.ref.manifest, fetch, source.location)
+        report.scopes.append(bring_in(target_of(target, scope), incoming))
+
+
+def _is_withdrawn(storage: Storage, scope: Scope) -> bool:
+    """Whether it was forgotten or quarantined. A ref that cannot be read says nothing: it is passed over."""
+    with suppress(IntegrityError):
+        newest = storage.refs.newest(scope)
+        return newest is not None and newest.state is not RefState.LIVE
+    return False
+
+
+def _fetch(source: Storage, ref: Ref, wanted: Mapping[bytes, int]) -> Iterator[tuple[bytes, memoryview]]:
+    with reporting_trouble(source.location, "read"):
+        yield from fetch_many(source, (ref,), wanted)
+
+
+def newest_live(storage: Storage, scope: Scope) -> Snapshot | None:
+    """The newest generation that is whole; None if there is none, or its key was forgotten or quarantined.
+
+    Raises:
+        IntegrityError: none of them can be read.
+    """
+    generation, snapshot = newest_whole(storage, scope)
+    if generation and snapshot is None:
+        raise IntegrityError(f"no generation of {scope} can be read; see `kstore verify {scope.key}`")
+    return snapshot if snapshot and snapshot.ref.state is RefState.LIVE else None
+
+
+def target_of(store: Store, scope: Scope) -> Target:
+    """A scope of a store, as somebody sees it who has no cache root, but would have one here."""
+    folder = store.settings.cache_root or str(cacheroot.NUMBERED_ROOTS)
+    return Target(store.storage, scope, store.settings.layout, nearest_writable(folder), store.progress)
+
+
+@contextmanager
+def writing(store: Store) -> Iterator[None]:
+    """Look at the store anew, and say which one it is that cannot be written.
+
+    Raises:
+        StoreUnavailable: it cannot be written, or must not be.
+    """
+    if store.settings.mode is Mode.READ:
+        raise StoreUnavailable(f"cannot write to the store at {store.location}: this worker's mode is `read`")
+    with reporting_trouble(store.location, "write to"):
+        store.storage.open()
+        yield

@@ -1,0 +1,155 @@
+"""All that is known of a store's use, by GPU and key: restores, commits, bytes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
+
+from kstore.errors import IntegrityError, MissError
+from kstore.progress import Progress
+from kstore.refs import Ref
+from kstore.report import RestoreStatus
+from kstore.scope import Scope
+from kstore.stats.pages import read_hits, read_misses
+from kstore.stats.totals import Totals, sum_of
+from kstore.stats.usage import Held, Usage, usage_of
+from kstore.storage import Storage
+
+
+class Shelf(NamedTuple):
+    """What has one GPU and one key; its environments are taken together."""
+
+    gpu: str
+    key: str
+
+    @classmethod
+    def of(cls, scope: Scope) -> Shelf:
+        """Where a scope belongs."""
+        return cls(scope.gpu, scope.key)
+
+
+@dataclass(slots=True)
+class Commits:
+    """What is known of the commits of one shelf, from the refs that are kept."""
+
+    published: int = 0
+    """Generations that were ever published, those that gc has removed and empty ones included."""
+    timed: int = 0
+    """Generations that say what it took to commit them."""
+    seconds: float = 0.0
+    """What they took, all together."""
+    most: float = 0.0
+    """The slowest of them, in seconds."""
+    uploaded: int = 0
+    """Bytes that they wrote to the store."""
+    last: float = 0.0
+    """When the newest was published, by the committer's clock; 0 if there is none."""
+
+    def add(self, other: Commits) -> None:
+        """Count others as well."""
+        self.published += other.published
+        self.timed += other.timed
+        self.seconds += other.seconds
+        self.most = max(self.most, other.most)
+        self.uploaded += other.uploaded
+        self.last = max(self.last, other.last)
+
+
+@dataclass(slots=True)
+class Row:
+    """One shelf, or all of them."""
+
+    restores: Totals = field(default_factory=Totals)
+    commits: Commits = field(default_factory=Commits)
+    held: Held = field(default_factory=Held)
+    environments: int = 0
+
+    def as_json(self) -> dict[str, Any]:
+        """For machines."""
+        restores = self.restores
+        return {
+            "hits": restores.hits,
+            "misses": restores.count(RestoreStatus.MISS),
+            "seeded": restores.count(RestoreStatus.SEEDED),
+            "environments": self.environments,
+            "restores": restores.as_json(),
+            "commits": asdict(self.commits),
+            "generations": self.held.generations,
+            **{name: getattr(self.held, name) for name in ("artifacts", "unique", "manifests", "stored")},
+            "deduplicated": self.held.deduplicated,
+            "compressed": self.held.compressed,
+        }
+
+
+@dataclass(slots=True)
+class Overview:
+    """What is known of the use of a store, or of one key."""
+
+    store: str
+    key: str | None
+    rows: dict[Shelf, Row]
+    whole: Row
+    unreadable: list[str]
+
+    def as_json(self) -> dict[str, Any]:
+        """For machines."""
+        rows = [{**shelf._asdict(), **row.as_json()} for shelf, row in self.rows.items()]
+        return {"store": self.store, "key": self.key, "total": self.whole.as_json(), "keys": rows,
+                "unreadable": self.unreadable}  # fmt: skip
+
+
+def overview(storage: Storage, key: str | None = None, progress: Progress | None = None) -> Overview:
+    """Read what a store says of its use; of one key alone, if given. Nothing is written.
+
+    Raises:
+        OSError: the store cannot be read.
+    """
+    scopes = [scope for scope in storage.refs.scopes(under=key or "") if key in (None, scope.key)]
+    return overview_with(storage, usage_of(storage, Shelf.of, scopes if key else None, progress), scopes, key)
+
+
+def overview_with(storage: Storage, usage: Usage[Shelf], scopes: Iterable[Scope], key: str | None = None) -> Overview:
+    """The same, where the bytes of these scopes have been counted already."""
+    misses = {s: totals for s, totals in read_misses(storage.backend).items() if key in (None, s.key)}
+    rows = _rows(storage, scopes, misses, usage)
+    whole = Row(sum_of(row.restores for row in rows.values()), held=usage.whole)
+    for row in rows.values():
+        whole.environments += row.environments
+        whole.commits.add(row.commits)
+    return Overview(storage.location, key, dict(sorted(rows.items(), key=lambda item: item[0][::-1])), whole,
+                    usage.unreadable)  # fmt: skip
+
+
+def restores_of(storage: Storage, scope: Scope, misses: Mapping[Scope, Totals]) -> Totals:
+    """The restores of a scope, hits and misses."""
+    return sum_of((read_hits(storage.backend, scope), misses.get(scope, Totals())))
+
+
+def _rows(
+    storage: Storage, scopes: Iterable[Scope], misses: Mapping[Scope, Totals], usage: Usage[Shelf]
+) -> dict[Shelf, Row]:
+    rows: dict[Shelf, Row] = {}
+    for scope in dict.fromkeys((*scopes, *misses)):
+        row = rows.setdefault(Shelf.of(scope), Row(held=usage.groups.get(Shelf.of(scope), Held())))
+        row.environments += 1
+        row.restores.add(restores_of(storage, scope, misses))
+        row.commits.add(_commits_of(storage, scope))
+    return rows
+
+
+def _commits_of(storage: Storage, scope: Scope) -> Commits:
+    commits = Commits()
+    for number in storage.refs.generations(scope):
+        commits.published = max(commits.published, number)
+        with suppress(MissError, IntegrityError):
+            _count_commit(commits, storage.refs.get(scope, number))
+    return commits
+
+
+def _count_commit(commits: Commits, ref: Ref) -> None:
+    commits.last = max(commits.last, ref.created if math.isfinite(ref.created) else 0.0)
+    if ref.effort:
+        commits.add(Commits(0, 1, ref.effort.seconds, ref.effort.seconds, ref.effort.uploaded))

@@ -1,0 +1,198 @@
+"""Where the totals of restores are kept: `stats/<gpu>/<key>/@<environment>/<slot>.<n>`, a page each.
+
+A page is never replaced. Who adds to it reads number n and creates n + 1, which fails for all but one, and deletes
+what came before. So the name n + 1 may be free again, for who has read n long ago: whoever finds a newer page beside
+his own looks whether that has grown from it, by the mark that he has made. Who fails tries again in another slot, a
+few times. Where nobody else is at work one slot is used, and a scope has one file, however many workers it has.
+
+Misses are counted in slots that all scopes share: what is not published must leave no folder of its own, or the store
+would grow with every key that somebody asks for.
+
+Best effort, and read by people only: nothing that is restored, committed or deleted depends on it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from kstore.backends import Backend
+from kstore.refs import walk_scopes
+from kstore.report import RestoreStatus
+from kstore.scope import Scope
+from kstore.stats.totals import Sample, Totals, load_totals
+
+log = logging.getLogger(__name__)
+
+FOLDER = "stats"
+MISSES = f"{FOLDER}/@misses"
+"""Where what is not published for a key is counted, and what was restored from another key instead."""
+FORMAT = 1
+SLOTS = 16
+"""Files of one folder at most, but for those that are about to be deleted."""
+MOST_SCOPES = 256
+"""On a page of misses; those that nobody has asked for the longest go first."""
+_TRIES = 4
+_MARKS = 32
+"""Who added to a page last: so many others may do so before somebody has looked whether it was in vain."""
+_LARGEST_PAGE = 1 << 20
+"""Bytes."""
+_LONGEST_MARK = 16
+_NAME = re.compile(r"([0-9]{1,2})\.([0-9]{1,18})", re.ASCII)
+
+
+class _Newer(Exception):
+    """A newer kstore wrote it."""
+
+
+@dataclass(slots=True)
+class Page:
+    """Totals by scope."""
+
+    scopes: dict[Scope, Totals] = field(default_factory=dict)
+    marks: list[str] = field(default_factory=list)
+    """Of those who added to it, the last ones last."""
+
+    def add(self, other: Page) -> None:
+        """Count what others have counted."""
+        for scope, totals in other.scopes.items():
+            self.scopes.setdefault(scope, Totals()).add(totals)
+
+    def add_sample(self, scope: Scope, sample: Sample) -> None:
+        """Count one restore."""
+        self.scopes.setdefault(scope, Totals()).add_sample(sample)
+
+    def dump(self) -> bytes:
+        """As JSON."""
+        latest = sorted(self.scopes, key=lambda scope: -self.scopes[scope].last)[:MOST_SCOPES]
+        rows = [[scope.gpu, scope.key, scope.environment, self.scopes[scope].as_json()] for scope in latest]
+        return json.dumps({"format": FORMAT, "marks": self.marks[-_MARKS:], "scopes": rows}).encode() + b"\n"
+
+
+def load_page(data: bytes) -> Page | None:
+    """Read what `Page.dump` wrote; None if it is damaged."""
+    page = Page()
+    try:
+        content: dict[str, Any] = json.loads(data)
+        if content["format"] > FORMAT:
+            raise _Newer
+        page.marks = [str(mark)[:_LONGEST_MARK] for mark in content["marks"][-_MARKS:]]
+        for gpu, key, environment, totals in content["scopes"][:MOST_SCOPES]:
+            page.scopes[Scope(gpu, key, environment)] = load_totals(totals)
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError, RecursionError) as error:
+        log.debug("statistics cannot be read: %r", error)
+        return None
+    return page
+
+
+def folder_of(scope: Scope) -> str:
+    """Where the restores of a scope are counted."""
+    return f"{FOLDER}/{scope.folder.removeprefix('refs/')}"
+
+
+def add(backend: Backend, scope: Scope, sample: Sample) -> bool:
+    """Count one restore. False if others were at it each time that it was tried.
+
+    Raises:
+        OSError: the store cannot be written.
+    """
+    is_hit = sample.status in (RestoreStatus.RESTORED, RestoreStatus.CURRENT)
+    folder = folder_of(scope) if is_hit else MISSES
+    # Not from `random`: its numbers are the job's own.
+    return any(_add(backend, folder, secrets.randbelow(SLOTS) if number else 0, scope, sample)
+               for number in range(_TRIES))  # fmt: skip
+
+
+def _add(backend: Backend, folder: str, slot: int, scope: Scope, sample: Sample) -> bool:
+    numbers = _numbers(backend, folder).get(slot, [])
+    newest = max(numbers, default=0)
+    try:
+        page = _read(backend, f"{folder}/{slot}.{newest}") if newest else Page()
+    except (FileNotFoundError, _Newer):
+        return False
+    page.add_sample(scope, sample)
+    page.marks.append(mark := secrets.token_hex(4))
+    if not backend.put_if_absent(f"{folder}/{slot}.{newest + 1}", page.dump()):
+        return False
+    is_there = _is_kept(backend, folder, slot, newest + 1, mark)
+    for number in numbers if is_there else [newest + 1]:
+        backend.delete(f"{folder}/{slot}.{number}")
+    return is_there
+
+
+def _is_kept(backend: Backend, folder: str, slot: int, number: int, mark: str) -> bool:
+    """Whether the page that was just made is the newest, or what that has grown from."""
+    numbers = _numbers(backend, folder).get(slot, [])
+    with suppress(_Newer):
+        return max(numbers, default=0) <= number or mark in _read_newest(backend, folder, slot, numbers).marks
+    return True
+
+
+def read_hits(backend: Backend, scope: Scope) -> Totals:
+    """What the restores of a scope add up to, without its misses."""
+    return _read_folder(backend, folder_of(scope)).scopes.get(scope, Totals())
+
+
+def read_misses(backend: Backend) -> dict[Scope, Totals]:
+    """What was asked for and not published, by scope."""
+    return _read_folder(backend, MISSES).scopes
+
+
+def _read_folder(backend: Backend, folder: str) -> Page:
+    found = Page()
+    for slot, numbers in _numbers(backend, folder).items():
+        with suppress(_Newer):
+            found.add(_read_newest(backend, folder, slot, numbers))
+    return found
+
+
+def _read_newest(backend: Backend, folder: str, slot: int, numbers: list[int]) -> Page:
+    for _ in range(_TRIES):
+        if not numbers:
+            break
+        try:
+            return _read(backend, f"{folder}/{slot}.{max(numbers)}")
+        except FileNotFoundError:  # somebody has added to it since
+            numbers = _numbers(backend, folder).get(slot, [])
+    return Page()
+
+
+def _read(backend: Backend, name: str) -> Page:
+    """What is damaged, and was not just read badly, counts for nothing."""
+    for _ in range(2):
+        if page := load_page(backend.get(name, 0, _LARGEST_PAGE)):
+            return page
+    return Page()
+
+
+def _numbers(backend: Backend, folder: str) -> dict[int, list[int]]:
+    """Slot → the numbers that are there, usually one."""
+    found: dict[int, list[int]] = {}
+    for child in backend.list(folder):
+        match = _NAME.fullmatch(child.name)
+        if match and not child.is_folder and int(match[1]) < SLOTS:
+            found.setdefault(int(match[1]), []).append(int(match[2]))
+    return found
+
+
+def sweep_stats(backend: Backend, is_there: Callable[[Scope], bool]) -> None:
+    """Remove what was counted for scopes that are not there any more; what cannot be removed stays."""
+    try:
+        for scope in _scopes(backend):
+            folder = folder_of(scope)
+            for child in [] if is_there(scope) else list(backend.list(folder)):
+                backend.delete(f"{folder}/{child.name}")
+    except OSError as error:
+        log.debug("statistics cannot be removed: %s", error)
+
+
+def _scopes(backend: Backend) -> Iterator[Scope]:
+    for child in backend.list(FOLDER):
+        if child.is_folder and not child.name.startswith("@"):
+            yield from walk_scopes(backend, FOLDER, child.name)

@@ -1,0 +1,64 @@
+"""Counts a restore in the store, when whoever asked for it has his answer.
+
+A thread of its own does it, which nobody waits for but the end of the process, and that not long: a store that
+hangs, or may not be written, is no trouble of the job's.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from kstore.deadline import block_signals
+from kstore.report import RestoreReport
+from kstore.scope import Scope
+from kstore.settings import Mode
+from kstore.stats.pages import add
+from kstore.stats.totals import COUNTED, Sample
+
+if TYPE_CHECKING:
+    from kstore.storage import Storage
+    from kstore.store import Store
+
+log = logging.getLogger(__name__)
+
+PATIENCE = 1.0
+"""Seconds that the end of a process waits."""
+_running: set[threading.Thread] = set()
+
+
+def record(store: Store, report: RestoreReport) -> None:
+    """Have a restore counted, unless the settings say that nothing is written for it."""
+    settings = store.settings
+    # Where another rank was in trouble nothing was missing.
+    if settings.mode is Mode.READ or not settings.stats or report.status not in COUNTED or report.error:
+        return
+    thread = threading.Thread(target=_work, args=(store.storage, report), name="kstore-stats", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:  # At the end of the interpreter no thread can be started.
+        return
+    _running.difference_update([other for other in _running if not other.is_alive()])
+    if not _running:
+        atexit.unregister(finish)
+        atexit.register(finish)
+    _running.add(thread)
+
+
+def finish(seconds: float = PATIENCE) -> None:
+    """Wait until all is counted, but not for long."""
+    until = time.monotonic() + seconds
+    while _running:
+        _running.pop().join(max(0.0, until - time.monotonic()))
+
+
+def _work(storage: Storage, report: RestoreReport) -> None:
+    block_signals()
+    try:
+        if storage.settings:  # What is not there is not made to count that it is missing.
+            add(storage.backend, Scope(report.gpu, report.key, report.environment), Sample.of(report))
+    except Exception as error:
+        log.debug("a restore of %s is not counted: %s", report.key, error)

@@ -1,0 +1,284 @@
+"""Whose bytes a store holds: by reading the manifest of every generation, and the index of every pack.
+
+What is counted is what gc goes by. An object, a pack or a loose blob, is needed if a generation needs it; a pack is
+deleted whole or not at all. So what a group alone needs is what gc frees, in the end, if the group is forgotten. A
+frame of a pack that others need too comes free only when gc rewrites the pack, as it does with one that is mostly
+dead.
+
+Which blob is whose is kept in a table on local disk: `digest · owner · kind` in order, so that the owners of a blob
+follow each other.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Generic, NamedTuple, Self, TypeVar
+
+from kstore.blobs import BlobStore
+from kstore.blobs.loose import FOLDER as LOOSE
+from kstore.blobs.packindex import pack_name
+from kstore.blobs.packreader import PackReader
+from kstore.digest import DIGEST_SIZE
+from kstore.errors import IntegrityError, MissError
+from kstore.gc.digests import DigestSet
+from kstore.gc.mark import Needs, needs_in
+from kstore.manifest import Manifest
+from kstore.progress import Progress
+from kstore.refs import Ref
+from kstore.report import Count
+from kstore.scope import Scope
+from kstore.storage import Storage
+
+Group = TypeVar("Group", bound=Hashable)
+
+_OWNER = struct.Struct(">I")
+_SIZE = struct.Struct(">Q")
+_DIGEST = re.compile(rf"[0-9a-f]{{{2 * DIGEST_SIZE}}}")
+_PINNED = 0
+"""Owner of what pinned generations need: no group frees it by being forgotten."""
+_MANIFEST = ""
+"""In the place of a component's name."""
+OTHER = "other"
+"""In the place of the names of all components but the first few hundred, for a manifest may name any."""
+_MOST_KINDS = 255
+
+
+class Holding(NamedTuple):
+    """One generation and all that it needs."""
+
+    ref: Ref
+    is_pinned: bool
+    manifest: Manifest
+    needs: Needs
+
+
+def holdings(
+    storage: Storage, scopes: Iterable[Scope], unreadable: list[str], progress: Progress | None = None
+) -> Iterator[Holding]:
+    """Every generation of these scopes that can be read; why others cannot is appended to `unreadable`."""
+    progress = progress or Progress()
+    for scope in scopes:
+        pins = storage.refs.pins(scope)
+        for number in storage.refs.generations(scope):
+            try:
+                ref = storage.refs.get(scope, number)
+                blobs = BlobStore(storage.backend)
+                manifest = Manifest.load(blobs.fetch(ref.manifest, ref.manifest_size, ref.packs))
+                yield Holding(ref, number in pins, manifest, needs_in(blobs, ref, manifest))
+            except MissError:
+                continue  # removed since it was listed
+            except (IntegrityError, OSError) as error:
+                unreadable.append(f"generation {number} of {scope}: {error}")
+            progress.done += 1
+
+
+@dataclass(slots=True)
+class Held:
+    """What one group has. All in bytes, but for the number of generations."""
+
+    generations: int = 0
+    artifacts: int = 0
+    """Of all its generations, each counted by itself."""
+    unique: int = 0
+    """The same, equal files counted once."""
+    manifests: int = 0
+    """What says which artifact is where, in every generation."""
+    stored: int = 0
+    """The packs and loose blobs that it needs, packs whole."""
+    alone: int = 0
+    """Those that nothing else needs: what gc frees, in the end, if the group is forgotten."""
+    frames: int = 0
+    """Frames of packs that others need too, of which only this group needs anything: free when gc rewrites the pack."""
+
+    @property
+    def shared(self) -> int:
+        """What others need too."""
+        return self.stored - self.alone
+
+    @property
+    def deduplicated(self) -> int:
+        """What it saves that equal files are stored once."""
+        return self.artifacts - self.unique
+
+    @property
+    def compressed(self) -> int:
+        """What compression saves; less than 0 where packs hold more that is of no use."""
+        return self.unique + self.manifests - self.stored
+
+
+@dataclass(slots=True)
+class Usage(Generic[Group]):
+    """Whose bytes a store holds."""
+
+    groups: dict[Group, Held] = field(default_factory=dict)
+    whole: Held = field(default_factory=Held)
+    """All groups together. Nothing is shared with others, so `alone` is what no two groups share."""
+    dead_frames: int = 0
+    """Bytes of frames of needed packs of which nothing is needed any more."""
+    objects: Count = field(default_factory=Count)
+    """Every pack and loose blob in the store."""
+    unneeded: Count = field(default_factory=Count)
+    """Those that no generation needs: gc condemns and deletes them."""
+    unreadable: list[str] = field(default_factory=list)
+    """What cannot be read: nothing is known of what it needs."""
+
+
+class Accounts(Generic[Group]):
+    """Counts holdings, each for the group that `by` says. To be used in a context."""
+
+    def __init__(self, storage: Storage, by: Callable[[Scope], Group]) -> None:
+        self._storage = storage
+        self._by = by
+        self._numbers: dict[Group, int] = {}
+        self._kinds: dict[str, int] = {_MANIFEST: 0}
+        self._packs: dict[str, set[int]] = {}
+        self.usage: Usage[Group] = Usage()
+
+    def __enter__(self) -> Self:
+        self._open = ExitStack()
+        self._blobs = self._open.enter_context(DigestSet())
+        self._loose = self._open.enter_context(DigestSet())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open.close()
+
+    def add(self, holding: Holding) -> None:
+        """Count one generation."""
+        ref, group = holding.ref, self._by(holding.ref.scope)
+        owners = [self._numbers.setdefault(group, len(self._numbers) + 1)] + [_PINNED] * holding.is_pinned
+        size = sum(entry.size for entry in holding.manifest.entries())
+        for held in (self.usage.groups.setdefault(group, Held()), self.usage.whole):
+            held.generations += 1
+            held.artifacts += size
+        for owner in owners:
+            tail = _OWNER.pack(owner)
+            self._blobs.update({name[:DIGEST_SIZE] + tail + name[-1:]: size for name, size in self._rows(holding)})
+            self._loose.update({digest + tail: _SIZE.pack(size) for digest, size in holding.needs.loose.items()})
+            for pack in ref.packs:
+                self._packs.setdefault(pack, set()).add(owner)
+
+    def _rows(self, holding: Holding) -> Iterator[tuple[bytes, bytes]]:
+        """(digest, kind) in one, and the size, of each blob."""
+        yield holding.ref.manifest + b"\0", _SIZE.pack(holding.ref.manifest_size)
+        for files in (holding.manifest.files, *holding.manifest.hosts.values()):
+            for path, entry in files.items():
+                yield entry.digest + self._kind(path.partition("/")[0]), _SIZE.pack(entry.size)
+
+    def _kind(self, component: str) -> bytes:
+        if len(self._kinds) == _MOST_KINDS and component not in self._kinds:
+            component = OTHER
+        return bytes([self._kinds.setdefault(component, len(self._kinds))])
+
+    def finish(self, *, survey: bool = True) -> Usage[Group]:
+        """What it comes to. Without `survey`, nothing is said of what no generation of those that were added needs."""
+        held = dict(zip(self._numbers.values(), map(self.usage.groups.__getitem__, self._numbers), strict=True))
+        for owners, kind, size in self._each(self._blobs):
+            for one in (self.usage.whole, *(held[owner] for owner in owners - {_PINNED})):
+                one.unique += size if kind else 0
+                one.manifests += 0 if kind else size
+        for owners, _, size in self._each(self._loose):
+            self._count_object(held, owners, size)
+        for pack, owners in self._packs.items():
+            try:
+                reader = PackReader(self._storage.backend, pack)
+                self._count_object(held, owners, reader.size)
+                self._count_frames(held, reader, is_shared=len(owners) > 1)
+            except (IntegrityError, OSError) as error:
+                self.usage.unreadable.append(f"pack {pack}: {error}")
+        if survey:
+            self._survey()
+        return self.usage
+
+    def blobs(self) -> Iterator[tuple[frozenset[Group], str, int]]:
+        """(groups that have it, component, bytes) of each blob; manifests left out."""
+        groups = {number: group for group, number in self._numbers.items()}
+        kinds = {number: kind for kind, number in self._kinds.items()}
+        for owners, kind, size in self._each(self._blobs):
+            if kind:
+                yield frozenset(groups[owner] for owner in owners - {_PINNED}), kinds[kind], size
+
+    def _count_object(self, held: dict[int, Held], owners: set[int], size: int) -> None:
+        self.usage.whole.stored += size
+        for owner in owners - {_PINNED}:
+            held[owner].stored += size
+        if len(owners) == 1:
+            held[next(iter(owners))].alone += size
+            self.usage.whole.alone += size
+
+    def _count_frames(self, held: dict[int, Held], reader: PackReader, *, is_shared: bool) -> None:
+        first = 0
+        for frame in reader.index.frames:
+            digests = reader.index.digests[first : first + frame.blobs]
+            first += frame.blobs
+            owners = {_owner(name) for name in self._blobs.beginning(digests)}
+            if not owners:
+                self.usage.dead_frames += frame.packed_size
+            elif is_shared and len(owners) == 1:
+                held[next(iter(owners))].frames += frame.packed_size
+
+    def _each(self, table: DigestSet) -> Iterator[tuple[set[int], int, int]]:
+        """(owners, kind, size) of each blob, once."""
+        before, owners, kind, size = b"", set[int](), 0, 0
+        for name, value in table.items():
+            if name[:DIGEST_SIZE] != before:
+                if before:
+                    yield owners, kind, size
+                before, owners = name[:DIGEST_SIZE], set()
+                kind, size = (name[-1] if len(name) > DIGEST_SIZE + _OWNER.size else 0), _SIZE.unpack(value)[0]
+            owners.add(_owner(name))
+        if before:
+            yield owners, kind, size
+
+    def _survey(self) -> None:
+        """Count what is in the store, and what of it is needed by none."""
+        packs = {pack: pack in self._packs for pack in self._storage.blobs.packs()}
+        self._count_stored({pack_name(pack): is_needed for pack, is_needed in packs.items()})
+        for shard in list(self._storage.backend.list(LOOSE)):
+            self._count_stored(self._loose_in(f"{LOOSE}/{shard.name}"))
+
+    def _loose_in(self, shard: str) -> dict[str, bool]:
+        """The loose blobs of a folder, and whether anything needs them."""
+        names = {child.name for child in self._storage.backend.list(shard) if _DIGEST.fullmatch(child.name)}
+        found = self._loose.beginning(map(bytes.fromhex, names))
+        needed = {name[:DIGEST_SIZE].hex() for name in found}
+        return {f"{shard}/{name}": name in needed for name in names}
+
+    def _count_stored(self, names: Mapping[str, bool]) -> None:
+        usage = self.usage
+        for name, is_needed in names.items():
+            with suppress(FileNotFoundError):  # gc has removed it since
+                size = self._storage.backend.stat(name).size
+                usage.objects = Count(usage.objects.files + 1, usage.objects.bytes + size)
+                if not is_needed:
+                    usage.unneeded = Count(usage.unneeded.files + 1, usage.unneeded.bytes + size)
+
+
+def _owner(name: bytes) -> int:
+    number: int = _OWNER.unpack_from(name, DIGEST_SIZE)[0]
+    return number
+
+
+def usage_of(
+    storage: Storage,
+    by: Callable[[Scope], Group],
+    scopes: Iterable[Scope] | None = None,
+    progress: Progress | None = None,
+) -> Usage[Group]:
+    """Whose bytes a store holds; of these scopes alone, if they are given.
+
+    Raises:
+        OSError: the store cannot be read.
+    """
+    with Accounts(storage, by) as accounts:
+        chosen = storage.refs.scopes() if scopes is None else scopes
+        for holding in holdings(storage, chosen, accounts.usage.unreadable, progress):
+            accounts.add(holding)
+        return accounts.finish(survey=scopes is None)

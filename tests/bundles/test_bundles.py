@@ -1,0 +1,495 @@
+"""A bundle brings what one store has to another that never meets it."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import subprocess
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from kstore.bundles.format import FORMAT, Header
+from kstore.bundles.importing import import_bundle
+from kstore.bundles.partial import finished_as
+from kstore.bundles.reader import BundleReader
+from kstore.bundles.writer import BundleWriter
+from kstore.environment import Host
+from kstore.errors import IntegrityError, KstoreError, MissError, StoreFormatError, StoreUnavailable, UsageError
+from kstore.operations import bring as bringing
+from kstore.refs import RefState
+from kstore.report import CommitStatus
+from kstore.store import Store
+from tests.bundles.carrying import (
+    Killed,
+    Stored,
+    bring,
+    bundle_of,
+    export,
+    fill,
+    other_store,
+    restored,
+    without_relocated,
+)
+from tests.gc.stores import collect, collect_fully, pass_time
+from tests.trees import ENVIRONMENT, GPU, KEY, Node, contents, shared_object
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Node:
+    return fill(other_store(tmp_path / "source"), "one", "two")
+
+
+@pytest.mark.parametrize("there", ["loose", "packed"])
+@pytest.mark.parametrize("here", ["loose", "packed"])
+def test_what_is_imported_restores_as_it_was(tmp_path: Path, here: str, there: str) -> None:
+    source = fill(other_store(tmp_path / "source", here), "one", "two")
+    target = other_store(tmp_path / "target", there)
+    report = bring(target, bundle_of(source, tmp_path))
+    (brought,) = report.scopes
+    assert (brought.status, brought.generation, brought.declined) == (CommitStatus.COMMITTED, 1, 0)
+    assert brought.files == brought.new_files == source.newest().files
+    assert restored(target) == without_relocated(contents(source.tree.root))
+    assert bool(list((target.location / "packs").glob("*"))) == (there == "packed")
+
+
+def test_a_bundle_can_be_imported_under_another_key(source: Node, tmp_path: Path) -> None:
+    target = other_store(tmp_path / "target")
+    bring(target, bundle_of(source, tmp_path), "other/v2")
+    assert target.store.newest(target.store.scope(KEY)) is None
+    assert restored(target, key="other/v2") == without_relocated(contents(source.tree.root))
+
+
+def test_a_malformed_key_is_the_callers_mistake(source: Node, tmp_path: Path) -> None:
+    with pytest.raises(UsageError):
+        bring(other_store(tmp_path / "target"), bundle_of(source, tmp_path), "../key")
+
+
+def test_every_gpu_and_environment_comes_along(source: Node, tmp_path: Path) -> None:
+    other = fill(other_store(tmp_path / "source", name="other", environment="torch-other"), "three")
+    export(source, tmp_path / "both.kstore", other)
+    target = other_store(tmp_path / "target")
+    assert len(bring(target, tmp_path / "both.kstore").scopes) == 2
+    twin = other_store(tmp_path / "target", name="twin", environment="torch-other")
+    twin.restore()
+    assert without_relocated(contents(twin.tree.root)) == without_relocated(contents(other.tree.root))
+    assert restored(target) == without_relocated(contents(source.tree.root))
+
+
+def test_host_bound_files_of_several_hosts_come_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = other_store(tmp_path / "source")
+    for number, name in enumerate("ab"):
+        monkeypatch.setattr("kstore.worker.detect_host", lambda name=name: Host(name * 16, {}))
+        node = other_store(tmp_path / "source", name=name)
+        node.tree.put("inductor/ab/same.so", shared_object() + bytes([number]))
+        node.commit()
+    target = other_store(tmp_path / "target")
+    bring(target, bundle_of(source, tmp_path))
+    hosts = target.store.snapshot(target.newest()).manifest.hosts
+    assert hosts.keys() == {"a" * 16, "b" * 16}
+    for bound in hosts.values():
+        (entry,) = bound.values()
+        assert target.store.storage.blobs.fetch(entry.digest, entry.size)
+
+
+# ---- The same bytes
+
+
+def test_a_generation_is_always_the_same_file(source: Node, tmp_path: Path) -> None:
+    first = bundle_of(source, tmp_path, "first").read_bytes()
+    worker = Node(tmp_path / "source", "another", layout=None)
+    assert bundle_of(worker, tmp_path, "second").read_bytes() == first
+
+
+@pytest.mark.parametrize("there", ["loose", "packed"])
+def test_a_store_that_imported_it_exports_the_same_file(source: Node, tmp_path: Path, there: str) -> None:
+    first = bundle_of(source, tmp_path, "first")
+    target = other_store(tmp_path / "target", there)
+    bring(target, first)
+    assert bundle_of(target, tmp_path, "second").read_bytes() == first.read_bytes()
+
+
+def test_stores_of_both_layouts_with_equal_files_export_equal_bundles(tmp_path: Path) -> None:
+    loose = fill(other_store(tmp_path / "one", "loose"), "one", "two")
+    packed = other_store(tmp_path / "other", "packed")
+    packed.store = Store(
+        packed.location, cache_root=loose.tree.root, layout="packed", gpu=GPU, environment=ENVIRONMENT, environ={}
+    )
+    packed.commit()
+    assert packed.newest().packs and not loose.newest().packs
+    assert bundle_of(packed, tmp_path, "b").read_bytes() == bundle_of(loose, tmp_path, "a").read_bytes()
+
+
+def test_nothing_of_the_export_is_in_it(source: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ref = source.newest()
+    data = bundle_of(source, tmp_path).read_bytes()
+    nonce = source.store.snapshot(ref).manifest.meta["nonce"]
+    plain = b"".join(bytes(blob) for blob in everything_in(tmp_path / "bundle.kstore")) + data
+    for secret in (ref.creator, str(nonce), str(tmp_path / "source" / "store")):
+        assert secret.encode() not in plain
+
+
+def everything_in(path: Path) -> list[memoryview]:
+    with BundleReader(str(path)) as bundle:
+        bundle.check()
+        return [data for _, data in bundle.fetch(bundle._pack.index.sizes_by_digest())]
+
+
+@pytest.mark.skipif(shutil.which("zstd") is None, reason="the zstd program is not installed")
+def test_the_zstd_program_reads_it(source: Node, tmp_path: Path) -> None:
+    bundle = bundle_of(source, tmp_path)
+    done = subprocess.run(["zstd", "-dc", bundle], capture_output=True, check=True)
+    assert done.stdout == b"".join(everything_in(bundle))
+
+
+# ---- Merging with what is there
+
+
+def test_the_same_bundle_again_publishes_nothing(source: Node, tmp_path: Path, layout: str) -> None:
+    target = other_store(tmp_path / "target", layout)
+    bundle = bundle_of(source, tmp_path)
+    bring(target, bundle)
+    before = contents(target.location)
+    (brought,) = bring(target, bundle).scopes
+    assert (brought.status, brought.new_files, brought.new_blobs) == (CommitStatus.UNCHANGED, 0, 0)
+    assert contents(target.location) == before
+
+
+def test_nothing_that_was_published_is_lost(source: Node, tmp_path: Path, layout: str) -> None:
+    target = fill(other_store(tmp_path / "target", layout), "two", "three")
+    theirs = without_relocated(contents(target.tree.root))
+    target.tree.kernel("one", "differently")
+    target.commit()
+    (brought,) = bring(target, bundle_of(source, tmp_path)).scopes
+    assert (brought.status, brought.generation) == (CommitStatus.COMMITTED, 3)
+    assert brought.declined > 0
+    ours = without_relocated(contents(source.tree.root))
+    assert restored(target) == ours | theirs | without_relocated(contents(target.tree.root))
+    assert target.newest().line == 1
+
+
+def test_a_file_that_is_merged_by_meaning_is_merged(tmp_path: Path, layout: str) -> None:
+    source, target = other_store(tmp_path / "source"), other_store(tmp_path / "target", layout)
+    for node, values in ((source, {"a": 1, "both": 1}), (target, {"b": 2, "both": 2})):
+        node.tree.timings(values)
+        node.commit()
+    bundle = bundle_of(source, tmp_path)
+    bring(target, bundle)
+    (merged,) = restored(target).values()
+    assert json.loads(merged) == {"a": 1, "b": 2, "both": 2}
+    assert bring(target, bundle).scopes[0].status is CommitStatus.UNCHANGED
+
+
+def test_only_what_the_store_lacks_is_uploaded(
+    source: Node, tmp_path: Path, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = fill(other_store(tmp_path / "target", layout), "one")
+    had = {entry.digest for entry in target.published().values()}
+    bundle = bundle_of(source, tmp_path)
+    stored = Stored(monkeypatch)
+    bring(target, bundle)
+    assert had.isdisjoint(stored.digests)
+    assert len(set(stored.digests)) == len(stored.digests)
+
+
+def test_a_key_that_was_forgotten_comes_back(source: Node, tmp_path: Path) -> None:
+    target = other_store(tmp_path / "target")
+    bundle = bundle_of(source, tmp_path)
+    bring(target, bundle)
+    target.store.forget(KEY)
+    bring(target, bundle)
+    assert (target.newest().generation, target.newest().state) == (3, RefState.LIVE)
+    assert restored(target) == without_relocated(contents(source.tree.root))
+
+
+def test_what_verify_found_damaged_is_put_back(source: Node, tmp_path: Path) -> None:
+    target = other_store(tmp_path / "target", "loose")
+    bundle = bundle_of(source, tmp_path)
+    bring(target, bundle)
+    manifest = target.newest().manifest.hex()
+    victim = next(p for p in (target.location / "blobs").rglob("*") if p.is_file() and p.name != manifest)
+    victim.chmod(0o644)
+    victim.write_bytes(b"damaged")
+    assert not target.store.verify(repair=True).ok
+    bring(target, bundle)
+    assert Node(tmp_path / "target", layout="loose").store.verify().ok
+
+
+def test_an_import_meets_a_commit(source: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody publishes between the merge and the publishing: it is merged anew."""
+    target = other_store(tmp_path / "target", "packed")
+    rival = Node(tmp_path / "target", "rival", layout="packed")
+    upload = bringing._BringIn._upload
+    raced = []
+
+    def racing(self: object, *arguments: object) -> None:
+        if not raced:
+            raced.append(fill(rival, "rival"))
+        upload(self, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(bringing._BringIn, "_upload", racing)
+    (brought,) = bring(target, bundle_of(source, tmp_path)).scopes
+    assert (brought.status, brought.generation) == (CommitStatus.COMMITTED, 2)
+    expected = without_relocated(contents(source.tree.root) | contents(rival.tree.root))
+    assert restored(target) == expected
+
+
+# ---- Killed, and done again
+
+
+@pytest.fixture
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bringing, "_BATCH", 700)
+    monkeypatch.setattr("kstore.blobs.blobstore._BATCH_COUNT", 1)
+
+
+@pytest.mark.usefixtures("small_batches")
+def test_an_import_that_was_killed_uploads_only_the_rest(
+    source: Node, tmp_path: Path, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = bundle_of(source, tmp_path)
+    whole = other_store(tmp_path / "whole", layout)
+    stored = Stored(monkeypatch)
+    bring(whole, bundle)
+    total = len(stored.digests)
+
+    target = other_store(tmp_path / "target", layout)
+    stored.digests.clear()
+    stored.limit = total * 2 // 3
+    with pytest.raises(Killed):
+        bring(target, bundle)
+    assert target.store.newest(target.store.scope(KEY)) is None
+
+    stored.digests.clear()
+    stored.limit = None
+    again = other_store(tmp_path / "target", layout)
+    (brought,) = bring(again, bundle).scopes
+    assert brought.status is CommitStatus.COMMITTED
+    assert 0 < len(stored.digests) < total * 2 // 3
+    assert restored(again) == without_relocated(contents(source.tree.root))
+    assert list((again.location / "groups").glob("*")) == []
+
+
+@pytest.mark.usefixtures("small_batches")
+def test_so_does_one_whose_process_was_killed(
+    source: Node, tmp_path: Path, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = bundle_of(source, tmp_path)
+    target = other_store(tmp_path / "target", layout)
+
+    def die() -> None:
+        stored = Stored(monkeypatch)
+        stored.limit = 12
+        stored.kill = partial(os.kill, os.getpid(), signal.SIGKILL)
+        bring(target, bundle)
+
+    process = multiprocessing.get_context("fork").Process(target=die)
+    process.start()
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL
+    stored = Stored(monkeypatch)
+    (brought,) = bring(target, bundle).scopes
+    assert 0 < len(stored.digests) <= brought.files + 1 - 10
+    assert restored(target) == without_relocated(contents(source.tree.root))
+
+
+@pytest.mark.usefixtures("small_batches")
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_gc_between_a_killed_import_and_the_next_loses_nothing(
+    source: Node, tmp_path: Path, layout: str, rounds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once what it left is condemned, once it is gone."""
+    bundle = bundle_of(source, tmp_path)
+    target = other_store(tmp_path / "target", layout)
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        Stored(patch).limit = 12
+        bring(target, bundle)
+    for _ in range(rounds):
+        collect(target)
+        pass_time(target)
+    again = other_store(tmp_path / "target", layout)
+    bring(again, bundle)
+    for _ in range(3):
+        collect_fully(again)
+    assert restored(again) == without_relocated(contents(source.tree.root))
+
+
+@pytest.mark.usefixtures("small_batches")
+def test_what_gc_took_after_the_notes_were_read_is_uploaded_again(
+    source: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = bundle_of(source, tmp_path)
+    target = other_store(tmp_path / "target", "packed")
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        Stored(patch).limit = 12
+        bring(target, bundle)
+    again = other_store(tmp_path / "target", "packed")
+    packs = bringing._Notes.packs
+
+    def reading(notes: bringing._Notes) -> tuple[str, ...]:
+        found = packs(notes)
+        collect_fully(target)
+        assert found and not list((target.location / "packs").iterdir())
+        return found
+
+    monkeypatch.setattr(bringing._Notes, "packs", reading)
+    bring(again, bundle)
+    assert restored(again) == without_relocated(contents(source.tree.root))
+
+
+@pytest.mark.usefixtures("small_batches")
+def test_gc_while_an_import_uploads_loses_nothing(
+    source: Node, tmp_path: Path, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both phases of gc, with a grace between, after each of the first batches: the import begins again."""
+    target = other_store(tmp_path / "target", layout)
+    add = bringing._Notes.add
+    rounds = []
+
+    def collecting(notes: bringing._Notes, packs: tuple[str, ...]) -> None:
+        add(notes, packs)
+        if len(rounds) < 4:
+            rounds.append(collect_fully(Node(tmp_path / "target", "gc", layout=None)))
+
+    monkeypatch.setattr(bringing._Notes, "add", collecting)
+    bring(target, bundle_of(source, tmp_path))
+    assert len(rounds) == 4
+    for _ in range(3):
+        collect_fully(target)
+    assert restored(target) == without_relocated(contents(source.tree.root))
+
+
+class TestExportAgain:
+    """An export that was killed left `bundle.kstore.partial`."""
+
+    @pytest.fixture
+    def source(self, tmp_path: Path) -> Node:
+        """Frames of a bundle end at 4 MiB."""
+        node = fill(other_store(tmp_path / "source", "packed"), "one", "two")
+        for number in range(8):
+            node.tree.put(f"inductor/ab/large{number}.bin", os.urandom(2 << 20))
+        node.tree.put("inductor/ab/huge.bin", os.urandom(9 << 20))
+        node.commit()
+        return node
+
+    @pytest.fixture
+    def whole(self, source: Node, tmp_path: Path) -> bytes:
+        return bundle_of(source, tmp_path, "whole").read_bytes()
+
+    @pytest.mark.parametrize("share", [0.001, 0.3, 0.55, 0.9, 0.9999, 1.0])
+    def test_it_goes_on_where_that_ended(self, source: Node, tmp_path: Path, whole: bytes, share: float) -> None:
+        left = int(len(whole) * share)
+        (tmp_path / "bundle.kstore.partial").write_bytes(whole[:left])
+        exported = export(source, tmp_path / "bundle.kstore")
+        assert (tmp_path / "bundle.kstore").read_bytes() == whole
+        assert left - (13 << 20) < exported.resumed <= left or not exported.resumed
+        assert exported.resumed or share < 0.3
+        assert not (tmp_path / "bundle.kstore.partial").exists()
+
+    def test_only_the_rest_is_read(
+        self, source: Node, tmp_path: Path, whole: bytes, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "bundle.kstore.partial").write_bytes(whole[: len(whole) * 3 // 4])
+        stored = Stored(monkeypatch)
+        exported = export(source, tmp_path / "bundle.kstore")
+        assert 0 < len(stored.digests) < exported.blobs
+
+    def test_a_damaged_frame_is_written_anew(self, source: Node, tmp_path: Path, whole: bytes) -> None:
+        data = bytearray(whole[: len(whole) * 9 // 10])
+        data[len(data) // 2] ^= 1
+        (tmp_path / "bundle.kstore.partial").write_bytes(data)
+        exported = export(source, tmp_path / "bundle.kstore")
+        assert 0 < exported.resumed < len(data) // 2 + 1
+        assert (tmp_path / "bundle.kstore").read_bytes() == whole
+
+    @pytest.mark.parametrize("left", [b"", b"something else" * 100_000])
+    def test_what_is_no_bundle_is_written_over(self, source: Node, tmp_path: Path, whole: bytes, left: bytes) -> None:
+        (tmp_path / "bundle.kstore.partial").write_bytes(left)
+        assert export(source, tmp_path / "bundle.kstore").resumed == 0
+        assert (tmp_path / "bundle.kstore").read_bytes() == whole
+
+    def test_another_generation_is_begun_anew(self, source: Node, tmp_path: Path, whole: bytes) -> None:
+        (tmp_path / "bundle.kstore.partial").write_bytes(whole[:-1])
+        source.tree.wrapper("news")
+        source.commit()
+        assert export(source, tmp_path / "bundle.kstore").resumed == 0
+        with BundleReader(str(tmp_path / "bundle.kstore")) as bundle:
+            bundle.check()
+
+    def test_one_that_fails_leaves_what_it_wrote_and_not_the_file(self, source: Node, tmp_path: Path) -> None:
+        snapshot = source.store.snapshot(source.newest())
+        for pack in (tmp_path / "source/store/packs").iterdir():
+            pack.chmod(0o644)
+            data = bytearray(pack.read_bytes())
+            data[len(data) // 2] ^= 1
+            pack.write_bytes(data)
+        writer = BundleWriter(Node(tmp_path / "source").store.storage, [snapshot])
+        with (
+            pytest.raises(IntegrityError, match="missing or damaged"),
+            finished_as(str(tmp_path / "b.kstore"), resumable=True) as file,
+        ):
+            writer.resume(file)
+        assert not (tmp_path / "b.kstore").exists()
+        assert (tmp_path / "b.kstore.partial").stat().st_size > 0
+
+    def test_two_do_not_write_the_same_file(self, source: Node, tmp_path: Path) -> None:
+        with finished_as(str(tmp_path / "b.kstore"), resumable=True) as file:
+            with pytest.raises(KstoreError, match="another process"):
+                export(source, tmp_path / "b.kstore")
+            file.write(b"mine")
+        assert (tmp_path / "b.kstore").read_bytes() == b"mine"
+
+
+def test_where_the_file_cannot_be_written_the_error_says_so(source: Node, tmp_path: Path) -> None:
+    with pytest.raises(StoreUnavailable, match="cannot write"):
+        export(source, tmp_path / "missing" / "bundle.kstore")
+
+
+def test_a_folder_is_no_file(source: Node, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(StoreUnavailable, match="directory"):
+        export(source, tmp_path / "folder")
+
+
+def test_a_full_disk_is_told_of_the_file(source: Node) -> None:
+    writer = BundleWriter(source.store.storage, [source.store.snapshot(source.newest())])
+    with (
+        pytest.raises(StoreUnavailable, match="cannot write /dev/full"),
+        finished_as("/dev/full", resumable=True) as file,
+    ):
+        writer.write(file)
+
+
+def test_a_file_that_is_missing_is_told(tmp_path: Path) -> None:
+    with pytest.raises(StoreUnavailable, match="cannot read"):
+        bring(other_store(tmp_path / "target"), tmp_path / "missing.kstore")
+
+
+def test_another_gpu_is_a_miss(source: Node, tmp_path: Path) -> None:
+    bundle = bundle_of(source, tmp_path)
+    target = other_store(tmp_path / "target")
+    with pytest.raises(MissError, match="nvidia-test-sm90"):
+        import_bundle(target.store, str(bundle), gpu="another")
+    assert not target.location.exists()
+
+
+def test_a_store_that_is_only_read_is_not_written(source: Node, tmp_path: Path) -> None:
+    bundle = bundle_of(source, tmp_path)
+    with pytest.raises(StoreUnavailable, match="mode"):
+        bring(other_store(tmp_path / "target", mode="read"), bundle)
+
+
+def test_a_bundle_of_a_newer_kstore_is_no_damage(source: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("kstore.bundles.format.FORMAT", FORMAT + 1)
+        bundle = bundle_of(source, tmp_path)
+    with pytest.raises(StoreFormatError, match="install the version"):
+        bring(other_store(tmp_path / "target"), bundle)
+
+
+def test_the_header_names_the_version_of_zstd() -> None:
+    assert b"zstd 1." in Header("key", ()).dump()

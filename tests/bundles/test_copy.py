@@ -1,0 +1,170 @@
+"""A copy brings the newest generations of one store into another, and moves only what is missing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kstore.errors import MissError, StoreUnavailable, UsageError
+from kstore.operations.copy import CopyReport, copy_keys
+from kstore.report import CommitStatus
+from tests.bundles.carrying import Stored, fill, other_store, restored, without_relocated
+from tests.gc.stores import collect_fully
+from tests.trees import ENVIRONMENT, GPU, KEY, Node, contents
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Node:
+    return fill(other_store(tmp_path / "source", "packed"), "one", "two")
+
+
+@pytest.fixture
+def target(tmp_path: Path, layout: str) -> Node:
+    return other_store(tmp_path / "target", layout)
+
+
+def copy(source: Node, target: Node, *keys: str, **choice: Any) -> CopyReport:
+    return copy_keys(source.store, target.store, keys, **choice)
+
+
+def test_what_is_copied_restores_as_it_was(source: Node, target: Node) -> None:
+    (brought,) = copy(source, target).scopes
+    assert (brought.status, brought.generation, brought.files) == (CommitStatus.COMMITTED, 1, source.newest().files)
+    assert restored(target) == without_relocated(contents(source.tree.root))
+
+
+def test_the_second_time_there_is_nothing_to_copy(source: Node, target: Node) -> None:
+    copy(source, target)
+    before = contents(target.location)
+    (brought,) = copy(source, target).scopes
+    assert (brought.status, brought.new_blobs, brought.uploaded) == (CommitStatus.UNCHANGED, 0, 0)
+    assert contents(target.location) == before
+
+
+def test_only_what_is_missing_is_moved(source: Node, target: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    copy(source, target)
+    known = {entry.digest for entry in source.published().values()}
+    fill(source, "three")
+    news = {entry.digest for entry in source.published().values()} - known
+    stored = Stored(monkeypatch)
+    (brought,) = copy(source, target).scopes
+    assert len(stored.digests) == brought.new_blobs == len(news) + 1  # and the manifest
+    assert news < set(stored.digests)
+    assert restored(target) == without_relocated(contents(source.tree.root))
+
+
+def test_every_key_keeps_its_scope(source: Node, target: Node, tmp_path: Path) -> None:
+    other = Node(tmp_path / "source", "other", layout="loose", environment="torch-other")
+    other.tree.wrapper("other")
+    other.commit("another/key")
+    report = copy(source, target)
+    assert {brought.scope for brought in report.scopes} == set(source.store.scopes()) == set(target.store.scopes())
+
+
+def test_keys_and_environments_can_be_chosen(source: Node, target: Node, tmp_path: Path) -> None:
+    other = Node(tmp_path / "source", "other", environment="torch-other")
+    other.tree.wrapper("other")
+    other.commit()
+    other.commit("another/key")
+    assert {b.scope.key for b in copy(source, target, "another/key").scopes} == {"another/key"}
+    assert {b.scope.environment for b in copy(source, target, KEY, environment=ENVIRONMENT).scopes} == {ENVIRONMENT}
+    assert copy(source, target, gpu="another").scopes == []
+    with pytest.raises(MissError, match="nothing under missing"):
+        copy(source, target, "missing")
+
+
+def test_it_is_merged_with_what_is_there(source: Node, target: Node) -> None:
+    fill(target, "three")
+    (brought,) = copy(source, target).scopes
+    assert (brought.generation, brought.declined) == (2, 0)
+    assert restored(target) == without_relocated(contents(source.tree.root) | contents(target.tree.root))
+
+
+def test_two_stores_that_are_copied_both_ways_hold_the_same(source: Node, target: Node) -> None:
+    fill(target, "two", "three")
+    copy(source, target)
+    copy(target, source)
+    assert restored(target) == restored(source)
+    assert copy(source, target).scopes[0].status is CommitStatus.UNCHANGED
+
+
+@pytest.mark.parametrize("verb", ["forget", "quarantine"])
+def test_what_was_withdrawn_stays_so_unless_it_is_named(source: Node, target: Node, verb: str) -> None:
+    copy(source, target)
+    getattr(target.store, verb)(KEY)
+    report = copy(source, target)
+    assert (report.scopes, report.withdrawn) == ([], [target.store.scope(KEY)])
+    assert copy(source, target, KEY).scopes[0].status is CommitStatus.COMMITTED
+    assert restored(target) == without_relocated(contents(source.tree.root))
+
+
+def test_what_the_source_forgot_is_not_copied(source: Node, target: Node) -> None:
+    source.store.forget(KEY)
+    assert copy(source, target).scopes == []
+    assert not target.location.exists()
+
+
+def test_a_damaged_key_is_left_out_and_told(source: Node, target: Node) -> None:
+    good = Node(source.location.parent, "good", layout="packed")
+    good.tree.wrapper("good")
+    good.commit("good/key")
+    for pack in source.newest().packs:
+        path = source.location / "packs" / pack
+        path.chmod(0o644)
+        data = bytearray(path.read_bytes())
+        data[20] ^= 1
+        path.write_bytes(data)
+    report = copy(Node(source.location.parent, layout="packed"), target)
+    assert [brought.scope.key for brought in report.scopes] == ["good/key"]
+    assert len(report.damaged) == 1 and KEY in report.damaged[0]
+    assert target.store.newest(target.store.scope(KEY)) is None
+
+
+def test_a_target_whose_newest_ref_is_damaged_is_healed(source: Node, target: Node) -> None:
+    copy(source, target)
+    path = target.location / target.newest().name
+    path.chmod(0o644)
+    path.write_bytes(b"damaged")
+    (brought,) = copy(source, target).scopes
+    assert (brought.status, brought.generation) == (CommitStatus.COMMITTED, 2)
+    assert restored(target) == without_relocated(contents(source.tree.root))
+
+
+def test_gc_after_a_copy_takes_nothing_of_it(source: Node, target: Node) -> None:
+    fill(target, "two")
+    copy(source, target)
+    for _ in range(3):
+        collect_fully(target)
+    assert restored(target) == without_relocated(contents(source.tree.root) | contents(target.tree.root))
+
+
+def test_a_loose_source_is_copied_as_well(tmp_path: Path, target: Node) -> None:
+    source = fill(other_store(tmp_path / "loose", "loose"), "one", "two")
+    copy(source, target)
+    assert restored(target) == without_relocated(contents(source.tree.root))
+
+
+def test_a_store_is_not_copied_to_itself(source: Node) -> None:
+    with pytest.raises(UsageError, match="same store"):
+        copy(source, Node(source.location.parent, "again"))
+
+
+def test_a_source_that_is_no_store_is_told(tmp_path: Path, target: Node) -> None:
+    with pytest.raises(StoreUnavailable, match="no store"):
+        copy(Node(tmp_path), target)
+
+
+def test_a_target_that_is_only_read_is_not_written(source: Node, tmp_path: Path) -> None:
+    target = other_store(tmp_path / "target", mode="read")
+    with pytest.raises(StoreUnavailable, match="mode"):
+        copy(source, target)
+
+
+def test_how_blobs_are_stored_is_found_out_by_linking(source: Node, tmp_path: Path) -> None:
+    """As a commit from here would."""
+    target = other_store(tmp_path / "target", None)
+    copy(source, target)
+    assert (target.location / "blobs").is_dir() and not (target.location / "packs").exists()
+    assert GPU in {brought.scope.gpu for brought in copy(source, target).scopes}

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.cli.commandline import ENVIRONMENT, GPU, Cli
+
+
+def bytes_in(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def test_what_a_key_alone_frees_and_what_it_shares(cli: Cli) -> None:
+    cli.publish("my/v1", "one", "two")
+    cli.publish("my/v2", "two", "three")
+    content = cli("du", "--json").json
+
+    keys = {row["key"]: row for row in content["keys"]}
+    assert keys["my/v1"]["shared"] == keys["my/v2"]["shared"] == len("two")
+    assert keys["my/v1"]["alone"] == keys["my/v1"]["stored"] - len("two")
+    assert content["objects"]["bytes"] == content["total"]["stored"] == bytes_in(cli.store / "blobs")
+
+
+def test_forgetting_and_gc_free_what_was_said(cli: Cli) -> None:
+    cli.publish("my/v1", "one", "two")
+    cli.publish("my/v2", "two", "three")
+    (row,) = cli("du", "my/v1", "--json").json["keys"]
+    before = bytes_in(cli.store / "blobs")
+    assert cli("forget", "my/v1").code == 0
+    assert cli("gc", "--offline").code == 0
+
+    assert before - bytes_in(cli.store / "blobs") == row["alone"]
+
+
+def test_a_table_for_people(cli: Cli) -> None:
+    cli.publish("my/v1", "one")
+    cli.publish("my/v2", "two")
+    result = cli("du")
+
+    assert result.code == 0
+    assert result.out.splitlines()[0].split()[:3] == ["KEY", "GENS", "FILES'"]
+    assert "my/v1" in result.out and "my/v2" in result.out
+    assert "needed: " in result.out and "in the store: 4 files" in result.out
+
+
+def test_one_key_is_told_by_itself(cli: Cli) -> None:
+    cli.publish("my/v1", "one")
+    cli.publish("my/v2", "two")
+    result = cli("du", "my/v1")
+
+    assert "my/v1" in result.out and "my/v2" not in result.out
+
+
+def test_a_key_that_is_not_there_is_a_miss(cli: Cli) -> None:
+    cli.publish("my/v1")
+
+    assert cli("du", "your/v1").code == 3
+
+
+def test_an_empty_store_holds_nothing(cli: Cli) -> None:
+    result = cli("du")
+
+    assert result.code == 0
+    assert "in the store: 0 files" in result.out
+
+
+def test_what_cannot_be_read_is_named(cli: Cli) -> None:
+    cli.publish("my/v1")
+    ref = cli.store / f"refs/{GPU}/my/v1/@{ENVIRONMENT}/1"
+    ref.chmod(0o644)
+    ref.write_text("damaged")
+
+    assert cli("du").code == 4

@@ -1,0 +1,183 @@
+"""`kstore export`, `kstore import` and `kstore copy`."""
+
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from tests.cli.commandline import ENVIRONMENT, GPU, Cli
+
+KEY = "model/v1"
+
+
+@pytest.fixture
+def bundle(cli: Cli) -> str:
+    """Of a key with two modules."""
+    cli.publish(KEY, "one", "two")
+    path = str(cli.folder / "model.kstore")
+    assert cli("export", KEY, "-o", path).code == 0
+    return path
+
+
+@pytest.fixture
+def elsewhere(cli: Cli) -> list[str]:
+    return ["--store", str(cli.folder / "elsewhere")]
+
+
+def test_a_key_is_carried_to_another_store(cli: Cli, bundle: str, elsewhere: list[str]) -> None:
+    result = cli("import", bundle, *elsewhere)
+    assert (result.code, result.err) == (0, "")
+    assert f"imported {KEY} ({GPU}, {ENVIRONMENT}) generation 1: 2 new files of 2" in result.out
+    assert cli("import", bundle, *elsewhere).out.startswith("nothing new for")
+    restored = cli("restore", KEY, *elsewhere)
+    assert restored.code == 0
+    assert (cli.cache_root / "inductor/ab/ctwo.py").read_text() == "two"
+
+
+def test_export_says_what_it_wrote(cli: Cli, bundle: str) -> None:
+    result = cli("export", KEY, "-o", bundle)
+    assert f"exported {KEY} ({GPU}, {ENVIRONMENT}) generation 1: 2 files" in result.out
+    assert result.err == ""
+
+
+def test_all_three_speak_json(cli: Cli, bundle: str, elsewhere: list[str]) -> None:
+    exported = cli("export", KEY, "-o", bundle, "--json").json
+    assert exported["command"] == "export"
+    assert (exported["format"], exported["file"], exported["left_out"]) == ("kstore", bundle, [])
+    assert exported["bytes"] == os.path.getsize(bundle)
+    assert [ref["generation"] for ref in exported["exported"]] == [1]
+
+    imported = cli("import", bundle, *elsewhere, "--json").json
+    assert (imported["command"], imported["key"], imported["bundle"]) == ("import", KEY, bundle)
+    (scope,) = imported["scopes"]
+    assert (scope["status"], scope["generation"], scope["new_files"], scope["gpu"]) == ("committed", 1, 2, GPU)
+
+    copied = cli("copy", str(cli.store), str(cli.folder / "copy"), "--json").json
+    assert (copied["command"], copied["source"], copied["store"]) == (
+        "copy", str(cli.store), str(cli.folder / "copy"),
+    )  # fmt: skip
+    assert [scope["status"] for scope in copied["scopes"]] == ["committed"]
+
+
+def test_import_by_its_full_name_and_under_another_key(cli: Cli, bundle: str, elsewhere: list[str]) -> None:
+    assert cli("import", "bundle", bundle, "other/v2", *elsewhere).code == 0
+    assert [scope["key"] for scope in cli("ls", *elsewhere, "--json").json["scopes"]] == ["other/v2"]
+
+
+def test_an_earlier_generation_can_be_exported(cli: Cli, bundle: str, elsewhere: list[str]) -> None:
+    cli.publish(KEY, "three")
+    assert cli("export", f"{KEY}@1", "-o", bundle + "1.kstore").code == 0
+    assert Path(bundle + "1.kstore").read_bytes() == Path(bundle).read_bytes()
+    assert cli("export", f"{KEY}@9", "-o", bundle).code == 3
+    assert cli("export", f"{KEY}@x", "-o", bundle).code == 2
+
+
+def test_a_key_that_is_not_there_is_a_miss(cli: Cli, bundle: str) -> None:
+    result = cli("export", "missing", "-o", bundle)
+    assert (result.code, "nothing under missing" in result.err) == (3, True)
+    assert cli("export", KEY, "--gpu", "another", "-o", bundle).code == 3
+
+
+def test_a_damaged_bundle_ends_with_4(cli: Cli, bundle: str, elsewhere: list[str]) -> None:
+    data = bytearray(Path(bundle).read_bytes())
+    data[-200] ^= 1
+    Path(bundle).write_bytes(data)
+    result = cli("import", bundle, *elsewhere)
+    assert result.code == 4
+    assert "is no bundle, or a damaged one" in result.err
+    assert not (cli.folder / "elsewhere").exists()
+
+
+def test_an_export_that_goes_on_says_so(cli: Cli, bundle: str) -> None:
+    os.rename(bundle, f"{bundle}.partial")
+    result = cli("export", KEY, "-o", bundle)
+    assert "went on with" in result.out and ".partial, of which" in result.out
+
+
+@pytest.mark.parametrize("suffix", ["tar", "tar.zst", "zip"])
+def test_the_files_name_says_the_format(cli: Cli, bundle: str, suffix: str) -> None:
+    path = str(cli.folder / f"model.{suffix}")
+    result = cli("export", KEY, "-o", path, "--json").json
+    assert (result["format"], result["bytes"]) == (suffix, os.path.getsize(path))
+    assert not Path(path + ".partial").exists()
+
+
+def test_a_name_that_says_no_format_is_a_usage_error(cli: Cli, bundle: str) -> None:
+    result = cli("export", KEY, "-o", str(cli.folder / "model.bin"))
+    assert (result.code, "--format" in result.err) == (2, True)
+    assert cli("export", KEY, "-o", str(cli.folder / "model.bin"), "--format", "zip").code == 0
+    assert cli("export", KEY, "-o", bundle, "--under", "/tmp").code == 2
+
+
+def test_stdout_gets_the_file_and_nothing_else(cli: Cli, bundle: str) -> None:
+    for name in ("kstore", "tar", "zip"):
+        path = str(cli.folder / f"same.{name}")
+        assert cli("export", KEY, "-o", path).code == 0
+        process = cli.start("export", KEY, "-o", "-", "--format", name, "--json")
+        out, err = process.stdout, process.stderr
+        assert out and err
+        data = out.buffer.read()  # type: ignore[attr-defined]
+        assert data == Path(path).read_bytes()
+        assert '"command": "export"' in err.read()
+        assert process.wait(60) == 0
+
+
+def test_an_archive_goes_through_a_pipe(cli: Cli, bundle: str) -> None:
+    process = cli.start("export", KEY, "-o", "/dev/stdout", "--format", "tar", "--under", "/somewhere")
+    assert process.stdout and process.stderr
+    data = process.stdout.buffer.read()  # type: ignore[attr-defined]
+    assert process.wait(60) == 0, process.stderr.read()
+    assert len(data) % 512 == 0  # nothing else is in it
+    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+        assert archive.getnames() == ["inductor/ab/cone.py", "inductor/ab/ctwo.py"]
+
+
+def test_an_archive_is_of_one_scope(cli: Cli, bundle: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KSTORE_GPU", "another-gpu")
+    cli.publish(KEY)
+    path = str(cli.folder / "model.tar")
+    result = cli("export", KEY, "-o", path)
+    assert (result.code, "--gpu another-gpu" in result.err) == (2, True)
+    assert not Path(path).exists() and not Path(path + ".partial").exists()
+    assert cli("export", KEY, "-o", path, "--gpu", GPU).code == 0
+    assert cli("export", f"{KEY}@1", "-o", bundle).code == 2
+    assert len(cli("export", KEY, "-o", bundle, "--json").json["exported"]) == 2
+
+
+def test_an_unknown_source_of_an_import_is_a_file(cli: Cli) -> None:
+    result = cli("import", "missing.kstore")
+    assert (result.code, "cannot read missing.kstore" in result.err) == (1, True)
+
+
+def test_copy_brings_keys_to_another_store(cli: Cli, bundle: str) -> None:
+    cli.publish("other/key", "three")
+    target = str(cli.folder / "copy")
+    result = cli("copy", str(cli.store), target, KEY)
+    assert (result.code, result.err) == (0, "")
+    assert result.out.startswith(f"copied {KEY}")
+    assert "other/key" not in result.out
+    assert "nothing new for" in cli("copy", str(cli.store), target).out
+    assert cli("restore", KEY, "--store", target).code == 0
+    assert cli("copy", str(cli.store), target, "missing").code == 3
+    assert cli("copy", str(cli.store), str(cli.store)).code == 2
+    assert cli("copy", str(cli.folder / "none"), target).code == 1
+
+
+def test_copy_leaves_what_was_quarantined(cli: Cli, bundle: str) -> None:
+    target = str(cli.folder / "copy")
+    cli("copy", str(cli.store), target)
+    assert cli("quarantine", KEY, "--store", target).code == 0
+    assert "stays so unless it is named" in cli("copy", str(cli.store), target).out
+
+
+def test_copy_ends_with_4_if_something_is_damaged(cli: Cli, bundle: str) -> None:
+    for path in (cli.store / "blobs").rglob("*"):
+        if path.is_file() and path.read_bytes() == b"two":
+            path.chmod(0o644)
+            path.write_bytes(b"owt")
+    result = cli("copy", str(cli.store), str(cli.folder / "copy"))
+    assert (result.code, "is not copied" in result.err) == (4, True)

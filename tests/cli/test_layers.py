@@ -1,0 +1,130 @@
+"""Two stores on the command line: an image's below the shared one."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.cli.commandline import Cli, compiling
+
+
+@pytest.fixture
+def base(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A store in an image, that has `my/v1`, and is named after the one that is shared."""
+    found = cli.folder / "base"
+    monkeypatch.setenv("KSTORE_ROOT", str(found))
+    cli.publish("my/v1", "one", "two")
+    monkeypatch.setenv("KSTORE_ROOT", f"{cli.store}:{found}")
+    return found
+
+
+def test_init_makes_the_first_alone(cli: Cli) -> None:
+    result = cli("init", "--store", f"{cli.folder}/a:{cli.folder}/b")
+    assert (result.code, str(cli.folder / "a") in result.out) == (0, True)
+    assert not (cli.folder / "b").exists()
+
+
+def test_a_store_without_a_path_is_a_mistake(cli: Cli) -> None:
+    for text in (f"{cli.store}:", f":{cli.store}", f"{cli.store}:{cli.store}"):
+        result = cli("ls", "--store", text)
+        assert (result.code, "store" in result.err) == (2, True)
+
+
+def test_a_command_runs_warm_and_commits_above(cli: Cli, base: Path) -> None:
+    result = cli.process("exec", "my/v1", "--", "sh", "-c", compiling("three"))
+    assert result.code == 0
+    assert "restored my/v1 generation 1: 2 files" in result.err
+    assert "committed my/v1 generation 1: 1 new file of 3" in result.err
+    shutil.rmtree(cli.cache_root)
+    report = cli("restore", "my/v1", "--json").json
+    assert (report["files"], report["left_out"], report["store"]) == (3, 0, str(cli.store))
+
+
+def test_ls_says_where_each_row_is(cli: Cli, base: Path) -> None:
+    cli.publish("your/v1")
+    scopes = cli("ls", "--json").json["scopes"]
+    assert [(scope["key"], scope["store"]) for scope in scopes] == [("my/v1", str(base)), ("your/v1", str(cli.store))]
+    heading, *rows = cli.process("ls", env=None).out.splitlines()
+    assert heading.split()[-1] == "STORE"
+    assert len(rows) == 2
+    assert "STORE" not in cli("ls", "--store", str(base)).out
+
+
+def test_show_tells_the_generations_of_each_store_apart(cli: Cli, base: Path) -> None:
+    cli.publish("my/v1", "three")
+    result = cli("show", "my/v1")
+    assert result.code == 0
+    assert [line.split()[1] for line in result.out.splitlines() if line.startswith("  store ")] == [
+        str(cli.store),
+        str(base),
+    ]
+    assert f"leans on     {base}" in result.out
+    scopes = cli("show", "my/v1", "--json").json["scopes"]
+    assert [(scope["store"], len(scope["generations"])) for scope in scopes] == [(str(cli.store), 1), (str(base), 1)]
+
+
+def test_verify_says_what_only_the_image_has(cli: Cli, base: Path) -> None:
+    cli.publish("my/v1", "three")
+    assert cli("verify").code == 0
+    result = cli("verify", "--store", str(cli.store))
+    assert result.code == 0
+    assert "2 files of generation 1 of my/v1" in result.err and str(base) in result.err
+    (away,) = cli("verify", "--store", str(cli.store), "--json").json["elsewhere"]
+    assert (away["store"], len(away["paths"])) == (str(base), 2)
+
+
+def test_gc_is_of_the_first_alone(cli: Cli, base: Path) -> None:
+    cli.publish("my/v1", "three")
+    before = sorted(base.rglob("*"))
+    report = cli("gc", "--offline", "--json").json
+    assert (report["store"], report["deleted"]["files"]) == (str(cli.store), 0)
+    assert sorted(base.rglob("*")) == before
+
+
+def test_forgetting_what_only_the_image_has_makes_it_miss(cli: Cli, base: Path) -> None:
+    assert cli("forget", "my/v1").code == 0
+    assert cli("restore", "my/v1", "--json").json["status"] == "miss"
+    assert cli("ls", "--json").json["scopes"] == []
+
+
+def test_without_the_shared_store_a_restore_is_warm_and_says_so(cli: Cli, base: Path) -> None:
+    lost = cli.folder / "lost" / "store"
+    result = cli("restore", "my/v1", "--store", f"{lost}:{base}")
+    assert result.code == 0
+    assert "restored my/v1 generation 1: 2 files" in result.out
+    assert f"what is in {base} is restored instead" in result.err
+    listed = cli("ls", "--store", f"{lost}:{base}", "--json")
+    assert [scope["store"] for scope in listed.json["scopes"]] == [str(base)]
+
+
+def test_env_and_watch_take_two_stores(cli: Cli, base: Path) -> None:
+    assert "TORCHINDUCTOR_CACHE_DIR" in cli("env", "my/v1").out
+    watching = cli.start("watch", "my/v1", "--settle", "1s")
+    assert watching.stderr is not None
+    assert "watching" in watching.stderr.readline()
+    cli.write("inductor/ab/cnew.py", "new")
+    watching.terminate()
+    assert watching.wait(60) == 0
+    watching.communicate()
+    assert cli("ls", "--json").json["scopes"][0]["store"] == str(cli.store)
+
+
+def test_a_base_is_made_out_of_a_store_by_a_restore_and_a_commit(cli: Cli) -> None:
+    cli.publish("my/v1", "one", "two")
+    bake = ("--cache-root", str(cli.folder / "bake"))
+    baked = str(cli.folder / "baked")
+    assert cli("restore", "my/v1", *bake).code == 0
+    result = cli("commit", "my/v1", "--store", baked, "--layout", "packed", *bake, "--json")
+    assert (result.json["files"], result.json["new_files"]) == (2, 2)
+    assert cli("verify", "--store", baked).code == 0
+
+
+def test_a_commit_without_the_image_lets_the_shared_store_stand_by_itself(cli: Cli, base: Path) -> None:
+    cli.publish("my/v1", "three")
+    cli("restore", "my/v1")
+    assert cli("commit", "my/v1", "--store", str(cli.store), "--json").json["status"] == "committed"
+    assert cli("verify", "--store", str(cli.store), "--json").json["elsewhere"] == []
+    shutil.rmtree(cli.cache_root)
+    assert cli("restore", "my/v1", "--store", str(cli.store), "--json").json["left_out"] == 0

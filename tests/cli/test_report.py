@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.commandline import Cli
+from tests.trees import listing
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    pytest.importorskip("plotly", reason="plotly is not installed")
+    return tmp_path / "report.html"
+
+
+def test_it_writes_a_page(cli: Cli, path: Path) -> None:
+    cli.publish("my/v1", "one")
+    result = cli("report", "-o", str(path))
+
+    assert result.code == 0
+    assert f"{path}: 1 key" in result.out
+    assert "my/v1" in path.read_text()
+
+
+def test_json_says_where(cli: Cli, path: Path) -> None:
+    cli.publish("my/v1", "one")
+    content = cli("report", "-o", str(path), "--json").json
+
+    assert (content["file"], content["keys"]) == (str(path), 1)
+    assert content["bytes"] == path.stat().st_size
+
+
+def test_a_worker_that_only_reads_writes_nothing_to_the_store(
+    cli: Cli, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cli.publish("my/v1", "one")
+    before = listing(cli.store)
+    monkeypatch.setenv("KSTORE_MODE", "read")
+
+    assert cli("report", "-o", str(path)).code == 0
+    assert listing(cli.store) == before
+    assert '"gc":null' in path.read_text()
+
+
+def test_without_plotly_nothing_is_written(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cli.publish("my/v1", "one")
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    path = tmp_path / "report.html"
+    result = cli("report", "-o", str(path))
+
+    assert result.code == 1
+    assert "pip install 'kstore[report]'" in result.err
+    assert not path.exists()
+
+
+def test_a_folder_that_is_not_there_is_an_error(cli: Cli, path: Path) -> None:
+    cli.publish("my/v1", "one")
+
+    assert cli("report", "-o", str(path.parent / "missing" / "report.html")).code == 1

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+from prometheus_client.parser import text_string_to_metric_families as parse
+
+from kstore.stats.record import finish
+from tests.cli.commandline import ENVIRONMENT, GPU, Cli
+
+
+def restore(cli: Cli, key: str, root: str = "other") -> None:
+    assert cli("restore", key, "--cache-root", str(cli.folder / root)).code == 0
+    finish(10)
+
+
+def test_hits_and_misses_are_shown_by_key(cli: Cli) -> None:
+    cli.publish("my/v1", "one")
+    restore(cli, "my/v1")
+    restore(cli, "my/v1")
+    restore(cli, "my/v2")
+    result = cli("stats")
+
+    assert result.code == 0
+    assert "2 hits, 1 misses, 0 seeded; 66.7 % hits" in result.out
+    rows = {line.split()[0]: line.split() for line in result.out.splitlines() if line.startswith("my/")}
+    assert rows["my/v1"][1:5] == [GPU, "2", "0", "1"]
+    assert rows["my/v2"][1:5] == [GPU, "0", "1", "0"]
+
+
+def test_of_one_key(cli: Cli) -> None:
+    cli.publish("my/v1", "one")
+    cli.publish("my/v2", "two")
+    result = cli("stats", "my/v1")
+
+    assert "my/v1" in result.out and "my/v2" not in result.out
+
+
+def test_json_has_all_of_it(cli: Cli) -> None:
+    cli.publish("my/v1", "one", "two")
+    restore(cli, "my/v1")
+    content = cli("stats", "--json").json
+
+    (row,) = content["keys"]
+    assert (row["key"], row["gpu"], row["hits"], row["misses"], row["generations"]) == ("my/v1", GPU, 1, 0, 1)
+    assert row["artifacts"] == row["unique"] == len("one") + len("two")
+    assert row["stored"] == row["unique"] + row["manifests"] - row["compressed"]
+    assert row["restores"]["slowest"][0]["files"] == 2
+    assert row["commits"]["timed"] == row["commits"]["published"] == 1
+    assert row["commits"]["uploaded"] == row["stored"]
+    assert content["total"]["hits"] == 1
+
+
+def test_a_command_that_is_run_is_counted(cli: Cli) -> None:
+    cli.publish("my/v1", "one")
+    assert cli.process("exec", "my/v1", "--", "true").code == 0
+
+    assert cli("stats", "my/v1", "--json").json["total"]["hits"] == 1
+
+
+def test_prometheus_can_read_it(cli: Cli) -> None:
+    cli.publish("my/v1", "one")
+    restore(cli, "my/v1")
+    families = {family.name: family for family in parse(cli("stats", "--prometheus").out)}
+
+    hits = [sample.value for sample in families["kstore_restores"].samples if sample.labels["result"] == "hit"]
+    assert hits == [1]
+    assert "kstore_store_stored_bytes" in families
+
+
+def test_one_form_at_a_time(cli: Cli) -> None:
+    assert cli("stats", "--prometheus", "--json").code == 2
+
+
+def test_a_key_that_nobody_knows_is_a_miss(cli: Cli) -> None:
+    cli.publish("my/v1")
+
+    assert cli("stats", "your/v1").code == 3
+
+
+def test_a_store_that_is_not_there_yet_has_no_figures(cli: Cli) -> None:
+    result = cli("stats")
+
+    assert result.code == 0
+    assert "none counted" in result.out
+    assert not cli.store.exists()
+
+
+def test_what_cannot_be_read_is_named(cli: Cli) -> None:
+    cli.publish("my/v1")
+    ref = cli.store / f"refs/{GPU}/my/v1/@{ENVIRONMENT}/1"
+    ref.chmod(0o644)
+    ref.write_text("damaged")
+    result = cli("stats")
+
+    assert result.code == 4
+    assert "generation 1 of my/v1" in result.err

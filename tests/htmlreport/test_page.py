@@ -1,0 +1,138 @@
+"""What can be said of the page without a browser: it is one file, whole, and holds no text that could be run."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from html import unescape
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kstore.environment import Host
+from kstore.errors import KstoreError
+from kstore.gc import Policy, collect
+from kstore.htmlreport import page
+from kstore.htmlreport.facts import COMPARED, collect_facts
+from kstore.htmlreport.page import make_page
+from kstore.storage import Storage
+from tests.htmlreport.stores import EVIL, EVIL_COMPONENT, full_store, hostile_store
+from tests.stats.stores import A100, H100, commit
+
+pytest.importorskip("plotly", reason="plotly is not installed")
+
+
+@pytest.fixture(autouse=True)
+def fixed_host(host: Host) -> None:
+    """Nothing here is bound to a host."""
+
+
+class Elements(HTMLParser):
+    """Every element of a page with its attributes, and the text of scripts."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[str] = []
+        self._in_script = False
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+        self._in_script = tag == "script"
+        self.scripts += [""] if tag == "script" else []
+
+    def handle_endtag(self, tag: str) -> None:
+        self._in_script = False
+
+    def handle_data(self, data: str) -> None:
+        if self._in_script:
+            self.scripts[-1] += data
+
+
+def facts_of(storage: Storage) -> dict[str, Any]:
+    return collect_facts(storage, collect(storage, Policy(), dry_run=True))
+
+
+def test_the_page_refers_to_nothing_outside_it(tmp_path: Path) -> None:
+    elements = Elements(make_page(facts_of(full_store(tmp_path))))
+    linked = [(tag, name, value) for tag, attributes in elements.found for name, value in attributes.items()
+              if name in ("src", "href", "srcset", "action", "data")]  # fmt: skip
+    assert linked == [("link", "href", "data:,")]
+
+
+def test_the_browser_may_run_the_two_scripts_and_no_other(tmp_path: Path) -> None:
+    elements = Elements(make_page(facts_of(full_store(tmp_path))))
+    (policy,) = (a["content"] for tag, a in elements.found if a.get("http-equiv") == "Content-Security-Policy")
+    assert policy
+    allowed = re.findall(r"'sha256-([^']+)'", unescape(policy))
+    facts, *scripts = elements.scripts
+    assert allowed == [base64.b64encode(hashlib.sha256(s.encode()).digest()).decode() for s in scripts]
+    assert "default-src 'none'" in policy
+    assert json.loads(facts)["store"] == str(tmp_path / "store")
+
+
+def test_hostile_text_stays_text(tmp_path: Path) -> None:
+    text = make_page(facts_of(hostile_store(tmp_path)))
+    elements = Elements(text)
+    assert len(elements.scripts) == 3
+    assert [tag for tag, _ in elements.found if tag == "img"] == []
+    assert EVIL not in text and EVIL_COMPONENT not in text
+    facts = json.loads(elements.scripts[0])
+    (scope,) = facts["scopes"]
+    assert scope["generations"][0]["creator"] == EVIL
+    assert EVIL_COMPONENT in scope["generations"][0]["components"]
+
+
+def test_a_location_that_is_hostile_is_escaped_in_the_title(tmp_path: Path) -> None:
+    facts = facts_of(full_store(tmp_path)) | {"store": "/data/</title><script>"}
+    assert len(Elements(make_page(facts)).scripts) == 3
+
+
+def test_the_facts_are_those_of_the_store(tmp_path: Path) -> None:
+    facts = facts_of(full_store(tmp_path))
+    assert {(key["gpu"], key["key"]) for key in facts["keys"]} == {
+        (H100, "llama/v1"), (A100, "llama/v1"), (H100, "llama/v2"), (H100, "flux/dev"), (A100, "flux/dev")
+    }  # fmt: skip
+    assert [restore["seconds"] for restore in facts["restores"]] == [3.0, 2.0, 1.0]
+    assert {row["key"] for row in facts["gc"]["rows"]} == {"llama/v2"}
+    assert all(len(scope["generations"]) for scope in facts["scopes"])
+
+
+def test_what_two_keys_share_is_what_both_have(tmp_path: Path) -> None:
+    one = commit(tmp_path, "model/v1", "same")
+    commit(tmp_path, "model/v2", "same", "more")
+    facts = facts_of(one.store.storage)
+    keys = [key["key"] for key in facts["sharing"]["keys"]]
+    pairs = {(keys[row], keys[column], component): size for row, column, component, size in facts["sharing"]["pairs"]}
+    # The folder's list of files holds its own path, and no two folders share it.
+    kernel = sum(entry.size for path, entry in one.published("model/v1").items() if path.startswith("triton/"))
+    assert pairs["model/v2", "model/v1", "triton"] == pairs["model/v1", "model/v1", "triton"] == kernel
+    assert ("model/v2", "model/v1", "inductor") not in pairs
+
+
+def test_only_the_largest_keys_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kstore.htmlreport.facts.COMPARED", 2)
+    facts = facts_of(full_store(tmp_path))
+    assert len(facts["sharing"]["keys"]) == 2 < COMPARED
+    assert {row for row, _, _, _ in facts["sharing"]["pairs"]} <= {0, 1}
+
+
+def test_an_empty_store_has_a_page_too(tmp_path: Path) -> None:
+    storage = Storage(tmp_path / "store")
+    storage.create()
+    assert Elements(make_page(facts_of(storage))).scripts
+
+
+def test_without_plotly_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> Any:
+        raise ImportError(f"No module named {name!r}")
+
+    monkeypatch.setattr(page, "import_module", missing)
+    with pytest.raises(KstoreError, match=r"pip install 'kstore\[report\]'"):
+        make_page({"store": "/data"})

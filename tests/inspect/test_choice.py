@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import kstore
+from kstore.errors import AmbiguousScopeError, MissError, UsageError
+from kstore.inspect.choice import Wanted, choose_one, choose_two
+from kstore.scope import Scope
+from tests.trees import Node
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path
+
+
+def commit(folder: Path, key: str, gpu: str, environment: str = "torch-1", *names: str) -> None:
+    for name in names or ("one",):
+        node = Node(folder, f"{key}-{gpu}-{environment}".replace("/", "-"), gpu=gpu, environment=environment)
+        node.tree.wrapper(name)
+        node.commit(key)
+
+
+def store(folder: Path, gpu: str = "own", environment: str = "torch-1") -> kstore.Store:
+    return Node(folder, "reader", gpu=gpu, environment=environment).store
+
+
+def chosen(folder: Path, left: Wanted, right: Wanted, gpu: str = "own") -> tuple[Scope, Scope]:
+    one, other = choose_two(store(folder, gpu), left, right)
+    return one.scope, other.scope
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "generation"), [("my/v1", "my/v1", None), ("my/v1@3", "my/v1", 3), ("m@12", "m", 12)]
+)
+def test_a_generation_is_named_behind_its_key(text: str, key: str, generation: int | None) -> None:
+    assert Wanted.parse(text) == Wanted(key, generation)
+
+
+@pytest.mark.parametrize("text", ["", "@3", "my/v1@", "my/v1@0", "my/v1@-1", "my/v1@two", "my/v1@1@2", "m@³", "/m@1"])
+def test_anything_else_is_a_usage_error(text: str) -> None:
+    with pytest.raises(UsageError):
+        Wanted.parse(text)
+
+
+def test_the_newest_generation_is_meant_unless_one_is_named(folder: Path) -> None:
+    commit(folder, "m", "a", "torch-1", "one", "two", "three")
+
+    assert choose_one(store(folder), Wanted("m")).generation == 3
+    assert choose_one(store(folder), Wanted("m", 2)).generation == 2
+
+
+def test_an_only_scope_is_meant_whoever_asks(folder: Path) -> None:
+    commit(folder, "m", "a")
+
+    assert choose_one(store(folder), Wanted("m")).scope.gpu == "a"
+
+
+def test_of_several_scopes_this_workers_own_is_meant(folder: Path) -> None:
+    commit(folder, "m", "a")
+    commit(folder, "m", "own")
+
+    assert choose_one(store(folder), Wanted("m")).scope.gpu == "own"
+
+
+def test_several_foreign_scopes_are_listed_as_options(folder: Path) -> None:
+    commit(folder, "m", "a")
+    commit(folder, "m", "b")
+    with pytest.raises(AmbiguousScopeError, match="--gpu a --environment torch-1; --gpu b --environment torch-1"):
+        choose_one(store(folder), Wanted("m"))
+
+    assert choose_one(store(folder), Wanted("m", gpu="b")).scope.gpu == "b"
+
+
+def test_two_keys_are_compared_where_both_are(folder: Path) -> None:
+    commit(folder, "m/v1", "a")
+    commit(folder, "m/v1", "b")
+    commit(folder, "m/v2", "b")
+    one, other = chosen(folder, Wanted("m/v1"), Wanted("m/v2"))
+
+    assert (one.gpu, other.gpu) == ("b", "b")
+
+
+def test_where_nothing_has_both_the_nearest_are_compared(folder: Path) -> None:
+    commit(folder, "m/v1", "a", "torch-1")
+    commit(folder, "m/v1", "b", "torch-1")
+    commit(folder, "m/v2", "b", "torch-2")
+    one, other = chosen(folder, Wanted("m/v1"), Wanted("m/v2"))
+
+    assert (one.gpu, other.gpu) == ("b", "b")
+    assert (one.environment, other.environment) == ("torch-1", "torch-2")
+
+
+def test_one_key_is_compared_across_gpus(folder: Path) -> None:
+    commit(folder, "m", "a")
+    commit(folder, "m", "b")
+    one, other = chosen(folder, Wanted("m", gpu="a"), Wanted("m", gpu="b"))
+
+    assert (one.gpu, other.gpu) == ("a", "b")
+
+
+def test_of_several_pairs_this_workers_own_is_compared(folder: Path) -> None:
+    for key in ("m/v1", "m/v2"):
+        for gpu in ("a", "own"):
+            commit(folder, key, gpu)
+    one, other = chosen(folder, Wanted("m/v1"), Wanted("m/v2"))
+
+    assert (one.gpu, other.gpu) == ("own", "own")
+
+
+def test_several_pairs_are_listed_with_an_option_for_each_side(folder: Path) -> None:
+    for key in ("m/v1", "m/v2"):
+        for gpu in ("a", "b"):
+            commit(folder, key, gpu)
+    with pytest.raises(AmbiguousScopeError, match=r"m/v1 choose: --gpu1 a .*m/v2 choose: --gpu2 a ") as error:
+        chosen(folder, Wanted("m/v1", suffix="1"), Wanted("m/v2", suffix="2"))
+
+    assert error.value.exit_code == 2
+
+
+def test_a_scope_without_the_generation_is_none_to_choose(folder: Path) -> None:
+    commit(folder, "m", "a", "torch-1", "one")
+    commit(folder, "m", "b", "torch-1", "one", "two")
+
+    assert choose_one(store(folder), Wanted("m", 2)).scope.gpu == "b"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        (Wanted("n"), "nothing is published for n; `kstore ls`"),
+        (Wanted("m", 7), "m has no generation 7; `kstore show m`"),
+        (Wanted("m", gpu="x"), "nothing of m is published there; for m choose: --gpu a"),
+    ],
+)
+def test_what_is_not_there_is_a_miss_that_says_what_is(folder: Path, wanted: Wanted, message: str) -> None:
+    commit(folder, "m", "a")
+    with pytest.raises(MissError, match=message):
+        choose_one(store(folder), wanted)

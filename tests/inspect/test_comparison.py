@@ -1,0 +1,372 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import kstore
+from kstore.environment import Host
+from kstore.errors import MissError
+from kstore.inspect.comparison import Change, Comparison, Difference, Field, compare_sides
+from kstore.inspect.items import Artifact
+from kstore.inspect.kinds import Kind
+from kstore.inspect.sides import Side, Sizes, _published_facts
+from kstore.manifest import Flag, Manifest
+from kstore.report import Count
+from kstore.scope import Scope
+from tests.inspect.caches import (
+    put_choice,
+    put_cpp,
+    put_kernel,
+    put_module,
+)
+from tests.trees import KEY, Node, entry, shared_object
+
+
+class Two:
+    """Two workers that compile different releases of a model."""
+
+    def __init__(self, folder: Path, layout: str) -> None:
+        self.nodes = Node(folder, "left", layout=layout), Node(folder, "right", layout=layout)
+        self.left, self.right = (node.tree for node in self.nodes)
+
+    def compare(self) -> Comparison:
+        for node, key in zip(self.nodes, ("m/v1", "m/v2"), strict=True):
+            node.commit(key)
+        return kstore.compare(self.nodes[0].store, "m/v1", "m/v2")
+
+    def difference(self) -> Difference:
+        (found,) = self.compare().differences
+        return found
+
+
+@pytest.fixture
+def two(tmp_path: Path, layout: str) -> Two:
+    return Two(tmp_path, layout)
+
+
+def brief(comparison: Comparison) -> list[tuple[str, str]]:
+    return [(str(found.change), found.name) for found in comparison.differences]
+
+
+def test_equal_caches_do_not_differ(two: Two) -> None:
+    for tree in (two.left, two.right):
+        put_kernel(tree, "triton_add")
+        tree.wrapper()
+    found = two.compare()
+
+    assert not found.differ
+    assert [(tally.component, tally.kind, tally.same) for tally in found.tallies] == [
+        ("inductor", Kind.GENERATED_CODE, 1),
+        ("triton", Kind.TRITON_KERNEL, 1),
+    ]
+    assert (found.only_left, found.only_right) == (Count(), Count())
+
+
+def test_a_kernel_with_another_option_is_the_same_kernel_changed(two: Two) -> None:
+    left = put_kernel(two.left, "triton_poi_fused_add_3", num_warps=4)
+    right = put_kernel(two.right, "triton_poi_fused_add_3", num_warps=8, shared=2048)
+    found = two.difference()
+
+    assert (found.change, found.kind, found.name) == (Change.CHANGED, Kind.TRITON_KERNEL, "triton_poi_fused_add_3")
+    assert found.left and found.right and (found.left.unit, found.right.unit) == (left, right)
+    assert found.fields == (Field("num_warps", 4, 8), Field("shared", 1024, 2048))
+    assert "triton_poi_fused_add_3.ptx" in found.files
+    assert found.other_code is None
+
+
+def test_a_kernel_whose_code_changed_is_told_from_one_that_only_moved_in_its_file(two: Two) -> None:
+    for tree, code, line in ((two.left, "add", 1), (two.right, "sub", 1)):
+        put_kernel(tree, "changed", code=code, line=line)
+    for tree, line in ((two.left, 1), (two.right, 40)):
+        put_kernel(tree, "moved", line=line)
+    found = {difference.name: difference.other_code for difference in two.compare().differences}
+
+    assert found == {"changed": True, "moved": False}
+
+
+def test_of_several_configurations_those_are_compared_that_differ_least(two: Two) -> None:
+    for tree, stages in ((two.left, 2), (two.right, 3)):
+        for warps in (1, 2, 4, 8):
+            put_kernel(tree, "triton_mm", num_warps=warps, num_stages=stages)
+    put_kernel(two.right, "triton_mm", num_warps=16, num_stages=3)
+    found = two.compare().differences
+
+    assert [difference.fields for difference in found if difference.change is Change.CHANGED] == [
+        (Field("num_stages", 2, 3),)
+    ] * 4
+    assert [difference.fields for difference in found if difference.change is Change.ADDED] == [
+        (Field("num_warps", None, 16), Field("num_stages", None, 3), Field("num_ctas", None, 1))
+    ]
+
+
+def test_thousands_of_configurations_of_one_name_are_still_compared(two: Two) -> None:
+    for tree, stages in ((two.left, 2), (two.right, 3)):
+        for shared in range(60):
+            put_kernel(tree, "triton_", num_stages=stages, shared=shared)
+    found = two.compare()
+
+    assert {difference.change for difference in found.differences} == {Change.CHANGED}
+    assert len(found.differences) == 60
+
+
+def test_what_one_side_alone_has_is_removed_or_added(two: Two) -> None:
+    put_kernel(two.left, "old")
+    put_kernel(two.right, "new")
+
+    assert brief(two.compare()) == [("removed", "old"), ("added", "new")]
+
+
+def test_the_same_key_with_other_bytes_is_a_rebuilt_graph(two: Two) -> None:
+    two.left.graph("fone", "one")
+    two.right.graph("fone", "other")
+    two.left.autograd("aone", "one")
+    two.right.autograd("aone", "other")
+
+    assert brief(two.compare()) == [("rebuilt", "fone"), ("rebuilt", "aone")]
+
+
+def test_one_more_answer_to_a_graphs_key_is_a_change(two: Two) -> None:
+    for tree in (two.left, two.right):
+        tree.graph("fone", "one")
+    two.right.graph("fone", "another guard")
+    found = two.difference()
+
+    assert (found.change, found.fields) == (Change.CHANGED, (Field("entries", 1, 2),))
+
+
+def test_other_graphs_are_removed_and_added(two: Two) -> None:
+    two.left.graph("fone")
+    two.right.graph("ftwo")
+
+    assert brief(two.compare()) == [("removed", "fone"), ("added", "ftwo")]
+
+
+def test_the_same_kernel_of_another_rank_has_moved(two: Two) -> None:
+    for tree, rank in ((two.left, 0), (two.right, 1)):
+        put_kernel(tree, "triton_add", below=f"inductor/triton/{rank}")
+    found = two.difference()
+
+    assert (found.change, found.name, found.fields) == (Change.MOVED, "triton_add", ())
+
+
+def test_cpp_kernels_are_named_by_the_module_that_calls_them(two: Two) -> None:
+    for tree, body in ((two.left, "out[0] = 1;"), (two.right, "out[0] = 2;")):
+        put_module(tree, {"cpp_fused_add_0": body})
+        put_cpp(tree, body)
+    found = two.compare().differences
+
+    assert [(one.kind, one.change, one.name) for one in found if one.kind is Kind.CPP_KERNEL] == [
+        (Kind.CPP_KERNEL, Change.CHANGED, "cpp_fused_add_0")
+    ]
+    assert [(one.change, one.calls) for one in found if one.kind is Kind.GENERATED_CODE] == [
+        (Change.CHANGED, ("cpp_fused_add_0",))
+    ]
+
+
+def test_a_cpp_kernel_built_with_other_flags_is_named_by_a_module_that_both_have(two: Two, host: Host) -> None:
+    for tree, flags in ((two.left, "-O2"), (two.right, "-O3")):
+        put_module(tree, {"cpp_fused_add_0": "out[0] = 1;"})
+        source = put_cpp(tree, "out[0] = 1;", flags)
+        tree.put(source.replace(".cpp", ".so"), shared_object() + flags.encode())
+    found = two.difference()
+
+    assert (found.name, found.change, found.files) == ("cpp_fused_add_0", Change.CHANGED, (".main.so",))
+
+
+def test_a_tuned_choice_shows_what_was_chosen(two: Two) -> None:
+    put_choice(two.left, "k", num_warps=4, XBLOCK=64, time_taken_ms=1)
+    put_choice(two.right, "k", num_warps=8, XBLOCK=64, time_taken_ms=2)
+    found = two.difference()
+
+    assert (found.change, found.fields) == (Change.CHANGED, (Field("num_warps", 4, 8),))
+
+
+def test_a_choice_is_named_by_the_kernel_that_it_chose(two: Two) -> None:
+    for tree, warps in ((two.left, 4), (two.right, 8)):
+        folder = put_kernel(tree, "triton_red_fused_sum_1", num_warps=warps)
+        put_choice(tree, "k", num_warps=warps, triton_cache_hash=folder.partition("/")[2])
+    choice = [found for found in two.compare().differences if found.kind is Kind.AUTOTUNE]
+
+    assert [found.name for found in choice] == ["triton_red_fused_sum_1"]
+
+
+@pytest.mark.parametrize("metadata", [b"{", b"[1]", b'{"a": "' + b"x" * (1 << 20) + b'"}', b"\xff" * 100])
+def test_a_kernel_with_broken_metadata_is_told_by_its_name(two: Two, metadata: bytes) -> None:
+    put_kernel(two.left, "triton_add", metadata=metadata)
+    put_kernel(two.right, "triton_add", num_warps=8)
+    found = two.compare()
+
+    assert brief(found) == [("changed", "triton_add")]
+    assert found.unread == 1
+
+
+def test_a_lost_blob_costs_only_what_it_would_have_told(two: Two) -> None:
+    folder = put_kernel(two.left, "triton_add")
+    put_kernel(two.right, "triton_add", num_warps=8)
+    for node, key in zip(two.nodes, ("m/v1", "m/v2"), strict=True):
+        node.commit(key)
+    entry = two.nodes[0].published("m/v1")[f"{folder}/triton_add.json"]
+    for blob in Path(two.nodes[0].location).rglob(entry.digest.hex()):
+        blob.unlink()
+    found = kstore.compare(two.nodes[0].store, "m/v1", "m/v2")
+
+    assert brief(found) == [("changed", "triton_add")]
+
+
+def test_bytes_are_counted_once_a_blob(two: Two) -> None:
+    two.left.put("inductor/ab/ca.py", b"both")
+    two.left.put("inductor/ab/cb.py", b"left only")
+    two.left.put("inductor/ab/cc.py", b"left only")
+    two.right.put("inductor/ab/ca.py", b"both")
+    two.right.put("inductor/ab/cd.py", b"right")
+    found = two.compare()
+
+    assert (found.shared, found.only_left, found.only_right) == (Count(1, 4), Count(1, 9), Count(1, 5))
+
+
+def test_what_differs_in_the_builders_is_told(tmp_path: Path) -> None:
+    one, other = (
+        Node(tmp_path, name, environment=environment) for name, environment in (("a", "torch-1"), ("b", "torch-2"))
+    )
+    one.tree.wrapper("one")
+    one.commit("m/v1")
+    other.tree.wrapper("two")
+    other.commit("m/v2")
+    facts = {fact.name: (fact.left, fact.right) for fact in kstore.compare(one.store, "m/v1", "m/v2").facts}
+
+    assert facts == {
+        "environment": ("torch-1", "torch-2"),
+        "cache root": (str(one.tree.root), str(other.tree.root)),
+    }
+
+
+def test_objects_of_another_host_are_the_same_kernel_changed(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    for node, host, key in zip(two.nodes, ("a" * 16, "b" * 16), ("m/v1", "m/v2"), strict=True):
+        monkeypatch.setattr("kstore.worker.detect_host", lambda host=host: Host(host, {"cpu": host}))
+        node.tree.put("inductor/ab/cone.main.so", shared_object() + host.encode())
+        node.commit(key)
+    found = kstore.compare(two.nodes[0].store, "m/v1", "m/v2")
+
+    assert [(one.change, one.fields) for one in found.differences] == [
+        (Change.CHANGED, (Field("host", "a" * 16, "b" * 16),))
+    ]
+    assert Field("host cpu", "a" * 16, "b" * 16) in found.facts
+    assert Field("hosts", "a" * 16, "b" * 16) in found.facts
+
+
+def test_a_key_is_compared_with_the_cache_root_here(tmp_path: Path, layout: str, host: Host) -> None:
+    node = Node(tmp_path, layout=layout)
+    put_kernel(node.tree, "old")
+    node.tree.put("inductor/ab/cone.main.so", shared_object())
+    node.commit()
+
+    assert not kstore.compare(node.store, KEY).differ
+
+    put_kernel(node.tree, "new", num_warps=2)
+    found = kstore.compare(node.store, f"{KEY}@1")
+
+    assert brief(found) == [("added", "new")]
+    assert found.differences[0].fields[0] == Field("num_warps", None, 2)
+    assert (found.right.generation, found.right.label) == (0, str(node.tree.root))
+
+
+def test_comparing_with_the_cache_root_leaves_out_other_hosts(
+    tmp_path: Path, host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, elsewhere = Node(tmp_path, "here"), Node(tmp_path, "elsewhere")
+    node.tree.put("inductor/ab/cone.main.so", shared_object())
+    node.commit()
+    monkeypatch.setattr("kstore.worker.detect_host", lambda: Host("b" * 16, {}))
+    elsewhere.tree.put("inductor/ab/ctwo.main.so", shared_object())
+    elsewhere.commit()
+    monkeypatch.setattr("kstore.worker.detect_host", lambda: host)
+    again = Node(tmp_path, "here")
+
+    assert not kstore.compare(again.store, KEY).differ
+
+
+def test_without_a_cache_root_there_is_nothing_to_compare_with(tmp_path: Path) -> None:
+    node = Node(tmp_path, "builder")
+    node.tree.wrapper()
+    node.commit()
+    with pytest.raises(MissError, match="no cache root"):
+        kstore.compare(Node(tmp_path, "other").store, KEY)
+
+    assert not (tmp_path / "other").exists()
+
+
+def test_nothing_is_written_by_comparing(tmp_path: Path, host: Host) -> None:
+    node = Node(tmp_path)
+    put_kernel(node.tree, "old")
+    node.commit()
+    put_kernel(node.tree, "new")
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    kstore.compare(node.store, KEY)
+
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
+def test_only_the_small_files_of_what_differs_are_read(two: Two) -> None:
+    for tree in (two.left, two.right):
+        put_kernel(tree, "same")
+        tree.graph("fsame", "same")
+    put_kernel(two.left, "changed", num_warps=4)
+    put_kernel(two.right, "changed", num_warps=8)
+    two.left.graph("fone", "one")
+    two.right.graph("fone", "two")
+    comparison = two.compare()
+    read: list[str] = []
+
+    def watched(side: Side) -> Side:
+        paths = {artifact.entry.digest: artifact.path.rpartition("/")[2] for artifact in side.artifacts}
+
+        def fetch(wanted: Sizes) -> Iterator[tuple[bytes, bytes]]:
+            for digest, data in side.fetch(wanted):
+                read.append(paths[digest])
+                yield digest, data
+
+        return Side(side.label, side.scope, side.generation, side.artifacts, side.facts, fetch)
+
+    compare_sides(watched(comparison.left), watched(comparison.right))
+
+    assert sorted(read) == ["changed.json"] * 2
+
+
+def test_it_can_be_written_as_json(two: Two) -> None:
+    put_kernel(two.left, "triton_add", num_warps=4)
+    put_kernel(two.right, "triton_add", num_warps=8)
+    (found,) = two.compare().differences
+    content = json.loads(json.dumps(found.describe()))
+
+    assert content["fields"] == [{"name": "num_warps", "left": 4, "right": 8}]
+    assert (content["change"], content["kind"], content["component"]) == ("changed", "triton-kernel", "triton")
+
+
+@pytest.mark.parametrize(
+    "meta",
+    [
+        {},
+        {"environment": [], "host": 7, "cache_root": None},
+        {"environment": {"torch": {"a": []}, "cuda": "x" * 100_000}, "cache_root": {"a": "b"}, "folders": "none"},
+    ],
+)
+def test_facts_that_anybody_may_have_written_are_taken_with_care(meta: dict[str, object]) -> None:
+    facts = _published_facts(Scope("gpu", "m", "torch"), Manifest(meta=meta))
+
+    assert {"GPU": "gpu", "environment": "torch"}.items() <= facts.items()
+    assert max(map(len, facts.values())) <= 4096
+
+
+def test_paths_that_anybody_may_have_written_are_compared_all_the_same() -> None:
+    paths = ("", "/", "a\nb/c", "triton/\x1b/k.json", "inductor/fxgraph", "\udcff/x", "triton/" + "a/" * 100)
+    entries = tuple(
+        Artifact(path, "", entry(repr(path), Flag.GROUP, unit)) for path in paths for unit in (0, 1, 2, 255)
+    )
+    held = Side("m@1", Scope("gpu", "m", "torch"), 1, entries, {}, lambda sizes: iter(()))
+    found = compare_sides(held, replace(held, artifacts=()))
+
+    assert {difference.change for difference in found.differences} == {Change.REMOVED}

@@ -1,0 +1,511 @@
+"""PyTorch's mega-cache, both ways, with torch itself at the other end."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kstore.errors import CacheRootError, IntegrityError
+from kstore.integrations.megacache import bring_in
+from kstore.integrations.megacache.container import read, write
+from kstore.integrations.megacache.entries import Artifact, files_of
+from kstore.integrations.megacache.tree import write_files
+from kstore.store import Store
+from tests.compilers.programs import GPU, Container, compiled_graphs, run_program
+
+pytestmark = [pytest.mark.compiler, pytest.mark.xdist_group("test_megacache")]
+
+MODELS = ("mlp-f", "mlp-g")
+KEY = "m/v1"
+NO_MODULES = {"fxgraph_lookup_write_file": len(MODELS)}
+"""A mega-cache does not hold generated modules: torch writes them from the graphs that it finds."""
+
+
+@dataclass
+class Fleet:
+    """Workers of one store, each a process with folders of its own."""
+
+    folder: Path
+    container: Container
+
+    @property
+    def store(self) -> Store:
+        return Store(self.folder / "store", gpu=GPU)
+
+    def environ(self, worker: str) -> dict[str, str]:
+        """What is set on a worker whose cache root is `worker`. Precompiled headers are in a folder of torch's own."""
+        return self.container.environ() | {
+            "KSTORE_ROOT": str(self.folder / "store"),
+            "KSTORE_CACHE_ROOT": str(self.folder / worker),
+            "KSTORE_GPU": GPU,
+        }
+
+    def compile(self, worker: str, *arguments: object, **variables: str) -> dict[str, Any]:
+        return run_program("use_megacache", *arguments, environ=self.environ(worker) | variables)
+
+    def compile_apart(self, folder: str, *arguments: object) -> dict[str, Any]:
+        """As a process that does not use kstore's folders."""
+        return self.compile(f"{folder}-root", *arguments, TORCHINDUCTOR_CACHE_DIR=str(self.folder / folder))
+
+    def kstore(self, *arguments: object, worker: str = "nobody") -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "kstore", *map(str, arguments)],
+            env=self.environ(worker), capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+
+    def document(self, *arguments: object, worker: str = "nobody") -> dict[str, Any]:
+        done = self.kstore(*arguments, "--json", worker=worker)
+        assert done.returncode == 0, done.stderr
+        content: dict[str, Any] = json.loads(done.stdout)
+        assert content["schema"] == 1
+        return content
+
+
+@pytest.fixture(scope="module")
+def container(tmp_path_factory: pytest.TempPathFactory) -> Container:
+    """Precompiled headers are kept in TMPDIR, and cost nine seconds once."""
+    return Container(tmp_path_factory.mktemp("container"))
+
+
+@pytest.fixture
+def fleet(tmp_path: Path, container: Container) -> Fleet:
+    return Fleet(tmp_path, container)
+
+
+@pytest.fixture(scope="module")
+def cold(tmp_path_factory: pytest.TempPathFactory, container: Container) -> tuple[Fleet, dict[str, Any]]:
+    """A worker that has compiled both models, published them through kstore, and saved torch's mega-cache."""
+    fleet = Fleet(tmp_path_factory.mktemp("cold"), container)
+    mega = fleet.folder / "saved.bin"
+    report = fleet.compile("cold", "--restore", KEY, "--save", mega, "--commit", KEY, *MODELS)
+    assert report["restored"] == "miss"
+    assert compiled_graphs(report)["fxgraph_cache_miss"] == len(MODELS)
+    assert report["committed"]["status"] == "committed"
+    return fleet, report
+
+
+def names_of(left_out: Sequence[dict[str, Any]]) -> dict[str, int]:
+    return {left["what"]: left["files"] for left in left_out}
+
+
+def put(path: Path, content: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content)
+
+
+def files_below(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    """Every file but locks."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files_below(folder) if path.suffix != ".lock"}
+
+
+def tree_of(artifacts: Iterable[Artifact]) -> dict[str, bytes]:
+    return files_of(artifacts)[0]
+
+
+def variables_of(fleet: Fleet, key: str, worker: str) -> dict[str, str]:
+    return Store(fleet.folder / "store", cache_root=fleet.folder / worker, gpu=GPU, environ={}).variables(key)
+
+
+def without_torch(code: str, *arguments: object, environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", NO_TORCH + code, *map(str, arguments)], env=environ, capture_output=True, text=True
+    )
+
+
+NO_TORCH = """
+import sys
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "torch":
+            raise ModuleNotFoundError("No module named 'torch'", name="torch")
+sys.meta_path.insert(0, Missing())
+"""
+COMMAND = "from kstore.cli.program import run; sys.exit(run(sys.argv[1:]))"
+SAVE = """
+import logging; logging.basicConfig()
+from kstore.integrations import megacache
+print(megacache.load("m").status)
+try:
+    print(megacache.save("m", strict={strict}).status)
+except Exception as error:
+    print(type(error).__name__)
+"""
+POPULATE = """
+import sys
+from torch.compiler._cache import CacheArtifactManager
+data = open(sys.argv[1], "rb").read()
+for artifacts in CacheArtifactManager.deserialize(data).values():
+    for artifact in artifacts:
+        artifact.populate_cache()
+"""
+LOAD = """
+import json, sys, torch
+info = torch.compiler.load_cache_artifacts(open(sys.argv[1], "rb").read())
+print(json.dumps({kind: len(keys) for kind, keys in info.artifacts.items()}))
+"""
+BUNDLE = """
+import pickle, sys
+from torch._inductor.triton_bundler import TritonBundler
+TritonBundler.begin_compile()
+TritonBundler.put(sys.argv[1], 0)
+bundle, _ = TritonBundler.collect()
+assert bundle.kernel_artifacts
+open(sys.argv[2], "wb").write(pickle.dumps(bundle))
+"""
+OTHER_KINDS = [
+    Artifact("autotune", "ab/" + 64 * "0" + ".best_config", b"{}"),
+    Artifact("pgo", "job/1:0:tag", b"an earlier profile"),
+    Artifact("pgo", "job/1:0:tag", b"profile"),
+    Artifact("precompile", 64 * "1", b"package"),
+]
+
+
+# ---- Out
+
+
+def test_torchs_own_load_of_an_exported_generation_finds_every_graph(cold: tuple[Fleet, dict[str, Any]]) -> None:
+    fleet, before = cold
+    mega = fleet.folder / "exported.bin"
+    exported = fleet.document("export", KEY, "--format", "megacache", "-o", mega)
+
+    after = fleet.compile_apart("loaded", "--load", mega, *MODELS)
+
+    assert exported["bytes"] == mega.stat().st_size
+    assert compiled_graphs(after) == NO_MODULES
+    assert after["counters"]["inductor"]["fxgraph_cache_hit"] == len(MODELS)
+    assert after["outputs"] == before["outputs"]
+
+
+def test_an_exported_generation_has_the_entries_that_torch_itself_saves(cold: tuple[Fleet, dict[str, Any]]) -> None:
+    fleet, before = cold
+    mega = fleet.folder / "compared.bin"
+    fleet.document("export", KEY, "--format", "megacache", "-o", mega)
+
+    saved = read((fleet.folder / "saved.bin").read_bytes())
+    exported = read(mega.read_bytes())
+
+    assert Counter(artifact.kind for artifact in saved) == before["saved"] == {"inductor": 2, "aot_autograd": 2}
+    assert sorted(exported) == sorted(saved)
+
+
+def test_what_the_format_cannot_hold_is_named(cold: tuple[Fleet, dict[str, Any]], tmp_path: Path) -> None:
+    fleet, _ = cold
+    root = fleet.folder / "all"
+    environ = fleet.environ("all")
+    fleet.document("restore", KEY, worker="all")
+    arguments = ("--sources", fleet.folder / "sources", "--count", 2, "--release", 1)
+    run_program("compile_kernels", *arguments, environ=environ | {"TRITON_CACHE_DIR": str(root / "triton")})
+    put(root / "inductor/cache/0123456789abcdef", '{"mm": {}}')
+    put(root / "inductor/helion/one.json", "{}")
+    put(root / "deepgemm/cache/kernel.x/kernel.cubin", "kernel")
+    assert fleet.document("commit", "m/all", worker="all")["status"] == "committed"
+
+    exported = fleet.document("export", "m/all", "--format", "megacache", "-o", tmp_path / "all.bin")
+    talk = fleet.kstore("export", "m/all", "--format", "megacache", "-o", tmp_path / "all.bin").stderr
+
+    left_out = {left["what"]: left for left in exported["left_out_kinds"]}
+    assert left_out.keys() == {
+        "C++ objects and sources", "generated modules", "timings of GEMM choices", "other files of TorchInductor",
+        "Triton kernels that no graph bundles", "files of DeepGEMM",
+    }  # fmt: skip
+    held = [path for path in root.rglob("*") if path.is_file() and ".kstore" not in path.parts]
+    assert left_out["C++ objects and sources"]["files"] == sum(1 for path in held if path.suffix in (".cpp", ".so"))
+    assert left_out["Triton kernels that no graph bundles"]["files"] == len(files_below(root / "triton"))
+    assert left_out["Triton kernels that no graph bundles"]["bytes"] > 0
+    assert all(f"left out {what} of {left['component']} (" in talk for what, left in left_out.items())
+
+
+def test_a_triton_kernel_that_a_graph_bundles_is_not_missed(fleet: Fleet) -> None:
+    environ = fleet.environ("cold")
+    fleet.document("restore", KEY, worker="cold")
+    arguments = ("--sources", fleet.folder / "sources", "--count", 2, "--release", 1)
+    triton = fleet.folder / "cold/triton"
+    run_program("compile_kernels", *arguments, environ=environ | {"TRITON_CACHE_DIR": str(triton)})
+    bundled, other = sorted(path.name for path in triton.iterdir() if path.is_dir())
+    graph = fleet.folder / "cold/inductor/fxgraph/ab/fab/one"
+    graph.parent.mkdir(parents=True)
+    subprocess.run(
+        [sys.executable, "-c", BUNDLE, bundled, graph], env=environ | {"TRITON_CACHE_DIR": str(triton)}, check=True
+    )
+    fleet.document("commit", KEY, worker="cold")
+
+    exported = fleet.document("export", KEY, "--format", "megacache", "-o", fleet.folder / "exported.bin")
+
+    assert names_of(exported["left_out_kinds"]) == {
+        "Triton kernels that no graph bundles": len(files_below(triton / other))
+    }
+
+
+def test_a_generation_without_graphs_is_not_exported(fleet: Fleet) -> None:
+    put(fleet.folder / "cold/inductor/ab/cone.py", "module")
+    fleet.document("commit", KEY, worker="cold")
+
+    done = fleet.kstore("export", KEY, "--format", "megacache", "-o", fleet.folder / "exported.bin")
+
+    assert done.returncode == 3
+    assert "holds nothing that a mega-cache could" in done.stderr
+    assert not (fleet.folder / "exported.bin").exists()
+
+
+def test_a_damaged_store_exports_nothing(fleet: Fleet) -> None:
+    put(fleet.folder / "cold/inductor/aotautograd/aab/one", "entry")
+    fleet.document("commit", KEY, "--layout", "loose", worker="cold")
+    for blob in (fleet.folder / "store/blobs").rglob("*"):
+        if blob.is_file() and blob.read_bytes() == b"entry":
+            blob.unlink()
+
+    done = fleet.kstore("export", KEY, "--format", "megacache", "-o", fleet.folder / "exported.bin")
+
+    assert done.returncode == 4
+    assert [path.name for path in fleet.folder.glob("*.bin*")] == []
+
+
+# ---- In
+
+
+def test_an_imported_mega_cache_is_restored_and_finds_every_graph(
+    cold: tuple[Fleet, dict[str, Any]], fleet: Fleet
+) -> None:
+    before = cold[1]
+    imported = fleet.document("import", "megacache", cold[0].folder / "saved.bin", KEY)
+    restored = fleet.document("restore", KEY, worker="restored")
+
+    after = run_program(
+        "compile_models", *MODELS, environ=fleet.environ("restored") | variables_of(fleet, KEY, "restored")
+    )
+
+    assert (imported["status"], imported["entries"]) == ("committed", {"inductor": 2, "aot_autograd": 2})
+    assert imported["left_out"] == []
+    assert restored["status"] == "restored"
+    assert compiled_graphs(after) == NO_MODULES
+    assert after["outputs"] == before["outputs"]
+
+
+def test_an_import_joins_what_is_published(cold: tuple[Fleet, dict[str, Any]], fleet: Fleet) -> None:
+    put(fleet.folder / "other/inductor/ab/cother.py", "module")
+    fleet.document("commit", KEY, worker="other")
+
+    first = fleet.document("import", "megacache", cold[0].folder / "saved.bin", KEY)
+    again = fleet.document("import", "megacache", cold[0].folder / "saved.bin", KEY)
+
+    assert (first["generation"], first["files"], first["new_files"]) == (2, 5, 4)
+    assert (again["status"], again["generation"]) == ("unchanged", 2)
+
+
+def test_an_import_takes_nothing_from_folders_that_the_user_chose(
+    cold: tuple[Fleet, dict[str, Any]], fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(fleet.folder / "users/ab/cothers.py", "module")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(fleet.folder / "users"))
+
+    imported = bring_in(fleet.store, (cold[0].folder / "saved.bin").read_bytes(), KEY)
+
+    assert imported.committed.files == 4
+    assert files_below(fleet.folder / "users") == [fleet.folder / "users/ab/cothers.py"]
+
+
+def test_the_files_are_those_that_torchs_own_load_writes(cold: tuple[Fleet, dict[str, Any]], tmp_path: Path) -> None:
+    artifacts = [*read((cold[0].folder / "saved.bin").read_bytes()), *OTHER_KINDS]
+    (tmp_path / "all.bin").write_bytes(write(artifacts))
+    write_files(tmp_path / "ours", files_of(artifacts)[0])
+
+    subprocess.run(
+        [sys.executable, "-c", POPULATE, tmp_path / "all.bin"],
+        env=cold[0].environ("nobody") | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "torchs")}, check=True,
+    )  # fmt: skip
+
+    assert tree(tmp_path / "ours") == tree(tmp_path / "torchs")
+
+
+def test_an_exported_import_has_all_kinds_of_entries(fleet: Fleet) -> None:
+    (fleet.folder / "all.bin").write_bytes(write(OTHER_KINDS))
+    fleet.document("import", "megacache", fleet.folder / "all.bin", KEY)
+    exported = fleet.document("export", KEY, "--format", "megacache", "-o", fleet.folder / "exported.bin")
+
+    again = read((fleet.folder / "exported.bin").read_bytes())
+
+    assert exported["left_out_kinds"] == []
+    assert tree_of(again) == tree_of(OTHER_KINDS)
+
+
+def test_what_was_recorded_before_an_earlier_save_is_not_lost(fleet: Fleet) -> None:
+    """Torch's own loader keeps only the last section of each kind."""
+    mega = fleet.folder / "twice.bin"
+    fleet.compile_apart("builder", "--twice", "--save", mega, *MODELS)
+
+    assert fleet.document("import", "megacache", mega, KEY)["entries"] == {"inductor": 2, "aot_autograd": 2}
+    loaded = subprocess.run(
+        [sys.executable, "-c", LOAD, mega], env=fleet.environ("nobody"), capture_output=True, text=True, check=True
+    )
+    assert json.loads(loaded.stdout.splitlines()[-1]) == {"inductor": 1, "aot_autograd": 1}
+
+
+def test_entries_of_unknown_kinds_are_named(fleet: Fleet) -> None:
+    entry, others = Artifact("aot_autograd", "aab", b"entry"), [Artifact("vendor", name, b"12") for name in "kl"]
+    (fleet.folder / "all.bin").write_bytes(write([entry, *others]))
+
+    imported = fleet.document("import", "megacache", fleet.folder / "all.bin", KEY)
+
+    assert imported["files"] == 1
+    assert [(left["what"], left["files"], left["bytes"]) for left in imported["left_out"]] == [
+        ("entries of kind vendor", 2, 4)
+    ]
+    talk = fleet.kstore("import", "megacache", fleet.folder / "all.bin", "m/v2").stderr
+    assert "left out entries of kind vendor (2 files, 4 B)" in talk
+
+
+def with_checksum(data: bytes) -> bytes:
+    return zlib.crc32(data).to_bytes(4, "big") + data
+
+
+def altered(data: bytes, position: int) -> bytes:
+    return data[:position] + bytes([data[position] ^ 1]) + data[position + 1 :]
+
+
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda data: b"",
+    "cut short": lambda data: data[:-10],
+    "one bit": lambda data: altered(data, len(data) // 2),
+    "another file": lambda data: b"PK" + bytes(100),
+    "an entry cut short": lambda data: with_checksum(data[4:-110]),
+    "entries without end": lambda data: with_checksum(data[4:]).replace(bytes([0] * 7 + [1]), bytes([255] * 8)),
+    "another version": lambda data: with_checksum((99).to_bytes(8, "big") + data[12:]),
+    "a key that climbs": lambda data: write([Artifact("aot_autograd", "../../x", b"entry")]),
+    "an absolute key": lambda data: write([Artifact("autotune", "/etc/x.best_config", b"{}")]),
+    "a key of folders": lambda data: write([Artifact("precompile", "a/b", b"entry")]),
+    "a key with a NUL": lambda data: write([Artifact("pgo", "a\0b", b"profile")]),
+}
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+def test_a_damaged_mega_cache_publishes_nothing(fleet: Fleet, how: str) -> None:
+    data = DAMAGES[how](write([Artifact("aot_autograd", "aab", b"entry" * 20)]))
+
+    with pytest.raises(IntegrityError):
+        bring_in(fleet.store, data, KEY)
+
+    assert not (fleet.folder / "store").exists()
+
+
+def test_without_room_for_its_files_a_mega_cache_publishes_nothing(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/proc/nothing")
+
+    with pytest.raises(CacheRootError, match="TMPDIR"):
+        bring_in(fleet.store, write([Artifact("aot_autograd", "aab", b"entry")]), KEY)
+
+    assert not (fleet.folder / "store").exists()
+
+
+def test_the_command_says_what_is_wrong_with_a_damaged_mega_cache(fleet: Fleet) -> None:
+    (fleet.folder / "damaged.bin").write_bytes(b"nonsense")
+
+    done = fleet.kstore("import", "megacache", fleet.folder / "damaged.bin", KEY)
+
+    assert done.returncode == 4
+    assert done.stderr.startswith("kstore: 8 bytes are no mega-cache")
+    assert len(done.stderr.splitlines()) == 1
+
+
+# ---- In one process
+
+
+def test_what_one_process_saves_another_one_loads(cold: tuple[Fleet, dict[str, Any]]) -> None:
+    fleet, before = cold
+
+    after = fleet.compile("loaded-2", "--restore", KEY, "--commit", KEY, *MODELS)
+
+    assert after["restored"] == "restored"
+    assert compiled_graphs(after) == {}
+    assert after["outputs"] == before["outputs"]
+    assert (after["committed"]["status"], after["committed"]["generation"]) == ("unchanged", 1)
+
+
+def test_a_process_that_compiled_in_folders_of_its_own_saves_its_entries_alone(fleet: Fleet) -> None:
+    put(fleet.folder / "own/ab/cothers.py", "module")
+    before = fleet.compile_apart("own", "--commit", KEY, "mlp-f")
+
+    after = fleet.compile("loaded", "--restore", KEY, "mlp-f")
+
+    assert before["committed"]["files"] == 2
+    assert compiled_graphs(after) == {"fxgraph_lookup_write_file": 1}
+    assert after["outputs"] == before["outputs"]
+
+
+def test_what_was_published_and_not_used_is_not_lost(fleet: Fleet) -> None:
+    """A mega-cache of torch's own holds what its process used, and so replaces one that holds more."""
+    first = fleet.compile("first", "--restore", KEY, "--commit", KEY, *MODELS)
+    mega = fleet.folder / "second.bin"
+    second = fleet.compile("second", "--restore", KEY, "--save", mega, "--commit", KEY, "mlp-h")
+    third = fleet.compile("third", "--restore", KEY, *MODELS, "mlp-h")
+
+    assert second["saved"] == {"inductor": 1, "aot_autograd": 1}
+    assert (second["committed"]["status"], second["committed"]["generation"]) == ("committed", 2)
+    assert compiled_graphs(third) == {}
+    assert third["outputs"] == first["outputs"] | second["outputs"]
+
+
+def test_a_guard_variant_of_a_loaded_graph_is_saved(fleet: Fleet) -> None:
+    fleet.compile("first", "--restore", KEY, "--commit", KEY, "guarded-below")
+    second = fleet.compile("second", "--restore", KEY, "--commit", KEY, "guarded-above")
+    third = fleet.compile("third", "--restore", KEY, "guarded-below", "guarded-above")
+
+    assert second["committed"]["status"] == "committed"
+    graphs = files_below(fleet.folder / "third/inductor/fxgraph")
+    assert (len(graphs), len({graph.parent for graph in graphs})) == (2, 1)
+    assert compiled_graphs(third) == {}
+
+
+def test_trouble_with_the_store_is_a_status(fleet: Fleet) -> None:
+    code = SAVE.format(strict=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=fleet.environ("nobody") | {"KSTORE_ROOT": "/proc/nothing/store"},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.split() == ["failed", "failed"]
+    assert "the job goes on without it" in done.stderr
+
+
+# ---- Without torch
+
+
+@pytest.mark.parametrize("command", ["export", "import"])
+def test_without_torch_the_commands_say_so(cold: tuple[Fleet, dict[str, Any]], command: str, tmp_path: Path) -> None:
+    mega = cold[0].folder / "saved.bin"
+    (found,) = cold[0].store.scopes(KEY)
+    scope = ("--environment", found.environment)
+    arguments = {
+        "export": ["export", KEY, "--format", "megacache", "-o", tmp_path / "x.bin", *scope],
+        "import": ["import", "megacache", mega, "m/other", *scope],
+    }
+    done = without_torch(COMMAND, *arguments[command], environ=cold[0].environ("nobody"))
+
+    assert done.returncode == 1
+    assert done.stderr == (
+        "kstore: a mega-cache is read and written by torch, which is not installed here: pip install 'kstore[torch]'\n"
+    )
+    assert not (tmp_path / "x.bin").exists()
+
+
+def test_without_torch_a_save_is_a_failed_one(fleet: Fleet) -> None:
+    degraded = without_torch(SAVE.format(strict=False), environ=fleet.environ("nobody"))
+    strict = without_torch(SAVE.format(strict=True), environ=fleet.environ("nobody"))
+
+    assert degraded.stdout.split() == ["miss", "failed"]
+    assert "which is not installed here" in degraded.stderr
+    assert strict.stdout.split() == ["miss", "PackageMissing"]

@@ -1,0 +1,98 @@
+"""What a store leans on goes along when keys leave it, and what comes in joins what is below."""
+
+from __future__ import annotations
+
+import tarfile
+from pathlib import Path
+
+from kstore.bundles.archives import export_tar
+from kstore.bundles.importing import import_bundle
+from kstore.bundles.partial import finished_as
+from kstore.bundles.writer import BundleWriter
+from kstore.leaning import leans_on
+from kstore.manifest import Flag
+from kstore.operations.copy import copy_keys
+from kstore.store import Store
+from tests.bundles.carrying import other_store
+from tests.layers.images import Fleet, Worker, fill, fingerprint, has
+from tests.trees import KEY, Node
+
+
+def grown(fleet: Fleet) -> Worker:
+    """A worker that has committed "above" upon what the image has."""
+    fleet.bake("below")
+    worker = fleet.worker("worker")
+    worker.restore()
+    fill(worker, "above")
+    worker.commit()
+    assert leans_on(worker.store.snapshot(worker.newest()).manifest)
+    return worker
+
+
+def bundle(worker: Node, path: Path) -> str:
+    with finished_as(str(path), resumable=True) as file:
+        BundleWriter(worker.store.storage, [worker.store.snapshot(worker.newest())]).resume(file)
+    return str(path)
+
+
+def restored_alone(folder: Path, store: Path) -> set[str]:
+    """What a worker gets who knows of that store only."""
+    node = Node(folder, "alone", layout=None)
+    node.store = Store(store, cache_root=node.tree.root, gpu=node.store.gpu, environment=node.store.environment.tag)
+    report = node.restore()
+    assert (report.left_out, report.skipped) == (0, ())
+    return has(node)
+
+
+def test_a_bundle_holds_what_is_below_too(fleet: Fleet, tmp_path: Path) -> None:
+    path = bundle(grown(fleet), tmp_path / "bundle.kstore")
+    target = other_store(tmp_path / "far", "packed")
+    import_bundle(target.store, path)
+
+    manifest = target.store.snapshot(target.newest()).manifest
+    assert not leans_on(manifest)
+    assert not any(entry.flags & Flag.BELOW for entry in manifest.entries())
+    assert restored_alone(tmp_path, target.location) == {"below", "above"}
+
+
+def test_a_copy_does_likewise(fleet: Fleet, tmp_path: Path) -> None:
+    worker, target = grown(fleet), other_store(tmp_path / "far", "packed")
+    copy_keys(worker.store, target.store)
+
+    assert restored_alone(tmp_path, target.location) == {"below", "above"}
+
+
+def test_an_archive_does_likewise(fleet: Fleet, tmp_path: Path) -> None:
+    worker = grown(fleet)
+    with open(tmp_path / "a.tar", "wb") as stream:
+        export_tar(worker.store, worker.newest(), stream)
+    with tarfile.open(tmp_path / "a.tar") as archive:
+        assert len(archive.getnames()) == worker.newest().files
+
+
+def test_what_comes_in_joins_what_only_the_image_has(fleet: Fleet, tmp_path: Path) -> None:
+    fleet.bake("below")
+    before = fingerprint(fleet.base)
+    source = other_store(tmp_path / "far", "packed")
+    fill(source, "carried")
+    source.commit()
+    target = fleet.worker("target")
+    import_bundle(target.store, bundle(source, tmp_path / "bundle.kstore"))
+
+    worker = fleet.worker("worker")
+    assert not worker.restore().left_out
+    assert has(worker) == {"below", "carried"}
+    assert fingerprint(fleet.base) == before
+
+
+def test_what_comes_in_upon_a_leaning_generation_leaves_it_so(fleet: Fleet, tmp_path: Path) -> None:
+    worker = grown(fleet)
+    source = other_store(tmp_path / "far", "packed")
+    fill(source, "carried")
+    source.commit()
+    import_bundle(worker.store, bundle(source, tmp_path / "bundle.kstore"))
+
+    assert leans_on(worker.store.snapshot(worker.newest()).manifest)
+    fresh = fleet.worker("fresh")
+    assert not fresh.restore(KEY).left_out
+    assert has(fresh) == {"below", "above", "carried"}

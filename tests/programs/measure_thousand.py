@@ -1,0 +1,84 @@
+"""Fills a store with many keys, asks whose bytes it holds, and prints what that took.
+
+python measure_thousand.py FOLDER KEYS
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import threading
+import time
+from pathlib import Path
+
+from kstore.digest import digest_of
+from kstore.htmlreport.facts import collect_facts
+from kstore.manifest import Entry, Manifest
+from kstore.refs import Ref
+from kstore.scope import Scope
+from kstore.stats.overview import overview
+from kstore.stats.usage import usage_of
+from kstore.storage import Storage
+
+OWN, COMMON = 150, 50
+"""Artifacts of each key that no other has, and that all have; of 1 kB."""
+SIZE = 1000
+
+
+def digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode()).digest()
+
+
+def fill(storage: Storage, keys: int) -> int:
+    """Returns what each key alone needs, all keys together, in bytes. The blobs are not there: nobody reads them."""
+    alone = 0
+    for key in range(keys):
+        names = [f"{key}-{number}" for number in range(OWN)] + [str(number) for number in range(COMMON)]
+        files = {f"inductor/ab/{name}": Entry(digest(name), SIZE, 0, 0o644, 1, 0) for name in names}
+        data = Manifest(files).dump()
+        storage.blobs.loose.put_many([(digest_of(data), data)])
+        with storage.refs.reserve() as reserved:
+            scope = Scope(f"gpu-{key % 4}", f"family-{key % 20}/{key}", "env")
+            size = SIZE * len(files)
+            storage.refs.publish(Ref(scope, 1, digest_of(data), len(data), (), 0.0, "me", len(files), size), reserved)
+        alone += OWN * SIZE + len(data)
+    return alone
+
+
+class Memory:
+    """The most memory of this process's own that is seen in use beyond what there was at first, in MiB."""
+
+    def __init__(self) -> None:
+        self.start = self.peak = self._now()
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def _now(self) -> int:
+        status = Path("/proc/self/status").read_text()
+        (line,) = (line for line in status.splitlines() if line.startswith("RssAnon"))
+        return int(line.split()[1]) >> 10
+
+    def _watch(self) -> None:
+        while True:
+            self.peak = max(self.peak, self._now())
+            time.sleep(0.01)
+
+
+def main() -> None:
+    storage = Storage(sys.argv[1])
+    storage.create()
+    expected = fill(storage, int(sys.argv[2]))
+    memory, seconds = Memory(), []
+    started = time.perf_counter()
+    usage = usage_of(storage, lambda scope: scope.key)
+    seconds.append(round(time.perf_counter() - started, 1))
+    rows = len(overview(storage).rows)
+    seconds.append(round(time.perf_counter() - started, 1))
+    facts = collect_facts(storage, None)
+    seconds.append(round(time.perf_counter() - started, 1))
+    assert rows == len(facts["keys"])
+    print(json.dumps({"keys": len(usage.groups), "alone": usage.whole.alone, "expected": expected,
+                      "memory": memory.peak - memory.start, "seconds": seconds}))  # fmt: skip
+
+
+main()

@@ -1,0 +1,156 @@
+"""Where restores are counted: little is lost, nothing grows without bound, and nobody is harmed."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from kstore.backends import PosixBackend
+from kstore.gc import Policy
+from kstore.report import RestoreStatus
+from kstore.scope import Scope
+from kstore.stats import pages
+from kstore.stats.pages import MISSES, MOST_SCOPES, SLOTS, add, folder_of, load_page, read_hits, read_misses
+from tests.faults.injection import FAULTS, RARER_FAULTS, Faults, FaultyBackend, Striker
+from tests.gc.stores import collect
+from tests.stats.stores import sample
+from tests.trees import ENVIRONMENT, GPU, KEY, Node, in_processes
+
+SCOPE = Scope(GPU, KEY, ENVIRONMENT)
+PROCESSES, EACH = 8, 25
+
+
+@pytest.fixture
+def backend(tmp_path: Path) -> PosixBackend:
+    return PosixBackend(tmp_path / "store")
+
+
+def pages_in(backend: PosixBackend, folder: str) -> list[str]:
+    return sorted(child.name for child in backend.list(folder))
+
+
+def test_restores_of_one_scope_are_counted_in_one_file(backend: PosixBackend) -> None:
+    for _ in range(50):
+        assert add(backend, SCOPE, sample())
+    assert pages_in(backend, folder_of(SCOPE)) == ["0.50"]
+    assert read_hits(backend, SCOPE).hits == 50
+    assert list(backend.list("tmp")) == []
+
+
+def test_misses_leave_no_folder_of_their_own(backend: PosixBackend) -> None:
+    for number in range(20):
+        assert add(backend, Scope(GPU, f"key/{number}", ENVIRONMENT), sample("miss"))
+    assert [child.name for child in backend.list("stats")] == ["@misses"]
+    assert pages_in(backend, MISSES) == ["0.20"]
+    assert read_misses(backend)[Scope(GPU, "key/7", ENVIRONMENT)].count(RestoreStatus.MISS) == 1
+
+
+def test_of_the_keys_that_miss_the_latest_are_known(backend: PosixBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "MOST_SCOPES", 3)
+    for number in range(5):
+        add(backend, Scope(GPU, f"key/{number}", ENVIRONMENT), sample("miss", at=1000 + number))
+    assert {scope.key for scope in read_misses(backend)} == {"key/2", "key/3", "key/4"}
+    assert MOST_SCOPES > 3
+
+
+def count_restores(root: Path, number: int) -> int:
+    backend = PosixBackend(root)
+    return sum(add(backend, SCOPE, sample(worker=f"{number}@here")) for _ in range(EACH))
+
+
+def test_of_processes_that_count_at_once_nothing_is_lost_that_was_not_given_up(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    added = in_processes(count_restores, [(root, number) for number in range(PROCESSES)])
+    backend = PosixBackend(root)
+    assert read_hits(backend, SCOPE).hits == sum(added)
+    # Each has four tries, and there are twice as many slots as processes.
+    assert sum(added) >= 0.9 * PROCESSES * EACH
+    assert len({name.partition(".")[0] for name in pages_in(backend, folder_of(SCOPE))}) <= SLOTS
+
+
+def test_who_loses_a_race_counts_in_another_slot(backend: PosixBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    add(backend, SCOPE, sample())
+    rival = PosixBackend(backend.root)
+    create, races = backend.put_if_absent, iter([True])
+
+    def create_late(name: str, data: bytes) -> bool:
+        if next(races, False):
+            assert add(rival, SCOPE, sample())
+        return create(name, data)
+
+    monkeypatch.setattr(backend, "put_if_absent", create_late)
+    monkeypatch.setattr("secrets.randbelow", lambda slots: 5)
+    assert add(backend, SCOPE, sample())
+    assert pages_in(backend, folder_of(SCOPE)) == ["0.2", "5.1"]
+    assert read_hits(backend, SCOPE).hits == 3
+
+
+def test_what_a_killed_worker_left_is_counted_once(backend: PosixBackend) -> None:
+    add(backend, SCOPE, sample())
+    first = backend.get(f"{folder_of(SCOPE)}/0.1")
+    add(backend, SCOPE, sample())
+    backend.put(f"{folder_of(SCOPE)}/0.1", first)  # killed before it deleted what came before
+    assert read_hits(backend, SCOPE).hits == 2
+    add(backend, SCOPE, sample())
+    assert pages_in(backend, folder_of(SCOPE)) == ["0.3"]
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b"null", b'{"format": 1}', b"\xff\xfe", b"[" * 100_000])
+def test_a_damaged_page_counts_for_nothing_and_is_replaced(backend: PosixBackend, damage: bytes) -> None:
+    add(backend, SCOPE, sample())
+    backend.put(f"{folder_of(SCOPE)}/0.2", damage)
+    assert read_hits(backend, SCOPE).restores == 0
+    assert add(backend, SCOPE, sample())
+    assert read_hits(backend, SCOPE).hits == 1
+
+
+def test_a_page_with_damage_in_any_byte_is_read_without_harm(backend: PosixBackend) -> None:
+    add(backend, SCOPE, sample())
+    data = backend.get(f"{folder_of(SCOPE)}/0.1")
+    for position in range(len(data)):
+        for byte in (0, data[position] ^ 1, 0xFF):
+            load_page(data[:position] + bytes([byte]) + data[position + 1 :])
+
+
+def test_a_page_of_a_newer_kstore_stays_as_it_is(backend: PosixBackend) -> None:
+    name = f"{folder_of(SCOPE)}/0.7"
+    backend.put(name, b'{"format": 2, "scopes": {}}')
+    assert add(backend, SCOPE, sample())
+    assert backend.get(name) == b'{"format": 2, "scopes": {}}'
+    assert read_hits(backend, SCOPE).hits == 1
+
+
+@pytest.mark.parametrize("faults", [*FAULTS, *RARER_FAULTS], ids=str)
+def test_a_fault_at_any_call_loses_one_restore_at_most(faults: Faults, tmp_path: Path) -> None:
+    for number in count():
+        backend = PosixBackend(tmp_path / str(number))
+        for _ in range(3):
+            add(backend, SCOPE, sample())
+        striker = Striker(faults.of_call(number), number)
+        with suppress(OSError):
+            add(FaultyBackend(backend, striker), SCOPE, sample())  # type: ignore[arg-type]
+        if not striker.struck:
+            break
+        assert read_hits(backend, SCOPE).hits in (3, 4)
+        assert add(backend, SCOPE, sample())
+    assert number > 0
+
+
+def test_gc_removes_what_was_counted_for_keys_that_are_gone(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    backend = node.store.storage.backend
+    for key in ("model/v1", "model/v2"):
+        node.tree.wrapper(key)
+        node.commit(key)
+        add(backend, node.store.scope(key), sample())
+    add(backend, Scope(GPU, "never/there", ENVIRONMENT), sample())
+    node.store.forget("model/v1")
+    collect(node, dry_run=True)
+    assert read_hits(backend, node.store.scope("model/v1")).hits == 1
+    node.store.gc(Policy())
+    assert read_hits(backend, node.store.scope("model/v1")).hits == 0
+    assert read_hits(backend, node.store.scope("model/v2")).hits == 1
+    assert pages_in(backend, f"stats/{GPU}/never/there/@{ENVIRONMENT}") == []

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kstore.report import RestoreStatus
+from kstore.stats.totals import COUNTED, NEWEST, SLOWEST, Sample, Totals, load_totals, sum_of
+from tests.stats.stores import sample
+
+SAMPLES = st.lists(
+    st.builds(
+        sample, st.sampled_from([status.value for status in COUNTED]), st.integers(0, 9), at=st.integers(1, 99)
+    ),
+    max_size=30,
+)  # fmt: skip
+
+
+def totals_of(samples: list[Sample]) -> Totals:
+    totals = Totals()
+    for one in samples:
+        totals.add_sample(one)
+    return totals
+
+
+@given(SAMPLES, SAMPLES)
+def test_totals_of_two_workers_are_those_of_one_who_did_both(one: list[Sample], other: list[Sample]) -> None:
+    together, joined = totals_of(one + other), sum_of((totals_of(one), totals_of(other)))
+    assert joined.timings == together.timings
+    assert (joined.since, joined.last, joined.placed) == (together.since, together.last, together.placed)
+    assert [s.seconds for s in joined.slowest] == [s.seconds for s in together.slowest]
+    assert [s.at for s in joined.newest] == [s.at for s in together.newest]
+
+
+@given(SAMPLES)
+def test_totals_are_read_as_they_were_written(samples: list[Sample]) -> None:
+    totals = totals_of(samples)
+    assert load_totals(json.loads(json.dumps(totals.as_json()))) == totals
+
+
+@given(SAMPLES)
+def test_no_more_than_a_few_reports_are_kept(samples: list[Sample]) -> None:
+    totals = totals_of(samples)
+    assert len(totals.newest) == min(NEWEST, len(samples))
+    assert len(totals.slowest) <= SLOWEST
+    assert totals.restores == len(samples)
+
+
+def test_hits_are_restores_of_the_key_itself() -> None:
+    totals = totals_of([sample("restored"), sample("current"), sample("seeded"), sample("miss")])
+    assert (totals.hits, totals.restores, totals.count(RestoreStatus.MISS)) == (2, 4, 1)
+
+
+def test_a_miss_is_no_slow_restore() -> None:
+    assert totals_of([sample("miss", 9.0), sample(seconds=1.0)]).slowest == [sample(seconds=1.0)]
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        {"placed": -1},
+        {"placed": 10**400},
+        {"placed": "1"},
+        {"waited": float("nan")},
+        {"since": float("inf")},
+        {"last": 1e300},
+        {"timings": {"exploded": {}}},
+        {"timings": []},
+        {"newest": [{"worker": "x" * 10**6}]},
+        {"newest": {"a": 1}},
+        {"slowest": None},
+    ],
+)
+def test_what_makes_no_sense_is_refused(nonsense: dict[str, Any]) -> None:
+    content = totals_of([sample()]).as_json() | nonsense
+    with pytest.raises((ValueError, TypeError, KeyError, AttributeError)):
+        load_totals(content)

@@ -1,0 +1,203 @@
+"""What `du` says a key would free is what forgetting it frees, to the byte."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kstore.environment import Host
+from kstore.gc import Policy
+from kstore.report import Count
+from kstore.stats.overview import Shelf, overview
+from kstore.stats.usage import Usage, usage_of
+from kstore.storage import Storage
+from kstore.store import Store
+from tests.stats.stores import A100, H100, busy_store, commit
+from tests.trees import Node
+
+KEYS = ("llama/v1", "llama/v2", "flux/dev")
+MANY = 1000
+MEMORY = 64
+"""MiB that reading a store of a thousand keys adds."""
+PROGRAM = Path(__file__).parents[1] / "programs" / "measure_thousand.py"
+
+
+@pytest.fixture(autouse=True)
+def fixed_host(host: Host) -> None:
+    """Nothing here is bound to a host."""
+
+
+def objects(storage: Storage) -> dict[str, int]:
+    """Name → bytes of every pack and loose blob, as the filesystem has them."""
+    root = Path(storage.location)
+    files = [path for folder in ("blobs", "packs") for path in (root / folder).rglob("*") if path.is_file()]
+    return {str(path.relative_to(root)): path.stat().st_size for path in files}
+
+
+def by_key(storage: Storage) -> Usage[str]:
+    return usage_of(storage, lambda scope: scope.key)
+
+
+def freed_by_forgetting(storage: Storage, key: str, folder: Path) -> int:
+    """Bytes that are gone after it, from a copy of the store."""
+    copy = shutil.copytree(storage.location, folder / key.replace("/", "-"))
+    store = Store(copy, environ={})
+    before = objects(store.storage)
+    store.forget(key)
+    store.gc(Policy(keep=100, offline=True))
+    after = objects(store.storage)
+    return sum(size for name, size in before.items() if name not in after)
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_what_a_key_alone_has_is_what_forgetting_it_frees(tmp_path: Path, key: str) -> None:
+    storage = busy_store(tmp_path)
+    held = by_key(storage).groups[key]
+    assert held.alone > 0
+    assert freed_by_forgetting(storage, key, tmp_path / "copies") == held.alone
+
+
+def test_a_pinned_generation_keeps_what_it_needs(tmp_path: Path) -> None:
+    storage = busy_store(tmp_path)
+    alone = by_key(storage).groups["llama/v1"].alone
+    Store(storage.location, gpu=H100, environ={}, environment="torch-test").pin("llama/v1", 2)
+    pinned = by_key(storage).groups["llama/v1"]
+    assert 0 < pinned.alone < alone
+    assert freed_by_forgetting(storage, "llama/v1", tmp_path / "copies") == pinned.alone
+
+
+def test_a_pack_that_another_key_relies_on_is_shared_whole(tmp_path: Path) -> None:
+    commit(tmp_path, "model/v1", "one", "two")
+    before = sum(objects(commit(tmp_path, "model/v2", "one", "three").store.storage).values())
+    storage = Storage(tmp_path / "store")
+    usage = by_key(storage)
+    assert usage.groups["model/v2"].shared == usage.groups["model/v1"].stored
+    assert usage.groups["model/v1"].alone == 0
+    assert freed_by_forgetting(storage, "model/v1", tmp_path / "copies") == 0
+    assert usage.whole.stored == before
+
+
+def test_the_frames_of_a_shared_pack_that_one_key_needs_are_told(tmp_path: Path) -> None:
+    """A blob of four megabytes has a frame of its own, and does not compress."""
+    first = Node(tmp_path, "first", layout="packed")
+    first.tree.put("inductor/ab/large.bin", os.urandom(4 << 20))
+    first.tree.kernel("shared")
+    first.commit("model/v1")
+    second = Node(tmp_path, "second", layout="packed")
+    second.tree.kernel("shared")
+    second.commit("model/v2")
+    usage = by_key(second.store.storage)
+    assert 4 << 20 <= usage.groups["model/v1"].frames < (4 << 20) + 10_000
+    assert usage.groups["model/v2"].frames == 0
+
+    first.store.forget("model/v1")
+    first.store.gc(Policy(offline=True, max_size=None))
+    left = by_key(second.store.storage)
+    assert left.dead_frames + left.unneeded.bytes >= 4 << 20
+
+
+def test_the_totals_are_those_of_the_folder(tmp_path: Path) -> None:
+    storage = busy_store(tmp_path)
+    usage, found = by_key(storage), objects(storage)
+    assert usage.objects == Count(len(found), sum(found.values()))
+    assert usage.unneeded == Count()
+    assert usage.whole.stored == sum(found.values())
+    assert usage.whole.alone == sum(held.alone for held in usage.groups.values())
+    assert usage.unreadable == []
+
+
+def test_what_no_generation_needs_is_told_apart(tmp_path: Path) -> None:
+    storage = busy_store(tmp_path)
+    needed = by_key(storage).whole.stored
+    store = Store(storage.location, environ={})
+    store.forget("flux/dev")
+    store.gc(Policy(keep=1))
+    usage, found = by_key(storage), objects(storage)
+    assert usage.unneeded.bytes == 0  # superseded a short time ago
+    store.gc(Policy(keep=1, grace=0, offline=True), dry_run=True)
+    copy = Store(shutil.copytree(storage.location, tmp_path / "copy"), environ={})
+    for path in (Path(copy.location) / "refs").rglob("*/1"):
+        if path.with_name("2").exists():
+            path.unlink()
+    usage, found = by_key(copy.storage), objects(copy.storage)
+    assert usage.unneeded.bytes == sum(found.values()) - usage.whole.stored > 0
+    assert usage.whole.stored < needed + 10_000_000
+
+
+def test_equal_files_are_counted_once(tmp_path: Path) -> None:
+    """One artifact under two keys and two GPUs: four of them in the generations, one in the store."""
+    data = os.urandom(50_000)
+    for key in ("model/v1", "model/v2"):
+        for gpu in (A100, H100):
+            node = Node(tmp_path, f"{key}-{gpu}".replace("/", "-"), layout="loose", gpu=gpu)
+            node.tree.put("inductor/ab/module.py", data)
+            node.commit(key)
+    storage = Storage(tmp_path / "store")
+    usage = by_key(storage)
+    assert (usage.whole.artifacts, usage.whole.unique) == (200_000, 50_000)
+    assert usage.whole.deduplicated == 150_000
+    assert usage.groups["model/v1"].unique == 50_000
+    assert usage.whole.stored == 50_000 + usage.whole.manifests == sum(objects(storage).values())
+    assert usage.whole.compressed == 0
+
+
+def test_what_compression_saves_is_the_difference_to_the_folder(tmp_path: Path) -> None:
+    node = Node(tmp_path, layout="packed")
+    node.tree.put("inductor/ab/module.py", b"pass\n" * 100_000)
+    node.commit()
+    usage = by_key(node.store.storage)
+    assert usage.whole.compressed == 500_000 + usage.whole.manifests - sum(objects(node.store.storage).values())
+    assert usage.whole.compressed > 490_000
+
+
+def test_an_unreadable_generation_is_named(tmp_path: Path) -> None:
+    storage = busy_store(tmp_path)
+    ref = Path(storage.location) / "refs" / H100 / "llama/v2/@torch-test/1"
+    ref.chmod(0o644)
+    ref.write_text("damaged")
+    usage = by_key(storage)
+    assert "llama/v2" not in usage.groups
+    assert len(usage.unreadable) == 1 and "llama/v2" in usage.unreadable[0]
+
+
+def test_an_overview_of_one_key_reads_no_other(tmp_path: Path) -> None:
+    storage = busy_store(tmp_path)
+    ref = Path(storage.location) / "refs" / H100 / "llama/v2/@torch-test/1"
+    ref.chmod(0o644)
+    ref.write_text("damaged")
+    found = overview(storage, "llama/v1")
+    assert found.unreadable == []
+    assert list(found.rows) == [Shelf(A100, "llama/v1"), Shelf(H100, "llama/v1")]
+    assert found.whole.held.generations == 3
+    assert found.whole.commits.published == found.whole.commits.timed == 3
+
+
+def test_nothing_is_written_by_looking(tmp_path: Path) -> None:
+    storage = busy_store(tmp_path)
+    before = sorted((str(path), path.stat().st_mtime_ns) for path in Path(storage.location).rglob("*"))
+    overview(storage)
+    by_key(storage)
+    assert sorted((str(path), path.stat().st_mtime_ns) for path in Path(storage.location).rglob("*")) == before
+
+
+@pytest.mark.slow
+def test_a_store_of_a_thousand_keys_is_read_in_little_memory(
+    tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), f"{tmp_path}/store", str(MANY)],
+        check=True, capture_output=True, text=True, cwd=Path(__file__).parents[2],
+        env={"PYTHONPATH": ":".join(sys.path)},
+    )  # fmt: skip
+    found = json.loads(done.stdout)
+    record_property("told", f"du, stats and report of {MANY:,} keys: {found}")
+    assert found["keys"] == MANY
+    assert found["alone"] == found["expected"]
+    assert found["memory"] < MEMORY
