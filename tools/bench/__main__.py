@@ -19,7 +19,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from tools.bench import report
+from tools.bench import places, report
 from tools.bench.measures import MEASURES
 from tools.bench.race import Bench, tell
 from tools.bench.results import Table
@@ -63,8 +63,9 @@ def _measure(name: str, options: argparse.Namespace, sizes: Sizes, rounds: int) 
     work = Path(tempfile.mkdtemp(prefix="kstore-bench-", dir=options.work))
     try:
         trees = Trees(sizes, work, options.corpus or _default_corpus(options.quick), is_given=bool(options.corpus))
-        found = report.conditions(rounds)
-        table = MEASURES[name](Bench(trees, rounds, work))
+        drops = places.can_drop() and not options.quick
+        found = report.conditions(rounds, drops)
+        table = MEASURES[name](Bench(trees, rounds, work, drops))
         return replace(table, conditions=table.conditions + found)
     finally:
         shutil.rmtree(work, ignore_errors=True)

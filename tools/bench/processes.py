@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,8 @@ class Told:
     """The most bytes that its process had in memory."""
     wall: float = 0.0
     """Seconds of the whole process."""
+    processor: float = 0.0
+    """Seconds of all processors, its children among it."""
 
     @property
     def last(self) -> Step:
@@ -69,9 +72,16 @@ def environment(variables: Mapping[str, str]) -> dict[str, str]:
 
 def run(spec: Spec) -> Told:
     """One worker, to its end."""
-    started = time.perf_counter()
+    started, used = time.perf_counter(), processor_time()
     done = subprocess.run(spec.command, env=environment(spec.variables), capture_output=True, text=True)
-    return _told(spec, done.returncode, done.stdout, done.stderr, time.perf_counter() - started)
+    wall, processor = time.perf_counter() - started, processor_time() - used
+    return replace(_told(spec, done.returncode, done.stdout, done.stderr), wall=wall, processor=processor)
+
+
+def processor_time() -> float:
+    """Seconds of all processors that processes which have ended have used."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def run_crowd(specs: Sequence[Spec], work: Path) -> tuple[float, list[Told]]:
@@ -91,7 +101,7 @@ def run_crowd(specs: Sequence[Spec], work: Path) -> tuple[float, list[Told]]:
         code = process.wait()
         out.seek(0)
         err.seek(0)
-        told.append(_told(spec, code, out.read(), err.read(), 0.0))
+        told.append(_told(spec, code, out.read(), err.read()))
         out.close()
         err.close()
     return max(each.last.seconds for each in told), told
@@ -114,9 +124,9 @@ def _await_ready(processes: Sequence[subprocess.Popen[str]], folder: Path, count
         time.sleep(0.01)
 
 
-def _told(spec: Spec, code: int, output: str, errors: str, wall: float) -> Told:
+def _told(spec: Spec, code: int, output: str, errors: str) -> Told:
     if code:
         raise RuntimeError(f"a worker of {spec.way} ended with {code}: {errors[-2000:]}")
     answer: dict[str, Any] = json.loads(output.splitlines()[-1])
     steps = [Step(**step) for step in answer["steps"]]
-    return Told(steps, answer["peak"], wall)
+    return Told(steps, answer["peak"])

@@ -40,6 +40,8 @@ class Bench:
     trees: Trees
     rounds: int
     work: Path
+    drops: bool
+    """Whether the page cache may be dropped: all that runs on the machine has to read its files again."""
 
     @contextmanager
     def place(self, kind: str, table: Table) -> Iterator[Place]:
@@ -65,20 +67,19 @@ class Bench:
         except Absent as error:
             table.note(f"Not measured: {error}.")
 
+    def cold_or_warm(self, sharing: Sharing, what: str = "restore") -> Iterator[Reading]:
+        """Fetch with what was published in the page cache, and fetch after that was dropped."""
+        os.sync()
+        yield reading(f"{what}, page cache warm", sharing.fetch("warm", 1))
+        if self.drops:
+            places.drop_page_cache()
+            yield reading(f"{what}, page cache dropped", sharing.fetch("cold", 1))
+
     def _play(self, table: Table, sharing: Sharing, scene: Scene) -> None:
         for row, value, unit, status in scene(sharing):
             table.add(row, sharing.name, value, unit)
             if status:
                 table.note(f"{sharing.name}, {row}: {status}.")
-
-
-def cold_or_warm(sharing: Sharing, what: str = "restore") -> Iterator[Reading]:
-    """Fetch with what was published in the page cache, and fetch after that was dropped."""
-    os.sync()
-    yield reading(f"{what}, page cache warm", sharing.fetch("warm", 1))
-    if places.can_drop():
-        places.drop_page_cache()
-        yield reading(f"{what}, page cache dropped", sharing.fetch("cold", 1))
 
 
 def reading(row: str, step: Step, good: Sequence[str] = ()) -> Reading:

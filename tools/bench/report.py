@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tools.bench import places, plots
+from tools.bench import plots
 from tools.bench.results import Claim, Table, Unit, Verdict, from_json
 
 _INTRODUCTION = """\
@@ -27,7 +27,7 @@ one table may be compared with one of another. Processes are fresh, and their im
 _BEGIN, _END = "<!-- begin: python -m tools.bench -->", "<!-- end -->"
 
 
-def conditions(rounds: int) -> list[str]:
+def conditions(rounds: int, drops: bool) -> list[str]:
     """What holds for a table whatever it measures."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)
     found = [
@@ -35,8 +35,8 @@ def conditions(rounds: int) -> list[str]:
         f"{datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} CPUs, {memory:.0f} GiB, load {os.getloadavg()[0]:.1f} before",
         f"Linux {platform.release()}, Python {platform.python_version()}",
     ]
-    if not places.can_drop():
-        found.append("the page cache was never dropped: that needs root")
+    if not drops:
+        found.append("the page cache was never dropped, which needs root")
     return found
 
 

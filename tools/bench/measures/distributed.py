@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 
 from tools.bench.peers import B10, Copy, Fal, KstorePacked, Rsync, Sharing, Tar
-from tools.bench.race import Bench, Reading, cold_or_warm, describe, reading
+from tools.bench.race import Bench, Reading, describe, reading
 from tools.bench.results import Claim, Table, Unit
 from tools.bench.trees import files_in
 
@@ -26,7 +26,7 @@ def distributed(bench: Bench) -> Table:
         before = len(files_in(sharing.shared(0)))
         yield reading("first commit", sharing.publish("builder", 0))
         yield Reading("new files of a first commit", len(files_in(sharing.shared(0))) - before, Unit.FILES)
-        yield from cold_or_warm(sharing, _FROM_ANOTHER)
+        yield from bench.cold_or_warm(sharing, _FROM_ANOTHER)
         names = {str(path) for path in files_in(sharing.shared(0))}
         yield reading("commit of one more kernel", sharing.later("later", kernel, 1), ["SKIPPED"])
         new = {str(path) for path in files_in(sharing.shared(0))} - names

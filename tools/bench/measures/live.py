@@ -8,7 +8,6 @@ much busier than the defaults, so that a short run has many checkpoints.
 from __future__ import annotations
 
 import json
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -59,16 +58,11 @@ def _compile(folder: Path, way: str, column: str, kernels: int) -> tuple[float, 
         command = ["-m", "kstore", "exec", "bench/live", *options, "--", sys.executable, *arguments]
     else:
         command = ["-c", _WITHIN, column, *arguments]
-    before = _processor_time()
+    before = processes.processor_time()
     done = subprocess.run(
         [sys.executable, *command], env=processes.environment(variables), capture_output=True, text=True, check=True
     )
     report = json.loads(done.stdout.splitlines()[-1])
     if report["compiled"] != kernels:
         raise RuntimeError(f"{way}, {column}: {report}")
-    return report["seconds"], _processor_time() - before
-
-
-def _processor_time() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+    return report["seconds"], processes.processor_time() - before

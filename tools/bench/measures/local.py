@@ -19,7 +19,7 @@ from tools.bench.peers import (
     Sharing,
     Tar,
 )  # fmt: skip
-from tools.bench.race import Bench, Reading, Scene, cold_or_warm, describe, reading
+from tools.bench.race import Bench, Reading, Scene, describe, reading
 from tools.bench.results import Claim, Table
 
 _WARM = "restore, page cache warm"
@@ -63,7 +63,7 @@ def _restoring(bench: Bench) -> Scene:
         if isinstance(sharing, LinkFloor):  # It has read all that it makes before its clock starts.
             yield reading(_WARM, sharing.fetch("warm"))
         else:
-            yield from cold_or_warm(sharing)
+            yield from bench.cold_or_warm(sharing)
 
     return scene
 

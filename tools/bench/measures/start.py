@@ -34,6 +34,8 @@ def start(bench: Bench) -> Table:
             for column in rotated([*starts.shared, _COLD, _WARM, _MEGA], number):
                 _add(table, column, starts.start(column, number))
             tell(f"start: round {number + 1} of {bench.rounds}")
+        for column, size in starts.stored().items():
+            table.add("bytes stored", column, size, Unit.BYTES)
     for ours in (KstoreLoose.name, KstorePacked.name):
         table.claims.append(Claim(_WHOLE, ours, 1.05, _WARM))
     table.note("In a mega-cache are no C++ objects: what it holds is compiled to machine code again.")
@@ -74,6 +76,10 @@ class _Starts:
             return processes.run(self._plain(f"mega-{number}", ["megacache", "load", str(self._file)], self._models))
         return processes.run(self._plain("warm" if column == _WARM else f"cold-{number}", self._models))
 
+    def stored(self) -> dict[str, int]:
+        """Bytes that are shared."""
+        return {name: way.stored() for name, way in self.shared.items()} | {_MEGA: self._file.stat().st_size}
+
     def _spec(self, sharing: Program, *steps: list[str]) -> Spec:
         plain = sharing.spec("worker", 0, steps)
         return Spec(plain.way, plain.folders, plain.steps, self._variables | dict(plain.variables))
@@ -88,6 +94,7 @@ class _Starts:
 
 def _add(table: Table, column: str, told: Told) -> None:
     table.add(_WHOLE, column, told.wall, Unit.SECONDS)
+    table.add(f"{_WHOLE}: processor", column, told.processor, Unit.SECONDS)
     fetched = [step.seconds for step in told.steps if step.verb != "models"]
     if fetched:
         table.add(_FETCH, column, fetched[0], Unit.SECONDS)
