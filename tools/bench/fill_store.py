@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from tools.bench.processes import environment
 from tools.bench.trees import vary
 
 _OWN_SHARE = 50
@@ -21,7 +22,8 @@ def fill(location: Path, root: Path, tree: Path, count: int, tell: Callable[[str
     for number in range(count):
         originals = sorted(tree.glob("triton/*/"))[number % _OWN_SHARE :: _OWN_SHARE]
         own = _replace(own, originals, root / "triton", number)
-        report = Store(location, cache_root=root, layout="packed").commit(f"bench/key{number}")
+        store = Store(location, cache_root=root, layout="packed", environ=environment({}))
+        report = store.commit(f"bench/key{number}")
         if report.status is not CommitStatus.COMMITTED:
             raise RuntimeError(f"commit of key {number}: {report.status}")
         if number % 100 == 99:

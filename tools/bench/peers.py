@@ -363,7 +363,9 @@ class Tar(Shell):
 
     def upload(self, tree: Path, shared: Path) -> list[str]:
         """See `Shell`."""
-        return ["sh", "-c", 'tar -C "$1" -c . | zstd -q -f -o "$2"', "sh", str(tree), str(shared / "tree.tar.zst")]
+        # Whole or not at all, as whoever has had a reader of half an archive does it.
+        script = 'tar -C "$1" -c . | zstd -q -o "$2.$$" && mv "$2.$$" "$2"'
+        return ["sh", "-c", script, "sh", str(tree), str(shared / "tree.tar.zst")]
 
     def download(self, shared: Path, tree: Path) -> list[str]:
         """See `Shell`."""

@@ -120,7 +120,10 @@ def _on_loop(kind: str, folder: Path, size: int = _IMAGE_BYTES) -> Iterator[Path
     try:
         yield volume
     finally:
-        _run("umount", str(volume))
+        try:
+            _run("umount", str(volume))
+        except RuntimeError:  # Somebody is still in it: it goes when he does.
+            _run("umount", "-l", str(volume))
         image.unlink()
 
 

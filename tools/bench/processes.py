@@ -16,6 +16,8 @@ from typing import Any
 
 REPOSITORY = Path(__file__).parents[2]
 _STRANGE = ("KSTORE", "TORCH", "TRITON", "B10", "BASETEN")
+_LIMIT = 1800
+"""Seconds after which a worker hangs."""
 _PATIENCE = 300
 """Seconds in which all of a crowd must be ready."""
 
@@ -38,6 +40,8 @@ class Told:
     """The most bytes that its process had in memory."""
     wall: float = 0.0
     """Seconds of the whole process."""
+    ended: float = 0.0
+    """When the last step was done, by `time.monotonic`."""
     processor: float = 0.0
     """Seconds of all processors, its children among it."""
 
@@ -73,7 +77,7 @@ def environment(variables: Mapping[str, str]) -> dict[str, str]:
 def run(spec: Spec) -> Told:
     """One worker, to its end."""
     started, used = time.perf_counter(), processor_time()
-    done = subprocess.run(spec.command, env=environment(spec.variables), capture_output=True, text=True)
+    done = subprocess.run(spec.command, env=environment(spec.variables), capture_output=True, text=True, timeout=_LIMIT)
     wall, processor = time.perf_counter() - started, processor_time() - used
     return replace(_told(spec, done.returncode, done.stdout, done.stderr), wall=wall, processor=processor)
 
@@ -95,16 +99,17 @@ def run_crowd(specs: Sequence[Spec], work: Path) -> tuple[float, list[Told]]:
         for spec, (out, err) in zip(waiting, files, strict=True)
     ]
     _await_ready(processes, folder, len(specs))
+    started = time.monotonic()
     (folder / "start").touch()
     told = []
     for spec, process, (out, err) in zip(waiting, processes, files, strict=True):
-        code = process.wait()
+        code = process.wait(_LIMIT)
         out.seek(0)
         err.seek(0)
         told.append(_told(spec, code, out.read(), err.read()))
         out.close()
         err.close()
-    return max(each.last.seconds for each in told), told
+    return max(each.ended for each in told) - started, told
 
 
 def _waiting(spec: Spec, folder: Path, number: int) -> Spec:
@@ -129,4 +134,4 @@ def _told(spec: Spec, code: int, output: str, errors: str) -> Told:
         raise RuntimeError(f"a worker of {spec.way} ended with {code}: {errors[-2000:]}")
     answer: dict[str, Any] = json.loads(output.splitlines()[-1])
     steps = [Step(**step) for step in answer["steps"]]
-    return Told(steps, answer["peak"])
+    return Told(steps, answer["peak"], ended=answer["ended"])

@@ -38,6 +38,7 @@ def memory(bench: Bench) -> Table:
         for verb in ("commit", "restore"):
             limit = 64 * _MIB + largest
             table.claims += [Claim(f"{verb}, {what}", way.name, limit) for way in (KstorePacked, KstoreLoose)]
+    table.note("b10-transfer works in a process of its own, whose memory is not seen from here.")
     return table
 
 
