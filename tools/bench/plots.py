@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tools.bench.results import Table, Unit
+from tools.bench.results import Table, Unit, quantity
 
 _OURS, _OTHERS = "#0a7d5a", "#9aa3ab"
 _BAR = 0.22
@@ -46,10 +46,12 @@ def _bars(axis: Any, table: Table, row: str, unit: Unit) -> None:
     columns = list(table.samples[row])[::-1]
     medians = [table.median(row, column) or 0.0 for column in columns]
     colours = [_OURS if column.startswith(("kstore", "live", "store of")) else _OTHERS for column in columns]
-    axis.barh(columns, medians, color=colours, height=0.7)
+    bars = axis.barh(columns, medians, color=colours, height=0.7)
+    axis.bar_label(bars, [quantity(median, unit) for median in medians], padding=3)
     for place, column in enumerate(columns):
         samples = table.samples[row][column]
         axis.plot(samples, [place] * len(samples), "|", color="black", markersize=5)
-    axis.set_title(f"{row} ({unit})", loc="left", fontsize=8)
-    axis.set_xlim(0, 1.05 * max(max(of) for of in table.samples[row].values()) or 1)
-    axis.spines[["top", "right"]].set_visible(False)
+    axis.set_title(row if unit is Unit.SECONDS else f"{row}: {unit}", loc="left", fontsize=8)
+    axis.set_xticks([])
+    axis.set_xlim(0, 1.15 * max(max(of) for of in table.samples[row].values()) or 1)
+    axis.spines[["top", "right", "bottom"]].set_visible(False)

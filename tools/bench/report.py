@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from tools.bench import plots
-from tools.bench.results import Claim, Table, Unit, Verdict, from_json
+from tools.bench.results import Claim, Table, Unit, Verdict, from_json, quantity
 
 _INTRODUCTION = """\
 # Benchmarks
@@ -123,13 +123,6 @@ def _row(table: Table, row: str, unit: Unit) -> str:
         value = table.median(row, column)
         cells.append("" if value is None else quantity(value, unit))
     return f"| {row} | " + " | ".join(cells) + " |"
-
-
-def quantity(value: float, unit: Unit) -> str:
-    """A number for people."""
-    if unit is not Unit.SECONDS:
-        return f"{value:,.0f}"
-    return f"{value:.2f} s" if value >= 1 else f"{value * 1e3:.3g} ms"
 
 
 def anchor(title: str) -> str:

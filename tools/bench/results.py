@@ -17,6 +17,13 @@ class Unit(StrEnum):
     KERNELS = "kernels"
 
 
+def quantity(value: float, unit: Unit) -> str:
+    """A number for people."""
+    if unit is not Unit.SECONDS:
+        return f"{value:,.0f}"
+    return f"{value:.2f} s" if value >= 1 else f"{value * 1e3:.3g} ms"
+
+
 @dataclass(frozen=True, slots=True)
 class Claim:
     """That the median of one cell is at most `limit` times that of another; or at most `limit` itself."""
