@@ -1,4 +1,4 @@
-"""Ways to share a cache tree between workers: kstore, and what people use instead. Each has the same interface."""
+"""What people use instead of kstore, and the floor under all of it."""
 
 from __future__ import annotations
 
@@ -7,149 +7,15 @@ import os
 import shutil
 import subprocess
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import ClassVar
 
-from tools.bench import floor, processes
-from tools.bench.places import Place
-from tools.bench.processes import Spec, Step, Told
-from tools.bench.trees import tree_bytes
-
-
-class Sharing(ABC):
-    """Workers of some hosts that share caches by one way, in one round."""
-
-    name: ClassVar[str]
-
-    def __init__(self, place: Place, label: str) -> None:
-        self._place = place
-        self._label = label
-        for folder in {self.shared(0), self.local("")}:
-            folder.mkdir(parents=True, exist_ok=True)
-
-    @staticmethod
-    def absent() -> str:
-        """Why it cannot be measured here; empty if it can."""
-        return ""
-
-    def shared(self, host: int) -> Path:
-        """What all workers share, as a host sees it."""
-        return self._place.shared(host) / self._label
-
-    def local(self, worker: str) -> Path:
-        """What a worker has for itself."""
-        return self._place.local / self._label / worker
-
-    @abstractmethod
-    def folders(self, worker: str) -> dict[str, Path]:
-        """Where the compilers of a worker write: component → folder."""
-
-    @abstractmethod
-    def publish(self, worker: str, host: int = 0) -> Step:
-        """What a worker does after it has compiled."""
-
-    @abstractmethod
-    def fetch(self, worker: str, host: int = 0) -> Step:
-        """What a worker does before it compiles."""
-
-    def unchanged(self, builder: str) -> Step:
-        """Publish with nothing new, by the worker that has published."""
-        return self.publish(builder)
-
-    def later(self, worker: str, kernel: Path, host: int = 0) -> Step:
-        """A new worker fetches, compiles one more kernel, and publishes."""
-        self.fetch(worker, host)
-        self.add(worker, kernel)
-        return self.publish(worker, host)
-
-    def fill(self, worker: str, tree: Path) -> None:
-        """What the compilers would have written."""
-        for component, folder in self.folders(worker).items():
-            if (tree / component).is_dir():
-                folder.parent.mkdir(parents=True, exist_ok=True)
-                subprocess.run(["cp", "-a", f"{tree / component}/.", folder], check=True)
-
-    def add(self, worker: str, kernel: Path) -> None:
-        """One more of Triton's kernels."""
-        folder = self.folders(worker)["triton"]
-        folder.mkdir(parents=True, exist_ok=True)
-        subprocess.run(["cp", "-a", str(kernel), str(folder)], check=True)
-
-    def empty(self) -> None:
-        """Take away all that is shared."""
-        shutil.rmtree(self.shared(0))
-        self.shared(0).mkdir()
-
-    def stored(self) -> int:
-        """Bytes that are shared."""
-        return tree_bytes(self.shared(0))
-
-    def written(self, before: int) -> int:
-        """Bytes that a publication has written, after which so many were there."""
-        return self.stored() - before
-
-
-class Program(Sharing):
-    """A way whose functions run in a process of our own."""
-
-    @abstractmethod
-    def spec(self, worker: str, host: int, steps: Iterable[Iterable[str]]) -> Spec:
-        """What a worker's process needs to know."""
-
-    def run(self, worker: str, host: int, *steps: Iterable[str]) -> Told:
-        """Take steps in a process."""
-        return processes.run(self.spec(worker, host, steps))
-
-    def publish(self, worker: str, host: int = 0) -> Step:
-        """See `Sharing`."""
-        return self.run(worker, host, ["publish"]).last
-
-    def fetch(self, worker: str, host: int = 0) -> Step:
-        """See `Sharing`."""
-        return self.run(worker, host, ["fetch"]).last
-
-
-class Kstore(Program):
-    """kstore."""
-
-    layout: ClassVar[str]
-
-    def folders(self, worker: str) -> dict[str, Path]:
-        """See `Sharing`."""
-        return {name: self.local(worker) / name for name in ("inductor", "triton")}
-
-    def spec(self, worker: str, host: int, steps: Iterable[Iterable[str]]) -> Spec:
-        """See `Program`."""
-        folders = {"store": self.shared(host) / "store", "root": self.local(worker)}
-        texts = {name: str(folder) for name, folder in folders.items()} | {"layout": self.layout}
-        return Spec("kstore", texts, [list(step) for step in steps], {})
-
-    def publish_as(self, worker: str, key: str) -> Step:
-        """Publish under another key."""
-        plain = self.spec(worker, 0, [["publish"]])
-        return processes.run(Spec(plain.way, {**plain.folders, "key": key}, plain.steps, plain.variables)).last
-
-    def unchanged(self, builder: str) -> Step:
-        """The third publication: the second looks again at what was too young to be trusted in the first."""
-        self.publish(builder)
-        return self.publish(builder)
-
-
-class KstoreLoose(Kstore):
-    """As it is chosen where the cache root can link from the store."""
-
-    name = "kstore, loose"
-    layout = "loose"
-
-
-class KstorePacked(Kstore):
-    """As it is chosen elsewhere."""
-
-    name = "kstore, packed"
-    layout = "packed"
+from tools.bench import floor
+from tools.bench.processes import Spec, Step
+from tools.bench.sharing import Program, Sharing
 
 
 class Fal(Program):
@@ -188,48 +54,6 @@ class Fal(Program):
         return self.stored()
 
 
-class KstoreAsFal(Fal):
-    """kstore's functions of fal's names."""
-
-    whose = "ours"
-    layout: ClassVar[str]
-
-    @staticmethod
-    def absent() -> str:
-        """It is ours."""
-        return ""
-
-    def folders(self, worker: str) -> dict[str, Path]:
-        """Triton has a folder of its own."""
-        local = self.local(worker)
-        return {"inductor": local / "inductor-cache", "triton": local / "inductor-cache-triton"}
-
-    def spec(self, worker: str, host: int, steps: Iterable[Iterable[str]]) -> Spec:
-        """With the settings of a user of kstore."""
-        plain = super().spec(worker, host, steps)
-        settings = {"KSTORE_ROOT": str(self.shared(host) / "kstore"), "KSTORE_LAYOUT": self.layout}
-        # A GPU's scope, as fal's apps have it.
-        return Spec(plain.way, plain.folders, plain.steps, settings | {"KSTORE_GPU": "nvidia-bench-sm90"})
-
-    def written(self, before: int) -> int:
-        """Only what is new."""
-        return self.stored() - before
-
-
-class LooseAsFal(KstoreAsFal):
-    """On a filesystem from which files can be linked."""
-
-    name = "kstore for fal, loose"
-    layout = "loose"
-
-
-class PackedAsFal(KstoreAsFal):
-    """Elsewhere."""
-
-    name = "kstore for fal, packed"
-    layout = "packed"
-
-
 class B10(Program):
     """b10-transfer's own functions."""
 
@@ -264,26 +88,6 @@ class B10(Program):
             variables |= {"KSTORE_CACHE_ROOT": str(home / "root"), "KSTORE_LAYOUT": self.layout}
         folders = {"whose": self.whose, "top": str(self.shared(host)), "app": str(app)}
         return Spec("b10", folders, [list(step) for step in steps], variables)
-
-
-class LooseAsB10(B10):
-    """kstore's functions of b10-transfer's names, where files can be linked."""
-
-    name = "kstore for b10, loose"
-    whose = "ours"
-    layout = "loose"
-
-    @staticmethod
-    def absent() -> str:
-        """It is ours."""
-        return "" if importlib.util.find_spec("torch") else "torch is not installed"
-
-
-class PackedAsB10(LooseAsB10):
-    """Elsewhere."""
-
-    name = "kstore for b10, packed"
-    layout = "packed"
 
 
 class Shell(Sharing):
@@ -399,13 +203,6 @@ class CopyFloor(LinkFloor):
 
     name = "bare open, write, close"
     what = "copy"
-
-
-def present(ways: Iterable[type[Sharing]]) -> tuple[list[type[Sharing]], list[str]]:
-    """Those that can be measured here, and for the others why not."""
-    all_ways = list(ways)
-    reasons = [f"{way.name} is not measured: {way.absent()}." for way in all_ways if way.absent()]
-    return [way for way in all_ways if not way.absent()], reasons
 
 
 @cache

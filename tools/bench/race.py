@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from tools.bench import places
-from tools.bench.peers import Sharing, present
 from tools.bench.places import Absent, Place
 from tools.bench.processes import Step
 from tools.bench.results import Table, Unit
+from tools.bench.sharing import Sharing, present
 from tools.bench.trees import Trees, files_in
 
 Item = TypeVar("Item")

@@ -8,9 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tools.bench import processes
-from tools.bench.peers import B10, Fal, KstoreLoose, KstorePacked, Program, Rsync, Sharing, Tar
+from tools.bench.kstores import KstoreLoose, KstorePacked
+from tools.bench.peers import B10, Fal, Rsync, Tar
 from tools.bench.race import Bench, Reading, describe, reading
 from tools.bench.results import Claim, Table, Unit
+from tools.bench.sharing import Program, Sharing
 from tools.bench.trees import vary
 
 _BASE_FILES = 200

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from tools.bench.peers import B10, Copy, Fal, KstorePacked, Rsync, Sharing, Tar
+from tools.bench.kstores import KstorePacked
+from tools.bench.peers import B10, Copy, Fal, Rsync, Tar
 from tools.bench.race import Bench, Reading, describe, reading
 from tools.bench.results import Claim, Table, Unit
+from tools.bench.sharing import Sharing
 from tools.bench.trees import files_in
 
 _FROM_ANOTHER = "restore on another host"

@@ -5,22 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from tools.bench.peers import (
-    B10,
-    Copy,
-    CopyFloor,
-    Fal,
-    Kstore,
-    KstoreLoose,
-    KstorePacked,
-    Link,
-    LinkFloor,
-    Rsync,
-    Sharing,
-    Tar,
-)  # fmt: skip
+from tools.bench.kstores import Kstore, KstoreLoose, KstorePacked
+from tools.bench.peers import B10, Copy, CopyFloor, Fal, Link, LinkFloor, Rsync, Tar
 from tools.bench.race import Bench, Reading, Scene, describe, reading
 from tools.bench.results import Claim, Table
+from tools.bench.sharing import Sharing
 
 _WARM = "restore, page cache warm"
 _COLD = "restore, page cache dropped"

@@ -4,17 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tools.bench.peers import (
-    B10,
-    Fal,
-    LooseAsB10,
-    LooseAsFal,
-    PackedAsB10,
-    PackedAsFal,
-    Sharing,
-)  # fmt: skip
+from tools.bench.kstores import LooseAsB10, LooseAsFal, PackedAsB10, PackedAsFal
+from tools.bench.peers import B10, Fal
 from tools.bench.race import Bench, Reading, describe, reading
 from tools.bench.results import Table, Unit
+from tools.bench.sharing import Sharing
 
 
 def fal(bench: Bench) -> Table:

@@ -7,11 +7,13 @@ from pathlib import Path
 
 from tools.bench import processes
 from tools.bench.fill_store import fill
-from tools.bench.peers import Fal, KstoreLoose, KstorePacked, Program, Sharing
+from tools.bench.kstores import KstoreLoose, KstorePacked
+from tools.bench.peers import Fal
 from tools.bench.places import Absent, Place
 from tools.bench.processes import Spec, Told
 from tools.bench.race import Bench, Reading, describe, tell
 from tools.bench.results import Claim, Table, Unit
+from tools.bench.sharing import Program, Sharing
 from tools.bench.trees import files_in, vary
 
 _MIB = 1 << 20

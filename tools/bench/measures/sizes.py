@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from tools.bench.peers import B10, Fal, Kstore, KstoreLoose, KstorePacked, Sharing, Tar
+from tools.bench.kstores import Kstore, KstoreLoose, KstorePacked
+from tools.bench.peers import B10, Fal, Tar
 from tools.bench.race import Bench, Reading, describe, reading
 from tools.bench.results import Claim, Table, Unit
+from tools.bench.sharing import Sharing
 
 _WAYS = [KstorePacked, KstoreLoose, Fal, B10, Tar]
 

@@ -6,11 +6,13 @@ import shutil
 from pathlib import Path
 
 from tools.bench import processes
-from tools.bench.peers import B10, Fal, KstoreLoose, KstorePacked, Program, present
+from tools.bench.kstores import KstoreLoose, KstorePacked
+from tools.bench.peers import B10, Fal
 from tools.bench.places import Place
 from tools.bench.processes import Spec, Told
 from tools.bench.race import Bench, rotated, tell
 from tools.bench.results import Claim, Table, Unit
+from tools.bench.sharing import Program, present
 
 _WHOLE, _CALL, _FETCH = "whole process", "compile and first call", "restore or load"
 _WARM, _COLD, _MEGA = "untouched warm folder", "cold", "mega-cache"
