@@ -106,9 +106,9 @@ def test_writers_lose_no_kernel_and_every_host_finds_them(bench: Bench) -> None:
     assert samples["kstore, packed"] == samples["kstore, loose"] == [0]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.compiler
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_everything_can_be_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a corpus of its own, from the real compilers, and on all filesystems that can be had."""
     monkeypatch.setenv("KSTORE_CORPUS", str(tmp_path / "corpora/small"))

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 
 from tools.bench.kstores import KstorePacked
-from tools.bench.peers import B10, Copy, Fal, Rsync, Tar
+from tools.bench.peers import B10, Fal, Rsync, Tar
 from tools.bench.race import Bench, Reading, describe, reading
 from tools.bench.results import Claim, Table, Unit
 from tools.bench.sharing import Sharing
@@ -34,7 +34,7 @@ def distributed(bench: Bench) -> Table:
         new = {str(path) for path in files_in(sharing.shared(0))} - names
         yield Reading("new files of a commit of one more kernel", len(new), Unit.FILES)
 
-    bench.race(table, "gluster", [KstorePacked, Fal, B10, Tar, Rsync, Copy], scene)
+    bench.race(table, "gluster", [KstorePacked, Fal, B10, Tar, Rsync], scene)
     ours = KstorePacked.name
     table.claims += [Claim(row, ours, 1 / 10, Fal.name) for row in ("first commit", "commit of one more kernel")]
     rows = [f"{_FROM_ANOTHER}, page cache {state}" for state in ("warm", "dropped")]
