@@ -22,7 +22,7 @@ from kstore.api import (
 )
 from kstore.deadline import within
 from kstore.errors import KstoreError, MissError
-from kstore.hits import UsageReport, usage_of
+from kstore.hits import UsageReport, unknowable, usage_of
 from kstore.hits.counters import Counters
 from kstore.live.endings import OnTermination
 from kstore.polls import check_wait
@@ -46,7 +46,7 @@ class synchronized(ContextDecorator):
     compiled is then published while the body runs. SIGTERM commits before it ends the process.
 
     With `strict_hits`, it raises `MissError` if nothing can be restored, and at the end, when all is committed, if
-    something was compiled anew.
+    something was compiled anew, or nothing of what was restored was used.
     """
 
     def __init__(
@@ -95,6 +95,7 @@ class synchronized(ContextDecorator):
     def __enter__(self) -> Self:
         self.restored = restore(self.key, **self._choice, **self._settings)
         if self._strict_hits and not self.restored.ok:
+            self._give_up_lease()
             raise MissError(f"nothing is restored for {self.key}: {self.restored.error or self.restored.status}")
         self._counted = Counters.now()
         if self._is_live:
@@ -112,9 +113,12 @@ class synchronized(ContextDecorator):
             return
         self.usage = self._find_usage()
         tell_usage(self.usage)
-        if self._strict_hits and self.usage.missed:
+        if self._strict_hits and self.usage.has_failed:
+            what = (
+                f"{self.usage.missed} entries were compiled anew" if self.usage.missed else "nothing restored was used"
+            )
             raise MissError(
-                f"{self.usage.missed} entries were compiled anew for {self.key}, which has been committed; "
+                f"{what} for {self.key}; the commit is {self.committed.status}; "
                 f"`kstore why {self.key}` says why they did not hit"
             )
 
@@ -136,6 +140,8 @@ class synchronized(ContextDecorator):
             self._termination.remove()
 
     def _find_usage(self) -> UsageReport:
+        if why := unknowable(self.restored, self.committed):
+            return UsageReport(self.key, why_unknown=why)
         counted = Counters.now().since(self._counted)
 
         def run() -> UsageReport:
@@ -149,10 +155,13 @@ class synchronized(ContextDecorator):
         return make_store({name: value for name, value in self._settings.items() if name != "strict"})
 
     def _discard(self) -> CommitReport:
+        self._give_up_lease()
+        return discarded(self.key)
+
+    def _give_up_lease(self) -> None:
         store = self._store()
         with suppress(KstoreError):  # Else the lease lapses.
             within(self._grace_period, store.waiting, "giving up the lease", partial(store.release, self.key))
-        return discarded(self.key)
 
     def _commit_in_time(self) -> None:
         self.committed = commit(self.key, **{**self._settings, "strict": False, "timeout": self._grace_period})

@@ -46,7 +46,7 @@ _EXIT_CODES = {
     "127, 126": "the command was not found, or cannot be run",
     "2": "usage",
     "3": "nothing is published, with --require; with --wait, not in that time either; something was compiled anew, "
-    "with --require-hits",
+    "or nothing used, with --require-hits",
     "1, 4, 5": "error, damaged store, cache root held for too long, with --require",
 }
 
@@ -80,7 +80,9 @@ class _Exec(Command):
 @key_argument
 @click.option("--seed", metavar="KEY", shell_complete=complete_key, help="What to start from if KEY has nothing yet.")
 @click.option("--require", is_flag=True, help="Do not run the command without restored kernels.")
-@click.option("--require-hits", is_flag=True, help="As --require, and fail if something is compiled anew all the same.")
+@click.option(
+    "--require-hits", is_flag=True, help="As --require, and fail if something is compiled anew, or nothing used."
+)
 @wait_options
 @group_option
 @click.option("--no-live", is_flag=True, help="Commit only when the command has ended, and for --ready-url.")
@@ -133,14 +135,15 @@ def command(
         return exit_code_of(error)
     seconds = time.perf_counter() - started
     committed = commits.finish()
-    usage = _find_usage(output, store, key, commits)
+    usage = _find_usage(output, store, restored, committed, commits)
     if output.json:
         reports = {"restore": restored.as_json(), "commit": committed.as_json(), "checkpoints": commits.checkpoints}
         reports["usage"] = usage.as_json()
         reports["ready"] = commits.ready and ready_as_json(commits.ready)
         output.document({"key": key, "exit_code": code, "seconds": seconds, **reports})
-    if require_hits and usage.missed and not code:
-        output.warn(f"{key} was to hit: the command succeeded, but it had to compile")
+    if require_hits and usage.has_failed and not code:
+        what = "it had to compile" if usage.missed else "it used nothing of what was restored"
+        output.warn(f"{key} was to hit: the command succeeded, but {what}")
         return MissError.exit_code
     return code
 
@@ -174,14 +177,18 @@ def _restore(
     return report
 
 
-def _find_usage(output: Output, store: Store, key: str, commits: _Commits) -> UsageReport:
+def _find_usage(
+    output: Output, store: Store, restored: RestoreReport, committed: CommitReport, commits: _Commits
+) -> UsageReport:
     """What became of what was restored, in a line if there was something. Who is told to end has no time for it."""
     from kstore.cli.sentences import used
     from kstore.deadline import within
-    from kstore.hits import UsageReport, usage_of
+    from kstore.hits import UsageReport, unknowable, usage_of
 
-    if commits.is_told_to_end:
-        return UsageReport(key, why_unknown="the command was told to end")
+    key = restored.key
+    why = "the command was told to end" if commits.is_told_to_end else unknowable(restored, committed)
+    if why:
+        return UsageReport(key, why_unknown=why)
     try:
         work = partial(usage_of, store, key)
         usage = within(store.settings.timeout, store.waiting, f"reading the cache root of {key}", work)

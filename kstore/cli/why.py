@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import textwrap
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
 import click
 
+from kstore.cli.columns import screen_width
 from kstore.cli.options import (
     ERROR,
     MISSING,
@@ -25,11 +27,20 @@ if TYPE_CHECKING:
     from kstore.cli.output import Output
     from kstore.why.differences import Difference, Reason
     from kstore.why.find import WhyReport
+    from kstore.why.kernels import KernelExplanation, KernelReason
 
 _SHOWN = 12
 """Differences of one group of graphs that are shown without --verbose."""
 _VALUE = 48
 """Characters of a value that are shown without --verbose."""
+_BEFORE = 16
+"""Characters that are shown before two long values begin to differ."""
+_GROUPS = 12
+"""Groups of graphs, and of kernels, that are shown without --verbose."""
+_NAMES = 3
+"""Kernels of a group that are named without --verbose."""
+_NAME = 72
+"""Characters of a name that are shown."""
 
 
 @click.command("why", cls=Command, exit_codes=ERROR | MISSING)
@@ -44,7 +55,7 @@ def command(invocation: Invocation, key: str) -> int:
 
     Compares the graphs that were compiled since the restore with those that were restored, attribute by attribute of
     what torch makes their keys of. Stored entries are pickles, which run code when they are loaded: they are read as
-    plain data here, and never loaded.
+    plain data here, and never loaded. Triton's kernels are compared with stored ones of the same name.
     """
     from kstore.why.find import find_reasons
 
@@ -58,14 +69,38 @@ def command(invocation: Invocation, key: str) -> int:
 
 
 def _tell(output: Output, report: WhyReport) -> None:
-    groups = Counter((graph.reason, graph.differences) for graph in report.graphs)
-    for (reason, differences), count in groups.most_common():
+    graphs = Counter((graph.reason, graph.differences) for graph in report.graphs).most_common()
+    shown = graphs if output.verbosity > 0 else graphs[:_GROUPS]
+    for (reason, differences), count in shown:
         _tell_group(output, count, reason, differences)
+    if len(graphs) > len(shown):
+        output.line(f"and {plural(len(graphs) - len(shown), 'more group')} of entries; -v shows them")
+    _tell_kernels(output, report.kernels)
+    _sum_up(output, report)
+
+
+def _sum_up(output: Output, report: WhyReport) -> None:
     others = f", and {plural(report.others, 'other artifact')} with them" if report.others else ""
-    what = plural(len(report.graphs), "entry", "entries")
+    kernels = f" and {plural(len(report.kernels), 'kernel')}" if report.kernels else ""
+    what = plural(len(report.graphs), "entry", "entries") + kernels
     output.summary(f"{what} compiled anew after generation {report.generation} was restored{others}")
-    if not report.graphs and not report.others:
+    if not (report.graphs or report.kernels or report.others):
         output.say(f"everything hit, or nothing has been compiled yet; `kstore doctor {report.key}` checks the rest")
+
+
+def _tell_kernels(output: Output, kernels: tuple[KernelExplanation, ...]) -> None:
+    groups: dict[tuple[KernelReason, tuple[Difference, ...]], list[str]] = defaultdict(list)
+    for kernel in kernels:
+        groups[kernel.reason, kernel.differences].append(_value(kernel.name, _NAME))
+    ordered = sorted(groups.items(), key=lambda group: -len(group[1]))
+    shown = ordered if output.verbosity > 0 else ordered[:_GROUPS]
+    for (reason, differences), names in shown:
+        output.line(f"{plural(len(names), 'kernel')}: {_KERNEL_REASONS[reason]}")
+        some = names if output.verbosity > 0 else names[:_NAMES]
+        _wrap(output, ", ".join(some) + (f" and {len(names) - len(some)} more" if len(names) > len(some) else ""))
+        _tell_differences(output, differences)
+    if len(ordered) > len(shown):
+        output.line(f"and {plural(len(ordered) - len(shown), 'more group')} of kernels; -v shows them")
 
 
 def _tell_group(output: Output, count: int, reason: Reason, differences: tuple[Difference, ...]) -> None:
@@ -73,7 +108,11 @@ def _tell_group(output: Output, count: int, reason: Reason, differences: tuple[D
 
     output.line(f"{plural(count, 'entry', 'entries')}: {_REASONS[reason]}")
     if reason == "autograd":
-        output.line(f"  {AUTOGRAD}")
+        _wrap(output, AUTOGRAD)
+    _tell_differences(output, differences)
+
+
+def _tell_differences(output: Output, differences: tuple[Difference, ...]) -> None:
     shown = len(differences) if output.verbosity > 0 else _SHOWN
     for difference in differences[:shown]:
         _tell_difference(output, difference)
@@ -89,6 +128,14 @@ _REASONS = {
     "nothing": "no graph was restored that it could be compared with",
     "unreadable": "the entry does not say what its key was made of",
 }
+_KERNEL_REASONS = {
+    "options": "stored with another configuration",
+    "code": "same configuration as stored; source, signature or constants differ",
+    "place": "same configuration and code as stored; its line, ptxas or libdevice differs",
+    "replaced": "compiled over the stored one: it was damaged, or TRITON_ALWAYS_COMPILE",
+    "nothing": "none of that name was restored",
+    "unreadable": "the metadata cannot be read",
+}
 
 
 def _tell_difference(output: Output, difference: Difference) -> None:
@@ -96,15 +143,44 @@ def _tell_difference(output: Output, difference: Difference) -> None:
     from kstore.why.graphs import CODE
     from kstore.why.hints import hint
 
-    where = f"  ({found})" if (found := hint(difference.name)) else ""
+    where = f"({found})" if (found := hint(difference.name)) else ""
     if difference.name == CODE:
-        output.line(f"  the code{where}")
+        output.line(f"  the code  {where}")
         for line in code_difference(difference):
-            output.line(f"    {shorten(line, 100)}")
+            output.line(f"    {shorten(line, screen_width() - 4)}")
         return
-    width = 10_000 if output.verbosity > 0 else _VALUE
-    old, new = (_value(text, width) for text in (difference.stored, difference.fresh))
-    output.line(f"  {difference.name}: {old} → {new}{where}")
+    old, new = _values(difference, 10_000 if output.verbosity > 0 else _VALUE)
+    _wrap(output, f"{_value(difference.name, _NAME)}: {old} → {new}", where)
+
+
+def _wrap(output: Output, text: str, where: str = "") -> None:
+    """Indented, on one line with where to look if there is room, and no value cut in two."""
+    line = f"  {text}  {where}".rstrip()
+    if len(line) <= screen_width():
+        output.line(line)
+        return
+    for part, indent in ((text, "  "), (where, "      ")):
+        wrapper = textwrap.TextWrapper(
+            screen_width(), initial_indent=indent, subsequent_indent="      ",
+            break_long_words=False, break_on_hyphens=False,
+        )  # fmt: skip
+        for wrapped in wrapper.wrap(part):
+            output.line(wrapped)
+
+
+def _values(difference: Difference, width: int) -> tuple[str, str]:
+    """Both sides, of long ones the part where they begin to differ."""
+    old, new = (" ".join(text.split()) if text else "" for text in (difference.stored, difference.fresh))
+    shared = next((at for at, (one, other) in enumerate(zip(old, new, strict=False)) if one != other), 0)
+    skipped = max(0, shared - _BEFORE)
+    if not skipped or max(len(old), len(new)) <= width:
+        return _value(difference.stored, width), _value(difference.fresh, width)
+    return _cut(old, skipped, width), _cut(new, skipped, width)
+
+
+def _cut(text: str, skipped: int, width: int) -> str:
+    end = skipped + width - 2
+    return f"…{text[skipped:end]}{'…' if len(text) > end else ''}"
 
 
 def _value(text: str | None, width: int) -> str:

@@ -25,16 +25,24 @@ class Check(NamedTuple):
     advice: str = ""
 
 
+_LONGEST = 600
+"""Characters: what is named may come from a store, where anybody may have written anything."""
+
+
 def ok(name: str, found: str) -> Check:
     """Nothing to do."""
-    return Check(name, Verdict.OK, found)
+    return Check(name, Verdict.OK, _bounded(found))
 
 
 def warning(name: str, found: str, advice: str) -> Check:
     """It costs time, or may."""
-    return Check(name, Verdict.WARNING, found, advice)
+    return Check(name, Verdict.WARNING, _bounded(found), _bounded(advice))
 
 
 def bad(name: str, found: str, advice: str) -> Check:
     """It prevents hits."""
-    return Check(name, Verdict.BAD, found, advice)
+    return Check(name, Verdict.BAD, _bounded(found), _bounded(advice))
+
+
+def _bounded(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from tempfile import TemporaryDirectory
 
+from kstore.components.table import KSTORE_FOLDER
 from kstore.doctor.check import Check, bad, ok, warning
 from kstore.doctor.published import Newest
 from kstore.errors import KstoreError
+from kstore.local.cacheroot import Owner, expected_root, numbered_folder
 from kstore.local.link import Linker, LinkMode
 from kstore.settings import Mode
 from kstore.store import Store
@@ -29,23 +31,45 @@ def check_node(store: Store, key: str, newest: Newest | None, *, is_reachable: b
     """What restores and compilers need of the local disk."""
     with ExitStack() as stack:
         try:
-            worker = store.worker(key, before_import=True) if key else _any_worker(store, stack)
+            path = _path_of(store, key)
+            worker = _worker_at(store, key, path, stack)
         except (KstoreError, OSError) as error:
             yield bad("cache root", str(error), "set KSTORE_CACHE_ROOT to a folder that this user can write")
         else:
-            yield _check_root(worker, newest)
-            if is_reachable:
-                yield _check_link(store, worker)
-            yield from _check_disk(worker.root.path, newest)
+            yield _check_root(path, newest)
+            link = _check_link(store, worker) if is_reachable else None
+            if link:
+                yield link
+            is_there = bool(newest and newest.own and worker.state.grew_from(worker.store.identity, newest.own))
+            yield from _check_disk(worker.root.path, None if is_there else newest)
     yield _check_inotify()
 
 
-def _any_worker(store: Store, stack: ExitStack) -> Worker:
-    """Without a key no numbered root is claimed: a folder beside them is as good, for as long as it is looked at."""
-    root = store.settings.cache_root or stack.enter_context(TemporaryDirectory(prefix="kstore-doctor-"))
+def _path_of(store: Store, key: str) -> str:
+    """The cache root that a job would use."""
+    if store.settings.cache_root:
+        return os.path.abspath(store.settings.cache_root)
+    folder = numbered_folder(store.environment.tag)
+    return expected_root(folder, Owner(store.location, store.gpu, key, os.geteuid())) if key else str(folder)
+
+
+def _worker_at(store: Store, key: str, path: str, stack: ExitStack) -> Worker:
+    """Nothing is claimed, made or left: where no job has been, a folder for as long as it is looked at is as good.
+
+    A root that the doctor claims, as root for one, would give the job another number, and its files another path.
+    """
+    if not os.path.isdir(os.path.join(path, KSTORE_FOLDER)):
+        path = stack.enter_context(TemporaryDirectory(prefix=".kstore-doctor-", dir=_nearest(path)))
     gpu, tag, layout = store.gpu, store.environment.tag, store.settings.layout
-    other = Store(store.location, cache_root=root, gpu=gpu, environment=tag, layout=layout, environ=store.environ)
-    return other.worker(_ANY_KEY, before_import=True)
+    other = Store(store.location, cache_root=path, gpu=gpu, environment=tag, layout=layout, environ=store.environ)
+    return other.worker(key or _ANY_KEY, before_import=True)
+
+
+def _nearest(path: str) -> str:
+    """The folder itself, or that above it in which it would be made."""
+    while not os.path.lexists(path):
+        path = os.path.dirname(path)
+    return path
 
 
 def _check_disk(path: str, newest: Newest | None) -> Iterator[Check]:
@@ -54,10 +78,10 @@ def _check_disk(path: str, newest: Newest | None) -> Iterator[Check]:
     yield _check_execution(path)
 
 
-def _check_root(worker: Worker, newest: Newest | None) -> Check:
-    path = worker.root.path
-    built = newest.snapshot.manifest.meta.get("cache_root") if newest and newest.snapshot else None
-    if built in (None, path):
+def _check_root(path: str, newest: Newest | None) -> Check:
+    snapshot = newest.snapshot if newest and newest.is_own else None
+    built = snapshot.manifest.meta.get("cache_root") if snapshot else None
+    if not isinstance(built, str) or built == path:
         return ok("cache root", path)
     return warning(
         "cache root",
@@ -72,19 +96,23 @@ def _check_link(store: Store, worker: Worker) -> Check:
         return ok("link mode", "not tried: the mode is read")
     try:
         linker: Linker = probe_link(worker)
-    except OSError as error:
-        return warning("link mode", f"not tried: {error.strerror}", "commits will fail too; see above")
+    except (KstoreError, OSError) as error:
+        why = getattr(error, "strerror", None) or error
+        return warning("link mode", f"not tried: {why}", "commits will fail too; see above")
     if linker.mode is LinkMode.COPY:
         return ok("link mode", f"copy, out of packs: {linker.why}")
     return ok("link mode", str(linker.mode))
 
 
 def _check_space(path: str, newest: Newest | None) -> Check:
+    """How much a restore takes is known only at its end: what can be linked takes nothing."""
     status = os.statvfs(path)
     free, needed = status.f_bavail * status.f_frsize, newest.own.size if newest and newest.own else 0
     found = f"{free / 1e9:.1f} GB free in {path}"
+    if not free:
+        return bad("space", found, "free some, or set KSTORE_CACHE_ROOT")
     if free < needed:
-        return bad(
+        return warning(
             "space", f"{found}, and a restore may take {needed / 1e9:.1f} GB", "free some, or set KSTORE_CACHE_ROOT"
         )
     if free < _MIN_FREE:
@@ -96,9 +124,10 @@ def _check_inodes(path: str, newest: Newest | None) -> Check:
     status, needed = os.statvfs(path), newest.own.files if newest and newest.own else 0
     if not status.f_files:
         return ok("inodes", "not limited")
-    if status.f_favail < needed:
+    if not status.f_favail or status.f_favail < needed:
         found = f"{status.f_favail} left, and a restore may make {needed} files"
-        return bad("inodes", found, "remove files, or set KSTORE_CACHE_ROOT")
+        judge = warning if status.f_favail else bad
+        return judge("inodes", found, "remove files, or set KSTORE_CACHE_ROOT")
     return ok("inodes", f"{status.f_favail} left")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from kstore.doctor.check import Check, bad, ok, warning
@@ -14,18 +15,22 @@ from kstore.store import Store
 
 _NAMES = {"torch": "torch", "cuda": "CUDA", "hip": "HIP", "triton": "Triton", "python": "Python ABI"}
 _SHOWN = 4
+_LONGEST = 60
+"""Characters of what a manifest says of a builder."""
 
 
 @dataclass(frozen=True, slots=True)
 class Newest:
-    """The newest generation of each scope of a key."""
+    """What is published for a key."""
 
     own: Ref | None
-    """Of this worker's scope."""
+    """Of this worker's scope, the newest generation that can be read."""
     others: Mapping[Scope, Ref]
+    """Of other scopes, those with this worker's GPU first; only what is live."""
     snapshot: Snapshot | None
-    """Of `own`, if that is live and can be read; else of one of the others."""
+    """Of `own`, if that is live; else of the first of the others."""
     trouble: str = ""
+    """What is damaged in this worker's scope."""
 
     @property
     def is_own(self) -> bool:
@@ -35,37 +40,68 @@ class Newest:
 
 def newest_of(store: Store, key: str) -> Newest:
     """Read the newest generations of `key`."""
+    scope = store.scope(key)
     try:
-        refs = {scope: ref for scope in store.scopes(key) if (ref := store.newest(scope))}
-        own = refs.pop(store.scope(key), None)
-        live = [ref for ref in (own, *refs.values()) if ref and ref.state is RefState.LIVE]
-        return Newest(own, refs, _snapshot(store, live))
+        others = {other: ref for other in store.scopes(key) if other != scope and (ref := _live(store, other))}
+        others = dict(sorted(others.items(), key=lambda item: item[0].gpu != scope.gpu))
+        newest, whole = store.storage.newest_whole(scope)
     except (KstoreError, OSError) as error:
         return Newest(None, {}, None, str(error))
+    trouble = "" if not newest or (whole and whole.ref.generation == newest) else f"generation {newest} is damaged"
+    if whole and whole.ref.state is RefState.LIVE:
+        return Newest(whole.ref, others, whole, trouble)
+    return Newest(whole.ref if whole else None, others, _snapshot(store, others), trouble)
 
 
-def _snapshot(store: Store, live: list[Ref]) -> Snapshot | None:
-    if not live:
-        return None
-    snapshot = store.snapshot(live[0])
-    _ = snapshot.manifest
-    return snapshot
+def _live(store: Store, scope: Scope) -> Ref | None:
+    with suppress(KstoreError, OSError):  # What others have is not this worker's trouble.
+        ref = store.newest(scope)
+        return ref if ref and ref.state is RefState.LIVE else None
+    return None
+
+
+def _snapshot(store: Store, refs: Mapping[Scope, Ref]) -> Snapshot | None:
+    with suppress(KstoreError, OSError):
+        for ref in refs.values():
+            snapshot = store.snapshot(ref)
+            _ = snapshot.manifest
+            return snapshot
+    return None
 
 
 def check_published(store: Store, key: str, newest: Newest) -> Iterator[Check]:
     """Whether there is something that could hit."""
     scope = store.scope(key)
-    if newest.trouble:
-        yield bad("generation", newest.trouble, f"`kstore verify {key}` says what can be saved")
-    elif newest.own and newest.own.state is not RefState.LIVE:
-        yield bad("generation", f"{key} was {newest.own.state}", f"compile and commit, or `kstore rollback {key}`")
-    elif newest.own:
-        ref = newest.own
-        yield ok("generation", f"{ref.generation} of {key}: {ref.files} files by {ref.creator}")
-    elif not newest.others:
-        yield bad("generation", f"nothing is published for {key}", f"`kstore exec {key} -- …` compiles and commits")
+    yield from _check_generation(key, newest)
+    if store.environment.facts.get("torch", "none") == "none" and not store.settings.environment:
+        yield _check_choice(newest)
+        return
     yield _check_gpu(scope, newest)
     yield _check_environment(store, scope, newest)
+
+
+def _check_generation(key: str, newest: Newest) -> Iterator[Check]:
+    ref = newest.own
+    advice = f"`kstore verify {key}` says what can be saved"
+    if newest.trouble and ref:
+        yield warning("generation", f"{newest.trouble}, and {ref.generation} is restored instead", advice)
+    elif newest.trouble:
+        yield bad("generation", newest.trouble, advice)
+    if ref and ref.state is not RefState.LIVE:
+        yield bad("generation", f"{key} was {ref.state}", f"compile and commit, or `kstore rollback {key}`")
+    elif ref and not newest.trouble:
+        yield ok("generation", f"{ref.generation} of {key}: {ref.files} files by {ref.creator}")
+    elif not newest.others and not newest.trouble:
+        yield bad("generation", f"nothing is published for {key}", f"`kstore exec {key} -- …` compiles and commits")
+
+
+def _check_choice(newest: Newest) -> Check:
+    """Without torch nobody knows what this worker is, and a restore takes what there is."""
+    found = "torch is not installed here"
+    if len(newest.others) > 1:
+        choices = "; ".join(f"--gpu {scope.gpu} --environment {scope.environment}" for scope in newest.others)
+        return bad("environment", f"{found}, and the key has several", f"choose: {choices}")
+    return warning("environment", found, "restores take the only environment of the key, or --environment")
 
 
 def _check_gpu(scope: Scope, newest: Newest) -> Check:
@@ -80,16 +116,9 @@ def _check_gpu(scope: Scope, newest: Newest) -> Check:
 
 
 def _check_environment(store: Store, scope: Scope, newest: Newest) -> Check:
-    same_gpu = [other for other in newest.others if other.gpu == scope.gpu]
-    if store.environment.facts.get("torch", "none") == "none" and not store.settings.environment:
-        return warning(
-            "environment",
-            "torch is not installed here",
-            "restores take the only environment of the key, or --environment",
-        )
-    if newest.own or not same_gpu or not newest.snapshot:
+    if newest.own or all(other.gpu != scope.gpu for other in newest.others):
         return ok("environment", scope.environment)
-    theirs = newest.snapshot.manifest.meta.get("environment")
+    theirs = newest.snapshot.manifest.meta.get("environment") if newest.snapshot else None
     changed = _changes(theirs if isinstance(theirs, Mapping) else {}, store.environment.facts)
     return bad(
         "environment",
@@ -105,5 +134,5 @@ def _changes(theirs: Mapping[str, object], ours: Mapping[str, str]) -> dict[str,
 
 
 def _told(changed: Mapping[str, tuple[str, str]], side: int) -> str:
-    told = [f"{_NAMES.get(name, name)} {pair[side]}" for name, pair in changed.items()]
+    told = [f"{_NAMES.get(name, name)} {pair[side][:_LONGEST]}" for name, pair in changed.items()]
     return ", ".join(told[:_SHOWN]) or "other software"

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from kstore.deadline import Waiting, within
 from kstore.doctor.check import Check, bad, ok, warning
 from kstore.errors import KstoreError
 from kstore.settings import Mode
 from kstore.store import Store
 
+_PATIENCE = 30.0
+"""Seconds: whoever examines a mount that hangs wants to hear so."""
+
 
 def check_shared(store: Store) -> Iterator[Check]:
     """What every key needs."""
     try:
-        store.storage.open()
+        seconds = min(store.settings.timeout or _PATIENCE, _PATIENCE)
+        within(seconds, Waiting(), f"looking at {store.location}", store.storage.open)
     except (KstoreError, OSError) as error:
         yield bad("store", str(error), "mount it, or name another with KSTORE_ROOT or --store")
         return
@@ -29,10 +34,10 @@ def _check_writable(store: Store) -> Check:
         return ok("writing", "not wanted: the mode is read")
     try:
         store.storage.clock()
-    except OSError as error:
+    except (KstoreError, OSError) as error:
         return warning(
             "writing",
-            f"{store.location} cannot be written: {error.strerror}",
+            f"{store.location} cannot be written: {getattr(error, 'strerror', None) or error}",
             "restores work, commits do not; see the mount and its permissions, or set KSTORE_MODE=read",
         )
     return ok("writing", "a file was made and removed")

@@ -9,9 +9,19 @@ from kstore.components.variables import is_pinned, read_managed
 from kstore.doctor.check import Check, bad, ok, warning
 from kstore.doctor.published import Newest
 from kstore.environment import detect_host
-from kstore.environment.influences import KILL_SWITCHES, influence, influences
+from kstore.environment.influences import (
+    FOR_THE_CPU,
+    KILL_SWITCHES,
+    have_same_keys,
+    influence,
+    influences,
+    is_switched_off,
+)
 from kstore.manifest import Manifest
 from kstore.store import Store
+
+_MOST = 20
+"""Variables that are named: a manifest may hold any number."""
 
 
 def check_surroundings(store: Store, newest: Newest | None) -> Iterator[Check]:
@@ -23,7 +33,7 @@ def check_surroundings(store: Store, newest: Newest | None) -> Iterator[Check]:
         yield _check_host(manifest)
     yield from _check_components(store, environ)
     yield from _check_switches(environ)
-    yield from _check_influences(manifest, environ)
+    yield from _check_influences(store, manifest)
 
 
 def _check_compiler(store: Store) -> Check:
@@ -71,27 +81,29 @@ def _check_components(store: Store, environ: Mapping[str, str]) -> Iterator[Chec
 
 
 def _check_switches(environ: Mapping[str, str]) -> Iterator[Check]:
-    for name, value in KILL_SWITCHES.items():
-        if environ.get(name) == value:
-            yield bad(name, f"it is {value}: the cache is not asked", "unset it")
+    for name in KILL_SWITCHES:
+        if is_switched_off(name, environ.get(name)):
+            yield bad(name, f"it is {environ[name]}: the cache is not asked", "unset it")
 
 
-def _check_influences(manifest: Manifest | None, environ: Mapping[str, str]) -> Iterator[Check]:
+def _check_influences(store: Store, manifest: Manifest | None) -> Iterator[Check]:
     """Those that differ from the builder's, if it is known what they were there."""
-    ours = influences(environ)
+    ours = influences(store.environ)
     theirs = manifest.meta.get("variables") if manifest else None
     if not isinstance(theirs, Mapping):
         for name, value in ours.items():
             advice = f"it must have been so where it was compiled: it changes the keys of {influence(name)}"
             yield warning(name, f"it is {value}", advice)
         return
-    for name in sorted(ours.keys() | {str(name) for name in theirs}):
-        if (built := theirs.get(name)) != (here := ours.get(name)):
-            found = f"{_set(built)} where it was compiled, {_set(here)} here"
-            yield bad(name, found, f"make them equal: it changes the keys of {influence(name) or 'what is compiled'}")
-    if manifest and not ours.keys() ^ theirs.keys():
+    built = {name: str(value) for name, value in theirs.items() if influence(name)}
+    names = [n for n in sorted(ours.keys() | built.keys()) if not have_same_keys(n, built.get(n), ours.get(n))]
+    for name in names[:_MOST]:
+        found = f"{_set(built.get(name))} where it was compiled, {_set(ours.get(name))} here"
+        judge = warning if name in FOR_THE_CPU and not store.gpu.startswith("cpu-") else bad
+        yield judge(name, found, f"make them equal: it changes the keys of {influence(name)}")
+    if not names:
         yield ok("key variables", ", ".join(ours) or "none is set")
 
 
-def _set(value: object) -> str:
-    return "not set" if value is None else f"{value}"
+def _set(value: str | None) -> str:
+    return "not set" if value is None else value

@@ -1,62 +1,88 @@
 """Environment variables that change the keys under which torch and Triton look for what they compiled.
 
-Measured with torch 2.13: a tree that hits in full was looked up again with each variable set. Of those that begin with
-one of the prefixes, most set a value of `torch._inductor.config`, which is part of every graph's key as a whole.
+Measured with torch 2.13: a tree that hits in full was looked up again with each variable set. What was read out of the
+two is in `influences.toml`.
 """
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
+from functools import cache
+from importlib import resources
 
+_GRAPHS = "every graph"
+_INDUCTOR = "TORCHINDUCTOR_"
 INFLUENCES = {
     "CI": "AOT entries: it sets torch._functorch.config.error_on_custom_op_aliasing",
     "OMP_NUM_THREADS": "graphs with code for the CPU: they are for one number of threads",
     "CXX": "every graph: it sets torch._inductor.config.cpp.cxx",
     "ATEN_CPU_CAPABILITY": "code for the CPU: it chooses the vector instructions",
-    "TORCH_COMPILE_DEBUG": "every graph",
-    "TORCH_COMPILE_CACHE_KEY_TAG": "every graph",
+    "TORCH_COMPILE_DEBUG": _GRAPHS,
+    "INDUCTOR_PROVENANCE": _GRAPHS,
+    "TORCH_COMPILE_CACHE_KEY_TAG": _GRAPHS,
 }
 """Variable → what it changes the key of."""
-_PREFIXES = {
-    "TORCHINDUCTOR_": "every graph, if it sets a value of torch._inductor.config",
-    "TRITON_": "Triton's kernels, if it is among those that Triton compiles by",
-    "NVPTX_": "Triton's kernels",
-    "MLIR_": "Triton's kernels",
-    "LLVM_": "Triton's kernels",
-    "DISABLE_LLVM_OPT": "Triton's kernels",
-    "DISABLE_PTXAS_OPT": "Triton's kernels",
-}
-_HARMLESS = {
-    "TORCHINDUCTOR_CACHE_DIR",
-    "TORCHINDUCTOR_COMPILE_THREADS",
-    "TORCHINDUCTOR_WORKER_START",
-    "TORCHINDUCTOR_FX_GRAPH_CACHE",
-    "TORCHINDUCTOR_AUTOGRAD_CACHE",
-    "TRITON_CACHE_DIR",
-    "TRITON_HOME",
-    "TRITON_DUMP_DIR",
-    "TRITON_OVERRIDE_DIR",
-}
-"""They say where caches are, or how compiling is done, and are in no key."""
+FOR_THE_CPU = {"OMP_NUM_THREADS", "ATEN_CPU_CAPABILITY"}
+"""They concern only graphs that have code for the CPU."""
+_DEFAULTS = {"CXX": "g++", "TORCH_COMPILE_DEBUG": "0", "INDUCTOR_PROVENANCE": "0"}
 KILL_SWITCHES = {
     "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",
     "TORCH_COMPILE_FORCE_DISABLE_CACHES": "1",
     "TORCHINDUCTOR_FX_GRAPH_CACHE": "0",
     "TORCHINDUCTOR_AUTOGRAD_CACHE": "0",
     "TRITON_ALWAYS_COMPILE": "1",
+    "TRITON_INTERPRET": "1",
+    "VLLM_DISABLE_COMPILE_CACHE": "1",
 }
 """Variable → the value with which a cache is not even asked."""
+_WORDS = {"1": "true", "on": "true", "0": "false", "off": "false"}
+"""What Triton reads alike in a key."""
 _LONGEST = 200
+
+
+@cache
+def _table() -> dict[str, set[str]]:
+    text = resources.files(__package__).joinpath("influences.toml").read_text(encoding="utf-8")
+    content = tomllib.loads(text)
+    flags = {name: {_INDUCTOR + rest for rest in rests} for name, rests in content["inductor"].items()}
+    return {**flags, "triton": set(content["triton"]["keys"])}
 
 
 def influence(name: str) -> str:
     """What a variable changes the key of; empty for nothing that is known."""
-    if name in _HARMLESS or name in KILL_SWITCHES:
+    if name in KILL_SWITCHES or name in _table()["harmless"]:
         return ""
-    found = (effect for prefix, effect in _PREFIXES.items() if name.startswith(prefix))
-    return INFLUENCES.get(name) or next(found, "")
+    if name in _table()["triton"]:
+        return "Triton's kernels"
+    return INFLUENCES.get(name) or (_GRAPHS if name.startswith(_INDUCTOR) else "")
 
 
 def influences(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables of `environ` that change keys, with their values."""
     return {name: value[:_LONGEST] for name, value in sorted(environ.items()) if value and influence(name)}
+
+
+def have_same_keys(name: str, one: str | None, other: str | None) -> bool:
+    """Whether two values of a variable, None where it is not set, make the same keys."""
+    return _meaning(name, one) == _meaning(name, other)
+
+
+def _meaning(name: str, value: str | None) -> str | None:
+    if name == "CI":
+        return "set" if value else None
+    default = _DEFAULTS.get(name) or ("1" if name in _table()["on"] else "0" if name in _table()["off"] else None)
+    if value == default:
+        return None
+    is_word = name in _table()["triton"] and value is not None
+    return _word(str(value)) if is_word else value
+
+
+def _word(value: str) -> str:
+    return _WORDS.get(value.lower(), value.lower())
+
+
+def is_switched_off(name: str, value: str | None) -> bool:
+    """Whether a kill switch stands so that a cache is not asked."""
+    word = _word(value or "")
+    return {"yes": "true", "y": "true", "no": "false", "n": "false"}.get(word, word) == _word(KILL_SWITCHES[name])

@@ -3,7 +3,14 @@
 A file that was restored was created or linked then, which sets its status-change time, and Linux notes the first
 read of a file after that in its access time, also where it is mounted relatime (mount(8)). So a file whose access time
 is later than the end of the restore has been read since, and another has not. Of one that had been read before, within
-a day, nobody can tell.
+a day, nobody can tell. Whether access times are noted at all is seen by a file of kstore's own, which is written when a
+restore ends and read here.
+
+A file that a compiler wrote since has a later status-change time and lacks the stamp that all bear which came from a
+store: links to a blob that others make or gc removes change the time of the file as well.
+
+A hard link shares its times with the blob: where another worker on this node reads the same blob meanwhile, it counts
+as read here too. All processes that share a cache root share what it tells, since the last of them restored.
 """
 
 from __future__ import annotations
@@ -15,10 +22,14 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
+from kstore.blobs.loose import bears_stamp
 from kstore.hits.counters import Counters
 from kstore.hits.report import Usage, UsageReport
+from kstore.inspect.kinds import Kind, kind_of
+from kstore.local.index import Known
 from kstore.local.state import Restored
 from kstore.manifest import Entry, Files, Flag, unit_of
+from kstore.report import CommitReport, CommitStatus, RestoreReport, RestoreStatus
 from kstore.store import Store
 from kstore.worker import Worker
 
@@ -26,9 +37,14 @@ _GROUP, _SLOT, _LINK = int(Flag.GROUP), int(Flag.SLOT), int(Flag.LINK)
 _DAY = 24 * 3600 * 10**9
 _COUNTED = "inductor"
 """The component that torch's counters are about."""
+_PATIENCE = 10.0
+"""Seconds: a report is not worth more of a job's time, where somebody else holds the cache root."""
+_PERSONAL = "inductor/dynamo/code_state_"
+"""What one job has learnt of its shapes (`torch._dynamo.pgo`), under a name of its own: it is compiled by nobody."""
 NOTHING_RESTORED = "nothing was restored into this cache root"
-NO_ACCESS_TIMES = "the cache root is mounted noatime"
+NO_ACCESS_TIMES = "the filesystem of the cache root notes no access times"
 READ_BEFORE = "some of what was restored had been read before"
+CHANGED_IN_PLACE = "kstore itself reads files that are changed in place"
 
 
 def usage_of(store: Store, key: str, counted: Counters | None = None) -> UsageReport:
@@ -42,6 +58,15 @@ def usage_of(store: Store, key: str, counted: Counters | None = None) -> UsageRe
     if run is None:
         return UsageReport(key, why_unknown=NOTHING_RESTORED)
     return _Evidence(worker, run).report(counted)
+
+
+def unknowable(restored: RestoreReport, committed: CommitReport) -> str:
+    """Why the cache root is not worth a look, or cannot be had; empty if it can tell what became of a restore."""
+    if restored.status in (RestoreStatus.FAILED, RestoreStatus.TIMEOUT):
+        return "the restore failed"  # What the root remembers is an earlier one.
+    if committed.status is CommitStatus.TIMEOUT:
+        return "the commit hangs"  # And holds the root.
+    return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,20 +91,29 @@ def last_run(worker: Worker) -> LastRun | None:
     Raises:
         KstoreError, OSError: the cache root cannot be used.
     """
-    with worker.state.locked():
+    with worker.state.locked(_PATIENCE):
         restored = worker.state.restored()
         if restored is None:
             return None
         state = worker.state.load()
-        found = worker.scan(state)
-    old = restored.snapshot.manifest.for_host(state.host) if restored.snapshot else {}
-    came = (path for path in found.known.keys() - old.keys() if _came_after(worker, path, restored.mark_ns))
-    return LastRun(restored, old, {path: found.known[path].entry for path in sorted(came)})
+        known = worker.scan(state).known
+    files = restored.snapshot.manifest.for_host(state.host) if restored.snapshot else {}
+    old = {path: entry for path, entry in files.items() if path in known}
+    came = (
+        path
+        for path, file in known.items()
+        if (path not in old or old[path].flags & _LINK)
+        and not path.startswith(_PERSONAL)
+        and _was_written_after(worker, path, file, restored.mark_ns)
+    )
+    return LastRun(restored, old, {path: known[path].entry for path in sorted(came)})
 
 
-def _came_after(worker: Worker, path: str, mark_ns: int) -> bool:
+def _was_written_after(worker: Worker, path: str, known: Known, mark_ns: int) -> bool:
     with suppress(OSError):
-        return os.lstat(worker.root.local_path(path)).st_ctime_ns > mark_ns
+        status = os.lstat(worker.root.local_path(path))
+        is_ours = bears_stamp(status.st_mtime_ns, known.entry.digest) or status.st_nlink > 1
+        return status.st_ctime_ns > mark_ns and not is_ours
     return False
 
 
@@ -89,7 +123,7 @@ class _Evidence:
     def __init__(self, worker: Worker, run: LastRun) -> None:
         self._worker = worker
         self._run = run
-        self._is_blind = {name: _has_no_access_times(folder) for name, folder in worker.root.folders.items()}
+        self._blind = {name for name, folder in worker.root.folders.items() if _is_blind(worker, run.restored, folder)}
         self._why_unknown = ""
 
     def report(self, counted: Counters | None) -> UsageReport:
@@ -97,28 +131,34 @@ class _Evidence:
         usages = {name: self._usage(name, old[name], new[name]) for name in sorted(old.keys() | new.keys())}
         if counted and (counted.hits or counted.misses):
             files = usages.get(_COUNTED, Usage())
-            usages[_COUNTED] = Usage(files.restored, counted.hits, counted.misses, files.compiled, counted=True)
+            # Other processes of the job compile too, and only the files tell of it.
+            misses = max(counted.misses, files.misses)
+            usages[_COUNTED] = Usage(files.restored, counted.hits, misses, files.compiled, counted=True)
         return UsageReport(self._worker.scope.key, self._run.generation, usages, self._why_unknown)
 
     def _usage(self, component: str, old: Files, new: Files) -> Usage:
-        has_entries = any(entry.flags & (_GROUP | _SLOT) for entry in (*old.values(), *new.values()))
+        has_entries = any(_is_of_entry(path, entry) for files in (old, new) for path, entry in files.items())
         restored, anew = _entries(old, has_entries), _entries(new, has_entries)
-        seen = [self._was_read(component, paths) for paths in restored.values()]
+        seen = [name not in anew and self._was_read(component, paths) for name, paths in restored.items()]
         return Usage(len(restored), None if None in seen else sum(map(bool, seen)), len(anew), len(new))
 
     def _was_read(self, component: str, paths: Iterable[str]) -> bool | None:
         """Whether any of an entry's files has been read since the restore; None if nobody can tell."""
-        if self._is_blind.get(component, True):
-            self._why_unknown = self._why_unknown or NO_ACCESS_TIMES
-            return None
+        if component in self._blind:
+            return self._is_unknown(NO_ACCESS_TIMES)
         # A scan knows by their time those that are never changed in place, and reads the others.
-        answers = [self._file_was_read(path) for path in paths if self._run.old[path].flags & _LINK]
+        silent = [path for path in paths if self._run.old[path].flags & _LINK]
+        if not silent:
+            return self._is_unknown(CHANGED_IN_PLACE)
+        answers = [self._file_was_read(path) for path in silent]
         if True in answers:
             return True
-        if None in answers or not answers:
-            self._why_unknown = self._why_unknown or READ_BEFORE
-            return None
-        return False
+        return self._is_unknown(READ_BEFORE) if None in answers else False
+
+    def _is_unknown(self, why: str) -> bool | None:
+        """The answer of who cannot tell; the first reason is reported."""
+        self._why_unknown = self._why_unknown or why
+        return None
 
     def _file_was_read(self, path: str) -> bool | None:
         try:
@@ -143,17 +183,26 @@ def _entries(files: Files, has_entries: bool) -> dict[str, list[str]]:
     """What compilers look up at once: each kernel's folder, each graph; where there are none, each file."""
     found: dict[str, list[str]] = defaultdict(list)
     for path, entry in files.items():
-        if not has_entries or entry.flags & (_GROUP | _SLOT):
+        if not has_entries or _is_of_entry(path, entry):
             found[_entry_name(path, entry)].append(path)
     return found
+
+
+def _is_of_entry(path: str, entry: Entry) -> bool:
+    """A serving engine has models beside the graphs that they were made of, and then asks only for them."""
+    is_model = entry.flags & _LINK and kind_of(path) is Kind.COMPILED_MODEL
+    return bool(entry.flags & (_GROUP | _SLOT) or is_model)
 
 
 def _entry_name(path: str, entry: Entry) -> str:
     return unit_of(path, entry) if entry.flags & _GROUP else path
 
 
-def _has_no_access_times(folder: str) -> bool:
+def _is_blind(worker: Worker, restored: Restored, folder: str) -> bool:
+    """Whether reads leave no trace in a component's folder."""
     try:
-        return bool(os.statvfs(folder).f_flag & os.ST_NOATIME)
+        if os.statvfs(folder).f_flag & os.ST_NOATIME:
+            return True
+        return not restored.notes_reads and os.stat(folder).st_dev == os.stat(worker.root.path).st_dev
     except OSError:
         return True

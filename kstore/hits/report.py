@@ -52,6 +52,11 @@ class UsageReport:
         asked = {name for name, usage in self.components.items() if usage.hits or usage.hits is None or usage.misses}
         return tuple(sorted(name for name in idle if self.components[name].misses or not asked))
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether who requires hits did not get them. A cache that is switched off compiles without leaving a file."""
+        return bool(self.missed or self.unused)
+
     def as_json(self) -> dict[str, Any]:
         """For machines."""
         return {"schema": SCHEMA, **asdict(self), "missed": self.missed, "unused": self.unused}

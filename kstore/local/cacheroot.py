@@ -15,6 +15,7 @@ import stat
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 from kstore.components.table import KSTORE_FOLDER, Table
@@ -111,6 +112,13 @@ def owned_root(folder: Path, owner: Owner) -> str | None:
         if Owner.load(_claim(folder, number)) == owner:
             return str(folder / str(number))
     return None
+
+
+def expected_root(folder: Path, owner: Owner) -> str:
+    """The numbered root that `claim_root` would give, if nobody comes first; nothing is claimed."""
+    taken = _numbers(folder)
+    free = (number for number in count() if number not in taken and not (folder / str(number)).exists())
+    return owned_root(folder, owner) or str(folder / str(next(free)))
 
 
 def claimed_roots(folder: Path) -> Iterator[tuple[Path, Owner | None]]:

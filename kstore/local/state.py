@@ -59,6 +59,8 @@ class Restored:
     """When it ended, by the clock of the root's filesystem: only ever compared with times of its files."""
     snapshot: Snapshot | None = None
     """None if there was nothing to restore."""
+    notes_reads: bool = True
+    """Whether the root's filesystem sets access times: seen by that of the file that says all this."""
 
 
 @dataclass(slots=True)
@@ -229,12 +231,13 @@ class StateFolder:
         """What the last restore put here; None if nobody has restored, or it is not known any more."""
         with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, IntegrityError, RecursionError):
             content = json.loads(read_whole(self._restored_ref))
-            mark_ns = os.stat(self._restored_ref).st_mtime_ns
+            status = os.stat(self._restored_ref)
+            mark_ns, notes_reads = status.st_mtime_ns, status.st_atime_ns > status.st_mtime_ns
             if not content:
-                return Restored(mark_ns)
+                return Restored(mark_ns, notes_reads=notes_reads)
             ref, data = _load_ref(content), read_whole(self._restored)
             if digest_of(data) == ref.manifest:
-                return Restored(mark_ns, Snapshot(ref, data))
+                return Restored(mark_ns, Snapshot(ref, data), notes_reads)
         return None
 
     def save_restored(self, ref: Ref | None) -> None:
@@ -243,7 +246,10 @@ class StateFolder:
         with suppress(FileNotFoundError):
             os.unlink(self._restored)
         if ref:
-            os.link(self._base, self._restored)  # later commits replace the base, and leave this one
+            try:
+                os.link(self._base, self._restored)  # later commits replace the base, and leave this one
+            except OSError:  # a filesystem without hard links
+                shutil.copyfile(self._base, self._restored)
         _write(self._restored_ref, json.dumps(_dump_ref(ref) if ref else {}).encode())
 
     def lease(self) -> str:

@@ -101,7 +101,7 @@ def place(
 
 
 def remember_restored(worker: Worker, ref: Ref | None) -> None:
-    """For who asks later whether it was of use. Where a filesystem has no hard links, nobody will know."""
+    """For who asks later whether it was of use. If it cannot be written, nobody will know."""
     with suppress(OSError, KstoreError):
         worker.state.save_restored(ref)
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import difflib
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from enum import StrEnum
+from itertools import count
 from typing import NamedTuple
 
 from kstore.why.graphs import CODE, Graph
 
 _CODE_LINES = 12
 """Lines of a graph's code that are shown of a difference."""
+_COMPARED_LINES = 2000
+"""Lines of code that are compared; what two longer ones share costs seconds to find."""
 
 
 class Reason(StrEnum):
@@ -76,15 +79,24 @@ def _is_fx(path: str) -> bool:
     return "/fxgraph/" in path
 
 
+class _Numbered(NamedTuple):
+    graph: Graph
+    numbers: frozenset[int]
+
+
 class _Index:
     """Stored graphs, by what they share with others."""
 
     def __init__(self, stored: Collection[Graph]) -> None:
-        self._stored = list(stored)
-        self._by_attribute: dict[tuple[str, str], list[int]] = defaultdict(list)
-        for number, graph in enumerate(self._stored):
-            for item in graph.digests:
-                self._by_attribute[item].append(number)
+        self._numbers: dict[tuple[str, str], int] = defaultdict(count().__next__)
+        """A number for each attribute and digest: sets of those are compared fast."""
+        self._stored = [_Numbered(graph, self._numbered(graph)) for graph in stored]
+        self._by_code: dict[str, list[_Numbered]] = defaultdict(list)
+        for numbered in self._stored:
+            self._by_code[numbered.graph.attributes[CODE].digest].append(numbered)
+
+    def _numbered(self, graph: Graph) -> frozenset[int]:
+        return frozenset(map(self._numbers.__getitem__, graph.digests))
 
     def explain(self, graph: Graph) -> Explanation:
         """Compare a graph with the stored one that has its code, or else most of it."""
@@ -96,13 +108,10 @@ class _Index:
         return Explanation(graph.path, Reason.DIFFERS if has_its_code else Reason.NEW_CODE, closest.path, differences)
 
     def _closest(self, graph: Graph) -> Graph | None:
-        shared: Counter[int] = Counter()
-        for item in graph.digests:
-            shared.update(self._by_attribute.get(item, ()))
-        if not self._stored:
-            return None
-        same_code = self._by_attribute.get((CODE, graph.attributes[CODE].digest)) or range(len(self._stored))
-        return self._stored[max(same_code, key=lambda number: (shared[number], -number))]
+        numbers = self._numbered(graph)
+        candidates = self._by_code.get(graph.attributes[CODE].digest) or self._stored
+        best = max(candidates, key=lambda candidate: len(candidate.numbers & numbers), default=None)
+        return best.graph if best else None
 
 
 def _differences(stored: Graph, fresh: Graph) -> Iterable[Difference]:
@@ -114,6 +123,6 @@ def _differences(stored: Graph, fresh: Graph) -> Iterable[Difference]:
 
 def code_difference(difference: Difference) -> list[str]:
     """The lines of code that differ, as diff(1) shows them; the first few."""
-    old, new = (text.splitlines() for text in (difference.stored or "", difference.fresh or ""))
+    old, new = (text.splitlines()[:_COMPARED_LINES] for text in (difference.stored or "", difference.fresh or ""))
     changed = [line for line in difflib.unified_diff(old, new, n=0, lineterm="") if line[:1] in "+-"][2:]
     return changed[:_CODE_LINES]

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from kstore.errors import MissError
 from kstore.hits.evidence import NOTHING_RESTORED, LastRun, last_run
+from kstore.inspect.kernels import MAX_SOURCE
 from kstore.inspect.kinds import Kind, kind_of
+from kstore.local.finished import read_whole
 from kstore.store import Store
 from kstore.why.differences import Explanation, explain
 from kstore.why.graphs import Graph, read_graphs
+from kstore.why.kernels import KernelExplanation, explain_kernels
 from kstore.worker import Worker
 
 _ENTRIES = (Kind.FX_GRAPH, Kind.AOT_ENTRY)
@@ -30,17 +35,23 @@ class WhyReport:
     graphs: tuple[Explanation, ...] = ()
     """For each graph that was compiled anew."""
     others: int = 0
-    """Other artifacts that were not there before."""
+    """Other artifacts that were not there before, but for those of kernels."""
     compared: int = 0
     """Graphs that were restored."""
+    kernels: tuple[KernelExplanation, ...] = ()
+    """For each Triton kernel that was compiled anew."""
 
     def as_json(self) -> dict[str, Any]:
         """For machines."""
-        graphs = [{**graph._asdict(), "differences": [d._asdict() for d in graph.differences]} for graph in self.graphs]
+        graphs, kernels = (
+            [{**found._asdict(), "differences": [each._asdict() for each in found.differences]} for found in part]
+            for part in (self.graphs, self.kernels)
+        )
         return {
             "key": self.key,
             "generation": self.generation,
             "graphs": graphs,
+            "kernels": kernels,
             "others": self.others,
             "compared": self.compared,
         }
@@ -53,18 +64,22 @@ def find_reasons(store: Store, key: str) -> WhyReport:
         MissError: nobody has restored into its cache root, or nothing.
         KstoreError, OSError: the cache root cannot be used.
     """
-    worker = store.worker(key, before_import=False)
-    run = last_run(worker)
-    if run is None:
-        raise MissError(
-            f"{NOTHING_RESTORED}, {worker.root.path}; run `kstore exec {key} -- …` or restore, then compile"
-        )
+    worker = store.local_worker(store.scope(key))
+    run = last_run(worker) if worker else None
+    if worker is None or run is None:
+        where = f", {worker.root.path}" if worker else ": there is none on this node"
+        raise MissError(f"{NOTHING_RESTORED}{where}; run `kstore exec {key} -- …` or restore, then compile")
     if not run.generation:
         raise MissError(f"all was compiled because there was nothing to restore for {key}; `kstore doctor {key}`")
     fresh = list(_read(worker, _entries(run.new)))
     stored = [graph for _, graphs in _read(worker, _entries(run.old)) for graph in graphs] if fresh else []
     return WhyReport(
-        key, run.generation, tuple(explain(fresh, stored)), _count_others(run), len({graph.path for graph in stored})
+        key,
+        run.generation,
+        tuple(explain(fresh, stored)),
+        _count_others(run),
+        len({graph.path for graph in stored}),
+        tuple(explain_kernels(run.new, run.old, partial(_read_small, worker))),
     )
 
 
@@ -74,15 +89,22 @@ def _entries(paths: Iterable[str]) -> list[str]:
 
 
 def _count_others(run: LastRun) -> int:
-    return sum(kind_of(path) not in _ENTRIES for path in run.new)
+    return sum(kind_of(path) not in (*_ENTRIES, Kind.TRITON_KERNEL) for path in run.new)
 
 
 def _read(worker: Worker, paths: Iterable[str]) -> Iterator[tuple[str, list[Graph]]]:
     for path in paths:
         local = worker.root.local_path(path)
         try:
-            if os.path.getsize(local) <= _MAX_ENTRY:
-                with open(local, "rb") as file:
-                    yield path, read_graphs(path, file.read())
+            is_small = os.path.getsize(local) <= _MAX_ENTRY
+            yield path, read_graphs(path, read_whole(local)) if is_small else []
         except OSError:
             continue  # it has gone since it was listed
+
+
+def _read_small(worker: Worker, path: str) -> bytes | None:
+    local = worker.root.local_path(path)
+    with suppress(OSError):
+        if os.path.getsize(local) <= MAX_SOURCE:
+            return read_whole(local)
+    return None

@@ -15,6 +15,8 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 _LINE = re.compile(r"\[([a-z2-7]{40,64})\] ([^\s:\[]+(?:\[[^\]\n]*\])?): ?(.*)", re.DOTALL)
+_MAX_LITERAL = 64 << 10
+"""Characters of a dictionary that is taken apart: the parser recurses."""
 CODE = "gm"
 """The attribute that is the graph's code, and the first of each graph's lines (`FxGraphHashDetails`)."""
 
@@ -66,21 +68,31 @@ def read_graphs(path: str, data: bytes) -> list[Graph]:
 def _strings(data: bytes) -> Iterator[str]:
     try:
         yield from (argument for _, argument, _ in pickletools.genops(data) if isinstance(argument, str))
-    except (ValueError, OverflowError, MemoryError, RecursionError):  # as pickletools calls what is no pickle
+    except (
+        ValueError,
+        TypeError,
+        OverflowError,
+        MemoryError,
+        RecursionError,
+    ):  # what is no pickle
         return
 
 
 def _flat(name: str, digest: str, value: str) -> dict[str, Attribute]:
     """An attribute under the name that people know: `inductor_config.max_autotune`, `system_info.version.triton`."""
     name = name.replace("[", ".").replace("]", "")
-    content = _literal(value) if value.startswith("{") else None
-    if not isinstance(content, dict) or not content:
-        return {name: Attribute(digest, value)}
-    return {f"{name}.{key}": Attribute(str(inner), str(inner)) for key, inner in content.items()}
+    return _members(name, value) or {name: Attribute(digest, value)}
 
 
-def _literal(text: str) -> object:
+def _members(name: str, value: str) -> dict[str, Attribute]:
+    """Those of a dictionary; none if it is no small one."""
+    if not value.startswith("{") or len(value) > _MAX_LITERAL:
+        return {}
     try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return None
+        content = ast.literal_eval(value)
+        if not isinstance(content, dict):
+            return {}
+        texts = {f"{name}.{key}": str(inner) for key, inner in content.items()}
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return {}
+    return {name: Attribute(text, text) for name, text in texts.items()}

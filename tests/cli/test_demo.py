@@ -49,7 +49,7 @@ def test_a_restored_model_compiles_nothing_and_gives_the_same_output(cli: Cli) -
 
 
 @pytest.mark.compiler
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_its_table_fits_80_columns_and_its_folder_goes(cli: Cli) -> None:
     temporary = cli.folder / "tmp"
     temporary.mkdir()

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
-from tests.why.entries import entry
+import json
 
 from tests.cli.commandline import Cli
+from tests.why.entries import entry
 
 GRAPHS = '"$TORCHINDUCTOR_CACHE_DIR/fxgraph/ab/fkey"'
 
@@ -25,7 +26,8 @@ def test_it_names_what_differs_and_what_sets_it(cli: Cli) -> None:
     assert result.code == 0
     assert result.out.splitlines() == [
         "1 entry: as stored, but for",
-        "  inductor_config.max_autotune: False → True  (torch.compile(mode=…), TORCHINDUCTOR_MAX_AUTOTUNE)",
+        "  inductor_config.max_autotune: False → True",
+        "      (torch.compile(mode=…), TORCHINDUCTOR_MAX_AUTOTUNE)",
         "1 entry compiled anew after generation 1 was restored",
     ]
 
@@ -41,6 +43,59 @@ def test_code_is_shown_as_a_difference_and_hostile_text_is_harmless(cli: Cli) ->
         "    -b = 2",
         "    +b = \ufffd[31m3",
     ]
+
+
+def kernel(cli: Cli, folder: str, warps: int, name: str = "triton_poi_0") -> None:
+    """Left as Triton would, in the cache root."""
+    metadata = {"num_warps": warps, "triton_version": "3.7.1", "hash": folder, "shared": warps * 1024}
+    files = {f"{name}.json": json.dumps(metadata), f"{name}.source": "code"}
+    written = {file: str(cli.write(f"triton/{folder}/{file}", content)) for file, content in files.items()}
+    cli.write(f"triton/{folder}/__grp__{name}.json", json.dumps({"child_paths": written}))
+
+
+def test_kernels_are_compared_with_stored_ones_of_the_same_name(cli: Cli) -> None:
+    kernel(cli, "A", 4)
+    kernel(cli, "B", 4, "triton_red_1")
+    assert cli("commit", "my/v1").code == 0
+    assert cli.process("exec", "my/v1", "--", "true").code == 0
+    kernel(cli, "C", 8)
+    kernel(cli, "D", 8, "triton_red_1")
+    kernel(cli, "E", 4)
+    kernel(cli, "F", 4, "other")
+
+    assert cli("why", "my/v1").out.splitlines() == [
+        "2 kernels: stored with another configuration",
+        "  triton_poi_0, triton_red_1",
+        "  num_warps: 4 → 8",
+        "1 kernel: same configuration and code as stored; its line, ptxas or libdevice differs",
+        "  triton_poi_0",
+        "1 kernel: none of that name was restored",
+        "  other",
+        "0 entries and 4 kernels compiled anew after generation 1 was restored",
+    ]
+    first = cli("why", "my/v1", "--json").json["kernels"][0]
+    assert first == {
+        "name": "triton_poi_0",
+        "path": "triton/C/triton_poi_0.json",
+        "reason": "options",
+        "closest": "triton/A/triton_poi_0.json",
+        "differences": [{"name": "num_warps", "stored": "4", "fresh": "8"}],
+    }
+
+
+def test_names_and_values_of_any_length_fit_the_screen(cli: Cli) -> None:
+    run(cli, "one", entry(**{"a" * 500: "\x1b[2J" * 99, "system_info__x": str({"b\nkstore: fake": 1})}))
+    run(cli, "two", entry(**{"a" * 500: "\x1b[3J" * 99, "system_info__x": str({"b\nkstore: fake": 2})}))
+    out = cli("why", "my/v1").out
+
+    assert "\x1b" not in out
+    assert all(len(line) <= 80 and not line.startswith("kstore") for line in out.splitlines())
+
+
+def test_no_cache_root_is_made_to_look_into(cli: Cli) -> None:
+    result = cli("why", "my/v1", "--cache-root", str(cli.folder / "elsewhere"))
+
+    assert (result.code, (cli.folder / "elsewhere").exists()) == (3, False)
 
 
 def test_json_has_it_all(cli: Cli) -> None:
@@ -68,3 +123,13 @@ def test_where_nothing_was_restored_it_says_what_to_do(cli: Cli) -> None:
     other = cli("why", "other/v1", "--cache-root", str(cli.folder / "elsewhere"))
     assert other.code == 3
     assert "kstore exec other/v1" in other.err
+
+
+def test_long_values_are_shown_where_they_differ(cli: Cli) -> None:
+    same = "TensorMetadata(dtype=torch.float32, "
+    run(cli, "one", entry(example_inputs__0=f"{same}shape=torch.Size([16, 48]), stride=(48, 1), layout=strided)"))
+    run(cli, "two", entry(example_inputs__0=f"{same}shape=torch.Size([32, 48]), stride=(48, 1), layout=strided)"))
+
+    out = cli("why", "my/v1").out
+    assert "…ape=torch.Size([16, 48]), stride=(48, 1), layo… →" in out
+    assert "…ape=torch.Size([32, 48]), stride=(48, 1), layo…\n" in out

@@ -59,7 +59,11 @@ class Job:
         return len({path.split("/")[3] for path in files if path.startswith("inductor/fxgraph/")})
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.exhaustive)],
+    ids=lambda number: number.name,
+)
 def test_who_comes_after_a_process_that_was_ended_half_way_compiles_only_the_rest(tmp_path: Path, number: int) -> None:
     job = Job(tmp_path)
     process = job.start()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from threading import Event
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -17,9 +19,10 @@ from kstore.doctor import Check, Verdict, examine
 from kstore.environment import Environment, Host
 from kstore.environment.influences import influence, influences
 from kstore.local import cacheroot
+from kstore.manifest import Manifest
 from kstore.settings import Mode
 from kstore.store import Store
-from tests.trees import GPU, KEY, Node, shared_object
+from tests.trees import ENVIRONMENT, GPU, KEY, Node, contents, shared_object
 
 OURS = {"torch": "2.13.0+cu130", "triton": "3.7.1", "python": "cpython-311", "machine": "x86_64"}
 
@@ -66,6 +69,68 @@ def test_without_a_key_no_cache_root_is_claimed(
 
     assert "generation" not in checks(store, "")
     assert not (tmp_path / "numbered").exists()
+
+
+def test_nor_with_one_and_nothing_is_left_behind(
+    published: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A root that root's doctor claims would give the user's job another one."""
+    monkeypatch.setattr(cacheroot, "NUMBERED_ROOTS", tmp_path / "numbered")
+    store = Store(published.location, gpu=GPU, environment=ENVIRONMENT, environ={})
+    before = contents(tmp_path)
+
+    assert checks(store)["cache root"].found.startswith(f"{tmp_path}/numbered/{ENVIRONMENT}/0, ")
+    assert not (tmp_path / "numbered").exists()
+    assert "cache root" in checks(Node(tmp_path, "never/there").store)
+    assert not (tmp_path / "never").exists()
+    assert contents(tmp_path) == before
+
+
+def test_the_root_that_a_job_has_claimed_is_looked_at(
+    published: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cacheroot, "NUMBERED_ROOTS", tmp_path / "numbered")
+    for key in ("other/v1", KEY):
+        job = Store(published.location, gpu=GPU, environment=ENVIRONMENT, environ={})
+        path = job.restore(key).cache_root
+
+    store = Store(published.location, gpu=GPU, environment=ENVIRONMENT, environ={})
+    assert path.endswith("/1")
+    assert checks(store)["cache root"].found.startswith(f"{path}, ")
+
+
+def test_a_store_that_hangs_is_said_to(published: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kstore.doctor.shared._PATIENCE", 0.1)
+    monkeypatch.setattr(PosixBackend, "get", lambda *_: Event().wait())
+
+    assert "has taken more than 0.1 s" in worst(published.store)["store"].found
+
+
+HOSTILE = {
+    "cache_root": ["x"],
+    "environment": {"torch": {"a": "b" * 9999}, "triton": None},
+    "host": {"cpu": ["\x1b[31m"]},
+    "variables": {f"TORCHINDUCTOR_{number}": ["\x1b[31m" * 9999] for number in range(999)},
+}
+
+
+@pytest.mark.parametrize("meta", [HOSTILE, dict.fromkeys(HOSTILE, 5), dict.fromkeys(HOSTILE, "x" * 9999), {}])
+def test_whatever_a_manifest_says_it_is_told_in_few_words(
+    published: Node, monkeypatch: pytest.MonkeyPatch, meta: dict[str, object]
+) -> None:
+    load = Manifest.load
+
+    def hostile(data: bytes) -> Manifest:
+        return replace(load(data), meta=meta)
+
+    monkeypatch.setattr(Manifest, "load", staticmethod(hostile))
+    published.tree.put("inductor/ab/cab.main.so", shared_object())
+    published.commit()
+    here = published.location.parent
+    for store in (published.store, Node(here, "builder", environment="other").store, Node(here, gpu="gpu-sm80").store):
+        found = list(examine(store, KEY))
+        assert len(found) < 50
+        assert all(len(check.found) + len(check.advice) < 1500 for check in found)
 
 
 def test_a_store_that_cannot_be_reached_is_bad_and_is_not_made(tmp_path: Path) -> None:
@@ -133,13 +198,35 @@ def test_other_software_is_named_on_both_sides(tmp_path: Path, monkeypatch: pyte
     )
 
 
+def test_what_another_environment_had_and_was_forgotten_is_nothing_to_restore(published: Node) -> None:
+    published.store.forget(KEY)
+
+    found = worst(Node(published.location.parent, "builder", environment="other").store)
+    assert found["generation"].found == f"nothing is published for {KEY}"
+
+
+def test_an_older_generation_is_restored_where_the_newest_is_damaged(published: Node) -> None:
+    published.tree.graph("ftwo")
+    published.commit()
+    damage(published)
+
+    found = worst(published.store)
+    assert found.keys() == {"generation"}
+    assert found["generation"].verdict is Verdict.WARNING
+    assert found["generation"].found == "generation 2 is damaged, and 1 is restored instead"
+
+
 def test_a_generation_that_cannot_be_read_is_bad(published: Node) -> None:
-    ref = published.newest()
-    for path in (published.location / "blobs").glob(f"*/{ref.manifest.hex()}*"):
-        path.chmod(0o644)
-        path.write_bytes(b"")
+    damage(published)
 
     assert "kstore verify" in worst(published.store)["generation"].advice
+
+
+def damage(node: Node) -> None:
+    """The manifest of the newest generation is cut short."""
+    for path in (node.location / "blobs").glob(f"*/{node.newest().manifest.hex()}*"):
+        path.chmod(0o644)
+        path.write_bytes(b"")
 
 
 def test_another_cache_root_costs_something(published: Node) -> None:
@@ -176,9 +263,48 @@ def test_what_the_builder_had_set_is_missed_here(tmp_path: Path) -> None:
     assert worst(Node(tmp_path).store)["OMP_NUM_THREADS"].found == "8 where it was compiled, not set here"
 
 
-@pytest.mark.parametrize("name", ["TORCHINDUCTOR_FORCE_DISABLE_CACHES", "TRITON_ALWAYS_COMPILE"])
-def test_a_cache_that_is_switched_off_is_bad(published: Node, name: str) -> None:
-    found = worst(Node(published.location.parent, "builder", environ={name: "1"}).store)
+def test_a_default_that_is_spelt_out_changes_nothing(published: Node) -> None:
+    environ = {
+        "TORCHINDUCTOR_MAX_AUTOTUNE": "0",
+        "TORCHINDUCTOR_SHAPE_PADDING": "1",
+        "TORCHINDUCTOR_FX_GRAPH_CACHE": "1",
+        "TORCH_COMPILE_DEBUG": "0",
+        "CXX": "g++",
+        "TRITON_PRINT_AUTOTUNING": "1",
+        "TRITON_KERNEL_DUMP": "1",
+        "LLVM_CONFIG": "/usr/bin/llvm-config",
+    }
+    assert worst(Node(published.location.parent, "builder", environ=environ).store) == {}
+
+
+def test_the_number_of_threads_is_in_no_key_of_a_gpus_graph(published: Node) -> None:
+    """torchrun sets it for every job, and who examines one by hand has not set it."""
+    environ = {"OMP_NUM_THREADS": "1"}
+
+    found = worst(Node(published.location.parent, "builder", environ=environ).store)
+    assert found["OMP_NUM_THREADS"].verdict is Verdict.WARNING
+
+
+def test_triton_reads_on_and_1_alike(tmp_path: Path) -> None:
+    builder = Node(tmp_path, environ={"TRITON_DISABLE_LINE_INFO": "on", "DISABLE_PTXAS_OPT": "0"})
+    builder.tree.kernel()
+    builder.commit()
+
+    here = Node(tmp_path, environ={"TRITON_DISABLE_LINE_INFO": "1"})
+    assert worst(here.store).keys() == {"DISABLE_PTXAS_OPT"}  # "0" is in the key too
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "1"),
+        ("TRITON_ALWAYS_COMPILE", "on"),
+        ("TRITON_INTERPRET", "1"),
+        ("TORCHINDUCTOR_FX_GRAPH_CACHE", "0"),
+    ],
+)
+def test_a_cache_that_is_switched_off_is_bad(published: Node, name: str, value: str) -> None:
+    found = worst(Node(published.location.parent, "builder", environ={name: value}).store)
 
     assert found[name].verdict is Verdict.BAD
 
@@ -211,7 +337,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     [
         ("f_bavail", 0, "space", Verdict.BAD),
         ("f_bavail", 1000, "space", Verdict.WARNING),
-        ("f_favail", 3, "inodes", Verdict.BAD),
+        ("f_favail", 0, "inodes", Verdict.BAD),
         ("f_flag", os.ST_NOEXEC, "execution", Verdict.BAD),
     ],
 )

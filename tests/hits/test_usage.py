@@ -11,10 +11,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from kstore.hits import Usage, UsageReport, usage_of
+from kstore.errors import WaitTimeout
+from kstore.hits import Usage, UsageReport, unknowable, usage_of
 from kstore.hits.counters import Counters
-from kstore.hits.evidence import NO_ACCESS_TIMES, READ_BEFORE
-from kstore.report import RestoreStatus
+from kstore.hits.evidence import CHANGED_IN_PLACE, NO_ACCESS_TIMES, READ_BEFORE
+from kstore.report import CommitReport, CommitStatus, RestoreReport, RestoreStatus
 from tests.trees import KEY, Node
 
 pytestmark = pytest.mark.usefixtures("host")
@@ -148,6 +149,107 @@ def test_of_what_was_read_before_a_second_restore_nobody_can_tell(node: Node) ->
     assert "inductor" not in found.unused
 
 
+def test_what_is_compiled_over_a_restored_kernel_is_a_miss(node: Node) -> None:
+    """As with TRITON_ALWAYS_COMPILE: the same files, with the same bytes, written by the compiler."""
+    folder = node.tree.kernel("one")
+    read(node, "triton/*/k.cubin")
+
+    found = usage(node).components["triton"]
+    assert found == Usage(2, 1, misses=1, compiled=7)  # the list of the files is changed in place
+    assert node.tree.has(f"{folder}/__grp__k.json")
+
+
+def test_what_is_not_there_was_not_restored(node: Node) -> None:
+    for path in node.tree.root.glob("inductor/fxgraph/*/fone/*"):
+        path.unlink()
+
+    assert usage(node).components["inductor"].restored == 1
+
+
+def test_another_workers_links_make_nothing_new(published: Path) -> None:
+    """A link to a blob changes the time of the file, in every cache root that has it."""
+    node = Node(published, layout=None)
+    node.restore()
+    (node.tree.root / ".kstore" / "sync.json").unlink()  # what was restored are leftovers now, of nobody's generation
+    node.store.forget(KEY)
+    node.restore()
+    let_the_clock_move(node)
+    for path in node.tree.root.glob("inductor/fxgraph/*/*/*"):
+        os.link(path, published / path.name)
+
+    assert usage(node).components == {}
+
+
+def test_a_components_file_that_every_job_writes_anew_is_not_compiled(node: Node) -> None:
+    node.tree.put("inductor/dynamo/code_state_job2_0_default.pkl", b"learnt")
+
+    assert usage(node).missed == 0
+
+
+def test_a_model_of_a_serving_engine_is_asked_for_instead_of_its_graphs(tmp_path: Path) -> None:
+    folder = "vllm/torch_compile_cache/torch_aot_compile/abc"
+    builder = Node(tmp_path, "builder")
+    builder.tree.put(f"{folder}/rank_0_0/model", b"model")
+    builder.tree.put(f"{folder}/inductor_cache/fxgraph/on/fone/entry", b"graph")
+    builder.tree.put(f"{folder}/computation_graph.py", b"for people")
+    builder.commit()
+    node = Node(tmp_path)
+    node.restore()
+    let_the_clock_move(node)
+    read(node, f"{folder}/*/model")
+
+    assert usage(node).components == {"vllm": Usage(2, 1)}
+    assert usage(node).unused == ()
+
+
+def test_of_files_that_are_changed_in_place_nobody_can_tell(tmp_path: Path) -> None:
+    builder = Node(tmp_path, "builder")
+    builder.tree.put("flashinfer/.cache/flashinfer/x/build.ninja", b"rules")
+    builder.commit()
+    node = Node(tmp_path)
+    node.restore()
+    let_the_clock_move(node)
+
+    found = usage(node)
+    assert found.components["flashinfer"].hits is None
+    assert (found.why_unknown, found.unused) == (CHANGED_IN_PLACE, ())
+
+
+def test_where_reads_leave_no_trace_the_report_sees_it(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on some network and FUSE filesystems, whatever they are mounted with."""
+    monkeypatch.setattr("kstore.local.state.read_whole", read_without_a_trace)
+
+    found = usage(node)
+    assert found.components["inductor"].hits is None
+    assert (found.why_unknown, found.unused) == (NO_ACCESS_TIMES, ())
+
+
+def read_without_a_trace(path: str) -> bytes:
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOATIME)
+    with open(descriptor, "rb") as file:
+        return file.read()
+
+
+def test_who_waits_for_the_cache_root_does_not_wait_long(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kstore.hits.evidence._PATIENCE", 0.1)
+    with node.tree.state().locked(), pytest.raises(WaitTimeout):
+        usage(node)
+
+
+def test_of_a_restore_or_commit_that_failed_the_root_tells_nothing() -> None:
+    fine, committed = RestoreReport(RestoreStatus.CURRENT, KEY), CommitReport(CommitStatus.UNCHANGED, KEY)
+
+    assert unknowable(fine, committed) == ""
+    assert unknowable(RestoreReport(RestoreStatus.FAILED, KEY), committed) == "the restore failed"
+    assert unknowable(fine, CommitReport(CommitStatus.TIMEOUT, KEY)) == "the commit hangs"
+
+
+def test_who_requires_hits_fails_where_nothing_was_used(node: Node) -> None:
+    assert usage(node).has_failed
+    read(node, "inductor/fxgraph/*/fone/*")
+    assert not usage(node).has_failed
+
+
 def test_without_access_times_nobody_can_tell(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_flag=os.ST_NOATIME))
     node.tree.graph("fthree")
@@ -164,6 +266,12 @@ def test_a_root_that_nobody_restored_into_tells_nothing(tmp_path: Path) -> None:
 
     assert "nothing was restored" in usage(node).why_unknown
     assert usage(node).components == {}
+
+
+def test_other_processes_of_the_job_are_counted_by_their_files(node: Node) -> None:
+    node.tree.graph("fthree")
+
+    assert usage_of(node.store, KEY, Counters(hits=5)).components["inductor"].misses == 1
 
 
 def test_torchs_counters_know_better(node: Node) -> None:

@@ -122,9 +122,9 @@ LARGE_GC_SCENES = [
     Scene(("gc 1", "commit A", "commit B"), **WITH_GC),
     Scene(("gc 1", "commit A", "restore R", "wait 4000"), **WITH_GC, excused=frozenset({"restore R"})),
     Scene(("gc 1", "bring A", "bring again"), **WITH_GC),
-    Scene(("gc 1", "bring A", "wait 4000"), **FORGOTTEN),
 ]
-TWO_GCS = [
+LARGEST_SCENES = [
+    Scene(("gc 1", "bring A", "wait 4000"), **FORGOTTEN),
     Scene(("gc 1", "commit A", "forget F"), **WITH_GC),
     Scene(("gc 1", "gc 2", "commit A"), **WITH_GC),
     Scene(("gc 1", "live A", "wait 4000"), **WITH_GC),
@@ -209,8 +209,8 @@ def test_nothing_is_lost_with_gc_and_more_workers(
 
 @pytest.mark.exhaustive
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("scene", TWO_GCS, ids=str)
-def test_nothing_is_lost_with_two_gcs(
+@pytest.mark.parametrize("scene", LARGEST_SCENES, ids=str)
+def test_nothing_is_lost_in_the_largest_scenes(
     scene: Scene, layout: str, tmp_path: Path, tell: Callable[[Scene, str, Explored], None]
 ) -> None:
     tell(scene, layout, check(scene, tmp_path, layout))
@@ -266,7 +266,7 @@ def test_an_import_that_does_not_look_at_what_is_condemned_is_found(
         check(Scene(("gc 1", "bring A"), **FORGOTTEN), tmp_path, layout)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_gc_that_does_not_keep_the_late_from_publishing_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,77 @@
+"""What is written of environment variables, asked of torch and Triton themselves."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from importlib import resources
+from typing import Any
+
+import pytest
+
+from tests.compilers.programs import TIMEOUT
+
+pytestmark = pytest.mark.compiler
+
+ASK_TORCH = """
+import importlib, json, os, sys
+import torch._functorch.config, torch._inductor.config
+
+def portable(name):
+    del sys.modules[name]
+    return {k: repr(v) for k, v in importlib.import_module(name).save_config_portable().items()}
+
+def both():
+    return [portable(name) for name in ("torch._inductor.config", "torch._functorch.config")]
+
+before, changing = both(), []
+for name, value in json.loads(sys.argv[1]):
+    os.environ[name] = value
+    if both() != before:
+        changing.append([name, value])
+    del os.environ[name]
+print(json.dumps(changing))
+"""
+ASK_TRITON = """
+import json, os, sys
+from triton._C.libtriton import get_cache_invalidating_env_vars
+os.environ.update(dict.fromkeys(json.loads(sys.argv[1]), "1"))
+print(json.dumps(list(get_cache_invalidating_env_vars())))
+"""
+OPTIONS = {
+    "PTXAS_OPTIONS", "TRITON_DEBUG", "TRITON_INSTRUMENTATION_MODE", "TRITON_LIBDEVICE_PATH", "TRITON_MOCK_PTX_VERSION",
+    "TRITON_PTXAS_PATH",
+}  # fmt: skip
+"""They are in a kernel's key by way of its options, or of the version of ptxas."""
+
+
+def ask(program: str, question: object) -> Any:
+    command = [sys.executable, "-c", program, json.dumps(question)]
+    environ = {name: os.environ[name] for name in ("PATH", "HOME", "LD_LIBRARY_PATH") if name in os.environ}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=TIMEOUT)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def table() -> dict[str, dict[str, list[str]]]:
+    return tomllib.loads(resources.files("kstore.environment").joinpath("influences.toml").read_text())
+
+
+def test_torchs_defaults_and_what_is_in_no_key(table: dict[str, dict[str, list[str]]]) -> None:
+    flags = {name: [f"TORCHINDUCTOR_{rest}" for rest in rests] for name, rests in table["inductor"].items()}
+    same = [(name, "1") for name in flags["on"]] + [(name, "0") for name in flags["off"]]
+    other = [(name, "0") for name in flags["on"]] + [(name, "1") for name in flags["off"]]
+    harmless = [(n, "2") for n in flags["harmless"] if n != "TORCHINDUCTOR_WORKER_START"]
+
+    changing = ask(ASK_TORCH, [*same, *harmless, *other])
+    assert changing == [list(pair) for pair in other]
+
+
+def test_tritons_keys(table: dict[str, dict[str, list[str]]]) -> None:
+    names = set(table["triton"]["keys"]) - OPTIONS - {"LLVM_PASS_PLUGIN_PATH"}  # Triton would load that one
+
+    assert set(ask(ASK_TRITON, sorted(names))) == names
