@@ -60,7 +60,11 @@ def test_the_first_claim_of_each_table_goes_between_the_marks(tmp_path: Path) ->
     for _ in range(2):
         report.update_readme(readme, [table([2], [10], 0.5)])
     lines = readme.read_text().splitlines()
-    assert (lines[0], lines[-1], lines.count("| ours: lap | theirs | 1/5 | ≤ 0.5 |  |")) == ("before", "after", 1)
+    assert (lines[0], lines[-1], lines.count("| A race. ours: lap | theirs | 1/5 | ≤ 0.5 |  |")) == (
+        "before",
+        "after",
+        1,
+    )
     assert "old" not in lines
 
 

@@ -84,7 +84,7 @@ def update_readme(path: Path, tables: Iterable[Table]) -> None:
     for table in tables:
         for claim in table.claims[:1]:
             what, of, limit, found, mark = _claim(claim, table.units.get(claim.row, Unit.SECONDS), table.verdict(claim))
-            lines.append(f"| {what} | {of} | {found} | {limit} | {mark} |")
+            lines.append(f"| {table.title}. {what} | {of} | {found} | {limit} | {mark} |")
     before, _, rest = path.read_text().partition(_BEGIN)
     _, mark, after = rest.partition(_END)
     if not mark:
