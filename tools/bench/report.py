@@ -36,7 +36,7 @@ def conditions(rounds: int, drops: bool) -> list[str]:
         f"Linux {platform.release()}, Python {platform.python_version()}",
     ]
     if not drops:
-        found.append("the page cache was never dropped, which needs root")
+        found.append("the page cache was never dropped: that needs root, and is left out by --quick")
     return found
 
 
