@@ -36,8 +36,9 @@ FREE = {
 }
 
 
-def load_package(which: str, top: Path) -> Any:
-    """The package, with its fixed folders moved below `top`."""
+def load_package(which: str, top: Path, app: str = "") -> Any:
+    """The package, with its fixed folders moved below `top`; or one of them, /app, to `app`."""
+    folders = {"/app": app or f"{top}/app", "/cache": f"{top}/cache"}
     if which == "ours":
         import_module("kstore.integrations.b10.variables").VOLUME = str(top / "cache/model")  # type: ignore[attr-defined]
         return import_module("kstore.integrations.b10")
@@ -47,9 +48,17 @@ def load_package(which: str, top: Path) -> Any:
         module: Any = import_module(f"b10_transfer.{name}")
         original = module.validate_path_security
         module.validate_path_security = lambda path, prefixes, *rest, original=original: original(
-            path, [str(top) + prefix if prefix.startswith(("/app", "/cache")) else prefix for prefix in prefixes], *rest
+            path, [moved(prefix, folders) for prefix in prefixes], *rest
         )
     return package
+
+
+def moved(prefix: str, folders: dict[str, str]) -> str:
+    """Where a folder that the package insists on is taken to be."""
+    for fixed, folder in folders.items():
+        if prefix.startswith(fixed):
+            return folder + prefix.removeprefix(fixed)
+    return prefix
 
 
 class Scene:

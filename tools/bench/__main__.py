@@ -1,149 +1,93 @@
-"""Measures kstore against what people use instead, on real artifacts, in one run.
+"""Measures kstore against what people use instead, on real artifacts: the command behind docs/benchmarks.
 
-    python -m tools.bench [--corpus DIR] [--work DIR] [--rounds N] [--json FILE] [--markdown FILE]
+    python -m tools.bench [--only NAME...] [--quick] [--rounds N] [--out DIR] [--work DIR] [--corpus DIR]
 
-Rounds are interleaved: each runs every measure once, and medians are compared. The page cache is warm.
-The corpus is built by `python -m tools.corpus` if it is not there.
+Writes OUT/index.md, OUT/results.json and a plot for each table, after every table: what was measured stays if it is
+interrupted, and `--only` replaces single tables. README.md gets the first line of each.
+
+As root it makes filesystems of its own and drops the page cache; what cannot be had is skipped, and the report says
+why. The corpus is built if it is not there, which takes minutes; KSTORE_CORPUS names another folder for it.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
 import shutil
-import statistics
-import subprocess
+import signal
 import sys
 import tempfile
-from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
-from tools.bench import floor, peers
-from tools.bench.peers import Measure, Place, tree_bytes
+from tools.bench import places, report
+from tools.bench.measures import MEASURES
+from tools.bench.race import Bench, tell
+from tools.bench.results import Table
+from tools.bench.trees import QUICK, Sizes, Trees
+from tools.corpus.__main__ import default_folder
 
-
-class Row(NamedTuple):
-    """One line of the report: a ratio, and the target that it is held to."""
-
-    name: str
-    value: str
-    ratio: float
-    target: float
-
-
-MEASURES: dict[str, Measure] = {
-    "first commit, loose": peers.first_commit("loose"),
-    "first commit, packed": peers.first_commit("packed"),
-    "zip of the folder": peers.zip_archive,
-    "restore by link": peers.restore("loose"),
-    "cp -al": peers.copy("-al"),
-    "system calls of a restore by link": floor.links,
-    "restore from a pack": peers.restore("packed"),
-    "cp -a": peers.copy("-a"),
-    "system calls of a restore by copy": floor.copies,
-    "commit, nothing new": peers.unchanged_commit("packed"),
-    "python -c pass": peers.command(sys.executable, "-c", "pass"),
-    "import kstore": peers.command(sys.executable, "-c", "import kstore, sys; assert 'torch' not in sys.modules"),
-    "kstore --help": peers.command(sys.executable, "-m", "kstore", "--help"),
-}
+REPOSITORY = Path(__file__).parents[2]
+PAGE = REPOSITORY / "docs/benchmarks"
+README = REPOSITORY / "README.md"
 
 
 def main() -> None:
-    """Run everything and print the report."""
+    """Measure, write, and print the summary."""
+    # Filesystems are unmounted and daemons ended on the way out.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     options = _options()
-    subprocess.run([sys.executable, "-m", "tools.corpus", str(options.corpus)], check=True, stdout=sys.stderr)
+    sizes = QUICK if options.quick else Sizes()
+    rounds = options.rounds or (1 if options.quick else 5)
+    tables = report.read(options.out / "results.json")
+    failed = []
+    for name in options.only or MEASURES:
+        tell(f"{name} …")
+        try:
+            tables[name] = _measure(name, options, sizes, rounds)
+        except Exception as error:
+            tell(f"{name} failed: {error!r}")
+            failed.append(name)
+            continue
+        found = [tables[each] for each in MEASURES if each in tables]
+        report.write(options.out, found)
+        if options.out == PAGE:
+            report.update_readme(README, found)
+        print(report.section(tables[name], ""))
+    print(report.summary(tables[name] for name in MEASURES if name in tables))
+    print(f"written to {options.out}")
+    if failed:
+        sys.exit(f"failed: {', '.join(failed)}")
+
+
+def _measure(name: str, options: argparse.Namespace, sizes: Sizes, rounds: int) -> Table:
     work = Path(tempfile.mkdtemp(prefix="kstore-bench-", dir=options.work))
-    corpus = work / "corpus"
-    subprocess.run(["cp", "-a", str(options.corpus), str(corpus)], check=True)
     try:
-        seconds, sizes = run(corpus, work, options.rounds)
-        report = render(work, options.rounds, seconds, sizes)
+        trees = Trees(sizes, work, options.corpus or _default_corpus(options.quick), is_given=bool(options.corpus))
+        drops = places.can_drop() and not options.quick
+        found = report.conditions(rounds, drops)
+        table = MEASURES[name](Bench(trees, rounds, work, drops))
+        return replace(table, conditions=table.conditions + found)
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    print(report)
-    if options.markdown:
-        options.markdown.write_text(report)
-    if options.json:
-        options.json.write_text(json.dumps({"seconds": seconds, "bytes": sizes}, indent=1))
 
 
-def run(corpus: Path, work: Path, rounds: int) -> tuple[dict[str, list[float]], dict[str, int]]:
-    """Seconds of every measure in every round, and the bytes that a first commit stores."""
-    seconds: dict[str, list[float]] = defaultdict(list)
-    for number in range(rounds):
-        place = Place(corpus, work, number)
-        for name, measure in MEASURES.items():
-            os.sync()
-            seconds[name].append(measure(place))
-            print(f"{number} {name}: {seconds[name][-1]:.3f} s", file=sys.stderr)
-    sizes = {
-        "corpus": tree_bytes(corpus),
-        "files": sum(1 for path in corpus.rglob("*") if path.is_file()),
-        "zip": tree_bytes(work / "archive-0.zip"),
-        "loose": tree_bytes(work / "store-loose-0"),
-        "packed": tree_bytes(work / "store-packed-0"),
-    }
-    return dict(seconds), sizes
-
-
-def rows(seconds: dict[str, list[float]], sizes: dict[str, int]) -> list[Row]:
-    """The ratios that matter, each with its target."""
-    median = {name: statistics.median(values) for name, values in seconds.items()}
-
-    def against(name: str, peer: str, target: float) -> Row:
-        return Row(
-            f"{name} / {peer}", f"{median[name]:.3f} s / {median[peer]:.3f} s", median[name] / median[peer], target
-        )
-
-    nothing = median["commit, nothing new"]
-    per_ten_thousand = nothing * 10_000 / sizes["files"]
-    start = median["import kstore"] - median["python -c pass"]
-    return [
-        against("restore by link", "cp -al", 0.4),
-        against("restore by link", "system calls of a restore by link", 1.5),
-        against("restore from a pack", "cp -a", 0.7),
-        against("restore from a pack", "system calls of a restore by copy", 1.5),
-        against("first commit, loose", "zip of the folder", 0.25),
-        against("first commit, packed", "zip of the folder", 0.25),
-        Row("bytes, packed / zip", f"{sizes['packed']:,} / {sizes['zip']:,}", sizes["packed"] / sizes["zip"], 1 / 3),
-        Row("commit, nothing new, per 10,000 files / 60 ms", f"{nothing:.3f} s", per_ten_thousand / 0.060, 1.0),
-        Row("import kstore / 50 ms", f"{start * 1e3:.0f} ms", start / 0.050, 1.0),
-        Row("kstore --help / 200 ms", f"{median['kstore --help'] * 1e3:.0f} ms", median["kstore --help"] / 0.2, 1.0),
-    ]
-
-
-def render(work: Path, rounds: int, seconds: dict[str, list[float]], sizes: dict[str, int]) -> str:
-    """The report, as Markdown."""
-    lines = [
-        f"{sizes['files']:,} artifacts, {sizes['corpus']:,} bytes; {rounds} interleaved rounds, medians; "
-        f"{_filesystem(work)}, page cache warm; {os.cpu_count()} CPUs, Linux {platform.release()}, "
-        f"Python {platform.python_version()}.",
-        "",
-        "| measure | value | ratio | target |",
-        "|---|---|---:|---:|",
-    ]
-    for row in rows(seconds, sizes):
-        verdict = "" if row.ratio <= row.target else " (missed)"
-        lines.append(f"| {row.name} | {row.value} | {row.ratio:.2f} | ≤ {row.target:.2f}{verdict} |")
-    return "\n".join(lines) + "\n"
-
-
-def _filesystem(path: Path) -> str:
-    done = subprocess.run(["stat", "-f", "-c", "%T", str(path)], capture_output=True, text=True, check=True)
-    return done.stdout.strip().replace("ext2/ext3", "ext4")
+def _default_corpus(quick: bool) -> Path:
+    folder = default_folder()
+    return folder.with_name(f"{folder.name}-quick") if quick else folder
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="tools.bench", description="Measure kstore against what people use instead.")
-    parser.add_argument("--corpus", type=Path, default=Path.home() / ".cache/kstore-corpus/bench")
-    parser.add_argument("--work", type=Path, help="where to work; decides the filesystem that is measured")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--markdown", type=Path)
-    return parser.parse_args()
+    parser.add_argument("--only", nargs="+", choices=MEASURES, metavar="NAME", help=", ".join(MEASURES))
+    parser.add_argument("--quick", action="store_true", help="small sizes, one round: whether it runs, not how fast")
+    parser.add_argument("--rounds", type=int, help="5; with --quick 1")
+    parser.add_argument("--out", type=Path, help=f"where to write; by default {PAGE}, with --quick a new folder")
+    parser.add_argument("--work", type=Path, help="where filesystems and trees are made; needs 30 GB")
+    parser.add_argument("--corpus", type=Path, help="a tree to take as it is, instead of a corpus that is built")
+    options = parser.parse_args()
+    if options.out is None:
+        options.out = Path(tempfile.mkdtemp(prefix="kstore-quick-")) if options.quick else PAGE
+    return options
 
 
 if __name__ == "__main__":

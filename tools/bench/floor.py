@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
+import atexit
+import shutil
 import subprocess
 import tempfile
 from functools import cache
 from pathlib import Path
 
-from tools.bench.peers import Place
 
+def run(what: str, source: Path, target: Path) -> float:
+    """Seconds of making `target` from `source`, which is read before.
 
-def links(place: Place) -> float:
-    """Folders and hard links."""
-    return _run("link", place, place.fresh("floor-link"))
-
-
-def copies(place: Place) -> float:
-    """Folders, and a create, write and close for each file."""
-    return _run("copy", place, place.fresh("floor-copy"))
-
-
-def _run(what: str, place: Place, target: Path) -> float:
-    command = [str(_program()), what, str(place.corpus), str(target)]
+    `what` is `link` (folders and hard links) or `copy` (folders, and an open, a write and a close for each file).
+    """
+    command = [str(_program()), what, str(source), str(target)]
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
 @cache
 def _program() -> Path:
-    program = Path(tempfile.mkdtemp(prefix="kstore-floor-")) / "floor"
+    folder = tempfile.mkdtemp(prefix="kstore-floor-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    program = Path(folder, "floor")
     source = Path(__file__).with_name("floor.c")
     subprocess.run(["cc", "-O2", "-o", str(program), str(source)], check=True)
     return program

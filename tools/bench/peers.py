@@ -1,112 +1,216 @@
-"""What is measured: kstore's operations, and what people use instead. Each runs in a process of its own."""
+"""What people use instead of kstore, and the floor under all of it."""
 
 from __future__ import annotations
 
-import json
+import importlib.util
+import os
 import shutil
 import subprocess
-import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from abc import abstractmethod
+from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
+from typing import ClassVar
 
-KEY = "bench/corpus"
-_OPERATION = """
-import json, os, sys, time
-from kstore.store import Store
-import kstore.operations.commit, kstore.operations.restore
-verb, store, root, layout = sys.argv[1:]
-started = time.perf_counter()
-report = getattr(Store(store, cache_root=root, layout=layout), verb)("bench/corpus")
-print(json.dumps({"seconds": time.perf_counter() - started, "status": report.status, "files": report.files}))
-"""
+from tools.bench import floor
+from tools.bench.processes import Spec, Step
+from tools.bench.sharing import Program, Sharing
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where one round works. Nothing in it is deleted before the end: ext4 reuses freed inodes slowly."""
+class Fal(Program):
+    """fal.toolkit's own functions."""
 
-    corpus: Path
-    work: Path
-    round: int
+    name = "fal"
+    whose: ClassVar[str] = "theirs"
 
-    def fresh(self, name: str) -> Path:
-        """A path that does not exist yet."""
-        return self.work / f"{name}-{self.round}"
+    @staticmethod
+    def absent() -> str:
+        """See `Sharing`."""
+        return "" if importlib.util.find_spec("fal") else "fal is not installed; tools/python installs tools/peers.txt"
 
-    def store(self, layout: str) -> Path:
-        """The store that the first commit of this round made."""
-        return self.work / f"store-{layout}-{self.round}"
+    def folders(self, worker: str) -> dict[str, Path]:
+        """Without TRITON_CACHE_DIR, Inductor has Triton's kernels of each device in a folder in its own."""
+        inductor = self.local(worker) / "inductor-cache"
+        return {"inductor": inductor, "triton": inductor / "triton/0"}
 
+    def spec(self, worker: str, host: int, steps: Iterable[Iterable[str]]) -> Spec:
+        """See `Program`."""
+        self.local(worker).mkdir(parents=True, exist_ok=True)
+        folders = {"whose": self.whose, "tmp": str(self.local(worker)), "data": str(self.shared(host))}
+        return Spec("fal", folders, [list(step) for step in steps], {})
 
-Measure = Callable[[Place], float]
-"""Runs once and returns seconds."""
+    def unchanged(self, builder: str) -> Step:
+        """A sync knows that nothing is new by the hash that a load in the same process returned."""
+        return self.run(f"{builder}-again", 0, ["fetch"], ["publish"]).last
 
+    def later(self, worker: str, kernel: Path, host: int = 0) -> Step:
+        """Likewise."""
+        target = str(self.folders(worker)["triton"] / kernel.name)
+        return self.run(worker, host, ["fetch"], ["copy", str(kernel), target], ["publish"]).last
 
-def kstore(verb: str, store: Path, root: Path, layout: str, expected: str) -> float:
-    """Seconds of one verb in a fresh process, detection of GPU, software and host included, imports not."""
-    command = [sys.executable, "-c", _OPERATION, verb, str(store), str(root), layout]
-    report = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    if report["status"] != expected:
-        raise RuntimeError(f"kstore {verb} was {report['status']}, not {expected}")
-    return float(report["seconds"])
-
-
-def first_commit(layout: str) -> Measure:
-    """Commit the whole corpus to an empty store."""
-
-    def run(place: Place) -> float:
-        root = place.fresh(f"root-{layout}")
-        subprocess.run(["cp", "-a", str(place.corpus), str(root)], check=True)
-        return kstore("commit", place.store(layout), root, layout, "committed")
-
-    return run
+    def written(self, before: int) -> int:
+        """The new zip takes the place of the old one: all of it is written."""
+        return self.stored()
 
 
-def unchanged_commit(layout: str) -> Measure:
-    """Commit again; the second time, so that nothing in the root is too young to be trusted."""
+class B10(Program):
+    """b10-transfer's own functions."""
 
-    def run(place: Place) -> float:
-        root = place.fresh(f"root-{layout}")
-        kstore("commit", place.store(layout), root, layout, "unchanged")
-        return kstore("commit", place.store(layout), root, layout, "unchanged")
+    name = "b10-transfer"
+    whose: ClassVar[str] = "theirs"
+    layout: ClassVar[str] = ""
 
-    return run
+    @staticmethod
+    def absent() -> str:
+        """See `Sharing`."""
+        if importlib.util.find_spec("torch") is None:
+            return "b10-transfer needs torch"
+        found = importlib.util.find_spec("b10_transfer")
+        return "" if found else "b10-transfer is not installed; tools/python installs tools/peers.txt"
 
+    def folders(self, worker: str) -> dict[str, Path]:
+        """Triton's kernels are in Inductor's folder."""
+        inductor = self.local(worker) / ".cache/torchinductor"
+        return {"inductor": inductor, "triton": inductor / "triton/0"}
 
-def restore(layout: str) -> Measure:
-    """Restore into a root that does not exist."""
-    return lambda place: kstore("restore", place.store(layout), place.fresh(f"restored-{layout}"), layout, "restored")
-
-
-def copy(*options: str) -> Measure:
-    """`cp` of the corpus."""
-
-    def run(place: Place) -> float:
-        target = place.fresh("cp" + "".join(options))
-        return _timed(lambda: subprocess.run(["cp", *options, str(place.corpus), str(target)], check=True))
-
-    return run
-
-
-def zip_archive(place: Place) -> float:
-    """The whole folder as a zip, as platforms share it today."""
-    return _timed(lambda: shutil.make_archive(str(place.fresh("archive")), "zip", place.corpus))
-
-
-def command(*arguments: str) -> Measure:
-    """A whole process."""
-    return lambda place: _timed(lambda: subprocess.run(arguments, check=True, capture_output=True))
-
-
-def tree_bytes(path: Path) -> int:
-    """Bytes of all files below `path`, or of the file."""
-    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
-    return sum(file.stat().st_size for file in files)
+    def spec(self, worker: str, host: int, steps: Iterable[Iterable[str]]) -> Spec:
+        """With what its deployments set, and no more free space asked for than there is on a small machine."""
+        home, app, volume = self.local(worker), self.local("app"), self.shared(host) / "cache/model/compile_cache"
+        for folder in (home, app, volume):
+            folder.mkdir(parents=True, exist_ok=True)
+        variables = {
+            "HOME": str(home), "TORCHINDUCTOR_CACHE_DIR": str(self.folders(worker)["inductor"]),
+            "B10FS_CACHE_DIR": str(volume), "LOCAL_WORK_DIR": str(app), "BASETEN_FS_ENABLED": "1",
+            "MIN_B10FS_SPACE_MB": "0", "MIN_LOCAL_SPACE_MB": "0", "MAX_CONCURRENT_SAVES": "1",
+        }  # fmt: skip
+        if self.layout:
+            variables |= {"KSTORE_CACHE_ROOT": str(home / "root"), "KSTORE_LAYOUT": self.layout}
+        folders = {"whose": self.whose, "top": str(self.shared(host)), "app": str(app)}
+        return Spec("b10", folders, [list(step) for step in steps], variables)
 
 
-def _timed(run: Callable[[], object]) -> float:
+class Shell(Sharing):
+    """Commands that copy the folder."""
+
+    def folders(self, worker: str) -> dict[str, Path]:
+        """See `Sharing`."""
+        return {name: self.local(worker) / name for name in ("inductor", "triton")}
+
+    def publish(self, worker: str, host: int = 0) -> Step:
+        """See `Sharing`."""
+        return _timed(*self.upload(self.local(worker), self.shared(host)))
+
+    def fetch(self, worker: str, host: int = 0) -> Step:
+        """See `Sharing`."""
+        return _timed(*self.download(self.shared(host), self.local(worker)))
+
+    @abstractmethod
+    def upload(self, tree: Path, shared: Path) -> list[str]:
+        """The command that shares a tree."""
+
+    @abstractmethod
+    def download(self, shared: Path, tree: Path) -> list[str]:
+        """The command that makes the tree anew."""
+
+
+class Copy(Shell):
+    """`cp -a`."""
+
+    name = "cp -a"
+    options: ClassVar[str] = "-a"
+
+    def upload(self, tree: Path, shared: Path) -> list[str]:
+        """See `Shell`."""
+        return ["cp", self.options, f"{tree}/.", str(shared / "tree")]
+
+    def download(self, shared: Path, tree: Path) -> list[str]:
+        """See `Shell`."""
+        return ["cp", self.options, str(shared / "tree"), str(tree)]
+
+
+class Link(Copy):
+    """`cp -al`, where all is on one filesystem."""
+
+    name = "cp -al"
+    options = "-al"
+
+
+class Rsync(Shell):
+    """`rsync -a`, which looks for what is new by itself."""
+
+    name = "rsync -a"
+
+    @staticmethod
+    def absent() -> str:
+        """See `Sharing`."""
+        return _not_installed("rsync")
+
+    def upload(self, tree: Path, shared: Path) -> list[str]:
+        """See `Shell`."""
+        return ["rsync", "-a", f"{tree}/", f"{shared}/tree/"]
+
+    def download(self, shared: Path, tree: Path) -> list[str]:
+        """See `Shell`."""
+        return ["rsync", "-a", f"{shared}/tree/", f"{tree}/"]
+
+
+class Tar(Shell):
+    """`tar` through `zstd`, as CI caches do it."""
+
+    name = "tar, zstd"
+
+    @staticmethod
+    def absent() -> str:
+        """See `Sharing`."""
+        return _not_installed("zstd")
+
+    def upload(self, tree: Path, shared: Path) -> list[str]:
+        """See `Shell`."""
+        # Whole or not at all, as whoever has had a reader of half an archive does it.
+        script = 'tar -C "$1" -c . | zstd -q -o "$2.$$" && mv "$2.$$" "$2"'
+        return ["sh", "-c", script, "sh", str(tree), str(shared / "tree.tar.zst")]
+
+    def download(self, shared: Path, tree: Path) -> list[str]:
+        """See `Shell`."""
+        script = 'mkdir -p "$1" && zstd -q -d -c "$2" | tar -C "$1" -x'
+        return ["sh", "-c", script, "sh", str(tree), str(shared / "tree.tar.zst")]
+
+    def written(self, before: int) -> int:
+        """All of it, again."""
+        return self.stored()
+
+
+class LinkFloor(Copy):
+    """No way to share, but what the bare system calls of a restore by link take."""
+
+    name = "bare link(2)"
+    what: ClassVar[str] = "link"
+
+    @staticmethod
+    def absent() -> str:
+        """See `Sharing`."""
+        return _not_installed("cc")
+
+    def fetch(self, worker: str, host: int = 0) -> Step:
+        """Folders first, and one call after the other."""
+        seconds = floor.run(self.what, self.shared(host) / "tree", self.local(worker))
+        return Step(seconds, "")
+
+
+class CopyFloor(LinkFloor):
+    """Likewise of a restore that copies."""
+
+    name = "bare open, write, close"
+    what = "copy"
+
+
+@cache
+def _not_installed(program: str) -> str:
+    return "" if shutil.which(program) else f"{program} is not installed"
+
+
+def _timed(*command: str) -> Step:
     started = time.perf_counter()
-    run()
-    return time.perf_counter() - started
+    subprocess.run(command, check=True, env=os.environ | {"LC_ALL": "C"})
+    return Step(time.perf_counter() - started, "")

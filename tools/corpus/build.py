@@ -49,18 +49,18 @@ class Corpus:
     counts: dict[str, Census]
 
 
-def recipe_for(folder: Path, *, kernels: int) -> Recipe:
+def recipe_for(folder: Path, *, kernels: int, models: tuple[str, ...] = MODELS) -> Recipe:
     """The recipe of a corpus in `folder` with the installed compilers; imports neither of them."""
     versions = version("torch"), version("triton"), platform.python_version()
-    return Recipe(str(folder), kernels, MODELS, *versions)
+    return Recipe(str(folder), kernels, models, *versions)
 
 
-def build(folder: Path, *, kernels: int) -> Corpus:
+def build(folder: Path, *, kernels: int, models: tuple[str, ...] = MODELS) -> Corpus:
     """The corpus in `folder`, an absolute path; built unless it is complete. An interrupted build goes on.
 
     Raises CorpusError if the folder holds a corpus of another recipe, or if a program fails.
     """
-    recipe = recipe_for(folder, kernels=kernels)
+    recipe = recipe_for(folder, kernels=kernels, models=models)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with one_at_a_time(folder):
         found = read_marker(folder)
@@ -72,16 +72,16 @@ def build(folder: Path, *, kernels: int) -> Corpus:
 
 
 def build_now(folder: Path, recipe: Recipe) -> Corpus:
-    compile_models(folder)
+    compile_models(folder, recipe.models)
     compile_kernels(folder, recipe.kernels)
     corpus = Corpus(recipe, {component: take_census(folder / component) for component in COMPONENTS})
     write_marker(folder, corpus)
     return corpus
 
 
-def compile_models(folder: Path) -> None:
-    report(f"models: {', '.join(MODELS)}")
-    counts = run_program(folder, "compile_models.py", *MODELS)
+def compile_models(folder: Path, models: tuple[str, ...]) -> None:
+    report(f"models: {', '.join(models)}")
+    counts = run_program(folder, "compile_models.py", *models)
     report(f"models: done in {counts['seconds']} s")
 
 

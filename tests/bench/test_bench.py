@@ -1,0 +1,123 @@
+"""That the command behind the benchmarks runs; not how fast anything is."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.trees import Tree
+from tools.bench import peers, places
+from tools.bench.__main__ import main
+from tools.bench.measures import MEASURES
+
+Bench = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    """A few kernels and modules, as compilers leave them."""
+    tree = Tree(tmp_path / "corpus")
+    for name in "one", "two", "three", "four":
+        tree.kernel(name)
+        tree.wrapper(name)
+    return tree.root
+
+
+@pytest.fixture
+def bench(tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    """Runs the command for some measures; the tables in its results, by name."""
+    work, out = tmp_path / "work", tmp_path / "out"
+    work.mkdir()
+    # A loop device for each round takes longer than all else, and needs root.
+    monkeypatch.setattr(places, "_why_no_loop", lambda kind, work: "this is a test")
+    # Its processes import torch, which takes seconds.
+    monkeypatch.setattr(peers.B10, "absent", staticmethod(lambda: "it is slow"))
+
+    def run(*names: str) -> dict[str, Any]:
+        arguments = ["--quick", "--corpus", str(corpus), "--work", str(work), "--out", str(out), "--only", *names]
+        monkeypatch.setattr(sys, "argv", ["tools.bench", *arguments])
+        main()
+        assert list(work.iterdir()) == []
+        return {table["name"]: table for table in json.loads((out / "results.json").read_text())["tables"]}
+
+    return run
+
+
+def test_a_quick_run_writes_a_page_samples_and_plots(tmp_path: Path, bench: Bench) -> None:
+    found = bench("restore-link", "one-kernel")
+    assert found["restore-link"]["samples"]["restore, page cache warm"]["kstore, loose"][0] > 0
+    assert found["one-kernel"]["samples"]["bytes written"]["kstore, packed"][0] > 0
+    page = (tmp_path / "out/index.md").read_text()
+    assert "## A restore by link" in page and "## A commit that adds one kernel" in page
+    if importlib.util.find_spec("matplotlib"):
+        assert "<svg" in (tmp_path / "out/restore-link.svg").read_text()
+    else:
+        assert "No plots: matplotlib is not installed" in page
+
+
+def test_peers_that_are_not_there_are_named(tmp_path: Path, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    for way in peers.Fal, peers.LinkFloor:
+        monkeypatch.setattr(way, "absent", staticmethod(lambda: "it is elsewhere"))
+    monkeypatch.setattr("tools.bench.plots.importlib.util.find_spec", lambda name: None)
+    table = bench("restore-link")["restore-link"]
+    assert "fal is not measured: it is elsewhere." in table["notes"]
+    assert set(table["samples"]["restore, page cache warm"]) == {"kstore, loose", "cp -al"}
+    page = (tmp_path / "out/index.md").read_text()
+    assert "kstore, loose: restore, page cache warm | fal | ≤ 1/25 |  | not measured |" in page
+    assert "No plots: matplotlib is not installed" in page
+
+
+def test_places_that_are_not_there_are_named(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(places, "GLUSTER", Path("/bin/false"))
+    monkeypatch.setattr(places, "_gluster_version", lambda: "GlusterFS")
+    table = bench("distributed")["distributed"]
+    assert table["samples"] == {} and "Not measured: /bin/false up" in table["notes"][-2]
+
+
+def test_only_replaces_single_tables(bench: Bench) -> None:
+    first = bench("commands", "one-kernel")
+    second = bench("one-kernel")
+    assert list(second) == ["one-kernel", "commands"]
+    assert second["commands"] == first["commands"]
+    assert second["one-kernel"] != first["one-kernel"]
+
+
+def test_a_measure_that_fails_keeps_no_other_from_its_table(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(_: object) -> None:
+        raise RuntimeError("out of order")
+
+    monkeypatch.setitem(MEASURES, "one-kernel", broken)
+    with pytest.raises(SystemExit, match="failed: one-kernel"):
+        bench("one-kernel", "commands")
+    told = capsys.readouterr()
+    assert "out of order" in told.err and "The start of kstore itself" in told.out
+
+
+def test_writers_lose_no_kernel_and_every_host_finds_them(bench: Bench) -> None:
+    samples = bench("writers")["writers"]["samples"]["kernels lost"]
+    assert samples["kstore, packed"] == samples["kstore, loose"] == [0]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.compiler
+@pytest.mark.timeout(1800)
+def test_everything_can_be_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a corpus of its own, from the real compilers, and on all filesystems that can be had."""
+    monkeypatch.setenv("KSTORE_CORPUS", str(tmp_path / "corpora/small"))
+    monkeypatch.setattr(
+        sys, "argv", ["tools.bench", "--quick", "--work", str(tmp_path), "--out", str(tmp_path / "out")]
+    )
+    main()
+    tables = json.loads((tmp_path / "out/results.json").read_text())["tables"]
+    assert [table["name"] for table in tables] == list(MEASURES)
+    # Only GlusterFS is more than what every machine has.
+    empty = [table["name"] for table in tables if not table["samples"]]
+    assert empty in ([], ["distributed"])

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tools.bench import report
+from tools.bench.results import Claim, Table, Unit, from_json
+
+
+def table(ours: list[float], peers: list[float], limit: float, unit: Unit = Unit.SECONDS) -> Table:
+    made = Table("race", "A race")
+    for column, values in ("ours", ours), ("theirs", peers):
+        for value in values:
+            made.add("lap", column, value, unit)
+    made.claims.append(Claim("lap", "ours", limit, "theirs"))
+    return made
+
+
+@pytest.mark.parametrize(("limit", "is_met"), [(0.25, True), (0.2, True), (0.1, False)])
+def test_a_claim_compares_medians(limit: float, is_met: bool) -> None:
+    made = table([1, 2, 900], [10, 10, 0.1], limit)
+    verdict = made.verdict(made.claims[0])
+    assert verdict is not None and (verdict.ratio, verdict.is_met) == (0.2, is_met)
+
+
+def test_a_claim_without_a_peer_is_a_limit_in_the_unit_of_its_row() -> None:
+    made = table([3], [1], 1)
+    verdicts = [made.verdict(Claim("lap", "ours", limit)) for limit in (3, 2.9)]
+    assert [verdict is not None and verdict.is_met for verdict in verdicts] == [True, False]
+
+
+def test_what_was_not_measured_is_neither_met_nor_missed() -> None:
+    made = table([1], [], 0.5)
+    assert made.verdict(made.claims[0]) is None
+    assert "| ours: lap | theirs | ≤ 0.5 |  | not measured |" in report.summary([made])
+
+
+def test_nothing_is_never_a_part_of_nothing() -> None:
+    """A peer that takes no time at all cannot be beaten by any factor."""
+    made = table([1], [0], 2)
+    verdict = made.verdict(made.claims[0])
+    assert verdict is not None and not verdict.is_met
+
+
+def test_a_missed_claim_is_marked() -> None:
+    assert "| 1/5 | **missed** |" in report.summary([table([2], [10], 0.1)])
+
+
+def test_a_table_comes_back_from_its_json() -> None:
+    made = table([1.5, 2.5], [4], 0.5, Unit.BYTES)
+    made.conditions.append("a place")
+    made.note("something")
+    assert from_json(made.as_json()) == made
+
+
+def test_the_first_claim_of_each_table_goes_between_the_marks(tmp_path: Path) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text("before\n<!-- begin: python -m tools.bench -->\nold\n<!-- end -->\nafter\n")
+    for _ in range(2):
+        report.update_readme(readme, [table([2], [10], 0.5)])
+    lines = readme.read_text().splitlines()
+    assert (lines[0], lines[-1], lines.count("| A race. ours: lap | theirs | 1/5 | ≤ 0.5 |  |")) == (
+        "before",
+        "after",
+        1,
+    )
+    assert "old" not in lines
+
+
+def test_a_readme_without_marks_stays_as_it_is(tmp_path: Path) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text("mine\n")
+    with pytest.raises(ValueError, match="no place for figures"):
+        report.update_readme(readme, [])
+    assert readme.read_text() == "mine\n"
+
+
+def test_the_readme_has_marks() -> None:
+    text = (Path(__file__).parents[2] / "README.md").read_text()
+    assert text.count("<!-- begin: python -m tools.bench -->") == text.count("<!-- end -->") == 1

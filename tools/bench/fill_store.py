@@ -1,0 +1,37 @@
+"""Fills a store with many keys that share most of their kernels, by real commits."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from tools.bench.processes import environment
+from tools.bench.trees import vary
+
+_OWN_SHARE = 50
+
+
+def fill(location: Path, root: Path, tree: Path, count: int, tell: Callable[[str], None]) -> None:
+    """Commit `count` keys, `bench/key0` and so on. One kernel of fifty is each key's own."""
+    from kstore.report import CommitStatus
+    from kstore.store import Store
+
+    shutil.copytree(tree, root, symlinks=True)
+    own: list[Path] = []
+    for number in range(count):
+        originals = sorted(tree.glob("triton/*/"))[number % _OWN_SHARE :: _OWN_SHARE]
+        own = _replace(own, originals, root / "triton", number)
+        store = Store(location, cache_root=root, layout="packed", environ=environment({}))
+        report = store.commit(f"bench/key{number}")
+        if report.status is not CommitStatus.COMMITTED:
+            raise RuntimeError(f"commit of key {number}: {report.status}")
+        if number % 100 == 99:
+            tell(f"keys: {number + 1} of {count}")
+
+
+def _replace(own: list[Path], originals: list[Path], folder: Path, number: int) -> list[Path]:
+    """Take the last key's own kernels away, and make this one's."""
+    for path in own:
+        shutil.rmtree(path)
+    return [vary(original, folder, 1 + number) for original in originals]

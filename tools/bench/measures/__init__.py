@@ -1,0 +1,38 @@
+"""What is measured: a function for each table. Its name on the command line is that of the table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tools.bench.measures.commands import commands
+from tools.bench.measures.crowds import host, writers
+from tools.bench.measures.distributed import distributed
+from tools.bench.measures.live import live
+from tools.bench.measures.local import first_commit, nothing_new, restore_link, restore_pack
+from tools.bench.measures.migrating import b10, fal
+from tools.bench.measures.scale import keys, memory
+from tools.bench.measures.sizes import bytes_model, bytes_releases, one_kernel
+from tools.bench.measures.start import start
+from tools.bench.race import Bench
+from tools.bench.results import Table
+
+MEASURES: dict[str, Callable[[Bench], Table]] = {
+    "restore-link": restore_link,
+    "restore-pack": restore_pack,
+    "first-commit": first_commit,
+    "nothing-new": nothing_new,
+    "bytes-model": bytes_model,
+    "bytes-releases": bytes_releases,
+    "one-kernel": one_kernel,
+    "distributed": distributed,
+    "writers": writers,
+    "host": host,
+    "memory": memory,
+    "keys": keys,
+    "start": start,
+    "live": live,
+    "commands": commands,
+    "fal": fal,
+    "b10": b10,
+}
+"""In the order of the report."""

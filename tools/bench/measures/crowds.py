@@ -1,0 +1,95 @@
+"""Many workers at the same time."""
+
+from __future__ import annotations
+
+import filecmp
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from tools.bench import processes
+from tools.bench.kstores import KstoreLoose, KstorePacked
+from tools.bench.peers import B10, Fal, Rsync, Tar
+from tools.bench.race import Bench, Reading, describe, reading
+from tools.bench.results import Claim, Table, Unit
+from tools.bench.sharing import Program, Sharing
+from tools.bench.trees import vary
+
+_BASE_FILES = 200
+_OWN_KERNELS = 2
+
+
+def writers(bench: Bench) -> Table:
+    """Workers that start cold compile the same kernels and some of their own, and share them at the same moment."""
+    count = bench.trees.sizes.writers
+    table = Table("writers", f"{count} workers commit at once, then one restores")
+    base = bench.trees.some(_BASE_FILES)
+    describe(table, base, "what all compile")
+    own = _own_kernels(bench, count)
+    table.conditions.append(f"each has {_OWN_KERNELS} more kernels of its own")
+    lost, seconds = "kernels lost", "until the last has committed"
+
+    def scene(sharing: Sharing) -> Iterator[Reading]:
+        names = [f"writer{number}" for number in range(count)]
+        for name, kernels in zip(names, own, strict=True):
+            sharing.fill(name, base)
+            for kernel in kernels:
+                sharing.add(name, kernel)
+        yield Reading(seconds, _publish_at_once(sharing, names, bench.work))
+        sharing.fetch("reader", 1)
+        found = sharing.folders("reader")["triton"]
+        wanted = [kernel for kernels in own for kernel in kernels]
+        yield Reading(lost, sum(not _is_whole(kernel, found / kernel.name) for kernel in wanted), Unit.KERNELS)
+
+    bench.race(table, "local", [KstorePacked, KstoreLoose, Fal, B10, Tar, Rsync], scene)
+    table.conditions.append(f"{count * _OWN_KERNELS} kernels to be found")
+    table.claims += [Claim(lost, way.name, 0) for way in (KstorePacked, KstoreLoose)]
+    return table
+
+
+def _own_kernels(bench: Bench, count: int) -> list[list[Path]]:
+    """For each writer, made from real ones."""
+    folder = bench.work / "own"
+    templates = bench.trees.kernels(_OWN_KERNELS)
+    if folder.exists():
+        raise RuntimeError(f"{folder} is there")
+    return [[vary(kernel, folder, 1 + number) for kernel in templates] for number in range(count)]
+
+
+def _publish_at_once(sharing: Sharing, names: list[str], work: Path) -> float:
+    if isinstance(sharing, Program):
+        return processes.run_crowd([sharing.spec(name, 0, [["publish"]]) for name in names], work)[0]
+    with ThreadPoolExecutor(len(names)) as pool:
+        return max(step.seconds for step in pool.map(sharing.publish, names))
+
+
+def _is_whole(kernel: Path, found: Path) -> bool:
+    """Whether all files of a kernel are there; those that hold their own path differ in it."""
+    names = [path.name for path in kernel.iterdir()]
+    if not all((found / name).is_file() for name in names):
+        return False
+    plain = [name for name in names if not name.startswith("__grp__")]
+    return not any(filecmp.cmpfiles(kernel, found, plain, shallow=False)[1:])
+
+
+def host(bench: Bench) -> Table:
+    """Workers of one host that start at the same moment, as the ranks of a job do."""
+    count = bench.trees.sizes.workers
+    table = Table("host", f"{count} workers of one host restore at once")
+    describe(table, bench.trees.corpus, "corpus")
+    one, together, apart = "one worker", f"{count} workers, one cache root", f"{count} workers, a cache root each"
+
+    def scene(sharing: Sharing) -> Iterator[Reading]:
+        assert isinstance(sharing, Program)
+        sharing.fill("builder", bench.trees.corpus)
+        sharing.publish("builder")
+        yield reading(one, sharing.fetch("one"))
+        for row, names in (together, ["same"] * count), (apart, [f"own{number}" for number in range(count)]):
+            specs = [sharing.spec(name, 0, [["fetch"]]) for name in names]
+            seconds, told = processes.run_crowd(specs, bench.work)
+            statuses = {each.last.status for each in told} - {"restored", "current", "loaded", "SUCCESS"}
+            yield Reading(row, seconds, Unit.SECONDS, " ".join(sorted(statuses)))
+
+    bench.race(table, "local", [KstorePacked, KstoreLoose, Fal, B10], scene)
+    table.claims += [Claim(together, way.name, 3, way.name, one) for way in (KstorePacked, KstoreLoose)]
+    return table

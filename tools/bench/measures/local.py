@@ -1,0 +1,95 @@
+"""The life of a tree on one machine's disk: commits and restores."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from tools.bench.kstores import Kstore, KstoreLoose, KstorePacked
+from tools.bench.peers import B10, Copy, CopyFloor, Fal, Link, LinkFloor, Rsync, Tar
+from tools.bench.race import Bench, Reading, Scene, describe, reading
+from tools.bench.results import Claim, Table
+from tools.bench.sharing import Sharing
+
+_WARM = "restore, page cache warm"
+_COLD = "restore, page cache dropped"
+
+
+def restore_link(bench: Bench) -> Table:
+    """A restore into an empty folder on the store's own filesystem."""
+    table = Table("restore-link", "A restore by link")
+    describe(table, bench.trees.corpus, "corpus")
+    bench.race(table, "local", [KstoreLoose, Fal, Link, LinkFloor], _restoring(bench))
+    bench.race(table, "xfs", [KstoreOnXfs], _restoring(bench))
+    ours = KstoreLoose.name
+    table.claims += [Claim(row, ours, 1 / 25, Fal.name) for row in (_WARM, _COLD)]
+    table.claims += [Claim(_WARM, ours, 1.5, LinkFloor.name), Claim(_WARM, ours, 0.4, Link.name)]
+    return table
+
+
+class KstoreOnXfs(KstoreLoose):
+    """Where files can be cloned."""
+
+    name = "kstore, loose, on XFS"
+
+
+def restore_pack(bench: Bench) -> Table:
+    """A restore that copies, as from another filesystem."""
+    table = Table("restore-pack", "A restore from a pack")
+    describe(table, bench.trees.corpus, "corpus")
+    bench.race(table, "local", [KstorePacked, Fal, B10, Tar, Copy, Rsync, CopyFloor], _restoring(bench))
+    ours = KstorePacked.name
+    for row in (_WARM, _COLD):
+        table.claims += [Claim(row, ours, 1 / 8, Fal.name), Claim(row, ours, 1 / 10, B10.name)]
+    table.claims += [Claim(_WARM, ours, 1.5, CopyFloor.name), Claim(_WARM, ours, 0.7, Copy.name)]
+    return table
+
+
+def _restoring(bench: Bench) -> Scene:
+    def scene(sharing: Sharing) -> Iterator[Reading]:
+        sharing.fill("builder", bench.trees.corpus)
+        sharing.publish("builder")
+        if isinstance(sharing, LinkFloor):  # It has read all that it makes before its clock starts.
+            yield reading(_WARM, sharing.fetch("warm"))
+        else:
+            yield from bench.cold_or_warm(sharing)
+
+    return scene
+
+
+def first_commit(bench: Bench) -> Table:
+    """Sharing a whole tree for the first time."""
+    table = Table("first-commit", "A first commit")
+    describe(table, bench.trees.corpus, "corpus")
+
+    def scene(sharing: Sharing) -> Iterator[Reading]:
+        sharing.fill("builder", bench.trees.corpus)
+        os.sync()
+        yield reading("first commit", sharing.publish("builder"))
+
+    bench.race(table, "local", [KstoreLoose, KstorePacked, Fal, B10, Tar, Copy, Rsync], scene)
+    for ours in (KstoreLoose.name, KstorePacked.name):
+        table.claims += [Claim("first commit", ours, 1 / 6, peer.name) for peer in (Fal, B10)]
+    return table
+
+
+def nothing_new(bench: Bench) -> Table:
+    """Sharing again what is shared."""
+    table = Table("nothing-new", "A commit with nothing new")
+    tree, kernel = bench.trees.without_one_kernel()
+    describe(table, tree, "corpus without one kernel")
+    watched = "at the end of a live watch"
+
+    def scene(sharing: Sharing) -> Iterator[Reading]:
+        sharing.fill("builder", tree)
+        sharing.publish("builder")
+        yield reading("commit, nothing new", sharing.unchanged("builder"), ["SKIPPED"])
+        if isinstance(sharing, Kstore):
+            target = sharing.folders("builder")["triton"] / kernel.name
+            yield reading(watched, sharing.run("builder", 0, ["watched", str(kernel), str(target)]).last)
+
+    bench.race(table, "local", [KstoreLoose, KstorePacked, Fal, B10, Rsync], scene)
+    for ours in (KstoreLoose.name, KstorePacked.name):
+        table.claims += [Claim("commit, nothing new", ours, 1 / 4, Fal.name), Claim(watched, ours, 0.005)]
+    table.note("fal compares the names of files, b10-transfer looks only whether there is an archive.")
+    return table

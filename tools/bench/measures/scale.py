@@ -1,0 +1,102 @@
+"""What grows with the number of artifacts and keys, and what must not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from tools.bench import processes
+from tools.bench.fill_store import fill
+from tools.bench.kstores import KstoreLoose, KstorePacked
+from tools.bench.peers import Fal
+from tools.bench.places import Absent, Place
+from tools.bench.processes import Spec, Told
+from tools.bench.race import Bench, Reading, describe, tell
+from tools.bench.results import Claim, Table, Unit
+from tools.bench.sharing import Program, Sharing
+from tools.bench.trees import files_in, vary
+
+_MIB = 1 << 20
+
+
+def memory(bench: Bench) -> Table:
+    """The most that one process has in memory: the interpreter and all its modules are in it."""
+    table = Table("memory", "Peak memory of a worker")
+    for what, tree in ("corpus", bench.trees.corpus), ("big key", bench.trees.big()):
+        describe(table, tree, what)
+        largest = max(file.stat().st_size for file in files_in(tree))
+        table.conditions.append(f"largest artifact of the {what}: {largest:,} bytes")
+
+        def scene(sharing: Sharing, what: str = what, tree: Path = tree) -> Iterator[Reading]:
+            assert isinstance(sharing, Program)
+            sharing.fill("builder", tree)
+            for verb, worker in ("publish", "builder"), ("fetch", "reader"):
+                told = sharing.run(worker, 0, [verb])
+                row = f"{'commit' if verb == 'publish' else 'restore'}, {what}"
+                yield Reading(row, told.peak, Unit.BYTES)
+                yield Reading(f"{row}: time", told.last.seconds)
+
+        bench.race(table, "local", [KstorePacked, KstoreLoose, Fal], scene)
+        for verb in ("commit", "restore"):
+            limit = 64 * _MIB + largest
+            table.claims += [Claim(f"{verb}, {what}", way.name, limit) for way in (KstorePacked, KstoreLoose)]
+    table.note("b10-transfer works in a process of its own, whose memory is not seen from here.")
+    return table
+
+
+def keys(bench: Bench) -> Table:
+    """A store of many keys: looking at it, planning a gc, and committing one more kernel to one of them."""
+    sizes = bench.trees.sizes
+    table = Table("keys", f"A store of {sizes.keys:,} keys")
+    tree = bench.trees.some(sizes.files_of_a_key)
+    describe(table, tree, "each key, a fiftieth of its kernels its own")
+    few, many = "store of one key", f"store of {sizes.keys:,} keys"
+    try:
+        with bench.place("local", table) as place:
+            for column, count in (few, 1), (many, sizes.keys):
+                fill(_store(place, column), _filling(place, column), tree, count, tell)
+            for number in range(bench.rounds):
+                for column in (few, many):
+                    for reading in _look(place, column, number, bench.trees.kernels(1)[0]):
+                        table.add(reading.row, column, reading.value, reading.unit)
+    except Absent as error:
+        table.note(f"Not measured: {error}.")
+    table.claims += [
+        Claim("kstore ls", many, 1.0),
+        Claim("kstore gc --dry-run", many, 15.0),
+        Claim("kstore gc --dry-run: peak memory", many, 300 * _MIB),
+        Claim("commit of one more kernel", many, 1.25, few),
+        Claim("restore", many, 1.25, few),
+    ]
+    return table
+
+
+def _look(place: Place, column: str, number: int, kernel: Path) -> Iterator[Reading]:
+    store = str(_store(place, column))
+    for row, words in ("kstore ls", ["ls"]), ("kstore gc --dry-run", ["gc", "--dry-run"]):
+        told = _run(["command", *words, "--store", store])
+        if told.last.status != "0":
+            raise RuntimeError(f"{row} ended with {told.last.status}")
+        yield Reading(row, told.wall)
+        yield Reading(f"{row}: peak memory", told.peak, Unit.BYTES)
+    root = place.local / column / f"worker{number}"
+    folders = {"store": store, "root": str(root), "layout": "packed", "key": "bench/key0"}
+    restored = processes.run(Spec("kstore", folders, [["fetch"]], {}))
+    yield Reading("restore", restored.last.seconds)
+    vary(kernel, root / "triton", 1_000 + number)
+    committed = processes.run(Spec("kstore", folders, [["publish"]], {}))
+    if committed.last.status != "committed":
+        raise RuntimeError(f"the commit was {committed.last.status}")
+    yield Reading("commit of one more kernel", committed.last.seconds)
+
+
+def _run(step: list[str]) -> Told:
+    return processes.run(Spec("none", {}, [step], {}))
+
+
+def _store(place: Place, column: str) -> Path:
+    return place.shared(0) / column.replace(" ", "-").replace(",", "")
+
+
+def _filling(place: Place, column: str) -> Path:
+    return place.local / f"filling-{_store(place, column).name}"

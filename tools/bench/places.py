@@ -1,0 +1,159 @@
+"""Where a round works: filesystems of its own, new for each round and gone after it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+GLUSTER = Path(__file__).parents[1] / "gluster"
+_IMAGE_BYTES = 24 << 30
+_SMALL_IMAGE_BYTES = 320 << 20
+"""XFS cannot be much smaller."""
+_DROP_CACHES = Path("/proc/sys/vm/drop_caches")
+_MAKE = {
+    # Nothing is left for the kernel to do in the background while something is measured.
+    "ext4": ["mkfs.ext4", "-q", "-E", "lazy_itable_init=0,lazy_journal_init=0,assume_storage_prezeroed=1"],
+    "xfs": ["mkfs.xfs", "-q", "-m", "reflink=1"],
+}
+
+
+class Absent(Exception):
+    """It is not to be had here, for the reason given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A filesystem that is shared, and one for the workers' own files."""
+
+    filesystem: str
+    """What is shared, for people."""
+    mounts: tuple[Path, ...]
+    """The shared filesystem as each host sees it."""
+    local: Path
+    """Where workers have their caches."""
+
+    def shared(self, host: int) -> Path:
+        """What a host sees. Where there is one mount, all hosts are this one."""
+        return self.mounts[host % len(self.mounts)]
+
+
+@contextmanager
+def open_place(kind: str, work: Path) -> Iterator[Place]:
+    """A new place of a kind: `local`, `xfs` or `gluster`. Raises Absent."""
+    folder = Path(tempfile.mkdtemp(prefix="place-", dir=work))
+    try:
+        with {"local": _local, "xfs": _xfs, "gluster": _gluster}[kind](folder) as place:
+            yield place
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def can_drop() -> bool:
+    """Whether the page cache can be dropped."""
+    return os.access(_DROP_CACHES, os.W_OK)
+
+
+def drop_page_cache() -> None:
+    """Let nothing that was read or written be in memory."""
+    os.sync()
+    _DROP_CACHES.write_text("3\n")
+
+
+@contextmanager
+def _local(folder: Path) -> Iterator[Place]:
+    """An ext4 of its own on a loop device; without root, the folder's filesystem as it is."""
+    if reason := _why_no_loop("ext4", folder.parent):
+        yield Place(f"{filesystem_of(folder)} ({reason})", (_made(folder / "shared"),), _made(folder / "local"))
+        return
+    with _on_loop("ext4", folder) as volume:
+        where = f"ext4 on a loop device on {filesystem_of(folder)}"
+        yield Place(where, (_made(volume / "shared"),), _made(volume / "local"))
+
+
+@contextmanager
+def _xfs(folder: Path) -> Iterator[Place]:
+    if reason := _why_no_loop("xfs", folder.parent):
+        raise Absent(f"xfs: {reason}")
+    with _on_loop("xfs", folder) as volume:
+        where = f"XFS with reflinks on a loop device on {filesystem_of(folder)}"
+        yield Place(where, (_made(volume / "shared"),), _made(volume / "local"))
+
+
+@contextmanager
+def _gluster(folder: Path) -> Iterator[Place]:
+    """Bricks on the folder's filesystem; workers' files on it, too, but not through GlusterFS."""
+    version = _gluster_version()
+    volume = folder / "gluster"
+    try:
+        _run(str(GLUSTER), "up", str(volume))
+    except RuntimeError as error:
+        raise Absent(str(error)) from error
+    try:
+        where = f"{version}, three replicas on loopback, bricks on {filesystem_of(folder)}, two mounts"
+        yield Place(where, (volume / "host0", volume / "host1"), _made(folder / "local"))
+    finally:
+        _run(str(GLUSTER), "down", str(volume))
+
+
+@cache
+def _gluster_version() -> str:
+    done = subprocess.run([GLUSTER, "version"], capture_output=True, text=True)
+    if done.returncode:
+        raise Absent(done.stderr.strip())
+    return done.stdout.strip().replace("glusterfs", "GlusterFS")
+
+
+@contextmanager
+def _on_loop(kind: str, folder: Path, size: int = _IMAGE_BYTES) -> Iterator[Path]:
+    image, volume = folder / "image", _made(folder / "volume")
+    with image.open("wb") as file:
+        file.truncate(size)
+    _run(*_MAKE[kind], str(image))
+    _run("mount", "-o", "loop,noatime", str(image), str(volume))
+    try:
+        yield volume
+    finally:
+        try:
+            _run("umount", str(volume))
+        except RuntimeError:  # Somebody is still in it: it goes when he does.
+            _run("umount", "-l", str(volume))
+        image.unlink()
+
+
+@cache
+def _why_no_loop(kind: str, work: Path) -> str:
+    """Why there can be no filesystem of its own; empty if there can. Root in a container often may not mount."""
+    if os.geteuid():
+        return "not root, so no filesystem of its own"
+    if shutil.which(_MAKE[kind][0]) is None:
+        return f"{_MAKE[kind][0]} is not installed"
+    try:
+        with tempfile.TemporaryDirectory(dir=work) as folder, _on_loop(kind, Path(folder), _SMALL_IMAGE_BYTES):
+            return ""
+    except (RuntimeError, OSError) as error:
+        return f"no filesystem of its own: {error}"
+
+
+@cache
+def filesystem_of(path: Path) -> str:
+    """The name of its type."""
+    done = subprocess.run(["stat", "-f", "-c", "%T", str(path)], capture_output=True, text=True, check=True)
+    return done.stdout.strip().replace("ext2/ext3", "ext4")
+
+
+def _made(path: Path) -> Path:
+    path.mkdir(parents=True)
+    return path
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}: {done.stderr.strip()}")

@@ -1,0 +1,109 @@
+"""Rounds: each way of sharing plays the same scene on the same filesystem, one after the other."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from tools.bench import places
+from tools.bench.places import Absent, Place
+from tools.bench.processes import Step
+from tools.bench.results import Table, Unit
+from tools.bench.sharing import Sharing, present
+from tools.bench.trees import Trees, files_in
+
+Item = TypeVar("Item")
+
+
+class Reading(NamedTuple):
+    """What a scene found in one round."""
+
+    row: str
+    value: float
+    unit: Unit = Unit.SECONDS
+    status: str = ""
+    """What a step said, where that is not what it should."""
+
+
+Scene = Callable[[Sharing], Iterable[Reading]]
+
+
+@dataclass
+class Bench:
+    """How everything is measured."""
+
+    trees: Trees
+    rounds: int
+    work: Path
+    drops: bool
+    """Whether the page cache may be dropped: all that runs on the machine has to read its files again."""
+
+    @contextmanager
+    def place(self, kind: str, table: Table) -> Iterator[Place]:
+        """A new place; its filesystem is told in the table. Raises Absent."""
+        with places.open_place(kind, self.work) as place:
+            told = f"filesystem: {place.filesystem}"
+            if told not in table.conditions:
+                table.conditions.append(told)
+            yield place
+
+    def race(self, table: Table, kind: str, ways: Sequence[type[Sharing]], scene: Scene) -> None:
+        """Play the scene with all ways, in every round. Who begins changes from round to round."""
+        here, reasons = present(ways)
+        for reason in reasons:
+            table.note(reason)
+        try:
+            for number in range(self.rounds):
+                with self.place(kind, table) as place:
+                    for way in rotated(here, number):
+                        os.sync()
+                        self._play(table, way(place, way.name.replace(" ", "-").replace(",", "")), scene)
+                tell(f"{table.name}: round {number + 1} of {self.rounds}")
+        except Absent as error:
+            table.note(f"Not measured: {error}.")
+
+    def cold_or_warm(self, sharing: Sharing, what: str = "restore") -> Iterator[Reading]:
+        """Fetch with what was published in the page cache, and fetch after that was dropped."""
+        os.sync()
+        yield reading(f"{what}, page cache warm", sharing.fetch("warm", 1))
+        if self.drops:
+            places.drop_page_cache()
+            yield reading(f"{what}, page cache dropped", sharing.fetch("cold", 1))
+
+    def _play(self, table: Table, sharing: Sharing, scene: Scene) -> None:
+        for row, value, unit, status in scene(sharing):
+            table.add(row, sharing.name, value, unit)
+            if status:
+                table.note(f"{sharing.name}, {row}: {status}.")
+
+
+def reading(row: str, step: Step, good: Sequence[str] = ()) -> Reading:
+    """The seconds of a step; its status where that is not among the `good` ones."""
+    status = "" if not step.status or step.status in (*GOOD, *good) else step.status
+    return Reading(row, step.seconds, Unit.SECONDS, status)
+
+
+GOOD = ("restored", "committed", "unchanged", "loaded", "synced", "SUCCESS")
+
+
+def describe(table: Table, tree: Path, what: str) -> None:
+    """Tell what is shared."""
+    files = files_in(tree)
+    size = sum(file.lstat().st_size for file in files)
+    table.conditions.append(f"{what}: {len(files):,} files, {size:,} bytes")
+
+
+def rotated(items: Sequence[Item], by: int) -> list[Item]:
+    """Another one first each time."""
+    start = by % len(items) if items else 0
+    return [*items[start:], *items[:start]]
+
+
+def tell(message: str) -> None:
+    """Progress."""
+    print(message, file=sys.stderr, flush=True)

@@ -1,0 +1,130 @@
+"""What is shared: trees of real artifacts, each with a folder for Inductor and one for Triton."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from base64 import b32encode
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tools.corpus import build as corpora
+from tools.corpus.__main__ import default_folder
+from tools.corpus.models import build_model, build_releases
+
+
+def tree_bytes(path: Path) -> int:
+    """Bytes of all files below `path`."""
+    return sum(file.lstat().st_size for file in files_in(path))
+
+
+def files_in(path: Path) -> list[Path]:
+    """All files below `path`."""
+    return [Path(folder, name) for folder, _, names in os.walk(path) for name in names]
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How much is measured."""
+
+    corpus_kernels: int = 1200
+    corpus_models: tuple[str, ...] = corpora.MODELS
+    release_kernels: int = 400
+    releases: int = 10
+    copies: int = 11
+    """Of the corpus, in the big key."""
+    keys: int = 1000
+    files_of_a_key: int = 2000
+    writers: int = 24
+    workers: int = 16
+    live_kernels: int = 40
+
+
+QUICK = Sizes(
+    corpus_kernels=12, corpus_models=("mlp-a",), release_kernels=10, releases=2, copies=2, keys=5, files_of_a_key=40,
+    writers=3, workers=2, live_kernels=4,
+)  # fmt: skip
+
+
+@dataclass
+class Trees:
+    """Built when they are first asked for. The corpus must stay where it was built: artifacts hold its path."""
+
+    sizes: Sizes
+    work: Path
+    """For what is made of them."""
+    corpus_folder: Path = field(default_factory=default_folder)
+    is_given: bool = False
+    """That the corpus is taken as it is found."""
+
+    @property
+    def corpus(self) -> Path:
+        """The mixed corpus: models and kernels."""
+        if not self.is_given:
+            corpora.build(self.corpus_folder, kernels=self.sizes.corpus_kernels, models=self.sizes.corpus_models)
+        return self.corpus_folder
+
+    def model(self, name: str) -> Path:
+        """One model alone."""
+        return build_model(self.corpus_folder.with_name(self.corpus_folder.name + ".models") / name, name)
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Their names."""
+        return self.sizes.corpus_models
+
+    def releases(self) -> list[Path]:
+        """Releases of one set of kernels; each differs from the first in a tenth of them."""
+        folder = self.corpus_folder.with_name(f"{self.corpus_folder.name}.releases{self.sizes.release_kernels}")
+        return build_releases(folder, kernels=self.sizes.release_kernels, releases=self.sizes.releases)
+
+    def without_one_kernel(self) -> tuple[Path, Path]:
+        """A copy of the corpus, and a kernel that was taken out of it."""
+        tree, kernel_folder = self.work / "without", self.work / "kernel"
+        if not tree.exists():
+            shutil.copytree(self.corpus, tree, symlinks=True)
+            kernel_folder.mkdir()
+            shutil.move(min(path.parent for path in tree.glob("triton/*/__grp__*.json")), kernel_folder)
+        return tree, next(kernel_folder.iterdir())
+
+    def kernels(self, count: int) -> list[Path]:
+        """Folders of some kernels."""
+        found = sorted(path.parent for path in self.corpus.glob("triton/*/__grp__*.json"))
+        if len(found) < count:
+            raise RuntimeError(f"{self.corpus} has {len(found)} kernels; {count} are needed")
+        return found[:count]
+
+    def some(self, files: int) -> Path:
+        """A tree of whole kernels that have about so many files."""
+        tree = self.work / f"some-{files}"
+        if not tree.exists():
+            taken = 0
+            for group in sorted(self.corpus.glob("triton/*/__grp__*.json")):
+                if taken >= files:
+                    break
+                shutil.copytree(group.parent, tree / "triton" / group.parent.name)
+                taken += len(list(group.parent.iterdir()))
+        return tree
+
+    def big(self) -> Path:
+        """The corpus' kernels many times over, each time a little different: for times and memory, not for bytes."""
+        tree = self.work / "big"
+        if not tree.exists():
+            shutil.copytree(self.corpus, tree, symlinks=True)
+            for number in range(1, self.sizes.copies):
+                for kernel in sorted(self.corpus.glob("triton/*/")):
+                    vary(kernel, tree / "triton", number)
+        return tree
+
+
+def vary(kernel: Path, folder: Path, number: int) -> Path:
+    """Another kernel in `folder`: its name differs, wherever it stands, and the end of each file."""
+    digest = b32encode(hashlib.sha256(f"{kernel.name} {number}".encode()).digest()).decode()
+    target = folder / digest[: len(kernel.name)]
+    target.mkdir(parents=True)
+    for file in kernel.iterdir():
+        # JSON and ELF files may end in line breaks.
+        content = file.read_bytes().replace(kernel.name.encode(), target.name.encode()) + b"\n" * number
+        (target / file.name).write_bytes(content)
+    return target
