@@ -59,7 +59,7 @@ def commit(worker: Worker) -> CommitReport:
             began_ns = time.time_ns()
             found = worker.scan(state, _ROOM)
             report = _Commit(worker, state, found, began).run()
-            remember_still(worker, report, state, found, began_ns)
+            remember_still(worker, report, found, began_ns)
     return replace(report, seconds=time.perf_counter() - started)
 
 

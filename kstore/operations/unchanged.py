@@ -8,7 +8,6 @@ from typing import Any
 from kstore.errors import CacheRootError, IntegrityError
 from kstore.layers import base_of, newest_ref
 from kstore.local.scan import Scan
-from kstore.local.state import State
 from kstore.local.still import still_since
 from kstore.quarantine import quarantined
 from kstore.refs import Ref
@@ -30,14 +29,11 @@ def unchanged_since(worker: Worker) -> CommitReport | None:
     return None
 
 
-def remember_still(worker: Worker, report: CommitReport, state: State, found: Scan, began_ns: int) -> None:
-    """For the next commit; only the second one in a row that finds nothing new has seen nothing move."""
-    is_same = state.synced and found.index == state.index
-    if is_same and report.status is CommitStatus.UNCHANGED and not report.skipped:
-        still = still_since(worker.root, found, began_ns)
-        if still:
-            with suppress(CacheRootError, OSError):
-                worker.state.save_still(still)
+def remember_still(worker: Worker, report: CommitReport, found: Scan, began_ns: int) -> None:
+    """For the next commit, if all that the scan `found`, which began at `began_ns`, is published or declined now."""
+    if report.ok and not report.skipped and (still := still_since(worker.root, found, began_ns)):
+        with suppress(CacheRootError, OSError):
+            worker.state.save_still(still)
 
 
 def report_of(worker: Worker, status: CommitStatus, ref: Ref | None, **fields: Any) -> CommitReport:

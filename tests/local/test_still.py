@@ -42,9 +42,8 @@ def node(tmp_path: Path, host: object) -> Node:
     node.tree.kernel()
     node.tree.put("inductor/ab/x.cu", b"in place")
     node.tree.timings({"one": 1.0})
-    node.commit()
     time.sleep(TICK)
-    assert [node.commit().status for _ in range(2)] == [CommitStatus.UNCHANGED] * 2
+    assert node.commit().status is CommitStatus.COMMITTED
     return node
 
 
@@ -93,6 +92,17 @@ def test_a_change_right_after_it_was_found_still_is_committed_too(node: Node) ->
         node.tree.put(f"inductor/ab/c{number}.py", b"%d" % number)
         assert node.commit().status is CommitStatus.COMMITTED
         node.commit()
+
+
+def test_what_was_young_when_it_was_committed_is_looked_at_once_more(
+    tmp_path: Path, host: object, scans: list[Worker]
+) -> None:
+    node = Node(tmp_path)
+    node.tree.wrapper()
+    node.commit()
+    time.sleep(TICK)
+    assert [node.commit().status for _ in range(3)] == [CommitStatus.UNCHANGED] * 3
+    assert len(scans) == 2
 
 
 def test_a_file_that_goes_is_no_news_and_is_looked_for(node: Node, scans: list[Worker]) -> None:
