@@ -37,6 +37,7 @@ def scans(monkeypatch: pytest.MonkeyPatch) -> list[Worker]:
 def node(tmp_path: Path, host: object) -> Node:
     """A worker whose cache root was committed, and found to be still."""
     node = Node(tmp_path)
+    node.restore()
     node.tree.wrapper()
     node.tree.graph()
     node.tree.kernel()
@@ -98,6 +99,7 @@ def test_what_was_young_when_it_was_committed_is_looked_at_once_more(
     tmp_path: Path, host: object, scans: list[Worker]
 ) -> None:
     node = Node(tmp_path)
+    node.restore()
     node.tree.wrapper()
     node.commit()
     time.sleep(TICK)
