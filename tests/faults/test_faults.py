@@ -85,7 +85,7 @@ def test_a_backend_that_says_exists_of_what_it_has_just_created(
 def test_a_filesystem_some_of_whose_calls_fail(
     operation: Operation, layout: str, faults: Faults, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    strike_each_call(operation, layout, of_filesystem(faults), tmp_path, caplog, step=13)
+    strike_each_call(operation, layout, of_filesystem(faults), tmp_path, caplog, step=29)
 
 
 @every_fault_at_length
@@ -93,7 +93,8 @@ def test_a_filesystem_some_of_whose_calls_fail(
 def test_a_filesystem_whose_calls_fail(
     operation: Operation, layout: str, faults: Faults, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    strike_each_call(operation, layout, of_filesystem(faults), tmp_path, caplog)
+    step = 1 if layout == "loose" else 7
+    strike_each_call(operation, layout, of_filesystem(faults), tmp_path, caplog, step=step)
 
 
 @pytest.mark.slow

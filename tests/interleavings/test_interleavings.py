@@ -141,6 +141,11 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL, "kstore")
 
 
+MIXED_IS_EXHAUSTIVE = pytest.mark.parametrize(
+    "layout", ["loose", "packed", pytest.param("mixed", marks=pytest.mark.exhaustive)], indirect=True
+)
+
+
 @pytest.fixture(params=["loose", "packed", "mixed"])
 def layout(request: pytest.FixtureRequest) -> str:
     return str(request.param)
@@ -184,6 +189,7 @@ def test_nothing_is_lost_whatever_the_schedule(
     assert explored.schedules > 50
 
 
+@MIXED_IS_EXHAUSTIVE
 @pytest.mark.slow
 @pytest.mark.parametrize("scene", LARGE_SCENES, ids=str)
 def test_nothing_is_lost_with_more_workers(
@@ -199,6 +205,7 @@ def test_nothing_is_lost_with_gc(
     tell(scene, layout, check(scene, tmp_path, layout))
 
 
+@MIXED_IS_EXHAUSTIVE
 @pytest.mark.slow
 @pytest.mark.parametrize("scene", LARGE_GC_SCENES, ids=str)
 def test_nothing_is_lost_with_gc_and_more_workers(
@@ -237,6 +244,7 @@ def collect_fully(backend: MemoryBackend) -> None:
 LEAVING = [("gc 1", "commit A"), ("gc 1", "forget F"), ("commit A", "forget F"), ("gc 1", "bring A")]
 
 
+@MIXED_IS_EXHAUSTIVE
 @pytest.mark.slow
 @pytest.mark.parametrize("names", LEAVING, ids=str)
 def test_whatever_is_left_by_the_killed_is_collected(names: tuple[str, ...], layout: str, tmp_path: Path) -> None:
