@@ -16,7 +16,7 @@ from kstore.inspect.kinds import Kind
 from kstore.report import CommitStatus
 from tests.compilers.programs import PROGRAMS, Container, run_program, worker
 
-pytestmark = [pytest.mark.compiler, pytest.mark.xdist_group("test_models")]
+pytestmark = pytest.mark.compiler
 
 KERNELS = 6
 COMPILE = """

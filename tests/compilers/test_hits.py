@@ -14,7 +14,7 @@ import pytest
 from kstore.store import Store
 from tests.compilers.programs import GPU, PROGRAMS, TIMEOUT, Container, run_program
 
-pytestmark = [pytest.mark.compiler, pytest.mark.xdist_group("test_hits")]
+pytestmark = pytest.mark.compiler
 
 MODEL = "mlp-hits"
 ANOTHER_KEY = {"TORCH_COMPILE_CACHE_KEY_TAG": "another", "TORCHINDUCTOR_COORDINATE_DESCENT_TUNING": "1"}

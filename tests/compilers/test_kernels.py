@@ -17,7 +17,7 @@ from kstore.report import CommitStatus, RestoreStatus
 from kstore.store import Store
 from tests.compilers.programs import GPU, Container, fingerprint, run_program, stored_bytes, worker
 
-pytestmark = [pytest.mark.compiler, pytest.mark.xdist_group("test_kernels")]
+pytestmark = pytest.mark.compiler
 
 KERNELS = 40
 RELEASES = 10

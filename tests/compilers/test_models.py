@@ -26,7 +26,7 @@ from tests.compilers.programs import (
     worker,
 )
 
-pytestmark = [pytest.mark.compiler, pytest.mark.xdist_group("test_models")]
+pytestmark = pytest.mark.compiler
 
 MODELS = ("transformer", "convolution", "dynamic")
 LAYOUTS = ("loose", "packed")

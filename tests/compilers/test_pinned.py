@@ -12,7 +12,7 @@ import pytest
 
 from tests.compilers.programs import TIMEOUT, Container
 
-pytestmark = [pytest.mark.compiler, pytest.mark.xdist_group("test_pinned")]
+pytestmark = pytest.mark.compiler
 
 PROGRAM = """
 import json, os, sys

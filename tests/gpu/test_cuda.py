@@ -18,7 +18,6 @@ from tests.compilers.programs import Container, compiled_graphs, fingerprint, ru
 
 pytestmark = [
     pytest.mark.compiler,
-    pytest.mark.xdist_group("test_cuda"),
     pytest.mark.skipif(not gpu_slug().startswith("nvidia-"), reason="there is no NVIDIA GPU here"),
 ]
 

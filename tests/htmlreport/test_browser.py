@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,10 @@ from kstore.storage import Storage
 from tests.htmlreport.stores import EVIL, full_store, hostile_store
 from tests.stats.stores import A100, H100
 
+PATIENCE = 20
+"""Tenths of a second."""
+DRAWN = {"ids", "x", "y", "z"}
+
 pytest.importorskip("plotly", reason="plotly is not installed")
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
 
@@ -25,7 +30,6 @@ BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "
 DRIVER = shutil.which("chromedriver")
 pytestmark = [
     pytest.mark.skipif(not (BROWSER and DRIVER), reason="no Chromium with its chromedriver is installed"),
-    pytest.mark.xdist_group("browser"),
 ]
 DESKTOP, PHONE = (1440, 900), (390, 844)
 CHARTS = ("treemap", "sharing", "growth", "slowest")
@@ -61,7 +65,11 @@ class Page:
     def trace(self, chart: str) -> dict[str, Any]:
         """What the first trace of a chart shows; empty if nothing is drawn."""
         code = "return JSON.parse(JSON.stringify((document.getElementById(arguments[0]).data || [{}])[0]))"
-        return dict(self.run(code, chart))
+        for _ in range(PATIENCE):
+            if DRAWN & (found := dict(self.run(code, chart))).keys():
+                break
+            time.sleep(0.1)  # it is drawn when the page has time for it
+        return found
 
     def names(self, chart: str) -> list[str]:
         return list(self.run("return (document.getElementById(arguments[0]).data || []).map((t) => t.name)", chart))

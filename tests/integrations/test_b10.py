@@ -26,8 +26,6 @@ from kstore.integrations.b10.hardware import archive_key
 from kstore.store import Store
 from tests.programs.share_b10 import FREE
 
-pytestmark = pytest.mark.xdist_group("test_b10")  # what the real package does takes seconds, and is asked for once
-
 REPOSITORY = Path(__file__).parents[2]
 PROGRAM = REPOSITORY / "tests/programs/share_b10.py"
 LOAD, SAVE, CLEAR = ["call", "load_compile_cache"], ["call", "save_compile_cache"], ["call", "clear_local_cache"]

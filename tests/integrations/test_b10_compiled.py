@@ -12,7 +12,7 @@ import pytest
 from tests.compilers.programs import Container, compiled_graphs, finish_program, start_program
 from tests.programs.share_b10 import FREE
 
-pytestmark = [pytest.mark.compiler, pytest.mark.xdist_group("test_models")]
+pytestmark = pytest.mark.compiler
 
 
 class Replicas:

@@ -23,7 +23,7 @@ from kstore.integrations.megacache.tree import write_files
 from kstore.store import Store
 from tests.compilers.programs import GPU, Container, compiled_graphs, run_program
 
-pytestmark = [pytest.mark.compiler, pytest.mark.xdist_group("test_megacache")]
+pytestmark = pytest.mark.compiler
 
 MODELS = ("mlp-f", "mlp-g")
 KEY = "m/v1"
@@ -342,6 +342,7 @@ def test_an_exported_import_has_all_kinds_of_entries(fleet: Fleet) -> None:
     assert tree_of(again) == tree_of(OTHER_KINDS)
 
 
+@pytest.mark.exhaustive
 def test_what_was_recorded_before_an_earlier_save_is_not_lost(fleet: Fleet) -> None:
     """Torch's own loader keeps only the last section of each kind."""
     mega = fleet.folder / "twice.bin"
@@ -436,6 +437,7 @@ def test_what_one_process_saves_another_one_loads(cold: tuple[Fleet, dict[str, A
     assert (after["committed"]["status"], after["committed"]["generation"]) == ("unchanged", 1)
 
 
+@pytest.mark.exhaustive
 def test_a_process_that_compiled_in_folders_of_its_own_saves_its_entries_alone(fleet: Fleet) -> None:
     put(fleet.folder / "own/ab/cothers.py", "module")
     before = fleet.compile_apart("own", "--commit", KEY, "mlp-f")

@@ -148,7 +148,8 @@ class Rsync(Shell):
 
     def upload(self, tree: Path, shared: Path) -> list[str]:
         """See `Shell`."""
-        return ["rsync", "-a", f"{tree}/", f"{shared}/tree/"]
+        # Of two that find no folder, one would fail to make it.
+        return ["sh", "-ec", 'mkdir -p "$2" && rsync -a "$1" "$2"', "sh", f"{tree}/", f"{shared}/tree/"]
 
     def download(self, shared: Path, tree: Path) -> list[str]:
         """See `Shell`."""
