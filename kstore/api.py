@@ -85,16 +85,20 @@ def restore(
     def failed(error: str, is_late: bool) -> RestoreReport:
         return RestoreReport(RestoreStatus.TIMEOUT if is_late else RestoreStatus.FAILED, key, error=error)
 
-    report = degrade("restore", key, strict, run, failed)
+    return _told(degrade("restore", key, strict, run, failed))
+
+
+def _told(report: RestoreReport) -> RestoreReport:
+    """The same report, in a line of the log."""
     if report.waited:
-        log.info("kstore: waited %.1f s for %s of %s", report.waited, report.waited_for or "a generation", key)
+        log.info("kstore: waited %.1f s for %s of %s", report.waited, report.waited_for or "a generation", report.key)
     if report.ok:
         log.info(
             "kstore: restored %s generation %d: %d files in %.2f s",
-            key, report.generation, report.files, report.seconds,
+            report.key, report.generation, report.files, report.seconds,
         )  # fmt: skip
     elif report.status is RestoreStatus.MISS and report.error:
-        log.warning("kstore: no rank restores %s: %s", key, report.error)
+        log.warning("kstore: no rank restores %s: %s", report.key, report.error)
     return report
 
 

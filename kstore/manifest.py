@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntFlag
 from functools import partial
@@ -62,6 +62,13 @@ def unit_of(path: str, entry: Entry) -> str:
     return "/".join(path.split("/", entry.unit)[: entry.unit]) if entry.unit else path
 
 
+def parents_of(path: str) -> Iterator[str]:
+    """The folders that an artifact or a folder is in, the nearest first."""
+    while (cut := path.rfind("/")) > 0:
+        path = path[:cut]
+        yield path
+
+
 @dataclass(slots=True)
 class Manifest:
     """The artifacts of one generation."""
@@ -85,9 +92,14 @@ class Manifest:
             files = {path: entry for path, entry in files.items() if unit_of(path, entry) not in groups}
         return files | bound
 
+    def items(self) -> Iterator[tuple[str, Entry]]:
+        """Every path with its entry, of every host: a path may be there for several."""
+        for files in (self.files, *self.hosts.values()):
+            yield from files.items()
+
     def entries(self) -> list[Entry]:
         """Every entry, of every host."""
-        return [entry for files in (self.files, *self.hosts.values()) for entry in files.values()]
+        return [entry for _, entry in self.items()]
 
     def dump(self) -> bytes:
         """As the bytes of an LMDB file."""

@@ -20,7 +20,7 @@ from kstore.bundles.format import Content, Header, seal
 from kstore.bundles.recovery import recover
 from kstore.digest import digest_of
 from kstore.leaning import fetch_many, standing
-from kstore.manifest import Entry, Manifest
+from kstore.manifest import Manifest
 from kstore.operations.restore import check_manifest
 from kstore.progress import Progress
 from kstore.refs import Ref
@@ -71,7 +71,7 @@ class BundleWriter:
             data = portable(snapshot.manifest).dump()
             self._manifests[digest_of(data)] = data
             contents.append(Content(snapshot.ref.scope, digest_of(data), len(data)))
-            for path, entry in _items(snapshot.manifest):
+            for path, entry in snapshot.manifest.items():
                 found = (similarity((path, entry)), entry.size)
                 entries[entry.digest] = min(entries.get(entry.digest, found), found)
         self._header = Header(self._refs[0].scope.key, tuple(contents))
@@ -157,8 +157,3 @@ def portable(manifest: Manifest) -> Manifest:
     manifest = standing(manifest)
     meta = {name: value for name, value in manifest.meta.items() if name not in _OF_THE_STORE}
     return Manifest(manifest.files, manifest.hosts, meta)
-
-
-def _items(manifest: Manifest) -> Iterator[tuple[str, Entry]]:
-    for files in (manifest.files, *manifest.hosts.values()):
-        yield from files.items()

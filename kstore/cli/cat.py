@@ -8,18 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kstore.cli.options import (
-    ERROR,
-    INTEGRITY,
-    MISSING,
-    Command,
-    Invocation,
-    complete_key,
-    output_options,
-    pass_invocation,
-    scope_options,
-    store_option,
-)
+from kstore.cli.options import ERROR, INTEGRITY, MISSING, Command, Invocation, complete_key, on_scope
 from kstore.cli.words import size
 
 if TYPE_CHECKING:
@@ -32,10 +21,7 @@ _TAB = 8
 @click.command("cat", cls=Command, exit_codes=ERROR | MISSING | INTEGRITY)
 @click.argument("key", metavar="KEY[@N]", shell_complete=complete_key)
 @click.argument("path")
-@store_option
-@scope_options
-@output_options
-@pass_invocation
+@on_scope
 def command(invocation: Invocation, key: str, path: str) -> None:
     """Print one artifact of KEY.
 

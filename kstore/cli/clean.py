@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kstore.cli.options import ERROR, Command, Invocation, complete_key, output_options, pass_invocation, store_option
+from kstore.cli.options import ERROR, Command, Invocation, complete_key, on_store
 from kstore.cli.words import plural, size
 from kstore.errors import KstoreError
 
@@ -38,9 +38,7 @@ class _Root:
 @click.option("--all", "every", is_flag=True, help="Those of every key and store.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask; needed where there is no terminal.")
-@store_option
-@output_options
-@pass_invocation
+@on_store
 def command(invocation: Invocation, key: str | None, every: bool, dry_run: bool, yes: bool) -> int:
     """Remove local cache roots.
 

@@ -7,27 +7,13 @@ import shlex
 
 import click
 
-from kstore.cli.options import (
-    ERROR,
-    Command,
-    Invocation,
-    cache_root_option,
-    key_argument,
-    output_options,
-    pass_invocation,
-    scope_options,
-    store_option,
-)
+from kstore.cli.options import ERROR, Command, Invocation, key_argument, on_worker
 
 
 @click.command("env", cls=Command, exit_codes=ERROR)
 @key_argument
 @click.option("--shell", type=click.Choice(["sh", "fish"]), default="sh", show_default=True, help="Whose syntax.")
-@store_option
-@cache_root_option
-@scope_options
-@output_options
-@pass_invocation
+@on_worker
 def command(invocation: Invocation, key: str, shell: str) -> None:
     """Print the shell lines that point compilers at the cache root of KEY.
 

@@ -6,7 +6,7 @@ import logging
 import os
 import time
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -137,15 +137,17 @@ def command(
     committed = commits.finish()
     usage = _find_usage(output, store, restored, committed, commits)
     if output.json:
-        reports = {"restore": restored.as_json(), "commit": committed.as_json(), "checkpoints": commits.checkpoints}
-        reports["usage"] = usage.as_json()
-        reports["ready"] = commits.ready and ready_as_json(commits.ready)
-        output.document({"key": key, "exit_code": code, "seconds": seconds, **reports})
-    if require_hits and usage.has_failed and not code:
-        what = "it had to compile" if usage.missed else "it used nothing of what was restored"
-        output.warn(f"{key} was to hit: the command succeeded, but {what}")
-        return MissError.exit_code
-    return code
+        reports = {"restore": restored.as_json(), "commit": committed.as_json(), "usage": usage.as_json()}
+        own = {"key": key, "exit_code": code, "seconds": seconds}
+        output.document({**own, **reports, **commits.as_json()})
+    return _verdict(output, usage) if require_hits and usage.has_failed and not code else code
+
+
+def _verdict(output: Output, usage: UsageReport) -> int:
+    """The exit code for a command that was to hit, and did not."""
+    what = "it had to compile" if usage.missed else "it used nothing of what was restored"
+    output.warn(f"{usage.key} was to hit: the command succeeded, but {what}")
+    return MissError.exit_code
 
 
 def _restore(
@@ -218,10 +220,10 @@ class _Commits:
         self.ready: ReadyCommit | None = None
         """What waits for the server to be ready, if that was asked for."""
 
-    @property
-    def checkpoints(self) -> int:
-        """How many commits have published something."""
-        return len(self._live.checkpoints) if self._live else 0
+    def as_json(self) -> dict[str, Any]:
+        """For machines: how many commits have published something, and when the server was ready."""
+        checkpoints = len(self._live.checkpoints) if self._live else 0
+        return {"checkpoints": checkpoints, "ready": self.ready and ready_as_json(self.ready)}
 
     def start(self, settle: int, every: int, *, is_live: bool, ready_url: str | None) -> None:
         """Commit while the command runs, unless this worker only reads."""

@@ -12,18 +12,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from kstore.cli.options import (
-    ERROR,
-    INTEGRITY,
-    MISSING,
-    Command,
-    Invocation,
-    complete_key,
-    output_options,
-    pass_invocation,
-    scope_options,
-    store_option,
-)
+from kstore.cli.options import ERROR, INTEGRITY, MISSING, Command, Invocation, complete_key, on_scope
 from kstore.cli.words import amount, size
 from kstore.errors import MissError, UsageError
 
@@ -71,10 +60,7 @@ FORMATS = {
 @click.option("--format", "name", type=click.Choice(list(FORMATS)), help="What FILE's name ends in, by default.")
 @click.option("--under", metavar="DIR", help="Where an archive is to be unpacked; else the cache root it was built in.")
 @click.option("--host", metavar="HOST", help="Whose C++ objects an archive has; none by default.")
-@store_option
-@scope_options
-@output_options
-@pass_invocation
+@on_scope
 def command(invocation: Invocation, key: str, path: str, name: str | None, under: str | None, host: str | None) -> None:
     """Write KEY to a file.
 

@@ -4,25 +4,12 @@ from __future__ import annotations
 
 import click
 
-from kstore.cli.options import (
-    ERROR,
-    MISSING,
-    Command,
-    Invocation,
-    key_argument,
-    output_options,
-    pass_invocation,
-    scope_options,
-    store_option,
-)
+from kstore.cli.options import ERROR, MISSING, Command, Invocation, key_argument, on_scope
 
 
 @click.command("forget", cls=Command, exit_codes=ERROR | MISSING)
 @key_argument
-@store_option
-@scope_options
-@output_options
-@pass_invocation
+@on_scope
 def command(invocation: Invocation, key: str) -> None:
     """Drop what is published for KEY; gc frees its bytes.
 

@@ -7,17 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kstore.cli.columns import Column
-from kstore.cli.options import (
-    ERROR,
-    INTEGRITY,
-    Command,
-    Invocation,
-    as_bytes,
-    as_seconds_or_none,
-    output_options,
-    pass_invocation,
-    store_option,
-)
+from kstore.cli.options import ERROR, INTEGRITY, Command, Invocation, as_bytes, as_seconds_or_none, on_store
 from kstore.cli.words import amount, duration, long_duration, plural, size
 
 if TYPE_CHECKING:
@@ -65,9 +55,7 @@ _COLUMNS = (
 )
 @click.option("--offline", is_flag=True, help="No worker uses the store now: delete at once what is condemned.")
 @click.option("-n", "--dry-run", is_flag=True, help="Say what would go and why, and change nothing.")
-@store_option
-@output_options
-@pass_invocation
+@on_store
 def command(
     invocation: Invocation, keep: int, unused: float | None, max_size: int | None, allow_live: bool,
     grace: float | None, offline: bool, dry_run: bool,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from kstore.cli.options import ERROR, Command, Invocation, as_seconds, output_options, pass_invocation, store_option
+from kstore.cli.options import ERROR, Command, Invocation, as_seconds, on_store
 from kstore.cli.words import age, long_duration
 
 
@@ -13,9 +13,7 @@ from kstore.cli.words import age, long_duration
     "--grace", metavar="DURATION", default="1h", show_default=True, callback=as_seconds,
     help="How long what was superseded or condemned is kept, as 90s, 15m, 1h or 30d.",
 )  # fmt: skip
-@store_option
-@output_options
-@pass_invocation
+@on_store
 def command(invocation: Invocation, grace: int) -> None:
     """Make a store.
 

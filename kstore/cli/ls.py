@@ -7,16 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kstore.cli.columns import Column
-from kstore.cli.options import (
-    ERROR,
-    INTEGRITY,
-    Command,
-    Invocation,
-    complete_key,
-    output_options,
-    pass_invocation,
-    store_option,
-)
+from kstore.cli.options import ERROR, INTEGRITY, Command, Invocation, complete_key, on_store
 from kstore.cli.words import age, size
 
 if TYPE_CHECKING:
@@ -40,9 +31,7 @@ _STORE = Column("STORE", floor=8)
 
 @click.command("ls", cls=Command, exit_codes=ERROR | INTEGRITY)
 @click.argument("prefix", default="", shell_complete=complete_key)
-@store_option
-@output_options
-@pass_invocation
+@on_store
 def command(invocation: Invocation, prefix: str) -> int:
     """List what the store holds, or the part whose keys begin with PREFIX.
 

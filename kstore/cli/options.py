@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import click
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from kstore.store import Store
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+P = ParamSpec("P")
+R = TypeVar("R")
 
 OK = {"0": "ok"}
 ERROR = OK | {"1": "error", "2": "usage"}
@@ -216,3 +218,18 @@ def complete_key(ctx: click.Context, param: click.Parameter, incomplete: str) ->
 group_option = click.option("--group", is_flag=True, help="All ranks of a torchrun job restore the same, or none does.")
 key_argument = click.argument("key", shell_complete=complete_key)
 pass_invocation = click.make_pass_decorator(Invocation, ensure=True)
+
+
+def on_store(function: Callable[Concatenate[Invocation, P], R]) -> Callable[P, R]:
+    """What a command takes that works on a store."""
+    return _decorate(store_option, output_options)(pass_invocation(function))
+
+
+def on_scope(function: Callable[Concatenate[Invocation, P], R]) -> Callable[P, R]:
+    """What a command takes that works on one key's kernels in it."""
+    return _decorate(store_option, scope_options, output_options)(pass_invocation(function))
+
+
+def on_worker(function: Callable[Concatenate[Invocation, P], R]) -> Callable[P, R]:
+    """What a command takes that works on a cache root as well."""
+    return _decorate(store_option, cache_root_option, scope_options, output_options)(pass_invocation(function))

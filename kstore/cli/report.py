@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from kstore.cli.options import ERROR, INTEGRITY, Command, Invocation, output_options, pass_invocation, store_option
+from kstore.cli.options import ERROR, INTEGRITY, Command, Invocation, on_store
 from kstore.cli.words import plural, size
 
 
@@ -14,9 +14,7 @@ from kstore.cli.words import plural, size
 @click.option(
     "-o", "--output", "path", metavar="FILE", default="report.html", show_default=True, help="Where to write it."
 )
-@store_option
-@output_options
-@pass_invocation
+@on_store
 def command(invocation: Invocation, path: str) -> int:
     """Write all that is known of the store's use as one HTML page.
 

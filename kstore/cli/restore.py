@@ -13,14 +13,10 @@ from kstore.cli.options import (
     TIMEOUT,
     Command,
     Invocation,
-    cache_root_option,
     complete_key,
     group_option,
     key_argument,
-    output_options,
-    pass_invocation,
-    scope_options,
-    store_option,
+    on_worker,
     wait_options,
 )
 
@@ -32,11 +28,7 @@ from kstore.cli.options import (
 @click.option("--require", is_flag=True, help="Fail if nothing is published.")
 @wait_options
 @group_option
-@store_option
-@cache_root_option
-@scope_options
-@output_options
-@pass_invocation
+@on_worker
 def command(
     invocation: Invocation,
     key: str,

@@ -4,28 +4,14 @@ from __future__ import annotations
 
 import click
 
-from kstore.cli.options import (
-    ERROR,
-    INTEGRITY,
-    MISSING,
-    Command,
-    Invocation,
-    key_argument,
-    output_options,
-    pass_invocation,
-    scope_options,
-    store_option,
-)
+from kstore.cli.options import ERROR, INTEGRITY, MISSING, Command, Invocation, key_argument, on_scope
 from kstore.cli.words import amount
 
 
 @click.command("rollback", cls=Command, exit_codes=ERROR | MISSING | INTEGRITY)
 @key_argument
 @click.argument("generation", type=click.IntRange(min=1), required=False)
-@store_option
-@scope_options
-@output_options
-@pass_invocation
+@on_scope
 def command(invocation: Invocation, key: str, generation: int | None) -> None:
     """Publish an earlier generation of KEY as its newest.
 

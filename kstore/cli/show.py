@@ -9,18 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kstore.cli.columns import Column
-from kstore.cli.options import (
-    ERROR,
-    INTEGRITY,
-    MISSING,
-    Command,
-    Invocation,
-    key_argument,
-    output_options,
-    pass_invocation,
-    scope_options,
-    store_option,
-)
+from kstore.cli.options import ERROR, INTEGRITY, MISSING, Command, Invocation, key_argument, on_scope
 from kstore.cli.words import files, moment, shorten, size
 
 if TYPE_CHECKING:
@@ -66,10 +55,7 @@ class _Shown:
 
 @click.command("show", cls=Command, exit_codes=ERROR | MISSING | INTEGRITY)
 @key_argument
-@store_option
-@scope_options
-@output_options
-@pass_invocation
+@on_scope
 def command(invocation: Invocation, key: str) -> int:
     """Show the generations of KEY and what they hold.
 
@@ -198,4 +184,4 @@ def _generation_row(ref: Ref, is_pinned: bool) -> tuple[str, ...]:
 def _count(manifest: Manifest) -> dict[str, Count]:
     from kstore.report import count_components
 
-    return count_components(item for held in (manifest.files, *manifest.hosts.values()) for item in held.items())
+    return count_components(manifest.items())

@@ -8,17 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kstore.cli.columns import Column
-from kstore.cli.options import (
-    ERROR,
-    INTEGRITY,
-    MISSING,
-    Command,
-    Invocation,
-    complete_key,
-    output_options,
-    pass_invocation,
-    store_option,
-)
+from kstore.cli.options import ERROR, INTEGRITY, MISSING, Command, Invocation, complete_key, on_store
 from kstore.cli.words import age, duration, plural, size
 
 if TYPE_CHECKING:
@@ -42,9 +32,7 @@ _COLUMNS = (
 @click.command("stats", cls=Command, exit_codes=ERROR | MISSING | INTEGRITY)
 @click.argument("key", default="", shell_complete=complete_key)
 @click.option("--prometheus", is_flag=True, help="In the text format of Prometheus.")
-@store_option
-@output_options
-@pass_invocation
+@on_store
 def command(invocation: Invocation, key: str, prometheus: bool) -> int:
     """Show hits, misses, bytes and times, by key.
 

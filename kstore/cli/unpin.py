@@ -4,26 +4,13 @@ from __future__ import annotations
 
 import click
 
-from kstore.cli.options import (
-    ERROR,
-    MISSING,
-    Command,
-    Invocation,
-    key_argument,
-    output_options,
-    pass_invocation,
-    scope_options,
-    store_option,
-)
+from kstore.cli.options import ERROR, MISSING, Command, Invocation, key_argument, on_scope
 
 
 @click.command("unpin", cls=Command, exit_codes=ERROR | MISSING)
 @key_argument
 @click.argument("generation", type=click.IntRange(min=1))
-@store_option
-@scope_options
-@output_options
-@pass_invocation
+@on_scope
 def command(invocation: Invocation, key: str, generation: int) -> None:
     """Let gc decide about a generation of KEY again.
 

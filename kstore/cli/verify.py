@@ -6,19 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kstore.cli.options import (
-    ERROR,
-    INTEGRITY,
-    MISSING,
-    Command,
-    Invocation,
-    cache_root_option,
-    complete_key,
-    output_options,
-    pass_invocation,
-    scope_options,
-    store_option,
-)
+from kstore.cli.options import ERROR, INTEGRITY, MISSING, Command, Invocation, complete_key, on_worker
 from kstore.cli.words import duration, plural, size
 
 if TYPE_CHECKING:
@@ -31,11 +19,7 @@ _SHOWN = 3
 @click.command("verify", cls=Command, exit_codes=ERROR | MISSING | INTEGRITY)
 @click.argument("key", default="", shell_complete=complete_key)
 @click.option("--repair", is_flag=True, help="Move aside what is damaged, and save what can be saved.")
-@store_option
-@cache_root_option
-@scope_options
-@output_options
-@pass_invocation
+@on_worker
 def command(invocation: Invocation, key: str, repair: bool) -> int:
     """Check every byte that KEY, or every key, needs.
 

@@ -9,18 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kstore.cli.columns import screen_width
-from kstore.cli.options import (
-    ERROR,
-    MISSING,
-    Command,
-    Invocation,
-    cache_root_option,
-    key_argument,
-    output_options,
-    pass_invocation,
-    scope_options,
-    store_option,
-)
+from kstore.cli.options import ERROR, MISSING, Command, Invocation, key_argument, on_worker
 from kstore.cli.words import plural, shorten
 
 if TYPE_CHECKING:
@@ -45,11 +34,7 @@ _NAME = 72
 
 @click.command("why", cls=Command, exit_codes=ERROR | MISSING)
 @key_argument
-@store_option
-@cache_root_option
-@scope_options
-@output_options
-@pass_invocation
+@on_worker
 def command(invocation: Invocation, key: str) -> int:
     """Say why the last run compiled although KEY was restored.
 

@@ -40,7 +40,7 @@ class _Kept:
 
     def add(self, holding: Holding) -> None:
         ref, manifest = holding.ref, holding.manifest
-        files = (item for held in (manifest.files, *manifest.hosts.values()) for item in held.items())
+        files = manifest.items()
         components = {_short(name): [count.files, count.bytes] for name, count in count_components(files).items()}
         self.generations.append({
             "number": ref.generation, "created": ref.created if math.isfinite(ref.created) else 0.0,

@@ -33,7 +33,7 @@ from kstore.local.move import Mover
 from kstore.local.relocate import to_local
 from kstore.local.scan import Skipped
 from kstore.local.state import StateFolder
-from kstore.manifest import Entry, Files, Flag, unit_of
+from kstore.manifest import Entry, Files, Flag, parents_of, unit_of
 from kstore.progress import Progress
 from kstore.threads import Pool, submit
 
@@ -247,7 +247,7 @@ class _Staging:
         if not lost:
             return
         units = {unit_of(path, self.wanted[path]) for path in lost if self.wanted[path].flags & _GROUP}
-        folders = {parent for path in lost for parent in _parents(path)}
+        folders = {parent for path in lost for parent in parents_of(path)}
         for path in sorted(lost):
             placed.skipped.append(Skipped(path, f"blob {self.wanted[path].digest.hex()} is missing or damaged"))
         # vLLM's list is beside what it lists, and one folder beside Inductor's cache, which older versions listed.
@@ -342,11 +342,6 @@ def _by_digest(files: Files, but: Collection[str]) -> dict[bytes, list[str]]:
 def _mode(entry: Entry) -> int:
     """Never setuid, whatever a manifest says."""
     return entry.mode & 0o777 | _OWNER_CAN_WRITE
-
-
-def _parents(path: str) -> Iterator[str]:
-    while path := path.rpartition("/")[0]:
-        yield path
 
 
 def _map_parts(pool: Pool, function: Callable[[Part], Placed], parts: Iterable[Part]) -> Iterator[Placed]:

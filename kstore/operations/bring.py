@@ -131,11 +131,8 @@ class _BringIn:
 
     def run(self) -> Brought:
         self._storage.create()
-        target = self._target
-        ahead = (*target.ahead, *self._notes.packs())
-        self._uploader = Uploader(
-            Target(self._storage, self._scope, target.layout, target.links_into, target.progress, ahead)
-        )
+        ahead = (*self._target.ahead, *self._notes.packs())
+        self._uploader = Uploader(replace(self._target, ahead=ahead))
         for _ in range(_MAX_RACES):
             theirs = self._newest()
             proposal = self._propose(theirs)

@@ -349,7 +349,6 @@ class _Commit:
         manifest: Manifest | None = None,
         proposal: Proposal | None = None,
     ) -> CommitReport:
-        sets = (manifest.files, *manifest.hosts.values()) if manifest else ()
         return report_of(
             self._worker,
             status,
@@ -359,6 +358,6 @@ class _Commit:
             uploaded=self._uploader.bytes,
             declined=len(proposal.declined if proposal else self._declined),
             layout=self._uploader.layout or "",
-            components=count_components(item for files in sets for item in files.items()) if manifest else None,
+            components=count_components(manifest.items()) if manifest else None,
             skipped=tuple(self._skipped),
         )

@@ -16,7 +16,7 @@ from kstore.layers import newest_whole
 from kstore.leaning import fetch_many
 from kstore.local import cacheroot
 from kstore.operations.bring import Brought, Incoming, Target, bring_in
-from kstore.operations.restore import check_manifest
+from kstore.operations.restore import check_manifest, live
 from kstore.refs import Ref, RefState
 from kstore.report import SCHEMA
 from kstore.scope import Scope, check_key
@@ -129,10 +129,7 @@ def newest_live(storage: Storage, scope: Scope) -> Snapshot | None:
     Raises:
         IntegrityError: none of them can be read.
     """
-    generation, snapshot = newest_whole(storage, scope)
-    if generation and snapshot is None:
-        raise IntegrityError(f"no generation of {scope} can be read; see `kstore verify {scope.key}`")
-    return snapshot if snapshot and snapshot.ref.state is RefState.LIVE else None
+    return live(*newest_whole(storage, scope), scope)
 
 
 def target_of(store: Store, scope: Scope) -> Target:

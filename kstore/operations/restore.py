@@ -19,7 +19,7 @@ from kstore.local.link import Linker, LinkMode
 from kstore.local.place import Placed, Placer, keep_settled
 from kstore.local.scan import Scan, Skipped
 from kstore.local.state import Base, State
-from kstore.manifest import Files, Flag, Manifest, unit_of
+from kstore.manifest import Files, Flag, Manifest, parents_of, unit_of
 from kstore.merge import NOT_TAKEN, Merged, merge
 from kstore.operations.wait import Waited, wait
 from kstore.refs import Ref, RefState
@@ -139,7 +139,15 @@ def _newest(worker: Worker, scope: Scope) -> Snapshot | None:
     store = worker.store
     nothing: tuple[int, Snapshot | None] = (0, None)
     generation, snapshot = attempt(store, partial(store.newest_whole, scope), nothing)
-    snapshot = snapshot or store.below.newest(scope)
+    return live(generation, snapshot or store.below.newest(scope), scope)
+
+
+def live(generation: int, snapshot: Snapshot | None, scope: Scope) -> Snapshot | None:
+    """What the newest generation holds; None if there is none, or its key was forgotten or quarantined.
+
+    Raises:
+        IntegrityError: there is one, and none can be read.
+    """
     if generation and snapshot is None:
         raise IntegrityError(f"no generation of {scope} can be read; see `kstore verify {scope.key}`")
     return snapshot if snapshot and snapshot.ref.state is RefState.LIVE else None
@@ -262,10 +270,10 @@ def choose_wanted(files: Files, found: Scan, merged: Merged) -> Files:
     groups = {unit_of(path, entry) for path, entry in wanted.items() if entry.flags & _GROUP}
     kept = {unit_of(path, known.entry) for path, known in found.known.items() if path in keep}
     single = (path for path, known in found.known.items() if not known.entry.flags & _GROUP)
-    others = {folder for path in single for folder in _parents(path)} if groups else set()
+    others = {folder for path in single for folder in parents_of(path)} if groups else set()
     replaced = groups - kept - found.busy - others
     whole = {p: e for p, e in files.items() if e.flags & _GROUP and unit_of(p, e) in replaced}
-    rest = {p: e for p, e in wanted.items() if not e.flags & _GROUP and found.busy.isdisjoint(_parents(p))}
+    rest = {p: e for p, e in wanted.items() if not e.flags & _GROUP and found.busy.isdisjoint(parents_of(p))}
     return rest | whole
 
 
@@ -277,7 +285,7 @@ def check_manifest(manifest: Manifest) -> None:
     """
     for files in (manifest.files, *manifest.hosts.values()):
         check_entries(files)
-    check_paths(path for files in (manifest.files, *manifest.hosts.values()) for path in files)
+    check_paths(path for path, _ in manifest.items())
 
 
 def check_paths(paths: Iterable[str]) -> None:
@@ -290,7 +298,11 @@ def check_paths(paths: Iterable[str]) -> None:
     text = "\n".join(f"/{path}/" for path in every)
     folders = {path.rpartition("/")[0] for path in every}
     bad = "//" in text or "/./" in text or "/../" in text or "\0" in text or "" in folders or folders & every
-    if bad or f"/{KSTORE_FOLDER}/" in text or any(parent in every for folder in folders for parent in _parents(folder)):
+    if (
+        bad
+        or f"/{KSTORE_FOLDER}/" in text
+        or any(parent in every for folder in folders for parent in parents_of(folder))
+    ):
         raise IntegrityError(
             "a manifest holds paths that leave the cache root or contradict each other; nothing is restored"
         )
@@ -308,12 +320,6 @@ def check_entries(files: Files) -> None:
         wrong_unit = flags & (_GROUP | _SLOT) and not 2 <= unit <= folders
         if wrong_unit or (flags & _GROUP and flags & _SLOT) or (flags & _LINK and flags & _NEVER_LINKED):
             raise IntegrityError(f"a manifest holds an entry with flags {flags} and unit {unit}; nothing is restored")
-
-
-def _parents(path: str) -> Iterable[str]:
-    while (cut := path.rfind("/")) > 0:
-        path = path[:cut]
-        yield path
 
 
 def report_of(

@@ -21,10 +21,11 @@ def unchanged_since(worker: Worker) -> CommitReport | None:
     if found is None:
         return None
     remembered, declined, still = found
-    base = base_of(worker.store, remembered)
+    store, base = worker.store, base_of(worker.store, remembered)
+    if base is None or not still.holds(worker.root) or quarantined(store.backend):
+        return None
     with suppress(IntegrityError):
-        ref = newest_ref(worker.store, worker.scope)
-        if base and base.is_generation_of(ref) and still.holds(worker.root) and not quarantined(worker.store.backend):
+        if base.is_generation_of(newest_ref(store, worker.scope)):
             return report_of(worker, CommitStatus.UNCHANGED, base.ref, declined=declined)
     return None
 

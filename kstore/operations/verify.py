@@ -235,7 +235,7 @@ class _Verification:
     def _tell_lost(self, ref: Ref, lost: set[bytes]) -> None:
         manifest = self._storage.snapshot(ref).manifest
         leant = leaning(manifest)
-        files = [item for files in (manifest.files, *manifest.hosts.values()) for item in files.items()]
+        files = list(manifest.items())
         gone = {entry.digest for _, entry in files if entry.digest in lost and entry.digest not in leant}
         away = lost & leant.keys()
         self.lost |= gone

@@ -22,7 +22,6 @@ from kstore.cli.options import (
 
 if TYPE_CHECKING:
     from kstore.integrations.b10.variables import Variables
-    from kstore.store import Store
 
 _PATH = click.Path(path_type=Path)
 
@@ -52,6 +51,7 @@ def command(
 
     What is published already stays, and the archive stays too.
     """
+    from kstore.cli.imports.target import check_target
     from kstore.cli.sentences import committed, tell_trouble
     from kstore.integrations.archives import adopt
     from kstore.integrations.b10.variables import Variables, key_of, store_location
@@ -62,7 +62,7 @@ def command(
     archive = _find(source)
     invocation.settings["store"] = store or store_location(folder)
     opened = invocation.store()
-    _check(opened)
+    check_target(opened)
     with output.working(f"importing {archive}", opened.progress):
         report = adopt(
             opened, key or key_of(folder), archive, component="vllm" if vllm else "inductor",
@@ -73,17 +73,6 @@ def command(
         output.document({"archive": str(archive), **report.as_json()})
     else:
         output.summary(committed(report))
-
-
-def _check(store: Store) -> None:
-    """See that it can be written, and that it is known whose kernels they are."""
-    from kstore.errors import StoreUnavailable, UsageError
-    from kstore.settings import Mode
-
-    if store.settings.mode is Mode.READ:
-        raise StoreUnavailable(f"cannot import into the store at {store.location}: this worker's mode is `read`")
-    if not store.settings.environment and store.environment.facts.get("torch", "none") == "none":
-        raise UsageError("torch is not installed here: say with --gpu and --environment whose kernels they are")
 
 
 def _find(source: Path) -> Path:

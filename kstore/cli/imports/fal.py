@@ -19,7 +19,7 @@ from kstore.cli.options import (
     store_option,
 )
 from kstore.cli.words import plural
-from kstore.errors import ArchiveError, MissError, StoreUnavailable, UsageError
+from kstore.errors import ArchiveError, MissError
 
 if TYPE_CHECKING:
     from kstore.cli.output import Output
@@ -53,10 +53,11 @@ def command(invocation: Invocation, folder: Path, gpu_folder: str | None) -> int
     Each becomes the key that it is named for, for this worker's GPU and software. Those of other GPUs are left to
     a worker that has one. What is published already stays; a zip can be imported again.
     """
+    from kstore.cli.imports.target import check_target
     from kstore.integrations.fal import old_gpu_type
 
     output, store = invocation.output, invocation.store()
-    _check(store)
+    check_target(store)
     zips, others = find_zips(folder, gpu_folder or old_gpu_type())
     names = sorted({path.relative_to(folder).parts[0] for path in others})
     if not zips:
@@ -92,15 +93,6 @@ def find_zips(folder: Path, gpu_folder: str) -> tuple[list[Zip], list[Path]]:
         else:
             old.append(Zip(path, "/".join((first, *rest))))
     return own + old, others
-
-
-def _check(store: Store) -> None:
-    from kstore.settings import Mode
-
-    if store.settings.mode is Mode.READ:
-        raise StoreUnavailable(f"cannot import into the store at {store.location}: this worker's mode is `read`")
-    if not store.settings.environment and store.environment.facts.get("torch", "none") == "none":
-        raise UsageError("torch is not installed here: say with --gpu and --environment whose kernels they are")
 
 
 def _import(output: Output, store: Store, zip: Zip) -> CommitReport:

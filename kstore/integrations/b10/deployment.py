@@ -187,7 +187,7 @@ class Deployment:
         """Paths of the newest generation, for whichever host."""
         _, snapshot = self.store.storage.newest_whole(worker.scope)
         manifest = snapshot.manifest if snapshot else None
-        return {path for files in (manifest.files, *manifest.hosts.values()) for path in files} if manifest else set()
+        return {path for path, _ in manifest.items()} if manifest else set()
 
     @cached_property
     def worker(self) -> Worker:

@@ -1,0 +1,20 @@
+"""The store that another cache's archives are imported into."""
+
+from __future__ import annotations
+
+from kstore.errors import StoreUnavailable, UsageError
+from kstore.settings import Mode
+from kstore.store import Store
+
+
+def check_target(store: Store) -> None:
+    """See that it can be written, and that it is known whose kernels they are.
+
+    Raises:
+        StoreUnavailable: this worker only reads.
+        UsageError: there is no torch to ask, and nobody has said.
+    """
+    if store.settings.mode is Mode.READ:
+        raise StoreUnavailable(f"cannot import into the store at {store.location}: this worker's mode is `read`")
+    if not store.settings.environment and store.environment.facts.get("torch", "none") == "none":
+        raise UsageError("torch is not installed here: say with --gpu and --environment whose kernels they are")
