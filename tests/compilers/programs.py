@@ -32,8 +32,8 @@ class Container:
 
     def environ(self) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("KSTORE_")}
-        for component in load_table().values():
-            kept.pop(component.variable, None)
+        for name in ("CI", *(component.variable for component in load_table().values())):
+            kept.pop(name, None)  # torch's configuration has other defaults in a CI.
         return kept | {"TMPDIR": str(self.temporary), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
 
 

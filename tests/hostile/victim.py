@@ -18,6 +18,7 @@ from kstore.blobs.loose import blob_name
 from kstore.blobs.packindex import pack_name
 from kstore.errors import KstoreError
 from kstore.manifest import Flag, unit_of
+from kstore.stats.record import finish
 from tests.trees import ENVIRONMENT, GPU, KEY, Node, contents, listing
 
 
@@ -124,6 +125,7 @@ class Victim:
         try:
             yield
         finally:
+            finish(10)  # Counting the last restore would go on in the store that is removed.
             shutil.rmtree(self.folder)
             kept.rename(self.folder)
 
