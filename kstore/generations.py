@@ -94,7 +94,7 @@ def _lifted(storage: Storage, ref: Ref, parent: int) -> Ref:
     data = noted(storage, Manifest(manifest.files, manifest.hosts, meta), snapshot).dump()
     return replace(
         ref, generation=parent + 1, manifest=digest_of(data), manifest_size=len(data), packs=_packed(storage, data),
-        created=time.time(), creator=creator(), parent=parent, line=0, depth=0,
+        created=time.time(), creator=creator(), parent=parent, line=0, depth=0, delta=None,
     )  # fmt: skip
 
 
@@ -130,7 +130,7 @@ def _copy_doomed(storage: Storage, ref: Ref) -> tuple[str, ...]:
     manifest = storage.snapshot(ref).manifest
     leant = leaning(manifest)
     sizes = {entry.digest: entry.size for entry in manifest.entries() if entry.digest not in leant}
-    sizes[ref.manifest] = ref.manifest_size
+    sizes |= ref.stored
     doomed = read_doomed(storage.backend, sizes)
     if not doomed.is_complete:
         raise IntegrityError("what gc is about to delete cannot be read; see `kstore verify`")

@@ -45,13 +45,27 @@ class Effort:
 
 
 @dataclass(frozen=True, slots=True)
+class Delta:
+    """What is stored of a manifest that follows on an earlier one. See `kstore.delta`."""
+
+    digest: bytes
+    """Of the blob."""
+    size: int
+    """Bytes."""
+    base: bytes
+    """Digest of the manifest that it follows on, which is stored whole."""
+    base_size: int
+    """Bytes."""
+
+
+@dataclass(frozen=True, slots=True)
 class Ref:
     """One published generation of a scope."""
 
     scope: Scope
     generation: int
     manifest: bytes
-    """Digest of the manifest blob."""
+    """Digest of the manifest: a blob, unless there is a delta."""
     manifest_size: int
     """Bytes."""
     packs: tuple[str, ...]
@@ -70,6 +84,8 @@ class Ref:
     line: int = 1
     """The first of the generations that led to this one without a loss. What an earlier one had and this one lacks may
     have been damaged, and not been taken out. 0 if that is before the first one of this store: see `kstore.layers`."""
+    delta: Delta | None = None
+    """None if the manifest is stored whole."""
     effort: Effort | None = None
     """None if it was not committed from a cache root, or by an older kstore."""
     depth: int = field(default=0, compare=False)
@@ -79,6 +95,13 @@ class Ref:
     def name(self) -> str:
         """Where it is stored."""
         return f"{self.scope.folder}/{self.generation}"
+
+    @property
+    def stored(self) -> dict[bytes, int]:
+        """The blobs that the manifest is read from: digest → bytes."""
+        if self.delta is None:
+            return {self.manifest: self.manifest_size}
+        return {self.delta.base: self.delta.base_size, self.delta.digest: self.delta.size}
 
     def remembers(self, base: Ref) -> bool:
         """Whether what `base` has and this one lacks was taken out on purpose."""
@@ -108,6 +131,7 @@ class Ref:
             "generation": self.generation,
             "parent": self.parent,
             "manifest": {"digest": self.manifest.hex(), "size": self.manifest_size},
+            **_dump_delta(self.delta),
             "packs": list(self.packs),
             "created": self.created,
             "creator": self.creator,
@@ -144,6 +168,7 @@ def load_ref(scope: Scope, generation: int, data: bytes) -> Ref:
             generation=generation,
             manifest=_digest(content["manifest"]["digest"]),
             manifest_size=int(content["manifest"]["size"]),
+            delta=_load_delta(content.get("delta")),
             packs=tuple(_pack_id(pack) for pack in content["packs"]),
             created=float(content["created"]),
             creator=str(content["creator"]),
@@ -156,6 +181,20 @@ def load_ref(scope: Scope, generation: int, data: bytes) -> Ref:
         )
     except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise IntegrityError(f"generation {generation} of {scope} cannot be read ({error!r}): it is damaged") from error
+
+
+def _dump_delta(delta: Delta | None) -> dict[str, Any]:
+    if delta is None:
+        return {}
+    base = {"digest": delta.base.hex(), "size": delta.base_size}
+    return {"delta": {"digest": delta.digest.hex(), "size": delta.size, "base": base}}
+
+
+def _load_delta(content: Any) -> Delta | None:
+    if content is None:
+        return None
+    base = content["base"]
+    return Delta(_digest(content["digest"]), int(content["size"]), _digest(base["digest"]), int(base["size"]))
 
 
 def _load_effort(content: Any) -> Effort | None:

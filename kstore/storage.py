@@ -14,6 +14,7 @@ from typing import Any
 from kstore.backends import PosixBackend
 from kstore.backends.base import STAGING
 from kstore.blobs import BlobStore
+from kstore.delta import read_manifest
 from kstore.errors import IntegrityError, MissError, StoreFormatError, StoreUnavailable
 from kstore.layers import PATIENCE, Below
 from kstore.refs import Ref, Refs
@@ -148,7 +149,7 @@ class Storage:
         """
         blobs = self.holder(ref).blobs
         try:
-            return Snapshot(ref, blobs.fetch(ref.manifest, ref.manifest_size, ref.packs))
+            return Snapshot(ref, read_manifest(blobs, ref))
         except IntegrityError as error:
             raise IntegrityError(
                 f"the manifest of generation {ref.generation} of {ref.scope} is lost: {error}; "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -12,8 +13,9 @@ from kstore.blobs import BlobWriter, Layout, Source
 from kstore.blobs.batches import Fetch, keepable
 from kstore.blobs.blobstore import put_many
 from kstore.condemned import Doomed, read_doomed
+from kstore.delta import difference
 from kstore.digest import digest_of
-from kstore.errors import KstoreError
+from kstore.errors import IntegrityError, KstoreError
 from kstore.leaning import kept_by, may_lean, unsupported
 from kstore.local.finished import read_whole
 from kstore.local.link import Linker, LinkMode, probe
@@ -21,11 +23,13 @@ from kstore.local.relocate import to_stored
 from kstore.manifest import Entry, Files, Flag
 from kstore.progress import Progress
 from kstore.quarantine import quarantined
-from kstore.refs import Ref
+from kstore.refs import Delta, Ref
 from kstore.scope import Scope
 from kstore.snapshot import Snapshot
 from kstore.storage import Storage
 from kstore.worker import Worker
+
+log = logging.getLogger(__name__)
 
 MAX_SIBLINGS = 32
 """How many other keys are asked for blobs that a new key shares with them."""
@@ -89,6 +93,8 @@ class Uploader:
         self._doomed = Doomed()
         self._siblings: tuple[str, ...] = ()
         self._ahead: tuple[str, ...] = ()
+        self.delta: Delta | None = None
+        """What is stored of this attempt's manifest, if that is not stored whole."""
         self.layout: Layout | None = None
         """How new blobs are stored; None before the first attempt."""
         self.packs: tuple[str, ...] = ()
@@ -103,6 +109,7 @@ class Uploader:
     def begin(self, among: Container[bytes], is_first: bool) -> None:
         """Begin an attempt to commit blobs whose digests are in `among`; `is_first` if the key is new."""
         self._storage.create()
+        self.delta = None
         self.layout = self.layout or choose_layout(self._worker)
         self._doomed = read_doomed(self._storage.backend, among)
         self.packs = self._present(self.packs)
@@ -171,8 +178,33 @@ class Uploader:
                 self.bytes += writer.size + spare.size
         return refused
 
+    def shortened(self, manifest: bytes, theirs: Snapshot | None, base: Snapshot | None) -> bytes:
+        """What is to be stored for a manifest: what it adds to one that the store has, if that is much less."""
+        earlier = next((known for known in (theirs, base) if known and not known.ref.depth), None)
+        if earlier is None or (earlier is not theirs and not self._keeps_manifest(earlier.ref)):
+            return manifest
+        ref = earlier.ref
+        followed, size = (ref.delta.base, ref.delta.base_size) if ref.delta else (ref.manifest, ref.manifest_size)
+        try:
+            # From the store, for what this root remembers may be damaged there.
+            before = self._storage.blobs.fetch(followed, size, ref.packs)
+        except (IntegrityError, OSError) as error:
+            log.debug("a manifest of %s is stored whole: %s", self._worker.scope, error)
+            return manifest
+        delta = difference(manifest, before)
+        if delta is None:
+            return manifest
+        self.delta = Delta(digest_of(delta), len(delta), followed, size)
+        return delta
+
+    def _keeps_manifest(self, ref: Ref) -> bool:
+        return self._may_rely_on(ref) and self._doomed.blobs.isdisjoint(ref.stored)
+
     def packs_of(self, needed: set[bytes], theirs: Snapshot | None, base: Snapshot | None) -> tuple[str, ...]:
-        """Every pack that the blobs `needed` may be in: what is in a pack that no ref names is deleted by gc."""
+        """Every pack that the blobs `needed`, and what the manifest follows on, may be in: what is in a pack that no
+        ref names is deleted by gc.
+        """
+        needed = needed | {self.delta.base} if self.delta else needed
         may_hold = self._storage.blobs.may_hold
         published = theirs.ref.packs if theirs and not theirs.ref.depth else ()
         if published and theirs and any(entry.digest not in needed for entry in theirs.manifest.entries()):

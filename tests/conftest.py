@@ -90,6 +90,17 @@ def all_counted() -> Iterator[None]:
 
 
 @pytest.fixture
+def deltas(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every manifest follows on an earlier one, if there is one, however little that saves."""
+    follow_always(monkeypatch)
+
+
+def follow_always(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("kstore.delta.WORTHWHILE", -(1 << 20))
+    patch.setattr("kstore.delta._MOST", 8.0)
+
+
+@pytest.fixture
 def host(monkeypatch: pytest.MonkeyPatch) -> Host:
     """A host that is known without running the compiler."""
     found = Host("a" * 16, {"cpu": "test"})

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from kstore.blobs.blobstore import BlobStore
 from kstore.condemned import Condemned
+from kstore.delta import read_manifest
 from kstore.errors import IntegrityError, MissError
 from kstore.gc.digests import DigestSet
 from kstore.leaning import leaning
@@ -70,13 +71,13 @@ def needs_of(storage: Storage, ref: Ref) -> Needs:
         IntegrityError: its manifest is damaged.
     """
     blobs = BlobStore(storage.backend)
-    return needs_in(blobs, ref, Manifest.load(blobs.fetch(ref.manifest, ref.manifest_size, ref.packs)))
+    return needs_in(blobs, ref, Manifest.load(read_manifest(blobs, ref)))
 
 
 def needs_in(blobs: BlobStore, ref: Ref, manifest: Manifest) -> Needs:
     """The same for a manifest that has been read."""
     sizes = {entry.digest: entry.size for entry in manifest.entries()}
-    sizes[ref.manifest] = ref.manifest_size
+    sizes |= ref.stored
     inside = sizes.keys() & blobs.digests_in(ref.packs)
     leant = leaning(manifest).keys() - inside
     loose = {digest: size for digest, size in sizes.items() if digest not in inside and digest not in leant}

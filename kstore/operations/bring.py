@@ -208,7 +208,7 @@ class _BringIn:
         manifest = Manifest(proposal.files, proposal.hosts, self._meta(theirs))
         manifest = noted(self._storage, manifest, theirs.snapshot, offered, uploader.below)
         data = manifest.dump()
-        self._upload(wanted, proposal.contents, data)
+        self._upload(wanted, proposal.contents, uploader.shortened(data, theirs.snapshot, None))
         ref = self._ref(theirs, manifest, data)
         if self._storage.refs.publish(ref, reserved):
             self._published = proposal
@@ -262,6 +262,7 @@ class _BringIn:
             generation=theirs.generation + 1,
             manifest=digest_of(data),
             manifest_size=len(data),
+            delta=self._uploader.delta,
             packs=self._uploader.packs_of({entry.digest for entry in entries}, theirs.snapshot, None),
             created=time.time(),
             creator=creator(),

@@ -244,6 +244,7 @@ class _Commit:
     ) -> CommitReport | None:
         uploader = self._uploader
         among = {entry.digest for entry in self._ours.values()} | proposal.contents.keys()
+        among |= self._base.ref.stored.keys() if self._base else set()
         uploader.begin(among, is_first=not theirs.generation)
         ours = {p: e for p, e in self._ours.items() if e.digest in lost} | {p: self._ours[p] for p in proposal.taken}
         blobs = sources(self._worker, ours, proposal.contents, self._found.kept)
@@ -252,7 +253,7 @@ class _Commit:
         manifest = Manifest(proposal.files, proposal.hosts, self._meta(theirs, proposal))
         manifest = noted(self._storage, manifest, theirs.snapshot, {s.digest for s in blobs}, uploader.below)
         data = manifest.dump()
-        refused = uploader.store(wanted, data)
+        refused = uploader.store(wanted, uploader.shortened(data, theirs.snapshot, self._base))
         if refused:
             self._leave_out(refused)
             return None
@@ -293,6 +294,7 @@ class _Commit:
             generation=theirs.generation + 1,
             manifest=digest_of(data),
             manifest_size=len(data),
+            delta=self._uploader.delta,
             packs=self._uploader.packs_of(needed, theirs.snapshot, self._base),
             created=now,
             creator=creator(),

@@ -179,7 +179,7 @@ class _Verification:
             return
         self._report.generations += 1
         self.refs.append(ref)
-        sizes = {entry.digest: entry.size for entry in manifest.entries()} | {ref.manifest: ref.manifest_size}
+        sizes = {entry.digest: entry.size for entry in manifest.entries()} | ref.stored
         self._needed.update({digest: size.to_bytes(8, "little") for digest, size in sizes.items()})
 
     def _read_pack(self, pack: str) -> bool:

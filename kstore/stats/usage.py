@@ -23,6 +23,7 @@ from kstore.blobs import BlobStore
 from kstore.blobs.loose import FOLDER as LOOSE
 from kstore.blobs.packindex import pack_name
 from kstore.blobs.packreader import PackReader
+from kstore.delta import read_manifest
 from kstore.digest import DIGEST_SIZE
 from kstore.errors import IntegrityError, MissError
 from kstore.gc.digests import DigestSet
@@ -68,7 +69,7 @@ def holdings(
             try:
                 ref = storage.refs.get(scope, number)
                 blobs = BlobStore(storage.backend)
-                manifest = Manifest.load(blobs.fetch(ref.manifest, ref.manifest_size, ref.packs))
+                manifest = Manifest.load(read_manifest(blobs, ref))
                 yield Holding(ref, number in pins, manifest, needs_in(blobs, ref, manifest))
             except MissError:
                 continue  # removed since it was listed
@@ -167,7 +168,8 @@ class Accounts(Generic[Group]):
 
     def _rows(self, holding: Holding) -> Iterator[tuple[bytes, bytes]]:
         """(digest, kind) in one, and the size, of each blob."""
-        yield holding.ref.manifest + b"\0", _SIZE.pack(holding.ref.manifest_size)
+        for digest, size in holding.ref.stored.items():
+            yield digest + b"\0", _SIZE.pack(size)
         for files in (holding.manifest.files, *holding.manifest.hosts.values()):
             for path, entry in files.items():
                 yield entry.digest + self._kind(path.partition("/")[0]), _SIZE.pack(entry.size)

@@ -92,7 +92,7 @@ def stored_bytes(store: Store) -> int:
     packs, loose = store.storage.blobs.packs(), Path(store.location, "blobs")
     total = sum(store.storage.blobs.pack(pack).size for pack in packs)
     total += sum(path.stat().st_size for path in loose.rglob("*") if path.is_file())
-    return total - sum(_stored_size(store, ref.manifest, ref.manifest_size) for ref in manifests)
+    return total - sum(_stored_size(store, *stored) for stored in {s for ref in manifests for s in ref.stored.items()})
 
 
 def _stored_size(store: Store, digest: bytes, size: int) -> int:

@@ -57,7 +57,7 @@ def store_is_whole(scene: Scene) -> Iterator[str]:
         for generation in storage.refs.generations(scope):
             ref = storage.refs.get(scope, generation)
             within = set[bytes]().union(*(packs.get(pack, ()) for pack in ref.packs))
-            needed = {ref.manifest, *(entry.digest for entry in storage.snapshot(ref).manifest.entries())}
+            needed = {*ref.stored, *(entry.digest for entry in storage.snapshot(ref).manifest.entries())}
             lost = {digest.hex() for digest in needed - within} - set(loose)
             if lost:
                 yield f"generation {generation} does not say where {len(lost)} of {len(needed)} blobs are"

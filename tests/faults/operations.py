@@ -119,6 +119,14 @@ def _outdated(folder: Path, layout: str) -> Scene:
     return scene
 
 
+def _outdated_with_news(folder: Path, layout: str) -> Scene:
+    scene = _outdated(folder, layout)
+    assert scene.restore().ok
+    small_kernel(scene.tree, "KERNELTHREE")
+    scene.published = None
+    return scene
+
+
 def _restored_with_news(folder: Path, layout: str) -> Scene:
     scene = _restored(folder, layout)
     add_news(scene.tree)
@@ -145,4 +153,6 @@ OPERATIONS = [
     Operation("commit after a restore", _restored_with_news, Scene.commit),
     Operation("commit of a seeded root", _seeded, Scene.commit),
 ]
+FOLLOWING_COMMIT = Operation("commit upon one that follows on another", _outdated_with_news, Scene.commit)
+FOLLOWING_RESTORE = Operation("restore of one that follows on another", _outdated, Scene.restore)
 COMMITS = [operation for operation in OPERATIONS if operation.run is Scene.commit]

@@ -13,6 +13,7 @@ from tests.faults.injection import (
     FAULTS,
     LOST,
     LOST_TO_EXISTS,
+    RARER_FAULTS,
     Faults,
     Strike,
     Striker,
@@ -21,7 +22,7 @@ from tests.faults.injection import (
     of_backend,
     of_filesystem,
 )
-from tests.faults.operations import COMMITS, OPERATIONS, Operation
+from tests.faults.operations import COMMITS, FOLLOWING_COMMIT, FOLLOWING_RESTORE, OPERATIONS, Operation
 
 LOST_LINKS = Faults("lost to exists", (LOST_TO_EXISTS,))
 every_operation = pytest.mark.parametrize("operation", OPERATIONS, ids=str)
@@ -78,6 +79,15 @@ def test_a_backend_that_says_exists_of_what_it_has_just_created(
     operation: Operation, layout: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     strike_each_call(operation, layout, of_backend(LOST_LINKS), tmp_path, caplog)
+
+
+@pytest.mark.usefixtures("deltas")
+@pytest.mark.parametrize("faults", [*FAULTS, *RARER_FAULTS], ids=str)
+@pytest.mark.parametrize("operation", [FOLLOWING_COMMIT, FOLLOWING_RESTORE], ids=str)
+def test_a_backend_whose_calls_fail_with_a_manifest_that_follows_on_another(
+    operation: Operation, layout: str, faults: Faults, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    strike_each_call(operation, layout, of_backend(faults), tmp_path, caplog)
 
 
 @pytest.mark.parametrize("faults", FAULTS, ids=str)

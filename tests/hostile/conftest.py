@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from kstore.environment import Host
+from tests.conftest import follow_always
 from tests.hostile.victim import Victim
 
 
@@ -20,6 +21,14 @@ def known_host() -> Iterator[None]:
 def loose(tmp_path_factory: pytest.TempPathFactory, known_host: None) -> Victim:
     """A store of loose blobs. Each test leaves it as it was."""
     return Victim(tmp_path_factory.mktemp("loose") / "victim", "loose")
+
+
+@pytest.fixture(scope="module")
+def following(tmp_path_factory: pytest.TempPathFactory, known_host: None) -> Victim:
+    """A store of loose blobs whose second manifest follows on the first. To be used with `deltas`."""
+    with pytest.MonkeyPatch.context() as patch:
+        follow_always(patch)
+        return Victim(tmp_path_factory.mktemp("following") / "victim", "loose")
 
 
 @pytest.fixture(scope="module")

@@ -151,6 +151,28 @@ def test_every_answer_is_right_or_an_error_that_has_a_type(
         victim.check_functions(caplog)
 
 
+FOLLOWING: dict[str, Callable[[Victim], Path]] = {
+    "what is followed on": lambda victim: victim.stored(0),
+    "what it adds": lambda victim: victim.stored(1),
+    "ref": lambda victim: victim.ref(2),
+}
+
+
+@pytest.mark.usefixtures("deltas")
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("harm", HARMS)
+@pytest.mark.parametrize("name", FOLLOWING)
+def test_where_a_manifest_follows_on_another_as_well(
+    following: Victim, name: str, harm: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    others = {"what is followed on": 1, "what it adds": 0}
+    kind = Kind("loose", FOLLOWING[name], lambda v: v.stored(others[name]) if name in others else v.ref(1))
+    with harmed(following, kind, HARMS[harm]):
+        following.check_restore()
+        following.check_commit()
+        following.check_functions(caplog)
+
+
 LOSSES = [name for name in HARMS if name != "a link to a copy"]
 """Those after which the right bytes cannot be had from that file."""
 

@@ -18,6 +18,7 @@ from kstore.blobs.loose import blob_name
 from kstore.blobs.packindex import pack_name
 from kstore.errors import KstoreError
 from kstore.manifest import Flag, unit_of
+from kstore.refs import load_ref
 from kstore.stats.record import finish
 from tests.trees import ENVIRONMENT, GPU, KEY, Node, contents, listing
 
@@ -55,6 +56,13 @@ class Victim:
     def manifest(self, generation: int = 2) -> Path:
         digest = json.loads(self.ref(generation).read_bytes())["manifest"]["digest"]
         return self.store / blob_name(bytes.fromhex(digest))
+
+    def stored(self, number: int, generation: int = 2) -> Path:
+        """The blobs that a manifest is read from: the one that it follows on, and what it adds to that."""
+        digest = list(load_ref(self.writer.newest().scope, generation, self.ref(generation).read_bytes()).stored)[
+            number
+        ]
+        return self.store / blob_name(digest)
 
     def pack(self, number: int = 0) -> Path:
         """Newest first."""

@@ -18,6 +18,7 @@ from kstore import condemned
 from kstore.blobs import BlobStore
 from kstore.blobs.loose import ASIDE, blob_name
 from kstore.blobs.packindex import pack_name
+from kstore.delta import read_manifest
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError
 from kstore.manifest import Files, Manifest, unit_of
@@ -112,7 +113,7 @@ def _check_outcome(name: str, outcome: Hashable) -> None:
 
 def check_whole(contents: Contents, ref: Ref) -> None:
     """Whether all of a generation's blobs, its manifest first, are where its readers look."""
-    wanted = {ref.manifest}
+    wanted = set(ref.stored)
     if _missing(contents, ref, wanted):
         raise Broken(f"the manifest of generation {ref.generation} of {ref.scope} is missing")
     wanted = {entry.digest for entry in manifest_of(contents, ref).entries()}
@@ -125,7 +126,7 @@ def check_no_orphans(contents: Contents) -> None:
     live: set[str] = set()
     for ref in refs_in(contents):
         packed = _packed(contents, ref)
-        wanted = {ref.manifest} | {entry.digest for entry in manifest_of(contents, ref).entries()}
+        wanted = ref.stored.keys() | {entry.digest for entry in manifest_of(contents, ref).entries()}
         live |= {blob_name(digest) for digest in wanted - packed}
         live |= {pack_name(pack) for pack in ref.packs}
     # What was condemned before it was needed stays listed for as long as it is.
@@ -162,8 +163,7 @@ def _ref(name: str, data: bytes) -> Ref | None:
 def manifest_of(contents: Contents, ref: Ref) -> Manifest:
     """What a generation holds."""
     if ref.manifest not in _manifests:
-        data = BlobStore(Memory(contents).backend).fetch(ref.manifest, ref.manifest_size, ref.packs)
-        _manifests[ref.manifest] = Manifest.load(data)
+        _manifests[ref.manifest] = Manifest.load(read_manifest(BlobStore(Memory(contents).backend), ref))
     return _manifests[ref.manifest]
 
 

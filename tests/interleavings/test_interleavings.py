@@ -206,6 +206,15 @@ def test_nothing_is_lost_with_gc(
 
 
 @MIXED_IS_EXHAUSTIVE
+@pytest.mark.usefixtures("deltas")
+@pytest.mark.parametrize("scene", [*SCENES[1:3], *GC_SCENES[:4]], ids=str)
+def test_nothing_is_lost_where_manifests_follow_on_others(
+    scene: Scene, layout: str, tmp_path: Path, tell: Callable[[Scene, str, Explored], None]
+) -> None:
+    tell(scene, layout, check(scene, tmp_path, layout))
+
+
+@MIXED_IS_EXHAUSTIVE
 @pytest.mark.slow
 @pytest.mark.parametrize("scene", LARGE_GC_SCENES, ids=str)
 def test_nothing_is_lost_with_gc_and_more_workers(

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from kstore.blobs import BlobStore
 from kstore.blobs.loose import blob_name
 from kstore.blobs.packindex import pack_name
+from kstore.delta import read_manifest
 from kstore.manifest import Manifest
 from kstore.refs import Ref, Refs
 from tests.interleavings.memory import MemoryBackend
@@ -53,8 +54,8 @@ def _mark(backend: MemoryBackend) -> set[str]:
 
 
 def _needs(blobs: BlobStore, ref: Ref) -> set[str]:
-    manifest = Manifest.load(blobs.fetch(ref.manifest, ref.manifest_size, ref.packs))
-    wanted = {ref.manifest} | {entry.digest for entry in manifest.entries()}
+    manifest = Manifest.load(read_manifest(blobs, ref))
+    wanted = ref.stored.keys() | {entry.digest for entry in manifest.entries()}
     loose = wanted - blobs.digests_in(ref.packs)
     return {blob_name(digest) for digest in loose} | {pack_name(pack) for pack in ref.packs}
 

@@ -1,0 +1,72 @@
+"""A manifest stored as what it adds to an earlier one: one more kernel does not cost the list of all others again.
+
+A delta is a zstd frame that follows on the bytes of the earlier manifest, as `zstd --patch-from` makes them. What it
+follows on is always stored whole, so two reads give any manifest, however many generations lie between.
+"""
+
+from __future__ import annotations
+
+import zstandard
+
+from kstore.blobs import BlobStore
+from kstore.digest import digest_of
+from kstore.errors import IntegrityError
+from kstore.refs import Ref
+
+WORTHWHILE = 64 << 10
+"""Bytes that a delta must save, before compression: below that, a second read costs more."""
+_MOST = 1 / 8
+"""Of the manifest's size. Compressed by itself, a manifest takes some three times that."""
+_MAX_SIZE = 32 << 20
+"""Bytes: both manifests are in memory at once."""
+_LEVEL = 6
+"""The least at which zstd goes on looking in what comes before: 3 gives eight times the bytes."""
+_WINDOW_LOG = 26
+
+
+def difference(data: bytes, base: bytes) -> bytes | None:
+    """`data` as what it adds to `base`; None if it is better stored whole."""
+    if len(data) < WORTHWHILE or max(len(data), len(base)) > _MAX_SIZE:
+        return None
+    parameters = zstandard.ZstdCompressionParameters.from_level(
+        _LEVEL, window_log=min((len(data) + len(base)).bit_length(), _WINDOW_LOG), source_size=len(data)
+    )
+    delta = zstandard.ZstdCompressor(dict_data=_before(base), compression_params=parameters).compress(data)
+    return delta if len(delta) <= min(len(data) * _MOST, len(data) - WORTHWHILE) else None
+
+
+def follow(delta: bytes, base: bytes, size: int) -> bytes:
+    """The `size` bytes that `difference` made `delta` of.
+
+    Raises:
+        IntegrityError: it is something else.
+    """
+    try:
+        # The size in the frame's own header is what zstd allocates, whatever limit it is given.
+        if size > _MAX_SIZE or zstandard.frame_content_size(delta) != size:
+            raise IntegrityError(f"a manifest's delta does not give the {size} bytes that it should")
+        inflater = zstandard.ZstdDecompressor(dict_data=_before(base), max_window_size=1 << _WINDOW_LOG)
+        return inflater.decompress(delta)
+    except zstandard.ZstdError as error:
+        raise IntegrityError(f"a manifest's delta cannot be decompressed: {error}") from error
+
+
+def read_manifest(blobs: BlobStore, ref: Ref) -> bytes:
+    """The manifest that a ref names.
+
+    Raises:
+        IntegrityError: it, or what it follows on, is missing or damaged.
+        OSError: it cannot be read just now.
+    """
+    delta = ref.delta
+    if delta is None:
+        return blobs.fetch(ref.manifest, ref.manifest_size, ref.packs)
+    base = blobs.fetch(delta.base, delta.base_size, ref.packs)
+    data = follow(blobs.fetch(delta.digest, delta.size, ref.packs), base, ref.manifest_size)
+    if digest_of(data) != ref.manifest:
+        raise IntegrityError(f"blob {delta.digest.hex()} gives another manifest than {ref.manifest.hex()}")
+    return data
+
+
+def _before(base: bytes) -> zstandard.ZstdCompressionDict:
+    return zstandard.ZstdCompressionDict(base, dict_type=zstandard.DICT_TYPE_RAWCONTENT)

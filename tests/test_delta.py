@@ -1,0 +1,248 @@
+"""A manifest that is stored as what it adds to an earlier one: less is written, and nothing else changes."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kstore import delta
+from kstore.blobs.loose import blob_name
+from kstore.delta import difference, follow, read_manifest
+from kstore.digest import digest_of
+from kstore.errors import IntegrityError
+from kstore.manifest import Flag, Manifest
+from kstore.quarantine import quarantined
+from kstore.refs import Delta, Ref, load_ref
+from kstore.report import CommitStatus
+from tests.gc.stores import collect_fully, generations, kernels, restored, stored
+from tests.trees import Node, contents, entry
+
+MANY = 600
+OTHER = "model/v2"
+
+
+def listed(number: int, *more: str) -> Manifest:
+    """A manifest of `number` artifacts, and `more`."""
+    names = [*(f"triton/{count:05}/k.cubin" for count in range(number)), *more]
+    return Manifest(
+        {name: entry(name, Flag.LINK, mtime_ns=int.from_bytes(name.encode()[-7:], "little")) for name in names}
+    )
+
+
+# ---- The difference itself
+
+EARLIER = listed(3_000).dump()
+LATER = listed(3_000, "triton/01500x/k.cubin", "inductor/one.py").dump()
+
+
+def test_one_more_artifact_is_a_fraction_of_the_list_and_gives_all_of_it() -> None:
+    found = difference(LATER, EARLIER)
+    assert found is not None
+    assert len(found) < len(LATER) / 20
+    assert follow(found, EARLIER, len(LATER)) == LATER
+
+
+def test_what_has_little_in_common_is_stored_whole() -> None:
+    assert difference(LATER, os.urandom(len(LATER))) is None
+
+
+def test_a_short_list_is_stored_whole() -> None:
+    assert difference(listed(20, "one").dump(), listed(20).dump()) is None
+
+
+@pytest.mark.parametrize("data, base", [(LATER, EARLIER), (EARLIER, LATER)])
+def test_a_list_too_long_to_be_held_twice_is_stored_whole(
+    data: bytes, base: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delta, "_MAX_SIZE", max(len(EARLIER), len(LATER)) - 1)
+    assert difference(data, base) is None
+
+
+def made() -> bytes:
+    found = difference(LATER, EARLIER)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    "data, size",
+    [
+        (lambda: made(), len(LATER) + 1),
+        (lambda: made(), len(LATER) - 1),
+        (lambda: made(), 1 << 50),
+        (lambda: made()[:-1], len(LATER)),
+        (lambda: made()[: len(made()) // 2], len(LATER)),
+        (lambda: b"", 0),
+        (lambda: b"nothing of the kind", len(LATER)),
+    ],
+    ids=["longer", "shorter", "a petabyte", "cut short", "half", "empty", "text"],
+)
+def test_what_is_no_such_difference_is_an_error_that_has_a_type(data: Callable[[], bytes], size: int) -> None:
+    with pytest.raises(IntegrityError):
+        follow(data(), EARLIER, size)
+
+
+def test_after_another_manifest_it_gives_no_bytes_that_are_believed(filled: Node) -> None:
+    ref = grow(filled, "more")
+    assert ref.delta
+    blobs = filled.store.storage.blobs
+    wrong = Ref(**{name: getattr(ref, name) for name in ref.__slots__ if name != "manifest"}, manifest=b"\1" * 32)
+    assert digest_of(read_manifest(blobs, ref)) == ref.manifest
+    with pytest.raises(IntegrityError, match="another manifest"):
+        read_manifest(blobs, wrong)
+
+
+# ---- Commits
+
+
+@pytest.fixture
+def filled(tmp_path: Path, layout: str) -> Node:
+    """A worker whose key has so many artifacts that the list of them is worth a difference."""
+    node = Node(tmp_path, layout=layout)
+    fill(node)
+    node.commit()
+    return node
+
+
+def fill(node: Node) -> None:
+    for number in range(MANY):
+        node.tree.wrapper(f"number {number}")
+    node.tree.kernel("first")
+
+
+def grow(node: Node, name: str) -> Ref:
+    node.tree.kernel(name)
+    assert node.commit().status is CommitStatus.COMMITTED
+    return node.newest()
+
+
+def whole_manifest(node: Node) -> tuple[bytes, int]:
+    """Of the first generation."""
+    ref = node.store.storage.refs.get(node.store.scope("model/v1"), 1)
+    return ref.manifest, ref.manifest_size
+
+
+def test_the_first_generation_is_stored_whole(filled: Node) -> None:
+    ref = filled.newest()
+    assert ref.delta is None
+    assert ref.stored == {ref.manifest: ref.manifest_size}
+
+
+def test_one_more_kernel_writes_the_kernel_and_little_more(filled: Node, tmp_path: Path) -> None:
+    size = filled.newest().manifest_size
+    filled.tree.kernel("more")
+    report = filled.commit()
+    ref = filled.newest()
+    assert ref.delta
+    assert set(ref.stored) == {whole_manifest(filled)[0], ref.delta.digest}
+    assert ref.delta.size < size / 10
+    assert report.uploaded < size / 4
+    assert restored(tmp_path, "other") == kernels(filled)
+
+
+def test_all_follow_on_the_one_that_is_stored_whole(filled: Node, tmp_path: Path) -> None:
+    found = [grow(filled, name).delta for name in ("two", "three", "four")]
+    assert [(known.base, known.base_size) for known in found if known] == [whole_manifest(filled)] * 3
+    assert restored(tmp_path, "other") == kernels(filled)
+
+
+def test_what_has_changed_too_much_is_stored_whole_again(filled: Node, tmp_path: Path) -> None:
+    grow(filled, "two")
+    for number in range(MANY):
+        filled.tree.wrapper(f"another {number}")
+    filled.commit()
+    assert filled.newest().delta is None
+    assert restored(tmp_path, "other") == kernels(filled)
+
+
+def test_a_ref_says_what_its_manifest_follows_on(filled: Node) -> None:
+    ref = grow(filled, "more")
+    assert load_ref(ref.scope, ref.generation, ref.dump()) == ref
+
+
+@pytest.mark.parametrize("part", ["digest", "size", "base"])
+@pytest.mark.parametrize("value", [None, "x", [], {}, "g" * 64])
+def test_a_ref_that_says_it_wrong_is_damaged(filled: Node, part: str, value: object) -> None:
+    ref = grow(filled, "more")
+    content = json.loads(ref.dump())
+    content["delta"][part] = value
+    with pytest.raises(IntegrityError, match="damaged"):
+        load_ref(ref.scope, ref.generation, json.dumps(content).encode())
+
+
+def test_a_seeded_key_follows_on_its_seed(filled: Node, tmp_path: Path) -> None:
+    other = Node(tmp_path, "other", layout=filled.store.settings.layout)
+    other.restore(OTHER, seed="model/v1")
+    other.tree.kernel("more")
+    other.commit(OTHER)
+    found = other.newest(OTHER).delta
+    assert found and found.base == whole_manifest(filled)[0]
+    filled.store.forget("model/v1")
+    collect_fully(filled)
+    third = Node(tmp_path, "third", layout=None)
+    assert third.restore(OTHER).skipped == ()
+    assert contents(third.tree.root).keys() == contents(other.tree.root).keys()
+
+
+# ---- What becomes of what it follows on
+
+
+def test_gc_keeps_it_while_anything_follows_on_it(filled: Node, tmp_path: Path) -> None:
+    for name in ("two", "three", "four"):
+        grow(filled, name)
+    collect_fully(filled, keep=1)
+    assert generations(filled) == [4]
+    assert restored(tmp_path, "other") == kernels(filled)
+
+
+def test_gc_deletes_it_once_nothing_does(tmp_path: Path) -> None:
+    node = Node(tmp_path, layout="loose")
+    fill(node)
+    node.commit()
+    first = whole_manifest(node)[0]
+    grow(node, "two")
+    collect_fully(node, keep=1)
+    assert blob_name(first) in stored(node)
+
+    for number in range(MANY):
+        node.tree.wrapper(f"another {number}")
+    node.commit()
+    collect_fully(node, keep=1)
+    assert generations(node) == [3]
+    assert blob_name(first) not in stored(node)
+    assert restored(tmp_path, "other") == kernels(node)
+
+
+def test_a_commit_stores_all_of_its_manifest_where_what_it_would_follow_on_is_damaged(
+    tmp_path: Path,
+) -> None:
+    node = Node(tmp_path, layout="loose")
+    fill(node)
+    node.commit()
+    path = node.location / blob_name(whole_manifest(node)[0])
+    path.chmod(0o644)
+    path.unlink()
+    path.write_bytes(b"damaged")
+    ref = grow(node, "more")
+    assert ref.delta is None
+    assert restored(tmp_path, "other") == kernels(node)
+
+
+def test_a_generation_whose_difference_is_lost_is_passed_over_and_repaired(tmp_path: Path) -> None:
+    node = Node(tmp_path, layout="loose")
+    fill(node)
+    node.commit()
+    found = grow(node, "more").delta
+    assert isinstance(found, Delta)
+    (node.location / blob_name(found.digest)).unlink()
+    other = Node(tmp_path, "other")
+    assert other.restore().generation == 1
+    report = node.store.verify("model/v1", repair=True)
+    assert [damage.generation for damage in report.damage] == [2]
+    node.commit()
+    assert quarantined(node.store.storage.backend).keys() <= {found.digest}
+    assert restored(tmp_path, "third") == kernels(node)
