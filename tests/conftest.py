@@ -46,6 +46,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out = [item for item in items if item.get_closest_marker("exhaustive")]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
+    long = {item.path for item in items if item.get_closest_marker("slow") or item.get_closest_marker("compiler")}
+    items.sort(key=lambda item: item.path not in long)  # or one process would still be at them when all else is done
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.commandline import Cli
+from tests.compilers.programs import QUICK
 
 
 def test_without_torch_it_says_what_to_install(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,7 +37,7 @@ def broken_torch(folder: Path) -> Path:
 def test_a_restored_model_compiles_nothing_and_gives_the_same_output(cli: Cli) -> None:
     temporary = cli.folder / "tmp"
     temporary.mkdir()
-    result = cli.process("demo", "--keep", "--json", env={**os.environ, "TMPDIR": str(temporary)})
+    result = cli.process("demo", "--keep", "--json", env={**os.environ, **QUICK, "TMPDIR": str(temporary)})
     content = result.json
 
     assert result.code == 0, result.err

@@ -35,7 +35,12 @@ LAYOUTS = ("loose", "packed")
 @pytest.fixture(scope="module")
 def container(tmp_path_factory: pytest.TempPathFactory) -> Container:
     """Precompiled headers are kept in TMPDIR, and cost nine seconds once."""
-    return Container(tmp_path_factory.mktemp("container"))
+    return Container(tmp_path_factory.mktemp("container"), as_shipped=True)
+
+
+@pytest.fixture
+def quick(tmp_path: Path) -> Container:
+    return Container(tmp_path)
 
 
 class Compiled:
@@ -127,8 +132,8 @@ def test_another_environment_is_a_miss(compiled: Compiled) -> None:
     assert list(compiled.root.rglob("*.py")) == []
 
 
-def test_two_cold_processes_with_different_graphs_lose_nothing(tmp_path: Path, container: Container) -> None:
-    environs = [container.environ(), container.environ()]
+def test_two_cold_processes_with_different_graphs_lose_nothing(tmp_path: Path, quick: Container) -> None:
+    environs = [quick.environ(), quick.environ()]
     nodes = [worker(tmp_path / "store", tmp_path / f"root{i}", environ) for i, environ in enumerate(environs)]
     for node in nodes:
         assert node.restore("m").status is RestoreStatus.MISS
@@ -136,7 +141,7 @@ def test_two_cold_processes_with_different_graphs_lose_nothing(tmp_path: Path, c
     cold = [finish_program(process) for process in started]
     assert [node.commit("m").generation for node in nodes] == [1, 2]
 
-    environ = container.environ()
+    environ = quick.environ()
     worker(tmp_path / "store", tmp_path / "root2", environ).restore("m")
     report = run_program("compile_models", "mlp-0", "mlp-1", environ=environ)
 
@@ -144,10 +149,10 @@ def test_two_cold_processes_with_different_graphs_lose_nothing(tmp_path: Path, c
     assert report["outputs"] == cold[0]["outputs"] | cold[1]["outputs"]
 
 
-def test_four_cold_workers_that_compile_the_same_take_the_room_of_one(tmp_path: Path, container: Container) -> None:
+def test_four_cold_workers_that_compile_the_same_take_the_room_of_one(tmp_path: Path, quick: Container) -> None:
     workers = []
     for number in range(4):
-        environ = container.environ()
+        environ = quick.environ()
         nodes = [worker(tmp_path / layout, tmp_path / f"root{number}", environ, layout) for layout in LAYOUTS]
         assert [node.restore("m").status for node in nodes] == [RestoreStatus.MISS] * 2
         workers.append((environ, nodes))

@@ -276,6 +276,10 @@ every_fault = pytest.mark.parametrize(
     [*FAULTS, *_marked(RARER_FAULTS, pytest.mark.slow), *_marked(MORE_FAULTS, pytest.mark.exhaustive)],
     ids=str,
 )
+every_usual_fault = pytest.mark.parametrize(
+    "faults", [*FAULTS, *_marked([*RARER_FAULTS, *MORE_FAULTS], pytest.mark.exhaustive)], ids=str
+)
+"""Where what comes before each call takes long."""
 every_fault_at_length = pytest.mark.parametrize(
     "faults",
     [

@@ -15,7 +15,15 @@ from kstore.errors import KstoreError
 from kstore.gc import Policy
 from kstore.store import Store
 from tests.faults.aftermath import everything, portable, store_is_whole
-from tests.faults.injection import Faults, Strike, every_fault, every_fault_at_length, of_backend, of_filesystem
+from tests.faults.injection import (
+    Faults,
+    Strike,
+    every_fault,
+    every_fault_at_length,
+    every_usual_fault,
+    of_backend,
+    of_filesystem,
+)
 from tests.faults.operations import Scene, add_news, published
 from tests.gc.stores import pass_time
 from tests.trees import KEY, Node, Tree
@@ -125,7 +133,7 @@ def restored(scene: Scene) -> dict[str, bytes]:
     return files
 
 
-@every_fault
+@every_usual_fault
 @pytest.mark.parametrize("upkeep", KEEPING, ids=str)
 def test_workers_lose_nothing(upkeep: Upkeep, faults: Faults, layout: str, tmp_path: Path) -> None:
     strike_each_call(upkeep, layout, tmp_path, of_backend(faults), nothing_is_lost)

@@ -18,7 +18,8 @@ from kstore.store import Store
 from tests.gc.stores import pass_time
 from tests.trees import SUFFIXES, Node, contents
 
-KILLS = 200
+KILLS = 100
+"""Of each layout half; every one of them comes with a verify of all that was made before."""
 pytestmark = pytest.mark.slow
 
 

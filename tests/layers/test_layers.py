@@ -495,7 +495,7 @@ def test_without_the_shared_store_a_cold_start_is_warm(
 ) -> None:
     leaning_fleet(fleet)
     dead(fleet, kind, monkeypatch)
-    settings = {"gpu": GPU, "environment": ENVIRONMENT, "environ": {}, "timeout": 5}
+    settings = {"gpu": GPU, "environment": ENVIRONMENT, "environ": {}, "timeout": 5, "stats": False}
     root, stores = fleet.folder / "worker", f"{fleet.shared}:{fleet.base}"
     with caplog.at_level(logging.WARNING, "kstore"):
         if kind == "hangs":
