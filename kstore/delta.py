@@ -24,9 +24,14 @@ _LEVEL = 6
 _WINDOW_LOG = 26
 
 
+def may_follow(size: int, base_size: int) -> bool:
+    """Whether a manifest may be stored as what it adds to another, by their bytes."""
+    return size >= WORTHWHILE and max(size, base_size) <= _MAX_SIZE
+
+
 def difference(data: bytes, base: bytes) -> bytes | None:
     """`data` as what it adds to `base`; None if it is better stored whole."""
-    if len(data) < WORTHWHILE or max(len(data), len(base)) > _MAX_SIZE:
+    if not may_follow(len(data), len(base)):
         return None
     parameters = zstandard.ZstdCompressionParameters.from_level(
         _LEVEL, window_log=min((len(data) + len(base)).bit_length(), _WINDOW_LOG), source_size=len(data)
@@ -43,7 +48,7 @@ def follow(delta: bytes, base: bytes, size: int) -> bytes:
     """
     try:
         # The size in the frame's own header is what zstd allocates, whatever limit it is given.
-        if size > _MAX_SIZE or zstandard.frame_content_size(delta) != size:
+        if zstandard.frame_content_size(delta) != size:
             raise IntegrityError(f"a manifest's delta does not give the {size} bytes that it should")
         inflater = zstandard.ZstdDecompressor(dict_data=_before(base), max_window_size=1 << _WINDOW_LOG)
         return inflater.decompress(delta)
@@ -61,6 +66,8 @@ def read_manifest(blobs: BlobStore, ref: Ref) -> bytes:
     delta = ref.delta
     if delta is None:
         return blobs.fetch(ref.manifest, ref.manifest_size, ref.packs)
+    if max(ref.manifest_size, delta.size, delta.base_size) > _MAX_SIZE:
+        raise IntegrityError(f"generation {ref.generation} of {ref.scope} declares more than a delta has")
     base = blobs.fetch(delta.base, delta.base_size, ref.packs)
     data = follow(blobs.fetch(delta.digest, delta.size, ref.packs), base, ref.manifest_size)
     if digest_of(data) != ref.manifest:

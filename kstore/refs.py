@@ -167,7 +167,7 @@ def load_ref(scope: Scope, generation: int, data: bytes) -> Ref:
             scope=scope,
             generation=generation,
             manifest=_digest(content["manifest"]["digest"]),
-            manifest_size=int(content["manifest"]["size"]),
+            manifest_size=_size(content["manifest"]["size"]),
             delta=_load_delta(content.get("delta")),
             packs=tuple(_pack_id(pack) for pack in content["packs"]),
             created=float(content["created"]),
@@ -194,7 +194,7 @@ def _load_delta(content: Any) -> Delta | None:
     if content is None:
         return None
     base = content["base"]
-    return Delta(_digest(content["digest"]), int(content["size"]), _digest(base["digest"]), int(base["size"]))
+    return Delta(_digest(content["digest"]), _size(content["size"]), _digest(base["digest"]), _size(base["size"]))
 
 
 def _load_effort(content: Any) -> Effort | None:
@@ -204,6 +204,13 @@ def _load_effort(content: Any) -> Effort | None:
     except (KeyError, TypeError, ValueError, OverflowError):
         return None
     return effort if 0 <= effort.seconds < math.inf and min(effort.uploaded, effort.new_files) >= 0 else None
+
+
+def _size(value: Any) -> int:
+    size = int(value)
+    if size < 0:
+        raise ValueError(f"{size} is no size")
+    return size
 
 
 def _digest(text: str) -> bytes:

@@ -13,7 +13,7 @@ from kstore.blobs import BlobWriter, Layout, Source
 from kstore.blobs.batches import Fetch, keepable
 from kstore.blobs.blobstore import put_many
 from kstore.condemned import Doomed, read_doomed
-from kstore.delta import difference
+from kstore.delta import difference, may_follow
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError, KstoreError
 from kstore.leaning import kept_by, may_lean, unsupported
@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 MAX_SIBLINGS = 32
 """How many other keys are asked for blobs that a new key shares with them."""
 _RELOCATE = int(Flag.RELOCATE)
+_WHOLE_EVERY = 8
+"""Generations after which a manifest is stored whole again: a damaged one costs those that follow on it."""
 
 
 class Committer(Protocol):
@@ -180,25 +182,27 @@ class Uploader:
 
     def shortened(self, manifest: bytes, theirs: Snapshot | None, base: Snapshot | None) -> bytes:
         """What is to be stored for a manifest: what it adds to one that the store has, if that is much less."""
-        earlier = next((known for known in (theirs, base) if known and not known.ref.depth), None)
-        if earlier is None or (earlier is not theirs and not self._keeps_manifest(earlier.ref)):
+        ref = next((known.ref for known in (theirs, base) if known and not known.ref.depth), None)
+        if ref is None or ref.generation % _WHOLE_EVERY == 0 or not self._doomed.blobs.isdisjoint(ref.stored):
             return manifest
-        ref = earlier.ref
+        if not (theirs and ref is theirs.ref) and not self._may_rely_on(ref):
+            return manifest
         followed, size = (ref.delta.base, ref.delta.base_size) if ref.delta else (ref.manifest, ref.manifest_size)
-        try:
-            # From the store, for what this root remembers may be damaged there.
-            before = self._storage.blobs.fetch(followed, size, ref.packs)
-        except (IntegrityError, OSError) as error:
-            log.debug("a manifest of %s is stored whole: %s", self._worker.scope, error)
-            return manifest
-        delta = difference(manifest, before)
+        before = self._kept(followed, size, ref) if may_follow(len(manifest), size) else None
+        delta = difference(manifest, before) if before else None
         if delta is None:
             return manifest
         self.delta = Delta(digest_of(delta), len(delta), followed, size)
         return delta
 
-    def _keeps_manifest(self, ref: Ref) -> bool:
-        return self._may_rely_on(ref) and self._doomed.blobs.isdisjoint(ref.stored)
+    def _kept(self, digest: bytes, size: int, ref: Ref) -> bytes | None:
+        """A blob, from where gc keeps it for the generation; None if it is damaged there, or just somewhere else."""
+        try:
+            parts = self._storage.blobs.parts({digest: size}, ref.packs)
+            return next((bytes(data) for part in parts for _, data in part.load()), None)
+        except (IntegrityError, OSError) as error:
+            log.debug("a manifest of %s is stored whole: %s", self._worker.scope, error)
+            return None
 
     def packs_of(self, needed: set[bytes], theirs: Snapshot | None, base: Snapshot | None) -> tuple[str, ...]:
         """Every pack that the blobs `needed`, and what the manifest follows on, may be in: what is in a pack that no

@@ -5,16 +5,22 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kstore import delta
 from kstore.blobs.loose import blob_name
+from kstore.blobs.packindex import pack_name
+from kstore.blobs.packreader import PackReader
 from kstore.delta import difference, follow, read_manifest
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError
+from kstore.gc import GcStatus
 from kstore.manifest import Flag, Manifest
+from kstore.operations.verify import _Repair
 from kstore.quarantine import quarantined
 from kstore.refs import Delta, Ref, load_ref
 from kstore.report import CommitStatus
@@ -73,13 +79,12 @@ def made() -> bytes:
     [
         (lambda: made(), len(LATER) + 1),
         (lambda: made(), len(LATER) - 1),
-        (lambda: made(), 1 << 50),
         (lambda: made()[:-1], len(LATER)),
         (lambda: made()[: len(made()) // 2], len(LATER)),
         (lambda: b"", 0),
         (lambda: b"nothing of the kind", len(LATER)),
     ],
-    ids=["longer", "shorter", "a petabyte", "cut short", "half", "empty", "text"],
+    ids=["longer", "shorter", "cut short", "half", "empty", "text"],
 )
 def test_what_is_no_such_difference_is_an_error_that_has_a_type(data: Callable[[], bytes], size: int) -> None:
     with pytest.raises(IntegrityError):
@@ -90,10 +95,19 @@ def test_after_another_manifest_it_gives_no_bytes_that_are_believed(filled: Node
     ref = grow(filled, "more")
     assert ref.delta
     blobs = filled.store.storage.blobs
-    wrong = Ref(**{name: getattr(ref, name) for name in ref.__slots__ if name != "manifest"}, manifest=b"\1" * 32)
+    wrong = replace(ref, manifest=b"\1" * 32)
     assert digest_of(read_manifest(blobs, ref)) == ref.manifest
     with pytest.raises(IntegrityError, match="another manifest"):
         read_manifest(blobs, wrong)
+
+
+@pytest.mark.parametrize("part", ["size", "base_size"])
+def test_a_declared_size_that_no_delta_has_is_not_read(filled: Node, part: str) -> None:
+    ref = grow(filled, "more")
+    assert ref.delta
+    large: dict[str, Any] = {part: 1 << 50}
+    with pytest.raises(IntegrityError, match="more than a delta has"):
+        read_manifest(filled.store.storage.blobs, replace(ref, delta=replace(ref.delta, **large)))
 
 
 # ---- Commits
@@ -165,7 +179,7 @@ def test_a_ref_says_what_its_manifest_follows_on(filled: Node) -> None:
 
 
 @pytest.mark.parametrize("part", ["digest", "size", "base"])
-@pytest.mark.parametrize("value", [None, "x", [], {}, "g" * 64])
+@pytest.mark.parametrize("value", [None, "x", [], {}, "g" * 64, -1, -(2**70)])
 def test_a_ref_that_says_it_wrong_is_damaged(filled: Node, part: str, value: object) -> None:
     ref = grow(filled, "more")
     content = json.loads(ref.dump())
@@ -230,6 +244,81 @@ def test_a_commit_stores_all_of_its_manifest_where_what_it_would_follow_on_is_da
     ref = grow(node, "more")
     assert ref.delta is None
     assert restored(tmp_path, "other") == kernels(node)
+
+
+def rot(node: Node, pack: str) -> None:
+    """One byte of artifacts changes; the manifest stays whole."""
+    path = node.location / pack_name(pack)
+    frame = PackReader(node.store.storage.backend, pack).index.frames[0]
+    path.chmod(0o644)
+    data = bytearray(path.read_bytes())
+    data[frame.offset + frame.packed_size // 2] ^= 0xFF
+    path.write_bytes(data)
+
+
+@pytest.fixture
+def packed(tmp_path: Path) -> Node:
+    node = Node(tmp_path, layout="packed")
+    fill(node)
+    node.commit()
+    return node
+
+
+def test_what_another_key_follows_on_outlives_the_repair_and_the_end_of_the_first(packed: Node, tmp_path: Path) -> None:
+    other = Node(tmp_path, "other", layout="packed")
+    other.restore(OTHER, seed="model/v1")
+    other.tree.kernel("more")
+    other.commit(OTHER)
+    rot(packed, packed.newest().packs[0])
+    packed.store.verify("model/v1", repair=True)
+    for name in ("again", "third"):
+        other.tree.kernel(name)
+        other.commit(OTHER)
+        packed.store.verify(OTHER, repair=True)
+    packed.store.forget("model/v1")
+    for _ in range(2):
+        assert collect_fully(packed).status is GcStatus.COLLECTED
+    fresh = Node(tmp_path, "fresh", layout=None)
+    assert fresh.restore(OTHER).skipped == ()
+    assert contents(fresh.tree.root).keys() == contents(other.tree.root).keys()
+
+
+@pytest.mark.parametrize("later", [(), ("again", "third")], ids=["no more commits", "two more commits"])
+def test_what_was_committed_while_its_pack_was_repaired_has_its_manifest(
+    later: tuple[str, ...], packed: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rot(packed, packed.newest().packs[0])
+    run = _Repair.run
+
+    def late(repair: _Repair) -> None:
+        packed.tree.kernel("meanwhile")
+        packed.commit()
+        run(repair)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_Repair, "run", late)
+        packed.store.verify("model/v1", repair=True)
+    for name in later:
+        packed.tree.kernel(name)
+        packed.commit()
+    for _ in range(2):
+        assert collect_fully(packed).status is GcStatus.COLLECTED
+    assert Node(tmp_path, "reader", layout=None).restore().ok
+    packed.store.verify("model/v1", repair=True)
+    packed.tree.kernel("last")
+    packed.commit()
+    assert restored(tmp_path, "fresh") == kernels(packed)
+
+
+def test_a_damaged_manifest_costs_no_more_than_those_that_follow_on_it(tmp_path: Path) -> None:
+    node = Node(tmp_path, layout="loose")
+    fill(node)
+    node.commit()
+    refs = [node.newest(), *(grow(node, f"kernel {number}") for number in range(2, 12))]
+    whole = [ref for ref in refs if ref.delta is None]
+    assert [ref.generation for ref in whole] == [1, 9]
+    (node.location / blob_name(whole[1].manifest)).unlink()
+    assert Node(tmp_path, "other").restore().generation == 8
 
 
 def test_a_generation_whose_difference_is_lost_is_passed_over_and_repaired(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ Nothing here imports torch or starts CUDA in this process: CUDA started by a par
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import json
 import logging
@@ -182,6 +183,8 @@ def _leading_integer(entry: str) -> int:
 
 def _nvml_gpus() -> list[_NvidiaGpu]:
     """All GPUs that this process may open, in bus order, as CUDA counts them."""
+    if "pynvml" not in sys.modules:
+        ctypes.CDLL("libnvidia-ml.so.1")  # what it would load; it takes longer to import than a whole commit
     pynvml = importlib.import_module("pynvml")  # without stubs, and only needed here
     pynvml.nvmlInit()
     try:

@@ -11,6 +11,7 @@ import re
 import sys
 import sysconfig
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +31,7 @@ _TRITON_DISTRIBUTIONS = (
     "pytorch-triton-rocm",
     "pytorch-triton-xpu",
 )
+_VERSION = re.compile(r"^Version: *(\S+)", re.MULTILINE)
 _TORCH_FACTS = {
     "torch": "__version__",
     "torch_git": "git_version",
@@ -151,6 +153,27 @@ def _assigned(statement: ast.stmt) -> dict[str, object]:
 
 def _triton_version() -> str:
     """Triton's version by its package metadata; builds for nightly torch and ROCm have their own names."""
+    return _recorded_version() or _registered_version()
+
+
+def _recorded_version() -> str:
+    """As it stands beside the package, where pip puts it; empty if it does not."""
+    try:
+        spec = importlib.util.find_spec("triton")
+    except (ImportError, ValueError):  # ValueError: something without a spec stands in for triton
+        return ""
+    if spec is None or spec.origin is None:
+        return ""
+    for name in _TRITON_DISTRIBUTIONS:
+        for path in Path(spec.origin).parents[1].glob(f"{name.replace('-', '_')}-*.dist-info/METADATA"):
+            with suppress(OSError, ValueError):
+                if found := _VERSION.search(path.read_text()):
+                    return found[1]
+    return ""
+
+
+def _registered_version() -> str:
+    """As Python finds it wherever it is: that takes longer to import than a whole commit."""
     from importlib import metadata
 
     for name in _TRITON_DISTRIBUTIONS:

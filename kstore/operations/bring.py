@@ -202,6 +202,7 @@ class _BringIn:
         """Whether another writer was faster shows when what is the newest then is merged again."""
         uploader = self._uploader
         among = {entry.digest for entry in self._incoming.manifest.entries()} | proposal.contents.keys()
+        among |= theirs.snapshot.ref.stored.keys() if theirs.snapshot else set()
         uploader.begin(among, is_first=not theirs.generation)
         wanted = self._wanted(theirs, proposal, lost)
         offered = {entry.digest for _, entry in proposal.taken} | lost | proposal.contents.keys()

@@ -244,7 +244,7 @@ class _Commit:
     ) -> CommitReport | None:
         uploader = self._uploader
         among = {entry.digest for entry in self._ours.values()} | proposal.contents.keys()
-        among |= self._base.ref.stored.keys() if self._base else set()
+        among |= {digest for known in (theirs.snapshot, self._base) if known for digest in known.ref.stored}
         uploader.begin(among, is_first=not theirs.generation)
         ours = {p: e for p, e in self._ours.items() if e.digest in lost} | {p: self._ours[p] for p in proposal.taken}
         blobs = sources(self._worker, ours, proposal.contents, self._found.kept)

@@ -39,6 +39,7 @@ log = logging.getLogger(__name__)
 _LINK = int(Flag.LINK)
 _THREADS = 4
 _BATCH = 256
+_MAX_RACES = 100
 
 
 class Damage(NamedTuple):
@@ -258,16 +259,14 @@ class _Repair:
         self._backend = storage.backend
         self._report = report
         self._whole = whole
-        self._refs = verification.refs
         self._lost = verification.lost
 
     def run(self) -> None:
         for digest in sorted(self._lost):
             quarantine_blob(self._backend, digest)
         replaced = {pack: self._salvage(pack) for pack in self._report.packs}
-        for ref in self._refs:
-            if replaced.keys() & set(ref.packs):
-                self._republish(ref, replaced)
+        for scope in self._storage.refs.scopes() if replaced else ():
+            self._replace(scope, replaced)
         for pack in self._report.packs:
             quarantine_pack(self._backend, pack)
         for damage in self._report.damage:
@@ -287,14 +286,26 @@ class _Repair:
                     writer.put(digest, bytes(data))
             return writer.finish()
 
-    def _republish(self, ref: Ref, replaced: dict[str, tuple[str, ...]]) -> None:
+    def _replace(self, scope: Scope, replaced: dict[str, tuple[str, ...]]) -> None:
+        """Publish anew what names a damaged pack, other keys and what was committed since it was read included."""
+        for _ in range(_MAX_RACES):
+            with suppress(IntegrityError, MissError):
+                ref = self._storage.refs.newest(scope)
+                if ref and replaced.keys() & set(ref.packs) and not self._republish(ref, replaced):
+                    continue
+            return
+
+    def _republish(self, ref: Ref, replaced: dict[str, tuple[str, ...]]) -> bool:
+        """False if it is not the newest any more."""
+
         def packs(ref: Ref) -> tuple[str, ...]:
             return tuple(dict.fromkeys(new for old in ref.packs for new in replaced.get(old, (old,))))
 
         try:
-            republish(self._storage, ref, packs, only_if_newest=True)
+            return republish(self._storage, ref, packs, only_if_newest=True) is not None
         except (IntegrityError, MissError) as error:
             log.warning("generation %d of %s is not published again: %s", ref.generation, ref.scope, error)
+            return True
 
     def _pass_over(self, damage: Damage) -> None:
         """Publish what can be read as the newest, if the damaged one is that, and take it out."""

@@ -161,14 +161,22 @@ def install_distribution(folder: Path, name: str, version: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["triton", "pytorch-triton", "triton-rocm", "pytorch-triton-rocm"])
-def test_triton_is_found_by_any_of_its_names(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("has_package", [True, False], ids=["beside the package", "elsewhere"])
+def test_triton_is_found_by_any_of_its_names(
+    name: str, has_package: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     install_distribution(tmp_path, name, "3.5.0+gitabc")
+    if has_package:
+        (tmp_path / "triton").mkdir()
+        (tmp_path / "triton" / "__init__.py").touch()
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "triton", raising=False)
     assert detect_environment(H100).facts["triton"] == "3.5.0+gitabc"
 
 
 def test_without_triton_the_tag_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "triton", raising=False)
     environment = detect_environment(H100)
     assert environment.facts["triton"] == "none"
     assert "-notriton-" in environment.tag

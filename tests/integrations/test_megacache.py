@@ -449,6 +449,7 @@ def test_a_process_that_compiled_in_folders_of_its_own_saves_its_entries_alone(f
     assert after["outputs"] == before["outputs"]
 
 
+@pytest.mark.exhaustive
 def test_what_was_published_and_not_used_is_not_lost(fleet: Fleet) -> None:
     """A mega-cache of torch's own holds what its process used, and so replaces one that holds more."""
     first = fleet.compile("first", "--restore", KEY, "--commit", KEY, *MODELS)
@@ -462,6 +463,7 @@ def test_what_was_published_and_not_used_is_not_lost(fleet: Fleet) -> None:
     assert third["outputs"] == first["outputs"] | second["outputs"]
 
 
+@pytest.mark.exhaustive
 def test_a_guard_variant_of_a_loaded_graph_is_saved(fleet: Fleet) -> None:
     fleet.compile("first", "--restore", KEY, "--commit", KEY, "guarded-below")
     second = fleet.compile("second", "--restore", KEY, "--commit", KEY, "guarded-above")

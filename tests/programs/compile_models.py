@@ -4,7 +4,7 @@
 
 Names: `transformer`, `convolution`, `dynamic` (one graph for several batch sizes), `guarded` (one graph
 under two guards: two files in one slot), `training` (also runs backward) and `mlp-<anything>` (a different
-graph for each suffix: `mlp-a`, `mlp-b` …).
+graph for each suffix: `mlp-a`, `mlp-b` …). `gpt2`, `vit` and `unet` need what public_models.py says.
 
 The caller decides where the caches are: this program sets no cache variable. The seed and the number of
 threads are fixed, so cache keys and outputs are the same in every process. The last line on stdout is JSON:
@@ -134,12 +134,21 @@ MODELS: dict[str, Callable[[], list[Tensor]]] = {
 }
 
 
+PUBLIC = ("gpt2", "vit", "unet")
+"""Those of public_models.py."""
+
+
 def run(name: str) -> list[Tensor]:
     """Outputs of the named model, which do not depend on the models that ran before it."""
     torch.manual_seed(SEED)
     torch._dynamo.reset()
     if name.startswith("mlp-"):
         return run_mlp(name.removeprefix("mlp-"))
+    if name in PUBLIC:
+        import public_models
+
+        found: list[Tensor] = getattr(public_models, f"run_{name}")()
+        return found
     return MODELS[name]()
 
 
@@ -154,9 +163,9 @@ def digest_of(tensors: Iterable[Tensor]) -> str:
 
 
 def model_name(text: str) -> str:
-    if text in MODELS or text.startswith("mlp-"):
+    if text in MODELS or text in PUBLIC or text.startswith("mlp-"):
         return text
-    raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(MODELS)}, mlp-<anything>")
+    raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join([*MODELS, *PUBLIC])}, mlp-<anything>")
 
 
 def main() -> None:

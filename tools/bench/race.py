@@ -98,6 +98,12 @@ def describe(table: Table, tree: Path, what: str) -> None:
     table.conditions.append(f"{what}: {len(files):,} files, {size:,} bytes")
 
 
+def note_missing(bench: Bench, table: Table) -> None:
+    """Tell which models cannot be built here."""
+    if bench.trees.missing:
+        table.note(f"Not measured: {', '.join(bench.trees.missing)}; the extra `models` installs what builds them.")
+
+
 def rotated(items: Sequence[Item], by: int) -> list[Item]:
     """Another one first each time."""
     start = by % len(items) if items else 0

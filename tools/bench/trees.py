@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import os
 import shutil
 from base64 import b32encode
@@ -30,6 +31,7 @@ class Sizes:
 
     corpus_kernels: int = 1200
     corpus_models: tuple[str, ...] = corpora.MODELS
+    public_models: tuple[str, ...] = ("gpt2", "vit", "unet")
     release_kernels: int = 400
     releases: int = 10
     copies: int = 11
@@ -42,8 +44,8 @@ class Sizes:
 
 
 QUICK = Sizes(
-    corpus_kernels=12, corpus_models=("mlp-a",), release_kernels=10, releases=2, copies=2, keys=5, files_of_a_key=40,
-    writers=3, workers=2, live_kernels=4,
+    corpus_kernels=12, corpus_models=("mlp-a",), public_models=(), release_kernels=10, releases=2, copies=2, keys=5,
+    files_of_a_key=40, writers=3, workers=2, live_kernels=4,
 )  # fmt: skip
 
 
@@ -73,6 +75,17 @@ class Trees:
     def models(self) -> tuple[str, ...]:
         """Their names."""
         return self.sizes.corpus_models
+
+    @property
+    def public(self) -> tuple[str, ...]:
+        """Those of public configurations, if they can be built here."""
+        needed = {"gpt2": "transformers", "vit": "transformers", "unet": "diffusers"}
+        return tuple(name for name in self.sizes.public_models if importlib.util.find_spec(needed[name]))
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Those that cannot."""
+        return tuple(name for name in self.sizes.public_models if name not in self.public)
 
     def releases(self) -> list[Path]:
         """Releases of one set of kernels; each differs from the first in a tenth of them."""

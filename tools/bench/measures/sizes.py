@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tools.bench.kstores import Kstore, KstoreLoose, KstorePacked
 from tools.bench.peers import B10, Fal, Tar
-from tools.bench.race import Bench, Reading, describe, reading
+from tools.bench.race import Bench, Reading, describe, note_missing, reading
 from tools.bench.results import Claim, Table, Unit
 from tools.bench.sharing import Sharing
 
@@ -17,7 +17,10 @@ _WAYS = [KstorePacked, KstoreLoose, Fal, B10, Tar]
 def bytes_model(bench: Bench) -> Table:
     """One tree in an empty store."""
     table = Table("bytes-model", "Bytes stored for one tree")
-    trees = {"mixed corpus": bench.trees.corpus} | {name: bench.trees.model(name) for name in bench.trees.models}
+    trees = {"mixed corpus": bench.trees.corpus} | {
+        name: bench.trees.model(name) for name in bench.trees.models + bench.trees.public
+    }
+    note_missing(bench, table)
     for what, tree in trees.items():
         describe(table, tree, what)
         bench.race(table, "local", _WAYS, lambda sharing, what=what, tree=tree: _stored(sharing, what, tree))  # type: ignore[misc]

@@ -10,7 +10,7 @@ from tools.bench.kstores import KstoreLoose, KstorePacked
 from tools.bench.peers import B10, Fal
 from tools.bench.places import Place
 from tools.bench.processes import Spec, Told
-from tools.bench.race import Bench, rotated, tell
+from tools.bench.race import Bench, note_missing, rotated, tell
 from tools.bench.results import Claim, Table, Unit
 from tools.bench.sharing import Program, present
 
@@ -21,8 +21,21 @@ _WAYS: list[type[Program]] = [KstoreLoose, KstorePacked, Fal, B10]
 
 def start(bench: Bench) -> Table:
     """The models of tests/programs/compile_models.py, which compile C++ for this CPU: no GPU is needed."""
-    models = bench.trees.models
     table = Table("start", "A model's start")
+    _race(bench, table, bench.trees.models)
+    return table
+
+
+def start_gpt2(bench: Bench) -> Table:
+    """GPT-2, of its public configuration with random weights."""
+    table = Table("start-gpt2", "GPT-2's start")
+    note_missing(bench, table)
+    if "gpt2" in bench.trees.public:
+        _race(bench, table, ("gpt2",))
+    return table
+
+
+def _race(bench: Bench, table: Table, models: tuple[str, ...]) -> None:
     table.conditions += [f"models: {', '.join(models)}", "torch.compile for the CPU, one compile process"]
     table.conditions.append("page cache warm; the precompiled headers, which torch keeps apart, are there")
     ways = [way for way in _WAYS if not way.absent()]
@@ -35,13 +48,12 @@ def start(bench: Bench) -> Table:
         for number in range(bench.rounds):
             for column in rotated([*starts.shared, _COLD, _WARM, _MEGA], number):
                 _add(table, column, starts.start(column, number))
-            tell(f"start: round {number + 1} of {bench.rounds}")
+            tell(f"{table.name}: round {number + 1} of {bench.rounds}")
         for column, size in starts.stored().items():
             table.add("bytes stored", column, size, Unit.BYTES)
     for ours in (KstoreLoose.name, KstorePacked.name):
         table.claims.append(Claim(_WHOLE, ours, 1.05, _WARM))
     table.note("In a mega-cache are no C++ objects: what it holds is compiled to machine code again.")
-    return table
 
 
 class _Starts:
