@@ -23,7 +23,7 @@ from kstore.local.relocate import to_stored
 from kstore.manifest import Entry, Files, Flag
 from kstore.progress import Progress
 from kstore.quarantine import quarantined
-from kstore.refs import Delta, Ref
+from kstore.refs import Delta, Ref, RefState
 from kstore.scope import Scope
 from kstore.snapshot import Snapshot
 from kstore.storage import Storage
@@ -94,6 +94,7 @@ class Uploader:
         self._storage = worker.store
         self._doomed = Doomed()
         self._siblings: tuple[str, ...] = ()
+        self._sibling: Ref | None = None
         self._ahead: tuple[str, ...] = ()
         self.delta: Delta | None = None
         """What is stored of this attempt's manifest, if that is not stored whole."""
@@ -116,9 +117,12 @@ class Uploader:
         self._doomed = read_doomed(self._storage.backend, among)
         self.packs = self._present(self.packs)
         self._ahead = self._present(self._worker.ahead)
-        self._siblings = ()
+        self._siblings, self._sibling = (), None
         if is_first and self.layout is Layout.PACKED:
-            self._siblings = self._reliable(sibling_packs(self._worker))
+            found = siblings(self._worker)
+            self._siblings = self._reliable(dict.fromkeys(pack for ref in found for pack in ref.packs))
+            # By clocks that need not agree: any of them would do, one of the last resembles this one most.
+            self._sibling = max(found, key=lambda ref: ref.created, default=None)
 
     def lacking(self, sources: Collection[Blob], theirs: Snapshot | None, base: Snapshot | None) -> list[Blob]:
         """Those that the store lacks, or that may not be relied upon, but for what may be left below."""
@@ -182,12 +186,14 @@ class Uploader:
 
     def shortened(self, manifest: bytes, theirs: Snapshot | None, base: Snapshot | None) -> bytes:
         """What is to be stored for a manifest: what it adds to one that the store has, if that is much less."""
-        ref = next((known.ref for known in (theirs, base) if known and not known.ref.depth), None)
+        ref = next((known.ref for known in (theirs, base) if known and not known.ref.depth), self._sibling)
         if ref is None or ref.generation % _WHOLE_EVERY == 0 or not self._doomed.blobs.isdisjoint(ref.stored):
             return manifest
         if not (theirs and ref is theirs.ref) and not self._may_rely_on(ref):
             return manifest
         followed, size = (ref.delta.base, ref.delta.base_size) if ref.delta else (ref.manifest, ref.manifest_size)
+        if ref is self._sibling and followed not in self._storage.blobs.digests_in(self._siblings):
+            return manifest
         before = self._kept(followed, size, ref) if may_follow(len(manifest), size) else None
         delta = difference(manifest, before) if before else None
         if delta is None:
@@ -292,10 +298,10 @@ def sources(worker: Worker, ours: Files, contents: Mapping[bytes, bytes], kept: 
     return list(found.values())
 
 
-def sibling_packs(worker: Committer) -> tuple[str, ...]:
-    """Packs of the keys beside this one (`my-model/v1` for `my-model/v2`), whose blobs it likely shares."""
+def siblings(worker: Committer) -> list[Ref]:
+    """The newest of the keys beside this one (`my-model/v1` for `my-model/v2`), whose blobs it likely shares."""
     parent = worker.scope.key.rpartition("/")[0]
-    refs, packs = worker.store.refs, dict[str, None]()
+    refs, found = worker.store.refs, list[Ref]()
     for number, scope in enumerate(refs.scopes(worker.scope.gpu, parent)):
         if number == MAX_SIBLINGS:
             break
@@ -304,8 +310,9 @@ def sibling_packs(worker: Committer) -> tuple[str, ...]:
         # A sibling that cannot be read is not this key's trouble.
         with suppress(KstoreError, OSError):
             ref = refs.newest(scope)
-            packs |= dict.fromkeys(ref.packs if ref else ())
-    return tuple(packs)
+            if ref and ref.state is RefState.LIVE:
+                found.append(ref)
+    return found
 
 
 def similarity(item: tuple[str, Entry]) -> tuple[str, str, str]:

@@ -24,7 +24,7 @@ from kstore.operations.verify import _Repair
 from kstore.quarantine import quarantined
 from kstore.refs import Delta, Ref, load_ref
 from kstore.report import CommitStatus
-from tests.gc.stores import collect_fully, generations, kernels, restored, stored
+from tests.gc.stores import collect, collect_fully, generations, kernels, pass_time, restored, stored
 from tests.trees import Node, contents, entry
 
 MANY = 600
@@ -200,6 +200,37 @@ def test_a_seeded_key_follows_on_its_seed(filled: Node, tmp_path: Path) -> None:
     third = Node(tmp_path, "third", layout=None)
     assert third.restore(OTHER).skipped == ()
     assert contents(third.tree.root).keys() == contents(other.tree.root).keys()
+
+
+def test_a_new_key_follows_on_one_beside_it(tmp_path: Path) -> None:
+    first, second = (Node(tmp_path, name, layout="packed") for name in ("first", "second"))
+    fill(first)
+    first.commit()
+    fill(second)
+    second.tree.kernel("more")
+    second.commit(OTHER)
+    found = second.newest(OTHER).delta
+    assert found and found.base == first.newest().manifest
+    first.store.forget("model/v1")
+    collect_fully(first)
+    third = Node(tmp_path, "third", layout=None)
+    assert third.restore(OTHER).skipped == ()
+    assert contents(third.tree.root).keys() == contents(second.tree.root).keys()
+
+
+def test_a_new_key_does_not_rely_on_one_beside_it_that_is_condemned(tmp_path: Path) -> None:
+    first, second = (Node(tmp_path, name, layout="packed") for name in ("first", "second"))
+    fill(first)
+    first.commit()
+    first.store.forget("model/v1")
+    for _ in range(2):
+        pass_time(first)
+        collect(first)
+    fill(second)
+    second.commit(OTHER)
+    assert second.newest(OTHER).delta is None
+    collect_fully(first)
+    assert Node(tmp_path, "third", layout=None).restore(OTHER).skipped == ()
 
 
 # ---- What becomes of what it follows on
