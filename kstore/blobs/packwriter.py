@@ -14,7 +14,7 @@ from kstore.threads import Pool, submit
 
 _WINDOW_LOG = 22
 _FINE_LEVEL = 8
-_FINE_SIZE = 16 << 20
+_FINE_SIZE = 8 << 20
 """Bytes at the beginning of a pack that are compressed at that level: a model takes a sixth less room for some ten
 milliseconds. Of larger packs the rest is not, for somebody waits.
 """
