@@ -88,7 +88,7 @@ def _xfs(folder: Path) -> Iterator[Place]:
 
 @contextmanager
 def _gluster(folder: Path) -> Iterator[Place]:
-    """Bricks on the folder's filesystem; workers' files on it, too, but not through GlusterFS."""
+    """Bricks on the folder's filesystem; workers' files where those of a local place are."""
     version = _gluster_version()
     volume = folder / "gluster"
     try:
@@ -96,8 +96,10 @@ def _gluster(folder: Path) -> Iterator[Place]:
     except RuntimeError as error:
         raise Absent(str(error)) from error
     try:
-        where = f"{version}, three replicas on loopback, bricks on {filesystem_of(folder)}, two mounts"
-        yield Place(where, (volume / "host0", volume / "host1"), _made(folder / "local"))
+        with _local(folder) as own:
+            bricks = f"{version}, three replicas on loopback, bricks on {filesystem_of(folder)}, two mounts"
+            where = f"{bricks}; workers' files on {own.filesystem}"
+            yield Place(where, (volume / "host0", volume / "host1"), own.local)
     finally:
         _run(str(GLUSTER), "down", str(volume))
 
