@@ -186,20 +186,25 @@ class Uploader:
 
     def shortened(self, manifest: bytes, theirs: Snapshot | None, base: Snapshot | None) -> bytes:
         """What is to be stored for a manifest: what it adds to one that the store has, if that is much less."""
-        ref = next((known.ref for known in (theirs, base) if known and not known.ref.depth), self._sibling)
-        if ref is None or ref.generation % _WHOLE_EVERY == 0 or not self._doomed.blobs.isdisjoint(ref.stored):
-            return manifest
-        if not (theirs and ref is theirs.ref) and not self._may_rely_on(ref):
+        ref = self._earlier(theirs, base)
+        if ref is None or ref.generation % _WHOLE_EVERY == 0:
             return manifest
         followed, size = (ref.delta.base, ref.delta.base_size) if ref.delta else (ref.manifest, ref.manifest_size)
-        if ref is self._sibling and followed not in self._storage.blobs.digests_in(self._siblings):
-            return manifest
         before = self._kept(followed, size, ref) if may_follow(len(manifest), size) else None
         delta = difference(manifest, before) if before else None
         if delta is None:
             return manifest
         self.delta = Delta(digest_of(delta), len(delta), followed, size)
         return delta
+
+    def _earlier(self, theirs: Snapshot | None, base: Snapshot | None) -> Ref | None:
+        """A generation whose manifest may be relied upon, by the rules for all that is not uploaded."""
+        ref = next((known.ref for known in (theirs, base) if known and not known.ref.depth), self._sibling)
+        if ref is None or not self._doomed.blobs.isdisjoint(ref.stored):
+            return None
+        if ref is self._sibling and not ref.stored.keys() <= self._storage.blobs.digests_in(self._siblings):
+            return None  # Some of it is loose, and whether that is condemned was not asked.
+        return ref if (theirs and ref is theirs.ref) or self._may_rely_on(ref) else None
 
     def _kept(self, digest: bytes, size: int, ref: Ref) -> bytes | None:
         """A blob, from where gc keeps it for the generation; None if it is damaged there, or just somewhere else."""
