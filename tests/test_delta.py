@@ -134,6 +134,12 @@ def grow(node: Node, name: str) -> Ref:
     return node.newest()
 
 
+def assert_all_is_restored(key: str, publisher: Node, folder: Path) -> None:
+    fresh = Node(folder, "fresh", layout=None)
+    assert fresh.restore(key).skipped == ()
+    assert contents(fresh.tree.root).keys() == contents(publisher.tree.root).keys()
+
+
 def whole_manifest(node: Node) -> tuple[bytes, int]:
     """Of the first generation."""
     ref = node.store.storage.refs.get(node.store.scope("model/v1"), 1)
@@ -197,9 +203,7 @@ def test_a_seeded_key_follows_on_its_seed(filled: Node, tmp_path: Path) -> None:
     assert found and found.base == whole_manifest(filled)[0]
     filled.store.forget("model/v1")
     collect_fully(filled)
-    third = Node(tmp_path, "third", layout=None)
-    assert third.restore(OTHER).skipped == ()
-    assert contents(third.tree.root).keys() == contents(other.tree.root).keys()
+    assert_all_is_restored(OTHER, other, tmp_path)
 
 
 def test_a_new_key_follows_on_one_beside_it(tmp_path: Path) -> None:
@@ -213,9 +217,7 @@ def test_a_new_key_follows_on_one_beside_it(tmp_path: Path) -> None:
     assert found and found.base == first.newest().manifest
     first.store.forget("model/v1")
     collect_fully(first)
-    third = Node(tmp_path, "third", layout=None)
-    assert third.restore(OTHER).skipped == ()
-    assert contents(third.tree.root).keys() == contents(second.tree.root).keys()
+    assert_all_is_restored(OTHER, second, tmp_path)
 
 
 def test_a_new_key_does_not_rely_on_one_beside_it_that_is_condemned(tmp_path: Path) -> None:
@@ -309,9 +311,7 @@ def test_what_another_key_follows_on_outlives_the_repair_and_the_end_of_the_firs
     packed.store.forget("model/v1")
     for _ in range(2):
         assert collect_fully(packed).status is GcStatus.COLLECTED
-    fresh = Node(tmp_path, "fresh", layout=None)
-    assert fresh.restore(OTHER).skipped == ()
-    assert contents(fresh.tree.root).keys() == contents(other.tree.root).keys()
+    assert_all_is_restored(OTHER, other, tmp_path)
 
 
 @pytest.mark.parametrize("later", [(), ("again", "third")], ids=["no more commits", "two more commits"])
