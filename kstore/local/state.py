@@ -12,8 +12,8 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,15 +28,18 @@ from kstore.local.finished import read_whole
 from kstore.local.held import held, is_held
 from kstore.local.index import Index
 from kstore.local.still import Still
+from kstore.local.turn import Turn, sweep_turns
 from kstore.refs import Ref, load_ref
 from kstore.scope import Scope
 from kstore.snapshot import Snapshot
 
 log = logging.getLogger(__name__)
 
-_STAGE, _TURN = "stage-", "turn-"
+_STAGE = "stage-"
 LOCK_TIMEOUT = 600.0
 """Seconds that a worker waits for another one that restores into or commits from the same root."""
+_TRY = 0.05
+"""Seconds until a worker that waits looks whether there is still something to wait for."""
 
 
 class Changed(Exception):
@@ -92,6 +95,8 @@ class StateFolder:
         self._lease = os.path.join(self._folder, "lease")
         self._restored = os.path.join(self._folder, "restored")
         self._restored_ref = os.path.join(self._folder, "restored.json")
+        self._begun = os.path.join(self._folder, "begun")
+        self._placing = {"rules": rules, "components": dict(root.folders)}
         self._lock = filelock.FileLock(os.path.join(self._folder, "lock"))
         self._index_digest = b""
 
@@ -103,23 +108,44 @@ class StateFolder:
             WaitTimeout: somebody else held it for `timeout` seconds.
             CacheRootError: the folder cannot be used.
         """
-        self._acquire(timeout)
-        try:
-            _sweep(self._folder)
+        with self.locked_unless(lambda: False, timeout):
             yield
-        finally:
-            self._lock.release()
 
-    def _acquire(self, timeout: float = LOCK_TIMEOUT) -> None:
+    @contextmanager
+    def locked_unless(self, is_done: Callable[[], bool], timeout: float = LOCK_TIMEOUT) -> Iterator[bool]:
+        """Hold the root, as `locked` does, unless whoever had it has done what it is for: whether it is held."""
+        is_held = self._acquire(timeout, is_done)
+        try:
+            if is_held:
+                _sweep(self._folder)
+            yield is_held
+        finally:
+            if is_held:
+                self._lock.release()
+
+    def _acquire(self, timeout: float = LOCK_TIMEOUT, is_done: Callable[[], bool] = lambda: False) -> bool:
+        until = time.monotonic() + timeout
+        while not self._try_to_acquire(min(timeout, _TRY)):
+            if is_done():
+                return False
+            if time.monotonic() >= until:
+                raise WaitTimeout(
+                    f"another process has held {self._lock.lock_file} for {timeout:.0f} s; see whether it hangs"
+                )
+        if is_done():
+            self._lock.release()
+            return False
+        return True
+
+    def _try_to_acquire(self, timeout: float) -> bool:
         try:
             os.makedirs(self._folder, mode=0o700, exist_ok=True)
             self._lock.acquire(timeout)
         except filelock.Timeout:
-            raise WaitTimeout(
-                f"another process has held {self._lock.lock_file} for {timeout:.0f} s; see whether it hangs"
-            ) from None
+            return False
         except (OSError, NotImplementedError) as error:
             raise CacheRootError(f"the cache root cannot be used: {error}") from error
+        return True
 
     @contextmanager
     def lent(self) -> Iterator[None]:
@@ -136,27 +162,9 @@ class StateFolder:
         if self._version() != before:
             raise Changed
 
-    @contextmanager
-    def turn(self, name: str) -> Iterator[bool]:
-        """For what several processes are to do to the root, and one does for all: whether it is this one."""
-        lock = self._turn_lock(name)
-        with ExitStack() as stack:
-            try:
-                stack.enter_context(lock.acquire(blocking=False))
-                is_ours = True
-            except filelock.Timeout:
-                is_ours = False
-            except (OSError, NotImplementedError) as error:
-                raise CacheRootError(f"the cache root cannot be used: {error}") from error
-            yield is_ours
-
-    def wait_for_turn(self, name: str) -> None:
-        """Until whoever has it is done, or dead, or it has taken too long."""
-        with suppress(OSError), self._turn_lock(name).acquire(LOCK_TIMEOUT):
-            pass
-
-    def _turn_lock(self, name: str) -> filelock.BaseFileLock:
-        return filelock.FileLock(os.path.join(self._folder, f"{_TURN}{name}"))
+    def turn(self, name: str) -> Turn:
+        """For what several processes are to do to the root."""
+        return Turn(self._folder, name)
 
     def _version(self) -> list[tuple[int, int]]:
         """Another one after every restore and commit that did anything."""
@@ -257,8 +265,37 @@ class StateFolder:
                 return Restored(mark_ns, Snapshot(ref, data), notes_reads)
         return None
 
-    def save_restored(self, ref: Ref | None) -> None:
-        """Remember that a restore has ended, of the generation that is the base now; None for a miss."""
+    def begin_restore(self) -> str:
+        """Give the restore that begins a name of its own; empty if it cannot be written, and nobody relies on it."""
+        name = secrets.token_hex(8)
+        try:
+            _write(self._begun, name.encode())
+        except CacheRootError:
+            return ""
+        return name
+
+    def begun(self) -> str | None:
+        """The name of the restore that was the last to begin; empty if none has, None if it cannot be read."""
+        try:
+            return read_whole(self._begun).decode()
+        except FileNotFoundError:
+            return ""
+        except (OSError, UnicodeDecodeError):
+            return None
+
+    def was_restored_since(self, before: str | None, store: str, ref: Ref) -> bool:
+        """Whether a restore that began after `before` did has put all of this generation where this worker would."""
+        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, IntegrityError, RecursionError):
+            last, content = self.begun(), json.loads(read_whole(self._restored_ref))
+            if before is not None and before != last == content["whole"] and content["placing"] == self._placing:
+                return _load_ref(content) == ref and self.grew_from(store, ref)
+        return False
+
+    def save_restored(self, ref: Ref | None, whole: str = "") -> None:
+        """Remember that a restore has ended, of the generation that is the base now; None for a miss.
+
+        `whole` is its name, if it has left nothing out.
+        """
         os.makedirs(self._folder, mode=0o700, exist_ok=True)
         with suppress(FileNotFoundError):
             os.unlink(self._restored)
@@ -267,7 +304,8 @@ class StateFolder:
                 os.link(self._base, self._restored)  # later commits replace the base, and leave this one
             except OSError:  # a filesystem without hard links
                 shutil.copyfile(self._base, self._restored)
-        _write(self._restored_ref, json.dumps(_dump_ref(ref) if ref else {}).encode())
+        content = {**_dump_ref(ref), "whole": whole, "placing": self._placing} if ref else {}
+        _write(self._restored_ref, json.dumps(content).encode())
 
     def lease(self) -> str:
         """The nonce of the lease under which this root is filled for others; empty for none."""
@@ -312,8 +350,7 @@ def _sweep(parent: str) -> None:
             path = os.path.join(parent, name)
             if name.startswith(_STAGE) and not is_held(path):
                 shutil.rmtree(path, ignore_errors=True)
-            elif name.startswith(_TURN) and time.time() - os.stat(path).st_mtime > LOCK_TIMEOUT:
-                os.unlink(path)
+        sweep_turns(parent, LOCK_TIMEOUT)
 
 
 def _digests(content: Mapping[str, str]) -> dict[str, bytes]:

@@ -63,13 +63,13 @@ def restore(worker: Worker, request: Request = Request()) -> RestoreReport:
     """
     waited = wait_for(worker, request)
     started = time.perf_counter()
+    before = worker.state.begun()
     snapshot, status = choose(worker, request)
     if snapshot is None:
         report = report_of(worker, RestoreStatus.MISS)
         remember_restored(worker, None)
     else:
-        with worker.state.locked():
-            report = place(worker, snapshot, status)
+        report = _place_unless_placed(worker, snapshot, status, before)
     return replace(report, seconds=time.perf_counter() - started, **waited.as_reported())
 
 
@@ -95,21 +95,42 @@ def place(
 
     `before_move` is called once, when all is fetched and verified and none of it is in its place yet.
     """
+    name = worker.state.begin_restore()
     report = _Restore(worker, snapshot, worker.state.load()).run(status, before_move)
-    remember_restored(worker, snapshot.ref)
+    is_whole = not report.left_out and not report.skipped
+    remember_restored(worker, snapshot.ref, name if is_whole else "")
     return report
 
 
-def remember_restored(worker: Worker, ref: Ref | None) -> None:
+def remember_restored(worker: Worker, ref: Ref | None, whole: str = "") -> None:
     """For who asks later whether it was of use. If it cannot be written, nobody will know."""
     with suppress(OSError, KstoreError):
-        worker.state.save_restored(ref)
+        worker.state.save_restored(ref, whole)
+
+
+def _place_unless_placed(
+    worker: Worker, snapshot: Snapshot, status: RestoreStatus, before: str | None
+) -> RestoreReport:
+    """Of workers that start together in one cache root, one places the artifacts.
+
+    Its restore counts for those that came before it began, which is after the restore `before` that they saw.
+    """
+    identity = worker.store.holder(snapshot.ref).identity
+    is_placed = partial(worker.state.was_restored_since, before, identity, snapshot.ref)
+    with worker.state.locked_unless(is_placed) as is_held:
+        if is_held:
+            return place(worker, snapshot, status)
+    return _report_placed(worker, snapshot, status)
 
 
 def report_placed(worker: Worker, snapshot: Snapshot, status: RestoreStatus) -> RestoreReport | None:
     """The report of who finds that another process has just placed a generation; None if none has."""
     if not worker.state.grew_from(worker.store.holder(snapshot.ref).identity, snapshot.ref):
         return None
+    return _report_placed(worker, snapshot, status)
+
+
+def _report_placed(worker: Worker, snapshot: Snapshot, status: RestoreStatus) -> RestoreReport:
     known = worker.root.folders
     files = {p: e for p, e in worker.files_of(snapshot.manifest).items() if p.partition("/")[0] in known}
     return report_of(

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from kstore.errors import IntegrityError, KstoreError, StoreUnavailable
 from kstore.layers import find
-from kstore.local.state import Changed, StateFolder
+from kstore.local.state import LOCK_TIMEOUT, Changed, StateFolder
 from kstore.operations.restore import Request, choose, place, remember_restored, report_of, report_placed, wait_for
 from kstore.operations.wait import Waited
 from kstore.ranks import Agreement, Board, GroupBoard, Offer, Rank, StoreBoard, Superseded
@@ -146,13 +146,14 @@ class _RankRestore:
 
         No rank holds the root while it waits for the others: one of them may have to commit to it first.
         """
-        with worker.state.turn(offer.nonce) as is_ours:
+        turn = worker.state.turn(offer.nonce)
+        with turn.taken() as is_ours:
             if is_ours:
                 with suppress(Changed), worker.state.locked():
                     return place(worker, snapshot, status, partial(self._agree_without, worker.state))
                 return _place_alone(worker, snapshot, status)
         self._agree()
-        worker.state.wait_for_turn(offer.nonce)
+        turn.wait(LOCK_TIMEOUT)
         return report_placed(worker, snapshot, status) or _place_alone(worker, snapshot, status)
 
     def _agree_without(self, state: StateFolder) -> None:

@@ -1,0 +1,51 @@
+"""For what several processes are to do to a cache root, and one does for all."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+
+import filelock
+
+from kstore.errors import CacheRootError
+
+_PREFIX = "turn-"
+
+
+class Turn:
+    """One such thing, with a name that all of them know."""
+
+    def __init__(self, folder: str, name: str) -> None:
+        self._lock = filelock.FileLock(os.path.join(folder, f"{_PREFIX}{name}"))
+
+    @contextmanager
+    def taken(self) -> Iterator[bool]:
+        """Whether it is this process that does it, which holds the turn meanwhile.
+
+        Raises:
+            CacheRootError: the folder cannot be used.
+        """
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(self._lock.acquire(blocking=False))
+                is_ours = True
+            except filelock.Timeout:
+                is_ours = False
+            except (OSError, NotImplementedError) as error:
+                raise CacheRootError(f"the cache root cannot be used: {error}") from error
+            yield is_ours
+
+    def wait(self, timeout: float) -> None:
+        """Until whoever has it is done, or dead, or it has taken too long, in seconds."""
+        with suppress(OSError), self._lock.acquire(timeout):
+            pass
+
+
+def sweep_turns(folder: str, age: float) -> None:
+    """Remove what is older, in seconds, than anybody waits."""
+    for name in os.listdir(folder):
+        path = os.path.join(folder, name)
+        if name.startswith(_PREFIX) and time.time() - os.stat(path).st_mtime > age:
+            os.unlink(path)

@@ -1,0 +1,173 @@
+"""Workers of one host in one cache root, as the ranks of a job are: one of them places what all came for."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kstore.operations.restore as restoring
+from kstore.local.place import Placed, Placer
+from kstore.local.scan import Scan
+from kstore.report import RestoreReport, RestoreStatus
+from kstore.worker import Worker
+from tests.trees import KEY, Node, contents
+
+WORKERS = 8
+
+
+@pytest.fixture
+def published(tmp_path: Path) -> Node:
+    """Who has committed two kernels and a file."""
+    node = Node(tmp_path, "first")
+    for name in ("one", "another"):
+        node.tree.kernel(name)
+    node.tree.put("inductor/ab/c.py", b"# wrapper")
+    node.commit()
+    return node
+
+
+@pytest.fixture
+def scans(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The cache roots that were looked through from now on."""
+    roots, scan = [], Worker.scan
+
+    def noted(worker: Worker, *arguments: Any) -> Scan:
+        roots.append(worker.root.path)
+        return scan(worker, *arguments)
+
+    monkeypatch.setattr(Worker, "scan", noted)
+    return roots
+
+
+@pytest.fixture
+def restore_after(monkeypatch: pytest.MonkeyPatch, scans: list[str]) -> Callable[..., RestoreReport]:
+    """Restore, where something else happens to the root after this worker came and before it holds the root."""
+
+    def restore(node: Node, happens: Callable[[], object]) -> RestoreReport:
+        choose = restoring.choose
+
+        def choose_and_wait(*arguments: Any) -> Any:
+            chosen = choose(*arguments)
+            monkeypatch.setattr(restoring, "choose", choose)
+            happens()
+            scans.clear()
+            return chosen
+
+        monkeypatch.setattr(restoring, "choose", choose_and_wait)
+        return node.restore()
+
+    return restore
+
+
+def worker(published: Node, **settings: Any) -> Node:
+    """One of those who share a root."""
+    return Node(published.location.parent, "shared", **settings)
+
+
+def test_what_another_has_restored_meanwhile_is_relied_on(
+    published: Node, restore_after: Callable[..., RestoreReport], scans: list[str]
+) -> None:
+    other = worker(published)
+    report = restore_after(worker(published), other.restore)
+    assert scans == []
+    assert (report.status, report.placed, report.files) == (RestoreStatus.CURRENT, 0, len(contents(other.tree.root)))
+    assert set(report.components or {}) == {"inductor", "triton"}
+
+
+def test_what_was_restored_before_is_looked_through(published: Node, scans: list[str]) -> None:
+    """Something may have happened since."""
+    worker(published).restore()
+    lost = next(worker(published).tree.root.rglob("c.py"))
+    lost.unlink()
+    scans.clear()
+    assert (worker(published).restore().placed, len(scans)) == (1, 1)
+    assert lost.exists()
+
+
+def commit_one_more(published: Node, other: Node) -> None:
+    other.restore()
+    other.tree.kernel("one more")
+    other.commit()
+
+
+def restore_damaged(published: Node, other: Node) -> None:
+    """Some of it is left out."""
+    blobs = [path for path in (published.location / "blobs").rglob("*") if path.is_file()]
+    wrapper = next(path for path in blobs if path.read_bytes() == b"# wrapper")
+    wrapper.write_bytes(b"# damaged")
+    assert other.restore().left_out
+
+
+def restore_another_key(published: Node, other: Node) -> None:
+    published.commit("other")
+    other.restore("other")
+
+
+def restore_elsewhere(published: Node, other: Node) -> None:
+    """Triton's kernels go where that worker has them."""
+    environ = {"TRITON_CACHE_DIR": str(other.tree.root.parent / "elsewhere")}
+    assert worker(published, environ=environ).restore().placed
+
+
+def forget_which_was_the_last(published: Node, other: Node) -> None:
+    other.restore()
+    (other.tree.root / ".kstore/begun").unlink()
+
+
+@pytest.mark.parametrize(
+    "happens",
+    [commit_one_more, restore_damaged, restore_another_key, restore_elsewhere, forget_which_was_the_last],
+    ids=lambda happens: happens.__name__,
+)
+def test_anything_else_is_looked_through(
+    happens: Callable[[Node, Node], None],
+    published: Node,
+    restore_after: Callable[..., RestoreReport],
+    scans: list[str],
+) -> None:
+    report = restore_after(worker(published), lambda: happens(published, worker(published)))
+    assert report.ok
+    assert len(scans) == 1
+
+
+def test_a_restore_that_began_before_this_worker_came_does_not_count(
+    published: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have looked at a file that has gone since."""
+    other, place, seen = worker(published), Placer.place, []
+    state = other.store.worker(KEY, before_import=False).state
+
+    def place_while_another_comes(*arguments: Any) -> Placed:
+        seen.append(state.begun())
+        return place(*arguments)
+
+    monkeypatch.setattr(Placer, "place", place_while_another_comes)
+    other.restore()
+    last = other.store.storage.identity, other.newest()
+    assert not state.was_restored_since(*seen, *last)
+    assert state.was_restored_since("", *last)
+
+
+def _restore(folder: Path, start: Any, told: Any) -> None:
+    node = Node(folder, "shared")
+    start.wait()
+    report = node.restore()
+    told.put((report.ok, report.placed, len(contents(node.tree.root))))
+
+
+def test_all_who_start_together_have_everything(published: Node) -> None:
+    processes = multiprocessing.get_context("spawn")
+    start, told = processes.Barrier(WORKERS), processes.Queue()
+    crowd = [processes.Process(target=_restore, args=(published.location.parent, start, told)) for _ in range(WORKERS)]
+    for process in crowd:
+        process.start()
+    answers = [told.get(timeout=60) for _ in crowd]
+    for process in crowd:
+        process.join()
+    files = len(contents(published.tree.root))
+    assert [(ok, found) for ok, _, found in answers] == [(True, files)] * WORKERS
+    assert sum(placed for _, placed, _ in answers) == files
