@@ -39,15 +39,9 @@ class PackWriter:
         """`begun` says what is in the `size` bytes that are there already; the id is then that of the rest."""
         self._upload = upload
         self._hash = blake3()
-        # The window spans a frame: what a kernel resembles may be anywhere before it.
-        self._compressors = [
-            zstandard.ZstdCompressor(
-                compression_params=zstandard.ZstdCompressionParameters.from_level(level, window_log=_WINDOW_LOG)
-            )
-            for level in (LEVEL, _FINE_LEVEL)
-        ]
         self._index = begun or PackIndex()
         self._taken = sum(self._index.sizes)
+        self._level = 0
         self._waiting: list[bytes | memoryview] = []
         self._waiting_size = 0
         self._thread = Pool(1)
@@ -100,16 +94,24 @@ class PackWriter:
 
     def _write_frame(self, blobs: list[bytes | memoryview], size: int) -> None:
         start = self.size
-        compressor = self._compressors[self._taken < _FINE_SIZE]
+        self._choose_level()
         if len(blobs) == 1:
-            self._compress_in_chunks(compressor, blobs[0])
+            self._compress_in_chunks(blobs[0])
         else:
-            self._write(compressor.compress(b"".join(blobs)))
+            self._write(self._compressor.compress(b"".join(blobs)))
         self._taken += size
         self._index.frames.append(Frame(start, self.size - start, size, len(blobs)))
 
-    def _compress_in_chunks(self, compressor: zstandard.ZstdCompressor, data: bytes | memoryview) -> None:
-        chunker = compressor.chunker(size=len(data), chunk_size=_CHUNK)
+    def _choose_level(self) -> None:
+        """A compressor holds megabytes: there is only one."""
+        level = _FINE_LEVEL if self._taken < _FINE_SIZE else LEVEL
+        if level != self._level:
+            # The window spans a frame: what a kernel resembles may be anywhere before it.
+            parameters = zstandard.ZstdCompressionParameters.from_level(level, window_log=_WINDOW_LOG)
+            self._level, self._compressor = level, zstandard.ZstdCompressor(compression_params=parameters)
+
+    def _compress_in_chunks(self, data: bytes | memoryview) -> None:
+        chunker = self._compressor.chunker(size=len(data), chunk_size=_CHUNK)
         view = memoryview(data)
         for start in range(0, len(data), _CHUNK):
             for chunk in chunker.compress(view[start : start + _CHUNK]):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
@@ -15,6 +16,9 @@ from kstore.local.cacheroot import CacheRoot
 from kstore.local.index import is_settled
 from kstore.local.scan import Scan
 from kstore.manifest import Flag
+
+Times = dict[str, int]
+"""Path below a component's folder → status-change time, in nanoseconds."""
 
 _NEVER_IN_PLACE = int(Flag.LINK | Flag.RELOCATE)
 
@@ -25,10 +29,10 @@ class Still:
 
     components: dict[str, str]
     """Where each component is."""
-    folders: dict[str, int]
-    """Status-change times, in nanoseconds, of all folders that were scanned."""
-    files: dict[str, int]
-    """Those of the files that are changed in place."""
+    folders: dict[str, Times]
+    """Component → all of its folders that were scanned, "." for its own; none for one that is not there."""
+    files: dict[str, Times]
+    """Component → those of its files that are changed in place."""
 
     def dump(self) -> bytes:
         """As JSON."""
@@ -39,22 +43,37 @@ class Still:
         """Read what `dump` wrote.
 
         Raises:
-            KeyError, TypeError: it is damaged.
+            KeyError, TypeError, AttributeError: it is damaged.
         """
-        return cls(dict(content["components"]), dict(content["folders"]), dict(content["files"]))
+        folders, files = content["folders"], content["files"]
+        return cls(dict(content["components"]), _times(folders), _times(files))
 
     def holds(self, root: CacheRoot) -> bool:
         """Whether nothing has changed since."""
         if self.components != dict(root.folders):
             return False
-        if any(folder not in self.folders and os.path.lexists(folder) for folder in root.folders.values()):
+        if any(name not in self.folders and os.path.lexists(folder) for name, folder in root.folders.items()):
             return False
         try:
-            return all(os.stat(path).st_ctime_ns == moment for path, moment in self.folders.items()) and all(
-                os.lstat(path).st_ctime_ns == moment for path, moment in self.files.items()
-            )
+            return all(self._holds(name, root.folders[name]) for name in self.folders)
         except OSError:
             return False
+
+    def _holds(self, component: str, folder: str) -> bool:
+        """There are thousands of paths: the kernel walks the folder's own only once."""
+        fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            return all(
+                os.stat(path, dir_fd=fd, follow_symlinks=follows).st_ctime_ns == moment
+                for times, follows in ((self.folders, True), (self.files, False))
+                for path, moment in times.get(component, {}).items()
+            )
+        finally:
+            os.close(fd)
+
+
+def _times(content: Any) -> dict[str, Times]:
+    return {component: dict(times) for component, times in content.items()}
 
 
 def still_since(root: CacheRoot, found: Scan, started_ns: int) -> Still | None:
@@ -63,12 +82,21 @@ def still_since(root: CacheRoot, found: Scan, started_ns: int) -> Still | None:
     """
     if found.skipped or found.busy or found.unsettled:
         return None
+    in_place = (path for path, known in found.known.items() if not known.entry.flags & _NEVER_IN_PLACE)
     try:
-        folders = {path: os.stat(path).st_ctime_ns for path in map(root.local_path, found.folders)}
-        in_place = (path for path, known in found.known.items() if not known.entry.flags & _NEVER_IN_PLACE)
-        files = {path: os.lstat(path).st_ctime_ns for path in map(root.local_path, in_place)}
+        folders = _ask(root, found.folders, os.stat)
+        files = _ask(root, in_place, os.lstat)
     except OSError:
         return None
-    if not all(is_settled(moment, started_ns) for moment in (*folders.values(), *files.values())):
+    every = (moment for asked in (folders, files) for times in asked.values() for moment in times.values())
+    if not all(is_settled(moment, started_ns) for moment in every):
         return None
     return Still(dict(root.folders), folders, files)
+
+
+def _ask(root: CacheRoot, paths: Iterable[str], status: Callable[[str], os.stat_result]) -> dict[str, Times]:
+    asked: dict[str, Times] = {}
+    for path in paths:
+        component, _, below = path.partition("/")
+        asked.setdefault(component, {})[below or "."] = status(root.local_path(path)).st_ctime_ns
+    return asked

@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 _HOST, _MERGE = int(Flag.HOST), int(Flag.MERGE)
 _MAX_RACES = 1000
-_ROOM = 32 << 20
+_ROOM = 2 << 20
 """Bytes of small files that are kept between hashing and uploading them."""
 
 
