@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 import kstore.operations.restore as restoring
+from kstore.environment import Host
 from kstore.local.place import Placed, Placer
 from kstore.local.scan import Scan
 from kstore.report import RestoreReport, RestoreStatus
 from kstore.worker import Worker
-from tests.trees import KEY, Node, contents
+from tests.trees import KEY, Node, contents, shared_object
 
 WORKERS = 8
 
@@ -132,6 +133,28 @@ def test_anything_else_is_looked_through(
     report = restore_after(worker(published), lambda: happens(published, worker(published)))
     assert report.ok
     assert len(scans) == 1
+
+
+def test_what_another_image_on_this_node_has_restored_is_looked_through(
+    published: Node,
+    restore_after: Callable[..., RestoreReport],
+    scans: list[str],
+    host: Host,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It has no code that was built for this host."""
+    bound = published.tree.put("inductor/ab/cabc.so", shared_object())
+    published.commit()
+
+    def restore_on_another_host() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr("kstore.worker.detect_host", lambda: Host("b" * 16, {"cpu": "other"}))
+            assert worker(published).restore().ok
+
+    here = worker(published)
+    assert restore_after(here, restore_on_another_host).placed == 1
+    assert len(scans) == 1
+    assert bound in contents(here.tree.root)
 
 
 def test_a_restore_that_began_before_this_worker_came_does_not_count(

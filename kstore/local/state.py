@@ -224,6 +224,12 @@ class StateFolder:
             return content["store"] == store and _load_ref(content) == ref
         return False
 
+    def host(self) -> str:
+        """Fingerprint of the host that its host-bound artifacts are for; empty if it has none, or nobody knows."""
+        with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+            return str(json.loads(read_whole(self._sync))["host"])
+        return ""
+
     def save_index(self, index: Index) -> None:
         """Replace the index."""
         data = index.dump()

@@ -115,12 +115,21 @@ def _place_unless_placed(
 
     Its restore counts for those that came before it began, which is after the restore `before` that they saw.
     """
-    identity = worker.store.holder(snapshot.ref).identity
-    is_placed = partial(worker.state.was_restored_since, before, identity, snapshot.ref)
-    with worker.state.locked_unless(is_placed) as is_held:
+    if snapshot.manifest.hosts:
+        worker.ask_host()
+    with worker.state.locked_unless(partial(_is_placed, worker, snapshot, before)) as is_held:
         if is_held:
             return place(worker, snapshot, status)
     return _report_placed(worker, snapshot, status)
+
+
+def _is_placed(worker: Worker, snapshot: Snapshot, before: str | None) -> bool:
+    store = worker.store.holder(snapshot.ref).identity
+    if not worker.state.was_restored_since(before, store, snapshot.ref):
+        return False
+    # Two images on one node may share a cache root: each takes out what was built on the other.
+    host = worker.state.host()
+    return not host or host == worker.host.fingerprint
 
 
 def report_placed(worker: Worker, snapshot: Snapshot, status: RestoreStatus) -> RestoreReport | None:
