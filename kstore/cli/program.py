@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TextIO
 
 import click
 
@@ -144,11 +144,21 @@ def _replace_unprintable() -> None:
 
 
 def _flush(code: int) -> int:
-    """Flush here, not at the interpreter's end, where a closed pipe would print a traceback."""
-    try:
-        if sys.stdout:
-            sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    """Flush here: at the interpreter's end a closed pipe would print a traceback, or replace the exit code.
+
+    Data that did not arrive is a failure; that nobody listens to talk is none.
+    """
+    if sys.stderr:
+        _flush_stream(sys.stderr)
+    if sys.stdout and not _flush_stream(sys.stdout):
         return code or 1
     return code
+
+
+def _flush_stream(stream: TextIO) -> bool:
+    try:
+        stream.flush()
+        return True
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        return False

@@ -22,9 +22,16 @@ ENVIRONMENT = "torch9.9.9-triton9.9.9-cp399-x86_64-0123abcd"
 REPOSITORY = Path(__file__).parents[2]
 
 
+TICK = "sleep 0.02"
+"""A shell command that lasts until the time of files goes on, which the kernel sets some hundred times a second: no job
+reads or compiles as soon after a restore as these tests' would.
+"""
+
+
 def compiling(name: str) -> str:
     """A shell command that writes what a compiler would, under the given name."""
-    return f'mkdir -p "$TORCHINDUCTOR_CACHE_DIR/ab" && printf %s {name} > "$TORCHINDUCTOR_CACHE_DIR/ab/c{name}.py"'
+    folder = "$TORCHINDUCTOR_CACHE_DIR/ab"
+    return f'{TICK} && mkdir -p "{folder}" && printf %s {name} > "{folder}/c{name}.py"'
 
 
 @dataclass
@@ -73,10 +80,11 @@ class Cli:
         return Result(done.returncode, done.stdout, done.stderr)
 
     def start(self, *arguments: str, **variables: str) -> subprocess.Popen[str]:
-        """Start it as a process, with more environment variables."""
+        """Start it as a process, with more environment variables. Its output is buffered, as it is by default."""
+        environment = os.environ | {"PYTHONUNBUFFERED": ""} | variables
         return subprocess.Popen(
             [sys.executable, "-m", "kstore", *arguments],
-            cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | variables,
+            cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
         )  # fmt: skip
 
     def write(self, path: str, content: str = "content") -> Path:

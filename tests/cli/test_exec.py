@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from kstore.components.variables import MANAGED
-from tests.cli.commandline import REPOSITORY, Cli, compiling, read_terminal
+from tests.cli.commandline import REPOSITORY, TICK, Cli, compiling, read_terminal
 
 COUNT_SIGNALS = """
 import os, pathlib, signal, sys, time
@@ -341,7 +341,7 @@ def test_what_was_restored_but_unused_is_a_warning(cli: Cli) -> None:
 
 def test_what_was_used_is_said(cli: Cli) -> None:
     cli.publish("my/v1", "one")
-    result = cli.process("exec", "my/v1", "--", "sh", "-ec", 'cat "$TORCHINDUCTOR_CACHE_DIR"/*/*')
+    result = cli.process("exec", "my/v1", "--", "sh", "-ec", f'{TICK}; cat "$TORCHINDUCTOR_CACHE_DIR"/*/*')
 
     assert "kstore: used of generation 1: inductor 1 of 1 entry" in result.err
     assert "warning" not in result.err

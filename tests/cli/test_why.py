@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 
-from tests.cli.commandline import Cli
+from tests.cli.commandline import TICK, Cli
 from tests.why.entries import entry
 
 GRAPHS = '"$TORCHINDUCTOR_CACHE_DIR/fxgraph/ab/fkey"'
@@ -11,7 +11,7 @@ GRAPHS = '"$TORCHINDUCTOR_CACHE_DIR/fxgraph/ab/fkey"'
 def compiling(cli: Cli, name: str, data: bytes) -> str:
     """A shell command that leaves a graph as the compiler would."""
     (cli.folder / name).write_bytes(data)
-    return f"mkdir -p {GRAPHS}-{name} && cp {cli.folder / name} {GRAPHS}-{name}/{name}"
+    return f"{TICK} && mkdir -p {GRAPHS}-{name} && cp {cli.folder / name} {GRAPHS}-{name}/{name}"
 
 
 def run(cli: Cli, name: str, data: bytes) -> None:
