@@ -194,16 +194,22 @@ def test_a_ref_that_says_it_wrong_is_damaged(filled: Node, part: str, value: obj
         load_ref(ref.scope, ref.generation, json.dumps(content).encode())
 
 
+def assert_follows_and_outlives(node: Node, first: Node, manifest: bytes, tmp_path: Path) -> None:
+    """The other key's manifest follows on one of the first key's, and stands when that key has gone."""
+    found = node.newest(OTHER).delta
+    assert found
+    assert found.base == manifest
+    first.store.forget("model/v1")
+    collect_fully(first)
+    assert_all_is_restored(OTHER, node, tmp_path)
+
+
 def test_a_seeded_key_follows_on_its_seed(filled: Node, tmp_path: Path) -> None:
     other = Node(tmp_path, "other", layout=filled.store.settings.layout)
     other.restore(OTHER, seed="model/v1")
     other.tree.kernel("more")
     other.commit(OTHER)
-    found = other.newest(OTHER).delta
-    assert found and found.base == whole_manifest(filled)[0]
-    filled.store.forget("model/v1")
-    collect_fully(filled)
-    assert_all_is_restored(OTHER, other, tmp_path)
+    assert_follows_and_outlives(other, filled, whole_manifest(filled)[0], tmp_path)
 
 
 def test_a_new_key_follows_on_one_beside_it(tmp_path: Path) -> None:
@@ -213,11 +219,7 @@ def test_a_new_key_follows_on_one_beside_it(tmp_path: Path) -> None:
     fill(second)
     second.tree.kernel("more")
     second.commit(OTHER)
-    found = second.newest(OTHER).delta
-    assert found and found.base == first.newest().manifest
-    first.store.forget("model/v1")
-    collect_fully(first)
-    assert_all_is_restored(OTHER, second, tmp_path)
+    assert_follows_and_outlives(second, first, first.newest().manifest, tmp_path)
 
 
 def test_a_new_key_does_not_rely_on_one_beside_it_that_is_condemned(tmp_path: Path) -> None:

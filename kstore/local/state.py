@@ -28,7 +28,7 @@ from kstore.local.finished import read_whole
 from kstore.local.held import held, is_held
 from kstore.local.index import Index
 from kstore.local.still import Still
-from kstore.local.turn import Turn, sweep_turns
+from kstore.local.turn import Turn, acquire, sweep_turns
 from kstore.refs import Ref, load_ref
 from kstore.scope import Scope
 from kstore.snapshot import Snapshot
@@ -116,9 +116,10 @@ class StateFolder:
         """Hold the root, as `locked` does, unless whoever had it has done what it is for: whether it is held."""
         is_held = self._acquire(timeout, is_done)
         try:
-            if is_held:
+            is_needed = is_held and not is_done()
+            if is_needed:
                 _sweep(self._folder)
-            yield is_held
+            yield is_needed
         finally:
             if is_held:
                 self._lock.release()
@@ -132,20 +133,14 @@ class StateFolder:
                 raise WaitTimeout(
                     f"another process has held {self._lock.lock_file} for {timeout:.0f} s; see whether it hangs"
                 )
-        if is_done():
-            self._lock.release()
-            return False
         return True
 
     def _try_to_acquire(self, timeout: float) -> bool:
         try:
             os.makedirs(self._folder, mode=0o700, exist_ok=True)
-            self._lock.acquire(timeout)
-        except filelock.Timeout:
-            return False
-        except (OSError, NotImplementedError) as error:
+        except OSError as error:
             raise CacheRootError(f"the cache root cannot be used: {error}") from error
-        return True
+        return acquire(self._lock, timeout)
 
     @contextmanager
     def lent(self) -> Iterator[None]:

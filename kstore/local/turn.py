@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 
 import filelock
 
@@ -27,20 +27,32 @@ class Turn:
         Raises:
             CacheRootError: the folder cannot be used.
         """
-        with ExitStack() as stack:
-            try:
-                stack.enter_context(self._lock.acquire(blocking=False))
-                is_ours = True
-            except filelock.Timeout:
-                is_ours = False
-            except (OSError, NotImplementedError) as error:
-                raise CacheRootError(f"the cache root cannot be used: {error}") from error
+        is_ours = acquire(self._lock, 0)
+        try:
             yield is_ours
+        finally:
+            if is_ours:
+                self._lock.release()
 
     def wait(self, timeout: float) -> None:
         """Until whoever has it is done, or dead, or it has taken too long, in seconds."""
         with suppress(OSError), self._lock.acquire(timeout):
             pass
+
+
+def acquire(lock: filelock.BaseFileLock, timeout: float) -> bool:
+    """Whether it could be had within `timeout` seconds.
+
+    Raises:
+        CacheRootError: its folder cannot be used.
+    """
+    try:
+        lock.acquire(timeout)
+    except filelock.Timeout:
+        return False
+    except (OSError, NotImplementedError) as error:
+        raise CacheRootError(f"the cache root cannot be used: {error}") from error
+    return True
 
 
 def sweep_turns(folder: str, age: float) -> None:
