@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from kstore.local.place import Placed, Placer
 from kstore.local.scan import Scan
 from kstore.report import RestoreReport, RestoreStatus
 from kstore.worker import Worker
-from tests.trees import KEY, Node, contents, shared_object
+from tests.trees import KEY, Node, contents, in_processes, shared_object
 
 WORKERS = 8
 
@@ -175,22 +174,13 @@ def test_a_restore_that_began_before_this_worker_came_does_not_count(
     assert state.was_restored_since("", *last)
 
 
-def _restore(folder: Path, start: Any, told: Any) -> None:
-    node = Node(folder, "shared")
-    start.wait()
-    report = node.restore()
-    told.put((report.ok, report.placed, len(contents(node.tree.root))))
-
-
 def test_all_who_start_together_have_everything(published: Node) -> None:
-    processes = multiprocessing.get_context("spawn")
-    start, told = processes.Barrier(WORKERS), processes.Queue()
-    crowd = [processes.Process(target=_restore, args=(published.location.parent, start, told)) for _ in range(WORKERS)]
-    for process in crowd:
-        process.start()
-    answers = [told.get(timeout=60) for _ in crowd]
-    for process in crowd:
-        process.join()
+    def restore(folder: Path) -> tuple[bool, int, int]:
+        node = Node(folder, "shared")
+        report = node.restore()
+        return report.ok, report.placed, len(contents(node.tree.root))
+
+    answers = in_processes(restore, [(published.location.parent,)] * WORKERS)
     files = len(contents(published.tree.root))
     assert [(ok, found) for ok, _, found in answers] == [(True, files)] * WORKERS
     assert sum(placed for _, placed, _ in answers) == files

@@ -28,7 +28,7 @@ from kstore.local.finished import read_whole
 from kstore.local.held import held, is_held
 from kstore.local.index import Index
 from kstore.local.still import Still
-from kstore.local.turn import Turn, acquire, sweep_turns
+from kstore.local.turn import Turn, acquire, is_left_turn
 from kstore.refs import Ref, load_ref
 from kstore.scope import Scope
 from kstore.snapshot import Snapshot
@@ -351,7 +351,8 @@ def _sweep(parent: str) -> None:
             path = os.path.join(parent, name)
             if name.startswith(_STAGE) and not is_held(path):
                 shutil.rmtree(path, ignore_errors=True)
-        sweep_turns(parent, LOCK_TIMEOUT)
+            elif is_left_turn(path, LOCK_TIMEOUT):
+                os.unlink(path)
 
 
 def _digests(content: Mapping[str, str]) -> dict[str, bytes]:

@@ -55,9 +55,6 @@ def acquire(lock: filelock.BaseFileLock, timeout: float) -> bool:
     return True
 
 
-def sweep_turns(folder: str, age: float) -> None:
-    """Remove what is older, in seconds, than anybody waits."""
-    for name in os.listdir(folder):
-        path = os.path.join(folder, name)
-        if name.startswith(_PREFIX) and time.time() - os.stat(path).st_mtime > age:
-            os.unlink(path)
+def is_left_turn(path: str, age: float) -> bool:
+    """Whether it is the file of a turn that is older, in seconds, than anybody waits."""
+    return os.path.basename(path).startswith(_PREFIX) and time.time() - os.stat(path).st_mtime > age
