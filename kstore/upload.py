@@ -216,8 +216,9 @@ class Uploader:
             return None
 
     def packs_of(self, needed: set[bytes], theirs: Snapshot | None, base: Snapshot | None) -> tuple[str, ...]:
-        """Every pack that the blobs `needed`, and what the manifest follows on, may be in: what is in a pack that no
-        ref names is deleted by gc.
+        """The packs that the blobs `needed`, and what the manifest follows on, may be in: what is in a pack that no
+        ref names is deleted by gc. What the newest generation's packs have, others are not named for: gc may have
+        made one pack of them.
         """
         needed = needed | {self.delta.base} if self.delta else needed
         may_hold = self._storage.blobs.may_hold
@@ -225,9 +226,10 @@ class Uploader:
         if published and theirs and any(entry.digest not in needed for entry in theirs.manifest.entries()):
             published = tuple(pack for pack in published if may_hold(pack, needed))
         packs_of_base = base.ref.packs if base and not base.ref.depth else ()
-        others = (*self._ahead, *self._reliable(packs_of_base), *self._siblings)
-        shared = [pack for pack in others if pack not in published and may_hold(pack, needed)]
-        return tuple(dict.fromkeys((*self.packs, *published, *shared)))
+        named = dict.fromkeys((*self.packs, *published))
+        others = [p for p in (*self._ahead, *self._reliable(packs_of_base), *self._siblings) if p not in named]
+        left = needed - self._storage.blobs.digests_in(named) if others else set()
+        return (*named, *dict.fromkeys(pack for pack in others if left and may_hold(pack, left)))
 
     def lost(self, snapshot: Snapshot, among: Mapping[bytes, int]) -> set[bytes]:
         """Of the blobs in `among`, with their sizes, those that a generation needs, and that `verify` found damaged

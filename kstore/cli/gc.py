@@ -94,7 +94,7 @@ def _tell(output: Output, report: GcReport) -> None:
     gone = sum(1 for decision in report.decisions if not decision.stays)
     output.summary(f"{plural(gone, 'generation')} of {len(report.decisions)} {would}removed")
     if report.rewritten:
-        output.summary(f"{plural(report.rewritten, 'pack')} {would}rewritten: most of what they held is not needed")
+        output.summary(f"{plural(report.rewritten, 'pack')} {would}rewritten: small ones, or mostly not needed")
     output.summary(f"{would}deleted: {amount(report.deleted.files, report.deleted.bytes)}")
     if report.condemned.files:
         condemned = amount(report.condemned.files, report.condemned.bytes)

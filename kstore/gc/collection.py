@@ -11,7 +11,7 @@ from kstore.errors import IntegrityError, MissError
 from kstore.gc.digests import DigestSet
 from kstore.gc.mark import Marked, mark, needs_of
 from kstore.gc.policy import Decision, Generation, History, Policy, Why, by_worth, decide, over_budget, unused
-from kstore.gc.repack import mostly_dead, repack
+from kstore.gc.repack import repack, worth_rewriting
 from kstore.gc.report import GcReport, GcStatus
 from kstore.gc.sweep import Sweeper
 from kstore.generations import publish_empty
@@ -180,8 +180,9 @@ class _Collection:
         return Count(len(sizes) + len(marked.loose), sum(sizes) + marked.loose_bytes)
 
     def _repack(self, marked: Marked) -> None:
-        packs = mostly_dead(self._storage, marked)
-        self._report.rewritten += len(packs) if self._report.dry_run else repack(self._storage, packs, marked)
+        groups = worth_rewriting(self._storage, marked)
+        is_dry = self._report.dry_run
+        self._report.rewritten += sum(map(len, groups)) if is_dry else repack(self._storage, groups, marked)
 
 
 def _is_forgotten(history: History) -> bool:

@@ -49,6 +49,8 @@ class Marked:
     """Kept if they are here, and not counted."""
     packs: dict[str, set[Ref]] = field(default_factory=dict)
     """Live pack → the refs that name it."""
+    newest: set[Ref] = field(default_factory=set)
+    """Of each scope's, the last."""
     loose_bytes: int = 0
     unreadable: list[str] = field(default_factory=list)
     """What cannot be read: it may need anything."""
@@ -87,7 +89,9 @@ def needs_in(blobs: BlobStore, ref: Ref, manifest: Manifest) -> Needs:
 def mark(storage: Storage, gone: Container[str], marked: Marked, progress: Progress) -> None:
     """Mark what every generation needs, without those whose refs' names are in `gone`."""
     for scope in storage.refs.scopes():
-        for ref in _refs(storage, scope, gone, marked):
+        refs = _refs(storage, scope, gone, marked)
+        marked.newest.update(refs[-1:])
+        for ref in refs:
             _mark_ref(storage, ref, marked)
             progress.done += 1
 

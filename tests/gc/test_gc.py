@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -312,6 +314,98 @@ def test_packs_that_are_mostly_dead_are_rewritten(tmp_path: Path, monkeypatch: p
     assert not (node.location / "packs" / old).exists()
     found = restored(tmp_path, "other")
     assert found == kernels(node) and keeper in found
+
+
+# ---- Small packs become one
+
+
+@pytest.fixture
+def scattered(tmp_path: Path) -> Node:
+    """A key that grew by nine commits, and is in as many packs."""
+    node = Node(tmp_path, layout="packed")
+    for number in range(9):
+        node.tree.kernel(f"k{number}", "a")
+        node.commit()
+    assert len(node.newest().packs) == 9
+    return node
+
+
+def test_many_small_packs_become_one(scattered: Node, tmp_path: Path) -> None:
+    before = scattered.newest()
+    assert collect(scattered, dry_run=True).rewritten == 9
+    assert scattered.newest() == before
+    assert collect(scattered).rewritten == 9
+    after = scattered.newest()
+    assert (after.manifest, after.generation) == (before.manifest, before.generation + 1)
+    assert len(after.packs) == 1
+    assert restored(tmp_path, "other") == kernels(scattered)
+    assert scattered.store.verify().ok
+
+
+def test_small_packs_that_became_one_go_with_the_last_generation_that_names_them(scattered: Node) -> None:
+    before = scattered.newest().packs
+    for _ in range(4):
+        pass_time(scattered)
+        report = collect(scattered, keep=1)
+    assert report.rewritten == 0
+    assert not any((scattered.location / "packs" / pack).exists() for pack in before)
+    assert stored(scattered) == {f"packs/{pack}" for pack in scattered.newest().packs}
+
+
+def test_a_commit_goes_on_from_the_one_pack(scattered: Node, tmp_path: Path) -> None:
+    collect(scattered)
+    (merged,) = scattered.newest().packs
+    scattered.tree.kernel("k9", "a")
+    assert scattered.commit().status is CommitStatus.COMMITTED
+    assert len(scattered.newest().packs) == 2 and merged in scattered.newest().packs
+    assert restored(tmp_path, "other") == kernels(scattered)
+
+
+def test_small_packs_of_two_keys_become_one_for_both(scattered: Node) -> None:
+    other = scattered.commit("model/v2")
+    assert other.uploaded < scattered.store.storage.blobs.pack(scattered.newest().packs[0]).size * 2
+    collect(scattered)
+    first, second = (set(scattered.newest(key).packs) for key in ("model/v1", "model/v2"))
+    assert len(first & second) == 1
+    assert len(first | second) <= 2
+
+
+def test_a_large_pack_is_not_rewritten_for_the_sake_of_small_ones(tmp_path: Path) -> None:
+    node = Node(tmp_path, layout="packed")
+    node.tree.put("inductor/ab/clarge.py", random.Random(1).randbytes(1 << 17))
+    node.commit()
+    (large,) = node.newest().packs
+    for number in range(8):
+        node.tree.kernel(f"k{number}", "a")
+        node.commit()
+    assert collect(node).rewritten == 8
+    assert len(node.newest().packs) == 2 and large in node.newest().packs
+
+
+def test_a_manifest_has_a_frame_of_its_own_in_the_one_pack(scattered: Node) -> None:
+    collect(scattered)
+    (pack,) = scattered.newest().packs
+    index = scattered.store.storage.blobs.pack(pack).index
+    number = index.digests.index(scattered.newest().manifest)
+    ends = list(accumulate(frame.blobs for frame in index.frames))
+    assert number + 1 in ends and number in ends
+
+
+def test_a_damaged_pack_stays_as_it_is(scattered: Node, caplog: pytest.LogCaptureFixture) -> None:
+    before = scattered.newest()
+    path = scattered.location / "packs" / before.packs[-1]
+    data = bytearray(path.read_bytes())
+    data[8] ^= 0xFF
+    path.chmod(0o644)
+    path.write_bytes(data)
+    assert collect(scattered).rewritten == 0
+    assert scattered.newest() == before
+    assert "not rewritten" in caplog.text and before.packs[-1] in caplog.text
+
+
+def test_a_forgotten_key_is_not_rewritten(scattered: Node) -> None:
+    scattered.store.forget("model/v1")
+    assert collect(scattered).rewritten == 0
 
 
 def test_leftovers_of_killed_commits_are_removed_a_grace_later(node: Node) -> None:

@@ -115,6 +115,11 @@ class World:
         return node
 
 
+def aged(backend: MemoryBackend) -> None:
+    """All is older than the grace."""
+    backend.wait(2 * HOUR)
+
+
 def old_and_condemned(backend: MemoryBackend) -> None:
     """All but the newest generation is gone, and what it alone had is condemned for long enough to be deleted.
 

@@ -19,14 +19,17 @@ import pytest
 from kstore.backends import Upload
 from kstore.condemned import Doomed
 from kstore.gc import Policy
+from kstore.generations import republish
 from kstore.lease import Lease
 from kstore.operations import bring as bringing
 from kstore.refs import Ref, Refs
+from kstore.storage import Storage
 from tests.interleavings import actors, toys
 from tests.interleavings.actors import (
     Fill,
     History,
     World,
+    aged,
     compile_kernel,
     forgotten_and_condemned,
     old_and_condemned,
@@ -133,6 +136,15 @@ LARGEST_SCENES = [
 TWO_GCS_AND_MORE = [
     Scene(("gc 1", "gc 2", "commit A", "commit B"), **WITH_GC),
 ]
+MERGING = {"published": (partial(write_wrapper, by="one"), partial(write_wrapper, by="two")), "history": aged}
+"""The newest generation is in two packs, which gc makes one."""
+MERGING_SCENES = [
+    Scene(("gc 1", "gc 2"), **MERGING),
+    Scene(("gc 1", "commit A"), **MERGING),
+    Scene(("gc 1", "commit A", "wait 4000"), **MERGING),
+    Scene(("gc 1", "restore R"), **MERGING),
+    Scene(("gc 1", "forget F"), **MERGING),
+]
 
 
 @pytest.fixture
@@ -166,6 +178,12 @@ def no_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     """Safety does not depend on it, and without it two gcs meet in every way they can."""
     monkeypatch.setattr(Lease, "acquire", lambda lease: True)
     monkeypatch.setattr(Lease, "release", lambda lease: None)
+
+
+@pytest.fixture
+def merging(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two packs are many."""
+    monkeypatch.setattr("kstore.gc.repack.MANY", 2)
 
 
 @pytest.fixture(autouse=True)
@@ -212,6 +230,14 @@ def test_nothing_is_lost_where_manifests_follow_on_others(
     scene: Scene, layout: str, tmp_path: Path, tell: Callable[[Scene, str, Explored], None]
 ) -> None:
     tell(scene, layout, check(scene, tmp_path, layout))
+
+
+@pytest.mark.usefixtures("merging")
+@pytest.mark.parametrize("scene", MERGING_SCENES, ids=str)
+def test_nothing_is_lost_where_small_packs_become_one(
+    scene: Scene, tmp_path: Path, tell: Callable[[Scene, str, Explored], None]
+) -> None:
+    tell(scene, "packed, merged", check(scene, tmp_path, "packed"))
 
 
 @MIXED_IS_EXHAUSTIVE
@@ -297,6 +323,18 @@ def test_a_gc_that_deletes_a_name_that_was_taken_anew_is_found(tmp_path: Path, m
     monkeypatch.setattr("kstore.gc.sweep._is_same", lambda found, entry: True)
     with pytest.raises(Violation, match=r"lacks \d of \d blobs"):
         check(Scene(("gc 1", "gc 2", "commit A"), **WITH_GC), tmp_path, "loose")
+
+
+@pytest.mark.usefixtures("merging")
+def test_a_gc_that_publishes_rewritten_packs_after_a_commit_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def late(storage: Storage, ref: Ref, packs: Callable[[Ref], tuple[str, ...]], *, only_if_newest: bool) -> None:
+        republish(storage, ref, packs)
+
+    monkeypatch.setattr("kstore.gc.repack.republish", late)
+    with pytest.raises(Violation, match="is not in the newest generation"):
+        check(Scene(("gc 1", "commit A"), **MERGING), tmp_path, "packed")
 
 
 def test_refs_that_are_overwritten_are_found(layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

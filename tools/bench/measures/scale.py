@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 from tools.bench import processes
-from tools.bench.fill_store import fill
+from tools.bench.fill_store import fill, grow
 from tools.bench.kstores import KstoreLoose, KstorePacked
 from tools.bench.peers import Fal
 from tools.bench.places import Absent, Place
@@ -79,9 +80,41 @@ def _look(place: Place, column: str, number: int, kernel: Path) -> Iterator[Read
             raise RuntimeError(f"{row} ended with {told.last.status}")
         yield Reading(row, told.wall)
         yield Reading(f"{row}: peak memory", told.peak, Unit.BYTES)
-    root = place.local / column / f"worker{number}"
-    folders = {"store": store, "root": str(root), "layout": "packed", "key": "bench/key0"}
+    yield from _work(_store(place, column), place.local / column / f"worker{number}", kernel, number)
+
+
+def grown(bench: Bench) -> Table:
+    """A key that grew by many commits, each of which is a pack: before and after gc has made one pack of them."""
+    sizes = bench.trees.sizes
+    table = Table("grown", f"A key that grew by {sizes.commits} commits")
+    tree, kernel = bench.trees.some(sizes.files_of_a_key), bench.trees.kernels(1)[0]
+    describe(table, tree, "the first commit")
+    table.conditions.append("each later one: a kernel")
+    few, many, merged = "one commit", f"{sizes.commits} commits", f"{sizes.commits} commits, after gc"
+    try:
+        with bench.place("gluster", table) as place:
+            grow(_store(place, many), _filling(place, many), tree, kernel, sizes.commits)
+            shutil.copytree(_store(place, many), _store(place, merged))
+            grow(_store(place, few), _filling(place, few), _filling(place, many), kernel, 0)
+            told = _run(["command", "gc", "--store", str(_store(place, merged))])
+            table.add("kstore gc", merged, told.wall, Unit.SECONDS)
+            for number in range(bench.rounds):
+                for column in (few, many, merged):
+                    store = place.shared(1) / _store(place, column).name
+                    for reading in _work(store, place.local / column / f"worker{number}", kernel, number):
+                        table.add(reading.row, column, reading.value, reading.unit)
+                tell(f"grown: round {number + 1} of {bench.rounds}")
+    except Absent as error:
+        table.note(f"Not measured: {error}.")
+    return table
+
+
+def _work(store: Path, root: Path, kernel: Path, number: int) -> Iterator[Reading]:
+    """A worker restores, compiles one kernel, and commits it."""
+    folders = {"store": str(store), "root": str(root), "layout": "packed", "key": "bench/key0"}
     restored = processes.run(Spec("kstore", folders, [["fetch"]], {}))
+    if restored.last.status != "restored":
+        raise RuntimeError(f"the restore was {restored.last.status}")
     yield Reading("restore", restored.last.seconds)
     vary(kernel, root / "triton", 1_000 + number)
     committed = processes.run(Spec("kstore", folders, [["publish"]], {}))
