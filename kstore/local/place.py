@@ -33,6 +33,7 @@ from kstore.local.move import Mover
 from kstore.local.relocate import to_local
 from kstore.local.scan import Skipped
 from kstore.local.state import StateFolder
+from kstore.local.untouched import mark_folders
 from kstore.manifest import Entry, Files, Flag, parents_of, unit_of
 from kstore.progress import Progress
 from kstore.threads import Pool, submit
@@ -46,6 +47,7 @@ _OPEN_COUNT = 128
 _SECOND = 1_000_000_000
 _GROUP, _LINK, _BELOW = int(Flag.GROUP), int(Flag.LINK), int(Flag.BELOW)
 _MTIME, _RELOCATE = int(Flag.MTIME), int(Flag.RELOCATE)
+_NEVER_IN_PLACE = _LINK | _RELOCATE
 _OWNER_CAN_WRITE = 0o600
 
 
@@ -55,18 +57,24 @@ class Placed:
 
     paths: set[str] = field(default_factory=set)
     known: dict[str, Known] = field(default_factory=dict)
-    """The artifacts that bear no stamp, for the index."""
+    """The artifacts that are changed in place, for the index."""
     skipped: list[Skipped] = field(default_factory=list)
     occupied: set[str] = field(default_factory=set)
     """Paths where something else is, which stays."""
     modes: Counter[LinkMode] = field(default_factory=Counter)
     """How many artifacts came which way."""
+    untouched_ns: int = 0
+    """The modification time of all folders that were placed, if they hold all that was wanted; else 0."""
 
     def add(self, other: Placed) -> None:
         """Take over what another thread placed."""
         self.paths |= other.paths
         self.known |= other.known
         self.modes += other.modes
+
+    def settled(self) -> dict[str, Known]:
+        """What the index may vouch for."""
+        return {path: file for path, file in self.known.items() if is_settled(file.entry.mtime_ns)}
 
     def forget(self, occupied: Iterable[str]) -> None:
         """Leave out what had to stay away from its place, a file or a folder."""
@@ -143,6 +151,8 @@ class Placer:
             staging = _Staging(self._root, stages, wanted)
             placed = staging.fill(self._sources[0], packs, self._others, self._progress)
             staging.drop_incomplete(placed, self._lists)
+            if len(placed.paths) == len(wanted):
+                placed.untouched_ns = mark_folders(map(staging.staged, staging.folders()))
             mover = Mover(staging.staged, self._root.local_path, wanted)
             before_move()
             with self._waiting.visible():
@@ -262,6 +272,11 @@ class _Staging:
         for folder in sorted({path[: path.rindex("/")] for path in self.wanted}):
             make_folder(self.staged(folder))
 
+    def folders(self) -> set[str]:
+        """All folders, as artifact paths."""
+        lowest = {path[: path.rindex("/")]: path for path in self.wanted}
+        return {folder for path in lowest.values() for folder in parents_of(path)}
+
     def _links(self, among: Files, blobs: BlobStore, packs: Sequence[str]) -> list[Link]:
         """What is loose and has not been touched since it was published."""
         packed = blobs.digests_in(packs)
@@ -302,7 +317,7 @@ class _Staging:
         placed = Placed(set(contents))
         placed.modes[LinkMode.COPY] = len(contents)
         for path in contents:
-            if not self.wanted[path].flags & _LINK:
+            if not self.wanted[path].flags & _NEVER_IN_PLACE:
                 placed.known[path] = self._known(path)
         return placed
 
@@ -321,13 +336,6 @@ class _Staging:
     def _known(self, path: str) -> Known:
         status = os.stat(self.staged(path))
         return Known(self.wanted[path]._replace(mtime_ns=status.st_mtime_ns), status.st_size, status.st_ino)
-
-
-def keep_settled(known: dict[str, Known]) -> dict[str, Known]:
-    """What the index may vouch for: what is replaced but never changed in place, and what is old enough."""
-    return {
-        path: file for path, file in known.items() if file.entry.flags & _RELOCATE or is_settled(file.entry.mtime_ns)
-    }
 
 
 def _by_digest(files: Files, but: Collection[str]) -> dict[bytes, list[str]]:

@@ -1,7 +1,7 @@
 """Reads a cache root: which artifacts are there, whole and finished, and what their bytes are called.
 
 A file whose status the index knows is not read again. A folder in which files are only ever created or replaced
-is not even listed again while its own modification time stands.
+is not even listed again while its own modification time stands, or that which a restore gave it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from kstore.local.cacheroot import CacheRoot
 from kstore.local.finished import Unfinished, check_unlocked, check_whole_object, read_finished
 from kstore.local.index import Index, Known, KnownFolder, is_settled
 from kstore.local.relocate import group_children, to_stored
+from kstore.local.untouched import Untouched
 from kstore.manifest import Entry, Files, Flag
 
 _GROUP, _HOST, _LINK, _RELOCATE = int(Flag.GROUP), int(Flag.HOST), int(Flag.LINK), int(Flag.RELOCATE)
@@ -31,6 +32,7 @@ _WRITING_TIME = 3600.0
 _UNFINISHED = "it is not finished"
 _SMALL = 16 << 10
 _OBJECT_FILES = (".so", ".o")
+_NOTHING_PLACED = Untouched()
 
 
 class Skipped(NamedTuple):
@@ -49,6 +51,8 @@ class Scan:
     """Files too young for their status to be trusted later."""
     folders: set[str] = field(default_factory=set)
     settled_folders: dict[str, KnownFolder] = field(default_factory=dict)
+    untouched: dict[str, KnownFolder] = field(default_factory=dict)
+    """Folders that are as a restore has placed them."""
     skipped: list[Skipped] = field(default_factory=list)
     busy: set[str] = field(default_factory=set)
     """Folders of the groups that somebody is writing."""
@@ -72,17 +76,32 @@ class Scan:
     def index(self) -> Index:
         """For the next scan."""
         known = {path: file for path, file in self.known.items() if path not in self.unsettled}
-        return Index(known, self.settled_folders)
+        return Index(known, self.settled_folders | self.untouched)
+
+    @property
+    def index_beside_base(self) -> Index:
+        """The same for a scan that has the same base: that tells of the folders that nobody has touched."""
+        files, untouched = self.index.files, self.untouched
+        known = {path: file for path, file in files.items() if path.rpartition("/")[0] not in untouched}
+        return Index(known if untouched else files, self.settled_folders)
 
     def add(self, other: Scan) -> None:
         """Take over what another part of the scan found."""
         self.known |= other.known
         self.unsettled |= other.unsettled
         self.settled_folders |= other.settled_folders
+        self.untouched |= other.untouched
         self.hashed += other.hashed
 
 
-def scan(root: CacheRoot, table: Table, index: Index, base: Callable[[], Files], room: int = 0) -> Scan:
+def scan(
+    root: CacheRoot,
+    table: Table,
+    index: Index,
+    base: Callable[[], Files],
+    room: int = 0,
+    untouched: Untouched = _NOTHING_PLACED,
+) -> Scan:
     """Read all components of `root`. `base` gives what was restored into it; it is asked only for unknown files.
 
     Up to `room` bytes of what is read are kept, small files only: with those, opening takes longer than reading.
@@ -91,7 +110,8 @@ def scan(root: CacheRoot, table: Table, index: Index, base: Callable[[], Files],
     for name, folder in root.folders.items():
         if _is_there(folder):
             others = {other for other in root.folders.values() if other != folder}
-            _ComponentScan(table[name], folder, others, index, base, found).folder(_Place(name, folder), found)
+            component = _ComponentScan(table[name], folder, others, index, base, untouched, found)
+            component.folder(_Place(name, folder), found)
     return found
 
 
@@ -128,6 +148,7 @@ class _ComponentScan:
         others: set[str],
         index: Index,
         base: Callable[[], Files],
+        untouched: Untouched,
         found: Scan,
     ) -> None:
         self._component = component
@@ -138,6 +159,7 @@ class _ComponentScan:
         """Modification time, in nanoseconds, of the folder whose files are being read, before it was listed."""
         self._index = index
         self._base = base
+        self._untouched = untouched
         self._found = found
 
     def folder(self, place: _Place, into: Scan) -> None:
@@ -148,6 +170,8 @@ class _ComponentScan:
             known = self._index.folders.get(place.path)
             if known is not None and known.mtime_ns == mtime_ns:
                 self._take_known(place, known, into)
+            elif placed := self._untouched.folder(place.path, mtime_ns):
+                self._take_untouched(place, placed, into)
             else:
                 self._take_listed(place, mtime_ns, into)
         except FileNotFoundError:
@@ -162,6 +186,14 @@ class _ComponentScan:
             into.known[path] = index[path]
         into.settled_folders[place.path] = known
         for name in known.folders:
+            self._subfolder(place.sub(name), into)
+
+    def _take_untouched(self, place: _Place, placed: KnownFolder, into: Scan) -> None:
+        for name in placed.files:
+            path = f"{place.path}/{name}"
+            into.known[path] = self._untouched.known(path)
+        into.untouched[place.path] = placed
+        for name in placed.folders:
             self._subfolder(place.sub(name), into)
 
     def _take_listed(self, place: _Place, mtime_ns: int, into: Scan) -> None:

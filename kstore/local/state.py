@@ -80,6 +80,8 @@ class State:
     """Artifacts, with their digests, that came from a host before that one and are still in the root."""
     synced: bool = False
     """Whether the root, as the index has it, has nothing that is not in the base or declined."""
+    untouched_ns: int = 0
+    """Modification time of folders that are as the base has them; 0 if there is none. See `untouched`."""
 
 
 class StateFolder:
@@ -187,6 +189,8 @@ class StateFolder:
                 state.foreign = _digests(content["foreign"])
                 state.host = str(content["host"])
                 state.synced = content["synced"] == self._index_digest.hex() != ""
+                if content["placing"] == self._placing:
+                    state.untouched_ns = int(content["untouched"])
         except FileNotFoundError:
             pass
         except (IntegrityError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -238,6 +242,7 @@ class StateFolder:
         *,
         host: str,
         synced: bool,
+        untouched_ns: int = 0,
         foreign: Mapping[str, bytes] | None = None,
     ) -> None:
         """Replace the base. `synced` says whether all that the saved index has is in it or declined."""
@@ -248,6 +253,8 @@ class StateFolder:
             "synced": self._index_digest.hex() if synced else "",
             "declined": _texts(declined),
             "foreign": _texts(foreign or {}),
+            "untouched": untouched_ns,
+            "placing": self._placing,
         }
         # The ref names the manifest by its digest: a crash between the two leaves no base rather than a wrong one.
         _write(self._base, base.snapshot.data)

@@ -90,7 +90,7 @@ class _Commit:
         self._declined = state.declined
         self._ours = found.files
         self._found = found
-        self._index = found.index
+        self._index = found.index_beside_base
         self._skipped = list(found.skipped)
         self._uploader = Uploader(worker)
         self._foreign: dict[str, bytes] = {}
@@ -336,11 +336,15 @@ class _Commit:
             self._save_base(theirs.snapshot, proposal)
 
     def _save_base(self, snapshot: Snapshot, proposal: Proposal) -> None:
+        keeps_base = self._base is not None and self._base.is_generation_of(snapshot.ref)
+        if not keeps_base and self._found.untouched:
+            self._worker.state.save_index(self._found.index)
         self._worker.state.save_base(
             Base(self._storage.holder(snapshot.ref).identity, snapshot),
             proposal.declined,
             host=self._worker.known_host(self._state),
             synced=self._is_complete,
+            untouched_ns=self._worker.untouched_ns(self._state) if keeps_base else 0,
             foreign=self._foreign,
         )
 

@@ -16,7 +16,7 @@ from kstore.layers import attempt, ref_of, remembers
 from kstore.leaning import leans_on, substitutes, unavailable
 from kstore.local.index import Index
 from kstore.local.link import Linker, LinkMode
-from kstore.local.place import Placed, Placer, keep_settled
+from kstore.local.place import Placed, Placer
 from kstore.local.scan import Scan, Skipped
 from kstore.local.state import Base, State
 from kstore.manifest import Files, Flag, Manifest, parents_of, unit_of
@@ -198,13 +198,15 @@ class _Restore:
             worker.ask_host()
         check_manifest(manifest)
         known = worker.root.folders
-        every = worker.files_of(manifest)
+        published = worker.files_of(manifest)
         self._skipped = [
             Skipped(component, "this worker does not manage the component")
-            for component in sorted({path.partition("/")[0] for path in every} - set(known))
+            for component in sorted({path.partition("/")[0] for path in published} - set(known))
         ]
-        self._files = {p: entry for p, entry in every.items() if p.partition("/")[0] in known}
+        self._files = {p: entry for p, entry in published.items() if p.partition("/")[0] in known}
+        every = self._files
         self._away = self._leave_away()
+        self._has_all = self._files is every
 
     def run(self, status: RestoreStatus, before_move: Callable[[], None]) -> RestoreReport:
         merged = self._compare()
@@ -215,7 +217,7 @@ class _Restore:
             worker.root, worker.state, blobs, Linker(), worker.progress, worker.waiting, worker.lists, below
         )
         placed = placer.place(wanted, self._ref.packs, self._found.folders, before_move)
-        self._remember(merged, placed)
+        self._remember(merged, placed, is_fresh=self._has_all and len(wanted) == len(self._files))
         linked = placed.modes[LinkMode.REFLINK] + placed.modes[LinkMode.HARDLINK]
         if not wanted and status is RestoreStatus.RESTORED:
             status = RestoreStatus.CURRENT
@@ -271,16 +273,26 @@ class _Restore:
             return merge({}, self._files, self._found.files, {})
         return merge(self._worker.files_of(base.manifest), self._files, self._found.files, self._state.declined)
 
-    def _remember(self, merged: Merged, placed: Placed) -> None:
-        index = self._found.index
-        if index != self._state.index or placed.known:
-            self._worker.state.save_index(Index(index.files | keep_settled(placed.known), index.folders))
+    def _remember(self, merged: Merged, placed: Placed, *, is_fresh: bool) -> None:
+        keeps_base = not is_fresh and self._is_base()
+        kept_ns = self._worker.untouched_ns(self._state) if keeps_base else 0
+        index = self._found.index_beside_base if keeps_base else self._found.index
+        if index != self._state.index or placed.paths:
+            self._worker.state.save_index(Index(index.files | placed.settled(), index.folders))
         base = Base(self._worker.store.holder(self._ref).identity, self._snapshot)
         # What stays in the place of base's is no change of it: the next commit must not take it for one.
         stayed = dict.fromkeys((*merged.to_merge, *placed.occupied), NOT_TAKEN)
         self._worker.state.save_base(
-            base, merged.declined | stayed, host=self._worker.known_host(self._state), synced=False
+            base,
+            merged.declined | stayed,
+            host=self._worker.known_host(self._state),
+            synced=False,
+            untouched_ns=placed.untouched_ns if is_fresh else kept_ns,
         )
+
+    def _is_base(self) -> bool:
+        base = self._worker.base(self._state)
+        return base is not None and base.is_generation_of(self._ref)
 
 
 def choose_wanted(files: Files, found: Scan, merged: Merged) -> Files:

@@ -1,0 +1,70 @@
+"""Folders that nobody has touched since a restore placed them: their time says so, without a word in the index.
+
+A restore builds folders where nobody looks, and gives all of them one modification time, in the past and of its own.
+Moving a folder to its place does not change that; every name that comes to it, goes or is replaced does, and leaves the
+present. So a folder that still has this time holds what the base has below it.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import cached_property
+
+from kstore.local.index import Known, KnownFolder
+from kstore.manifest import Files, Flag, parents_of
+
+_NEVER_IN_PLACE = int(Flag.LINK | Flag.RELOCATE)
+_BELOW = int(Flag.BELOW)
+_SECOND = 1_000_000_000
+
+
+def mark_folders(folders: Iterable[str]) -> int:
+    """Give folders, by their local paths, a modification time that no change leaves; returns it, in nanoseconds.
+
+    A filesystem that refuses it, or cuts it short, shows another time: those folders will be read.
+    """
+    moment = (time.time_ns() // _SECOND - 1) * _SECOND + secrets.randbelow(_SECOND - 1) + 1
+    with suppress(OSError):
+        for folder in folders:
+            os.utime(folder, ns=(moment, moment))
+    return moment
+
+
+class Untouched:
+    """What a restore has placed into one cache root."""
+
+    def __init__(self, mtime_ns: int = 0, files: Callable[[], Files] = dict) -> None:
+        """`mtime_ns` is what `mark_folders` returned, 0 for nothing; `files` gives all that was placed."""
+        self._mtime_ns = mtime_ns
+        self._files = files
+
+    def folder(self, path: str, mtime_ns: int) -> KnownFolder | None:
+        """What is in a folder with that modification time; None if it must be read."""
+        return self._folders.get(path) if self._mtime_ns and mtime_ns == self._mtime_ns else None
+
+    def known(self, path: str) -> Known:
+        """One of its files. Its inode was not asked for: when something has changed beside it, it is looked at."""
+        entry = self._files()[path]
+        if entry.flags & _BELOW:  # which store had its blob says nothing of what a commit finds
+            entry = entry._replace(flags=entry.flags & ~_BELOW)
+        return Known(entry, entry.size, 0)
+
+    @cached_property
+    def _folders(self) -> dict[str, KnownFolder]:
+        """Those whose files are only ever created or replaced."""
+        files, folders, changing = defaultdict[str, list[str]](list), defaultdict[str, set[str]](set), set[str]()
+        for path, entry in self._files().items():
+            folder, _, name = path.rpartition("/")
+            files[folder].append(name)
+            if not entry.flags & _NEVER_IN_PLACE:
+                changing.add(folder)
+        for path in files:
+            for folder in parents_of(path):
+                folders[folder].add(path[len(folder) + 1 :].partition("/")[0])
+        every = (files.keys() | folders.keys()) - changing
+        return {path: KnownFolder(self._mtime_ns, tuple(folders[path]), tuple(files[path])) for path in every}

@@ -1,0 +1,230 @@
+"""What a restore placed is known by the time of its folders, until somebody touches them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kstore.environment import Host
+from kstore.local import scan as scanning
+from kstore.local.untouched import mark_folders
+from kstore.report import CommitStatus, RestoreStatus
+from tests.trees import Node, Tree, contents, shared_object
+
+Change = Callable[[Tree, str], object]
+pytestmark = pytest.mark.usefixtures("host")
+
+
+@pytest.fixture
+def builder(tmp_path: Path, layout: str) -> Node:
+    """Has published two kernels, a module and a graph."""
+    node = Node(tmp_path, "builder", layout=layout)
+    for name in ("one", "two"):
+        node.tree.kernel(name)
+    node.tree.wrapper()
+    node.tree.graph()
+    node.commit()
+    return node
+
+
+@pytest.fixture
+def node(builder: Node, tmp_path: Path, layout: str) -> Node:
+    """Has restored them."""
+    node = Node(tmp_path, layout=layout)
+    assert node.restore().status is RestoreStatus.RESTORED
+    return node
+
+
+@pytest.fixture
+def listed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The folders that are read, as they are; but for one that a restore makes for a compiler."""
+    found: list[str] = []
+
+    def scandir(path: str) -> object:
+        if not path.endswith("/tunableop"):
+            found.append(path)
+        return os.scandir(path)
+
+    monkeypatch.setattr(scanning, "os", _With(os, scandir=scandir))
+    return found
+
+
+class _With:
+    """A module with something else in it."""
+
+    def __init__(self, module: object, **replaced: object) -> None:
+        self._module = module
+        self.__dict__.update(replaced)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._module, name)
+
+
+def test_a_commit_after_a_restore_reads_no_folder(node: Node, listed: list[str]) -> None:
+    assert node.commit().status is CommitStatus.UNCHANGED
+    assert listed == []
+
+
+def test_a_restore_after_a_restore_reads_no_folder(node: Node, listed: list[str]) -> None:
+    for _ in range(2):
+        assert node.restore().status is RestoreStatus.CURRENT
+    assert listed == []
+
+
+def test_only_the_folders_that_changed_are_read(node: Node, listed: list[str]) -> None:
+    new = node.tree.kernel("three")
+    report = node.commit()
+    assert (report.status, report.new_files) == (CommitStatus.COMMITTED, 8)
+    assert {os.path.relpath(path, node.tree.root) for path in listed} == {"triton", new}
+
+
+def test_locks_that_a_compiler_makes_cost_one_folder(node: Node, listed: list[str]) -> None:
+    node.tree.put("inductor/locks/c.lock", b"")
+    assert node.commit().status is CommitStatus.UNCHANGED
+    assert {os.path.relpath(path, node.tree.root) for path in listed} == {"inductor"}
+
+
+def replace_one(tree: Tree, kernel: str) -> None:
+    tree.put(f"{kernel}/k.cubin", b"better code")
+
+
+def add_one(tree: Tree, kernel: str) -> None:
+    tree.put(f"{kernel}/k.asm", b"more of it")
+
+
+@pytest.mark.parametrize("change", [replace_one, add_one])
+def test_a_change_below_is_committed(change: Change, node: Node, tmp_path: Path) -> None:
+    kernel = next(path for path in node.published() if path.startswith("triton/")).rpartition("/")[0]
+    change(node.tree, kernel)
+    assert node.commit().status is CommitStatus.COMMITTED
+    other = Node(tmp_path, "other")
+    other.restore()
+    assert contents(other.tree.root / kernel).keys() == contents(node.tree.root / kernel).keys()
+    for name, data in contents(node.tree.root / kernel).items():
+        assert name.startswith("__grp__") or (other.tree.root / kernel / name).read_bytes() == data
+
+
+@pytest.mark.parametrize("what", ["triton/*/k.cubin", "triton/*", "inductor/??/*.py", "inductor/fxgraph", "triton"])
+def test_what_was_taken_away_is_restored(what: str, node: Node, builder: Node) -> None:
+    path = next(node.tree.root.glob(what))
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    assert node.restore().placed > 0
+    assert contents(node.tree.root).keys() >= contents(builder.tree.root).keys() - contents_of_state(builder)
+    assert node.commit().status is CommitStatus.UNCHANGED
+
+
+def contents_of_state(node: Node) -> set[str]:
+    return {name for name in contents(node.tree.root) if name.startswith(".kstore/")}
+
+
+def test_what_others_add_to_a_folder_is_restored_after_a_commit(node: Node, builder: Node, tmp_path: Path) -> None:
+    """The commit's generation has it, and the folder has its time still."""
+    kernel = next(path for path in node.published() if path.startswith("triton/")).rpartition("/")[0]
+    add_one(builder.tree, kernel)
+    builder.commit()
+    node.tree.wrapper("mine")
+    node.commit()
+    assert not node.tree.has(f"{kernel}/k.asm")
+    node.restore()
+    assert node.tree.read(f"{kernel}/k.asm") == b"more of it"
+    assert Node(tmp_path, "other").restore().skipped == ()
+
+
+def test_what_others_add_to_a_folder_is_restored_by_the_next_restore(node: Node, builder: Node) -> None:
+    kernel = next(path for path in node.published() if path.startswith("triton/")).rpartition("/")[0]
+    add_one(builder.tree, kernel)
+    builder.commit()
+    for _ in range(2):
+        node.restore()
+        assert node.tree.read(f"{kernel}/k.asm") == b"more of it"
+        assert node.commit().status is CommitStatus.UNCHANGED
+
+
+def test_a_folder_that_was_there_before_is_read(builder: Node, tmp_path: Path, layout: str) -> None:
+    node = Node(tmp_path, layout=layout)
+    node.tree.kernel("own")
+    node.restore()
+    assert node.commit().new_files == 8
+    assert Node(tmp_path, "other").restore().files == len(builder.published())
+
+
+def test_what_was_not_placed_is_not_taken_to_be_there(builder: Node, tmp_path: Path, layout: str) -> None:
+    lost = next(path for path in builder.published() if path.endswith(".cubin"))
+    damage(builder, lost)
+    node = Node(tmp_path, layout=layout)
+    assert node.restore().left_out > 0
+    assert builder.store.verify(repair=True)
+    builder.commit()
+    assert node.restore().left_out == 0
+    assert node.tree.has(lost)
+
+
+def damage(node: Node, path: str) -> None:
+    """Make a blob unreadable, or the first frame of the pack that it is in."""
+    entry = node.published()[path]
+    for file in node.location.rglob("*"):
+        if file.name == entry.digest.hex() or file.parent.name == "packs":
+            data = bytearray(file.read_bytes())
+            data[16] ^= 0xFF
+            file.chmod(0o644)
+            file.write_bytes(data)
+
+
+def test_files_that_are_changed_in_place_are_looked_at(tmp_path: Path, layout: str) -> None:
+    builder, node = Node(tmp_path, "builder", layout=layout), Node(tmp_path, layout=layout)
+    path = builder.tree.timings({"a": 1})
+    builder.commit()
+    node.restore()
+    with (node.tree.root / path).open("r+b") as file:
+        file.write(json.dumps({"b": 2}).encode())
+    node.commit()
+    other = Node(tmp_path, "other", layout=layout)
+    other.restore()
+    assert json.loads(other.tree.read(path)) == {"b": 2}
+
+
+def test_under_other_folders_nothing_is_believed(node: Node, listed: list[str]) -> None:
+    """Another component is managed: what the time says was said of others."""
+    elsewhere = node.tree.root / "elsewhere"
+    node.environ["TRITON_CACHE_DIR"] = str(elsewhere)
+    shutil.copytree(node.tree.root / "triton", elsewhere)
+    node.commit()
+    assert str(elsewhere) in listed
+
+
+def test_on_another_host_nothing_is_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str) -> None:
+    def be_on(host: str) -> None:
+        monkeypatch.setattr("kstore.worker.detect_host", lambda: Host(host * 16, {"cpu": host}))
+
+    for host in "ab":
+        be_on(host)
+        builder = Node(tmp_path, f"builder {host}", layout=layout)
+        # One host-bound file makes a whole group so.
+        builder.tree.put(f"{builder.tree.kernel()}/launcher.so", shared_object())
+        bound = builder.tree.put(f"{builder.tree.kernel()}/k.cubin", f"for {host}".encode())
+        builder.commit()
+    node = Node(tmp_path, layout=layout)
+    for host in "abba":
+        be_on(host)
+        node.commit()
+        node.restore()
+        assert node.tree.read(bound).endswith(host.encode())
+
+
+def test_a_filesystem_that_refuses_the_time_is_read(
+    builder: Node, tmp_path: Path, layout: str, listed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: object, **options: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr("kstore.local.untouched.os", _With(os, utime=refuse))
+    assert mark_folders([str(tmp_path)]) != tmp_path.stat().st_mtime_ns
+    node = Node(tmp_path, layout=layout)
+    assert node.restore().left_out == 0
+    assert node.commit().status is CommitStatus.UNCHANGED
+    assert listed
