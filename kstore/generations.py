@@ -15,7 +15,7 @@ from dataclasses import replace
 from kstore.backends import StagingLost
 from kstore.blobs import Layout
 from kstore.blobs.blobstore import BlobStore
-from kstore.condemned import read_doomed
+from kstore.condemned import Doomed, read_doomed
 from kstore.creator import creator
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError, MissError, StoreUnavailable
@@ -75,12 +75,13 @@ def republish(
             return None
         if ref.depth:
             return _lifted(storage, ref, parent)
-        copied = _copy_doomed(storage, ref)
+        copied, named = _copy_doomed(storage, ref), packs(ref)
+        _check_present(storage, [pack for pack in named if pack not in ref.packs])
         if not storage.refs.exists(ref):
             raise MissError(f"generation {ref.generation} of {ref.scope} was removed just now")
         return replace(
             ref, generation=parent + 1, parent=parent, created=time.time(), creator=creator(),
-            packs=(*copied, *packs(ref)), line=parent + 1 if after_loss else ref.line, effort=None,
+            packs=(*copied, *named), line=parent + 1 if after_loss else ref.line, effort=None,
         )  # fmt: skip
 
     return _publish(storage, ref.scope, prepare)
@@ -142,6 +143,14 @@ def _copy_doomed(storage: Storage, ref: Ref) -> tuple[str, ...]:
         if writer.blobs != len(wanted):
             raise IntegrityError(f"{len(wanted) - writer.blobs} blobs of generation {ref.generation} are damaged")
         return writer.finish()
+
+
+def _check_present(storage: Storage, packs: list[str]) -> None:
+    """What no ref names yet may be condemned by now, or gone: whoever wrote it may have been held up since."""
+    doomed = read_doomed(storage.backend, ()) if packs else Doomed()
+    for pack in packs:
+        if not doomed.is_complete or pack in doomed.packs or not storage.blobs.has_pack(pack):
+            raise IntegrityError(f"pack {pack}, which is to be named, may have been removed by gc")
 
 
 def _publish(storage: Storage, scope: Scope, prepare: Callable[[int], Ref | None]) -> Ref | None:

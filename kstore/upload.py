@@ -96,6 +96,7 @@ class Uploader:
         self._siblings: tuple[str, ...] = ()
         self._sibling: Ref | None = None
         self._ahead: tuple[str, ...] = ()
+        self._relied: tuple[str, ...] = ()
         self.delta: Delta | None = None
         """What is stored of this attempt's manifest, if that is not stored whole."""
         self.layout: Layout | None = None
@@ -117,7 +118,7 @@ class Uploader:
         self._doomed = read_doomed(self._storage.backend, among)
         self.packs = self._present(self.packs)
         self._ahead = self._present(self._worker.ahead)
-        self._siblings, self._sibling = (), None
+        self._siblings, self._sibling, self._relied = (), None, ()
         if is_first and self.layout is Layout.PACKED:
             found = siblings(self._worker)
             self._siblings = self._reliable(dict.fromkeys(pack for ref in found for pack in ref.packs))
@@ -131,6 +132,7 @@ class Uploader:
         if base and base is not theirs and self._may_rely_on(base.ref):
             gone = self._doomed.blobs | self.lost(base, {source.digest: source.size for source in sources})
             known |= kept_by(base) - gone
+            self._relied = base.ref.packs
         wanted = [source for source in sources if source.digest not in known]
         if self.layout is Layout.LOOSE and self._doomed.is_complete:
             has, doomed = self._storage.blobs.loose.has, self._doomed.blobs
@@ -215,21 +217,22 @@ class Uploader:
             log.debug("a manifest of %s is stored whole: %s", self._worker.scope, error)
             return None
 
-    def packs_of(self, needed: set[bytes], theirs: Snapshot | None, base: Snapshot | None) -> tuple[str, ...]:
+    def packs_of(self, needed: set[bytes], theirs: Snapshot | None) -> tuple[str, ...]:
         """The packs that the blobs `needed`, and what the manifest follows on, may be in: what is in a pack that no
-        ref names is deleted by gc. What the newest generation's packs have, others are not named for: gc may have
-        made one pack of them.
+        ref names is deleted by gc. For what the newest generation keeps only its own are named: of those that others
+        name gc may have made one, and deleted them.
         """
         needed = needed | {self.delta.base} if self.delta else needed
         may_hold = self._storage.blobs.may_hold
         published = theirs.ref.packs if theirs and not theirs.ref.depth else ()
         if published and theirs and any(entry.digest not in needed for entry in theirs.manifest.entries()):
             published = tuple(pack for pack in published if may_hold(pack, needed))
-        packs_of_base = base.ref.packs if base and not base.ref.depth else ()
-        named = dict.fromkeys((*self.packs, *published))
-        others = [p for p in (*self._ahead, *self._reliable(packs_of_base), *self._siblings) if p not in named]
-        left = needed - self._storage.blobs.digests_in(named) if others else set()
-        return (*named, *dict.fromkeys(pack for pack in others if left and may_hold(pack, left)))
+        left = needed - kept_by(theirs) - self.below
+        if theirs and not theirs.ref.depth:
+            left -= theirs.ref.stored.keys()
+        others = (*self._ahead, *self._relied, *self._siblings)
+        shared = [pack for pack in others if pack not in published and may_hold(pack, left)]
+        return tuple(dict.fromkeys((*self.packs, *published, *shared)))
 
     def lost(self, snapshot: Snapshot, among: Mapping[bytes, int]) -> set[bytes]:
         """Of the blobs in `among`, with their sizes, those that a generation needs, and that `verify` found damaged

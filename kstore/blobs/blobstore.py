@@ -126,6 +126,14 @@ class BlobStore:
                 log.debug("pack %s: %s", pack_id, error)
         return found
 
+    def can_read(self, pack_id: str) -> bool:
+        """Whether a pack says what it holds."""
+        try:
+            return bool(self.pack(pack_id).index)
+        except (IntegrityError, OSError) as error:
+            log.debug("pack %s: %s", pack_id, error)
+            return False
+
     def may_hold(self, pack_id: str, digests: Set[bytes]) -> bool:
         """Whether a pack holds any of these blobs, or cannot be read just now: a ref names it to be safe."""
         try:

@@ -10,7 +10,18 @@ from contextlib import ExitStack
 from kstore.errors import IntegrityError, MissError
 from kstore.gc.digests import DigestSet
 from kstore.gc.mark import Marked, mark, needs_of
-from kstore.gc.policy import Decision, Generation, History, Policy, Why, by_worth, decide, over_budget, unused
+from kstore.gc.policy import (
+    Decision,
+    Generation,
+    History,
+    Policy,
+    Why,
+    by_worth,
+    decide,
+    is_passing,
+    over_budget,
+    unused,
+)
 from kstore.gc.repack import repack, worth_rewriting
 from kstore.gc.report import GcReport, GcStatus
 from kstore.gc.sweep import Sweeper
@@ -80,7 +91,8 @@ class _Collection:
                 return
             sweeper.sweep(marked)
             self._count(sweeper, marked)
-            self._repack(marked)
+            if self._report.status is GcStatus.COLLECTED:
+                self._repack(marked)
 
     def _give_up(self, unreadable: list[str]) -> None:
         self._report.status = GcStatus.INCOMPLETE
@@ -132,10 +144,11 @@ class _Collection:
         if self._policy.max_size is None:
             return decisions
         with DigestSet() as counted:
-            costs = ((d, self._cost(d, counted)) for d in by_worth(histories, decisions))
+            worth = by_worth(histories, decisions)
+            costs = ((d, 0 if is_passing(d, histories[d.scope]) else self._cost(d, counted)) for d in worth)
             taken, self._report.excess = over_budget(costs, self._policy.max_size, self._policy.allow_live)
         for decision in taken:
-            if decision.why is Why.NEWEST:
+            if decision.why is Why.NEWEST and decision.generation.state is not RefState.FORGOTTEN:
                 self._forget(decision.scope)
         over = {_name(decision) for decision in taken if decision.why is not Why.NEWEST}
         return [Decision(d.scope, d.generation, Why.SIZE, False) if _name(d) in over else d for d in decisions]

@@ -51,6 +51,8 @@ class Marked:
     """Live pack → the refs that name it."""
     newest: set[Ref] = field(default_factory=set)
     """Of each scope's, the last."""
+    unread: set[str] = field(default_factory=set)
+    """Live packs that did not say, each time they were asked, what they hold: nobody knows what of it is dead."""
     loose_bytes: int = 0
     unreadable: list[str] = field(default_factory=list)
     """What cannot be read: it may need anything."""
@@ -113,10 +115,13 @@ def _refs(storage: Storage, scope: Scope, gone: Container[str], marked: Marked) 
 
 
 def _mark_ref(storage: Storage, ref: Ref, marked: Marked) -> None:
+    blobs = BlobStore(storage.backend)
     for pack in ref.packs:
         marked.packs.setdefault(pack, set()).add(ref)
+        if not blobs.can_read(pack):
+            marked.unread.add(pack)
     try:
-        needs = needs_of(storage, ref)
+        needs = needs_in(blobs, ref, Manifest.load(read_manifest(blobs, ref)))
     except (IntegrityError, OSError) as error:
         if storage.refs.exists(ref):
             marked.unreadable.append(f"generation {ref.generation} of {ref.scope}: {error}")

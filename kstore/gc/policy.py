@@ -150,6 +150,13 @@ def by_worth(histories: Mapping[Scope, History], decisions: Iterable[Decision]) 
     return sorted((d for d in decisions if d.stays), key=lambda d: (_tier(d), -histories[d.scope].used_at))
 
 
+def is_passing(decision: Decision, history: History) -> bool:
+    """Whether a generation is there for a grace only, since another one holds the same: it is not counted."""
+    number, manifest = decision.generation.number, decision.generation.manifest
+    newer = next((g for g in history.generations if g.number > number), None)
+    return decision.why is Why.RECENT and newer is not None and manifest == newer.manifest is not None
+
+
 def over_budget(costs: Iterable[tuple[Decision, int]], limit: int, allow_live: bool) -> tuple[list[Decision], int]:
     """What a size limit takes, and how many bytes over it must stay all the same.
 

@@ -2,8 +2,8 @@
 
 Two kinds are worth it. Of a mostly dead pack little is needed any more; it is left alone while an older generation
 names it, for that one would keep it. And a key that grew by many commits is in many small packs, each of which costs
-every restore and commit a few round trips: the smallest become one, up to the first that is large compared with all
-before it, so that a byte is rewritten only each time that its pack has grown by half (as `git repack --geometric`).
+every restore and commit a few round trips: they become one, but for the largest, each at least twice as large as all
+smaller ones together. So a byte is rewritten only when its pack grows by half (as by `git repack --geometric`).
 
 The new generation holds the same manifest; the one before it goes a grace later, and the old packs with the last
 generation that names them.
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 
 from kstore.blobs import Layout
 from kstore.blobs.packindex import FRAME_SIZE
@@ -32,6 +32,8 @@ WORTHWHILE = 1 << 20
 """Bytes that must be dead, before compression: below that, another generation is not worth it."""
 MANY = 8
 """Packs from which on it is worth making one of them."""
+_FEWEST = 2
+"""Packs that one is made of, if others of them cannot be read."""
 _SMALL = FRAME_SIZE
 """Bytes of a pack, as it is stored, from which on it is not merged with others."""
 _LARGE = 2
@@ -43,6 +45,8 @@ def worth_rewriting(storage: Storage, marked: Marked) -> list[tuple[str, ...]]:
     dead: list[tuple[str, ...]] = []
     small: dict[frozenset[Ref], list[tuple[int, str]]] = defaultdict(list)
     for pack, refs in sorted(marked.packs.items()):
+        if pack in marked.unread:
+            continue
         users = frozenset(refs & marked.newest)
         if users == refs and _is_mostly_dead(storage, pack, marked):
             dead.append((pack,))
@@ -53,7 +57,7 @@ def worth_rewriting(storage: Storage, marked: Marked) -> list[tuple[str, ...]]:
 
 
 def _smallest(packs: list[tuple[int, str]]) -> tuple[str, ...]:
-    """Of packs, given with their sizes in bytes, those before the first that is large compared with all before it."""
+    """Of packs, given with their sizes in bytes, all but the largest that are large compared with all before them."""
     count = before = 0
     for number, (size, _) in enumerate(sorted(packs), 1):
         if size < _LARGE * before:
@@ -86,57 +90,67 @@ def repack(storage: Storage, groups: Iterable[tuple[str, ...]], marked: Marked) 
     replaced: dict[str, tuple[str, ...]] = {}
     refs: set[Ref] = set()
     for packs in groups:
-        users = set[Ref]().union(*(marked.packs[pack] for pack in packs))
-        try:
-            replaced |= dict.fromkeys(packs, _merge_live(storage, packs, users, marked))
-            refs |= users & marked.newest
-        except (IntegrityError, OSError) as error:
-            log.warning("not rewritten: pack %s: %s", ", ".join(packs), error)
-    for ref in sorted(refs, key=lambda ref: ref.name):
-        _republish(storage, ref, replaced)
-    return len(replaced)
+        merged, found = _merge(storage, packs, marked)
+        replaced |= dict.fromkeys(merged, found)
+        refs |= {ref for pack in merged for ref in marked.packs[pack] & marked.newest}
+    published = [ref for ref in sorted(refs, key=lambda ref: ref.name) if _republish(storage, ref, replaced)]
+    return len(replaced.keys() & {pack for ref in published for pack in ref.packs})
 
 
-def _merge_live(storage: Storage, packs: Sequence[str], users: Iterable[Ref], marked: Marked) -> tuple[str, ...]:
-    """Write what is needed of some packs into one; manifests have frames of their own, as a commit makes them."""
-    manifests = {digest: size for ref in users for digest, size in ref.stored.items()}
-    sizes = _live_in(storage, packs, marked)
-    wanted = {digest: size for digest, size in sizes.items() if digest not in manifests}
+def _merge(storage: Storage, packs: tuple[str, ...], marked: Marked) -> tuple[list[str], tuple[str, ...]]:
+    """Write what is needed of some packs into a new one; those that are in it whole, and it.
+
+    The manifests of the newest generations have frames of their own, as a commit makes them. Those of earlier ones are
+    left out: they stay where those generations look for them.
+    """
+    users = set[Ref]().union(*(marked.packs[pack] for pack in packs))
+    manifests = {digest for ref in users & marked.newest for digest in ref.stored}
+    earlier = {digest for ref in users for digest in ref.stored} - manifests
+    merged, last, done = [], dict[bytes, bytes](), set[bytes]()
     with storage.blobs.writer(Layout.PACKED) as writer:
-        for digest, data in _fetch(storage, packs, wanted):
-            writer.put(digest, bytes(data))
-        for digest, data in _fetch(storage, packs, {d: manifests[d] for d in sizes.keys() & manifests.keys()}):
-            writer.put_manifest(digest, bytes(data))
-        if writer.blobs != len(sizes):
-            raise IntegrityError(f"{len(sizes) - writer.blobs} blobs are damaged; see `kstore verify`")
-        return writer.finish()
+        for pack in packs:
+            try:
+                for digest, data in _live_in(storage, pack, marked, done | earlier):
+                    if digest in manifests:
+                        last[digest] = bytes(data)
+                    else:
+                        writer.put(digest, bytes(data))
+                    done.add(digest)
+                merged.append(pack)
+            except (IntegrityError, OSError) as error:
+                log.warning("pack %s is not rewritten: %s", pack, error)
+        if len(merged) < min(len(packs), _FEWEST):
+            return [], ()
+        for digest, content in last.items():
+            writer.put_manifest(digest, content)
+        return merged, writer.finish()
 
 
-def _live_in(storage: Storage, packs: Iterable[str], marked: Marked) -> dict[bytes, int]:
-    """The blobs of some packs that any generation needs, with their sizes in bytes."""
-    sizes: dict[bytes, int] = {}
-    for pack in packs:
-        sizes |= PackReader(storage.backend, pack).index.sizes_by_digest()
-    for digest in marked.packed.absent(sizes):
-        del sizes[digest]
-    return sizes
+def _live_in(storage: Storage, pack: str, marked: Marked, but: set[bytes]) -> Iterator[Blob]:
+    """The blobs of a pack that any generation needs.
+
+    Raises:
+        IntegrityError, OSError: one of them cannot be read.
+    """
+    reader = PackReader(storage.backend, pack)
+    dead = set(marked.packed.absent(reader.index.digests))
+    wanted = {d: size for d, size in reader.index.sizes_by_digest().items() if d not in dead and d not in but}
+    lost = len(wanted)
+    for blob in reader.fetch(wanted):
+        lost -= 1
+        yield blob
+    if lost:
+        raise IntegrityError(f"{lost} of its blobs are damaged; see `kstore verify`")
 
 
-def _fetch(storage: Storage, packs: Iterable[str], wanted: dict[bytes, int]) -> Iterator[Blob]:
-    """Each blob once, if one of the packs has it undamaged."""
-    left = dict(wanted)
-    for pack in packs:
-        for digest, data in PackReader(storage.backend, pack).fetch(left):
-            if left.pop(digest, None) is not None:
-                yield digest, data
+def _republish(storage: Storage, ref: Ref, replaced: Mapping[str, tuple[str, ...]]) -> bool:
+    """False if it is not the newest any more: a commit that was faster names the old packs, which therefore stay."""
 
-
-def _republish(storage: Storage, ref: Ref, replaced: Mapping[str, tuple[str, ...]]) -> None:
     def packs(ref: Ref) -> tuple[str, ...]:
         return tuple(dict.fromkeys(new for old in ref.packs for new in replaced.get(old, (old,))))
 
     try:
-        # A commit that was faster names the old packs, which therefore stay.
-        republish(storage, ref, packs, only_if_newest=True)
+        return republish(storage, ref, packs, only_if_newest=True) is not None
     except (IntegrityError, MissError) as error:
         log.warning("%s is not repacked: %s", ref.scope, error)
+        return False

@@ -41,7 +41,7 @@ class GcReport:
     waiting: Count = field(default_factory=Count)
     """Those that were condemned before, and not long enough ago, or are needed still."""
     rewritten: int = 0
-    """Packs of which so little is needed that it was copied into new ones."""
+    """Packs whose blobs were copied into new ones: many small ones, and those of which little is needed."""
     live: Count = field(default_factory=Count)
     """Packs and loose blobs that are needed; bytes of packs only."""
     excess: int = 0

@@ -264,7 +264,7 @@ class _BringIn:
             manifest=digest_of(data),
             manifest_size=len(data),
             delta=self._uploader.delta,
-            packs=self._uploader.packs_of({entry.digest for entry in entries}, theirs.snapshot, None),
+            packs=self._uploader.packs_of({entry.digest for entry in entries}, theirs.snapshot),
             created=time.time(),
             creator=creator(),
             files=len(entries),

@@ -295,7 +295,7 @@ class _Commit:
             manifest=digest_of(data),
             manifest_size=len(data),
             delta=self._uploader.delta,
-            packs=self._uploader.packs_of(needed, theirs.snapshot, self._base),
+            packs=self._uploader.packs_of(needed, theirs.snapshot),
             created=now,
             creator=creator(),
             files=len(entries),

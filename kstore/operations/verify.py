@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kstore.blobs import Layout
+from kstore.blobs import BlobStore, Layout
 from kstore.blobs.loose import LooseBlobs, bears_stamp
 from kstore.blobs.packreader import PackReader
 from kstore.digest import digest_of
@@ -299,13 +299,27 @@ class _Repair:
         """False if it is not the newest any more."""
 
         def packs(ref: Ref) -> tuple[str, ...]:
-            return tuple(dict.fromkeys(new for old in ref.packs for new in replaced.get(old, (old,))))
+            named = tuple(dict.fromkeys(new for old in ref.packs for new in replaced.get(old, (old,))))
+            return (*named, *self._found_elsewhere(ref, named))
 
         try:
             return republish(self._storage, ref, packs, only_if_newest=True) is not None
         except (IntegrityError, MissError) as error:
             log.warning("generation %d of %s is not published again: %s", ref.generation, ref.scope, error)
             return True
+
+    def _found_elsewhere(self, ref: Ref, packs: tuple[str, ...]) -> tuple[str, ...]:
+        """Copy what a generation needs, and these packs lack, from packs that may go with earlier ones."""
+        blobs = BlobStore(self._backend)
+        manifest = self._storage.snapshot(ref).manifest
+        leant = leaning(manifest)
+        needs = {entry.digest: entry.size for entry in manifest.entries() if entry.digest not in leant} | ref.stored
+        inside, has = blobs.digests_in(packs), blobs.loose.has
+        wanted = {digest: size for digest, size in needs.items() if digest not in inside and not has(digest, size)}
+        with self._storage.blobs.writer(Layout.PACKED) as writer:
+            for digest, data in blobs.fetch_many(wanted):
+                writer.put(digest, bytes(data))
+            return writer.finish()
 
     def _pass_over(self, damage: Damage) -> None:
         """Publish what can be read as the newest, if the damaged one is that, and take it out."""

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import errno
 import random
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kstore.backends import Upload
+from kstore.blobs import Layout
 from kstore.blobs.loose import ASIDE, blob_name
+from kstore.blobs.packindex import PackIndex
+from kstore.blobs.packreader import PackReader
 from kstore.condemned import list_names, read_list
+from kstore.digest import digest_of
 from kstore.errors import UsageError
-from kstore.gc import GcStatus
+from kstore.gc import GcStatus, repack
 from kstore.gc.policy import Why
 from kstore.gc.sweep import _delete
 from kstore.lease import Lease
 from kstore.refs import Ref, Refs
 from kstore.report import CommitStatus, RestoreStatus
-from tests.gc.stores import collect, collect_fully, generations, kernels, pass_time, restored, stored
+from tests.gc.stores import HOUR, collect, collect_fully, generations, kernels, pass_time, restored, stored
 from tests.trees import Node, contents
 
 
@@ -392,15 +398,144 @@ def test_a_manifest_has_a_frame_of_its_own_in_the_one_pack(scattered: Node) -> N
 
 
 def test_a_damaged_pack_stays_as_it_is(scattered: Node, caplog: pytest.LogCaptureFixture) -> None:
-    before = scattered.newest()
-    path = scattered.location / "packs" / before.packs[-1]
+    bad = scattered.newest().packs[-1]
+    damage(scattered.location / "packs" / bad, 8)
+    assert collect(scattered).rewritten == 8
+    packs = scattered.newest().packs
+    assert bad in packs and len(packs) == 2
+    assert "not rewritten" in caplog.text and bad in caplog.text
+    assert collect(scattered).rewritten == 0
+
+
+def damage(path: Path, at: int) -> None:
     data = bytearray(path.read_bytes())
-    data[8] ^= 0xFF
+    data[at] ^= 0xFF
     path.chmod(0o644)
     path.write_bytes(data)
-    assert collect(scattered).rewritten == 0
-    assert scattered.newest() == before
-    assert "not rewritten" in caplog.text and before.packs[-1] in caplog.text
+
+
+def test_a_pack_that_could_not_be_read_just_now_is_not_rewritten(
+    scattered: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the newest generation needs of it is then not known, and all of it seems dead."""
+    newest, load, failures = scattered.newest(), PackReader._load_index, list[str]()
+
+    def fail_once(reader: PackReader) -> PackIndex:
+        if reader._name.endswith(newest.packs[3]) and not failures:
+            failures.append(reader._name)
+            raise OSError(errno.EIO, "it fails once")
+        return load(reader)
+
+    pass_time(scattered)
+    monkeypatch.setattr(PackReader, "_load_index", fail_once)
+    assert collect(scattered, keep=1).rewritten == 8
+    assert failures
+    for _ in range(3):
+        pass_time(scattered)
+        collect(scattered, keep=1)
+    assert restored(tmp_path, "other") == kernels(scattered)
+
+
+def test_a_gc_that_is_held_up_names_no_pack_that_others_removed(
+    scattered: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between writing the one pack and naming it, for hours: its lease has expired."""
+    original, other = repack._republish, Node(tmp_path, "other", layout="packed")
+
+    def late(*arguments: Any) -> bool:
+        with monkeypatch.context() as patch:
+            patch.setattr(repack, "MANY", 1000)
+            for _ in range(2):
+                pass_time(scattered)
+                assert collect(other, keep=1).status is GcStatus.COLLECTED
+        return original(*arguments)
+
+    monkeypatch.setattr(repack, "_republish", late)
+    assert collect(scattered, keep=1).rewritten == 0
+    assert len(scattered.newest().packs) == 9
+    for _ in range(3):
+        pass_time(scattered)
+        collect(other, keep=1)
+    assert restored(tmp_path, "third") == kernels(scattered)
+
+
+def test_a_commit_names_no_pack_that_was_removed_since_its_base(tmp_path: Path) -> None:
+    """Though some of what it needs is in no pack."""
+    loose, packed = Node(tmp_path, "loose"), Node(tmp_path, "packed", layout="packed")
+    loose.tree.kernel("loose")
+    loose.commit()
+    packed.restore()
+    for number in range(9):
+        packed.tree.kernel(f"k{number}")
+        packed.commit()
+    late = Node(tmp_path, "late", layout="packed")
+    late.restore()
+    for _ in range(4):
+        collect(packed, keep=1)
+        pass_time(packed)
+    late.tree.kernel("news")
+    assert late.commit().status is CommitStatus.COMMITTED
+    assert all((late.location / "packs" / pack).exists() for pack in late.newest().packs)
+    assert late.store.verify().ok
+
+
+def test_a_repair_takes_from_the_small_packs_what_the_one_has_lost(scattered: Node, tmp_path: Path) -> None:
+    collect(scattered)
+    (merged,) = scattered.newest().packs
+    damage(scattered.location / "packs" / merged, 20)
+    other = Node(tmp_path, "other", layout="packed")
+    assert other.store.verify(repair=True).repaired
+    for _ in range(4):
+        pass_time(scattered)
+        collect(other, keep=1)
+    assert restored(tmp_path, "third") == kernels(scattered)
+    assert other.store.verify().ok
+
+
+def test_what_is_there_twice_for_a_grace_is_not_over_the_limit(tmp_path: Path) -> None:
+    node, size = Node(tmp_path, layout="packed"), 1 << 16
+    for number in range(9):
+        node.tree.put(f"inductor/ab/c{number}.py", random.Random(number).randbytes(size))
+        node.commit()
+    pass_time(node)
+    assert collect(node, keep=1, max_size=10 * size, allow_live=True).rewritten == 9
+    pass_time(node, HOUR / 3)
+    report = collect(node, keep=1, max_size=10 * size, allow_live=True)
+    assert (report.forgotten, report.excess) == ([], 0)
+
+
+def test_nothing_is_rewritten_where_it_cannot_be_published(scattered: Node) -> None:
+    with scattered.store.storage.blobs.writer(Layout.PACKED) as writer:
+        writer.put(digest_of(b"never published"), b"never published")
+        writer.finish()
+    collect(scattered)
+    (path,) = (scattered.location / name for name in list_names(scattered.store.storage.backend))
+    path.chmod(0o644)
+    path.write_bytes(b"garbage")
+    grow(scattered, *"abcdefgh")
+    before = stored(scattered)
+    report = collect(scattered)
+    assert (report.status, report.rewritten) == (GcStatus.INCOMPLETE, 0)
+    assert stored(scattered) == before
+
+
+def test_the_one_pack_has_no_manifest_of_earlier_generations(scattered: Node) -> None:
+    refs, scope = scattered.store.storage.refs, scattered.newest().scope
+    earlier = {refs.get(scope, number).manifest for number in refs.generations(scope)[:-1]}
+    collect(scattered, keep=50)
+    (merged,) = scattered.newest().packs
+    digests = scattered.store.storage.blobs.pack(merged).index.digests
+    assert scattered.newest().manifest in digests
+    assert earlier.isdisjoint(digests)
+
+
+def test_a_key_that_is_forgotten_for_its_size_is_so_once(node: Node) -> None:
+    grow(node, "one")
+    node.store.storage.refs.pin(node.newest().scope, 1)
+    for _ in range(3):
+        pass_time(node)
+        collect(node, max_size=1, allow_live=True)
+    assert generations(node) == [1, 2]
 
 
 def test_a_forgotten_key_is_not_rewritten(scattered: Node) -> None:
