@@ -468,11 +468,11 @@ def test_a_commit_names_no_pack_that_was_removed_since_its_base(tmp_path: Path) 
     for number in range(9):
         packed.tree.kernel(f"k{number}")
         packed.commit()
-    late = Node(tmp_path, "late", layout="packed")
-    late.restore()
+    Node(tmp_path, "late", layout="packed").restore()
     for _ in range(4):
         collect(packed, keep=1)
         pass_time(packed)
+    late = Node(tmp_path, "late", layout="packed")  # another process, which knows nothing of the old packs
     late.tree.kernel("news")
     assert late.commit().status is CommitStatus.COMMITTED
     assert all((late.location / "packs" / pack).exists() for pack in late.newest().packs)
