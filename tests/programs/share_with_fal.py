@@ -98,7 +98,9 @@ def run(module: Any, tmp: Path, data: Path, key: str, steps: Iterator[str]) -> d
         elif step == "write":
             path = tmp / "inductor-cache/ab" / next(steps)
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(next(steps))
+            temporary = path.with_name(f".{os.getpid()}.tmp")
+            temporary.write_text(next(steps))
+            temporary.replace(path)
         elif step == "wait":
             name = data / next(steps)
             while not name.exists():
