@@ -9,7 +9,7 @@ from tools.bench.kstores import Kstore, KstoreLoose, KstorePacked
 from tools.bench.peers import B10, Copy, CopyFloor, Fal, Link, LinkFloor, Rsync, Tar
 from tools.bench.race import Bench, Reading, Scene, describe, reading
 from tools.bench.results import Claim, Table
-from tools.bench.sharing import Sharing
+from tools.bench.sharing import Program, Sharing
 
 _WARM = "restore, page cache warm"
 _COLD = "restore, page cache dropped"
@@ -84,6 +84,9 @@ def nothing_new(bench: Bench) -> Table:
         sharing.fill("builder", tree)
         sharing.publish("builder")
         yield reading("commit, nothing new", sharing.unchanged("builder"), ["SKIPPED"])
+        if isinstance(sharing, Program):
+            told = sharing.run("reader", 0, ["fetch"], ["publish"])
+            yield reading("likewise, the first after a restore", told.last, ["SKIPPED"])
         if isinstance(sharing, Kstore):
             target = sharing.folders("builder")["triton"] / kernel.name
             yield reading(watched, sharing.run("builder", 0, ["watched", str(kernel), str(target)]).last)
