@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 
 from kstore.backends import StagingLost
 from kstore.blobs import Layout
 from kstore.blobs.blobstore import BlobStore
-from kstore.condemned import Doomed, read_doomed
+from kstore.condemned import read_doomed
 from kstore.creator import creator
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError, MissError, StoreUnavailable
@@ -59,7 +59,8 @@ def republish(
     only_if_newest: bool = False,
     after_loss: bool = False,
 ) -> Ref | None:
-    """Publish what a generation holds as the newest one of its scope. `packs` says where its blobs are by now.
+    """Publish what a generation holds as the newest one of its scope. `packs` says where its blobs are by now; it is
+    asked once a place for the ref is reserved.
 
     `after_loss` is for one that takes the place of a damaged one: whoever still has what was in that brings it back.
 
@@ -75,13 +76,12 @@ def republish(
             return None
         if ref.depth:
             return _lifted(storage, ref, parent)
-        copied, named = _copy_doomed(storage, ref), packs(ref)
-        _check_present(storage, [pack for pack in named if pack not in ref.packs])
+        copied = _copy_doomed(storage, ref)
         if not storage.refs.exists(ref):
             raise MissError(f"generation {ref.generation} of {ref.scope} was removed just now")
         return replace(
             ref, generation=parent + 1, parent=parent, created=time.time(), creator=creator(),
-            packs=(*copied, *named), line=parent + 1 if after_loss else ref.line, effort=None,
+            packs=(*copied, *packs(ref)), line=parent + 1 if after_loss else ref.line, effort=None,
         )  # fmt: skip
 
     return _publish(storage, ref.scope, prepare)
@@ -145,12 +145,12 @@ def _copy_doomed(storage: Storage, ref: Ref) -> tuple[str, ...]:
         return writer.finish()
 
 
-def _check_present(storage: Storage, packs: list[str]) -> None:
-    """What no ref names yet may be condemned by now, or gone: whoever wrote it may have been held up since."""
-    doomed = read_doomed(storage.backend, ()) if packs else Doomed()
-    for pack in packs:
-        if not doomed.is_complete or pack in doomed.packs or not storage.blobs.has_pack(pack):
-            raise IntegrityError(f"pack {pack}, which is to be named, may have been removed by gc")
+def are_present(storage: Storage, packs: Iterable[str]) -> bool:
+    """Whether packs that no ref names yet are there to stay: if one was written before a place for the ref that will
+    name it was reserved, gc may have condemned it, or deleted it, meanwhile. To be asked after that.
+    """
+    doomed = read_doomed(storage.backend, ())
+    return doomed.is_complete and all(p not in doomed.packs and storage.blobs.has_pack(p) for p in packs)
 
 
 def _publish(storage: Storage, scope: Scope, prepare: Callable[[int], Ref | None]) -> Ref | None:

@@ -97,6 +97,7 @@ class Uploader:
         self._sibling: Ref | None = None
         self._ahead: tuple[str, ...] = ()
         self._relied: tuple[str, ...] = ()
+        self._stored: list[tuple[tuple[str, ...], set[bytes]]] = []
         self.delta: Delta | None = None
         """What is stored of this attempt's manifest, if that is not stored whole."""
         self.layout: Layout | None = None
@@ -116,7 +117,8 @@ class Uploader:
         self.delta = None
         self.layout = self.layout or choose_layout(self._worker)
         self._doomed = read_doomed(self._storage.backend, among)
-        self.packs = self._present(self.packs)
+        self._stored = [(packs, blobs) for packs, blobs in self._stored if self._present(packs) == packs]
+        self.packs = tuple(pack for packs, _ in self._stored for pack in packs)
         self._ahead = self._present(self._worker.ahead)
         self._siblings, self._sibling, self._relied = (), None, ()
         if is_first and self.layout is Layout.PACKED:
@@ -181,7 +183,9 @@ class Uploader:
             if manifest is not None and not refused:
                 writer.put_manifest(digest_of(manifest), manifest)
             if manifest is None or not refused:
-                self.packs = writer.finish() + spare.finish() + self.packs
+                packs = writer.finish() + spare.finish()
+                self._stored.insert(0, (packs, {*wanted} - refused))
+                self.packs = packs + self.packs
                 self.blobs += writer.blobs + spare.blobs
                 self.bytes += writer.size + spare.size
         return refused
@@ -227,10 +231,10 @@ class Uploader:
         published = theirs.ref.packs if theirs and not theirs.ref.depth else ()
         if published and theirs and any(entry.digest not in needed for entry in theirs.manifest.entries()):
             published = tuple(pack for pack in published if may_hold(pack, needed))
-        left = needed - kept_by(theirs) - self.below
+        left = needed - kept_by(theirs) - self.below - {d for _, stored in self._stored for d in stored}
         if theirs and not theirs.ref.depth:
             left -= theirs.ref.stored.keys()
-        others = (*self._ahead, *self._relied, *self._siblings)
+        others = (*self._ahead, *self._relied, *self._siblings) if left else ()
         shared = [pack for pack in others if pack not in published and may_hold(pack, left)]
         return tuple(dict.fromkeys((*self.packs, *published, *shared)))
 

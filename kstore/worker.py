@@ -15,7 +15,7 @@ from kstore.layers import base_of
 from kstore.local.cacheroot import CacheRoot
 from kstore.local.scan import Scan, scan
 from kstore.local.state import State, StateFolder
-from kstore.local.untouched import Untouched
+from kstore.local.untouched import UNMARKED, Mark, Untouched
 from kstore.manifest import Files, Flag, Manifest
 from kstore.progress import Progress
 from kstore.scope import Scope
@@ -84,14 +84,14 @@ class Worker:
         """Read the cache root; up to `room` bytes of its small files are kept."""
         base = self.base(state)
         files = cache(lambda: self.files_of(base.manifest) if base else {})
-        return scan(self.root, self.table, state.index, files, room, Untouched(self.untouched_ns(state), files))
+        return scan(self.root, self.table, state.index, files, room, Untouched(self.untouched(state, base), files))
 
-    def untouched_ns(self, state: State) -> int:
-        """`State.untouched_ns`, unless it was said of another host: other files were placed there."""
-        base = self.base(state) if state.untouched_ns else None
-        if base is None or (base.manifest.hosts and state.host != self.host.fingerprint):
-            return 0
-        return state.untouched_ns
+    def untouched(self, state: State, base: Snapshot | None) -> Mark:
+        """`State.untouched`, unless it was said of another host than this: other files were placed there."""
+        if base is None or not state.untouched.mtime_ns:
+            return UNMARKED
+        is_other = base.manifest.hosts and state.host != self.host.fingerprint
+        return UNMARKED if is_other else state.untouched
 
     def files_of(self, manifest: Manifest) -> Files:
         """The artifacts of a manifest that this host can use."""

@@ -163,9 +163,9 @@ def test_a_restore_that_began_before_this_worker_came_does_not_count(
     other, place, seen = worker(published), Placer.place, []
     state = other.store.worker(KEY, before_import=False).state
 
-    def place_while_another_comes(*arguments: Any) -> Placed:
+    def place_while_another_comes(*arguments: Any, **options: Any) -> Placed:
         seen.append(state.begun())
-        return place(*arguments)
+        return place(*arguments, **options)
 
     monkeypatch.setattr(Placer, "place", place_while_another_comes)
     other.restore()

@@ -162,7 +162,14 @@ class _Collection:
             return 0
         packs = {bytes.fromhex(pack) for pack in needs.packs}
         size = sum(needs.loose[digest] for digest in counted.add(needs.loose))
-        return size + sum(self._storage.blobs.pack(pack.hex()).size for pack in counted.add(packs))
+        return size + sum(self._size(pack.hex()) for pack in counted.add(packs))
+
+    def _size(self, pack: str) -> int:
+        """Bytes of a pack as it is stored; an earlier generation may name one that a repair took away."""
+        try:
+            return self._storage.blobs.pack(pack).size
+        except FileNotFoundError:
+            return 0
 
     def _forget(self, scope: Scope) -> None:
         if scope not in self._report.forgotten:
@@ -184,12 +191,7 @@ class _Collection:
             self._give_up(swept.unreadable)
 
     def _live(self, marked: Marked) -> Count:
-        sizes = []
-        for pack in marked.packs:
-            try:
-                sizes.append(self._storage.blobs.pack(pack).size)
-            except FileNotFoundError:
-                continue
+        sizes = [size for size in map(self._size, marked.packs) if size]
         return Count(len(sizes) + len(marked.loose), sum(sizes) + marked.loose_bytes)
 
     def _repack(self, marked: Marked) -> None:

@@ -52,7 +52,7 @@ class Marked:
     newest: set[Ref] = field(default_factory=set)
     """Of each scope's, the last."""
     unread: set[str] = field(default_factory=set)
-    """Live packs that did not say, each time they were asked, what they hold: nobody knows what of it is dead."""
+    """Live packs that could not say, at least once, what they hold: nobody knows what of it is dead."""
     loose_bytes: int = 0
     unreadable: list[str] = field(default_factory=list)
     """What cannot be read: it may need anything."""

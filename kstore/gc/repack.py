@@ -20,7 +20,7 @@ from kstore.blobs.packindex import FRAME_SIZE
 from kstore.blobs.packreader import Blob, PackReader
 from kstore.errors import IntegrityError, MissError
 from kstore.gc.mark import Marked
-from kstore.generations import republish
+from kstore.generations import are_present, republish
 from kstore.refs import Ref
 from kstore.storage import Storage
 
@@ -147,6 +147,8 @@ def _republish(storage: Storage, ref: Ref, replaced: Mapping[str, tuple[str, ...
     """False if it is not the newest any more: a commit that was faster names the old packs, which therefore stay."""
 
     def packs(ref: Ref) -> tuple[str, ...]:
+        if not are_present(storage, {new for old in ref.packs for new in replaced.get(old, ())}):
+            raise IntegrityError("another gc may have removed its new pack")
         return tuple(dict.fromkeys(new for old in ref.packs for new in replaced.get(old, (old,))))
 
     try:

@@ -63,8 +63,8 @@ class Placed:
     """Paths where something else is, which stays."""
     modes: Counter[LinkMode] = field(default_factory=Counter)
     """How many artifacts came which way."""
-    untouched_ns: int = 0
-    """The modification time of all folders that were placed, if they hold all that was wanted; else 0."""
+    marked_ns: int = 0
+    """The modification time that all folders were given, if they hold all that was wanted; else 0."""
 
     def add(self, other: Placed) -> None:
         """Take over what another thread placed."""
@@ -117,11 +117,18 @@ class Placer:
         return "; ".join(dict.fromkeys(source.linker.why for source in self._sources if source.linker.why))
 
     def place(
-        self, wanted: Files, packs: Sequence[str], folders: Collection[str], before_move: Callable[[], None]
+        self,
+        wanted: Files,
+        packs: Sequence[str],
+        folders: Collection[str],
+        before_move: Callable[[], None],
+        *,
+        marks: bool = False,
     ) -> Placed:
         """Place `wanted`; `folders` are the folders, as artifact paths, that exist already.
 
         `before_move` is called when all is staged and nothing in its place; what it raises ends it there.
+        With `marks` folders that nobody has touched will be known by their time: see `untouched`.
         A blob that is missing or damaged costs its group, or itself if it is in none.
 
         Raises:
@@ -132,7 +139,7 @@ class Placer:
             before_move()
             return Placed()
         try:
-            return self._place(wanted, packs, folders, before_move)
+            return self._place(wanted, packs, folders, before_move, marks=marks)
         except OSError as error:
             raise CacheRootError(
                 f"cannot write {error.filename or self._root.path}: {error.strerror}; check the space, inodes and "
@@ -140,7 +147,13 @@ class Placer:
             ) from error
 
     def _place(
-        self, wanted: Files, packs: Sequence[str], folders: Collection[str], before_move: Callable[[], None]
+        self,
+        wanted: Files,
+        packs: Sequence[str],
+        folders: Collection[str],
+        before_move: Callable[[], None],
+        *,
+        marks: bool,
     ) -> Placed:
         with ExitStack() as stack:
             components = {path.partition("/")[0] for path in wanted}
@@ -151,8 +164,8 @@ class Placer:
             staging = _Staging(self._root, stages, wanted)
             placed = staging.fill(self._sources[0], packs, self._others, self._progress)
             staging.drop_incomplete(placed, self._lists)
-            if len(placed.paths) == len(wanted):
-                placed.untouched_ns = mark_folders(map(staging.staged, staging.folders()))
+            if marks and len(placed.paths) == len(wanted):
+                placed.marked_ns = mark_folders(map(staging.staged, staging.folders()))
             mover = Mover(staging.staged, self._root.local_path, wanted)
             before_move()
             with self._waiting.visible():

@@ -165,15 +165,15 @@ class _ComponentScan:
     def folder(self, place: _Place, into: Scan) -> None:
         """Scan a folder and all below it."""
         try:
-            mtime_ns = os.stat(place.local).st_mtime_ns
+            status = os.stat(place.local)
             self._found.folders.add(place.path)
             known = self._index.folders.get(place.path)
-            if known is not None and known.mtime_ns == mtime_ns:
+            if known is not None and known.mtime_ns == status.st_mtime_ns:
                 self._take_known(place, known, into)
-            elif placed := self._untouched.folder(place.path, mtime_ns):
+            elif placed := self._untouched.folder(place.path, status):
                 self._take_untouched(place, placed, into)
             else:
-                self._take_listed(place, mtime_ns, into)
+                self._take_listed(place, status.st_mtime_ns, into)
         except FileNotFoundError:
             into.skipped.append(Skipped(place.path, "it has gone"))
         except OSError as error:
@@ -243,6 +243,9 @@ class _ComponentScan:
         self.folder(place, group)
         if not group.known and not group.skipped:
             return
+        if group.listed:  # what becomes of a group is said of all its folders
+            group.settled_folders |= group.untouched
+            group.untouched.clear()
         problem = next(self._problems(group), None) if group.listed or group.skipped else None
         if problem:
             if problem == _UNFINISHED and time.time() - os.stat(place.local).st_mtime < _WRITING_TIME:

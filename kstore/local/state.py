@@ -29,6 +29,7 @@ from kstore.local.held import held, is_held
 from kstore.local.index import Index
 from kstore.local.still import Still
 from kstore.local.turn import Turn, acquire, is_left_turn
+from kstore.local.untouched import UNMARKED, Mark
 from kstore.refs import Ref, load_ref
 from kstore.scope import Scope
 from kstore.snapshot import Snapshot
@@ -80,8 +81,8 @@ class State:
     """Artifacts, with their digests, that came from a host before that one and are still in the root."""
     synced: bool = False
     """Whether the root, as the index has it, has nothing that is not in the base or declined."""
-    untouched_ns: int = 0
-    """Modification time of folders that are as the base has them; 0 if there is none. See `untouched`."""
+    untouched: Mark = UNMARKED
+    """Of the folders that are as the base has them."""
 
 
 class StateFolder:
@@ -189,8 +190,8 @@ class StateFolder:
                 state.foreign = _digests(content["foreign"])
                 state.host = str(content["host"])
                 state.synced = content["synced"] == self._index_digest.hex() != ""
-                if content["placing"] == self._placing:
-                    state.untouched_ns = int(content["untouched"])
+                if content.get("placing") == self._placing:
+                    state.untouched = Mark(*map(int, content["untouched"]))
         except FileNotFoundError:
             pass
         except (IntegrityError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -229,11 +230,12 @@ class StateFolder:
             return str(json.loads(read_whole(self._sync))["host"])
         return ""
 
-    def save_index(self, index: Index) -> None:
-        """Replace the index."""
+    def save_index(self, index: Index) -> int:
+        """Replace the index. Returns when, by the clock of the root's filesystem, in nanoseconds."""
         data = index.dump()
         self._index_digest = digest_of(data)
         _write(self._index, self._index_digest + data)
+        return os.stat(self._index).st_mtime_ns
 
     def save_base(
         self,
@@ -242,7 +244,7 @@ class StateFolder:
         *,
         host: str,
         synced: bool,
-        untouched_ns: int = 0,
+        untouched: Mark = UNMARKED,
         foreign: Mapping[str, bytes] | None = None,
     ) -> None:
         """Replace the base. `synced` says whether all that the saved index has is in it or declined."""
@@ -253,7 +255,7 @@ class StateFolder:
             "synced": self._index_digest.hex() if synced else "",
             "declined": _texts(declined),
             "foreign": _texts(foreign or {}),
-            "untouched": untouched_ns,
+            "untouched": untouched,
             "placing": self._placing,
         }
         # The ref names the manifest by its digest: a crash between the two leaves no base rather than a wrong one.

@@ -2,7 +2,8 @@
 
 A restore builds folders where nobody looks, and gives all of them one modification time, in the past and of its own.
 Moving a folder to its place does not change that; every name that comes to it, goes or is replaced does, and leaves the
-present. So a folder that still has this time holds what the base has below it.
+present. So a folder that still has this time holds what the base has below it. Some programs set such a time back
+after a change (systemd-tmpfiles that cleans up, rsync): that leaves a status-change time, which nobody can set.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import cached_property
+from typing import NamedTuple
 
 from kstore.local.index import Known, KnownFolder
 from kstore.manifest import Files, Flag, parents_of
@@ -23,12 +25,25 @@ _BELOW = int(Flag.BELOW)
 _SECOND = 1_000_000_000
 
 
+class Mark(NamedTuple):
+    """What the folders that a restore has placed are known by."""
+
+    mtime_ns: int = 0
+    """Their modification time; 0 if there are none."""
+    placed_ns: int = 0
+    """When all were in place, by the clock of the cache root's filesystem: no status-change time is later."""
+
+
+UNMARKED = Mark()
+"""No folder is known."""
+
+
 def mark_folders(folders: Iterable[str]) -> int:
     """Give folders, by their local paths, a modification time that no change leaves; returns it, in nanoseconds.
 
     A filesystem that refuses it, or cuts it short, shows another time: those folders will be read.
     """
-    moment = (time.time_ns() // _SECOND - 1) * _SECOND + secrets.randbelow(_SECOND - 1) + 1
+    moment = (time.time_ns() // _SECOND - 2) * _SECOND + secrets.randbelow(_SECOND - 1) + 1
     with suppress(OSError):
         for folder in folders:
             os.utime(folder, ns=(moment, moment))
@@ -38,14 +53,16 @@ def mark_folders(folders: Iterable[str]) -> int:
 class Untouched:
     """What a restore has placed into one cache root."""
 
-    def __init__(self, mtime_ns: int = 0, files: Callable[[], Files] = dict) -> None:
-        """`mtime_ns` is what `mark_folders` returned, 0 for nothing; `files` gives all that was placed."""
-        self._mtime_ns = mtime_ns
+    def __init__(self, mark: Mark = UNMARKED, files: Callable[[], Files] = dict) -> None:
+        """`files` gives all that was placed."""
+        self._mark = mark
         self._files = files
 
-    def folder(self, path: str, mtime_ns: int) -> KnownFolder | None:
-        """What is in a folder with that modification time; None if it must be read."""
-        return self._folders.get(path) if self._mtime_ns and mtime_ns == self._mtime_ns else None
+    def folder(self, path: str, status: os.stat_result) -> KnownFolder | None:
+        """What is in a folder with that status; None if it must be read."""
+        mtime_ns, placed_ns = self._mark
+        is_untouched = status.st_mtime_ns == mtime_ns != 0 and status.st_ctime_ns <= placed_ns
+        return self._folders.get(path) if is_untouched else None
 
     def known(self, path: str) -> Known:
         """One of its files. Its inode was not asked for: when something has changed beside it, it is looked at."""
@@ -67,4 +84,4 @@ class Untouched:
             for folder in parents_of(path):
                 folders[folder].add(path[len(folder) + 1 :].partition("/")[0])
         every = (files.keys() | folders.keys()) - changing
-        return {path: KnownFolder(self._mtime_ns, tuple(folders[path]), tuple(files[path])) for path in every}
+        return {path: KnownFolder(self._mark.mtime_ns, tuple(folders[path]), tuple(files[path])) for path in every}

@@ -23,6 +23,7 @@ from kstore.leaning import fetch, noted
 from kstore.local.finished import Unfinished, read_finished
 from kstore.local.scan import Scan, Skipped
 from kstore.local.state import Base, State
+from kstore.local.untouched import UNMARKED
 from kstore.manifest import Entry, Files, Flag, Manifest, unit_of
 from kstore.merge import Merged, merge
 from kstore.operations.proposal import Proposal, Published
@@ -344,7 +345,7 @@ class _Commit:
             proposal.declined,
             host=self._worker.known_host(self._state),
             synced=self._is_complete,
-            untouched_ns=self._worker.untouched_ns(self._state) if keeps_base else 0,
+            untouched=self._worker.untouched(self._state, self._base) if keeps_base else UNMARKED,
             foreign=self._foreign,
         )
 

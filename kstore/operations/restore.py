@@ -19,6 +19,7 @@ from kstore.local.link import Linker, LinkMode
 from kstore.local.place import Placed, Placer
 from kstore.local.scan import Scan, Skipped
 from kstore.local.state import Base, State
+from kstore.local.untouched import UNMARKED, Mark
 from kstore.manifest import Files, Flag, Manifest, parents_of, unit_of
 from kstore.merge import NOT_TAKEN, Merged, merge
 from kstore.operations.wait import Waited, wait
@@ -216,8 +217,9 @@ class _Restore:
         placer = Placer(
             worker.root, worker.state, blobs, Linker(), worker.progress, worker.waiting, worker.lists, below
         )
-        placed = placer.place(wanted, self._ref.packs, self._found.folders, before_move)
-        self._remember(merged, placed, is_fresh=self._has_all and len(wanted) == len(self._files))
+        is_fresh = self._has_all and len(wanted) == len(self._files)
+        placed = placer.place(wanted, self._ref.packs, self._found.folders, before_move, marks=is_fresh)
+        self._remember(merged, placed)
         linked = placed.modes[LinkMode.REFLINK] + placed.modes[LinkMode.HARDLINK]
         if not wanted and status is RestoreStatus.RESTORED:
             status = RestoreStatus.CURRENT
@@ -273,12 +275,14 @@ class _Restore:
             return merge({}, self._files, self._found.files, {})
         return merge(self._worker.files_of(base.manifest), self._files, self._found.files, self._state.declined)
 
-    def _remember(self, merged: Merged, placed: Placed, *, is_fresh: bool) -> None:
-        keeps_base = not is_fresh and self._is_base()
-        kept_ns = self._worker.untouched_ns(self._state) if keeps_base else 0
+    def _remember(self, merged: Merged, placed: Placed) -> None:
+        old = self._worker.base(self._state)
+        keeps_base = old is not None and old.is_generation_of(self._ref) and not placed.marked_ns
         index = self._found.index_beside_base if keeps_base else self._found.index
+        untouched = self._worker.untouched(self._state, old) if keeps_base else UNMARKED
         if index != self._state.index or placed.paths:
-            self._worker.state.save_index(Index(index.files | placed.settled(), index.folders))
+            saved_ns = self._worker.state.save_index(Index(index.files | placed.settled(), index.folders))
+            untouched = Mark(placed.marked_ns, saved_ns) if placed.marked_ns else untouched
         base = Base(self._worker.store.holder(self._ref).identity, self._snapshot)
         # What stays in the place of base's is no change of it: the next commit must not take it for one.
         stayed = dict.fromkeys((*merged.to_merge, *placed.occupied), NOT_TAKEN)
@@ -287,12 +291,8 @@ class _Restore:
             merged.declined | stayed,
             host=self._worker.known_host(self._state),
             synced=False,
-            untouched_ns=placed.untouched_ns if is_fresh else kept_ns,
+            untouched=untouched,
         )
-
-    def _is_base(self) -> bool:
-        base = self._worker.base(self._state)
-        return base is not None and base.is_generation_of(self._ref)
 
 
 def choose_wanted(files: Files, found: Scan, merged: Merged) -> Files:

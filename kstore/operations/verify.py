@@ -16,18 +16,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kstore.blobs import BlobStore, Layout
 from kstore.blobs.loose import LooseBlobs, bears_stamp
 from kstore.blobs.packreader import PackReader
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError, MissError
 from kstore.gc.digests import DigestSet
-from kstore.generations import publish_loss, republish
 from kstore.leaning import leaning, leans_on
 from kstore.local.cacheroot import CacheRoot
 from kstore.manifest import Entry, Flag, Manifest, unit_of
+from kstore.operations.repair import Repair
 from kstore.progress import Progress
-from kstore.quarantine import quarantine_blob, quarantine_pack, quarantine_ref, quarantined
 from kstore.refs import Ref
 from kstore.report import SCHEMA
 from kstore.scope import Scope
@@ -137,7 +135,8 @@ def _verify(
         verification = _Verification(storage, report, needed, whole, progress)
         verification.run(scopes)
         if repair:
-            _Repair(storage, report, whole, verification).run()
+            unreadable = [(damage.scope, damage.generation) for damage in report.damage if damage.reason]
+            report.repaired = Repair(storage, report.packs, verification.lost, whole).run(unreadable)
 
 
 class _Verification:
@@ -251,85 +250,6 @@ class _Verification:
 def _sizes(loose: LooseBlobs, batch: dict[bytes, int]) -> dict[bytes, int]:
     """Of the blobs that are whole."""
     return {digest: len(data) for digest, data in loose.fetch(batch)}
-
-
-class _Repair:
-    def __init__(self, storage: Storage, report: VerifyReport, whole: DigestSet, verification: _Verification) -> None:
-        self._storage = storage
-        self._backend = storage.backend
-        self._report = report
-        self._whole = whole
-        self._lost = verification.lost
-
-    def run(self) -> None:
-        for digest in sorted(self._lost):
-            quarantine_blob(self._backend, digest)
-        replaced = {pack: self._salvage(pack) for pack in self._report.packs}
-        for scope in self._storage.refs.scopes() if replaced else ():
-            self._replace(scope, replaced)
-        for pack in self._report.packs:
-            quarantine_pack(self._backend, pack)
-        for damage in self._report.damage:
-            if damage.reason:
-                self._pass_over(damage)
-        for digest, names in quarantined(self._backend).items():
-            if digest in self._whole:
-                for name in names:
-                    self._backend.delete(name)
-        self._report.repaired = True
-
-    def _salvage(self, pack: str) -> tuple[str, ...]:
-        """Copy what is whole of a damaged pack into a new one."""
-        with self._storage.blobs.writer(Layout.PACKED) as writer:
-            with suppress(IntegrityError, OSError):
-                for digest, data in PackReader(self._backend, pack).salvage():
-                    writer.put(digest, bytes(data))
-            return writer.finish()
-
-    def _replace(self, scope: Scope, replaced: dict[str, tuple[str, ...]]) -> None:
-        """Publish anew what names a damaged pack, other keys and what was committed since it was read included."""
-        for _ in range(_MAX_RACES):
-            with suppress(IntegrityError, MissError):
-                ref = self._storage.refs.newest(scope)
-                if ref and replaced.keys() & set(ref.packs) and not self._republish(ref, replaced):
-                    continue
-            return
-
-    def _republish(self, ref: Ref, replaced: dict[str, tuple[str, ...]]) -> bool:
-        """False if it is not the newest any more."""
-
-        def packs(ref: Ref) -> tuple[str, ...]:
-            named = tuple(dict.fromkeys(new for old in ref.packs for new in replaced.get(old, (old,))))
-            return (*named, *self._found_elsewhere(ref, named))
-
-        try:
-            return republish(self._storage, ref, packs, only_if_newest=True) is not None
-        except (IntegrityError, MissError) as error:
-            log.warning("generation %d of %s is not published again: %s", ref.generation, ref.scope, error)
-            return True
-
-    def _found_elsewhere(self, ref: Ref, packs: tuple[str, ...]) -> tuple[str, ...]:
-        """Copy what a generation needs, and these packs lack, from packs that may go with earlier ones."""
-        blobs = BlobStore(self._backend)
-        manifest = self._storage.snapshot(ref).manifest
-        leant = leaning(manifest)
-        needs = {entry.digest: entry.size for entry in manifest.entries() if entry.digest not in leant} | ref.stored
-        inside, has = blobs.digests_in(packs), blobs.loose.has
-        wanted = {digest: size for digest, size in needs.items() if digest not in inside and not has(digest, size)}
-        with self._storage.blobs.writer(Layout.PACKED) as writer:
-            for digest, data in blobs.fetch_many(wanted):
-                writer.put(digest, bytes(data))
-            return writer.finish()
-
-    def _pass_over(self, damage: Damage) -> None:
-        """Publish what can be read as the newest, if the damaged one is that, and take it out."""
-        newest, snapshot = self._storage.newest_whole(damage.scope)
-        if newest == damage.generation:
-            if snapshot:
-                republish(self._storage, snapshot.ref, after_loss=True)
-            else:
-                publish_loss(self._storage, damage.scope)
-        quarantine_ref(self._backend, damage.scope, damage.generation)
 
 
 def altered_files(root: CacheRoot, manifest: Manifest) -> list[str]:

@@ -17,11 +17,13 @@ from kstore.blobs.packindex import PackIndex
 from kstore.blobs.packreader import PackReader
 from kstore.condemned import list_names, read_list
 from kstore.digest import digest_of
-from kstore.errors import UsageError
+from kstore.errors import IntegrityError, UsageError
 from kstore.gc import GcStatus, repack
+from kstore.gc.digests import DigestSet
 from kstore.gc.policy import Why
 from kstore.gc.sweep import _delete
 from kstore.lease import Lease
+from kstore.operations.repair import Repair
 from kstore.refs import Ref, Refs
 from kstore.report import CommitStatus, RestoreStatus
 from tests.gc.stores import HOUR, collect, collect_fully, generations, kernels, pass_time, restored, stored
@@ -490,6 +492,80 @@ def test_a_repair_takes_from_the_small_packs_what_the_one_has_lost(scattered: No
         collect(other, keep=1)
     assert restored(tmp_path, "third") == kernels(scattered)
     assert other.store.verify().ok
+
+
+@pytest.fixture
+def damaged(tmp_path: Path) -> Node:
+    """A key in two packs, the first frame of one of which is damaged, and the second is not."""
+    node = Node(tmp_path, layout="packed")
+    node.tree.kernel("one")
+    node.tree.put("inductor/ab/clarge.py", random.Random(1).randbytes(5 << 20))
+    node.commit()
+    node.tree.kernel("two")
+    node.commit()
+    damage(node.location / "packs" / node.newest().packs[-1], 20)
+    return node
+
+
+def test_a_repair_beside_a_gc_loses_nothing_that_is_whole(damaged: Node, tmp_path: Path) -> None:
+    """The gc comes when what is whole has been copied, and no ref names the copy."""
+    bad, other = damaged.newest().packs[-1], Node(tmp_path, "other", layout="packed")
+    before = restored_but(tmp_path, "before")
+    repair = Repair(damaged.store.storage, [bad], [], DigestSet())
+    with repair._whole:
+        repair._save(bad)
+        for _ in range(2):
+            pass_time(damaged)
+            collect(other, keep=5)
+        assert repair.run([])
+    assert bad not in damaged.newest().packs
+    collect_fully(other, keep=1)
+    assert restored_but(tmp_path, "after") == before != {}
+
+
+def restored_but(folder: Path, name: str) -> dict[str, bytes]:
+    """As `restored`, where something is missing."""
+    other = Node(folder, name, layout=None)
+    assert other.restore().left_out
+    return kernels(other)
+
+
+def test_a_damaged_pack_that_is_named_still_stays(damaged: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: Any, **options: Any) -> None:
+        raise IntegrityError("not now")
+
+    monkeypatch.setattr("kstore.operations.repair.republish", refuse)
+    report = Node(damaged.location.parent, "other").store.verify(repair=True)
+    assert not report.repaired
+    assert (damaged.location / "packs" / damaged.newest().packs[-1]).exists()
+
+
+def test_a_commit_names_no_pack_that_a_repair_took_away(damaged: Node, tmp_path: Path) -> None:
+    Node(tmp_path, "late", layout="packed").restore()
+    assert Node(tmp_path, "other").store.verify(repair=True).repaired
+    late = Node(tmp_path, "late", layout="packed")
+    late.tree.kernel("news")
+    assert late.commit().status is CommitStatus.COMMITTED
+    assert all((late.location / "packs" / pack).exists() for pack in late.newest().packs)
+
+
+def test_a_size_limit_passes_over_packs_that_a_repair_took_away(damaged: Node, tmp_path: Path) -> None:
+    assert Node(tmp_path, "other").store.verify(repair=True).repaired
+    assert collect(Node(tmp_path, "third"), keep=5, max_size=1 << 30).status is GcStatus.COLLECTED
+
+
+def test_a_commit_after_a_merge_does_not_look_into_the_packs_before(
+    scattered: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Node(tmp_path, "late", layout="packed").restore()
+    before = scattered.newest().packs
+    collect(scattered)
+    read, load = list[str](), PackReader._load_index
+    monkeypatch.setattr(PackReader, "_load_index", lambda reader: read.append(reader._name) or load(reader))
+    late = Node(tmp_path, "late", layout="packed")
+    late.tree.kernel("news")
+    assert late.commit().status is CommitStatus.COMMITTED
+    assert {f"packs/{pack}" for pack in before}.isdisjoint(read)
 
 
 def test_what_is_there_twice_for_a_grace_is_not_over_the_limit(tmp_path: Path) -> None:

@@ -145,6 +145,10 @@ MERGING_SCENES = [
     Scene(("gc 1", "restore R"), **MERGING),
     Scene(("gc 1", "forget F"), **MERGING),
 ]
+LARGE_MERGING_SCENES = [
+    Scene(("gc 1", "gc 2", "wait 4000"), **MERGING),
+    Scene(("gc 1", "gc 2", "commit A"), **MERGING),
+]
 
 
 @pytest.fixture
@@ -235,6 +239,16 @@ def test_nothing_is_lost_where_manifests_follow_on_others(
 @pytest.mark.usefixtures("merging")
 @pytest.mark.parametrize("scene", MERGING_SCENES, ids=str)
 def test_nothing_is_lost_where_small_packs_become_one(
+    scene: Scene, tmp_path: Path, tell: Callable[[Scene, str, Explored], None]
+) -> None:
+    tell(scene, "packed, merged", check(scene, tmp_path, "packed"))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(3600)
+@pytest.mark.usefixtures("merging")
+@pytest.mark.parametrize("scene", LARGE_MERGING_SCENES, ids=str)
+def test_nothing_is_lost_where_two_gcs_make_one_of_small_packs(
     scene: Scene, tmp_path: Path, tell: Callable[[Scene, str, Explored], None]
 ) -> None:
     tell(scene, "packed, merged", check(scene, tmp_path, "packed"))

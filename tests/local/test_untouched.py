@@ -188,6 +188,43 @@ def test_files_that_are_changed_in_place_are_looked_at(tmp_path: Path, layout: s
     assert json.loads(other.tree.read(path)) == {"b": 2}
 
 
+@pytest.mark.parametrize("restores", [1, 2])
+def test_a_time_that_was_set_back_is_not_believed(restores: int, node: Node) -> None:
+    """systemd-tmpfiles does so when it has removed a file for its age."""
+    for _ in range(1, restores):
+        node.restore()
+    path = next(node.tree.root.glob("triton/*/k.cubin"))
+    before = path.parent.stat()
+    path.unlink()
+    os.utime(path.parent, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert node.restore().placed > 0
+    assert path.exists()
+
+
+def test_a_group_is_bound_to_a_host_as_a_whole(tmp_path: Path, layout: str) -> None:
+    """Though only a folder in it has changed, and the index knows that one."""
+    builder, node = Node(tmp_path, "builder", layout=layout), Node(tmp_path, layout=layout)
+    kernel = builder.tree.kernel()
+    builder.tree.put(f"{kernel}/below/notes", b"any")
+    builder.commit()
+    node.restore()
+    node.tree.put(f"{kernel}/below/launcher.so", shared_object())
+    os.utime(node.tree.root / kernel / "below", (0, 0))
+    node.restore()
+    node.commit()
+    (bound,) = builder.store.snapshot(node.newest()).manifest.hosts.values()
+    assert {f"{kernel}/k.cubin", f"{kernel}/below/launcher.so"} <= bound.keys()
+
+
+def test_what_an_older_kstore_remembers_is_read(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    path = node.tree.root / ".kstore" / "sync.json"
+    content = json.loads(path.read_bytes())
+    del content["placing"], content["untouched"]
+    path.write_text(json.dumps(content))
+    assert node.restore().status is RestoreStatus.CURRENT
+    assert "merged as new" not in caplog.text
+
+
 def test_under_other_folders_nothing_is_believed(node: Node, listed: list[str]) -> None:
     """Another component is managed: what the time says was said of others."""
     elsewhere = node.tree.root / "elsewhere"

@@ -1,0 +1,123 @@
+"""Repair: what `verify` found damaged goes to `quarantine/`, and what is whole is published without it.
+
+Only newest generations are mended, for those are restored. A damaged pack that one of them still names in the end,
+because it could not be published again, stays where it is.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from contextlib import suppress
+
+from kstore.blobs import BlobStore, Layout
+from kstore.blobs.packreader import Blob, PackReader
+from kstore.errors import IntegrityError, MissError
+from kstore.gc.digests import DigestSet
+from kstore.generations import are_present, publish_loss, republish
+from kstore.leaning import leaning
+from kstore.quarantine import quarantine_blob, quarantine_pack, quarantine_ref, quarantined
+from kstore.refs import Ref
+from kstore.scope import Scope
+from kstore.storage import Storage
+
+log = logging.getLogger(__name__)
+
+_MAX_RACES = 100
+
+
+class Repair:
+    """One repair of one store."""
+
+    def __init__(self, storage: Storage, packs: Iterable[str], lost: Iterable[bytes], whole: DigestSet) -> None:
+        """`packs` are damaged; `lost` are blobs that are damaged everywhere, and `whole` those that are not."""
+        self._storage = storage
+        self._backend = storage.backend
+        self._packs = set(packs)
+        self._lost = lost
+        self._whole = whole
+        self._saved: dict[str, tuple[str, ...]] = {}
+
+    def run(self, unreadable: Iterable[tuple[Scope, int]]) -> bool:
+        """Mend what can be; `unreadable` are generations. Returns whether nothing is left in the way."""
+        for digest in sorted(self._lost):
+            quarantine_blob(self._backend, digest)
+        for scope, generation in unreadable:
+            self._pass_over(scope, generation)
+        for scope in self._storage.refs.scopes() if self._packs else ():
+            self._replace(scope)
+        named = self._named()
+        for pack in sorted(self._packs - named):
+            quarantine_pack(self._backend, pack)
+        for digest, names in quarantined(self._backend).items():
+            if digest in self._whole:
+                for name in names:
+                    self._backend.delete(name)
+        return not named
+
+    def _pass_over(self, scope: Scope, generation: int) -> None:
+        """Publish what can be read as the newest, if the damaged one is that, and take it out."""
+        newest, snapshot = self._storage.newest_whole(scope)
+        if newest == generation:
+            if snapshot:
+                republish(self._storage, snapshot.ref, after_loss=True)
+            else:
+                publish_loss(self._storage, scope)
+        quarantine_ref(self._backend, scope, generation)
+
+    def _replace(self, scope: Scope) -> None:
+        """Publish anew what names a damaged pack, other keys and what was committed since it was read included."""
+        for _ in range(_MAX_RACES):
+            with suppress(IntegrityError, MissError):
+                ref = self._storage.refs.newest(scope)
+                if ref and not self._packs.isdisjoint(ref.packs) and not self._republish(ref):
+                    continue
+            return
+
+    def _republish(self, ref: Ref) -> bool:
+        """False if it is not the newest any more."""
+        try:
+            return republish(self._storage, ref, self._whole_packs, only_if_newest=True) is not None
+        except (IntegrityError, MissError) as error:
+            log.warning("generation %d of %s is not published again: %s", ref.generation, ref.scope, error)
+            return True
+
+    def _whole_packs(self, ref: Ref) -> tuple[str, ...]:
+        """Where the blobs of a generation are, without the damaged packs. Called once a place for its ref is reserved:
+        what was saved before may be gone since.
+        """
+        named = dict.fromkeys(new for old in ref.packs for new in (self._save(old) if old in self._packs else (old,)))
+        return (*named, *self._found_elsewhere(ref, tuple(named)))
+
+    def _save(self, pack: str) -> tuple[str, ...]:
+        """Copy what is whole of a damaged pack into a new one, once for all keys."""
+        if pack not in self._saved or not are_present(self._storage, self._saved[pack]):
+            self._saved[pack] = self._copy(PackReader(self._backend, pack).salvage())
+        return self._saved[pack]
+
+    def _found_elsewhere(self, ref: Ref, packs: tuple[str, ...]) -> tuple[str, ...]:
+        """Copy what a generation needs, and these packs lack, from packs that may go with earlier ones."""
+        blobs = BlobStore(self._backend)
+        manifest = self._storage.snapshot(ref).manifest
+        leant = leaning(manifest)
+        needs = {entry.digest: entry.size for entry in manifest.entries() if entry.digest not in leant} | ref.stored
+        inside, has = blobs.digests_in(packs), blobs.loose.has
+        wanted = {digest: size for digest, size in needs.items() if digest not in inside and not has(digest, size)}
+        return self._copy(blobs.fetch_many(wanted))
+
+    def _copy(self, blobs: Iterable[Blob]) -> tuple[str, ...]:
+        """Write blobs into a pack, as far as they can be read."""
+        with self._storage.blobs.writer(Layout.PACKED) as writer:
+            with suppress(IntegrityError, OSError):
+                for digest, data in blobs:
+                    writer.put(digest, bytes(data))
+            return writer.finish()
+
+    def _named(self) -> set[str]:
+        """The damaged packs that a newest generation names still."""
+        named = set[str]()
+        for scope in self._storage.refs.scopes() if self._packs else ():
+            with suppress(IntegrityError, MissError):
+                ref = self._storage.refs.newest(scope)
+                named |= self._packs.intersection(ref.packs if ref else ())
+        return named
