@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from kstore.local.index import Index
+from kstore.local.scan import scan
 from kstore.report import CommitStatus, RestoreStatus
 from tests.gc.stores import collect, pass_time
 from tests.trees import Node, contents
@@ -46,8 +49,11 @@ class Fleet(RuleBasedStateMachine):
         self.generation = 0
         self.fresh = 0
         self.workers = [Model(Node(self.folder, f"worker-{number}")) for number in range(3)]
+        self._patch = pytest.MonkeyPatch()
+        self._patch.setattr("kstore.gc.repack.MANY", 2)  # packs that become one
 
     def teardown(self) -> None:
+        self._patch.undo()
         self._folder.cleanup()
 
     @rule(number=workers, name=names)
@@ -55,6 +61,14 @@ class Fleet(RuleBasedStateMachine):
         worker = self.workers[number]
         worker.node.tree.kernel(name)
         worker.local.add(name)
+
+    @rule(number=workers, name=names)
+    def lose(self, number: int, name: str) -> None:
+        """Somebody cleans up."""
+        worker = self.workers[number]
+        if name in worker.local - worker.declined - (worker.base - self.published):
+            shutil.rmtree(worker.node.tree.root / worker.node.tree.kernel(name))
+            worker.local.discard(name)
 
     @rule(number=workers, layout=layouts)
     def commit(self, number: int, layout: str) -> None:
@@ -90,7 +104,9 @@ class Fleet(RuleBasedStateMachine):
     def gc(self, seconds: float, keep: int) -> None:
         if (self.folder / "store").exists():
             pass_time(self.workers[0].node, seconds)
-            assert collect(self.workers[0].node, keep=keep).unreadable == []
+            report = collect(self.workers[0].node, keep=keep)
+            assert report.unreadable == []
+            self.generation += bool(report.rewritten)
 
     @rule()
     def verify(self) -> None:
@@ -109,6 +125,14 @@ class Fleet(RuleBasedStateMachine):
     def every_worker_has_its_kernels(self) -> None:
         for worker in self.workers:
             assert len(contents(worker.node.tree.root)) == 8 * len(worker.local)
+
+    @invariant()
+    def what_is_remembered_of_a_root_is_there(self) -> None:
+        for model in self.workers:
+            worker = model.node.store.worker("model/v1", before_import=False)
+            remembered = worker.scan(worker.state.load()).files
+            read = scan(worker.root, worker.table, Index(), dict).files
+            assert {p: e.digest for p, e in remembered.items()} == {p: e.digest for p, e in read.items()}
 
 
 TestFleet = Fleet.TestCase
