@@ -60,10 +60,10 @@ def test_what_was_measured_during_a_restore_is_joined_with_what_is_published(
     first.commit()
     place = Placer.place
 
-    def compile_and_place(*arguments: Any) -> Placed:
+    def compile_and_place(*arguments: Any, **options: Any) -> Placed:
         second.tree.timings({"two": 2.0})
         second.tree.kernel("one", "of second")
-        return place(*arguments)
+        return place(*arguments, **options)
 
     monkeypatch.setattr(Placer, "place", compile_and_place)
     second.restore()

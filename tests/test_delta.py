@@ -20,10 +20,11 @@ from kstore.digest import digest_of
 from kstore.errors import IntegrityError
 from kstore.gc import GcStatus
 from kstore.manifest import Flag, Manifest
-from kstore.operations.verify import _Repair
+from kstore.operations.repair import Repair
 from kstore.quarantine import quarantined
 from kstore.refs import Delta, Ref, load_ref
 from kstore.report import CommitStatus
+from kstore.scope import Scope
 from tests.gc.stores import collect, collect_fully, generations, kernels, pass_time, restored, stored
 from tests.trees import Node, contents, entry
 
@@ -321,15 +322,15 @@ def test_what_was_committed_while_its_pack_was_repaired_has_its_manifest(
     later: tuple[str, ...], packed: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rot(packed, packed.newest().packs[0])
-    run = _Repair.run
+    run = Repair.run
 
-    def late(repair: _Repair) -> None:
+    def late(repair: Repair, unreadable: list[tuple[Scope, int]]) -> bool:
         packed.tree.kernel("meanwhile")
         packed.commit()
-        run(repair)
+        return run(repair, unreadable)
 
     with monkeypatch.context() as patch:
-        patch.setattr(_Repair, "run", late)
+        patch.setattr(Repair, "run", late)
         packed.store.verify("model/v1", repair=True)
     for name in later:
         packed.tree.kernel(name)

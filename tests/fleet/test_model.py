@@ -83,9 +83,13 @@ class Fleet(RuleBasedStateMachine):
         if self.generation:
             worker.see(self.published)
 
-    @rule(number=workers)
-    def restore(self, number: int) -> None:
+    @rule(number=workers, is_new=st.booleans())
+    def restore(self, number: int, is_new: bool) -> None:
+        """In a new container nothing is known, and nothing is there."""
         worker = self.workers[number]
+        if is_new:
+            shutil.rmtree(worker.node.tree.root, ignore_errors=True)
+            worker = self.workers[number] = Model(worker.node)
         report = worker.node.restore()
         assert (report.status is RestoreStatus.MISS) == (not self.published)
         if self.published:

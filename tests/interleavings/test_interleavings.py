@@ -139,13 +139,13 @@ TWO_GCS_AND_MORE = [
 MERGING = {"published": (partial(write_wrapper, by="one"), partial(write_wrapper, by="two")), "history": aged}
 """The newest generation is in two packs, which gc makes one."""
 MERGING_SCENES = [
-    Scene(("gc 1", "gc 2"), **MERGING),
     Scene(("gc 1", "commit A"), **MERGING),
     Scene(("gc 1", "commit A", "wait 4000"), **MERGING),
     Scene(("gc 1", "restore R"), **MERGING),
     Scene(("gc 1", "forget F"), **MERGING),
 ]
 LARGE_MERGING_SCENES = [
+    Scene(("gc 1", "gc 2"), **MERGING),
     Scene(("gc 1", "gc 2", "wait 4000"), **MERGING),
     Scene(("gc 1", "gc 2", "commit A"), **MERGING),
 ]
