@@ -30,6 +30,7 @@ from kstore.deadline import within
 from kstore.environment import gpu_slug
 from kstore.errors import KstoreError, UsageError
 from kstore.local.cacheroot import make_private
+from kstore.refs import RefState
 from kstore.report import CommitReport, RestoreReport, RestoreStatus
 from kstore.scope import check_key
 from kstore.settings import Mode, load_settings
@@ -169,9 +170,11 @@ def _import_old(cache_key: str, key: str) -> bool:
 
 
 def _adopt_first(store: Store, cache_key: str, key: str) -> bool:
-    # A generation that was forgotten or quarantined is one: what was in it must not come back.
-    if store.settings.mode is Mode.READ or not OLD_CACHES.is_dir() or store.newest(store.scope(key)):
+    if store.settings.mode is Mode.READ or not OLD_CACHES.is_dir():
         return False
+    if newest := store.newest(store.scope(key)):
+        # Another worker has imported it just now. Or it was forgotten or quarantined, and must not come back.
+        return newest.state is RefState.LIVE
     candidates = (OLD_CACHES / folder / f"{cache_key}.zip" for folder in (old_gpu_type(), ""))
     archive = next((path for path in candidates if path.is_file()), None)
     if archive is None:

@@ -21,10 +21,12 @@ from kstore.components import load_table
 from kstore.components.variables import default_folder
 from kstore.integrations import b10
 from kstore.integrations.b10 import variables
+from kstore.integrations.b10.archives import Archives
 from kstore.integrations.b10.deployment import Deployment
 from kstore.integrations.b10.hardware import archive_key
 from kstore.store import Store
 from tests.programs.share_b10 import FREE
+from tests.trees import KEY, Node
 
 REPOSITORY = Path(__file__).parents[2]
 PROGRAM = REPOSITORY / "tests/programs/share_b10.py"
@@ -485,6 +487,15 @@ def test_an_archive_is_not_imported_again_into_a_key_that_was_forgotten(deployme
     steps = [["replica", "third"], LOAD, INFO]
     status, info = play("ours", deployment, {"deployment": steps})["deployment"]
     assert (status, info["b10fs_cache_exists"]) == ("DOES_NOT_EXIST", False)
+
+
+def test_what_another_replica_imported_meanwhile_is_there(tmp_path: Path, host: object) -> None:
+    node, archives = Node(tmp_path), Archives(variables.Variables({}), "inductor", tmp_path)
+    node.tree.wrapper()
+    node.commit()
+    assert archives.adopt(node.store, KEY)
+    node.store.forget(KEY)
+    assert not archives.adopt(node.store, KEY)
 
 
 def test_an_archive_that_cannot_be_read_leaves_the_replica_to_compile(deployment: Path) -> None:

@@ -19,6 +19,7 @@ import pytest
 
 from kstore.errors import UsageError
 from kstore.integrations import fal
+from kstore.report import RestoreReport, RestoreStatus
 from kstore.scope import check_key
 from kstore.store import Store
 from tests.compilers.programs import PROGRAMS, TIMEOUT, Container, compiled_graphs, fingerprint, run_program
@@ -268,6 +269,24 @@ def test_a_worker_that_may_only_read_imports_nothing(
 
     assert fal.load_inductor_cache(KEY) == ""
     assert (warnings(caplog), (fleet.data / "kstore").exists()) == ([], False)
+
+
+def test_what_another_worker_imported_meanwhile_is_loaded(
+    theirs: ModuleType, fleet: Fleet, app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet.run(THEIRS, "load", "write", "c1.py", "one", "sync", worker="old")
+    restore, reports = fal._restore, list[RestoreReport]()
+
+    def late(key: str) -> RestoreReport:
+        reports.append(restore(key))
+        if reports[0] is reports[-1]:
+            assert fal._import_old(KEY, key)
+        return reports[-1]
+
+    monkeypatch.setattr(fal, "_restore", late)
+    assert fal.load_inductor_cache(KEY)
+    assert [report.status for report in reports] == [RestoreStatus.MISS, RestoreStatus.RESTORED]
+    assert (app.local / "ab/c1.py").read_text() == "one"
 
 
 def test_concurrent_importers_publish_the_zip_once(theirs: ModuleType, fleet: Fleet) -> None:

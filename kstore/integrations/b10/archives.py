@@ -12,6 +12,7 @@ from kstore.integrations.b10.hardware import archive_key
 from kstore.integrations.b10.space import MIB, check_free
 from kstore.integrations.b10.status import log
 from kstore.integrations.b10.variables import Variables
+from kstore.refs import RefState
 from kstore.store import Store
 
 _PREFIX, _SUFFIX = "cache_", ".latest.tar.gz"
@@ -40,7 +41,10 @@ class Archives:
 
         One that cannot be read is told to the log and left alone: the replica compiles.
         """
-        if store.newest(store.scope(key)) or not (archive := self.own()):
+        if newest := store.newest(store.scope(key)):
+            # Another replica has imported it just now. Or it was forgotten or quarantined, and must not come back.
+            return newest.state is RefState.LIVE
+        if not (archive := self.own()):
             return False
         try:
             self._check_room(archive)
