@@ -90,7 +90,11 @@ def repack(storage: Storage, groups: Iterable[tuple[str, ...]], marked: Marked) 
     replaced: dict[str, tuple[str, ...]] = {}
     refs: set[Ref] = set()
     for packs in groups:
-        merged, found = _merge(storage, packs, marked)
+        try:
+            merged, found = _merge(storage, packs, marked)
+        except OSError as error:
+            log.warning("%d packs are not rewritten: %s", len(packs), error)
+            continue
         replaced |= dict.fromkeys(merged, found)
         refs |= {ref for pack in merged for ref in marked.packs[pack] & marked.newest}
     published = [ref for ref in sorted(refs, key=lambda ref: ref.name) if _republish(storage, ref, replaced)]

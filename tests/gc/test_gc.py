@@ -12,6 +12,7 @@ import pytest
 
 from kstore.backends import Upload
 from kstore.blobs import Layout
+from kstore.blobs.blobstore import PackedBlobWriter
 from kstore.blobs.loose import ASIDE, blob_name
 from kstore.blobs.packindex import PackIndex
 from kstore.blobs.packreader import PackReader
@@ -414,6 +415,20 @@ def damage(path: Path, at: int) -> None:
     data[at] ^= 0xFF
     path.chmod(0o644)
     path.write_bytes(data)
+
+
+def test_where_there_is_no_room_for_another_pack_all_stays(
+    scattered: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(writer: PackedBlobWriter) -> tuple[str, ...]:
+        raise OSError(errno.ENOSPC, "no room")
+
+    before = scattered.newest()
+    monkeypatch.setattr(PackedBlobWriter, "finish", fail)
+    report = collect(scattered)
+    assert (report.status, report.rewritten) == (GcStatus.COLLECTED, 0)
+    assert scattered.newest() == before
+    assert "not rewritten" in caplog.text
 
 
 def test_a_pack_that_could_not_be_read_just_now_is_not_rewritten(
