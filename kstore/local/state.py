@@ -378,8 +378,7 @@ def _dump_ref(ref: Ref) -> dict[str, str]:
 
 
 def _load_ref(content: Mapping[str, Any]) -> Ref:
-    scope = Scope(content["gpu"], content["key"], content["environment"])
-    text = content["ref"]
+    scope, text = Scope(content["gpu"], content["key"], content["environment"]), content["ref"]
     return load_ref(scope, json.loads(text)["generation"], text.encode())
 
 
