@@ -81,9 +81,10 @@ class Scan:
     @property
     def index_beside_base(self) -> Index:
         """The same for a scan that has the same base: that tells of the folders that nobody has touched."""
-        files, untouched = self.index.files, self.untouched
-        known = {path: file for path, file in files.items() if path.rpartition("/")[0] not in untouched}
-        return Index(known if untouched else files, self.settled_folders)
+        if not self.untouched:
+            return self.index
+        files = {p: file for p, file in self.index.files.items() if p.rpartition("/")[0] not in self.untouched}
+        return Index(files, self.settled_folders)
 
     def add(self, other: Scan) -> None:
         """Take over what another part of the scan found."""

@@ -192,6 +192,7 @@ class _Restore:
         self._snapshot = snapshot
         self._ref = snapshot.ref
         self._state = state
+        self._base = worker.base(state)
         self._found = worker.scan(state)
         self._drop_foreign()
         manifest = snapshot.manifest
@@ -270,13 +271,13 @@ class _Restore:
 
     def _compare(self) -> Merged:
         """What the root has that is not the store's: leftovers of an earlier run stay, and stay local."""
-        base = self._worker.base(self._state)
+        base = self._base
         if base is None or not remembers(self._snapshot, base):
             return merge({}, self._files, self._found.files, {})
         return merge(self._worker.files_of(base.manifest), self._files, self._found.files, self._state.declined)
 
     def _remember(self, merged: Merged, placed: Placed) -> None:
-        old = self._worker.base(self._state)
+        old = self._base
         keeps_base = old is not None and old.is_generation_of(self._ref) and not placed.marked_ns
         index = self._found.index_beside_base if keeps_base else self._found.index
         untouched = self._worker.untouched(self._state, old) if keeps_base else UNMARKED

@@ -37,7 +37,6 @@ log = logging.getLogger(__name__)
 _LINK = int(Flag.LINK)
 _THREADS = 4
 _BATCH = 256
-_MAX_RACES = 100
 
 
 class Damage(NamedTuple):
