@@ -7,14 +7,17 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.trees import Tree
-from tools.bench import peers, places
+from tools.bench import peers, places, worker
 from tools.bench.__main__ import main
 from tools.bench.measures import MEASURES
+from tools.bench.processes import Step
+from tools.bench.race import bad_statuses
 
 Bench = Callable[..., dict[str, Any]]
 
@@ -95,7 +98,7 @@ def test_a_measure_that_fails_keeps_no_other_from_its_table(
         raise RuntimeError("out of order")
 
     monkeypatch.setitem(MEASURES, "one-kernel", broken)
-    with pytest.raises(SystemExit, match="failed: one-kernel"):
+    with pytest.raises(SystemExit, match=r"failed: one-kernel with RuntimeError\('out of order'\)"):
         bench("one-kernel", "commands")
     told = capsys.readouterr()
     assert "out of order" in told.err and "The start of kstore itself" in told.out
@@ -104,6 +107,16 @@ def test_a_measure_that_fails_keeps_no_other_from_its_table(
 def test_writers_lose_no_kernel_and_every_host_finds_them(bench: Bench) -> None:
     samples = bench("writers")["writers"]["samples"]["kernels lost"]
     assert samples["kstore, packed"] == samples["kstore, loose"] == [0]
+
+
+def test_a_worker_that_fal_makes_fail_is_counted_and_ends_no_measure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of workers that find no folder of caches at the same moment, all but one fail to make it."""
+    theirs = SimpleNamespace(sync_inductor_cache=lambda key, known: tmp_path.mkdir())
+    monkeypatch.setattr(worker, "_program", lambda name: SimpleNamespace(theirs=lambda tmp, data: theirs))
+    steps = [Step(0.0, worker.Fal("theirs", "tmp", "data").publish()), Step(0.0, "synced"), Step(0.0, "current")]
+    assert bad_statuses(steps, ["current"]) == "failed: File exists"
 
 
 @pytest.mark.exhaustive

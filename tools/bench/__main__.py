@@ -46,7 +46,7 @@ def main() -> None:
             tables[name] = _measure(name, options, sizes, rounds)
         except Exception as error:
             tell(f"{name} failed: {error!r}")
-            failed.append(name)
+            failed.append(f"{name} with {error!r}")
             continue
         found = [tables[each] for each in MEASURES if each in tables]
         report.write(options.out, found)

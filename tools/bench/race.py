@@ -84,8 +84,12 @@ class Bench:
 
 def reading(row: str, step: Step, good: Sequence[str] = ()) -> Reading:
     """The seconds of a step; its status where that is not among the `good` ones."""
-    status = "" if not step.status or step.status in (*GOOD, *good) else step.status
-    return Reading(row, step.seconds, Unit.SECONDS, status)
+    return Reading(row, step.seconds, Unit.SECONDS, bad_statuses([step], good))
+
+
+def bad_statuses(steps: Iterable[Step], good: Sequence[str] = ()) -> str:
+    """Those that are no success."""
+    return " ".join(sorted({step.status for step in steps} - {"", *GOOD, *good}))
 
 
 GOOD = ("restored", "committed", "unchanged", "loaded", "synced", "SUCCESS")

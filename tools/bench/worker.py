@@ -84,7 +84,11 @@ class Fal:
 
     def publish(self) -> str:
         """Sync, with the hash of the last load as its callers have it."""
-        self._module.sync_inductor_cache(KEY, self._hash)
+        try:
+            self._module.sync_inductor_cache(KEY, self._hash)
+        except FileExistsError as error:
+            # Of fal's workers that find no folder at the same moment, all but one fail to make it.
+            return f"failed: {error.strerror}"
         return "synced"
 
 

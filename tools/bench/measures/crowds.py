@@ -10,7 +10,8 @@ from pathlib import Path
 from tools.bench import processes
 from tools.bench.kstores import KstoreLoose, KstorePacked
 from tools.bench.peers import B10, Fal, Rsync, Tar
-from tools.bench.race import Bench, Reading, describe, reading
+from tools.bench.processes import Step
+from tools.bench.race import Bench, Reading, bad_statuses, describe, reading
 from tools.bench.results import Claim, Table, Unit
 from tools.bench.sharing import Program, Sharing
 from tools.bench.trees import vary
@@ -35,7 +36,7 @@ def writers(bench: Bench) -> Table:
             sharing.fill(name, base)
             for kernel in kernels:
                 sharing.add(name, kernel)
-        yield Reading(seconds, _publish_at_once(sharing, names, bench.work))
+        yield reading(seconds, _publish_at_once(sharing, names, bench.work))
         sharing.fetch("reader", 1)
         found = sharing.folders("reader")["triton"]
         wanted = [kernel for kernels in own for kernel in kernels]
@@ -56,11 +57,13 @@ def _own_kernels(bench: Bench, count: int) -> list[list[Path]]:
     return [[vary(kernel, folder, 1 + number) for kernel in templates] for number in range(count)]
 
 
-def _publish_at_once(sharing: Sharing, names: list[str], work: Path) -> float:
+def _publish_at_once(sharing: Sharing, names: list[str], work: Path) -> Step:
+    """Until the last is done, with the statuses of those who failed."""
     if isinstance(sharing, Program):
-        return processes.run_crowd([sharing.spec(name, 0, [["publish"]]) for name in names], work)[0]
+        seconds, told = processes.run_crowd([sharing.spec(name, 0, [["publish"]]) for name in names], work)
+        return Step(seconds, bad_statuses(each.last for each in told))
     with ThreadPoolExecutor(len(names)) as pool:
-        return max(step.seconds for step in pool.map(sharing.publish, names))
+        return Step(max(step.seconds for step in pool.map(sharing.publish, names)), "")
 
 
 def _is_whole(kernel: Path, found: Path) -> bool:
@@ -87,8 +90,7 @@ def host(bench: Bench) -> Table:
         for row, names in (together, ["same"] * count), (apart, [f"own{number}" for number in range(count)]):
             specs = [sharing.spec(name, 0, [["fetch"]]) for name in names]
             seconds, told = processes.run_crowd(specs, bench.work)
-            statuses = {each.last.status for each in told} - {"restored", "current", "loaded", "SUCCESS"}
-            yield Reading(row, seconds, Unit.SECONDS, " ".join(sorted(statuses)))
+            yield reading(row, Step(seconds, bad_statuses((each.last for each in told), ["current"])))
 
     bench.race(table, "local", [KstorePacked, KstoreLoose, Fal, B10], scene)
     table.claims += [Claim(together, way.name, 3, way.name, one) for way in (KstorePacked, KstoreLoose)]
