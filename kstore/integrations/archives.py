@@ -201,7 +201,7 @@ def _members(archive: Path, stack: ExitStack, room: int) -> Iterator[_Member]:
     file.seek(0)
     plain = stack.enter_context(gzip.GzipFile(fileobj=file)) if is_compressed else file
     bounded = cast("IO[bytes]", _Bounded(plain, room + _MAX_READ))
-    return _of_tar(stack.enter_context(tarfile.open(fileobj=bounded, mode="r:")))
+    return _of_tar(stack.enter_context(tarfile.open(fileobj=bounded, mode="r:")), bounded)
 
 
 def _of_zip(archive: zipfile.ZipFile) -> Iterator[_Member]:
@@ -211,11 +211,13 @@ def _of_zip(archive: zipfile.ZipFile) -> Iterator[_Member]:
         yield _Member(info.filename, info.file_size, is_file, info.is_dir(), partial(archive.open, info))
 
 
-def _of_tar(archive: tarfile.TarFile) -> Iterator[_Member]:
+def _of_tar(archive: tarfile.TarFile, file: IO[bytes]) -> Iterator[_Member]:
     while info := archive.next():
         archive.members.clear()  # type: ignore[attr-defined]  # It remembers every one.
         is_file = info.isreg() and not info.issparse()
         yield _Member(info.name, info.size, is_file, info.isdir(), partial(_open_member, archive, info))
+    while file.read(_MAX_READ):
+        pass  # gzip's checksum of all of it comes last.
 
 
 def _open_member(archive: tarfile.TarFile, info: tarfile.TarInfo) -> IO[bytes]:

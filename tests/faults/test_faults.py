@@ -60,12 +60,6 @@ def may_leave_staged(striker: Striker) -> bool:
     return striker.fault.lasting or made_unknown or striker.struck.startswith("unlink")
 
 
-@pytest.fixture(autouse=True)
-def no_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a project, to be read for each of ten thousand operations."""
-    monkeypatch.chdir(tmp_path)
-
-
 @every_fault
 @every_operation
 def test_a_backend_whose_calls_fail(

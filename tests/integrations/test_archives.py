@@ -241,6 +241,16 @@ def flipped(folder: Path) -> Path:
     return path
 
 
+def flipped_in_gzip(folder: Path) -> Path:
+    """As it is where gzip could not make the content shorter."""
+    info, data = tarfile.TarInfo("ab/c.py"), b"content"
+    info.size = len(data)
+    packed = gzip.compress(tarred(folder, info, data).read_bytes(), compresslevel=0)
+    path = folder / "flipped.tar.gz"
+    path.write_bytes(packed.replace(data, b"CONTENT"))
+    return path
+
+
 HOSTILE: dict[str, Callable[[Path], Path]] = {
     "a name that climbs": lambda folder: zipped(folder, "../outside"),
     "a name that climbs later": lambda folder: zipped(folder, "ab/../../outside"),
@@ -258,6 +268,7 @@ HOSTILE: dict[str, Callable[[Path], Path]] = {
     "a name that is no text": lambda folder: tarred(folder, tarfile.TarInfo("ab/\udcff.py")),
     "cut short": cut,
     "a flipped byte": flipped,
+    "a flipped byte in a tar": flipped_in_gzip,
     "no archive": lambda folder: Path(__file__),
     "an empty file": lambda folder: Path(os.devnull),
     "nothing": lambda folder: folder / "missing.zip",

@@ -162,6 +162,14 @@ MIXED_IS_EXHAUSTIVE = pytest.mark.parametrize(
 )
 
 
+PACKED_FIRST = pytest.mark.parametrize(
+    "layout",
+    ["packed", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("loose", "mixed"))],
+    indirect=True,
+)
+ONE_COMMITS = pytest.mark.parametrize("layout", ["loose", "packed"], indirect=True)
+
+
 @pytest.fixture(params=["loose", "packed", "mixed"])
 def layout(request: pytest.FixtureRequest) -> str:
     return str(request.param)
@@ -220,6 +228,7 @@ def test_nothing_is_lost_with_more_workers(
     tell(scene, layout, check(scene, tmp_path, layout))
 
 
+@ONE_COMMITS
 @pytest.mark.parametrize("scene", GC_SCENES, ids=str)
 def test_nothing_is_lost_with_gc(
     scene: Scene, layout: str, tmp_path: Path, tell: Callable[[Scene, str, Explored], None]
@@ -254,7 +263,7 @@ def test_nothing_is_lost_where_two_gcs_make_one_of_small_packs(
     tell(scene, "packed, merged", check(scene, tmp_path, "packed"))
 
 
-@MIXED_IS_EXHAUSTIVE
+@PACKED_FIRST
 @pytest.mark.slow
 @pytest.mark.parametrize("scene", LARGE_GC_SCENES, ids=str)
 def test_nothing_is_lost_with_gc_and_more_workers(
