@@ -21,6 +21,7 @@ import pytest
 
 from tests.cli.commandline import REPOSITORY, Cli, compiling
 from tests.cli.test_exec_live import LATE, PATIENCE, published, wait_until_published
+from tests.compilers.programs import QUICK
 
 LAYOUTS = ["whole", "listed", "classic", "piecewise"]
 Start = Callable[..., "Serving"]
@@ -206,8 +207,10 @@ def test_a_ready_server_that_compiled_nothing_is_not_waited_for(cli: Cli, start:
 
 
 @pytest.mark.compiler
-def test_with_the_real_inductor(cli: Cli, start: Start) -> None:
+def test_with_the_real_inductor(cli: Cli, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the folder that vLLM would give it: what is restored there is a hit."""
+    for name, value in QUICK.items():
+        monkeypatch.setenv(name, value)
     first = start("torch", *LATE)
     first.says("ready after ")
     assert first.compiled() == ["graph"]

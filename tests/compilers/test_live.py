@@ -21,7 +21,7 @@ from tests.compilers.programs import GPU, PROGRAMS, TIMEOUT, Container, compiled
 pytestmark = pytest.mark.compiler
 
 REPOSITORY = Path(__file__).parents[2]
-GRAPHS = [f"mlp-{letter}" for letter in "abcdef"]
+GRAPHS = [f"mlp-{letter}" for letter in "abcde"]
 HALF = 2
 """Graphs after which the process is ended."""
 

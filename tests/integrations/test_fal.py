@@ -452,13 +452,13 @@ def test_a_folder_that_another_could_replace_is_not_used(app: App, caplog: pytes
 
 @pytest.mark.compiler
 def test_graphs_that_fal_stored_are_found_in_a_new_process(theirs: ModuleType, fleet: Fleet) -> None:
-    cold = fleet.run(THEIRS, "load", "compile", "transformer", "sync")
+    cold = fleet.run(THEIRS, "load", "compile", "mlp-f", "sync")
     shutil.rmtree(fleet.folder / "worker")
-    imported = fleet.run(OURS, "load", "compile", "transformer", "sync")
+    imported = fleet.run(OURS, "load", "compile", "mlp-f", "sync")
     shutil.rmtree(fleet.folder / "worker")
     fleet.run(OURS, "load")
     loaded = fingerprint(fleet.local())
-    warm = fleet.run(OURS, "load", "compile", "transformer")
+    warm = fleet.run(OURS, "load", "compile", "mlp-f")
 
     assert compiled_graphs(cold["report"])["fxgraph_cache_miss"]
     assert imported["hash"]
