@@ -15,6 +15,8 @@ from kstore.errors import IntegrityError
 
 FORMAT = 1
 _RECORD = struct.Struct("<32sQqHBB")
+MIN_MTIME_NS, MAX_MTIME_NS = -(1 << 63), (1 << 63) - 1
+"""The years 1677 and 2262."""
 _HOSTS = "hosts/"
 
 

@@ -272,6 +272,19 @@ def test_one_more_file_uploads_its_blob_a_manifest_and_a_ref(first: Node, layout
     assert new == (["blobs", "blobs", "refs"] if layout == "loose" else ["packs", "refs"])
 
 
+@pytest.mark.parametrize("seconds", [10_000_000_000, -10_000_000_000], ids=["the year 2286", "the year 1653"])
+def test_a_time_that_no_manifest_can_hold_is_no_trouble(tmp_path: Path, layout: str, seconds: int) -> None:
+    builder, worker = Node(tmp_path, "builder", layout=layout), Node(tmp_path, "worker", layout=layout)
+    fill(builder)
+    for path in (builder.tree.root, *builder.tree.root.rglob("*")):
+        os.utime(path, (seconds, seconds))
+
+    assert builder.commit().status is CommitStatus.COMMITTED
+    assert builder.commit().status is CommitStatus.UNCHANGED
+    assert worker.restore().files == len(contents(builder.tree.root))
+    assert worker.commit().status is CommitStatus.UNCHANGED
+
+
 def test_equal_files_are_stored_once(tmp_path: Path, layout: str) -> None:
     node = Node(tmp_path, layout=layout)
     for number in range(5):

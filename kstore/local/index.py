@@ -87,10 +87,11 @@ class Index:
 def is_settled(mtime_ns: int, now_ns: int | None = None) -> bool:
     """Whether a later change is certain to leave another time than `mtime_ns`.
 
-    Linux stamps files with a clock that ticks every few milliseconds, some filesystems every second or two.
+    Linux stamps files with a clock that ticks every few milliseconds, some filesystems every second or two. A time
+    before 1970 is no clock's.
     """
     tick = _TICK_NS if mtime_ns % 1_000_000 else _COARSE_TICK_NS
-    return mtime_ns + tick < (now_ns or time.time_ns())
+    return 0 <= mtime_ns < (now_ns or time.time_ns()) - tick
 
 
 def _pack_folders(folders: dict[str, KnownFolder]) -> tables.Table:

@@ -22,7 +22,7 @@ from kstore.local.finished import Unfinished, check_unlocked, check_whole_object
 from kstore.local.index import Index, Known, KnownFolder, is_settled
 from kstore.local.relocate import group_children, to_stored
 from kstore.local.untouched import Untouched
-from kstore.manifest import Entry, Files, Flag
+from kstore.manifest import MAX_MTIME_NS, MIN_MTIME_NS, Entry, Files, Flag
 
 _GROUP, _HOST, _LINK, _RELOCATE = int(Flag.GROUP), int(Flag.HOST), int(Flag.LINK), int(Flag.RELOCATE)
 _BELOW = int(Flag.BELOW)
@@ -299,7 +299,7 @@ class _ComponentScan:
         if not bears_stamp(status.st_mtime_ns, entry.digest):
             return None
         # Which store had its blob says nothing of what a commit finds.
-        entry = entry._replace(mtime_ns=status.st_mtime_ns, flags=entry.flags & ~_BELOW)
+        entry = entry._replace(mtime_ns=_mtime_ns(status), flags=entry.flags & ~_BELOW)
         return Known(entry, status.st_size, status.st_ino)
 
     def _read(self, place: _Place, found: os.DirEntry[str], into: Scan) -> Known:
@@ -342,7 +342,12 @@ def _entry(stored: bytes, status: os.stat_result, kind: Kind) -> Entry:
     mode = stat.S_IMODE(status.st_mode) & 0o777
     # The mode belongs to the inode, and a blob's is read-only for all: what must be executable is copied.
     flags = kind.flags & ~_LINK if mode & _EXECUTABLE else kind.flags
-    return Entry(digest_of(stored), len(stored), status.st_mtime_ns, mode, flags, kind.unit)
+    return Entry(digest_of(stored), len(stored), _mtime_ns(status), mode, flags, kind.unit)
+
+
+def _mtime_ns(status: os.stat_result) -> int:
+    """A clock that is wrong by centuries leaves times that no manifest can hold."""
+    return max(MIN_MTIME_NS, min(status.st_mtime_ns, MAX_MTIME_NS))
 
 
 def _is_recent(entry: os.DirEntry[str]) -> bool:
