@@ -139,7 +139,7 @@ def pack_files(files: Files) -> tables.Table:
 
 def unpack_files(table: tables.Table) -> Files:
     """The reverse of `pack_files`."""
-    if any(len(row) != _RECORD.size for row in table.values()):
+    if not {_RECORD.size}.issuperset(map(len, table.values())):
         raise ValueError("a record has another size")
     paths = [key.decode("utf-8", "surrogateescape") for key in table]
     # Entry._make, without a step of the interpreter for each of ten thousand.

@@ -103,7 +103,7 @@ def _load_table(env: lmdb.Environment, name: bytes) -> Table:
     database = env.open_db(name, create=False)
     with env.begin(db=database) as txn:
         table = dict(txn.cursor())
-    for key in [key for key in table if key.startswith(_LONG)]:
+    for key in [key for key in table if key >= _LONG] if max(table, default=b"") >= _LONG else ():
         long_key, value = _load_row(key, table.pop(key))
         table[long_key] = value
     return table

@@ -118,7 +118,8 @@ class PackReader:
         """The frames that hold something wanted, in the order of the file."""
         first = 0
         for number, frame in enumerate(self.index.frames):
-            blobs = self.index.blobs_of(number, first)
+            digests = self.index.digests[first : first + frame.blobs]
+            blobs = [] if wanted.keys().isdisjoint(digests) else self.index.blobs_of(number, first)
             chosen = [(digest, start, end) for digest, start, end in blobs if wanted.get(digest) == end - start]
             first += frame.blobs
             if chosen:

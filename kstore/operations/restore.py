@@ -96,8 +96,11 @@ def place(
 
     `before_move` is called once, when all is fetched and verified and none of it is in its place yet.
     """
-    name = worker.state.begin_restore()
-    report = _Restore(worker, snapshot, worker.state.load()).run(status, before_move)
+    name, state = worker.state.begin_restore(), worker.state.load()
+    base = Base(worker.store.holder(snapshot.ref).identity, snapshot)
+    if state.base == base:
+        state.base = base  # One manifest is enough, and this one has been parsed.
+    report = _Restore(worker, snapshot, state).run(status, before_move)
     is_whole = not report.left_out and not report.skipped
     remember_restored(worker, snapshot.ref, name if is_whole else "")
     return report
