@@ -9,6 +9,8 @@ Nothing that was published is lost, whoever commits when:
 - a group or slot that both sides added keeps the published one whole;
 - a new file in a slot that base already had is a new guard variant, and is kept (at most `MAX_VARIANTS` a slot);
 - a file with a merger is merged by meaning;
+- where one side has a file and the other a folder, what is published stays, unless it is base's and ours replaced it:
+  both at once could never be restored;
 - any other conflict keeps the published file.
 
 What ours offered and did not get in is *declined*. It is remembered with the cache root, for the next commit
@@ -18,10 +20,10 @@ would otherwise see it as a change against its new base and offer it again.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from kstore.manifest import Files, Flag, unit_of
+from kstore.manifest import Files, Flag, parents_of, unit_of
 
 MAX_VARIANTS = 8
 _GROUP, _SLOT, _MERGE = int(Flag.GROUP), int(Flag.SLOT), int(Flag.MERGE)
@@ -52,8 +54,8 @@ class Merged:
         return bool(self.taken or self.to_merge)
 
 
-def merge(base: Files, theirs: Files, ours: Files, declined: Declined) -> Merged:
-    """Merge one set of files: the portable ones, or those of one host."""
+def merge(base: Files, theirs: Files, ours: Files, declined: Declined, beside: Sequence[Files] = ()) -> Merged:
+    """Merge one set of files: the portable ones, or those of one host. `beside` are the other sets of the manifest."""
     if NOT_TAKEN in declined.values():
         base = {path: entry for path, entry in base.items() if declined.get(path) != NOT_TAKEN}
     merged = Merged(dict(theirs), declined={p: d for p, d in declined.items() if _digest(ours, p) == d})
@@ -68,6 +70,9 @@ def merge(base: Files, theirs: Files, ours: Files, declined: Declined) -> Merged
     ]
     if changed:
         _merge_changed(merged, base, theirs, ours, changed, declined)
+    if merged.taken:
+        _drop_replaced(merged, base, theirs, ours)
+        _decline_contradictions(merged, theirs, ours, beside)
     return merged
 
 
@@ -132,6 +137,38 @@ def _merge_slots(merged: Merged, base: Files, theirs: Files, ours: Files, slots:
                 _take(merged, ours, path)
             else:
                 merged.declined[path] = ours[path].digest
+
+
+def _drop_replaced(merged: Merged, base: Files, theirs: Files, ours: Files) -> None:
+    """Leave out base's files that nobody else has changed and in whose place ours has a folder, or a file above."""
+    gone = [p for p, e in base.items() if p not in ours and p in merged.files and _digest(theirs, p) == e.digest]
+    folders = _folders_of([ours]) if gone else set()
+    for path in gone:
+        if path in folders or any(parent in ours for parent in parents_of(path)):
+            del merged.files[path]
+
+
+def _decline_contradictions(merged: Merged, theirs: Files, ours: Files, beside: Sequence[Files]) -> None:
+    """Of what was taken, leave out each file that is a folder elsewhere, or is below a file, with its group or slot."""
+    every = (merged.files, *beside)
+    folders = _folders_of(every)
+    units = {
+        unit_of(path, ours[path])
+        for path in merged.taken
+        if path in folders or any(parent in files for parent in parents_of(path) for files in every)
+    }
+    if not units:
+        return
+    left_out = {path for path in merged.taken if unit_of(path, ours[path]) in units}
+    merged.taken = [path for path in merged.taken if path not in left_out]
+    merged.declined.update((path, ours[path].digest) for path in left_out)
+    kept = {path: entry for path, entry in merged.files.items() if path not in left_out}
+    merged.files = kept | {path: entry for path, entry in theirs.items() if unit_of(path, entry) in units}
+
+
+def _folders_of(sets: Iterable[Files]) -> set[str]:
+    lowest = {path.rpartition("/")[0] for files in sets for path in files}
+    return lowest | {parent for folder in lowest for parent in parents_of(folder)}
 
 
 def _take(merged: Merged, ours: Files, path: str) -> None:

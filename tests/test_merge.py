@@ -319,3 +319,76 @@ def test_merging_changes_none_of_its_arguments(base: Files, theirs: Files, ours:
     copies = [dict(files) for files in (base, theirs, ours)]
     merge(base, theirs, ours, {})
     assert [base, theirs, ours] == copies
+
+
+# ---- A file here, a folder there
+
+
+def test_where_a_file_is_published_ours_may_have_no_folder() -> None:
+    merged = merge({}, {"x/a": A}, {"x/a/b": B, "x/a/c/d": B, "y": C}, {})
+    assert merged.files == {"x/a": A, "y": C}
+    assert merged.taken == ["y"]
+    assert merged.declined == {"x/a/b": B.digest, "x/a/c/d": B.digest}
+
+
+def test_where_a_folder_is_published_ours_may_have_no_file() -> None:
+    merged = merge({}, {"x/a/b/c": A}, {"x/a": B}, {})
+    assert merged.files == {"x/a/b/c": A}
+    assert merged.declined == {"x/a": B.digest}
+    assert not merged.has_news
+
+
+def test_what_other_hosts_have_counts_too() -> None:
+    merged = merge({}, {}, {"x/a": B, "y/b/c": B}, {}, [{"x/a/b": A}, {"y/b": A}])
+    assert merged.files == {}
+    assert merged.declined.keys() == {"x/a", "y/b/c"}
+
+
+def test_a_group_in_the_place_of_a_file_is_left_out_whole() -> None:
+    ours = kernel("K", "ours", "ptx", "below/cubin")
+    merged = merge({}, {"triton/K/below": A}, ours, {})
+    assert merged.files == {"triton/K/below": A}
+    assert merged.declined.keys() == ours.keys()
+
+
+def test_a_group_that_cannot_be_replaced_stays() -> None:
+    base, ours = kernel("K", "base"), kernel("K", "ours", "ptx/file")
+    merged = merge(base, base | {"triton/K/ptx/file/below": A}, ours, {})
+    assert merged.files == base | {"triton/K/ptx/file/below": A}
+    assert merged.taken == []
+
+
+def test_what_ours_replaced_by_a_folder_or_a_file_is_taken() -> None:
+    base = {"x/a": A, "y/b/c": A, "z": C}
+    merged = merge(base, base, {"x/a/b": B, "y/b": B, "z": C}, {})
+    assert merged.files == {"x/a/b": B, "y/b": B, "z": C}
+    assert merged.declined == {}
+
+
+def test_what_both_replaced_stays_as_it_was_published() -> None:
+    merged = merge({"x": A}, {"x": C}, {"x/a": B}, {})
+    assert merged.files == {"x": C}
+    assert merged.declined == {"x/a": B.digest}
+
+
+NAMES = st.lists(st.sampled_from(["a", "b", "c"]), min_size=1, max_size=4).map("/".join)
+
+
+def consistent(files: Files) -> bool:
+    return not any(path.startswith(f"{other}/") for path in files for other in files)
+
+
+TREES = st.dictionaries(NAMES, st.sampled_from([A, B, C]), max_size=5).filter(consistent)
+
+
+@given(TREES, TREES, TREES, TREES)
+def test_what_is_published_never_contradicts_itself(base: Files, theirs: Files, ours: Files, other: Files) -> None:
+    beside = {path: entry for path, entry in other.items() if consistent(theirs | {path: entry})}
+    merged = merge(base, theirs, ours, {}, [beside])
+    assert consistent(merged.files | beside)
+    assert all(path in merged.files or path in merged.declined or _is_base(base, theirs, ours, path) for path in ours)
+
+
+def _is_base(base: Files, theirs: Files, ours: Files, path: str) -> bool:
+    """Theirs took it out."""
+    return base.get(path) == ours[path] and path not in theirs

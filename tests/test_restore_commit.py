@@ -272,6 +272,40 @@ def test_one_more_file_uploads_its_blob_a_manifest_and_a_ref(first: Node, layout
     assert new == (["blobs", "blobs", "refs"] if layout == "loose" else ["packs", "refs"])
 
 
+FILE, FOLDER = "inductor/ab/artifact", "inductor/ab/artifact/yc/cyc.py"
+
+
+@pytest.mark.parametrize(("published", "ours"), [(FILE, FOLDER), (FOLDER, FILE)])
+def test_of_a_file_and_a_folder_of_one_name_the_published_one_stays(
+    tmp_path: Path, layout: str, published: str, ours: str
+) -> None:
+    builder, other, third = (Node(tmp_path, name, layout=layout) for name in ("builder", "other", "third"))
+    builder.tree.put(published, b"published")
+    builder.commit()
+    other.tree.put(ours, b"ours")
+    other.tree.wrapper("more")
+
+    assert other.commit().status is CommitStatus.COMMITTED
+    assert other.commit().status is CommitStatus.UNCHANGED
+    assert third.restore().files == 2
+    assert third.tree.read(published) == b"published"
+    other.restore()
+    assert other.tree.read(ours) == b"ours"
+    assert other.commit().status is CommitStatus.UNCHANGED
+
+
+@pytest.mark.parametrize(("before", "after"), [(FILE, FOLDER), (FOLDER, FILE)])
+def test_a_file_that_became_a_folder_is_published_as_one(first: Node, second: Node, before: str, after: str) -> None:
+    first.tree.put(before, b"before")
+    first.commit()
+    shutil.rmtree(first.tree.root / "inductor/ab")
+    first.tree.put(after, b"after")
+
+    assert first.commit().status is CommitStatus.COMMITTED
+    assert second.restore().status is RestoreStatus.RESTORED
+    assert second.tree.read(after) == b"after"
+
+
 @pytest.mark.parametrize("seconds", [10_000_000_000, -10_000_000_000], ids=["the year 2286", "the year 1653"])
 def test_a_time_that_no_manifest_can_hold_is_no_trouble(tmp_path: Path, layout: str, seconds: int) -> None:
     builder, worker = Node(tmp_path, "builder", layout=layout), Node(tmp_path, "worker", layout=layout)

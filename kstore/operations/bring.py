@@ -27,7 +27,7 @@ from kstore.layers import newest_whole
 from kstore.leaning import fetch, noted, standing
 from kstore.manifest import Entry, Files, Manifest
 from kstore.merge import merge
-from kstore.operations.proposal import Published
+from kstore.operations.proposal import Published, apart
 from kstore.progress import Progress
 from kstore.ranks.board import FOLDER as NOTES
 from kstore.refs import Ref
@@ -159,15 +159,16 @@ class _BringIn:
 
     def _propose(self, theirs: Published) -> _Proposal:
         ours, published = self._incoming.manifest, theirs.manifest
-        proposal = _Proposal(hosts=dict(published.hosts))
+        proposal = _Proposal(published.files, dict(published.hosts))
         newest = theirs.snapshot.ref if theirs.snapshot else None
-        proposal.files = self._merge(proposal, published.files, ours.files, newest)
+        proposal.files = self._merge(proposal, "", ours.files, newest)
         for host, bound in ours.hosts.items():
-            proposal.hosts[host] = self._merge(proposal, published.hosts.get(host, {}), bound, newest)
+            proposal.hosts[host] = self._merge(proposal, host, bound, newest)
         return proposal
 
-    def _merge(self, proposal: _Proposal, theirs: Files, ours: Files, newest: Ref | None) -> Files:
-        merged = merge({}, theirs, ours, {})
+    def _merge(self, proposal: _Proposal, host: str, ours: Files, newest: Ref | None) -> Files:
+        theirs, beside = apart(proposal.files, proposal.hosts, host)
+        merged = merge({}, theirs, ours, {}, beside)
         for path in merged.to_merge:
             if self._merge_content(proposal, merged.files, ours[path], path, newest):
                 merged.taken.append(path)

@@ -26,7 +26,7 @@ from kstore.local.state import Base, State
 from kstore.local.untouched import UNMARKED
 from kstore.manifest import Entry, Files, Flag, Manifest, unit_of
 from kstore.merge import Merged, merge
-from kstore.operations.proposal import Proposal, Published
+from kstore.operations.proposal import Proposal, Published, apart
 from kstore.operations.unchanged import remember_still, report_of, unchanged_since
 from kstore.quarantine import quarantined
 from kstore.refs import Effort, Ref
@@ -173,13 +173,11 @@ class _Commit:
             self._declined = {}
         portable = {path: entry for path, entry in self._ours.items() if not entry.flags & _HOST}
         proposal = Proposal(theirs.manifest.files, dict(theirs.manifest.hosts))
-        newest = theirs.snapshot.ref if theirs.snapshot else None
-        proposal.files = self._merge(proposal, base.files, theirs.manifest.files, portable, newest)
+        proposal.files = self._merge(proposal, theirs, base.files, portable)
         if len(portable) < len(self._ours):
             host = self._worker.host.fingerprint
             bound = {path: entry for path, entry in self._ours.items() if entry.flags & _HOST}
-            old, published = base.hosts.get(host, {}), theirs.manifest.hosts.get(host, {})
-            proposal.hosts[host] = self._merge(proposal, old, published, bound, newest)
+            proposal.hosts[host] = self._merge(proposal, theirs, base.hosts.get(host, {}), bound, host)
         return proposal
 
     def _grew_from_before(self, theirs: Published) -> bool:
@@ -190,11 +188,13 @@ class _Commit:
         is_older = base.generation <= newest.generation or base.depth > newest.depth
         return is_older and remembers(theirs.snapshot, self._base)
 
-    def _merge(self, proposal: Proposal, base: Files, theirs: Files, ours: Files, newest: Ref | None) -> Files:
-        merged = merge(base, theirs, ours, self._declined)
+    def _merge(self, proposal: Proposal, theirs: Published, base: Files, ours: Files, host: str = "") -> Files:
+        """Merge the files of a host, or the portable ones."""
+        published, beside = apart(proposal.files, proposal.hosts, host)
+        merged = merge(base, published, ours, self._declined, beside)
         for path in merged.to_merge:
-            assert newest  # Who has published the other version.
-            self._merge_content(proposal, merged, ours, path, newest)
+            assert theirs.snapshot  # Who has published the other version.
+            self._merge_content(proposal, merged, ours, path, theirs.snapshot.ref)
         proposal.taken += merged.taken
         proposal.declined |= merged.declined
         return merged.files

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kstore.manifest import Files, Manifest
@@ -42,3 +43,9 @@ class Proposal:
     declined: dict[str, bytes] = field(default_factory=dict)
     contents: dict[bytes, bytes] = field(default_factory=dict)
     """What mergers made, by digest."""
+
+
+def apart(files: Files, hosts: Mapping[str, Files], host: str) -> tuple[Files, list[Files]]:
+    """Of the sets of files of a manifest that of one host, or with "" the portable one; and all others."""
+    sets = {"": files, **hosts}
+    return sets.pop(host, {}), list(sets.values())
