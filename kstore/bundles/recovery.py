@@ -8,7 +8,7 @@ from typing import IO
 
 import zstandard
 
-from kstore.blobs.packindex import Frame, PackIndex
+from kstore.blobs.packindex import FRAME_SIZE, Frame, PackIndex
 from kstore.blobs.packreader import PackReader
 from kstore.bundles.bundlefile import BundleFile
 from kstore.errors import IntegrityError
@@ -20,37 +20,45 @@ _RUN, _RESERVED = 1, 3
 _CHECKSUM = 4
 
 
-def recover(file: IO[bytes], header: bytes, planned: Sequence[tuple[bytes, int]]) -> tuple[int, PackIndex]:
-    """How many bytes of `file` are as a bundle with this header and these blobs (digests and sizes) has them, and
-    which blobs those are. 0 if it is of something else.
+def recover(
+    file: IO[bytes], header: bytes, manifests: Sequence[tuple[bytes, int]], blobs: Sequence[tuple[bytes, int]]
+) -> tuple[int, PackIndex]:
+    """How many bytes of `file` are as a bundle with this header, these manifests, each in a frame of its own, and these
+    blobs (digests and sizes) has them, and which of both those are. 0 if it is of something else.
     """
+    planned = [*manifests, *blobs]
     bundle = BundleFile(file.fileno(), os.fstat(file.fileno()).st_size)
     begun = PackIndex()
     if bundle.get("", 0, len(header)) != header:
         return 0, begun
     end = len(header)
-    while frame := _next_frame(bundle, end, planned[len(begun.digests) :]):
-        blobs = planned[len(begun.digests) : len(begun.digests) + frame.blobs]
-        if not _is_whole(bundle, frame, blobs):
+    while frame := _next_frame(bundle, end, planned, len(begun.digests), len(manifests)):
+        inside = planned[len(begun.digests) : len(begun.digests) + frame.blobs]
+        if not _is_whole(bundle, frame, inside):
             break
         begun.frames.append(frame)
-        begun.digests.extend(digest for digest, _ in blobs)
-        begun.sizes.extend(size for _, size in blobs)
+        begun.digests.extend(digest for digest, _ in inside)
+        begun.sizes.extend(size for _, size in inside)
         end += frame.packed_size
     return end, begun
 
 
-def _next_frame(bundle: BundleFile, offset: int, planned: Sequence[tuple[bytes, int]]) -> Frame | None:
-    """The frame at `offset`, if the next blobs are as large as it says."""
+def _next_frame(
+    bundle: BundleFile, offset: int, planned: Sequence[tuple[bytes, int]], first: int, manifests: int
+) -> Frame | None:
+    """The frame at `offset`, if what is planned from number `first` on is as large as it says."""
     packed_size = frame_size(bundle, offset)
     if not packed_size:
         return None
     size = zstandard.frame_content_size(bundle.get("", offset, _FRAME_HEADER))
-    count = total = 0
-    while count < len(planned) and (not count or total < size):
-        total += planned[count][1]
-        count += 1
-    return Frame(offset, packed_size, size, count) if count and total == size else None
+    end, total = first, 0
+    while end < len(planned) and (end == first or total < size):
+        total += planned[end][1]
+        end += 1
+    # Empty ones come to a frame that has room, as in `PackWriter`.
+    while manifests < end < len(planned) and total < FRAME_SIZE and not planned[end][1]:
+        end += 1
+    return Frame(offset, packed_size, size, end - first) if end > first and total == size else None
 
 
 def _is_whole(bundle: BundleFile, frame: Frame, blobs: Sequence[tuple[bytes, int]]) -> bool:

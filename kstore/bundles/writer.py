@@ -96,7 +96,7 @@ class BundleWriter:
             IntegrityError: as `write`.
         """
         header = self._header.dump()
-        end, begun = recover(file, header, [*self._manifest_sizes(), *self._blobs])
+        end, begun = recover(file, header, self._manifest_sizes(), self._blobs)
         sink = _Sealed(file)
         file.seek(0)
         if not end:

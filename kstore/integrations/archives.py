@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 _HOST = int(Flag.HOST)
 _MAX_FILES = 1_000_000
 _MAX_DEPTH = 64
+_ZIP, _GZIP = (b"PK\x03\x04", b"PK\x05\x06"), b"\x1f\x8b"
+"""How they begin. That something in it ends like a zip does not make a tar one."""
 _MAX_READ = 4 << 20
 """Bytes that are read at once: no header is longer."""
 _DAMAGED = (
@@ -194,28 +196,31 @@ def _write(member: _Member, target: Path) -> None:
 def _members(archive: Path, stack: ExitStack, room: int) -> Iterator[_Member]:
     """Each as it is read. No more than `room` bytes are uncompressed."""
     file = stack.enter_context(archive.open("rb"))
-    if zipfile.is_zipfile(file):
+    start = file.read(4)
+    file.seek(0)
+    if start in _ZIP:
         return _of_zip(stack.enter_context(zipfile.ZipFile(file)))
-    file.seek(0)
-    is_compressed = file.read(2) == b"\x1f\x8b"
-    file.seek(0)
-    plain = stack.enter_context(gzip.GzipFile(fileobj=file)) if is_compressed else file
-    bounded = cast("IO[bytes]", _Bounded(plain, room + _MAX_READ))
-    return _of_tar(stack.enter_context(tarfile.open(fileobj=bounded, mode="r:")), bounded)
+    plain = stack.enter_context(gzip.GzipFile(fileobj=file)) if start.startswith(_GZIP) else file
+    bounded = _Bounded(plain, room + _MAX_READ)
+    return _of_tar(stack.enter_context(tarfile.open(fileobj=cast("IO[bytes]", bounded), mode="r:")), bounded)
 
 
 def _of_zip(archive: zipfile.ZipFile) -> Iterator[_Member]:
     for info in archive.infolist():
+        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise ArchiveError(f"{info.filename!r} is compressed in another way than by deflate")
         kind = stat.S_IFMT(info.external_attr >> 16)
         is_file = kind in (0, stat.S_IFREG)
         yield _Member(info.filename, info.file_size, is_file, info.is_dir(), partial(archive.open, info))
 
 
-def _of_tar(archive: tarfile.TarFile, file: IO[bytes]) -> Iterator[_Member]:
+def _of_tar(archive: tarfile.TarFile, file: _Bounded) -> Iterator[_Member]:
     while info := archive.next():
         archive.members.clear()  # type: ignore[attr-defined]  # It remembers every one.
         is_file = info.isreg() and not info.issparse()
         yield _Member(info.name, info.size, is_file, info.isdir(), partial(_open_member, archive, info))
+    if file.last != bytes(tarfile.BLOCKSIZE):  # A header that it does not understand is an end for tarfile.
+        raise ArchiveError("it is damaged, or cut short")
     while file.read(_MAX_READ):
         pass  # gzip's checksum of all of it comes last.
 
@@ -232,14 +237,16 @@ class _Bounded:
     def __init__(self, file: IO[bytes] | gzip.GzipFile, room: int) -> None:
         self._file = file
         self._room = room
+        self.last = b""
+        """What was read last."""
 
     def read(self, size: int = -1) -> bytes:
         """As of a file."""
         if not 0 <= size <= _MAX_READ:
             raise ArchiveError("a header in it is too long")
-        data = self._file.read(size)
+        self.last = self._file.read(size)
         self._check()
-        return data
+        return self.last
 
     def seek(self, position: int) -> int:
         """Forwards, at the most to where reading ends."""

@@ -390,6 +390,19 @@ class TestExportAgain:
         assert exported.resumed or share < 0.3
         assert not (tmp_path / "bundle.kstore.partial").exists()
 
+    @pytest.mark.parametrize("large", [1 << 20, 4 << 20, 9 << 20])
+    def test_an_empty_file_is_in_the_frame_that_it_was_in(self, tmp_path: Path, large: int) -> None:
+        node = other_store(tmp_path / "source", "packed")
+        for name, size in {"a": 500, "b": 0, "c": large, "d": 400}.items():
+            node.tree.put(f"inductor/ab/{name}.bin", os.urandom(size))
+        node.commit()
+        whole = bundle_of(node, tmp_path, "whole").read_bytes()
+        for left in range(0, len(whole), 50_000):
+            (tmp_path / "bundle.kstore.partial").write_bytes(whole[: len(whole) - left])
+            export(node, tmp_path / "bundle.kstore")
+            assert (tmp_path / "bundle.kstore").read_bytes() == whole
+            (tmp_path / "bundle.kstore").unlink()
+
     def test_only_the_rest_is_read(
         self, source: Node, tmp_path: Path, whole: bytes, monkeypatch: pytest.MonkeyPatch
     ) -> None:

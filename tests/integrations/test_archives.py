@@ -241,6 +241,30 @@ def flipped(folder: Path) -> Path:
     return path
 
 
+def three() -> bytes:
+    """A tar of three files, each a header and a block long."""
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w", format=tarfile.GNU_FORMAT) as archive:
+        for name in "abc":
+            info = tarfile.TarInfo(f"ab/{name}.py")
+            info.size = 7
+            archive.addfile(info, io.BytesIO(b"content"))
+    return stream.getvalue()
+
+
+def tar_of(folder: Path, data: bytes) -> Path:
+    path = folder / "hostile.tar"
+    path.write_bytes(data)
+    return path
+
+
+def in_lzma(folder: Path) -> Path:
+    path = folder / "hostile.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_LZMA) as archive:
+        archive.writestr("ab/c.py", b"content" * 100)
+    return path
+
+
 def flipped_in_gzip(folder: Path) -> Path:
     """As it is where gzip could not make the content shorter."""
     info, data = tarfile.TarInfo("ab/c.py"), b"content"
@@ -268,7 +292,11 @@ HOSTILE: dict[str, Callable[[Path], Path]] = {
     "a name that is no text": lambda folder: tarred(folder, tarfile.TarInfo("ab/\udcff.py")),
     "cut short": cut,
     "a flipped byte": flipped,
-    "a flipped byte in a tar": flipped_in_gzip,
+    "a flipped byte in a compressed tar": flipped_in_gzip,
+    "a flipped byte in a tar's header": lambda folder: tar_of(folder, three()[:1024] + b"A" + three()[1025:]),
+    "a tar cut short in a header": lambda folder: tar_of(folder, three()[:1100]),
+    "a tar cut short after a file": lambda folder: tar_of(folder, three()[:1024]),
+    "a zip that is not deflated": in_lzma,
     "no archive": lambda folder: Path(__file__),
     "an empty file": lambda folder: Path(os.devnull),
     "nothing": lambda folder: folder / "missing.zip",
@@ -285,6 +313,15 @@ def test_a_hostile_archive_is_refused_and_nothing_is_written(
     assert not (tmp_path / "outside").exists()
     assert not node.location.exists()
     assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_a_tar_that_holds_a_zip_at_its_end_is_a_tar(node: Node, tmp_path: Path) -> None:
+    inner = zipped(tmp_path, "ab/inside.py")
+    with tarfile.open(tmp_path / "outer.tar", "w") as archive:
+        archive.add(inner, "ab/model.pt2")
+    adopt(node.store, KEY, tmp_path / "outer.tar", built_under=tmp_path)
+
+    assert set(node.published()) == {"inductor/ab/model.pt2"}
 
 
 def test_a_link_in_a_zip_is_no_folder_to_write_through(node: Node, tmp_path: Path) -> None:
