@@ -187,9 +187,12 @@ def _read_choice(worker: Worker, offer: Offer, seed: str | None) -> Choice:
         MissError, IntegrityError: it is not there, or something else is.
         StoreUnavailable: rank 0 has other hardware, software, or another store.
     """
-    if not offer.choice:
-        return Choice()
     wanted: Mapping[str, Any] = offer.choice
+    if not wanted:
+        return Choice()
+    kinds = [type(wanted.get(name)) for name in ("key", "scope", "generation", "manifest")]
+    if kinds != [str, str, int, str] or wanted.get("status") not in list(RestoreStatus):
+        raise StoreUnavailable("what rank 0 wrote names no generation")
     scope = replace(worker.scope, key=seed) if seed and seed == wanted["key"] else worker.scope
     if str(scope) != wanted["scope"]:
         raise StoreUnavailable(f"this is a rank of {scope}, and rank 0 restores {wanted['scope']}")

@@ -32,6 +32,10 @@ _SHARE, _SHARE_OF_RANK_0 = 0.9, 0.8
 """Of the time that the job waits for its restore: all must have agreed before anybody leaves, and rank 0 knows why."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5
 """Seconds between two looks at the board."""
+_OFFER = {"nonce": str, "uniform": bool, "choice": dict}
+_VOTE = {"vote": str, "trouble": str}
+_VERDICT = {"go": bool, "why": str, "votes": dict}
+"""What a note says, each under its name."""
 
 
 class Superseded(Exception):
@@ -127,41 +131,41 @@ class Agreement:
             if vote is None:
                 troubles.append(f"rank {rank} has not been heard of for {self._seconds:g} s")
                 continue
-            votes[rank] = str(vote["vote"])
+            votes[rank] = vote["vote"]
             if vote["trouble"]:
                 troubles.append(f"rank {rank}: {vote['trouble']}")
         go = not (troubles and self._uniform)
         return self._decide({"go": go, "why": "; ".join(troubles), "votes": votes})
 
     def _vote_or_verdict(self, rank: str) -> dict[str, Any] | None:
-        return self._read(self._name(rank)) or self._read(self._name("verdict"))
+        return self._read(self._name(rank), _VOTE) or self._read(self._name("verdict"), _VERDICT)
 
     def _decide(self, verdict: Mapping[str, Any]) -> dict[str, Any]:
         """Write the verdict unless there is one; returns the one that stands."""
-        return _load(self._board.put_if_absent(self._name("verdict"), _dump(verdict)))
+        return _load(self._board.put_if_absent(self._name("verdict"), _dump(verdict)), _VERDICT)
 
     def _verdict_or_newer_offer(self) -> dict[str, Any] | None:
-        verdict = self._read(self._name("verdict"))
-        if verdict is None and (newest := self._read(self._call)) and newest["nonce"] != self._offer.nonce:
+        verdict = self._read(self._name("verdict"), _VERDICT)
+        if verdict is None and (newest := self._read(self._call, _OFFER)) and newest["nonce"] != self._offer.nonce:
             raise Superseded
         return verdict
 
     def _new_offer(self) -> Offer | None:
         """The offer, unless there is a verdict without this rank's vote: it was another run's."""
-        found = self._read(self._call)
+        found = self._read(self._call, _OFFER)
         if found is None or found["nonce"] in self._refused:
             return None
-        if self._read(f"{self._call}.{found['nonce']}.verdict"):
+        if self._read(f"{self._call}.{found['nonce']}.verdict", _VERDICT):
             self._refused.add(found["nonce"])
             return None
-        return Offer(str(found["nonce"]), bool(found["uniform"]), dict(found["choice"]))
+        return Offer(found["nonce"], found["uniform"], found["choice"])
 
     def _name(self, what: str) -> str:
         return f"{self._call}.{self._offer.nonce}.{what}"
 
-    def _read(self, name: str) -> dict[str, Any] | None:
+    def _read(self, name: str, shape: Mapping[str, type]) -> dict[str, Any] | None:
         note = self._board.get(name)
-        return None if note is None else _load(note)
+        return None if note is None else _load(note, shape)
 
     def _wait(self, look: Callable[[], Found | None]) -> Found | None:
         """What `look` finds; None if it has found nothing by the end."""
@@ -181,8 +185,12 @@ def _dump(content: Mapping[str, Any]) -> bytes:
     return json.dumps(content).encode()
 
 
-def _load(note: bytes) -> dict[str, Any]:
+def _load(note: bytes, shape: Mapping[str, type]) -> dict[str, Any]:
     try:
-        return dict(json.loads(note))
+        content = dict(json.loads(note))
     except (ValueError, TypeError, RecursionError) as error:
         raise StoreUnavailable(f"what another rank wrote cannot be read: {error!r}") from error
+    for name, kind in shape.items():
+        if not isinstance(content.get(name), kind):
+            raise StoreUnavailable(f"what another rank wrote has no {name}, or something else under that name")
+    return content

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kstore.errors import WaitTimeout
+from kstore.errors import StoreUnavailable, WaitTimeout
 from kstore.ranks import Agreement, Board, StoreBoard, Superseded, Verdict
 from kstore.storage import Storage
 from tests.ranks.fleet import at_once, outcome
@@ -148,6 +148,22 @@ def test_whoever_is_about_to_leave_and_finds_a_verdict_goes_by_it(board: Board) 
     leader.offer(CHOICE)
     follower._board = Late()
     assert take_part(follower) == (CHOICE, GO)
+
+
+@pytest.mark.parametrize("note", [b"", b"{}", b'[["nonce", []]]', b'{"nonce": 1, "uniform": true, "choice": {}}'])
+def test_an_offer_that_cannot_be_read_is_trouble_with_the_store(board: Board, note: bytes) -> None:
+    board.put("call", note)
+    with pytest.raises(StoreUnavailable, match="what another rank wrote"):
+        rank_of(board, 1).read_offer()
+
+
+@pytest.mark.parametrize("note", [b"{}", b'{"vote": "x"}', b'{"vote": 1, "trouble": ""}'])
+def test_a_vote_that_cannot_be_read_is_trouble_with_the_store(board: Board, note: bytes) -> None:
+    agreement = rank_of(board, 0, 2)
+    nonce = agreement.offer(CHOICE).nonce
+    board.put(f"call.{nonce}.1", note)
+    with pytest.raises(StoreUnavailable, match="what another rank wrote"):
+        agreement.vote()
 
 
 def test_two_processes_that_claim_to_be_one_rank_do_not_both_restore(board: Board) -> None:
