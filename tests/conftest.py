@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from kstore.components import load_table
@@ -23,7 +24,12 @@ ROOM = 4 << 30
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Ten thousands of small trees take many times as long on a disk as in memory."""
+    """Ten thousands of small trees take many times as long on a disk as in memory.
+
+    What is tried at random differs from run to run only with --exhaustive, and no example has a deadline.
+    """
+    hypothesis.settings.register_profile("kstore", deadline=None, derandomize=not config.getoption("exhaustive"))
+    hypothesis.settings.load_profile("kstore")
     if config.option.basetemp is None and is_usable(SHARED_MEMORY):
         config.option.basetemp = folder = tempfile.mkdtemp(prefix="kstore-tests-", dir=SHARED_MEMORY)
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))

@@ -150,7 +150,7 @@ def test_no_thread_is_left_that_could_get_a_signal_instead(cli: Cli) -> None:
 
 
 def test_no_thread_that_commits_meanwhile_could_get_a_signal_instead(cli: Cli) -> None:
-    watched = 'until grep -q inotify "/proc/$PPID/fdinfo"/*; do sleep 0.1; done'
+    watched = "until [ $(ls /proc/$PPID/task | wc -l) -gt 3 ]; do sleep 0.1; done"
     others = 'for task in /proc/$PPID/task/*; do [ ${task##*/} = $PPID ] || grep SigBlk: "$task/status"; done'
     result = cli.process("exec", "my/v1", "--settle", "1s", "--", "sh", "-c", f"{watched}; {others}")
     passed_on = sum(1 << (signal.Signals[name] - 1) for name in SIGNALS)
@@ -169,7 +169,8 @@ def test_the_terminals_ctrl_c_reaches_the_command_once(cli: Cli) -> None:
 
 
 def test_a_command_that_is_stopped_by_a_signal_is_not_over(cli: Cli) -> None:
-    script = "sleep 0.3 & (sleep 0.1; kill -CONT $$) & kill -STOP $$; wait; exit 9"
+    is_stopped = 'grep -q "^State:.T" /proc/$$/status'
+    script = f"sleep 0.3 & (until {is_stopped}; do sleep 0.05; done; kill -CONT $$) & kill -STOP $$; wait; exit 9"
 
     assert cli.process("exec", "my/v1", "--", "sh", "-c", script).code == 9
 

@@ -153,19 +153,22 @@ def test_json_stays_one_line_whatever_a_name_holds(capsys: pytest.CaptureFixture
 
 # ---- a sign of life
 
+SHOWING = """
+import time, rich.console, rich.progress  # which takes seconds where nobody has used it before
+from kstore.cli import spinner
+from kstore.progress import Progress
+spinner._PATIENCE = 0.01
+"""
+
 
 def test_long_work_shows_on_a_terminal() -> None:
-    code = "from kstore.cli import spinner; import time; spinner._PATIENCE = 0.01\n"
-    code += "with spinner.Spinner('restoring [it]'): time.sleep(0.7)"
+    code = f"{SHOWING}\nwith spinner.Spinner('restoring [it]'): time.sleep(2)"
 
     assert "restoring [it]" in terminal_output(code)
 
 
 def test_work_that_says_how_far_it_is_shows_that() -> None:
-    code = (
-        "from kstore.cli import spinner; from kstore.progress import Progress; import time; spinner._PATIENCE = 0.01\n"
-    )
-    code += "with spinner.Spinner('restoring it', Progress(3, 7)): time.sleep(0.7)"
+    code = f"{SHOWING}\nwith spinner.Spinner('restoring it', Progress(3, 7)): time.sleep(2)"
 
     assert "3/7" in terminal_output(code)
 

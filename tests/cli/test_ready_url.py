@@ -143,7 +143,7 @@ def test_a_server_that_dies_before_it_is_ready_is_not_waited_for(cli: Cli) -> No
 def test_json_tells_when_it_was_ready(cli: Cli, start: Start) -> None:
     serving = start("whole", "--json", *LATE)
     wait_until_published(cli, 1)
-    time.sleep(0.5)  # so that the report is back
+    time.sleep(3)  # so that the report is back
     ready = json.loads(serving.end().splitlines()[-1])["ready"]
     assert ready["url"] == f"{serving.address}/health"
     assert ready["seconds"] > 0

@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import select
+import signal
 import subprocess
 import sys
 
@@ -35,7 +36,7 @@ def test_the_first_goes_on_at_once(cli: Cli, command: str) -> None:
 def test_exec_waits_for_what_another_exec_commits(cli: Cli) -> None:
     go = cli.folder / "go"
     body = f"echo leads; while [ ! -e {go} ]; do sleep 0.05; done; {compiling('one')}"
-    first = cli.start("exec", "my/v1", "--wait", "300", "--", "sh", "-ec", body, KSTORE_LEASE_TTL="1")
+    first = cli.start("exec", "my/v1", "--wait", "300", "--", "sh", "-ec", body, KSTORE_LEASE_TTL="5")
     assert first.stdout is not None
     assert first.stdout.readline() == "leads\n"
     root = cli.folder / "second"
@@ -74,13 +75,13 @@ def test_a_terminal_shows_who_is_waited_for(cli: Cli) -> None:
     if not process:
         os.chdir(REPOSITORY)
         os.environ |= {"TERM": "xterm", "COLUMNS": "200"}
-        os.execv(sys.executable, [sys.executable, "-m", "kstore", "restore", "my/v1", "--wait", "3"])
-    shown = b""
-    while select.select([terminal], [], [], 60)[0] and (data := read_terminal(terminal)):
-        shown += data
+        os.execv(sys.executable, [sys.executable, "-m", "kstore", "restore", "my/v1", "--wait", "60"])
+    shown, wanted = b"", rb"restoring my/v1: waiting for \S+@\S+, who has been compiling for [1-9]"
+    while not re.search(wanted, shown) and select.select([terminal], [], [], 60)[0]:
+        shown += (data := read_terminal(terminal))
+        assert data, shown
+    os.kill(process, signal.SIGKILL)
     os.waitpid(process, 0)
-
-    assert re.search(rb"restoring my/v1: waiting for \S+@\S+, who has been compiling for [1-9]", shown)
 
 
 @pytest.mark.parametrize("command", ["restore", "exec"])

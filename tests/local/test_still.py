@@ -96,12 +96,14 @@ def test_a_change_right_after_it_was_found_still_is_committed_too(node: Node) ->
 
 
 def test_what_was_young_when_it_was_committed_is_looked_at_once_more(
-    tmp_path: Path, host: object, scans: list[Worker]
+    tmp_path: Path, host: object, scans: list[Worker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = Node(tmp_path)
     node.restore()
-    node.tree.wrapper()
-    node.commit()
+    with monkeypatch.context() as patch:
+        patch.setattr("kstore.local.index._TICK_NS", 3600 * 10**9)
+        node.tree.wrapper()
+        node.commit()
     time.sleep(TICK)
     assert [node.commit().status for _ in range(3)] == [CommitStatus.UNCHANGED] * 3
     assert len(scans) == 2

@@ -102,18 +102,18 @@ def take_part_after(follower: Agreement) -> tuple[Mapping[str, Any], Verdict]:
 
 
 def test_a_rank_that_never_comes_costs_the_others_their_deadline(board: Board) -> None:
-    agreements = [rank_of(board, 0, seconds=SHORT), rank_of(board, 1)]
+    agreements = [rank_of(board, 0, seconds=6 * SHORT), rank_of(board, 1)]
     leader, follower = at_once([lambda a=a: outcome(lambda: take_part(a)) for a in agreements])
     assert not isinstance(leader, Exception)
-    assert leader[1] == Verdict(False, "rank 2 has not been heard of for 0.4 s")
+    assert leader[1] == Verdict(False, "rank 2 has not been heard of for 2.4 s")
     assert follower == leader
 
 
 def test_where_it_need_not_be_uniform_those_that_came_go_on(board: Board) -> None:
-    leader = rank_of(board, 0, seconds=SHORT, uniform=False)
+    leader = rank_of(board, 0, seconds=6 * SHORT, uniform=False)
     follower = rank_of(board, 1)
     for _, verdict in at_once([lambda: take_part(leader), lambda: take_part(follower)]):
-        assert verdict == Verdict(True, "rank 2 has not been heard of for 0.4 s")
+        assert verdict == Verdict(True, "rank 2 has not been heard of for 2.4 s")
 
 
 def test_rank_0_that_never_comes_costs_the_others_their_deadline(board: Board) -> None:
