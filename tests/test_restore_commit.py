@@ -294,6 +294,18 @@ def test_of_a_file_and_a_folder_of_one_name_the_published_one_stays(
     assert other.commit().status is CommitStatus.UNCHANGED
 
 
+def test_a_group_in_whose_place_something_else_is_is_named(first: Node, second: Node) -> None:
+    group = first.tree.kernel("taken")
+    first.commit()
+    second.tree.put(group, b"own")
+    report = second.restore()
+
+    assert [skipped.path for skipped in report.skipped] == [group]
+    assert report.left_out == GROUP_FILES
+    assert second.tree.read(group) == b"own"
+    assert second.commit().status is CommitStatus.UNCHANGED
+
+
 @pytest.mark.parametrize(("before", "after"), [(FILE, FOLDER), (FOLDER, FILE)])
 def test_a_file_that_became_a_folder_is_published_as_one(first: Node, second: Node, before: str, after: str) -> None:
     first.tree.put(before, b"before")

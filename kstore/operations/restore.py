@@ -224,6 +224,8 @@ class _Restore:
         is_fresh = self._has_all and len(wanted) == len(self._files)
         placed = placer.place(wanted, self._ref.packs, self._found.folders, before_move, marks=is_fresh)
         self._remember(merged, placed)
+        hindered = hindered_by_others(self._files, self._found, wanted)
+        self._skipped += [Skipped(group, "something else is in its place") for group in sorted(set(hindered.values()))]
         linked = placed.modes[LinkMode.REFLINK] + placed.modes[LinkMode.HARDLINK]
         if not wanted and status is RestoreStatus.RESTORED:
             status = RestoreStatus.CURRENT
@@ -234,7 +236,7 @@ class _Restore:
             files=len(self._files) + len(self._away),
             bytes=sum(entry.size for files in (self._files, self._away) for entry in files.values()),
             placed=len(placed.paths),
-            left_out=len(wanted.keys() - placed.paths - placed.occupied) + len(self._away),
+            left_out=len(wanted.keys() - placed.paths - placed.occupied) + len(self._away) + len(hindered),
             link_mode=next((mode for mode in LinkMode if placed.modes[mode]), None),
             link_why=placer.link_why or ("" if linked else "the blobs are packed"),
             used_modes={str(mode): count for mode, count in placed.modes.items()},
@@ -323,6 +325,17 @@ def choose_wanted(files: Files, found: Scan, merged: Merged) -> Files:
     return rest | whole
 
 
+def hindered_by_others(files: Files, found: Scan, wanted: Files) -> dict[str, str]:
+    """The artifacts, each with its group, in whose group's place other files are."""
+    missing = files.keys() - found.known.keys() - wanted.keys()
+    if not missing:
+        return {}
+    single = [path for path, known in found.known.items() if not known.entry.flags & _GROUP]
+    taken = {name for path in single for name in (path, *parents_of(path))}
+    groups = ((path, unit_of(path, files[path])) for path in missing if files[path].flags & _GROUP)
+    return {path: group for path, group in groups if group in taken}
+
+
 def check_manifest(manifest: Manifest) -> None:
     """Nothing that a manifest says is trusted.
 
@@ -343,12 +356,9 @@ def check_paths(paths: Iterable[str]) -> None:
     every = set(paths)
     text = "\n".join(f"/{path}/" for path in every)
     folders = {path.rpartition("/")[0] for path in every}
-    bad = "//" in text or "/./" in text or "/../" in text or "\0" in text or "" in folders or folders & every
-    if (
-        bad
-        or f"/{KSTORE_FOLDER}/" in text
-        or any(parent in every for folder in folders for parent in parents_of(folder))
-    ):
+    parts = ("//", "/./", "/../", "\0", f"/{KSTORE_FOLDER}/")
+    bad = any(part in text for part in parts) or "" in folders or folders & every
+    if bad or any(parent in every for folder in folders for parent in parents_of(folder)):
         raise IntegrityError(
             "a manifest holds paths that leave the cache root or contradict each other; nothing is restored"
         )
