@@ -8,8 +8,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import IO
 
+REPOSITORY = Path(__file__).parents[2]
 LENGTH = struct.Struct("<I")
 MANIFEST, REFUSED = b"m", b"i"
 PATIENCE = 20.0
@@ -54,7 +56,7 @@ class Reader:
 def reader() -> Iterator[Reader]:
     """A reader for as long as it lives."""
     command = [sys.executable, "-m", "tests.hostile.reader"]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=REPOSITORY)
     try:
         yield Reader(process)
     finally:
