@@ -152,13 +152,14 @@ def _decline_contradictions(merged: Merged, theirs: Files, ours: Files, beside: 
     """Of what was taken, leave out each file that is a folder elsewhere, or is below a file, with its group or slot."""
     every = (merged.files, *beside)
     folders = _folders_of(every)
+    both = {path for files in every for path in folders & files.keys()}
+    if not both:
+        return
     units = {
         unit_of(path, ours[path])
         for path in merged.taken
-        if path in folders or any(parent in files for parent in parents_of(path) for files in every)
+        if path in both or any(parent in both for parent in parents_of(path))
     }
-    if not units:
-        return
     left_out = {path for path in merged.taken if unit_of(path, ours[path]) in units}
     merged.taken = [path for path in merged.taken if path not in left_out]
     merged.declined.update((path, ours[path].digest) for path in left_out)
