@@ -13,7 +13,7 @@ from typing import Any
 
 from kstore.errors import IntegrityError
 from kstore.layers import BASE
-from kstore.manifest import Entry, Files, Flag, Manifest, unit_of
+from kstore.manifest import Entry, Files, Flag, Manifest, group_of, unit_of
 from kstore.refs import Ref
 from kstore.snapshot import Snapshot
 from kstore.storage import Storage
@@ -21,7 +21,7 @@ from kstore.storage import Storage
 log = logging.getLogger(__name__)
 
 _STORES = "below"
-_BELOW, _GROUP = int(Flag.BELOW), int(Flag.GROUP)
+_BELOW = int(Flag.BELOW)
 
 
 def leans_on(manifest: Manifest) -> list[str]:
@@ -151,8 +151,8 @@ def unavailable(storage: Storage, snapshot: Snapshot, files: Files, local: Files
     held |= blobs.digests_in(snapshot.ref.packs) if len(held) < len(sizes) else set()
     has = blobs.loose.has
     lost = {d for d, size in sizes.items() if d not in held and not has(d, size)}
-    units = {_unit(path, entry) for path, entry in wanted.items() if entry.digest in lost}
-    return {path: entry for path, entry in files.items() if units and _unit(path, entry) in units}
+    groups = {group_of(path, entry) for path, entry in wanted.items() if entry.digest in lost}
+    return {path: entry for path, entry in files.items() if groups and group_of(path, entry) in groups}
 
 
 def substitutes(storage: Storage, snapshot: Snapshot, files: Files, files_of: Callable[[Manifest], Files]) -> Files:
@@ -167,7 +167,3 @@ def substitutes(storage: Storage, snapshot: Snapshot, files: Files, files_of: Ca
 
 def _is_same(local: Entry | None, entry: Entry) -> bool:
     return local is not None and local.digest == entry.digest
-
-
-def _unit(path: str, entry: Entry) -> str:
-    return unit_of(path, entry) if entry.flags & _GROUP else path

@@ -57,11 +57,17 @@ class Entry(NamedTuple):
 
 
 Files = dict[str, Entry]
+_GROUP = int(Flag.GROUP)
 
 
 def unit_of(path: str, entry: Entry) -> str:
     """The folder of the group or slot that the artifact belongs to; its own path if it is in neither."""
     return "/".join(path.split("/", entry.unit)[: entry.unit]) if entry.unit else path
+
+
+def group_of(path: str, entry: Entry) -> str:
+    """The folder of the group that the artifact belongs to; its own path if it is in none."""
+    return unit_of(path, entry) if entry.flags & _GROUP else path
 
 
 def parents_of(path: str) -> Iterator[str]:

@@ -7,6 +7,7 @@ from functools import cached_property
 
 from kstore.manifest import Manifest
 from kstore.refs import Ref
+from kstore.untrusted import check_manifest
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,16 @@ class Snapshot:
             IntegrityError: it cannot be read.
         """
         return Manifest.load(self.data)
+
+    @cached_property
+    def checked(self) -> Manifest:
+        """The manifest, once it was looked at for what no commit makes.
+
+        Raises:
+            IntegrityError: it cannot be read, or holds such a thing.
+        """
+        check_manifest(self.manifest)
+        return self.manifest
 
     def is_generation_of(self, other: Ref | None) -> bool:
         """Whether `other` is this very generation."""

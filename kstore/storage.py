@@ -84,7 +84,7 @@ class Storage:
             self.backend.delete(name)
 
     def newest_whole(self, scope: Scope) -> tuple[int, Snapshot | None]:
-        """The number of the newest generation, 0 for none, and the newest generation that can be read.
+        """The number of the newest generation, 0 for none, and the newest generation that can be restored.
 
         A damaged one is passed over, for the one before it is better than none.
         """
@@ -98,7 +98,7 @@ class Storage:
         for generation in generations:
             try:
                 snapshot = self.snapshot(self.refs.get(scope, generation))
-                _ = snapshot.manifest
+                _ = snapshot.checked
                 return snapshot
             except IntegrityError as error:
                 log.warning("generation %d of %s is passed over: %s", generation, scope, error)

@@ -22,7 +22,6 @@ from kstore.errors import UsageError
 from kstore.leaning import fetch_many
 from kstore.local.relocate import to_local
 from kstore.manifest import Entry, Flag, Manifest
-from kstore.operations.restore import check_manifest
 from kstore.refs import Ref
 from kstore.store import Store
 from kstore.upload import similarity
@@ -91,8 +90,7 @@ def export_zip(store: Store, ref: Ref, stream: IO[bytes], *, under: str = "", ho
 
 
 def _files(store: Store, ref: Ref, under: str, host: str) -> tuple[Iterator[_File], list[str]]:
-    manifest = store.snapshot(ref).manifest
-    check_manifest(manifest)
+    manifest = store.snapshot(ref).checked
     if under and not os.path.isabs(under):
         raise UsageError(f"{under!r} is no absolute path; programs look there from any folder")
     files, left_out = _choose(manifest, host)

@@ -15,8 +15,8 @@ from kstore.bundles.bundlefile import BundleFile
 from kstore.bundles.format import SEAL_SIZE, Content, Header, load_header, seal
 from kstore.errors import IntegrityError, StoreFormatError, StoreUnavailable
 from kstore.manifest import Manifest
-from kstore.operations.restore import check_manifest
 from kstore.progress import Progress
+from kstore.untrusted import check_manifest
 
 _CHUNK = 1 << 20
 _MAX_MANIFEST = 1 << 30

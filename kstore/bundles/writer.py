@@ -21,7 +21,6 @@ from kstore.bundles.recovery import recover
 from kstore.digest import digest_of
 from kstore.leaning import fetch_many, standing
 from kstore.manifest import Manifest
-from kstore.operations.restore import check_manifest
 from kstore.progress import Progress
 from kstore.refs import Ref
 from kstore.snapshot import Snapshot
@@ -67,8 +66,7 @@ class BundleWriter:
         contents = []
         entries: dict[bytes, tuple[tuple[str, str, str], int]] = {}
         for snapshot in sorted(snapshots, key=lambda snapshot: snapshot.ref.scope):
-            check_manifest(snapshot.manifest)
-            data = portable(snapshot.manifest).dump()
+            data = portable(snapshot.checked).dump()
             self._manifests[digest_of(data)] = data
             contents.append(Content(snapshot.ref.scope, digest_of(data), len(data)))
             for path, entry in snapshot.manifest.items():

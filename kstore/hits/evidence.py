@@ -28,7 +28,7 @@ from kstore.hits.report import Usage, UsageReport
 from kstore.inspect.kinds import Kind, kind_of
 from kstore.local.index import Known
 from kstore.local.state import Restored
-from kstore.manifest import Entry, Files, Flag, unit_of
+from kstore.manifest import Entry, Files, Flag, group_of
 from kstore.report import CommitReport, CommitStatus, RestoreReport, RestoreStatus
 from kstore.store import Store
 from kstore.worker import Worker
@@ -184,7 +184,7 @@ def _entries(files: Files, has_entries: bool) -> dict[str, list[str]]:
     found: dict[str, list[str]] = defaultdict(list)
     for path, entry in files.items():
         if not has_entries or _is_of_entry(path, entry):
-            found[_entry_name(path, entry)].append(path)
+            found[group_of(path, entry)].append(path)
     return found
 
 
@@ -192,10 +192,6 @@ def _is_of_entry(path: str, entry: Entry) -> bool:
     """A serving engine has models beside the graphs that they were made of, and then asks only for them."""
     is_model = entry.flags & _LINK and kind_of(path) is Kind.COMPILED_MODEL
     return bool(entry.flags & (_GROUP | _SLOT) or is_model)
-
-
-def _entry_name(path: str, entry: Entry) -> str:
-    return unit_of(path, entry) if entry.flags & _GROUP else path
 
 
 def _is_blind(worker: Worker, restored: Restored, folder: str) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 
 from kstore.folders import make_folder
-from kstore.manifest import Files, Flag, unit_of
+from kstore.manifest import Files, Flag, group_of
 
 _GROUP = int(Flag.GROUP)
 _OCCUPIED = {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR, errno.EISDIR}
@@ -44,7 +44,7 @@ class Mover:
         end = path.find("/")
         if path[:end] not in folders:
             return path[:end]
-        unit = unit_of(path, self._files[path]) if self._files[path].flags & _GROUP else path
+        unit = group_of(path, self._files[path])
         while 0 < end <= len(unit):
             if path[:end] not in folders:
                 return path[:end]

@@ -16,7 +16,7 @@ from kstore.layers import newest_whole
 from kstore.leaning import fetch_many
 from kstore.local import cacheroot
 from kstore.operations.bring import Brought, Incoming, Target, bring_in
-from kstore.operations.restore import check_manifest, live
+from kstore.operations.restore import live
 from kstore.refs import Ref, RefState
 from kstore.report import SCHEMA
 from kstore.scope import Scope, check_key
@@ -104,9 +104,8 @@ def _copy(source: Storage, target: Store, scope: Scope, report: CopyReport, *, r
         if not revive and _is_withdrawn(target.storage, scope):
             report.withdrawn.append(scope)
             return
-        check_manifest(snapshot.manifest)
         fetch = partial(_fetch, source, snapshot.ref)
-        incoming = Incoming(snapshot.manifest, snapshot.ref.manifest, fetch, source.location)
+        incoming = Incoming(snapshot.checked, snapshot.ref.manifest, fetch, source.location)
         report.scopes.append(bring_in(target_of(target, scope), incoming))
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
-from kstore.components.table import KSTORE_FOLDER
 from kstore.errors import IntegrityError, KstoreError, StoreUnavailable
 from kstore.layers import attempt, ref_of, remembers
 from kstore.leaning import leans_on, substitutes, unavailable
@@ -20,20 +19,20 @@ from kstore.local.place import Placed, Placer
 from kstore.local.scan import Scan, Skipped
 from kstore.local.state import Base, State
 from kstore.local.untouched import UNMARKED, Mark
-from kstore.manifest import Files, Flag, Manifest, parents_of, unit_of
+from kstore.manifest import Files, Flag, parents_of, unit_of
 from kstore.merge import NOT_TAKEN, Merged, merge
 from kstore.operations.wait import Waited, wait
 from kstore.refs import Ref, RefState
 from kstore.report import RestoreReport, RestoreStatus, count_components
 from kstore.scope import Scope
 from kstore.snapshot import Snapshot
+from kstore.untrusted import check_entries, check_paths
 from kstore.used import mark_used
 from kstore.worker import Worker
 
 log = logging.getLogger(__name__)
 
-_GROUP, _SLOT, _LINK = int(Flag.GROUP), int(Flag.SLOT), int(Flag.LINK)
-_NEVER_LINKED = int(Flag.MERGE | Flag.RELOCATE | Flag.MTIME)
+_GROUP = int(Flag.GROUP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,10 +197,9 @@ class _Restore:
         self._base = worker.base(state)
         self._found = worker.scan(state)
         self._drop_foreign()
-        manifest = snapshot.manifest
+        manifest = snapshot.checked
         if manifest.hosts:
             worker.ask_host()
-        check_manifest(manifest)
         known = worker.root.folders
         published = worker.files_of(manifest)
         self._skipped = [
@@ -334,48 +332,6 @@ def hindered_by_others(files: Files, found: Scan, wanted: Files) -> dict[str, st
     taken = {name for path in single for name in (path, *parents_of(path))}
     groups = ((path, unit_of(path, files[path])) for path in missing if files[path].flags & _GROUP)
     return {path: group for path, group in groups if group in taken}
-
-
-def check_manifest(manifest: Manifest) -> None:
-    """Nothing that a manifest says is trusted.
-
-    Raises:
-        IntegrityError: it holds what no commit makes.
-    """
-    for files in (manifest.files, *manifest.hosts.values()):
-        check_entries(files)
-    check_paths(path for path, _ in manifest.items())
-
-
-def check_paths(paths: Iterable[str]) -> None:
-    """Every path of a manifest is untrusted.
-
-    Raises:
-        IntegrityError: one is absolute, climbs, holds a NUL, is kstore's own, or is both a file and a folder.
-    """
-    every = set(paths)
-    text = "\n".join(f"/{path}/" for path in every)
-    folders = {path.rpartition("/")[0] for path in every}
-    parts = ("//", "/./", "/../", "\0", f"/{KSTORE_FOLDER}/")
-    bad = any(part in text for part in parts) or "" in folders or folders & every
-    if bad or any(parent in every for folder in folders for parent in parents_of(folder)):
-        raise IntegrityError(
-            "a manifest holds paths that leave the cache root or contradict each other; nothing is restored"
-        )
-
-
-def check_entries(files: Files) -> None:
-    """No commit makes a group of a component's own folder, whose swap would take all else in it away, nor links
-    what is not the blob's bytes.
-
-    Raises:
-        IntegrityError: the flags or the unit of an entry contradict each other or its path.
-    """
-    kinds = {(path.count("/"), entry.flags, entry.unit) for path, entry in files.items()}
-    for folders, flags, unit in kinds:
-        wrong_unit = flags & (_GROUP | _SLOT) and not 2 <= unit <= folders
-        if wrong_unit or (flags & _GROUP and flags & _SLOT) or (flags & _LINK and flags & _NEVER_LINKED):
-            raise IntegrityError(f"a manifest holds an entry with flags {flags} and unit {unit}; nothing is restored")
 
 
 def report_of(

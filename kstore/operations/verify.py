@@ -170,7 +170,7 @@ class _Verification:
     def _survey(self, scope: Scope, generation: int) -> None:
         try:
             ref = self._storage.refs.get(scope, generation)
-            manifest = self._storage.snapshot(ref).manifest
+            manifest = self._storage.snapshot(ref).checked
         except MissError:
             return
         except IntegrityError as error:

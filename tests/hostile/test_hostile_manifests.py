@@ -136,6 +136,26 @@ CONTRADICTIONS = {
 }
 
 
+def test_a_manifest_that_is_refused_is_passed_over(world: World) -> None:
+    world.publish(manifest({b"inductor/ab/good.py": FIRST}))
+    world.publish(manifest({b"inductor/ab/good.py": FIRST, b"inductor/../x": FIRST}), 2)
+    answer = world.restore()
+    assert isinstance(answer, kstore.RestoreReport)
+    assert (answer.generation, answer.placed) == (1, 1)
+    world.commit()
+    assert (world.node.newest().generation, len(world.node.published())) == (3, 4)
+
+
+def test_verify_finds_a_manifest_that_is_refused_and_repair_takes_it_out(world: World) -> None:
+    world.publish(manifest({b"inductor/ab/good.py": FIRST}))
+    world.publish(manifest({b"inductor/ab/good.py": FIRST, b"inductor/ab": FIRST}), 2)
+    (damage,) = world.node.store.verify(repair=True).damage
+    assert damage.generation == 2
+    assert "contradict" in damage.reason
+    assert world.node.store.verify().ok
+    assert (world.node.newest().generation, len(world.node.published())) == (3, 1)
+
+
 @pytest.mark.parametrize("paths", CONTRADICTIONS.values(), ids=CONTRADICTIONS.keys())
 def test_what_is_both_file_and_folder_is_refused(world: World, paths: tuple[bytes, bytes]) -> None:
     world.publish(manifest(dict.fromkeys(paths, FIRST)))
@@ -188,10 +208,31 @@ def test_odd_names_are_names(world: World, path: bytes) -> None:
 @pytest.mark.parametrize(
     "path", [b"inductor/" + b"x" * 256, b"inductor/" + b"x/" * 2100 + b"x", b"inductor/" + b"y" * 4096]
 )
-def test_names_too_long_for_the_filesystem_are_an_error(world: World, path: bytes) -> None:
+def test_what_has_too_long_a_name_for_the_filesystem_is_left_out(world: World, path: bytes) -> None:
     world.publish(manifest({b"inductor/ab/good.py": FIRST, path: FIRST}))
-    assert isinstance(world.restore(), KstoreError)
-    assert list((world.node.tree.root / ".kstore").glob("stage-*")) == []
+    answer = world.restore()
+    assert isinstance(answer, kstore.RestoreReport)
+    assert (answer.placed, answer.left_out) == (1, 1)
+    assert [(skipped.path.encode(), "too long" in skipped.reason) for skipped in answer.skipped] == [(path, True)]
+    assert world.node.tree.read("inductor/ab/good.py") == EVIL
+
+
+def test_a_group_with_too_long_a_name_is_left_out_whole(world: World) -> None:
+    grouped = FIRST._replace(flags=int(Flag.GROUP), unit=2)
+    long = "triton/LONG/" + "x/" * 2030 + "x"
+    world.publish(manifest(dict.fromkeys((b"triton/LONG/k.ptx", long.encode(), b"triton/SHORT/k.ptx"), grouped)))
+    answer = world.restore()
+    assert isinstance(answer, kstore.RestoreReport)
+    assert (answer.placed, {skipped.path for skipped in answer.skipped}) == (1, {long, "triton/LONG/k.ptx"})
+    assert not world.node.tree.has("triton/LONG")
+
+
+def test_what_was_too_long_is_kept_by_the_next_commit(world: World) -> None:
+    path = "inductor/" + "x/" * 2030 + "x"
+    world.publish(manifest({b"inductor/ab/good.py": FIRST, path.encode(): FIRST}))
+    world.restore()
+    assert isinstance(world.commit(), kstore.CommitReport)
+    assert world.node.published().keys() > {path, "inductor/ab/good.py"}
 
 
 def test_a_path_that_is_there_twice_is_placed_once(world: World) -> None:

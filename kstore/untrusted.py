@@ -1,0 +1,54 @@
+"""Nothing that a manifest says is trusted: what no commit makes is refused before anything is done with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kstore.components.table import KSTORE_FOLDER
+from kstore.errors import IntegrityError
+from kstore.manifest import Files, Flag, Manifest, parents_of
+
+_GROUP, _SLOT, _LINK = int(Flag.GROUP), int(Flag.SLOT), int(Flag.LINK)
+_NEVER_LINKED = int(Flag.MERGE | Flag.RELOCATE | Flag.MTIME)
+
+
+def check_manifest(manifest: Manifest) -> None:
+    """Look at all that a manifest says.
+
+    Raises:
+        IntegrityError: it holds what no commit makes.
+    """
+    for files in (manifest.files, *manifest.hosts.values()):
+        check_entries(files)
+    check_paths(path for path, _ in manifest.items())
+
+
+def check_paths(paths: Iterable[str]) -> None:
+    """Every path of a manifest is untrusted.
+
+    Raises:
+        IntegrityError: one is absolute, climbs, holds a NUL, is kstore's own, or is both a file and a folder.
+    """
+    every = set(paths)
+    text = "\n".join(f"/{path}/" for path in every)
+    folders = {path.rpartition("/")[0] for path in every}
+    parts = ("//", "/./", "/../", "\0", f"/{KSTORE_FOLDER}/")
+    bad = any(part in text for part in parts) or "" in folders or folders & every
+    if bad or any(parent in every for folder in folders for parent in parents_of(folder)):
+        raise IntegrityError(
+            "a manifest holds paths that leave the cache root or contradict each other; nothing is restored"
+        )
+
+
+def check_entries(files: Files) -> None:
+    """No commit makes a group of a component's own folder, whose swap would take all else in it away, nor links
+    what is not the blob's bytes.
+
+    Raises:
+        IntegrityError: the flags or the unit of an entry contradict each other or its path.
+    """
+    kinds = {(path.count("/"), entry.flags, entry.unit) for path, entry in files.items()}
+    for folders, flags, unit in kinds:
+        wrong_unit = flags & (_GROUP | _SLOT) and not 2 <= unit <= folders
+        if wrong_unit or (flags & _GROUP and flags & _SLOT) or (flags & _LINK and flags & _NEVER_LINKED):
+            raise IntegrityError(f"a manifest holds an entry with flags {flags} and unit {unit}; nothing is restored")
