@@ -11,7 +11,7 @@ import stat
 import tarfile
 import time
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import IO, TYPE_CHECKING, NamedTuple
 
@@ -72,8 +72,12 @@ def export_compressed_tar(store: Store, ref: Ref, stream: IO[bytes], *, under: s
 
 
 def export_zip(store: Store, ref: Ref, stream: IO[bytes], *, under: str = "", host: str = "") -> list[str]:
-    """As `export_tar`, as a zip file."""
-    files, left_out = _files(store, ref, under, host)
+    """As `export_tar`, as a zip file.
+
+    Raises:
+        UsageError: also where a name is no UTF-8; a zip file has no others.
+    """
+    files, left_out = _files(store, ref, under, host, is_text=True)
     # Never sought in, so that a file and a pipe get the same bytes.
     with zipfile.ZipFile(_Pipe(stream), "w", zipfile.ZIP_DEFLATED) as archive:
         for file in files:
@@ -89,14 +93,26 @@ def export_zip(store: Store, ref: Ref, stream: IO[bytes], *, under: str = "", ho
     return left_out
 
 
-def _files(store: Store, ref: Ref, under: str, host: str) -> tuple[Iterator[_File], list[str]]:
+def _files(
+    store: Store, ref: Ref, under: str, host: str, *, is_text: bool = False
+) -> tuple[Iterator[_File], list[str]]:
     manifest = store.snapshot(ref).checked
     if under and not os.path.isabs(under):
         raise UsageError(f"{under!r} is no absolute path; programs look there from any folder")
     files, left_out = _choose(manifest, host)
+    if is_text:
+        _check_text(files)
     fetch = partial(fetch_many, store.storage, (ref,))
     folder = os.path.normpath(under or _built_in(manifest))
     return _read(sorted(files.items(), key=_order), folder, fetch), left_out
+
+
+def _check_text(paths: Iterable[str]) -> None:
+    for path in paths:
+        try:
+            path.encode()
+        except UnicodeEncodeError as error:
+            raise UsageError(f"the name {path!r} is no UTF-8, as a zip file needs; export a tar archive") from error
 
 
 def _choose(manifest: Manifest, host: str) -> tuple[dict[str, Entry], list[str]]:

@@ -71,7 +71,13 @@ def committed(report: CommitReport) -> str:
 def _unchanged(report: CommitReport) -> str:
     if not report.generation:
         return f"nothing to commit to {report.key}: there are no finished files in {report.cache_root}"
-    return f"nothing new for {report.key}: generation {report.generation} has it all ({duration(report.seconds)})"
+    has = _has_all(report.generation, report.declined)
+    return f"nothing new for {report.key}: {has} ({duration(report.seconds)})"
+
+
+def _has_all(generation: int, declined: int) -> str:
+    other = f", {files(declined)} in a version of its own" if declined else ""
+    return f"generation {generation} has it all{other}"
 
 
 def used(report: UsageReport) -> str:
@@ -89,7 +95,7 @@ def _used(name: str, usage: Usage) -> str:
 def brought_in(verb: str, brought: Brought) -> str:
     """What came into one scope from a bundle or another store, in one line."""
     if brought.status is CommitStatus.UNCHANGED:
-        return f"nothing new for {brought.scope}: generation {brought.generation} has it all"
+        return f"nothing new for {brought.scope}: {_has_all(brought.generation, brought.declined)}"
     kept = f", {brought.declined} of them kept as they were published" if brought.declined else ""
     return (
         f"{verb} {brought.scope} generation {brought.generation}: {files(brought.new_files, 'new ')} of "

@@ -127,6 +127,16 @@ def test_a_time_that_zip_does_not_know_is_no_trouble(tmp_path: Path, age: int) -
     assert len(from_zip(exported(node, archives.export_zip))) == 1
 
 
+def test_a_name_that_is_no_text_goes_into_a_tar_and_not_into_a_zip(tmp_path: Path) -> None:
+    node = other_store(tmp_path / "source")
+    name = node.tree.put("inductor/ab/\udcff.py", b"# no text\n")
+    node.commit()
+    (path,) = from_tar(exported(node, archives.export_tar))
+    assert path == name
+    with pytest.raises(UsageError, match="export a tar"):
+        exported(node, archives.export_zip)
+
+
 def test_equal_files_are_each_there(tmp_path: Path) -> None:
     node = other_store(tmp_path / "source", "packed")
     for name in ("a/z.py", "b/y.py", "c/x.py"):

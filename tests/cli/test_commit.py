@@ -32,7 +32,16 @@ def test_nothing_new_is_no_new_generation(cli: Cli) -> None:
     cli.write("inductor/ab/cone.py")
     cli("commit", "my/v1")
 
-    assert cli("commit", "my/v1").out.startswith("nothing new for my/v1: generation 1 has it all")
+    assert cli("commit", "my/v1").out.startswith("nothing new for my/v1: generation 1 has it all (")
+
+
+def test_who_compiled_another_answer_is_told_that_the_published_one_stays(cli: Cli) -> None:
+    cli.write("inductor/ab/cone.py", "first")
+    cli("commit", "my/v1")
+    (cli.cache_root / ".kstore").rename(cli.folder / "forgotten")
+    cli.write("inductor/ab/cone.py", "another")
+
+    assert "generation 1 has it all, 1 file in a version of its own (" in cli("commit", "my/v1").out
 
 
 def test_an_empty_cache_root_leads_to_the_variables(cli: Cli) -> None:
