@@ -31,7 +31,7 @@ from kstore.worker import Worker
 
 if TYPE_CHECKING:
     from kstore.gc import GcReport, Policy
-    from kstore.operations.restore import Request
+    from kstore.operations.request import Request
     from kstore.operations.verify import VerifyReport
 
 
@@ -106,7 +106,8 @@ class Store:
         `leads`; the others wait for what it commits, for up to that many seconds. Without `lead` it is none of these.
         With `group`, all ranks of the job restore what rank 0 chooses; with `uniform`, all of them or none.
         """
-        from kstore.operations.restore import Request, restore
+        from kstore.operations.request import Request
+        from kstore.operations.restore import restore
 
         for name in filter(None, (key, seed)):
             check_key(name)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import kstore.operations.restore as restoring
 from kstore.environment import Host
+from kstore.local.lastrestore import LastRestore
 from kstore.local.place import Placed, Placer
 from kstore.local.scan import Scan
 from kstore.report import RestoreReport, RestoreStatus
@@ -47,18 +48,18 @@ def scans(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def restore_after(monkeypatch: pytest.MonkeyPatch, scans: list[str]) -> Callable[..., RestoreReport]:
     """Restore, where something else happens to the root after this worker came and before it holds the root."""
 
-    def restore(node: Node, happens: Callable[[], object]) -> RestoreReport:
-        choose = restoring.choose
+    def restore(node: Node, happens: Callable[[], object], **choice: Any) -> RestoreReport:
+        begun = LastRestore.begun
 
-        def choose_and_wait(*arguments: Any) -> Any:
-            chosen = choose(*arguments)
-            monkeypatch.setattr(restoring, "choose", choose)
+        def look_and_wait(last: LastRestore) -> str | None:
+            found = begun(last)
+            monkeypatch.setattr(LastRestore, "begun", begun)
             happens()
             scans.clear()
-            return chosen
+            return found
 
-        monkeypatch.setattr(restoring, "choose", choose_and_wait)
-        return node.restore()
+        monkeypatch.setattr(LastRestore, "begun", look_and_wait)
+        return node.restore(**choice)
 
     return restore
 
@@ -76,6 +77,38 @@ def test_what_another_has_restored_meanwhile_is_relied_on(
     assert scans == []
     assert (report.status, report.placed, report.files) == (RestoreStatus.CURRENT, 0, len(contents(other.tree.root)))
     assert set(report.components or {}) == {"inductor", "triton"}
+    assert replace(report, seconds=0) == replace(worker(published).restore(), seconds=0, used_modes=None)
+
+
+def test_what_is_relied_on_is_not_read(
+    published: Node, restore_after: Callable[..., RestoreReport], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the store nor the manifest, and no compiler is asked."""
+
+    def restore_and_take_the_store_away() -> None:
+        worker(published).restore()
+        (published.location / "refs").rename(published.location / "gone")
+        monkeypatch.setattr("kstore.worker.detect_host", pytest.fail)
+
+    published.tree.put("inductor/ab/cabc.so", shared_object())
+    published.commit()
+    assert restore_after(worker(published), restore_and_take_the_store_away).ok
+
+
+def test_a_release_that_starts_from_another_is_relied_on(
+    published: Node, restore_after: Callable[..., RestoreReport], scans: list[str]
+) -> None:
+    release = {"key": "new", "seed": KEY}
+    report = restore_after(worker(published), lambda: worker(published).restore(**release), **release)
+    assert (report.status, scans) == (RestoreStatus.SEEDED, [])
+
+
+@pytest.mark.parametrize("choice", [{"key": "new", "seed": KEY}, {"generation": 1}], ids=["seed", "generation"])
+def test_another_request_is_looked_through(
+    published: Node, restore_after: Callable[..., RestoreReport], scans: list[str], choice: dict[str, Any]
+) -> None:
+    assert restore_after(worker(published), worker(published).restore, **choice).ok
+    assert len(scans) == 1
 
 
 def test_what_was_restored_before_is_looked_through(published: Node, scans: list[str]) -> None:
@@ -148,6 +181,7 @@ def test_what_another_image_on_this_node_has_restored_is_looked_through(
     def restore_on_another_host() -> None:
         with monkeypatch.context() as patch:
             patch.setattr("kstore.worker.detect_host", lambda: Host("b" * 16, {"cpu": "other"}))
+            patch.setattr("kstore.operations.another.surroundings", lambda: "another image")
             assert worker(published).restore().ok
 
     here = worker(published)
@@ -164,14 +198,13 @@ def test_a_restore_that_began_before_this_worker_came_does_not_count(
     state = other.store.worker(KEY, before_import=False).state
 
     def place_while_another_comes(*arguments: Any, **options: Any) -> Placed:
-        seen.append(state.begun())
+        seen.append(state.last_restore.begun())
         return place(*arguments, **options)
 
     monkeypatch.setattr(Placer, "place", place_while_another_comes)
     other.restore()
-    last = other.store.storage.identity, other.newest()
-    assert not state.was_restored_since(*seen, *last)
-    assert state.was_restored_since("", *last)
+    assert state.last_restore.since(*seen) is None
+    assert state.last_restore.since("")
 
 
 def test_all_who_start_together_have_everything(published: Node) -> None:

@@ -52,6 +52,23 @@ def detect_host(environ: Mapping[str, str] = os.environ) -> Host:
     return _detect(compiler, _site_packages())
 
 
+def surroundings(environ: Mapping[str, str] = os.environ) -> str:
+    """Equal for processes that see the same processor, files and compiler: of one boot, one mount namespace, one root
+    folder, with the compiler's variables and torch alike. Without asking the compiler; empty if it cannot be known.
+    """
+    try:
+        root = os.stat("/")
+        facts = {
+            "boot": Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+            "mounts": os.readlink("/proc/self/ns/mnt"),
+            "root": f"{root.st_dev} {root.st_ino}",
+            "site_packages": _site_packages(),
+        }
+    except OSError:  # not Linux
+        return ""
+    return digest_of_facts(facts | {name: environ[name] for name in _COMPILER_VARIABLES if name in environ})
+
+
 @functools.cache
 def _detect(compiler_environment: tuple[tuple[str, str], ...], site_packages: str) -> Host:
     facts = _compiler_facts(dict(compiler_environment)) | {"glibc": _glibc(), "site_packages": site_packages}

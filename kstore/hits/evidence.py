@@ -27,7 +27,7 @@ from kstore.hits.counters import Counters
 from kstore.hits.report import Usage, UsageReport
 from kstore.inspect.kinds import Kind, kind_of
 from kstore.local.index import Known
-from kstore.local.state import Restored
+from kstore.local.lastrestore import Restored
 from kstore.manifest import Entry, Files, Flag, group_of
 from kstore.report import CommitReport, CommitStatus, RestoreReport, RestoreStatus
 from kstore.store import Store
@@ -92,7 +92,7 @@ def last_run(worker: Worker) -> LastRun | None:
         KstoreError, OSError: the cache root cannot be used.
     """
     with worker.state.locked(_PATIENCE):
-        restored = worker.state.restored()
+        restored = worker.state.last_restore.load()
         if restored is None:
             return None
         state = worker.state.load()

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
 
 import filelock
 
@@ -27,11 +26,12 @@ from kstore.local.cacheroot import CacheRoot
 from kstore.local.finished import read_whole
 from kstore.local.held import held, is_held
 from kstore.local.index import Index
+from kstore.local.lastrestore import LastRestore
+from kstore.local.record import UNREADABLE, dump_ref, read_ref, replace_record
 from kstore.local.still import Still
 from kstore.local.turn import Turn, acquire, is_left_turn
 from kstore.local.untouched import UNMARKED, Mark
-from kstore.refs import Ref, load_ref
-from kstore.scope import Scope
+from kstore.refs import Ref
 from kstore.snapshot import Snapshot
 
 log = logging.getLogger(__name__)
@@ -54,18 +54,6 @@ class Base:
     store: str
     """`Storage.identity` of the store that it was in."""
     snapshot: Snapshot
-
-
-@dataclass(frozen=True, slots=True)
-class Restored:
-    """What the last restore put into a cache root."""
-
-    mark_ns: int
-    """When it ended, by the clock of the root's filesystem: only ever compared with times of its files."""
-    snapshot: Snapshot | None = None
-    """None if there was nothing to restore."""
-    notes_reads: bool = True
-    """Whether the root's filesystem sets access times: seen by that of the file that says all this."""
 
 
 @dataclass(slots=True)
@@ -96,10 +84,8 @@ class StateFolder:
         self._sync = os.path.join(self._folder, "sync.json")
         self._still = os.path.join(self._folder, f"still-{digest_of(rules.encode()).hex()[:8]}.json")
         self._lease = os.path.join(self._folder, "lease")
-        self._restored = os.path.join(self._folder, "restored")
-        self._restored_ref = os.path.join(self._folder, "restored.json")
-        self._begun = os.path.join(self._folder, "begun")
         self._placing = {"rules": rules, "components": dict(root.folders)}
+        self.last_restore = LastRestore(self._folder, self._base, self._placing)
         self._lock = filelock.FileLock(os.path.join(self._folder, "lock"))
         self._index_digest = b""
 
@@ -183,7 +169,7 @@ class StateFolder:
         try:
             content = json.loads(read_whole(self._sync))
             data = read_whole(self._base)
-            ref = _load_ref(content)
+            ref = read_ref(content)
             if digest_of(data) == ref.manifest:
                 state.base = Base(content["store"], Snapshot(ref, data))
                 state.declined = _digests(content["declined"])
@@ -194,7 +180,7 @@ class StateFolder:
                     state.untouched = Mark(*map(int, content["untouched"]))
         except FileNotFoundError:
             pass
-        except (IntegrityError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except UNREADABLE as error:
             if isinstance(error, OSError) and error.errno not in NO_FILE:
                 raise CacheRootError(
                     f"{self._folder} cannot be read: {error.strerror}; see its owner, and what ails its disk"
@@ -205,36 +191,30 @@ class StateFolder:
     def save_still(self, still: Still) -> None:
         """Remember that all of the root is in the base that is saved, or declined, and nothing moves there."""
         content = {"sync": digest_of(read_whole(self._sync)).hex(), "still": still.dump().decode()}
-        _write(self._still, json.dumps(content).encode())
+        replace_record(self._still, json.dumps(content).encode())
 
     def still(self) -> tuple[Base, int, Still] | None:
         """The base, without its manifest, and how many artifacts were declined, if that was last seen of the root."""
-        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, IntegrityError, RecursionError):
+        with suppress(*UNREADABLE):
             content, sync = json.loads(read_whole(self._still)), read_whole(self._sync)
             if content["sync"] == digest_of(sync).hex():
                 base = json.loads(sync)
                 still = Still.load(json.loads(content["still"]))
-                return Base(base["store"], Snapshot(_load_ref(base), b"")), len(base["declined"]), still
+                return Base(base["store"], Snapshot(read_ref(base), b"")), len(base["declined"]), still
         return None
 
     def grew_from(self, store: str, ref: Ref) -> bool:
         """Whether the last restore or commit left the root with this generation as its base. Needs no lock."""
-        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, IntegrityError, RecursionError):
+        with suppress(*UNREADABLE):
             content = json.loads(read_whole(self._sync))
-            return content["store"] == store and _load_ref(content) == ref
+            return content["store"] == store and read_ref(content) == ref
         return False
-
-    def host(self) -> str:
-        """Fingerprint of the host that its host-bound artifacts are for; empty if it has none, or nobody knows."""
-        with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-            return str(json.loads(read_whole(self._sync))["host"])
-        return ""
 
     def save_index(self, index: Index) -> int:
         """Replace the index. Returns when, by the clock of the root's filesystem, in nanoseconds."""
         data = index.dump()
         self._index_digest = digest_of(data)
-        _write(self._index, self._index_digest + data)
+        replace_record(self._index, self._index_digest + data)
         return os.stat(self._index).st_mtime_ns
 
     def save_base(
@@ -250,7 +230,7 @@ class StateFolder:
         """Replace the base. `synced` says whether all that the saved index has is in it or declined."""
         content = {
             "store": base.store,
-            **_dump_ref(base.snapshot.ref),
+            **dump_ref(base.snapshot.ref),
             "host": host,
             "synced": self._index_digest.hex() if synced else "",
             "declined": _texts(declined),
@@ -259,63 +239,8 @@ class StateFolder:
             "placing": self._placing,
         }
         # The ref names the manifest by its digest: a crash between the two leaves no base rather than a wrong one.
-        _write(self._base, base.snapshot.data)
-        _write(self._sync, json.dumps(content).encode())
-
-    def restored(self) -> Restored | None:
-        """What the last restore put here; None if nobody has restored, or it is not known any more."""
-        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, IntegrityError, RecursionError):
-            content = json.loads(read_whole(self._restored_ref))
-            status = os.stat(self._restored_ref)
-            mark_ns, notes_reads = status.st_mtime_ns, status.st_atime_ns > status.st_mtime_ns
-            if not content:
-                return Restored(mark_ns, notes_reads=notes_reads)
-            ref, data = _load_ref(content), read_whole(self._restored)
-            if digest_of(data) == ref.manifest:
-                return Restored(mark_ns, Snapshot(ref, data), notes_reads)
-        return None
-
-    def begin_restore(self) -> str:
-        """Give the restore that begins a name of its own; empty if it cannot be written, and nobody relies on it."""
-        name = secrets.token_hex(8)
-        try:
-            _write(self._begun, name.encode())
-        except CacheRootError:
-            return ""
-        return name
-
-    def begun(self) -> str | None:
-        """The name of the restore that was the last to begin; empty if none has, None if it cannot be read."""
-        try:
-            return read_whole(self._begun).decode()
-        except FileNotFoundError:
-            return ""
-        except (OSError, UnicodeDecodeError):
-            return None
-
-    def was_restored_since(self, before: str | None, store: str, ref: Ref) -> bool:
-        """Whether a restore that began after `before` did has put all of this generation where this worker would."""
-        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, IntegrityError, RecursionError):
-            last, content = self.begun(), json.loads(read_whole(self._restored_ref))
-            if before is not None and before != last == content["whole"] and content["placing"] == self._placing:
-                return _load_ref(content) == ref and self.grew_from(store, ref)
-        return False
-
-    def save_restored(self, ref: Ref | None, whole: str = "") -> None:
-        """Remember that a restore has ended, of the generation that is the base now; None for a miss.
-
-        `whole` is its name, if it has left nothing out.
-        """
-        os.makedirs(self._folder, mode=0o700, exist_ok=True)
-        with suppress(FileNotFoundError):
-            os.unlink(self._restored)
-        if ref:
-            try:
-                os.link(self._base, self._restored)  # later commits replace the base, and leave this one
-            except OSError:  # a filesystem without hard links
-                shutil.copyfile(self._base, self._restored)
-        content = {**_dump_ref(ref), "whole": whole, "placing": self._placing} if ref else {}
-        _write(self._restored_ref, json.dumps(content).encode())
+        replace_record(self._base, base.snapshot.data)
+        replace_record(self._sync, json.dumps(content).encode())
 
     def lease(self) -> str:
         """The nonce of the lease under which this root is filled for others; empty for none."""
@@ -328,7 +253,7 @@ class StateFolder:
         """Remember it, so that every process that uses the root knows; empty to forget it."""
         try:
             if nonce:
-                _write(self._lease, nonce.encode())
+                replace_record(self._lease, nonce.encode())
             else:
                 os.unlink(self._lease)
         except FileNotFoundError:
@@ -372,29 +297,9 @@ def _texts(digests: Mapping[str, bytes]) -> dict[str, str]:
     return {path: digest.hex() for path, digest in digests.items()}
 
 
-def _dump_ref(ref: Ref) -> dict[str, str]:
-    scope = ref.scope
-    return {"gpu": scope.gpu, "key": scope.key, "environment": scope.environment, "ref": ref.dump().decode()}
-
-
-def _load_ref(content: Mapping[str, Any]) -> Ref:
-    scope, text = Scope(content["gpu"], content["key"], content["environment"]), content["ref"]
-    return load_ref(scope, json.loads(text)["generation"], text.encode())
-
-
 def _checked(data: bytes) -> tuple[bytes, bytes]:
     """LMDB trusts what it maps: pages of zeros, as a power cut leaves them, would end the process."""
     digest, rest = data[:DIGEST_SIZE], data[DIGEST_SIZE:]
     if digest_of(rest) != digest:
         raise IntegrityError(f"a local index of {len(data)} bytes is damaged")
     return digest, rest
-
-
-def _write(path: str, data: bytes) -> None:
-    temporary = f"{path}.new"  # Only the holder of the lock writes: what a failure leaves, the next write replaces.
-    try:
-        with open(temporary, "wb") as file:
-            file.write(data)
-        os.replace(temporary, path)
-    except OSError as error:
-        raise CacheRootError(f"cannot write {path}: {error.strerror}; check the space and permissions there") from error

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from kstore.errors import IntegrityError, KstoreError, StoreUnavailable
@@ -21,6 +21,8 @@ from kstore.local.state import Base, State
 from kstore.local.untouched import UNMARKED, Mark
 from kstore.manifest import Files, Flag, parents_of, unit_of
 from kstore.merge import NOT_TAKEN, Merged, merge
+from kstore.operations.another import Another, answer_of
+from kstore.operations.request import Request, report_of
 from kstore.operations.wait import Waited, wait
 from kstore.refs import Ref, RefState
 from kstore.report import RestoreReport, RestoreStatus, count_components
@@ -35,25 +37,11 @@ log = logging.getLogger(__name__)
 _GROUP = int(Flag.GROUP)
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What a restore is asked for."""
-
-    generation: int | None = None
-    """Exactly this one; None for the newest."""
-    seed: str | None = None
-    """The key to start from if nothing is published for the worker's own."""
-    patience: float = 0.0
-    """Seconds to wait, on a miss, for the worker that compiles."""
-    lead: bool = True
-    """Whether this worker may become that one, if it has patience."""
-
-
 def _at_once() -> None:
     """Nobody else is to be asked."""
 
 
-def restore(worker: Worker, request: Request = Request()) -> RestoreReport:
+def restore(worker: Worker, request: Request) -> RestoreReport:
     """Put the artifacts of the newest generation, or of the one asked for, into the cache root.
 
     Raises:
@@ -63,14 +51,18 @@ def restore(worker: Worker, request: Request = Request()) -> RestoreReport:
     """
     waited = wait_for(worker, request)
     started = time.perf_counter()
-    before = worker.state.begun()
-    snapshot, status = choose(worker, request)
-    if snapshot is None:
-        report = report_of(worker, RestoreStatus.MISS)
-        remember_restored(worker, None)
-    else:
-        report = _place_unless_placed(worker, snapshot, status, before)
+    another = Another(worker, request)
+    with worker.state.locked_unless(another.has_restored):
+        report = another.report or _restore(worker, request)
     return replace(report, seconds=time.perf_counter() - started, **waited.as_reported())
+
+
+def _restore(worker: Worker, request: Request) -> RestoreReport:
+    snapshot, status = choose(worker, request)
+    if snapshot:
+        return place(worker, snapshot, status, request=request)
+    remember_restored(worker, None)
+    return report_of(worker, RestoreStatus.MISS)
 
 
 def wait_for(worker: Worker, request: Request) -> Waited:
@@ -89,66 +81,46 @@ def choose(worker: Worker, request: Request) -> tuple[Snapshot | None, RestoreSt
 
 
 def place(
-    worker: Worker, snapshot: Snapshot, status: RestoreStatus, before_move: Callable[[], None] = _at_once
+    worker: Worker,
+    snapshot: Snapshot,
+    status: RestoreStatus,
+    before_move: Callable[[], None] = _at_once,
+    request: Request | None = None,
 ) -> RestoreReport:
     """Put the artifacts of a generation into the cache root, which the caller has locked.
 
-    `before_move` is called once, when all is fetched and verified and none of it is in its place yet.
+    `before_move` is called once, when all is fetched and verified and none of it is in its place yet. Others who come
+    for the same `request` may rely on this.
     """
-    name, state = worker.state.begin_restore(), worker.state.load()
+    name, state = worker.state.last_restore.begin(), worker.state.load()
     base = Base(worker.store.holder(snapshot.ref).identity, snapshot)
     if state.base == base:
         state.base = base  # One manifest is enough, and this one has been parsed.
     report = _Restore(worker, snapshot, state).run(status, before_move)
     is_whole = not report.left_out and not report.skipped
-    remember_restored(worker, snapshot.ref, name if is_whole else "")
+    answer = answer_of(worker, request, snapshot.ref, report, worker.known_host(state)) if request else None
+    remember_restored(worker, snapshot.ref, name if is_whole and answer else "", answer)
     return report
 
 
-def remember_restored(worker: Worker, ref: Ref | None, whole: str = "") -> None:
+def remember_restored(
+    worker: Worker, ref: Ref | None, whole: str = "", answer: Mapping[str, object] | None = None
+) -> None:
     """For who asks later whether it was of use. If it cannot be written, nobody will know."""
     with suppress(OSError, KstoreError):
-        worker.state.save_restored(ref, whole)
-
-
-def _place_unless_placed(
-    worker: Worker, snapshot: Snapshot, status: RestoreStatus, before: str | None
-) -> RestoreReport:
-    """Of workers that start together in one cache root, one places the artifacts.
-
-    Its restore counts for those that came before it began, which is after the restore `before` that they saw.
-    """
-    if snapshot.manifest.hosts:
-        worker.ask_host()
-    with worker.state.locked_unless(partial(_is_placed, worker, snapshot, before)) as is_held:
-        if is_held:
-            return place(worker, snapshot, status)
-    return _report_placed(worker, snapshot, status)
-
-
-def _is_placed(worker: Worker, snapshot: Snapshot, before: str | None) -> bool:
-    store = worker.store.holder(snapshot.ref).identity
-    if not worker.state.was_restored_since(before, store, snapshot.ref):
-        return False
-    # Two images on one node may share a cache root: each takes out what was built on the other.
-    host = worker.state.host()
-    return not host or host == worker.host.fingerprint
+        worker.state.last_restore.save(ref, whole, answer)
 
 
 def report_placed(worker: Worker, snapshot: Snapshot, status: RestoreStatus) -> RestoreReport | None:
     """The report of who finds that another process has just placed a generation; None if none has."""
     if not worker.state.grew_from(worker.store.holder(snapshot.ref).identity, snapshot.ref):
         return None
-    return _report_placed(worker, snapshot, status)
-
-
-def _report_placed(worker: Worker, snapshot: Snapshot, status: RestoreStatus) -> RestoreReport:
     known = worker.root.folders
     files = {p: e for p, e in worker.files_of(snapshot.manifest).items() if p.partition("/")[0] in known}
     return report_of(
         worker,
         RestoreStatus.CURRENT if status is RestoreStatus.RESTORED else status,
-        snapshot=snapshot,
+        snapshot.ref,
         files=len(files),
         bytes=sum(entry.size for entry in files.values()),
         components=count_components(files.items()),
@@ -230,13 +202,13 @@ class _Restore:
         return report_of(
             self._worker,
             status,
-            snapshot=self._snapshot,
+            self._ref,
             files=len(self._files) + len(self._away),
             bytes=sum(entry.size for files in (self._files, self._away) for entry in files.values()),
             placed=len(placed.paths),
             left_out=len(wanted.keys() - placed.paths - placed.occupied) + len(self._away) + len(hindered),
             link_mode=next((mode for mode in LinkMode if placed.modes[mode]), None),
-            link_why=placer.link_why or ("" if linked else "the blobs are packed"),
+            link_why=placer.link_why or ("the blobs are packed" if placed.paths and not linked else ""),
             used_modes={str(mode): count for mode, count in placed.modes.items()},
             components=count_components(self._files.items()),
             skipped=(*self._skipped, *placed.skipped),
@@ -332,23 +304,3 @@ def hindered_by_others(files: Files, found: Scan, wanted: Files) -> dict[str, st
     taken = {name for path in single for name in (path, *parents_of(path))}
     groups = ((path, unit_of(path, files[path])) for path in missing if files[path].flags & _GROUP)
     return {path: group for path, group in groups if group in taken}
-
-
-def report_of(
-    worker: Worker, status: RestoreStatus, snapshot: Snapshot | None = None, **fields: object
-) -> RestoreReport:
-    """What became of it, with what is known of the worker."""
-    ref, trouble = snapshot.ref if snapshot else None, worker.store.trouble
-    store = worker.store.holder(ref) if ref else worker.store
-    instead = (f"{trouble}; what is in {store.location} is restored instead",) if trouble else ()
-    return RestoreReport(
-        status=status,
-        key=worker.scope.key,
-        gpu=worker.scope.gpu,
-        environment=worker.scope.environment,
-        store=store.location,
-        cache_root=worker.root.path,
-        generation=ref.generation if ref else 0,
-        notes=(*worker.root.notes, *instead),
-        **fields,  # type: ignore[arg-type]
-    )

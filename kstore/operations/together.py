@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 from kstore.errors import IntegrityError, KstoreError, StoreUnavailable
 from kstore.layers import find
 from kstore.local.state import LOCK_TIMEOUT, Changed, StateFolder
-from kstore.operations.restore import Request, choose, place, remember_restored, report_of, report_placed, wait_for
+from kstore.operations.request import Request, report_of
+from kstore.operations.restore import choose, place, remember_restored, report_placed, wait_for
 from kstore.operations.wait import Waited
 from kstore.ranks import Agreement, Board, GroupBoard, Offer, Rank, StoreBoard, Superseded
 from kstore.ranks.agreement import describe

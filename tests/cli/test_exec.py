@@ -143,10 +143,11 @@ def test_a_signal_reaches_the_command_once_and_what_it_compiled_is_committed(cli
 
 def test_no_thread_is_left_that_could_get_a_signal_instead(cli: Cli) -> None:
     cli.publish("my/v1", *map(str, range(300)))
-    result = cli.process("exec", "my/v1", "--no-live", "--", "sh", "-c", "ls /proc/$PPID/task | wc -l")
+    alone = "until [ $(ls /proc/$PPID/task | wc -l) = 1 ]; do sleep 0.1; done; echo alone"
+    result = cli.process("exec", "my/v1", "--no-live", "--", "sh", "-c", alone)
 
     assert "kstore: restored my/v1 generation 1: 300 files" in result.err
-    assert result.out.strip() == "1"
+    assert result.out.strip() == "alone"
 
 
 def test_no_thread_that_commits_meanwhile_could_get_a_signal_instead(cli: Cli) -> None:

@@ -217,7 +217,7 @@ def test_of_files_that_are_changed_in_place_nobody_can_tell(tmp_path: Path) -> N
 
 def test_where_reads_leave_no_trace_the_report_sees_it(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on some network and FUSE filesystems, whatever they are mounted with."""
-    monkeypatch.setattr("kstore.local.state.read_whole", read_without_a_trace)
+    monkeypatch.setattr("kstore.local.lastrestore.read_whole", read_without_a_trace)
 
     found = usage(node)
     assert found.components["inductor"].hits is None

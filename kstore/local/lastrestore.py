@@ -1,0 +1,104 @@
+"""What the last restore put into a cache root: for who asks whether it was of use, and for who came for the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from kstore.digest import digest_of
+from kstore.errors import CacheRootError
+from kstore.local.finished import read_whole
+from kstore.local.record import UNREADABLE, dump_ref, read_ref, replace_record
+from kstore.refs import Ref
+from kstore.snapshot import Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What the last restore put into a cache root."""
+
+    mark_ns: int
+    """When it ended, by the clock of the root's filesystem: only ever compared with times of its files."""
+    snapshot: Snapshot | None = None
+    """None if there was nothing to restore."""
+    notes_reads: bool = True
+    """Whether the root's filesystem sets access times: seen by that of the file that says all this."""
+
+
+class LastRestore:
+    """The last restore of one cache root."""
+
+    def __init__(self, folder: str, base: str, placing: Mapping[str, Any]) -> None:
+        """`folder` is the root's `.kstore`, `base` the manifest in it that the root grew from.
+
+        `placing` says where this worker would place artifacts, and by which rules.
+        """
+        self._folder = folder
+        self._base = base
+        self._placing = placing
+        self._manifest = os.path.join(folder, "restored")
+        self._record = os.path.join(folder, "restored.json")
+        self._begun = os.path.join(folder, "begun")
+
+    def load(self) -> Restored | None:
+        """What it put here; None if nobody has restored, or it is not known any more."""
+        with suppress(*UNREADABLE):
+            content = json.loads(read_whole(self._record))
+            status = os.stat(self._record)
+            mark_ns, notes_reads = status.st_mtime_ns, status.st_atime_ns > status.st_mtime_ns
+            if not content:
+                return Restored(mark_ns, notes_reads=notes_reads)
+            ref, data = read_ref(content), read_whole(self._manifest)
+            if digest_of(data) == ref.manifest:
+                return Restored(mark_ns, Snapshot(ref, data), notes_reads)
+        return None
+
+    def begin(self) -> str:
+        """Give the restore that begins a name of its own; empty if it cannot be written, and nobody relies on it."""
+        name = secrets.token_hex(8)
+        try:
+            replace_record(self._begun, name.encode())
+        except CacheRootError:
+            return ""
+        return name
+
+    def begun(self) -> str | None:
+        """The name of the restore that was the last to begin; empty if none has, None if it cannot be read."""
+        try:
+            return read_whole(self._begun).decode()
+        except FileNotFoundError:
+            return ""
+        except (OSError, UnicodeDecodeError):
+            return None
+
+    def save(self, ref: Ref | None, whole: str = "", answer: Mapping[str, Any] | None = None) -> None:
+        """Remember that a restore has ended, of the generation that is the base now; None for a miss.
+
+        `whole` is its name, if it has left nothing out, and `answer` what those are told who came for the same.
+        """
+        os.makedirs(self._folder, mode=0o700, exist_ok=True)
+        with suppress(FileNotFoundError):
+            os.unlink(self._manifest)
+        if ref:
+            try:
+                os.link(self._base, self._manifest)  # later commits replace the base, and leave this one
+            except OSError:  # a filesystem without hard links
+                shutil.copyfile(self._base, self._manifest)
+        content = {**dump_ref(ref), "whole": whole, "placing": self._placing, "answer": answer} if ref else {}
+        replace_record(self._record, json.dumps(content).encode())
+
+    def since(self, before: str | None) -> tuple[Ref, Mapping[str, Any]] | None:
+        """What a restore that began after `before` did has put here, all of it and where this worker would; and its
+        answer. None if none has.
+        """
+        with suppress(*UNREADABLE):
+            last, content = self.begun(), json.loads(read_whole(self._record))
+            if before is not None and before != last == content["whole"] and content["placing"] == self._placing:
+                return read_ref(content), content["answer"]
+        return None

@@ -1,0 +1,42 @@
+"""The small files in which a cache root's `.kstore` folder remembers things; each is replaced at once."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from kstore.errors import CacheRootError, IntegrityError
+from kstore.refs import Ref, load_ref
+from kstore.scope import Scope
+
+UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, IntegrityError, RecursionError)
+"""What comes of one that is missing or damaged."""
+
+
+def replace_record(path: str, data: bytes) -> None:
+    """Write a file in the place of the one that was there.
+
+    Raises:
+        CacheRootError: it cannot be written.
+    """
+    temporary = f"{path}.new"  # Only the holder of the lock writes: what a failure leaves, the next write replaces.
+    try:
+        with open(temporary, "wb") as file:
+            file.write(data)
+        os.replace(temporary, path)
+    except OSError as error:
+        raise CacheRootError(f"cannot write {path}: {error.strerror}; check the space and permissions there") from error
+
+
+def dump_ref(ref: Ref) -> dict[str, str]:
+    """A ref with its scope, for a record in JSON."""
+    scope = ref.scope
+    return {"gpu": scope.gpu, "key": scope.key, "environment": scope.environment, "ref": ref.dump().decode()}
+
+
+def read_ref(content: Mapping[str, Any]) -> Ref:
+    """The reverse of `dump_ref`; raises one of `UNREADABLE`."""
+    scope, text = Scope(content["gpu"], content["key"], content["environment"]), content["ref"]
+    return load_ref(scope, json.loads(text)["generation"], text.encode())

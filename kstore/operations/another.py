@@ -1,0 +1,81 @@
+"""Of workers that start together in one cache root one restores; the others, who wait for the root, rely on it.
+
+They read nothing of the store, parse no manifest and run no compiler: what they report is in what that one noted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
+
+from kstore.environment.host import surroundings
+from kstore.local.record import UNREADABLE
+from kstore.operations.request import Request, report_of
+from kstore.refs import Ref
+from kstore.report import Count, RestoreReport, RestoreStatus
+
+if TYPE_CHECKING:
+    from kstore.worker import Worker
+
+
+class Another:
+    """A restore by another process into this worker's root, that may do for both."""
+
+    def __init__(self, worker: Worker, request: Request) -> None:
+        """One that begins from now on counts: what an earlier one looked at may have changed since."""
+        self._worker = worker
+        self._request = request
+        self._before = worker.state.last_restore.begun()
+        self.report: RestoreReport | None = None
+
+    def has_restored(self) -> bool:
+        """Whether there was one, for the same request, and nobody has committed since."""
+        if self.report is None:
+            with suppress(*UNREADABLE):  # what another version has noted is no answer
+                self.report = self._read()
+        return self.report is not None
+
+    def _read(self) -> RestoreReport | None:
+        found = self._worker.state.last_restore.since(self._before)
+        if found is None:
+            return None
+        ref, answer = found
+        is_same = answer["asked"] == _asked(self._worker, self._request)
+        if not (is_same and self._worker.state.grew_from(answer["store"], ref) and self._is_host(answer)):
+            return None
+        status = RestoreStatus(answer["status"])
+        return report_of(
+            self._worker,
+            RestoreStatus.CURRENT if status is RestoreStatus.RESTORED else status,
+            replace(ref, depth=answer["depth"]),
+            files=answer["files"],
+            bytes=answer["bytes"],
+            components={name: Count(**count) for name, count in answer["components"].items()},
+        )
+
+    def _is_host(self, answer: Mapping[str, Any]) -> bool:
+        """Two images on one node may share a cache root: each takes out what was built on the other."""
+        around = surroundings()
+        is_certain = not answer["host"] or (answer["around"] == around != "")
+        return is_certain or bool(answer["host"] == self._worker.host.fingerprint)
+
+
+def answer_of(worker: Worker, request: Request, ref: Ref, report: RestoreReport, host: str) -> dict[str, Any]:
+    """What those are told who came for the same; `host` is the fingerprint of this one, if it matters."""
+    return {
+        "asked": _asked(worker, request),
+        "store": worker.store.holder(ref).identity,
+        "depth": ref.depth,
+        "host": host,
+        "around": surroundings(),
+        "status": report.status,
+        "files": report.files,
+        "bytes": report.bytes,
+        "components": {name: asdict(count) for name, count in (report.components or {}).items()},
+    }
+
+
+def _asked(worker: Worker, request: Request) -> list[object]:
+    return [worker.store.location, worker.scope.folder, request.seed, request.generation]

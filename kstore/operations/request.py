@@ -1,0 +1,44 @@
+"""What a restore is asked for, and what it answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kstore.refs import Ref
+from kstore.report import RestoreReport, RestoreStatus
+
+if TYPE_CHECKING:
+    from kstore.worker import Worker
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a restore is asked for."""
+
+    generation: int | None = None
+    """Exactly this one; None for the newest."""
+    seed: str | None = None
+    """The key to start from if nothing is published for the worker's own."""
+    patience: float = 0.0
+    """Seconds to wait, on a miss, for the worker that compiles."""
+    lead: bool = True
+    """Whether this worker may become that one, if it has patience."""
+
+
+def report_of(worker: Worker, status: RestoreStatus, ref: Ref | None = None, **fields: object) -> RestoreReport:
+    """What became of it, with what is known of the worker."""
+    trouble = worker.store.trouble
+    store = worker.store.holder(ref) if ref else worker.store
+    instead = (f"{trouble}; what is in {store.location} is restored instead",) if trouble else ()
+    return RestoreReport(
+        status=status,
+        key=worker.scope.key,
+        gpu=worker.scope.gpu,
+        environment=worker.scope.environment,
+        store=store.location,
+        cache_root=worker.root.path,
+        generation=ref.generation if ref else 0,
+        notes=(*worker.root.notes, *instead),
+        **fields,  # type: ignore[arg-type]
+    )
