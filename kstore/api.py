@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable
 from enum import StrEnum
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -24,13 +25,16 @@ from kstore.polls import check_wait
 from kstore.progress import Awaited
 from kstore.report import CommitReport, CommitStatus, RestoreReport, RestoreStatus
 from kstore.scope import check_key
-from kstore.settings import Mode
+from kstore.settings import Mode, current_folder
 from kstore.stats.record import record
 from kstore.store import Store
 
 log = logging.getLogger("kstore")
 
 Report = TypeVar("Report")
+
+_folders: dict[str, Path | None] = {}
+"""Where the process was when it restored a key. A job may change its folder, and means the same store all the same."""
 
 
 def restore(
@@ -74,7 +78,8 @@ def restore(
     _check_names(settings)
 
     def run() -> RestoreReport:
-        worker = Store(store, cache_root=cache_root, **settings)
+        _folders[key] = current_folder()
+        worker = Store(store, cache_root=cache_root, folder=_folders[key], **settings)
         worker.progress.on_wait = partial(_tell_wait, key, wait)
         work = partial(worker.restore, key, generation=generation, seed=seed, wait=wait, group=group, uniform=uniform)
         limit = worker.settings.timeout and worker.settings.timeout + wait
@@ -115,7 +120,7 @@ def commit(
     _check_names(settings)
 
     def run() -> CommitReport:
-        worker = Store(store, cache_root=cache_root, **settings)
+        worker = Store(store, cache_root=cache_root, folder=_folders.get(key), **settings)
         work = partial(worker.commit, key)
         return within(worker.settings.timeout, worker.waiting, f"committing to {worker.location}", work)
 
@@ -186,7 +191,7 @@ class watch:
         self._grace_period = parse_seconds("grace_period", grace_period)
         self._strict = strict
         self._committed: CommitReport | None = None
-        store = make_store(settings)
+        store = make_store(key, settings)
         self._timeout = store.settings.timeout
         self._live = LiveCommits(
             store, key, settle=parse_seconds("settle", settle), every=parse_seconds("every", every)
@@ -226,7 +231,7 @@ class watch:
 
     def _publish(self, seconds: float, is_last: bool = False) -> CommitReport:
         strict = self._strict and is_last
-        return _committed(self.key, strict, partial(self._live.publish, seconds, is_last=is_last))
+        return _committed(self.key, strict, partial(self._live.publish, seconds, is_last=is_last, releases=True))
 
     def _release(self) -> None:
         atexit.unregister(self._at_exit)
@@ -271,11 +276,11 @@ def parse_seconds(name: str, value: float) -> float:
     return float(value)
 
 
-def make_store(settings: dict[str, Any]) -> Store:
-    """Raises UsageError for a name or a value that is no setting."""
+def make_store(key: str, settings: dict[str, Any]) -> Store:
+    """The store of a job's later steps for `key`. Raises UsageError for a name or a value that is no setting."""
     _check_names({name: value for name, value in settings.items() if name not in ("store", "cache_root")})
     others = {name: value for name, value in settings.items() if name != "store"}
-    return Store(settings.get("store"), **others)
+    return Store(settings.get("store"), folder=_folders.get(key), **others)
 
 
 def _tell_wait(key: str, seconds: float, awaited: Awaited) -> None:
@@ -283,7 +288,7 @@ def _tell_wait(key: str, seconds: float, awaited: Awaited) -> None:
 
 
 def _check_names(settings: dict[str, Any]) -> None:
-    unknown = settings.keys() - (inspect.signature(Store).parameters.keys() - {"root", "cache_root"})
+    unknown = settings.keys() - (inspect.signature(Store).parameters.keys() - {"root", "cache_root", "folder"})
     if unknown:
         raise UsageError(f"there is no setting {', '.join(sorted(unknown))}")
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
+import os
+from collections.abc import Callable
 from contextlib import ContextDecorator, suppress
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from kstore.api import (
     OnError,
@@ -21,7 +24,7 @@ from kstore.api import (
     watch,
 )
 from kstore.deadline import within
-from kstore.errors import KstoreError, MissError
+from kstore.errors import KstoreError, MissError, UsageError
 from kstore.hits import UsageReport, unknowable, usage_of
 from kstore.hits.counters import Counters
 from kstore.live.endings import OnTermination
@@ -31,6 +34,8 @@ from kstore.scope import check_key
 from kstore.store import Store
 
 log = logging.getLogger("kstore")
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class synchronized(ContextDecorator):
@@ -42,8 +47,9 @@ class synchronized(ContextDecorator):
     print(cache.restored.files, cache.committed.new_files)
     ```
 
-    It decorates a function as well. Arguments are those of `restore`, and with `live` those of `watch`: what is
-    compiled is then published while the body runs. SIGTERM commits before it ends the process.
+    It decorates a function as well, each call of which is a block of its own. Arguments are those of `restore`, and
+    with `live` those of `watch`: what is compiled is then published while the body runs. SIGTERM commits before it ends
+    the process.
 
     With `strict_hits`, it raises `MissError` if nothing can be restored, and at the end, when all is committed, if
     something was compiled anew, or nothing of what was restored was used.
@@ -67,6 +73,8 @@ class synchronized(ContextDecorator):
         strict_hits: bool = False,
         **settings: Any,
     ) -> None:
+        arguments = {**locals(), **settings}
+        self._arguments = {name: value for name, value in arguments.items() if name not in ("self", "settings")}
         self.key = check_key(key)
         self.restored = RestoreReport(RestoreStatus.MISS, key)
         """What the restore did."""
@@ -86,6 +94,27 @@ class synchronized(ContextDecorator):
         self._grace_period = parse_seconds("grace_period", grace_period)
         self._watch: watch | None = None
         self._termination = OnTermination(self._commit_in_time)
+        self._process = 0
+
+    def __call__(self, function: Function) -> Function:
+        """Decorate it.
+
+        Raises:
+            UsageError: it is a coroutine or a generator, which runs when its caller has returned.
+        """
+        if (
+            inspect.iscoroutinefunction(function)
+            or inspect.isgeneratorfunction(function)
+            or (inspect.isasyncgenfunction(function))
+        ):
+            raise UsageError(
+                f"{function.__qualname__} does its work after it was called; use `with kstore.synchronized(…)` in it"
+            )
+        return super().__call__(function)
+
+    def _recreate_cm(self) -> Self:
+        """Of ContextDecorator: for one call of the function, which may call itself, or run in several threads."""
+        return type(self)(**self._arguments)
 
     @property
     def checkpoints(self) -> tuple[CommitReport, ...]:
@@ -97,6 +126,7 @@ class synchronized(ContextDecorator):
         if self._strict_hits and not self.restored.ok:
             self._give_up_lease()
             raise MissError(f"nothing is restored for {self.key}: {self.restored.error or self.restored.status}")
+        self._process = os.getpid()
         self._counted = Counters.now()
         if self._is_live:
             choice: dict[str, Any] = {"on_error": self._on_error, "grace_period": self._grace_period, **self._pace}
@@ -108,6 +138,8 @@ class synchronized(ContextDecorator):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if os.getpid() != self._process:  # a child that was forked in the block; what it compiled its parent commits
+            return
         self._commit(kind, error, trace)
         if is_failure(error):
             return
@@ -152,7 +184,7 @@ class synchronized(ContextDecorator):
         return degrade("report on the use", self.key, False, run, lambda why, _: UsageReport(self.key, why_unknown=why))
 
     def _store(self) -> Store:
-        return make_store({name: value for name, value in self._settings.items() if name != "strict"})
+        return make_store(self.key, {name: value for name, value in self._settings.items() if name != "strict"})
 
     def _discard(self) -> CommitReport:
         self._give_up_lease()

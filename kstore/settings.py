@@ -57,16 +57,26 @@ _FILES = ("kstore.toml", "pyproject.toml")
 
 
 def load_settings(environ: Mapping[str, str] | None = None, folder: Path | None = None, **arguments: Any) -> Settings:
-    """Settings for a process started in `folder`. Arguments that are None are unset.
+    """Settings for a process in `folder`, from which relative paths count. Arguments that are None are unset.
 
     Raises:
         UsageError: a setting is unknown or malformed.
     """
     environ = os.environ if environ is None else environ
-    values = _from_files(folder or Path.cwd())
+    folder = folder or current_folder()
+    values = _from_files(folder) if folder else {}
     values |= {n: (environ[v], v) for n, v in _VARIABLES.items() if environ.get(v)}
     values |= {n: (value, f"argument {n}") for n, value in arguments.items() if value is not None}
-    return Settings(**{name: _parse(name, value, origin) for name, (value, origin) in values.items()})
+    return Settings(**{name: _parse(name, value, origin, folder) for name, (value, origin) in values.items()})
+
+
+def current_folder() -> Path | None:
+    """Where this process is; None if that folder has been removed, or cannot be reached."""
+    try:
+        return Path.cwd()
+    except OSError as error:
+        log.debug("the current folder is not known: %s", error)
+        return None
 
 
 def _from_files(folder: Path) -> dict[str, tuple[Any, str]]:
@@ -74,12 +84,21 @@ def _from_files(folder: Path) -> dict[str, tuple[Any, str]]:
     for parent in (folder, *folder.parents):
         for name in _FILES:
             path = parent / name
-            if path.is_file() and (section := _section(path)):
+            if _is_file(path) and (section := _section(path)):
                 unknown = set(section) - set(_NAMES)
                 if unknown:
                     raise UsageError(f"{path} has unknown settings: {', '.join(sorted(unknown))}")
                 return {key: (value, str(path)) for key, value in section.items()}
     return {}
+
+
+def _is_file(path: Path) -> bool:
+    """A folder that this user may not look into has no settings for him."""
+    try:
+        return path.is_file()
+    except OSError as error:
+        log.debug("%s cannot be looked for: %s", path, error)
+        return False
 
 
 def _section(path: Path) -> dict[str, Any]:
@@ -99,9 +118,9 @@ def _section(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path} has no table [tool.kstore] of settings: {error}") from error
 
 
-def _parse(name: str, value: Any, origin: str) -> Any:
+def _parse(name: str, value: Any, origin: str, folder: Path | None) -> Any:
     try:
-        return _PARSERS[name](value)
+        return _PATHS[name](value, folder) if name in _PATHS else _PARSERS[name](value)
     except (ValueError, TypeError) as error:
         raise UsageError(f"{origin}: {value!r} is no {name.replace('_', ' ')}: {error}") from error
 
@@ -110,11 +129,14 @@ def _layout(value: str) -> Layout | None:
     return None if value == "auto" else Layout(value)
 
 
-def _path(value: str | os.PathLike[str]) -> str:
-    return os.path.abspath(os.path.expanduser(os.fspath(value)))
+def _path(value: str | os.PathLike[str], folder: Path | None) -> str:
+    path = os.path.expanduser(os.fspath(value))
+    if folder is None and not os.path.isabs(path):
+        raise ValueError("it is relative, and the current folder has been removed or cannot be reached")
+    return os.path.abspath(os.path.join(folder or "", path))
 
 
-def _stores(value: str | os.PathLike[str] | list[str] | tuple[str, ...]) -> tuple[str, ...]:
+def _stores(value: str | os.PathLike[str] | list[str] | tuple[str, ...], folder: Path | None) -> tuple[str, ...]:
     if isinstance(value, list | tuple):
         if any(":" in os.fspath(path) for path in value):
             raise ValueError("a path cannot have a colon: it is what separates stores")
@@ -122,7 +144,7 @@ def _stores(value: str | os.PathLike[str] | list[str] | tuple[str, ...]) -> tupl
         value = os.fspath(value).split(":")
     if not value or not all(value):
         raise ValueError("there must be a path before and after each colon, which separates stores")
-    paths = tuple(map(_path, value))
+    paths = tuple(_path(path, folder) for path in value)
     if len(set(paths)) < len(paths):
         raise ValueError("it names a store twice")
     return paths
@@ -156,9 +178,8 @@ def _switch(value: str | bool) -> bool:
     return str(value).lower() == "true"
 
 
+_PATHS: dict[str, Callable[[Any, Path | None], Any]] = {"store": _stores, "cache_root": _path}
 _PARSERS: dict[str, Callable[[Any], Any]] = {
-    "store": _stores,
-    "cache_root": _path,
     "layout": _layout,
     "mode": Mode,
     "gpu": str,

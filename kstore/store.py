@@ -30,6 +30,8 @@ from kstore.storage import DEFAULT_GRACE, Storage, reporting_trouble
 from kstore.worker import Worker
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from kstore.gc import GcReport, Policy
     from kstore.operations.request import Request
     from kstore.operations.verify import VerifyReport
@@ -55,9 +57,11 @@ class Store:
         timeout: float | None = None,
         lease_ttl: float | None = None,
         stats: bool | None = None,
+        folder: Path | None = None,
         environ: MutableMapping[str, str] = os.environ,
     ) -> None:
-        """Settings that are not given come from `KSTORE_*`, kstore.toml or [tool.kstore], or their defaults.
+        """Settings that are not given come from `KSTORE_*`, kstore.toml or [tool.kstore], or their defaults. Files and
+        relative paths are looked for from `folder`, by default the current one.
 
         `environ` is read, and gets the component variables on a restore. `timeout` is for callers that use
         `within`, as `kstore.restore` and `kstore.commit` do: the methods here wait for as long as it takes.
@@ -67,7 +71,7 @@ class Store:
             "gpu": gpu, "environment": environment, "components": components, "timeout": timeout,
             "lease_ttl": lease_ttl, "stats": stats,
         }  # fmt: skip
-        self.settings: Settings = load_settings(environ, **given)
+        self.settings: Settings = load_settings(environ, folder, **given)
         self.storage = Storage(*self.settings.store)
         self.storage.patience = min(PATIENCE, self.settings.timeout / 2 or PATIENCE)
         self.progress = Progress()

@@ -10,6 +10,7 @@ from kstore.blobs import Layout
 from kstore.components import load_table
 from kstore.errors import UsageError
 from kstore.settings import Mode, Settings, load_settings
+from tests.trees import in_processes
 
 
 def load(folder: Path, environ: dict[str, str] | None = None, **arguments: Any) -> Settings:
@@ -169,3 +170,15 @@ def test_a_file_has_stores_as_a_list_or_as_text(tmp_path: Path, monkeypatch: pyt
 def test_stores_that_cannot_be_are_refused(tmp_path: Path, value: object) -> None:
     with pytest.raises(UsageError, match="store"):
         load(tmp_path, store=value)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_a_folder_that_may_not_be_looked_into_has_no_settings(tmp_path: Path) -> None:
+    def load_as_somebody() -> tuple[str, ...]:
+        os.chdir(tmp_path / "closed")
+        os.seteuid(65534)
+        return load_settings({}).store
+
+    (tmp_path / "closed").mkdir(mode=0o700)
+    (tmp_path / "closed/kstore.toml").write_text('store = "/other"\n')
+    assert in_processes(load_as_somebody, [()]) == [Settings().store]

@@ -53,6 +53,19 @@ class _Seen(NamedTuple):
     """When the last one was seen, by `time.monotonic`."""
 
 
+def _import_now() -> None:
+    """Before there is a thread: a child forked while it imports would wait for ever for an import that nobody ends.
+
+    And the code that dataclasses and named tuples run when they are made would make Python forget, at the end of a job
+    that Ctrl-C ends, which signal it dies of.
+    """
+    with suppress(ImportError):
+        import watchdog.events
+        import watchdog.observers  # noqa: F401
+
+        import kstore.operations.commit  # noqa: F401
+
+
 class LiveCommits:
     """Commits what appears in the cache root of a key, for as long as its job runs.
 
@@ -81,12 +94,14 @@ class LiveCommits:
         self._is_woken = False
         self._is_blind = False
         self._is_held_up = False
+        self._is_closed = False
         self._last: CommitReport | None = None
         self._process = os.getpid()
         self._thread = threading.Thread(target=self._run, name="kstore live", daemon=True)
 
     def start(self) -> None:
         """Begin."""
+        _import_now()
         try:
             with signals_blocked():
                 self._thread.start()
@@ -117,7 +132,7 @@ class LiveCommits:
             return self._commit(is_last or releases)
         answer: Future[CommitReport] = Future()
         self._requests.put(_Request(answer, is_last, releases))
-        if not self._thread.is_alive():
+        if self._is_closed or not self._thread.is_alive():
             self._answer_what_is_left()
         return answer_within(seconds, Waiting(), f"committing to {self._store.location}", answer)
 
@@ -134,19 +149,13 @@ class LiveCommits:
             self._begin()
             self._serve()
         finally:
-            self._answer_what_is_left()
             self._stop_watch()
+            self._is_closed = True
+            self._answer_what_is_left()
 
     def _begin(self) -> None:
         """Whatever fails here, the job's last commit is still to come."""
         try:
-            # Now, for the code that dataclasses and named tuples run when they are made would make Python forget, at
-            # the end of a job that Ctrl-C ends, which signal it dies of.
-            import watchdog.events
-            import watchdog.observers  # noqa: F401
-
-            import kstore.operations.commit  # noqa: F401
-
             root = self._store.worker(self._key, before_import=False).root
             self._folders = outermost((root.path, *root.folders.values()))
             self._activity = Activity(self._folders)

@@ -15,7 +15,7 @@ import stat
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 
 from kstore.components.table import KSTORE_FOLDER, Table
@@ -72,6 +72,10 @@ class Owner:
             return None
 
 
+_claimed: dict[tuple[Path, Owner], int] = {}
+"""The roots that this process has had: claims are old files in /tmp, which may be cleaned while a server runs."""
+
+
 def numbered_bases() -> tuple[Path, Path]:
     """The folder of everybody's numbered roots, and this user's own for where that one cannot be trusted."""
     return NUMBERED_ROOTS, NUMBERED_ROOTS.with_name(f"{NUMBERED_ROOTS.name}-{os.geteuid()}")
@@ -98,6 +102,7 @@ def claim_root(folder: Path, owner: Owner) -> str:
         taken = {number: Owner.load(_claim(folder, number)) for number in _numbers(folder)}
         mine = [number for number, holder in sorted(taken.items()) if holder == owner]
         number = mine[0] if mine else _claim_free(folder, owner, set(taken))
+        _claimed[folder, owner] = number
         return make_private(folder / str(number))
     except OSError as error:
         raise CacheRootError(
@@ -186,16 +191,16 @@ def _claim_free(folder: Path, owner: Owner, taken: set[int]) -> int:
     finished = folder / f".{secrets.token_hex(8)}"
     finished.write_bytes(owner.dump())
     try:
-        number = 0
-        while True:
+        had = _claimed.get((folder, owner))
+        for number in chain(() if had is None else (had,), count()):
             if number not in taken:
-                if not (folder / str(number)).exists():
+                if number == had or not (folder / str(number)).exists():
                     with suppress(FileExistsError):
                         os.link(finished, _claim(folder, number))
                         return number
                 if Owner.load(_claim(folder, number)) == owner:
                     return number
-            number += 1
+        raise AssertionError("there is always a next number")
     finally:
         finished.unlink()
 
@@ -216,6 +221,11 @@ def make_usable(root: CacheRoot, table: Table) -> None:
     if not os.access(root.state, os.W_OK | os.X_OK):
         raise CacheRootError(
             f"the cache root {root.path} cannot be written; set KSTORE_CACHE_ROOT to a local folder that can"
+        )
+    if root.variables and os.statvfs(root.state).f_flag & os.ST_NOEXEC:
+        raise CacheRootError(
+            f"the cache root {root.path} is mounted noexec, and compilers load what they build there; "
+            "set KSTORE_CACHE_ROOT to a local folder from which programs may be loaded"
         )
 
 

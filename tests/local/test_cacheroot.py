@@ -14,6 +14,7 @@ from kstore.local.cacheroot import (
     claimed_roots,
     make_private,
     numbered_folder,
+    owned_root,
     release_root,
 )
 from tests.trees import in_processes
@@ -54,6 +55,24 @@ def test_a_folder_that_nobody_claimed_is_not_used(tmp_path: Path) -> None:
     folder = tmp_path / "kstore/env"
     (folder / "0").mkdir(parents=True)
     assert claim_root(folder, owner()) == str(folder / "1")
+
+
+def test_a_process_keeps_its_root_when_the_claim_has_gone(tmp_path: Path) -> None:
+    """As files in /tmp do that nobody has read for long."""
+    folder = tmp_path / "kstore/env"
+    root = claim_root(folder, owner("one"))
+    (folder / "0.json").unlink()
+    assert claim_root(folder, owner("two")) == str(folder / "1")
+    assert claim_root(folder, owner("one")) == root
+    assert owned_root(folder, owner("one")) == root
+
+
+def test_a_root_that_another_key_has_claimed_meanwhile_is_lost(tmp_path: Path) -> None:
+    folder = tmp_path / "kstore/env"
+    Path(claim_root(folder, owner("one"))).rmdir()
+    release_root(folder / "0")
+    assert claim_root(folder, owner("two")) == str(folder / "0")
+    assert claim_root(folder, owner("one")) == str(folder / "1")
 
 
 def test_a_released_number_can_be_claimed(tmp_path: Path) -> None:

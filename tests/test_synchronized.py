@@ -1,0 +1,155 @@
+"""`kstore.synchronized` where its body is called in itself, in threads, in children, and in other folders."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from threading import Barrier, Thread
+from typing import Any
+
+import pytest
+
+import kstore
+from kstore.errors import UsageError
+from tests.trees import ENVIRONMENT, GPU, KEY, Tree, contents
+
+pytestmark = pytest.mark.usefixtures("host")
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    """What is in the cache root."""
+    return Tree(tmp_path / "root")
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> dict[str, Any]:
+    return {"store": tmp_path / "store", "cache_root": tmp_path / "root", "gpu": GPU, "environment": ENVIRONMENT}
+
+
+@pytest.fixture(autouse=True)
+def handler() -> Iterator[None]:
+    """Afterwards SIGTERM must be handled as before."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def published(settings: dict[str, Any]) -> int:
+    """How many files."""
+    store = kstore.Store(settings["store"], gpu=GPU, environment=ENVIRONMENT)
+    ref = store.newest(store.scope(KEY))
+    return ref.files if ref else 0
+
+
+# ---- Calls in calls
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_a_function_may_call_itself(tree: Tree, settings: dict[str, Any], live: bool) -> None:
+    @kstore.synchronized(KEY, live=live, **settings)
+    def warm_up(depth: int) -> None:
+        tree.wrapper(str(depth))
+        if depth:
+            warm_up(depth - 1)
+
+    warm_up(2)
+    assert published(settings) == 3
+
+
+def test_a_block_may_be_entered_in_itself(tree: Tree, settings: dict[str, Any]) -> None:
+    block = kstore.synchronized(KEY, **settings)
+    with block, block:
+        tree.wrapper()
+    assert published(settings) == 1
+
+
+def test_a_function_may_run_in_several_threads(tree: Tree, settings: dict[str, Any]) -> None:
+    together = Barrier(3)
+
+    @kstore.synchronized(KEY, live=True, **settings)
+    def warm_up(name: str) -> None:
+        together.wait(60)
+        tree.wrapper(name)
+        together.wait(60)
+
+    threads = [Thread(target=warm_up, args=(name,)) for name in ("one", "two", "three")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert published(settings) == 3
+
+
+async def coroutine() -> None:
+    pass
+
+
+def generator() -> Iterator[None]:
+    yield
+
+
+@pytest.mark.parametrize("function", [coroutine, generator])
+def test_what_works_after_it_was_called_is_refused(function: Callable[[], object], settings: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=f"{function.__name__} .*with kstore.synchronized"):
+        kstore.synchronized(KEY, **settings)(function)
+
+
+def test_a_child_that_was_forked_in_the_block_commits_nothing(tree: Tree, settings: dict[str, Any]) -> None:
+    with kstore.synchronized(KEY, **settings) as block:
+        tree.wrapper()
+        child = os.fork()
+        if not child:
+            block.__exit__(None, None, None)
+            os._exit(published(settings))
+        assert os.waitpid(child, 0)[1] == 0
+    assert published(settings) == 1
+
+
+# ---- The folder of the process
+
+
+@pytest.mark.parametrize("live", [False, True])
+@pytest.mark.parametrize("where", ["argument", "variable", "file"])
+def test_a_job_may_change_its_folder(
+    tree: Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, live: bool
+) -> None:
+    given: dict[str, Any] = {"gpu": GPU, "environment": ENVIRONMENT}
+    if where == "argument":
+        given |= {"store": "store", "cache_root": "root"}
+    elif where == "variable":
+        monkeypatch.setenv("KSTORE_ROOT", "store")
+        monkeypatch.setenv("KSTORE_CACHE_ROOT", "root")
+    else:
+        (tmp_path / "kstore.toml").write_text('store = "store"\ncache_root = "root"\n')
+    (tmp_path / "out").mkdir()
+    with kstore.synchronized(KEY, live=live, **given):
+        tree.wrapper()
+        monkeypatch.chdir("out")
+    assert published({"store": tmp_path / "store"}) == 1
+
+
+def test_a_commit_by_hand_goes_where_the_restore_came_from(
+    tree: Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, Any] = {"store": "store", "cache_root": "root", "gpu": GPU, "environment": ENVIRONMENT}
+    kstore.restore(KEY, **given)
+    tree.wrapper()
+    monkeypatch.chdir("/")
+    assert kstore.commit(KEY, **given).new_files == 1
+    assert contents(tmp_path / "store")
+
+
+def test_a_folder_that_has_been_removed_is_no_trouble(
+    tree: Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir("gone")
+    (tmp_path / "gone").rmdir()
+    with kstore.synchronized(KEY, live=True, **settings):
+        tree.wrapper()
+    assert published(settings) == 1
+    with pytest.raises(UsageError, match="relative, and the current folder has been removed"):
+        kstore.restore(KEY, store="store")
