@@ -75,7 +75,6 @@ def _nearest(path: str) -> str:
 def _check_disk(path: str, newest: Newest | None) -> Iterator[Check]:
     yield _check_space(path, newest)
     yield _check_inodes(path, newest)
-    yield _check_execution(path)
 
 
 def _check_root(path: str, newest: Newest | None) -> Check:
@@ -129,13 +128,6 @@ def _check_inodes(path: str, newest: Newest | None) -> Check:
         judge = warning if status.f_favail else bad
         return judge("inodes", found, "remove files, or set KSTORE_CACHE_ROOT")
     return ok("inodes", f"{status.f_favail} left")
-
-
-def _check_execution(path: str) -> Check:
-    if os.statvfs(path).f_flag & os.ST_NOEXEC:
-        found = f"{path} is mounted noexec: no compiled C++ or launcher can be loaded from it"
-        return bad("execution", found, "set KSTORE_CACHE_ROOT to a folder on another filesystem")
-    return ok("execution", "allowed")
 
 
 def _check_inotify() -> Check:

@@ -8,7 +8,7 @@ from kstore.components import load_table
 from kstore.components.variables import is_pinned, read_managed
 from kstore.doctor.check import Check, bad, ok, warning
 from kstore.doctor.published import Newest
-from kstore.environment import detect_host
+from kstore.environment import Host, detect_host
 from kstore.environment.influences import (
     FOR_THE_CPU,
     KILL_SWITCHES,
@@ -17,6 +17,7 @@ from kstore.environment.influences import (
     influences,
     is_switched_off,
 )
+from kstore.errors import WaitTimeout
 from kstore.manifest import Manifest
 from kstore.store import Store
 
@@ -28,26 +29,34 @@ def check_surroundings(store: Store, newest: Newest | None) -> Iterator[Check]:
     """The host, the component variables, and the variables that change keys."""
     manifest = newest.snapshot.manifest if newest and newest.snapshot and newest.is_own else None
     environ = store.environ
-    yield _check_compiler(store)
-    if manifest:
-        yield _check_host(manifest)
+    yield from _check_host(store, manifest)
     yield from _check_components(store, environ)
     yield from _check_switches(environ)
     yield from _check_influences(store, manifest)
 
 
-def _check_compiler(store: Store) -> Check:
-    facts = detect_host().facts
-    if facts["compiler"] != "none":
-        return ok("compiler", facts["compiler"])
+def _check_host(store: Store, manifest: Manifest | None) -> Iterator[Check]:
+    try:
+        host = detect_host()
+    except WaitTimeout as error:
+        found, _, advice = str(error).partition("; ")
+        yield bad("compiler", found, advice)
+        return
+    yield _check_compiler(store, host)
+    if manifest:
+        yield _check_bound(manifest, host)
+
+
+def _check_compiler(store: Store, host: Host) -> Check:
+    if host.facts["compiler"] != "none":
+        return ok("compiler", host.facts["compiler"])
     if store.gpu.startswith("cpu-"):
         found = "there is none, and torch asks for one also where every object is restored"
         return bad("compiler", found, "install g++, or set CXX")
     return warning("compiler", "there is none", "Triton needs one where its launcher is not restored: install gcc")
 
 
-def _check_host(manifest: Manifest) -> Check:
-    host = detect_host()
+def _check_bound(manifest: Manifest, host: Host) -> Check:
     bound = {fingerprint: len(files) for fingerprint, files in manifest.hosts.items()}
     if not bound:
         return ok("host", f"{host.fingerprint}; nothing that is published is bound to a host")

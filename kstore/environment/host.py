@@ -22,9 +22,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kstore.environment.software import NONE, cpu_flags, digest_of_facts, torch_folder
+from kstore.errors import WaitTimeout
 
 _FINGERPRINT_DIGITS = 16
-_COMPILER_TIMEOUT_S = 10.0  # it answers in 25 ms; a loaded machine may take much longer
+_COMPILER_TIMEOUT_S = 30.0  # it answers in 25 ms; from a network filesystem, or on a loaded machine, it may take long
 _DESCRIBE_TARGET = ("-march=native", "-E", "-v", "-x", "c++", os.devnull)
 _COMPILER_VARIABLES = (
     "CXX",
@@ -47,7 +48,11 @@ class Host:
 
 
 def detect_host(environ: Mapping[str, str] = os.environ) -> Host:
-    """Describe this host. Runs the compiler twice, for about 30 ms; the answer is kept for the process."""
+    """Describe this host. Runs the compiler twice, for about 30 ms; the answer is kept for the process.
+
+    Raises:
+        WaitTimeout: the compiler does not answer. What is not known is no other host.
+    """
     compiler = tuple((name, environ[name]) for name in _COMPILER_VARIABLES if name in environ)
     return _detect(compiler, _site_packages())
 
@@ -114,7 +119,7 @@ def _compiler(environ: Mapping[str, str]) -> list[str]:
 
 
 def _run(command: list[str], environ: Mapping[str, str]) -> str:
-    """All that a compiler prints, in English; nothing if it cannot run or hangs."""
+    """All that a compiler prints, in English; nothing if it cannot run."""
     try:
         return subprocess.run(
             command,
@@ -127,6 +132,11 @@ def _run(command: list[str], environ: Mapping[str, str]) -> str:
             errors="replace",
             check=False,
         ).stdout
+    except subprocess.TimeoutExpired as error:
+        raise WaitTimeout(
+            f"{shlex.join(command)} has taken more than {error.timeout:g} s: which compiled C++ files run on this host "
+            "is not known; see what ails the compiler, or set CXX to another one"
+        ) from error
     except (OSError, subprocess.SubprocessError):
         return ""
 

@@ -59,8 +59,7 @@ class FolderWatch:
         from watchdog import events
         from watchdog.observers import Observer
 
-        # Of a folder that appears while it is added twice: nobody's fault, and no harm.
-        warnings.filterwarnings("ignore", "Callback with id .* already exists", RuntimeWarning)
+        _ignore_warnings()
         changed = self._changed
 
         class Handler(events.FileSystemEventHandler):
@@ -104,6 +103,15 @@ class _LogFilter(logging.Filter):
             _tell_overflow()
             self._changed()
         return "overflow" not in message and "inactive" not in message
+
+
+@cache
+def _ignore_warnings() -> None:
+    """Of a folder that appears while it is added twice: nobody's fault, and no harm.
+
+    Once in a process: whenever a filter is added, Python tells all warnings anew that it has told once.
+    """
+    warnings.filterwarnings("ignore", "Callback with id .* already exists", RuntimeWarning)
 
 
 @cache

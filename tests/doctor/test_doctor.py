@@ -18,6 +18,7 @@ from kstore.components.variables import default_folder
 from kstore.doctor import Check, Verdict, examine
 from kstore.environment import Environment, Host
 from kstore.environment.influences import influence, influences
+from kstore.errors import WaitTimeout
 from kstore.local import cacheroot
 from kstore.manifest import Manifest
 from kstore.settings import Mode
@@ -57,7 +58,7 @@ def test_where_the_builder_itself_looks_nothing_is_wrong(published: Node) -> Non
     assert worst(published.store) == {}
     assert list(checks(published.store)) == [
         "store", "writing", "generation", "GPU", "environment", "cache root", "link mode", "space", "inodes",
-        "execution", "inotify", "compiler", "host", "variables", "key variables",
+        "inotify", "compiler", "host", "variables", "key variables",
     ]  # fmt: skip
 
 
@@ -338,7 +339,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
         ("f_bavail", 0, "space", Verdict.BAD),
         ("f_bavail", 1000, "space", Verdict.WARNING),
         ("f_favail", 0, "inodes", Verdict.BAD),
-        ("f_flag", os.ST_NOEXEC, "execution", Verdict.BAD),
+        ("f_flag", os.ST_NOEXEC, "cache root", Verdict.BAD),
     ],
 )
 def test_what_the_disk_lacks_is_named(
@@ -355,6 +356,15 @@ def test_few_watches_make_live_commits_slower(published: Node, tmp_path: Path, m
     monkeypatch.setattr("kstore.doctor.node._WATCHES", str(tmp_path / "watches"))
 
     assert worst(published.store)["inotify"].verdict is Verdict.WARNING
+
+
+def test_a_compiler_that_does_not_answer_is_named(published: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    def hang() -> Host:
+        raise WaitTimeout("g++ has taken more than 30 s: nothing is known; see what ails it")
+
+    monkeypatch.setattr("kstore.doctor.surroundings.detect_host", hang)
+    check = worst(published.store)["compiler"]
+    assert (check.verdict, check.advice) == (Verdict.BAD, "see what ails it")
 
 
 def test_without_a_compiler_the_cpu_cannot_hit_either(published: Node, monkeypatch: pytest.MonkeyPatch) -> None:
