@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from kstore.errors import UsageError
+from kstore.errors import MissError, UsageError
 
 MAX_KEY_LENGTH = 200
 _PART = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
@@ -56,3 +57,24 @@ class Scope:
 
     def __str__(self) -> str:
         return f"{self.key} ({self.gpu}, {self.environment})"
+
+
+def chosen(key: str, every: Iterable[Scope], gpu: str | None, environment: str | None) -> list[Scope]:
+    """Of the scopes that `key` is published for, those that the settings do not exclude.
+
+    Raises:
+        MissError: there is none.
+    """
+    every = list(every)
+    found = [s for s in every if gpu in (None, s.gpu) and environment in (None, s.environment)]
+    if not every:
+        raise MissError(f"nothing is published for {key}; `kstore ls` lists what is")
+    if not found:
+        wanted = " and ".join(filter(None, (gpu, environment)))
+        raise MissError(f"{key} is not published for {wanted}, as the settings say; choose: {choices(every)}")
+    return found
+
+
+def choices(scopes: Iterable[Scope]) -> str:
+    """As the command line takes them."""
+    return "; ".join(f"--gpu {scope.gpu} --environment {scope.environment}" for scope in scopes)

@@ -15,7 +15,7 @@ from kstore.components.table import table_version
 from kstore.components.variables import place_components, set_variables
 from kstore.deadline import Waiting
 from kstore.environment import Environment, detect_environment, gpu_slug, influences
-from kstore.errors import AmbiguousScopeError, KstoreError, MissError, StoreUnavailable
+from kstore.errors import AmbiguousScopeError, KstoreError, StoreUnavailable
 from kstore.layers import PATIENCE, attempt, generations, newest_ref, scopes
 from kstore.local.cacheroot import CacheRoot, Owner, claim_root, make_usable, numbered_folder, owned_root
 from kstore.polls import check_wait, polls
@@ -23,7 +23,7 @@ from kstore.progress import Progress
 from kstore.ranks import Agreement, Rank, find_rank
 from kstore.refs import Ref, RefState
 from kstore.report import CommitReport, CommitStatus, RestoreReport
-from kstore.scope import Scope, check_key
+from kstore.scope import Scope, check_key, choices, chosen
 from kstore.settings import Mode, Settings, load_settings
 from kstore.snapshot import Snapshot
 from kstore.storage import DEFAULT_GRACE, Storage, reporting_trouble
@@ -295,20 +295,14 @@ class Store:
         Raises:
             MissError: there is none.
         """
-        gpu, environment = self.settings.gpu, self.settings.environment
-        found = [
-            s for s in self.scopes(check_key(key)) if gpu in (None, s.gpu) and environment in (None, s.environment)
-        ]
-        if not found:
-            raise MissError(f"nothing is published for {key}; `kstore ls` lists what is")
-        return found
+        return chosen(key, self.scopes(check_key(key)), self.settings.gpu, self.settings.environment)
 
     def _one_scope(self, key: str) -> Scope:
         """This worker's own scope of `key`, else its only one."""
         found = self._scopes_of(key)
         own = [scope for scope in found if scope == self.scope(key)]
         if len(own or found) > 1:
-            raise AmbiguousScopeError(f"{key} has been committed under several scopes; choose: {_choices(found)}")
+            raise AmbiguousScopeError(f"{key} has been committed under several scopes; choose: {choices(found)}")
         return (own or found)[0]
 
     @contextmanager
@@ -394,10 +388,6 @@ class Store:
         found = [s for s in self.scopes(scope.key) if not self.settings.gpu or s.gpu == self.settings.gpu]
         if len(found) > 1:
             raise AmbiguousScopeError(
-                f"torch is not installed here, and {scope.key} has several environments; choose: {_choices(found)}"
+                f"torch is not installed here, and {scope.key} has several environments; choose: {choices(found)}"
             )
         return found[0] if found else None
-
-
-def _choices(scopes: list[Scope]) -> str:
-    return "; ".join(f"--gpu {scope.gpu} --environment {scope.environment}" for scope in scopes)

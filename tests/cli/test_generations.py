@@ -24,6 +24,15 @@ def test_a_forgotten_key_misses_and_is_not_listed(cli: Cli) -> None:
     assert cli("ls", "--json").json["scopes"] == []
 
 
+def test_settings_that_exclude_all_of_a_key_are_named(cli: Cli) -> None:
+    cli.publish("my/v1")
+    result = cli("forget", "my/v1", "--gpu", "another")
+
+    assert result.code == 3
+    assert "my/v1 is not published for another" in result.err
+    assert f"choose: --gpu {GPU} --environment" in result.err
+
+
 def test_a_quarantined_key_misses_until_something_new_is_committed(cli: Cli) -> None:
     cli.publish("my/v1", "bad")
     assert cli("quarantine", "my/v1").code == 0
