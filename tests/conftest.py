@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,6 +30,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
     What is tried at random differs from run to run only with --exhaustive, and no example has a deadline.
     """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
+        # As in the background of a shell script; the programs that tests interrupt would inherit it.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     hypothesis.settings.register_profile("kstore", deadline=None, derandomize=not config.getoption("exhaustive"))
     hypothesis.settings.load_profile("kstore")
     if config.option.basetemp is None and is_usable(SHARED_MEMORY):

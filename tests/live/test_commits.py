@@ -14,7 +14,7 @@ from kstore.errors import KstoreError, StoreUnavailable, WaitTimeout
 from kstore.live import commits, schedule
 from kstore.live.commits import LiveCommits
 from kstore.local.watch import Blind
-from kstore.report import CommitStatus
+from kstore.report import CommitReport, CommitStatus
 from tests.gc.stores import kernels, restored
 from tests.trees import KEY, Node
 
@@ -68,6 +68,29 @@ def test_what_was_there_at_the_start_is_published(node: Node, start: Start) -> N
     node.tree.wrapper("one")
     start()
     until(lambda: files(node) == 1)
+
+
+def test_who_asks_while_the_thread_ends_has_an_answer(
+    node: Node, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a signal handler may."""
+    live = start()
+    until(lambda: watching(live))
+    assert live.publish(PATIENCE).ok
+    answers: list[CommitReport] = []
+    asking = threading.Thread(target=lambda: answers.append(live.publish(PATIENCE)))
+    stop = live._stop_watch
+
+    def stop_once_asked() -> None:
+        asking.start()
+        until(lambda: not live._requests.empty())
+        stop()
+
+    monkeypatch.setattr(live, "_stop_watch", stop_once_asked)
+    live.discard()
+    live._thread.join(PATIENCE)
+    asking.join(PATIENCE)
+    assert [answer.ok for answer in answers] == [True]
 
 
 def test_what_appears_is_published(node: Node, start: Start, tmp_path: Path) -> None:

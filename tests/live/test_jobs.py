@@ -157,6 +157,22 @@ def test_strict_raises_it(place: Place) -> None:
     live._release()
 
 
+def test_nothing_is_imported_while_a_job_may_fork(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child would wait for ever for an import that another thread had begun."""
+    program = START + (
+        "import threading\n"
+        "class Noting(threading.Thread):\n"
+        "    def start(self):\n"
+        "        print(*sorted({'watchdog.observers', 'kstore.operations.commit'} - set(sys.modules)), flush=True)\n"
+        "        super().start()\n"
+        "threading.Thread = Noting\n"
+        "kstore.watch(KEY, **late, **settings).stop()"
+    )
+    process = start(program, place)
+    out, err = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, out.splitlines()[0]) == (0, ""), err
+
+
 # ---- a body that fails
 
 
@@ -268,6 +284,12 @@ HANGING = START + (
 )
 
 
+LEADING = START + (
+    "with kstore.synchronized(KEY, live=True, wait=600, **late, **settings) as cache:\n"
+    "    assert cache.restored.leads; wait()"
+)
+
+
 def start(program: str, place: Place) -> subprocess.Popen[str]:
     command: Sequence[str] = (sys.executable, "-c", program, str(place.tree.root.parent))
     pipe = subprocess.PIPE
@@ -291,6 +313,12 @@ def test_a_job_that_is_told_to_end_publishes_and_dies_of_the_signal(place: Place
     assert code == -number
     assert ("KeyboardInterrupt" in err) == (number == signal.SIGINT)
     assert place.published() == 1
+
+
+def test_a_job_that_is_told_to_end_lets_others_compile(place: Place, tmp_path: Path) -> None:
+    assert end(start(LEADING, place))[0] == -signal.SIGTERM
+    report = kstore.restore(KEY, wait=600, **{**place.settings, "cache_root": tmp_path / "other", "lease_ttl": 3600})
+    assert report.leads
 
 
 def test_a_handler_of_the_jobs_own_is_called_after_it(place: Place) -> None:
