@@ -1,7 +1,7 @@
 """Reads a cache root: which artifacts are there, whole and finished, and what their bytes are called.
 
 A file whose status the index knows is not read again. A folder in which files are only ever created or replaced
-is not even listed again while its own modification time stands, or that which a restore gave it.
+is not even listed again while its own times stand, or that which a restore gave it.
 """
 
 from __future__ import annotations
@@ -169,12 +169,12 @@ class _ComponentScan:
             status = os.stat(place.local)
             self._found.folders.add(place.path)
             known = self._index.folders.get(place.path)
-            if known is not None and known.mtime_ns == status.st_mtime_ns:
+            if known is not None and known.still_is(status):
                 self._take_known(place, known, into)
             elif placed := self._untouched.folder(place.path, status):
                 self._take_untouched(place, placed, into)
             else:
-                self._take_listed(place, status.st_mtime_ns, into)
+                self._take_listed(place, status, into)
         except FileNotFoundError:
             into.skipped.append(Skipped(place.path, "it has gone"))
         except OSError as error:
@@ -197,16 +197,17 @@ class _ComponentScan:
         for name in placed.folders:
             self._subfolder(place.sub(name), into)
 
-    def _take_listed(self, place: _Place, mtime_ns: int, into: Scan) -> None:
+    def _take_listed(self, place: _Place, status: os.stat_result, into: Scan) -> None:
         into.listed = True
-        self._listed_at = mtime_ns
+        times = status.st_mtime_ns, status.st_ctime_ns
+        self._listed_at = status.st_mtime_ns
         folders, files = self._list(place, into)
-        settled = is_settled(mtime_ns)
+        settled = all(map(is_settled, times))
         for entry in files:
             settled &= self._file(place, entry, into)
         if settled:
             names = tuple(entry.name for entry in files)
-            into.settled_folders[place.path] = KnownFolder(mtime_ns, tuple(folders), names)
+            into.settled_folders[place.path] = KnownFolder(*times, tuple(folders), names)
         for name in folders:
             self._subfolder(place.sub(name), into)
 

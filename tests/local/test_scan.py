@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ from kstore.manifest import Flag
 from tests.trees import Tree, shared_object
 
 GROUP_FILES = 8
+TICK = 0.15
+"""Seconds after which a time is trusted."""
 
 
 @pytest.fixture
@@ -215,6 +218,7 @@ def test_a_settled_folder_is_not_even_listed(tree: Tree, monkeypatch: pytest.Mon
     folder = (tree.root / wrapper).parent
     for path in (folder, tree.root / "inductor"):
         os.utime(path, ns=(1_000_000_000_000_000_001, 1_000_000_000_000_000_001))
+    time.sleep(TICK)
     first = tree.scan()
     listed = []
     scandir = os.scandir
@@ -225,6 +229,21 @@ def test_a_settled_folder_is_not_even_listed(tree: Tree, monkeypatch: pytest.Mon
     monkeypatch.undo()
     (folder / "cnew.py").write_bytes(b"new")
     assert len(tree.scan(first.index).files) == 2
+
+
+def test_a_folder_whose_time_was_set_back_is_listed(tree: Tree) -> None:
+    """As systemd-tmpfiles leaves it when it has removed a file for its age."""
+    wrapper, cubin = tree.wrapper(), f"{tree.kernel()}/k.cubin"
+    time.sleep(TICK)
+    first = tree.scan()
+    for path in (wrapper, cubin):
+        folder = (tree.root / path).parent
+        before = folder.stat()
+        (tree.root / path).unlink()
+        os.utime(folder, ns=(before.st_atime_ns, before.st_mtime_ns))
+    found = tree.scan(first.index)
+    assert found.files == {}
+    assert [skip.path for skip in found.skipped] == [os.path.dirname(cubin)]
 
 
 @pytest.mark.parametrize("change", ["content", "size", "replaced"])
