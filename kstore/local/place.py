@@ -76,10 +76,10 @@ class Placed:
         """What the index may vouch for."""
         return {path: file for path, file in self.known.items() if is_settled(file.entry.mtime_ns)}
 
-    def forget(self, occupied: Iterable[str]) -> None:
-        """Leave out what had to stay away from its place, a file or a folder."""
-        for path in occupied:
-            self.skipped.append(Skipped(path, "something else is in its place"))
+    def forget(self, occupied: Mapping[str, str]) -> None:
+        """Leave out what had to stay away from its place, a file or a folder, and say why."""
+        for path, reason in occupied.items():
+            self.skipped.append(Skipped(path, reason))
             self.occupied |= {p for p in self.paths if p == path or p.startswith(f"{path}/")}
         self.paths -= self.occupied
         self.known = {p: file for p, file in self.known.items() if p in self.paths}

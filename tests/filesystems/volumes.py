@@ -55,12 +55,20 @@ def ext4(volumes: Volumes, *options: str, mount_options: str = "noatime") -> Pat
 
 def _overlay(volumes: Volumes) -> Path:
     """On a filesystem of its own: a test that fills it must not fill the machine."""
-    below = ext4(volumes)
-    layers = [below / name for name in ("lower", "upper", "work")]
-    for layer in layers:
-        layer.mkdir()
-    lower, upper, work = layers
-    return volumes.mount("-t", "overlay", "-o", f"lowerdir={lower},upperdir={upper},workdir={work}", "overlay")
+    lower = ext4(volumes) / "lower"
+    lower.mkdir()
+    return overlay(volumes, lower)
+
+
+def overlay(volumes: Volumes, lower: Path) -> Path:
+    """A container of the image `lower`, which moves no folder of it."""
+    above = ext4(volumes)
+    upper, work = above / "upper", above / "work"
+    upper.mkdir()
+    work.mkdir()
+    return volumes.mount(
+        "-t", "overlay", "-o", f"lowerdir={lower},upperdir={upper},workdir={work},redirect_dir=off", "overlay"
+    )
 
 
 KINDS: dict[str, Callable[[Volumes], Path]] = {

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from kstore.digest import digest_of
 from kstore.errors import CacheRootError
 from kstore.local.link import Link, Linker, LinkMode
 from kstore.local.place import Placed, Placer
+from kstore.local.scan import Skipped
 from kstore.manifest import Entry, Files, Flag
 from kstore.progress import Progress
 from tests.trees import Tree, contents
@@ -91,6 +93,35 @@ def test_a_group_is_swapped_whole(place: Place) -> None:
     place.tree.put("triton/K/leftover", b"of another writer")
     place.place(place.kernel("K", "ptx", "cubin"))
     assert contents(place.tree.root) == {"triton/K/ptx": b"K ptx", "triton/K/cubin": b"K cubin"}
+
+
+def refuse_to_move(folder: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    real = os.rename
+
+    def rename(source: str, target: str) -> None:
+        if source == str(folder):
+            raise OSError(code, os.strerror(code), source)
+        real(source, target)
+
+    monkeypatch.setattr(os, "rename", rename)
+
+
+def test_a_group_that_cannot_be_moved_aside_is_removed(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container, whose overlay moves no folder that came with its image."""
+    place.tree.put("triton/K/leftover", b"of another writer")
+    refuse_to_move(place.tree.root / "triton/K", monkeypatch, errno.EXDEV)
+    place.place(place.kernel("K", "ptx", "cubin"))
+    assert contents(place.tree.root) == {"triton/K/ptx": b"K ptx", "triton/K/cubin": b"K cubin"}
+
+
+def test_a_group_that_cannot_be_replaced_costs_itself(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in "KL":
+        place.tree.put(f"triton/{name}/ptx", b"old")
+    refuse_to_move(place.tree.root / "triton/K", monkeypatch, errno.EBUSY)
+    placed = place.place(place.kernel("K", "ptx") | place.kernel("L", "ptx"))
+    assert contents(place.tree.root) == {"triton/K/ptx": b"old", "triton/L/ptx": b"L ptx"}
+    assert (placed.paths, placed.occupied) == ({"triton/L/ptx"}, {"triton/K/ptx"})
+    assert placed.skipped == [Skipped("triton/K", f"it cannot be replaced: {os.strerror(errno.EBUSY)}")]
 
 
 def test_a_blob_that_is_missing_costs_its_group(place: Place) -> None:
