@@ -139,6 +139,23 @@ def test_a_kernel_that_came_with_the_image_is_replaced(volumes: Volumes, layout:
 
 
 @pytest.mark.parametrize("layout", ["loose", "packed"])
+@pytest.mark.parametrize("mounted", ["inductor", "triton", "flashinfer"])
+def test_a_component_may_have_a_filesystem_of_its_own_in_the_cache_root(
+    volumes: Volumes, layout: str, mounted: str
+) -> None:
+    volume = volumes.make("ext4")
+    pair = Pair(volume, volume)
+    pair.tree("first").put("flashinfer/.cache/flashinfer/0.2/build.ninja", b"rules")
+    pair.publish(layout)
+    volumes.mount_on(volume / "second" / mounted, "-t", "tmpfs", "tmpfs")
+    for _ in range(2):
+        report = pair.worker("second").restore(KEY)
+        assert (report.ok, report.left_out, report.skipped) == (True, 0, ())
+        assert pair.portable("second") == pair.portable("first")
+        assert not (volume / "second" / mounted / ".kstore").exists()
+
+
+@pytest.mark.parametrize("layout", ["loose", "packed"])
 def test_a_cache_root_without_inodes_gets_nothing(volumes: Volumes, layout: str) -> None:
     pair = Pair(volumes.make("tmpfs"), ext4(volumes, "-N", "64"))
     elsewhere = Pair(pair.shared, pair.shared)

@@ -29,11 +29,15 @@ class Volumes:
 
     def mount(self, *arguments: object) -> Path:
         """Mount something on a new folder: the arguments are those of mount(8), without the target."""
-        if os.geteuid():
-            pytest.skip("mounting needs root")
         target = self.folder / f"volume{len(self._made)}"
         self._made.append(target)
-        target.mkdir()
+        return self.mount_on(target, *arguments)
+
+    def mount_on(self, target: Path, *arguments: object) -> Path:
+        """The same on a folder that is made for it."""
+        if os.geteuid():
+            pytest.skip("mounting needs root")
+        target.mkdir(parents=True)
         _run("mount", *arguments, target)
         self.finalizers.callback(_run, "umount", target)
         return target
