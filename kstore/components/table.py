@@ -200,10 +200,10 @@ def _expression(pattern: str) -> str:
     folder = pattern.endswith("/")
     body = pattern.strip("/")
     anchored = "/" in pattern.rstrip("/")
-    text = "".join(_piece(piece) for piece in re.split(r"(/\*\*/|\*\*/|/\*\*|\*|\?)", body))
+    text = "".join(_piece(piece) for piece in re.split(r"(/\*\*/|\*\*/|/\*\*|\*|\?|\[0-9\])", body))
     return ("" if anchored else "(?:.*/)?") + text + ("/" if folder else "")
 
 
 def _piece(piece: str) -> str:
-    special = {"/**/": "/(?:.*/)?", "**/": "(?:.*/)?", "/**": "/.*", "*": "[^/]*", "?": "[^/]"}
+    special = {"/**/": "/(?:.*/)?", "**/": "(?:.*/)?", "/**": "/.*", "*": "[^/]*", "?": "[^/]", "[0-9]": "[0-9]"}
     return special.get(piece, re.escape(piece))
