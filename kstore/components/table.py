@@ -26,7 +26,7 @@ _FLAGS = (("immutable", _LINK), ("host_bound", int(Flag.HOST)), ("mtime", int(Fl
 _NAMED_FLAGS = (("merge", int(Flag.MERGE)), ("relocate", int(Flag.RELOCATE)))
 _NEVER_LINKED = int(Flag.MERGE | Flag.RELOCATE | Flag.MTIME)
 _TEXTS = {
-    "title": "", "variable": "", "value": "{folder}", "default": "", "pinned_by": "", "within": "",
+    "title": "", "variable": "", "value": "{folder}", "default": "", "pinned": "", "pinned_by": "", "within": "",
 }  # fmt: skip
 
 
@@ -57,6 +57,7 @@ class Component:
     variable: str
     value: str
     default: str
+    pinned: str
     pinned_by: str
     within: str
     rules: Mapping[str, Pattern] = field(repr=False)
