@@ -158,6 +158,7 @@ class _ComponentScan:
         """Folders of other components: they may be below this one, and are scanned by themselves."""
         self._listed_at = 0
         """Modification time, in nanoseconds, of the folder whose files are being read, before it was listed."""
+        self._began_ns = time.time_ns()
         self._index = index
         self._base = base
         self._untouched = untouched
@@ -202,7 +203,7 @@ class _ComponentScan:
         times = status.st_mtime_ns, status.st_ctime_ns
         self._listed_at = status.st_mtime_ns
         folders, files = self._list(place, into)
-        settled = all(map(is_settled, times))
+        settled = all(map(self._is_settled, times))
         for entry in files:
             settled &= self._file(place, entry, into)
         if settled:
@@ -210,6 +211,10 @@ class _ComponentScan:
             into.settled_folders[place.path] = KnownFolder(*times, tuple(folders), names)
         for name in folders:
             self._subfolder(place.sub(name), into)
+
+    def _is_settled(self, moment_ns: int) -> bool:
+        """Asked of what was seen since: by now a tick may have passed in which it has changed."""
+        return is_settled(moment_ns, self._began_ns)
 
     def _list(self, place: _Place, into: Scan) -> tuple[list[str], list[os.DirEntry[str]]]:
         """The subfolders' names, and the files, that are not ignored."""
@@ -276,7 +281,7 @@ class _ComponentScan:
             into.skipped.append(Skipped(path, f"it cannot be read: {error.strerror}"))
             return False
         into.known[path] = known
-        if not is_settled(known.entry.mtime_ns) and not bears_stamp(known.entry.mtime_ns, known.entry.digest):
+        if not self._is_settled(known.entry.mtime_ns) and not bears_stamp(known.entry.mtime_ns, known.entry.digest):
             into.unsettled.add(path)
             return False
         return bool(known.entry.flags & _NEVER_IN_PLACE)

@@ -4,12 +4,14 @@ import errno
 import fcntl
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from kstore.digest import digest_of
 from kstore.local.finished import Unfinished, check_whole_object
+from kstore.local.index import Index
 from kstore.manifest import Flag
 from tests.trees import Tree, shared_object
 
@@ -244,6 +246,21 @@ def test_a_folder_whose_time_was_set_back_is_listed(tree: Tree) -> None:
     found = tree.scan(first.index)
     assert found.files == {}
     assert [skip.path for skip in found.skipped] == [os.path.dirname(cubin)]
+
+
+def test_the_age_of_what_is_found_is_that_before_it_was_looked_at(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that comes in the tick of the clock in which its folder was listed leaves the same times on it."""
+    path = tree.put("inductor/ab/c.best_config", b"young", age=0)
+    scandir, time_ns = os.scandir, time.time_ns
+
+    def slow(folder: str) -> Iterator[os.DirEntry[str]]:
+        monkeypatch.setattr(time, "time_ns", lambda: time_ns() + 3_600_000_000_000)
+        return scandir(folder)
+
+    monkeypatch.setattr(os, "scandir", slow)
+    found = tree.scan()
+    assert (list(found.files), found.unsettled) == ([path], {path})
+    assert found.index == Index()
 
 
 @pytest.mark.parametrize("change", ["content", "size", "replaced"])
