@@ -26,7 +26,7 @@ _FLAGS = (("immutable", _LINK), ("host_bound", int(Flag.HOST)), ("mtime", int(Fl
 _NAMED_FLAGS = (("merge", int(Flag.MERGE)), ("relocate", int(Flag.RELOCATE)))
 _NEVER_LINKED = int(Flag.MERGE | Flag.RELOCATE | Flag.MTIME)
 _TEXTS = {
-    "title": "", "variable": "", "value": "{folder}", "default": "", "pinned_by": "", "within": "",
+    "title": "", "variable": "", "value": "{folder}", "default": "", "pinned": "", "pinned_by": "", "within": "",
 }  # fmt: skip
 
 
@@ -57,6 +57,7 @@ class Component:
     variable: str
     value: str
     default: str
+    pinned: str
     pinned_by: str
     within: str
     rules: Mapping[str, Pattern] = field(repr=False)
@@ -200,10 +201,10 @@ def _expression(pattern: str) -> str:
     folder = pattern.endswith("/")
     body = pattern.strip("/")
     anchored = "/" in pattern.rstrip("/")
-    text = "".join(_piece(piece) for piece in re.split(r"(/\*\*/|\*\*/|/\*\*|\*|\?)", body))
+    text = "".join(_piece(piece) for piece in re.split(r"(/\*\*/|\*\*/|/\*\*|\*|\?|\[0-9\])", body))
     return ("" if anchored else "(?:.*/)?") + text + ("/" if folder else "")
 
 
 def _piece(piece: str) -> str:
-    special = {"/**/": "/(?:.*/)?", "**/": "(?:.*/)?", "/**": "/.*", "*": "[^/]*", "?": "[^/]"}
+    special = {"/**/": "/(?:.*/)?", "**/": "(?:.*/)?", "/**": "/.*", "*": "[^/]*", "?": "[^/]", "[0-9]": "[0-9]"}
     return special.get(piece, re.escape(piece))

@@ -1,20 +1,21 @@
 """Which environment variables a worker needs, and where each component therefore is.
 
 The user's own setting is respected. What kstore itself set, in this process or in a parent, is not the user's;
-nor is what a module wrote there when it was imported: `import torch._dynamo` pins torch's default cache folder
-into the environment (`cache_dir` in torch._inductor.runtime.cache_dir_utils).
+nor is what torch wrote there: `import torch._dynamo` pins torch's default cache folder into the environment
+(`cache_dir` in torch._inductor.runtime.cache_dir_utils), and its first kernel a folder below for Triton.
 """
 
 from __future__ import annotations
 
 import getpass
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping, MutableMapping
 from typing import NamedTuple
 
-from kstore.components.table import Component, Table
+from kstore.components.table import Component, Table, load_table
 
 MANAGED = "KSTORE_MANAGED"
 """Lists the variables that kstore set, `NAME=value` each, one a line: children must not take them for the user's."""
@@ -46,7 +47,7 @@ def place_components(
         own = current is None or managed.get(component.variable) == current
         if not own and is_pinned(component, environ):
             own = before_import
-            if before_import:
+            if before_import and is_read_already(component):
                 notes.append(
                     f"{component.pinned_by} was imported before {component.variable} was set: "
                     "what it read at import stays where it was; restore before importing it"
@@ -93,22 +94,34 @@ def read_managed(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def is_pinned(component: Component, environ: Mapping[str, str]) -> bool:
-    """Whether the variable holds a default that an import wrote there, not a choice."""
-    return (
-        bool(component.pinned_by)
-        and component.pinned_by in sys.modules
-        and environ.get(component.variable) == default_folder(component)
-    )
+    """Whether the variable holds what torch writes there by itself, in this process or in a parent: no choice."""
+    value = environ.get(component.variable) or ""
+    device = os.path.basename(value)
+    number = device if device.isdecimal() else ""
+    inductor = load_table()["inductor"]
+    default = default_folder(inductor)
+    above = {default, os.path.abspath(environ.get(inductor.variable) or default)}
+    return value != "" and value in {_filled_in(component.pinned, folder, number) for folder in above}
+
+
+def is_read_already(component: Component) -> bool:
+    """Whether what pins the variable was imported in this process: it does not look again."""
+    return component.pinned_by in sys.modules
 
 
 def default_folder(component: Component) -> str:
     """Where the component is if nobody sets its variable."""
-    return component.default.format(tmp=tempfile.gettempdir(), home=os.path.expanduser("~"), user=_user(), inductor="")
+    return _filled_in(component.default)
+
+
+def _filled_in(text: str, inductor: str = "", device: str = "") -> str:
+    home, user = os.path.expanduser("~"), _user()
+    return text.format(tmp=tempfile.gettempdir(), home=home, user=user, inductor=inductor, device=device)
 
 
 def _user() -> str:
-    """As torch names it: a uid without a name is `uid_<n>` (pytorch#140765)."""
+    """As torch names it: a uid without a name is `uid_<n>` (pytorch#140765), one of a domain has no backslash."""
     try:
-        return getpass.getuser()
+        return re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())
     except (KeyError, OSError, ModuleNotFoundError):
         return f"uid_{os.getuid()}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from kstore.components import load_table
-from kstore.components.variables import is_pinned, read_managed
+from kstore.components.variables import is_pinned, is_read_already, read_managed
 from kstore.doctor.check import Check, bad, ok, warning
 from kstore.doctor.published import Newest
 from kstore.environment import Host, detect_host
@@ -78,10 +78,11 @@ def _check_components(store: Store, environ: Mapping[str, str]) -> Iterator[Chec
     own = 0
     for name in store.settings.components:
         component, value = table[name], environ.get(table[name].variable)
-        if is_pinned(component, environ):
+        pinned = is_pinned(component, environ)
+        if pinned and is_read_already(component):
             found = f"{component.pinned_by} was imported before {component.variable} was set, and has read its default"
             yield bad(name, found, "restore before importing it")
-        elif value and managed.get(component.variable) != value:
+        elif value and not pinned and managed.get(component.variable) != value:
             found = f"{component.variable}={value} is the user's own and stays"
             yield warning(name, found, "what is there is shared all the same; unset it to use the cache root")
         else:

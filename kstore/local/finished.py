@@ -70,6 +70,7 @@ def check_unlocked(lock: str) -> None:
         return
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(fd, fcntl.LOCK_UN)  # a child that is forked in between has it open for as long as it lives
     except BlockingIOError:
         raise Unfinished("a compiler holds its lock") from None
     finally:

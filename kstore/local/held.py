@@ -17,7 +17,7 @@ def held(path: str) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX)  # Only `is_held` has it, and for a moment.
         yield
     finally:
-        os.close(descriptor)
+        _let_go(descriptor)
 
 
 def is_held(path: str) -> bool:
@@ -31,5 +31,12 @@ def is_held(path: str) -> bool:
     except OSError as error:
         return isinstance(error, BlockingIOError)
     finally:
-        os.close(descriptor)
+        _let_go(descriptor)
     return False
+
+
+def _let_go(descriptor: int) -> None:
+    """A child that was forked meanwhile has a copy of it, which holds the lock for as long as the child lives."""
+    with suppress(OSError):
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    os.close(descriptor)

@@ -17,7 +17,9 @@ from kstore.errors import IntegrityError
 from kstore.manifest import Entry, pack_files, unpack_files
 
 _STATUS = struct.Struct("<QQ")
-_MTIME = struct.Struct("<q")
+_TIMES = struct.Struct("<qq")
+_FOLDERS = "folders and their times"
+"""An index whose folders are under another name is one of an older kstore, and cannot be read."""
 _SEPARATOR = "\0"
 _TICK_NS = 100_000_000
 _COARSE_TICK_NS = 2_000_000_000
@@ -37,13 +39,19 @@ class Known(NamedTuple):
 
 
 class KnownFolder(NamedTuple):
-    """A folder in which files are only ever created or replaced: while its own time stands, so do they."""
+    """A folder in which files are only ever created or replaced: while its own times stand, so do they."""
 
     mtime_ns: int
+    ctime_ns: int
+    """Of its last status change: a cleaner that removes a file and sets the other time back leaves another one."""
     folders: tuple[str, ...]
     """Names of its subfolders."""
     files: tuple[str, ...]
     """Names of its artifacts."""
+
+    def still_is(self, found: os.stat_result) -> bool:
+        """Whether nothing has come, gone or been replaced in it since."""
+        return found.st_mtime_ns == self.mtime_ns and found.st_ctime_ns == self.ctime_ns
 
 
 @dataclass(slots=True)
@@ -60,7 +68,7 @@ class Index:
             for path, known in self.files.items()
         }
         entries = pack_files({path: known.entry for path, known in self.files.items()})
-        return tables.dump({"entries": entries, "status": status, "folders": _pack_folders(self.folders)})
+        return tables.dump({"entries": entries, "status": status, _FOLDERS: _pack_folders(self.folders)})
 
     @classmethod
     def load(cls, data: bytes) -> Index:
@@ -78,7 +86,7 @@ class Index:
                     path: Known(entry, size, inode)
                     for (path, entry), (size, inode) in zip(entries.items(), status, strict=True)
                 },
-                folders=_unpack_folders(found["folders"]),
+                folders=_unpack_folders(found[_FOLDERS]),
             )
         except (KeyError, ValueError, struct.error) as error:
             raise IntegrityError(f"a local index of {len(data)} bytes cannot be read: {error!r}") from error
@@ -96,7 +104,7 @@ def is_settled(mtime_ns: int, now_ns: int | None = None) -> bool:
 
 def _pack_folders(folders: dict[str, KnownFolder]) -> tables.Table:
     return {
-        path.encode("utf-8", "surrogateescape"): _MTIME.pack(folder.mtime_ns)
+        path.encode("utf-8", "surrogateescape"): _TIMES.pack(folder.mtime_ns, folder.ctime_ns)
         + _SEPARATOR.join((str(len(folder.folders)), *folder.folders, *folder.files)).encode("utf-8", "surrogateescape")
         for path, folder in folders.items()
     }
@@ -107,6 +115,6 @@ def _unpack_folders(table: tables.Table) -> dict[str, KnownFolder]:
 
 
 def _unpack_folder(row: bytes) -> KnownFolder:
-    (mtime_ns,) = _MTIME.unpack_from(row)
-    count, *names = row[_MTIME.size :].decode("utf-8", "surrogateescape").split(_SEPARATOR)
-    return KnownFolder(mtime_ns, tuple(names[: int(count)]), tuple(names[int(count) :]))
+    mtime_ns, ctime_ns = _TIMES.unpack_from(row)
+    count, *names = row[_TIMES.size :].decode("utf-8", "surrogateescape").split(_SEPARATOR)
+    return KnownFolder(mtime_ns, ctime_ns, tuple(names[: int(count)]), tuple(names[int(count) :]))

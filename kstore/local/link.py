@@ -24,7 +24,11 @@ _FICLONE = 0x40049409
 _NOT_HERE = {
     errno.EXDEV, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOTTY, errno.EINVAL, errno.EBADF,
 }  # fmt: skip
-_NOT_THIS_FILE = {errno.EAGAIN, errno.EMLINK, errno.EPERM, errno.EACCES, errno.ETXTBSY}
+_NOT_THIS_FILE = {
+    errno.EAGAIN, errno.EMLINK, errno.EPERM, errno.EACCES, errno.ETXTBSY,
+    # Its blob has gone or cannot be read. If it is the target's folder that has gone, the copy fails for that.
+    errno.ENOENT, errno.ESTALE, errno.EIO,
+}  # fmt: skip
 
 
 Refused = Callable[[OSError], None]

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from collections.abc import Callable, Collection, Iterable
-from contextlib import suppress
 
 from kstore.folders import make_folder
 from kstore.manifest import Files, Flag, group_of
 
 _GROUP = int(Flag.GROUP)
 _OCCUPIED = {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR, errno.EISDIR}
+_TAKEN = "something else is in its place"
 
 
 class Mover:
@@ -22,8 +23,8 @@ class Mover:
         self._staged = staged
         self._local = local
         self._files = files
-        self.occupied: list[str] = []
-        """Paths whose place something else has taken; what was staged for them is dropped."""
+        self.occupied: dict[str, str] = {}
+        """Paths in whose place something else stays, and why; what was staged for them is dropped."""
 
     def move(self, paths: Iterable[str], folders: Collection[str]) -> None:
         """Move `paths`; `folders` are the folders, as artifact paths, that exist already.
@@ -57,13 +58,25 @@ class Mover:
         except OSError as error:
             if error.errno not in _OCCUPIED:
                 raise
-            self.occupied.append(path)
+            self.occupied[path] = _TAKEN
 
     def _swap_group(self, path: str) -> None:
         """Replace a group that is there: for an instant it is absent, never mixed."""
-        with suppress(FileNotFoundError):
+        try:
+            self._put_aside(path)
+            os.rename(self._staged(path), self._local(path))
+        except OSError as error:
+            self.occupied[path] = _TAKEN if error.errno in _OCCUPIED else f"it cannot be replaced: {error.strerror}"
+
+    def _put_aside(self, path: str) -> None:
+        try:
             os.rename(self._local(path), f"{self._staged(path)}.old")
-        os.rename(self._staged(path), self._local(path))
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            shutil.rmtree(self._local(path))  # a container's overlay moves no folder that came with its image
 
     def _move_folder(self, path: str) -> None:
         """Move a folder to where none was. If a compiler has made one since, its files stay and ours fill the gaps."""
@@ -82,7 +95,7 @@ class Mover:
         members = [self._files.get(f"{path}/{name}") for name in names]
         is_group = any(entry.flags & _GROUP for entry in members if entry)
         if is_group or os.path.islink(target) or not os.path.isdir(target):
-            self.occupied.append(path)
+            self.occupied[path] = _TAKEN
             return
         for name, entry in zip(names, members, strict=True):
             if entry is None:
@@ -95,4 +108,4 @@ class Mover:
         try:
             os.link(source, target)
         except FileExistsError:
-            self.occupied.append(path)
+            self.occupied[path] = _TAKEN

@@ -32,6 +32,7 @@ from kstore.local.link import Link, Linker, LinkMode
 from kstore.local.move import Mover
 from kstore.local.relocate import to_local
 from kstore.local.scan import Skipped
+from kstore.local.stages import find_elsewhere, open_stages
 from kstore.local.state import StateFolder
 from kstore.local.untouched import mark_folders
 from kstore.manifest import Entry, Files, Flag, group_of, parents_of, unit_of
@@ -76,10 +77,10 @@ class Placed:
         """What the index may vouch for."""
         return {path: file for path, file in self.known.items() if is_settled(file.entry.mtime_ns)}
 
-    def forget(self, occupied: Iterable[str]) -> None:
-        """Leave out what had to stay away from its place, a file or a folder."""
-        for path in occupied:
-            self.skipped.append(Skipped(path, "something else is in its place"))
+    def forget(self, occupied: Mapping[str, str]) -> None:
+        """Leave out what had to stay away from its place, a file or a folder, and say why."""
+        for path, reason in occupied.items():
+            self.skipped.append(Skipped(path, reason))
             self.occupied |= {p for p in self.paths if p == path or p.startswith(f"{path}/")}
         self.paths -= self.occupied
         self.known = {p: file for p, file in self.known.items() if p in self.paths}
@@ -157,8 +158,8 @@ class Placer:
     ) -> Placed:
         with ExitStack() as stack:
             components = {path.partition("/")[0] for path in wanted}
-            elsewhere = self._elsewhere(components)
-            stages, unusable = self._stages(components, elsewhere, stack)
+            elsewhere = find_elsewhere(self._root, components)
+            stages, unusable = open_stages(self._root, self._state, components, elsewhere, stack)
             if unusable:
                 wanted = {path: entry for path, entry in wanted.items() if path.partition("/")[0] in stages}
             too_long = _too_long(wanted, stages)
@@ -183,27 +184,6 @@ class Placer:
         if len(self._sources) == 1:
             self._sources += [_Source(blobs, Linker()) for blobs in self._below()]
         return self._sources[1:]
-
-    def _stages(
-        self, components: Iterable[str], elsewhere: Iterable[str], stack: ExitStack
-    ) -> tuple[dict[str, str], list[Skipped]]:
-        """A staging folder for each component, on the filesystem that it is on; and those that can have none."""
-        shared = stack.enter_context(self._state.staging())
-        stages = dict.fromkeys(components, shared)
-        unusable = []
-        for component in elsewhere:
-            folder = self._root.folders[component]
-            try:
-                stages[component] = stack.enter_context(self._state.staging(folder))
-            except OSError as error:
-                del stages[component]
-                unusable.append(Skipped(component, f"{folder} cannot be written: {error.strerror}"))
-        return stages, unusable
-
-    def _elsewhere(self, components: Iterable[str]) -> set[str]:
-        """Components outside the cache root: staging makes their folder."""
-        inside = f"{self._root.path}/"
-        return {c for c in components if not self._root.folders[c].startswith(inside)}
 
 
 class _Source(NamedTuple):

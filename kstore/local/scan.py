@@ -1,7 +1,7 @@
 """Reads a cache root: which artifacts are there, whole and finished, and what their bytes are called.
 
 A file whose status the index knows is not read again. A folder in which files are only ever created or replaced
-is not even listed again while its own modification time stands, or that which a restore gave it.
+is not even listed again while its own times stand, or that which a restore gave it.
 """
 
 from __future__ import annotations
@@ -158,6 +158,7 @@ class _ComponentScan:
         """Folders of other components: they may be below this one, and are scanned by themselves."""
         self._listed_at = 0
         """Modification time, in nanoseconds, of the folder whose files are being read, before it was listed."""
+        self._began_ns = time.time_ns()
         self._index = index
         self._base = base
         self._untouched = untouched
@@ -169,12 +170,12 @@ class _ComponentScan:
             status = os.stat(place.local)
             self._found.folders.add(place.path)
             known = self._index.folders.get(place.path)
-            if known is not None and known.mtime_ns == status.st_mtime_ns:
+            if known is not None and known.still_is(status):
                 self._take_known(place, known, into)
             elif placed := self._untouched.folder(place.path, status):
                 self._take_untouched(place, placed, into)
             else:
-                self._take_listed(place, status.st_mtime_ns, into)
+                self._take_listed(place, status, into)
         except FileNotFoundError:
             into.skipped.append(Skipped(place.path, "it has gone"))
         except OSError as error:
@@ -197,18 +198,23 @@ class _ComponentScan:
         for name in placed.folders:
             self._subfolder(place.sub(name), into)
 
-    def _take_listed(self, place: _Place, mtime_ns: int, into: Scan) -> None:
+    def _take_listed(self, place: _Place, status: os.stat_result, into: Scan) -> None:
         into.listed = True
-        self._listed_at = mtime_ns
+        times = status.st_mtime_ns, status.st_ctime_ns
+        self._listed_at = status.st_mtime_ns
         folders, files = self._list(place, into)
-        settled = is_settled(mtime_ns)
+        settled = all(map(self._is_settled, times))
         for entry in files:
             settled &= self._file(place, entry, into)
         if settled:
             names = tuple(entry.name for entry in files)
-            into.settled_folders[place.path] = KnownFolder(mtime_ns, tuple(folders), names)
+            into.settled_folders[place.path] = KnownFolder(*times, tuple(folders), names)
         for name in folders:
             self._subfolder(place.sub(name), into)
+
+    def _is_settled(self, moment_ns: int) -> bool:
+        """Asked of what was seen since: by now a tick may have passed in which it has changed."""
+        return is_settled(moment_ns, self._began_ns)
 
     def _list(self, place: _Place, into: Scan) -> tuple[list[str], list[os.DirEntry[str]]]:
         """The subfolders' names, and the files, that are not ignored."""
@@ -275,7 +281,7 @@ class _ComponentScan:
             into.skipped.append(Skipped(path, f"it cannot be read: {error.strerror}"))
             return False
         into.known[path] = known
-        if not is_settled(known.entry.mtime_ns) and not bears_stamp(known.entry.mtime_ns, known.entry.digest):
+        if not self._is_settled(known.entry.mtime_ns) and not bears_stamp(known.entry.mtime_ns, known.entry.digest):
             into.unsettled.add(path)
             return False
         return bool(known.entry.flags & _NEVER_IN_PLACE)

@@ -41,6 +41,8 @@ LOCK_TIMEOUT = 600.0
 """Seconds that a worker waits for another one that restores into or commits from the same root."""
 _TRY = 0.05
 """Seconds until a worker that waits looks whether there is still something to wait for."""
+_LONGEST_RESTORE = 24 * 3600.0
+"""Seconds after which nobody is still at what he stages."""
 
 
 class Changed(Exception):
@@ -79,6 +81,7 @@ class StateFolder:
     def __init__(self, root: CacheRoot, rules: str) -> None:
         """`rules` names the version of the component table: under other rules an index means nothing."""
         self._folder = root.state
+        self._components = tuple(root.folders.values())
         self._index = os.path.join(self._folder, f"index-{digest_of(rules.encode()).hex()[:8]}")
         self._base = os.path.join(self._folder, "base")
         self._sync = os.path.join(self._folder, "sync.json")
@@ -108,6 +111,8 @@ class StateFolder:
             is_needed = is_held and not is_done()
             if is_needed:
                 _sweep(self._folder)
+                for folder in self._components:
+                    _sweep_elsewhere(os.path.join(folder, KSTORE_FOLDER))
             yield is_needed
         finally:
             if is_held:
@@ -263,7 +268,7 @@ class StateFolder:
     def staging(self, folder: str | None = None) -> Iterator[str]:
         """A folder to build things in, gone afterwards; by default in the state folder.
 
-        In `folder`, a component elsewhere, it is below a name that no scan looks into: a killed restore leaves it.
+        In `folder`, a component elsewhere, it is below a name that no scan looks into, for a killed restore leaves it.
         """
         parent = os.path.join(folder, KSTORE_FOLDER) if folder else self._folder
         path = os.path.join(parent, f"{_STAGE}{secrets.token_hex(8)}")
@@ -287,6 +292,18 @@ def _sweep(parent: str) -> None:
                 shutil.rmtree(path, ignore_errors=True)
             elif is_left_turn(path, LOCK_TIMEOUT):
                 os.unlink(path)
+
+
+def _sweep_elsewhere(parent: str) -> None:
+    """The same in a component's folder. Other roots and hosts may have it too, and not every filesystem has locks."""
+    with suppress(OSError):
+        for name in os.listdir(parent):
+            path = os.path.join(parent, name)
+            is_old = name.startswith(_STAGE) and time.time() - os.stat(path).st_mtime > _LONGEST_RESTORE
+            if is_old and not is_held(path):
+                shutil.rmtree(path, ignore_errors=True)
+                with suppress(OSError):  # another restore's may be in it
+                    os.rmdir(parent)
 
 
 def _digests(content: Mapping[str, str]) -> dict[str, bytes]:

@@ -62,7 +62,8 @@ class Untouched:
         """What is in a folder with that status; None if it must be read."""
         mtime_ns, placed_ns = self._mark
         is_untouched = status.st_mtime_ns == mtime_ns != 0 and status.st_ctime_ns <= placed_ns
-        return self._folders.get(path) if is_untouched else None
+        names = self._names.get(path) if is_untouched else None
+        return KnownFolder(mtime_ns, status.st_ctime_ns, *names) if names else None
 
     def known(self, path: str) -> Known:
         """One of its files. Its inode was not asked for: when something has changed beside it, it is looked at."""
@@ -72,8 +73,8 @@ class Untouched:
         return Known(entry, entry.size, 0)
 
     @cached_property
-    def _folders(self) -> dict[str, KnownFolder]:
-        """Those whose files are only ever created or replaced."""
+    def _names(self) -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
+        """Of the subfolders and files of each folder whose files are only ever created or replaced."""
         files, folders, changing = defaultdict[str, list[str]](list), defaultdict[str, set[str]](set), set[str]()
         for path, entry in self._files().items():
             folder, _, name = path.rpartition("/")
@@ -84,4 +85,4 @@ class Untouched:
             for folder in parents_of(path):
                 folders[folder].add(path[len(folder) + 1 :].partition("/")[0])
         every = (files.keys() | folders.keys()) - changing
-        return {path: KnownFolder(self._mark.mtime_ns, tuple(folders[path]), tuple(files[path])) for path in every}
+        return {path: (tuple(folders[path]), tuple(files[path])) for path in every}

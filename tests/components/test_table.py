@@ -55,6 +55,10 @@ def triton() -> Component:
         ("/*/", "folder/", True),
         ("/*/", "deep/folder/", False),
         ("*.py", "new\nline.py", True),
+        ("core.[0-9]*", "sub/core.12345", True),
+        ("core.[0-9]*", "core.cubin", False),
+        ("core.[0-9]*", "core.", False),
+        ("[ab]", "a", False),
     ],
 )
 def test_patterns(pattern: str, path: str, matches: bool) -> None:
@@ -155,6 +159,7 @@ def test_files_of_inductor(inductor: Component, path: str, flags: int) -> None:
         "triton/0/tmp.1f2e/",
         f"cutedsl_compile_cache/{HEX}.o.tmp",
         "precompiled_headers/",
+        "core",
         "core.12345",
     ],
 )
@@ -208,6 +213,18 @@ def test_a_kernel_of_triton_is_a_group(triton: Component) -> None:
 def test_files_of_triton(triton: Component, name: str, flags: int) -> None:
     assert not triton.ignores(f"{BASE32}/{name}")
     assert Flag(triton.kind(f"{BASE32}/{name}", 0, 0).flags) == Flag(flags)
+
+
+@pytest.mark.parametrize("function", ["core", "tmp", "lock", "locks", "error"])
+def test_a_kernel_may_be_called_as_anything(inductor: Component, triton: Component, function: str) -> None:
+    for suffix in ("source", "ttir", "ttgir", "llir", "ptx", "cubin", "json", "hsaco", "autotune.json"):
+        assert not triton.ignores(f"{BASE32}/{function}.{suffix}")
+        assert not inductor.ignores(f"triton/0/{BASE32}/{function}.{suffix}")
+
+
+@pytest.mark.parametrize("name", ["lock", "core", "core.12345", "k.ptx.tmp.pid_12_0f1e", "tmp.pid_12_0f1e/"])
+def test_what_triton_leaves_lying_about_is_ignored(triton: Component, name: str) -> None:
+    assert triton.ignores(f"{BASE32}/{name}")
 
 
 @pytest.mark.parametrize("name", ["__grp__k.json", "cuda_utils.cpython-311.so", "kernel.autotune.json"])

@@ -95,10 +95,31 @@ def test_artifacts_are_collected_where_the_pinned_default_says(pinned: dict[str,
     assert placement == Placement({"inductor": pinned["TORCHINDUCTOR_CACHE_DIR"]}, {}, ())
 
 
-def test_the_same_value_without_the_import_is_the_users_choice() -> None:
+def test_a_default_that_a_parents_import_pinned_is_no_choice_either() -> None:
+    """Children inherit it, whatever they have imported themselves."""
+    placement = place({"TORCHINDUCTOR_CACHE_DIR": default_folder(load_table()["inductor"])})
+    variables = {"TORCHINDUCTOR_CACHE_DIR": f"{ROOT}/inductor"}
+    assert placement == Placement({"inductor": f"{ROOT}/inductor"}, variables, ())
+
+
+def test_whoever_means_the_default_ends_it_with_a_slash() -> None:
     default = default_folder(load_table()["inductor"])
-    placement = place({"TORCHINDUCTOR_CACHE_DIR": default})
-    assert placement == Placement({"inductor": default}, {}, ())
+    assert place({"TORCHINDUCTOR_CACHE_DIR": f"{default}/"}) == Placement({"inductor": default}, {}, ())
+
+
+@pytest.mark.parametrize("inductor", [{}, {"TORCHINDUCTOR_CACHE_DIR": "/mine"}])
+def test_what_torch_makes_of_it_for_triton_is_no_choice(inductor: dict[str, str]) -> None:
+    """Torch sets it with the first kernel that it compiles."""
+    above = inductor.get("TORCHINDUCTOR_CACHE_DIR", default_folder(load_table()["inductor"]))
+    environ = inductor | {"TRITON_CACHE_DIR": f"{above}/triton/0"}
+    assert place(environ, ["triton"]).variables == {"TRITON_CACHE_DIR": f"{ROOT}/triton"}
+    assert place(environ, ["triton"], before_import=False).folders == {"triton": f"{above}/triton/0"}
+
+
+@pytest.mark.parametrize("folder", ["/mine/triton", "/mine/triton/kernels", "/mine/other/0", "/other/triton/0"])
+def test_another_folder_for_triton_is_the_users_choice(folder: str) -> None:
+    environ = {"TORCHINDUCTOR_CACHE_DIR": "/mine", "TRITON_CACHE_DIR": folder}
+    assert place(environ, ["triton"]) == Placement({"triton": folder}, {}, ())
 
 
 def test_another_value_with_the_import_is_the_users_choice(pinned: dict[str, str]) -> None:
@@ -128,6 +149,11 @@ def test_the_default_of_inductor_is_torchs(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("tempfile.tempdir", "/temporary")
     monkeypatch.setattr("getpass.getuser", lambda: "somebody")
     assert default_folder(load_table()["inductor"]) == "/temporary/torchinductor_somebody"
+
+
+def test_a_user_is_called_by_what_may_be_in_a_file_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("getpass.getuser", lambda: 'CORP\\a/b:c*d?e"f<g>h|i')
+    assert default_folder(load_table()["inductor"]).endswith("/torchinductor_CORP_a_b_c_d_e_f_g_h_i")
 
 
 def test_a_user_without_a_name_is_called_by_number(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -325,6 +325,13 @@ def test_torch_imported_too_early_is_bad(published: Node, monkeypatch: pytest.Mo
     assert found["inductor"].verdict is Verdict.BAD
 
 
+def test_a_default_of_torchs_that_was_inherited_is_no_trouble(published: Node) -> None:
+    environ = {"TORCHINDUCTOR_CACHE_DIR": default_folder(load_table()["inductor"])}
+    found = worst(Node(published.location.parent, "builder", environ=environ).store)
+
+    assert "inductor" not in found
+
+
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     """A filesystem with plenty of everything, to be changed."""

@@ -16,8 +16,8 @@ import kstore
 from kstore.local.link import LinkMode
 from kstore.report import CommitStatus, RestoreStatus
 from tests.filesystems.conformance import SETTINGS, Pair
-from tests.filesystems.volumes import Volumes, ext4, remount
-from tests.trees import KEY, contents
+from tests.filesystems.volumes import Volumes, ext4, overlay, remount
+from tests.trees import KEY, SUFFIXES, contents
 
 pytestmark = pytest.mark.privileged
 
@@ -117,6 +117,42 @@ def test_a_filesystem_that_turns_read_only_under_a_store(volumes: Volumes) -> No
     assert pair.worker("second").restore(KEY).ok
     assert pair.portable("second") == pair.portable("first")
     assert pair.worker("second").commit(KEY).status is CommitStatus.UNCHANGED
+
+
+@pytest.mark.parametrize("layout", ["loose", "packed"])
+def test_a_kernel_that_came_with_the_image_is_replaced(volumes: Volumes, layout: str) -> None:
+    """In a container, whose overlay refuses to move a folder of its lower layer."""
+    lower = volumes.make("ext4")
+    image = Pair(lower, lower)
+    image.tree("first").kernel("two")
+    image.publish(layout)
+    image.worker("second").restore(KEY)
+    kernel = image.tree("first").kernel("one", "of other sources")
+    image.worker("first", layout).commit(KEY)
+    container = Pair(lower, overlay(volumes, lower))
+    report = container.worker("second").restore(KEY)
+    assert (report.status, report.left_out) == (RestoreStatus.RESTORED, 0)
+    for suffix in SUFFIXES:
+        path = f"{kernel}/k.{suffix}"
+        assert container.tree("second").read(path) == image.tree("first").read(path)
+    assert container.worker("second").restore(KEY).status is RestoreStatus.CURRENT
+
+
+@pytest.mark.parametrize("layout", ["loose", "packed"])
+@pytest.mark.parametrize("mounted", ["inductor", "triton", "flashinfer"])
+def test_a_component_may_have_a_filesystem_of_its_own_in_the_cache_root(
+    volumes: Volumes, layout: str, mounted: str
+) -> None:
+    volume = volumes.make("ext4")
+    pair = Pair(volume, volume)
+    pair.tree("first").put("flashinfer/.cache/flashinfer/0.2/build.ninja", b"rules")
+    pair.publish(layout)
+    volumes.mount_on(volume / "second" / mounted, "-t", "tmpfs", "tmpfs")
+    for _ in range(2):
+        report = pair.worker("second").restore(KEY)
+        assert (report.ok, report.left_out, report.skipped) == (True, 0, ())
+        assert pair.portable("second") == pair.portable("first")
+        assert not (volume / "second" / mounted / ".kstore").exists()
 
 
 @pytest.mark.parametrize("layout", ["loose", "packed"])

@@ -29,11 +29,15 @@ class Volumes:
 
     def mount(self, *arguments: object) -> Path:
         """Mount something on a new folder: the arguments are those of mount(8), without the target."""
-        if os.geteuid():
-            pytest.skip("mounting needs root")
         target = self.folder / f"volume{len(self._made)}"
         self._made.append(target)
-        target.mkdir()
+        return self.mount_on(target, *arguments)
+
+    def mount_on(self, target: Path, *arguments: object) -> Path:
+        """The same on a folder that is made for it."""
+        if os.geteuid():
+            pytest.skip("mounting needs root")
+        target.mkdir(parents=True)
         _run("mount", *arguments, target)
         self.finalizers.callback(_run, "umount", target)
         return target
@@ -55,12 +59,20 @@ def ext4(volumes: Volumes, *options: str, mount_options: str = "noatime") -> Pat
 
 def _overlay(volumes: Volumes) -> Path:
     """On a filesystem of its own: a test that fills it must not fill the machine."""
-    below = ext4(volumes)
-    layers = [below / name for name in ("lower", "upper", "work")]
-    for layer in layers:
-        layer.mkdir()
-    lower, upper, work = layers
-    return volumes.mount("-t", "overlay", "-o", f"lowerdir={lower},upperdir={upper},workdir={work}", "overlay")
+    lower = ext4(volumes) / "lower"
+    lower.mkdir()
+    return overlay(volumes, lower)
+
+
+def overlay(volumes: Volumes, lower: Path) -> Path:
+    """A container of the image `lower`, which moves no folder of it."""
+    above = ext4(volumes)
+    upper, work = above / "upper", above / "work"
+    upper.mkdir()
+    work.mkdir()
+    return volumes.mount(
+        "-t", "overlay", "-o", f"lowerdir={lower},upperdir={upper},workdir={work},redirect_dir=off", "overlay"
+    )
 
 
 KINDS: dict[str, Callable[[Volumes], Path]] = {

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from kstore.local.held import held, is_held
 
 
@@ -18,6 +20,14 @@ def test_a_folder_is_held_until_whoever_holds_it_is_done(tmp_path: Path) -> None
 
 def test_what_is_not_there_is_not_held(tmp_path: Path) -> None:
     assert not is_held(str(tmp_path / "nothing"))
+
+
+@pytest.mark.usefixtures("forked")
+def test_whoever_is_done_holds_it_no_more_though_a_child_lives_on(tmp_path: Path) -> None:
+    with held(str(tmp_path)):
+        assert is_held(str(tmp_path))
+    assert not is_held(str(tmp_path))
+    assert not is_held(str(tmp_path)), "to ask is not to hold"
 
 
 def test_whoever_dies_holds_it_no_more(tmp_path: Path) -> None:

@@ -21,13 +21,16 @@ def test_what_was_dumped_is_loaded() -> None:
             "triton/caf\udce9": Known(entry("c"), 0, 1),
         },
         {
-            "inductor": KnownFolder(5, ("ab", "fxgraph"), ()),
-            "inductor/ab": KnownFolder(-1, (), ("c.py", "caf\udce9", "with space")),
-            "triton": KnownFolder(2**62, (), ()),
+            "inductor": KnownFolder(5, 7, ("ab", "fxgraph"), ()),
+            "inductor/ab": KnownFolder(-1, 2**62, (), ("c.py", "caf\udce9", "with space")),
+            "triton": KnownFolder(2**62, -1, (), ()),
         },
     )
     assert Index.load(index.dump()) == index
     assert Index.load(Index().dump()) == Index()
+
+
+FOLDERS = "folders and their times"
 
 
 @pytest.mark.parametrize(
@@ -36,14 +39,20 @@ def test_what_was_dumped_is_loaded() -> None:
         b"",
         b"garbage",
         tables.dump({}),
-        tables.dump({"entries": {b"a": b"short"}, "status": {b"a": b""}, "folders": {}}),
-        tables.dump({"entries": {}, "status": {b"a": bytes(16)}, "folders": {}}),
-        tables.dump({"entries": {}, "status": {}, "folders": {b"a": bytes(8) + b"no number"}}),
+        tables.dump({"entries": {b"a": b"short"}, "status": {b"a": b""}, FOLDERS: {}}),
+        tables.dump({"entries": {}, "status": {b"a": bytes(16)}, FOLDERS: {}}),
+        tables.dump({"entries": {}, "status": {}, FOLDERS: {b"a": bytes(16) + b"no number"}}),
     ],
 )
 def test_a_damaged_index_is_an_integrity_error(data: bytes) -> None:
     with pytest.raises(IntegrityError):
         Index.load(data)
+
+
+def test_an_index_that_knows_one_time_of_its_folders_is_not_read() -> None:
+    """As an older kstore wrote it."""
+    with pytest.raises(IntegrityError):
+        Index.load(tables.dump({"entries": {}, "status": {}, "folders": {b"inductor": bytes(8) + b"0"}}))
 
 
 def test_a_file_is_the_same_while_its_status_is(tmp_path: Path) -> None:

@@ -61,7 +61,12 @@ def test_what_cannot_work_here_is_tried_once(
     assert not (tmp_path / "target").exists()
 
 
-@pytest.mark.parametrize("code", [errno.EMLINK, errno.EPERM, errno.EACCES, errno.EAGAIN, errno.ETXTBSY])
+OF_ONE_FILE = [
+    errno.EMLINK, errno.EPERM, errno.EACCES, errno.EAGAIN, errno.ETXTBSY, errno.ENOENT, errno.ESTALE, errno.EIO,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("code", OF_ONE_FILE)
 def test_what_concerns_one_file_costs_it_a_copy(
     blob: Blob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:

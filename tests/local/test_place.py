@@ -1,7 +1,8 @@
 from __future__ import annotations
 
+import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,10 @@ from kstore.blobs import BlobStore, Layout
 from kstore.blobs.loose import bears_stamp
 from kstore.deadline import Waiting
 from kstore.digest import digest_of
-from kstore.local.link import Linker, LinkMode
+from kstore.errors import CacheRootError
+from kstore.local.link import Link, Linker, LinkMode
 from kstore.local.place import Placed, Placer
+from kstore.local.scan import Skipped
 from kstore.manifest import Entry, Files, Flag
 from kstore.progress import Progress
 from tests.trees import Tree, contents
@@ -92,6 +95,35 @@ def test_a_group_is_swapped_whole(place: Place) -> None:
     assert contents(place.tree.root) == {"triton/K/ptx": b"K ptx", "triton/K/cubin": b"K cubin"}
 
 
+def refuse_to_move(folder: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    real = os.rename
+
+    def rename(source: str, target: str) -> None:
+        if source == str(folder):
+            raise OSError(code, os.strerror(code), source)
+        real(source, target)
+
+    monkeypatch.setattr(os, "rename", rename)
+
+
+def test_a_group_that_cannot_be_moved_aside_is_removed(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container, whose overlay moves no folder that came with its image."""
+    place.tree.put("triton/K/leftover", b"of another writer")
+    refuse_to_move(place.tree.root / "triton/K", monkeypatch, errno.EXDEV)
+    place.place(place.kernel("K", "ptx", "cubin"))
+    assert contents(place.tree.root) == {"triton/K/ptx": b"K ptx", "triton/K/cubin": b"K cubin"}
+
+
+def test_a_group_that_cannot_be_replaced_costs_itself(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in "KL":
+        place.tree.put(f"triton/{name}/ptx", b"old")
+    refuse_to_move(place.tree.root / "triton/K", monkeypatch, errno.EBUSY)
+    placed = place.place(place.kernel("K", "ptx") | place.kernel("L", "ptx"))
+    assert contents(place.tree.root) == {"triton/K/ptx": b"old", "triton/L/ptx": b"L ptx"}
+    assert (placed.paths, placed.occupied) == ({"triton/L/ptx"}, {"triton/K/ptx"})
+    assert placed.skipped == [Skipped("triton/K", f"it cannot be replaced: {os.strerror(errno.EBUSY)}")]
+
+
 def test_a_blob_that_is_missing_costs_its_group(place: Place) -> None:
     lost = Entry(digest_of(b"lost"), 4, 0, 0o644, int(LINK | GROUP), 2)
     wanted = place.kernel("K", "ptx", "cubin") | {"triton/K/json": lost} | place.kernel("L", "ptx")
@@ -99,6 +131,31 @@ def test_a_blob_that_is_missing_costs_its_group(place: Place) -> None:
     assert placed.paths == {"triton/L/ptx"}
     assert contents(place.tree.root) == {"triton/L/ptx": b"L ptx"}
     assert [skipped.path for skipped in placed.skipped] == ["triton/K/json"]
+
+
+def test_a_blob_that_goes_before_it_is_linked_costs_its_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `verify --repair` and gc move one aside."""
+    place = Place(tmp_path, Layout.LOOSE)
+    wanted = place.kernel("K", "ptx", "cubin") | place.kernel("L", "ptx", "cubin")
+    (blob,) = tmp_path.glob(f"store/blobs/*/{wanted['triton/K/cubin'].digest.hex()}")
+    link_many = Linker.link_many
+
+    def late(linker: Linker, links: Sequence[Link]) -> list[LinkMode]:
+        blob.unlink(missing_ok=True)
+        return link_many(linker, links)
+
+    monkeypatch.setattr(Linker, "link_many", late)
+    placed = place.place(wanted)
+    assert placed.paths == {"triton/L/ptx", "triton/L/cubin"}
+    assert [skipped.path for skipped in placed.skipped] == ["triton/K/cubin"]
+
+
+def test_where_a_folder_goes_before_it_is_filled_nothing_is_placed(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kstore.local.place.make_folder", lambda path: None)
+    with pytest.raises(CacheRootError, match="No such file"):
+        place.place({f"inductor/{number:02}/c.py": place.store(b"%d" % number) for number in range(3)})
 
 
 def test_a_blob_that_is_missing_does_not_touch_the_group_that_is_there(place: Place) -> None:

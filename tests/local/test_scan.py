@@ -3,16 +3,21 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from kstore.digest import digest_of
 from kstore.local.finished import Unfinished, check_whole_object
+from kstore.local.index import Index
 from kstore.manifest import Flag
 from tests.trees import Tree, shared_object
 
 GROUP_FILES = 8
+TICK = 0.15
+"""Seconds after which a time is trusted."""
 
 
 @pytest.fixture
@@ -215,6 +220,7 @@ def test_a_settled_folder_is_not_even_listed(tree: Tree, monkeypatch: pytest.Mon
     folder = (tree.root / wrapper).parent
     for path in (folder, tree.root / "inductor"):
         os.utime(path, ns=(1_000_000_000_000_000_001, 1_000_000_000_000_000_001))
+    time.sleep(TICK)
     first = tree.scan()
     listed = []
     scandir = os.scandir
@@ -225,6 +231,36 @@ def test_a_settled_folder_is_not_even_listed(tree: Tree, monkeypatch: pytest.Mon
     monkeypatch.undo()
     (folder / "cnew.py").write_bytes(b"new")
     assert len(tree.scan(first.index).files) == 2
+
+
+def test_a_folder_whose_time_was_set_back_is_listed(tree: Tree) -> None:
+    """As systemd-tmpfiles leaves it when it has removed a file for its age."""
+    wrapper, cubin = tree.wrapper(), f"{tree.kernel()}/k.cubin"
+    time.sleep(TICK)
+    first = tree.scan()
+    for path in (wrapper, cubin):
+        folder = (tree.root / path).parent
+        before = folder.stat()
+        (tree.root / path).unlink()
+        os.utime(folder, ns=(before.st_atime_ns, before.st_mtime_ns))
+    found = tree.scan(first.index)
+    assert found.files == {}
+    assert [skip.path for skip in found.skipped] == [os.path.dirname(cubin)]
+
+
+def test_the_age_of_what_is_found_is_that_before_it_was_looked_at(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that comes in the tick of the clock in which its folder was listed leaves the same times on it."""
+    path = tree.put("inductor/ab/c.best_config", b"young", age=0)
+    scandir, time_ns = os.scandir, time.time_ns
+
+    def slow(folder: str) -> Iterator[os.DirEntry[str]]:
+        monkeypatch.setattr(time, "time_ns", lambda: time_ns() + 3_600_000_000_000)
+        return scandir(folder)
+
+    monkeypatch.setattr(os, "scandir", slow)
+    found = tree.scan()
+    assert (list(found.files), found.unsettled) == ([path], {path})
+    assert found.index == Index()
 
 
 @pytest.mark.parametrize("change", ["content", "size", "replaced"])

@@ -115,6 +115,33 @@ def test_whoever_holds_the_root_sweeps_what_a_killed_restore_left(root: CacheRoo
         assert not left.exists()
 
 
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_what_a_killed_restore_left_in_a_component_elsewhere_is_swept_a_day_later(
+    tmp_path: Path, is_alone: bool
+) -> None:
+    """Workers of other hosts may restore to it at this moment."""
+    elsewhere = tmp_path / "elsewhere"
+    state = StateFolder(CacheRoot(str(tmp_path / "root"), {"triton": str(elsewhere)}, {}), "rules")
+    left, at_work = (elsewhere / ".kstore" / f"stage-{name}" for name in ("left", "at-work"))
+    (left / "triton/K").mkdir(parents=True)
+    os.utime(left, (0, 0))
+    if not is_alone:
+        at_work.mkdir()
+    with state.locked():
+        assert not left.exists()
+        assert at_work.exists() is not is_alone
+        assert (elsewhere / ".kstore").exists() is not is_alone
+
+
+def test_what_somebody_is_at_elsewhere_stays_however_old_it_is(tmp_path: Path) -> None:
+    elsewhere = str(tmp_path / "elsewhere")
+    state = StateFolder(CacheRoot(str(tmp_path / "root"), {"triton": elsewhere}, {}), "rules")
+    with state.staging(elsewhere) as stage:
+        os.utime(stage, (0, 0))
+        with state.locked():
+            assert os.path.exists(stage)
+
+
 def test_a_write_that_fails_leaves_nothing_that_stays(
     root: CacheRoot, state: StateFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from kstore.report import CommitStatus, RestoreStatus
 from tests.trees import Node, Tree, contents, shared_object
 
 Change = Callable[[Tree, str], object]
+TICK = 0.15
+"""Seconds after which a time is trusted."""
 pytestmark = pytest.mark.usefixtures("host")
 
 
@@ -198,6 +201,18 @@ def test_a_time_that_was_set_back_is_not_believed(restores: int, node: Node) -> 
     path.unlink()
     os.utime(path.parent, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert node.restore().placed > 0
+    assert path.exists()
+
+
+def test_what_was_taken_away_after_a_commit_is_restored_though_the_time_was_set_back(builder: Node) -> None:
+    """There it is the index that vouches for the folder."""
+    time.sleep(TICK)
+    builder.commit()
+    path = next(builder.tree.root.glob("triton/*/k.cubin"))
+    before = path.parent.stat()
+    path.unlink()
+    os.utime(path.parent, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert builder.restore().placed > 0
     assert path.exists()
 
 
