@@ -1,26 +1,33 @@
-"""Where artifacts are built: on the filesystem that they go to, for a rename reaches no further."""
+"""Where artifacts are built: in the mount that they go to, for a rename reaches no further."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable
 from contextlib import ExitStack
+from pathlib import Path
 
 from kstore.local.cacheroot import CacheRoot
 from kstore.local.scan import Skipped
 from kstore.local.state import StateFolder
 
+_ESCAPED = re.compile(rb"\\([0-7]{3})")
+"""A blank in proc(5)'s list of mounts."""
+
 
 def find_elsewhere(root: CacheRoot, components: Iterable[str]) -> set[str]:
-    """Components outside the cache root, or on a filesystem of their own in it: staging makes their folder."""
-    inside, device = f"{root.path}/", _device(root.state)
-    return {c for c in components if not root.folders[c].startswith(inside) or _device(root.folders[c]) != device}
+    """Components outside the cache root, or in a mount of their own in it: staging makes their folder."""
+    inside, mounts = f"{root.path}/", _mount_points()
+    here = _mount_of(root.state, mounts)
+    folders = {component: root.folders[component] for component in components}
+    return {c for c, path in folders.items() if not path.startswith(inside) or _mount_of(path, mounts) != here}
 
 
 def open_stages(
     root: CacheRoot, state: StateFolder, components: Iterable[str], elsewhere: Iterable[str], stack: ExitStack
 ) -> tuple[dict[str, str], list[Skipped]]:
-    """A staging folder for each component, on the filesystem that it is on; and those that can have none."""
+    """A staging folder for each component, in the mount that it is in; and those that can have none."""
     stages = dict.fromkeys(components, stack.enter_context(state.staging()))
     unusable = []
     for component in elsewhere:
@@ -33,9 +40,20 @@ def open_stages(
     return stages, unusable
 
 
-def _device(path: str) -> int:
-    """Of the filesystem that `path` is on, or will be."""
+def _mount_of(path: str, mounts: set[str]) -> tuple[str, int]:
+    """Which mount, and which filesystem, `path` is in, or will be: one may be mounted twice, and be several."""
+    path = os.path.realpath(path)
+    while not os.path.exists(path):
+        path = os.path.dirname(path)
+    device = os.stat(path).st_dev
+    while path not in mounts and path != "/":
+        path = os.path.dirname(path)
+    return path, device
+
+
+def _mount_points() -> set[str]:
     try:
-        return os.stat(path).st_dev
-    except (FileNotFoundError, NotADirectoryError):
-        return _device(os.path.dirname(path))
+        lines = Path("/proc/self/mountinfo").read_bytes().splitlines()
+    except OSError:  # not Linux
+        return set()
+    return {os.fsdecode(_ESCAPED.sub(lambda found: bytes([int(found[1], 8)]), line.split(b" ")[4])) for line in lines}

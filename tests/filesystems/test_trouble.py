@@ -140,14 +140,18 @@ def test_a_kernel_that_came_with_the_image_is_replaced(volumes: Volumes, layout:
 
 @pytest.mark.parametrize("layout", ["loose", "packed"])
 @pytest.mark.parametrize("mounted", ["inductor", "triton", "flashinfer"])
-def test_a_component_may_have_a_filesystem_of_its_own_in_the_cache_root(
-    volumes: Volumes, layout: str, mounted: str
+@pytest.mark.parametrize("kind", ["tmpfs", "the same once more"])
+def test_a_component_may_have_a_mount_of_its_own_in_the_cache_root(
+    volumes: Volumes, layout: str, mounted: str, kind: str
 ) -> None:
+    """As volumes of a pod have, which may be folders of one disk."""
     volume = volumes.make("ext4")
     pair = Pair(volume, volume)
     pair.tree("first").put("flashinfer/.cache/flashinfer/0.2/build.ninja", b"rules")
     pair.publish(layout)
-    volumes.mount_on(volume / "second" / mounted, "-t", "tmpfs", "tmpfs")
+    (volume / "another one").mkdir()
+    how = ("-t", "tmpfs", "tmpfs") if kind == "tmpfs" else ("--bind", volume / "another one")
+    volumes.mount_on(volume / "second" / mounted, *how)
     for _ in range(2):
         report = pair.worker("second").restore(KEY)
         assert (report.ok, report.left_out, report.skipped) == (True, 0, ())
