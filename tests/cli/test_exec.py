@@ -265,6 +265,16 @@ def test_a_closed_stderr_does_not_stop_the_command(cli: Cli) -> None:
     assert newest_files(cli) == 1
 
 
+@pytest.mark.parametrize("closed", [0, 2])
+def test_a_stream_that_was_never_open_does_not_stop_it(cli: Cli, closed: int) -> None:
+    cli.publish("my/v1", "one")
+    script = f'cat "$TORCHINDUCTOR_CACHE_DIR/ab/cone.py"; {compiling("two")}; exit 5'
+    result = cli.process("exec", "my/v1", "--", "sh", "-ec", script, preexec_fn=lambda: os.close(closed))
+
+    assert (result.code, result.out) == (5, "one")
+    assert newest_files(cli) == 2
+
+
 def test_with_require_a_miss_ends_it_before_the_command(cli: Cli) -> None:
     result = cli("exec", "my/v1", "--require", "--", "touch", str(cli.folder / "ran"))
 

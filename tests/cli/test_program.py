@@ -110,6 +110,15 @@ def test_without_a_stdout_it_works(cli: Cli) -> None:
     assert (result.code, result.out) == (0, "")
 
 
+@pytest.mark.parametrize("closed", [(0,), (2,), (0, 2), (0, 1, 2)])
+def test_a_stream_that_is_closed_is_no_failure(cli: Cli, closed: tuple[int, ...]) -> None:
+    cli.publish("my/v1")
+    result = cli.process("ls", preexec_fn=lambda: [os.close(number) for number in closed])
+
+    assert result.code == 0
+    assert ("my/v1" in result.out) is (1 not in closed)
+
+
 def test_a_locale_without_an_ellipsis_is_no_failure(cli: Cli) -> None:
     cli.write("inductor/ab/cone.py")
     cli("commit", "my/v1", "--gpu", "g" * 90)
