@@ -73,6 +73,13 @@ def test_an_interrupt_is_130(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (result.code, result.out, result.err) == (130, "", "kstore: interrupted\n")
 
 
+def test_an_interrupt_while_it_is_loaded_is_130_and_silent(cli: Cli) -> None:
+    (cli.folder / "click.py").write_text("import signal; signal.raise_signal(signal.SIGINT)")
+    result = cli.process("ls", env=os.environ | {"PYTHONPATH": f"{cli.folder}:{REPOSITORY}"})
+
+    assert (result.code, result.out, result.err) == (130, "", "")
+
+
 def test_a_closed_pipe_is_no_traceback(cli: Cli) -> None:
     cli.publish("my/v1")
     with reader_gone() as pipe:
