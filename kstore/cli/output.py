@@ -36,8 +36,9 @@ class Output:
     """To a child: then data goes to stderr."""
 
     def document(self, content: Mapping[str, Any]) -> None:
-        """The command's data for machines, on one line: the only thing on stdout."""
-        click.echo(json.dumps({"schema": SCHEMA, "command": self.command, **content}), err=self.stdout_is_lent)
+        """The command's data for machines, on one line: the only thing on stdout. On stderr it is talk."""
+        with suppress(OSError) if self.stdout_is_lent else nullcontext():
+            click.echo(json.dumps({"schema": SCHEMA, "command": self.command, **content}), err=self.stdout_is_lent)
 
     def line(self, text: str = "", color: str = "") -> None:
         """Data for people: what was asked for. Coloured only on a terminal, and not with NO_COLOR."""

@@ -275,6 +275,17 @@ def test_a_stream_that_was_never_open_does_not_stop_it(cli: Cli, closed: int) ->
     assert newest_files(cli) == 2
 
 
+def test_json_that_cannot_be_written_leaves_the_commands_exit_code(cli: Cli) -> None:
+    script = f"{compiling('one')}; exit 7"
+    with open("/dev/full", "w") as full:
+        result = cli.process(
+            "exec", "my/v1", "--json", "--", "sh", "-ec", script, preexec_fn=lambda: os.dup2(full.fileno(), 2)
+        )
+
+    assert result.code == 7
+    assert newest_files(cli) == 1
+
+
 def test_with_require_a_miss_ends_it_before_the_command(cli: Cli) -> None:
     result = cli("exec", "my/v1", "--require", "--", "touch", str(cli.folder / "ran"))
 
