@@ -28,6 +28,7 @@ from kstore.cli.options import (
     wait_options,
 )
 from kstore.cli.ready import ready_as_json, start_ready_commit, stop_ready_commit
+from kstore.cli.termination import terminable
 from kstore.errors import MissError
 
 if TYPE_CHECKING:
@@ -124,15 +125,16 @@ def command(
     if seed:
         check_key(seed)
     store.scope(key)  # A bad key or setting stops here. What follows is trouble, which does not.
-    restored = _restore(output, store, key, require or require_hits, seed=seed, wait=wait or 0, group=group)
     commits = _Commits(output, store, key, grace_period)
-    commits.start(settle, every, is_live=not no_live, ready_url=ready_url)
-    started = time.perf_counter()
-    try:
-        code = run_child(program, environ, commits.told)
-    except OSError as error:
-        output.error(error, f"cannot run {program[0]!r}: {error.strerror}")
-        return exit_code_of(error)
+    with terminable():
+        restored = _restore(output, store, key, require or require_hits, seed=seed, wait=wait or 0, group=group)
+        commits.start(settle, every, is_live=not no_live, ready_url=ready_url)
+        started = time.perf_counter()
+        try:
+            code = run_child(program, environ, commits.told)
+        except OSError as error:
+            output.error(error, f"cannot run {program[0]!r}: {error.strerror}")
+            return exit_code_of(error)
     seconds = time.perf_counter() - started
     committed = commits.finish()
     usage = _find_usage(output, store, restored, committed, commits)

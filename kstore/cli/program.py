@@ -13,6 +13,7 @@ from kstore.cli.group import CommandTable
 from kstore.cli.options import Invocation
 from kstore.cli.output import Output
 from kstore.cli.streams import flush_streams, prepare_streams
+from kstore.cli.termination import Terminated
 from kstore.errors import KstoreError, UsageError
 
 NAME = "kstore"
@@ -103,6 +104,9 @@ def _run(arguments: list[str], output: Output) -> int:
         return error.exit_code
     except (KeyboardInterrupt, click.Abort) as error:
         return _interrupted(error, output)
+    except Terminated as error:
+        output.error(error)
+        return error.exit_code
     except BrokenPipeError:
         return 1
     except Exception as error:
