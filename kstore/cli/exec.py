@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -214,7 +215,6 @@ class _Commits:
         self._store = store
         self._key = key
         self._grace_period = grace_period
-        self._seconds = store.settings.timeout
         self._live: LiveCommits | None = None
         self._is_live = False
         self.is_told_to_end = False
@@ -244,7 +244,6 @@ class _Commits:
         """A signal has come. Who sent it may not wait for the command's end: what is there is committed at once."""
         if number in ENDINGS:
             self.is_told_to_end = True
-            self._seconds = min(self._grace_period, self._seconds or self._grace_period)
             if self._live and self._is_live:
                 self._live.checkpoint()
 
@@ -269,12 +268,18 @@ class _Commits:
         return report
 
     def _commit(self) -> CommitReport:
-        from kstore.deadline import within
+        from kstore.deadline import Haste, Waiting, within
 
-        if self._live:
-            return self._live.publish(self._seconds, is_last=True)
-        work = partial(self._store.commit, self._key)
-        return within(self._seconds, self._store.waiting, f"committing to {self._store.location}", work)
+        store = self._store
+        commit = partial(self._live.publish, 0, is_last=True) if self._live else partial(store.commit, self._key)
+        waiting = Waiting() if self._live else store.waiting
+        haste = Haste(self._has_been_told, self._grace_period)
+        return within(store.settings.timeout, waiting, f"committing to {store.location}", commit, haste)
+
+    def _has_been_told(self) -> bool:
+        """Whether a signal that ends jobs waits to be seen: there is no command any more that would get it."""
+        self.is_told_to_end |= signal.sigtimedwait(ENDINGS, 0) is not None
+        return self.is_told_to_end
 
 
 def _warn(output: Output, what: str, error: BaseException) -> None:
