@@ -41,6 +41,8 @@ def command(invocation: Invocation, prefix: str) -> int:
     output, store = invocation.output, invocation.store()
     with output.working("reading the store"):
         refs, damaged = _newest(store, prefix)
+        if not (refs or damaged or store.storage.below or store.storage.settings):
+            store.storage.is_made()  # Else the folder holds something else, and no advice to make one would help.
     for error in damaged:
         output.warn(str(error))
     if output.json:

@@ -31,7 +31,7 @@ def command(invocation: Invocation, path: str) -> int:
     with output.working("reading the store", store.progress):
         candidates = None if store.settings.mode is Mode.READ else store.gc(dry_run=True)
         with reporting_trouble(store.location, "read"):
-            store.storage.open()
+            store.storage.open_existing()
             facts = collect_facts(store.storage, candidates, store.progress)
         page = make_page(facts).encode()
     Path(path).write_bytes(page)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from kstore.deadline import Waiting, within
 from kstore.doctor.check import Check, bad, ok, warning
-from kstore.errors import KstoreError
+from kstore.errors import KstoreError, StoreFormatError
 from kstore.settings import Mode
+from kstore.storage import Storage
 from kstore.store import Store
 
 _PATIENCE = 30.0
@@ -18,15 +20,23 @@ def check_shared(store: Store) -> Iterator[Check]:
     """What every key needs."""
     try:
         seconds = min(store.settings.timeout or _PATIENCE, _PATIENCE)
-        within(seconds, Waiting(), f"looking at {store.location}", store.storage.open)
+        is_made = within(seconds, Waiting(), f"looking at {store.location}", partial(_is_made, store.storage))
+    except StoreFormatError as error:
+        yield bad("store", str(error), "name another with KSTORE_ROOT or --store")
+        return
     except (KstoreError, OSError) as error:
         yield bad("store", str(error), "mount it, or name another with KSTORE_ROOT or --store")
         return
-    if not store.storage.settings:
+    if not is_made:
         yield bad("store", f"there is none at {store.location} yet", "the first commit makes it; or run `kstore init`")
         return
     yield ok("store", store.location)
     yield _check_writable(store)
+
+
+def _is_made(storage: Storage) -> bool:
+    storage.open()
+    return bool(storage.settings) or storage.is_made()
 
 
 def _check_writable(store: Store) -> Check:

@@ -49,13 +49,14 @@ def collect(storage: Storage, policy: Policy, *, dry_run: bool = False, progress
 
     Raises:
         UsageError: the policy's grace is too short.
+        StoreFormatError, StoreUnavailable: there is no store.
         OSError: the store cannot be read or written.
     """
     started = time.perf_counter()
     report = GcReport(store=storage.location, dry_run=dry_run, grace=policy.grace_of(storage.grace))
     progress = progress or Progress()
     if not storage.settings:
-        return report
+        storage.open_existing()
     with ExitStack() as stack:
         if not dry_run and not stack.enter_context(Lease(storage, _LEASE, _LEASE_TTL).held()):
             report.status = GcStatus.BUSY

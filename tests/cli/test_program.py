@@ -167,6 +167,33 @@ def test_json_stays_one_line_whatever_a_name_holds(capsys: pytest.CaptureFixture
     assert json.loads(line)["name"] == "a\nb\udc80"
 
 
+# ---- no store
+
+LOOKING_AFTER = ["verify", "gc", "stats", "report", "du"]
+
+
+@pytest.mark.parametrize("command", LOOKING_AFTER)
+@pytest.mark.parametrize("is_mounted", [False, True], ids=["missing", "empty"])
+def test_who_looks_after_a_store_that_is_not_there_is_told_so(cli: Cli, command: str, is_mounted: bool) -> None:
+    if is_mounted:
+        cli.store.mkdir()
+    result = cli(command, "--json")
+
+    assert result.code == 1
+    assert f"there is no store at {cli.store}" in result.json["error"]["message"]
+    assert not (cli.store / "kstore.json").exists()
+
+
+@pytest.mark.parametrize("command", LOOKING_AFTER)
+def test_so_is_who_looks_after_a_folder_of_something_else(cli: Cli, command: str) -> None:
+    cli.store.mkdir()
+    (cli.store / "thesis.tex").touch()
+    result = cli(command)
+
+    assert (result.code, result.out) == (1, "")
+    assert "is no store but holds 'thesis.tex'" in result.err
+
+
 # ---- a sign of life
 
 SHOWING = """

@@ -144,6 +144,15 @@ def test_a_store_that_nobody_has_made_is_bad(tmp_path: Path) -> None:
     assert "first commit makes it" in worst(Node(tmp_path).store)["store"].advice
 
 
+def test_a_folder_that_holds_something_else_is_bad(tmp_path: Path) -> None:
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "thesis.tex").touch()
+    found = worst(Node(tmp_path).store)["store"]
+
+    assert "holds 'thesis.tex'" in found.found
+    assert "kstore init" not in found.advice
+
+
 def test_a_store_that_cannot_be_written_costs_commits_only(published: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> bool:
         raise PermissionError(13, "Permission denied")
