@@ -49,5 +49,5 @@ def command(invocation: Invocation, key: str) -> None:
     output.summary(committed(report))
     if report.status is CommitStatus.COMMITTED:
         tell_components(output, report.cache_root, report.components)
-    elif report.status is CommitStatus.UNCHANGED and not report.files:
+    elif report.status is CommitStatus.UNCHANGED and report.found == 0:
         output.say(f'did the program run with the variables of `eval "$(kstore env {shlex.quote(key)})"`?')
