@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 
-from kstore.errors import IntegrityError, MissError
+from kstore.errors import IntegrityError, MissError, StoreUnavailable
 from kstore.gc.digests import DigestSet
 from kstore.gc.mark import Marked, mark, needs_of
 from kstore.gc.policy import (
@@ -74,12 +74,21 @@ class _Collection:
         self._progress = progress
 
     def run(self) -> None:
-        now = self._storage.clock()
+        now = self._now()
         if not self._report.dry_run:
             sweep_notes(self._storage.backend, now - int(self._report.grace * _SECOND))
         self._collect(now, gone=self._retain(now))
         if self._policy.offline and not self._report.dry_run and self._report.status is GcStatus.COLLECTED:
             self._collect(self._storage.clock(), gone=set())
+
+    def _now(self) -> int:
+        try:
+            return self._storage.clock()
+        except OSError as error:
+            raise StoreUnavailable(
+                f"cannot tell the time of the store at {self._storage.location}: {error.strerror or error}; gc makes a "
+                "file there for that, in a dry run too: run it as a user who may write"
+            ) from error
 
     def _collect(self, now: int, gone: set[str]) -> None:
         with DigestSet() as loose, DigestSet() as packed, DigestSet() as leant, DigestSet() as listed:

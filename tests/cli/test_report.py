@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from kstore.storage import Storage
 from tests.cli.commandline import Cli
 from tests.trees import listing
 
@@ -42,6 +43,20 @@ def test_a_worker_that_only_reads_writes_nothing_to_the_store(
     assert cli("report", "-o", str(path)).code == 0
     assert listing(cli.store) == before
     assert '"gc":null' in path.read_text()
+
+
+def test_so_does_one_that_may_not_write(cli: Cli, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cli.publish("my/v1", "one")
+    before = listing(cli.store)
+    monkeypatch.setattr(Storage, "clock", refuse)
+
+    assert cli("report", "-o", str(path)).code == 0
+    assert listing(cli.store) == before
+    assert '"gc":null' in path.read_text()
+
+
+def refuse(storage: Storage) -> int:
+    raise PermissionError(13, "Permission denied")
 
 
 def test_without_plotly_nothing_is_written(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
