@@ -20,8 +20,8 @@ from kstore.cli.options import (
     group_option,
     key_argument,
     layout_option,
+    lent_output_options,
     live_options,
-    output_options,
     pass_invocation,
     ready_option,
     scope_options,
@@ -94,7 +94,7 @@ class _Exec(Command):
 @cache_root_option
 @scope_options
 @layout_option
-@output_options
+@lent_output_options
 @pass_invocation
 def command(
     invocation: Invocation,

@@ -127,16 +127,26 @@ def _decorate(*decorators: Callable[[Function], Function]) -> Callable[[Function
     return decorate
 
 
-def output_options(function: Function) -> Function:
+def _output_options(stream: str) -> Callable[[Function], Function]:
     """How much is said, and to whom."""
     return _decorate(
         click.option("--json", is_flag=True, is_eager=True, callback=_set_json, expose_value=False,
-                     help="One JSON object on stdout."),
+                     help=f"One JSON object on {stream}."),
         click.option("-q", "--quiet", is_flag=True, is_eager=True, callback=_set_quiet, expose_value=False,
                      help="Errors only."),
         click.option("-v", "--verbose", count=True, is_eager=True, callback=_set_verbose, expose_value=False,
                      help="Say more; -vv for debugging."),
-    )(function)  # fmt: skip
+    )  # fmt: skip
+
+
+def output_options(function: Function) -> Function:
+    """Of a command whose stdout is its own."""
+    return _output_options("stdout")(function)
+
+
+def lent_output_options(function: Function) -> Function:
+    """Of one that lends it to a child."""
+    return _output_options("stderr")(function)
 
 
 def store_option(function: Function) -> Function:

@@ -338,6 +338,20 @@ def test_json_is_the_last_line_on_stderr_as_stdout_is_the_commands(cli: Cli) -> 
     assert (content["restore"]["status"], content["commit"]["status"]) == ("miss", "committed")
 
 
+def test_without_trouble_json_has_no_error(cli: Cli) -> None:
+    cli.publish("my/v1")
+    content = json.loads(cli.process("exec", "my/v1", "--json", "--", "true").err)
+
+    assert "error" not in content["restore"].keys() | content["commit"].keys()
+    assert "error" not in cli("restore", "my/v1", "--json").json
+    assert "error" not in cli("commit", "my/v1", "--json").json
+
+
+def test_the_help_says_where_json_goes(cli: Cli) -> None:
+    assert "One JSON object on stderr" in cli("exec", "--help").out
+    assert "One JSON object on stdout" in cli("restore", "--help").out
+
+
 def test_trouble_is_in_json_too(cli: Cli) -> None:
     result = cli.process("exec", "my/v1", "--json", "--store", "/nowhere/at/all", "--", "true")
     content = json.loads(result.err.splitlines()[-1])
