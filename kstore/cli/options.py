@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
@@ -21,6 +22,8 @@ R = TypeVar("R")
 
 OK = {"0": "ok"}
 ERROR = OK | {"1": "error", "2": "usage"}
+WORKERS = ("store", "cache_root", "gpu", "environment")
+"""The settings that say which store, which local folder and whose kernels."""
 MISSING = {"3": "nothing is published for what was asked"}
 REQUIRED = {"3": "nothing is published, with --require or --generation; with --wait, not in that time either"}
 INTEGRITY = {"4": "what the store holds is damaged"}
@@ -40,6 +43,11 @@ class Invocation:
         """One of the settings that are text, if it was given."""
         value = self.settings.get(name)
         return None if value is None else str(value)
+
+    def again(self, *words: str, names: tuple[str, ...] = ("store",)) -> str:
+        """Another command line, to be copied, with those of the settings that this one was given."""
+        given = [(f"--{name.replace('_', '-')}", self.text(name)) for name in names]
+        return shlex.join(["kstore", *words, *(word for option, value in given if value for word in (option, value))])
 
     def store(self, environ: MutableMapping[str, str] = os.environ) -> Store:
         """The store to work on. Its settings are checked now."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from functools import partial
 from typing import Any
 
@@ -13,6 +12,7 @@ from kstore.cli.options import (
     INTEGRITY,
     REQUIRED,
     TIMEOUT,
+    WORKERS,
     Command,
     Invocation,
     complete_key,
@@ -74,8 +74,7 @@ def command(
     tell_components(output, report.cache_root, report.components)
     if report.link_why:
         output.detail(report.link_why)
+    again = partial(invocation.again, names=WORKERS)
     if report.leads:
-        output.say(
-            f"others wait for `kstore commit {shlex.quote(key)}`, for {store.settings.lease_ttl:g} s (--lease-ttl)"
-        )
-    output.say(f'for the variables of this shell: eval "$(kstore env {shlex.quote(key)})"')
+        output.say(f"others wait for `{again('commit', key)}`, for {store.settings.lease_ttl:g} s (--lease-ttl)")
+    output.say(f'for the variables of this shell: eval "$({again("env", key)})"')

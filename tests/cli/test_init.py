@@ -60,6 +60,12 @@ def test_quiet_says_nothing(cli: Cli) -> None:
     assert (cli.store / "kstore.json").exists()
 
 
+def test_what_to_do_next_names_the_same_store(cli: Cli) -> None:
+    other = cli.folder / "a store"
+
+    assert f"kstore exec my-model/v1 --store '{other}' -- python" in cli("init", "--store", str(other)).err
+
+
 def test_the_store_can_be_named(cli: Cli) -> None:
     assert cli("init", "--store", str(cli.folder / "other")).code == 0
     assert (cli.folder / "other/kstore.json").exists()
