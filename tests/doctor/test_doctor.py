@@ -56,8 +56,8 @@ def worst(store: Store, key: str = KEY) -> dict[str, Check]:
 def test_where_the_builder_itself_looks_nothing_is_wrong(published: Node) -> None:
     assert worst(published.store) == {}
     assert list(checks(published.store)) == [
-        "store", "writing", "generation", "GPU", "environment", "cache root", "link mode", "space", "inodes",
-        "execution", "inotify", "compiler", "host", "variables", "key variables",
+        "store", "writing", "store space", "generation", "GPU", "environment", "cache root", "link mode", "space",
+        "inodes", "execution", "inotify", "compiler", "host", "variables", "key variables",
     ]  # fmt: skip
 
 
@@ -245,6 +245,27 @@ def test_another_cache_root_costs_something(published: Node) -> None:
     assert f"KSTORE_CACHE_ROOT={published.tree.root}" in found.advice
 
 
+@pytest.mark.parametrize("user", ["", "-1000"])
+def test_a_numbered_root_is_not_to_be_taken_from_whoever_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, user: str
+) -> None:
+    monkeypatch.setattr(cacheroot, "NUMBERED_ROOTS", tmp_path / "numbered")
+    node = Node(tmp_path, f"numbered{user}/{ENVIRONMENT}/0")
+    node.tree.kernel()
+    node.commit()
+    found = worst(Node(tmp_path, "elsewhere").store)["cache root"]
+
+    assert f"built in {node.tree.root}" in found.found
+    assert "one fixed KSTORE_CACHE_ROOT on the builder and here avoids that" in found.advice
+
+
+def test_space_is_named_by_a_folder_that_stays(published: Node, tmp_path: Path) -> None:
+    (tmp_path / "never").mkdir()
+    found = checks(Node(tmp_path, "never/there").store)
+
+    assert found["space"].found.endswith(f" in {tmp_path}/never")
+
+
 def test_objects_for_other_hosts_are_counted(published: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     published.tree.put("inductor/ab/cab.main.so", shared_object())
     published.commit()
@@ -347,6 +368,8 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
         ("f_bavail", 0, "space", Verdict.BAD),
         ("f_bavail", 1000, "space", Verdict.WARNING),
         ("f_favail", 0, "inodes", Verdict.BAD),
+        ("f_bavail", 1000, "store space", Verdict.WARNING),
+        ("f_favail", 0, "store space", Verdict.WARNING),
         ("f_flag", os.ST_NOEXEC, "execution", Verdict.BAD),
     ],
 )
