@@ -216,7 +216,7 @@ def _parse_settings(location: str, data: bytes) -> dict[str, Any]:
         found = content["format"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise StoreFormatError(
-            f"{location}/{_SETTINGS} is damaged: {error!r}; restore it or use another folder"
+            f"{location}/{_SETTINGS} is damaged: {type(error).__name__}: {error}; restore it or use another folder"
         ) from error
     if found != FORMAT:
         raise StoreFormatError(

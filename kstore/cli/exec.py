@@ -68,7 +68,7 @@ class _Exec(Command):
         except click.UsageError:
             if program:
                 raise
-        if not program:
+        if not any(program[:1]):
             ctx.fail("there is no command: put it behind '--', as in `kstore exec my-model/v1 -- python train.py`")
         ctx.params["program"] = program
         return rest

@@ -9,6 +9,7 @@ import click
 
 from kstore.cli.options import ERROR, INTEGRITY, Command, Invocation, on_store
 from kstore.cli.words import plural, size
+from kstore.errors import KstoreError, UsageError
 
 if TYPE_CHECKING:
     from kstore.store import Store
@@ -31,13 +32,14 @@ def command(invocation: Invocation, path: str) -> int:
     from kstore.storage import reporting_trouble
 
     output, store = invocation.output, invocation.store()
+    _check_target(Path(path))
     with output.working("reading the store", store.progress):
         with reporting_trouble(store.location, "read"):
             store.storage.open_existing()
             candidates = store.gc(dry_run=True) if _may_write(store) else None
             facts = collect_facts(store.storage, candidates, store.progress)
         page = make_page(facts).encode()
-    Path(path).write_bytes(page)
+    _write(path, page)
     for trouble in facts["unreadable"]:
         output.warn(f"cannot be read, and is not counted: {trouble}")
     keys = len({row["key"] for row in facts["keys"]})
@@ -46,6 +48,21 @@ def command(invocation: Invocation, path: str) -> int:
     else:
         output.summary(f"{path}: {plural(keys, 'key')}, {size(len(page))}")
     return 4 if facts["unreadable"] else 0
+
+
+def _check_target(path: Path) -> None:
+    """Before the whole store is read for it."""
+    if path.is_dir():
+        raise UsageError(f"cannot write {path}: it is a folder; name a file in it")
+    if not path.parent.is_dir():
+        raise UsageError(f"cannot write {path}: there is no folder {path.parent}")
+
+
+def _write(path: str, page: bytes) -> None:
+    try:
+        Path(path).write_bytes(page)
+    except OSError as error:
+        raise KstoreError(f"cannot write {path}: {error.strerror}; name another file with -o") from error
 
 
 def _may_write(store: Store) -> bool:

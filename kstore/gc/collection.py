@@ -107,7 +107,7 @@ class _Collection:
     def _give_up(self, unreadable: list[str]) -> None:
         self._report.status = GcStatus.INCOMPLETE
         self._report.unreadable = unreadable
-        log.warning("kstore: nothing is deleted, for %d generations cannot be read", len(unreadable))
+        log.warning("nothing is deleted, for %d generations cannot be read", len(unreadable))
 
     # ---- Which generations stay
 

@@ -95,7 +95,7 @@ def test_the_commands_options_are_its_own(cli: Cli) -> None:
     assert (result.out, result.err) == ("--json -v -- --help\n", "")
 
 
-@pytest.mark.parametrize("arguments", [["my/v1"], ["my/v1", "--"], ["my/v1", "echo", "hello"]])
+@pytest.mark.parametrize("arguments", [["my/v1"], ["my/v1", "--"], ["my/v1", "echo", "hello"], ["my/v1", "--", ""]])
 def test_a_command_must_be_behind_two_dashes(cli: Cli, arguments: list[str]) -> None:
     result = cli("exec", *arguments)
 

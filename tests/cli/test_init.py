@@ -53,6 +53,16 @@ def test_a_folder_that_holds_something_else_is_refused(cli: Cli) -> None:
     assert "thesis.tex" in result.err
 
 
+def test_a_store_whose_settings_are_no_text_is_said_to_be_damaged_in_few_words(cli: Cli) -> None:
+    cli.store.mkdir()
+    (cli.store / "kstore.json").write_bytes(b"\xff" * 5000)
+    result = cli("init")
+
+    assert result.code == 1
+    assert "kstore.json is damaged" in result.err
+    assert len(result.err) < 500
+
+
 def test_quiet_says_nothing(cli: Cli) -> None:
     result = cli("init", "-q")
 
