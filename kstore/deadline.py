@@ -7,17 +7,21 @@ see, it asks whether somebody still waits.
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from kstore.errors import WaitTimeout
 
 Answer = TypeVar("Answer")
 
+_LOOK = 0.1
+"""Seconds between two looks whether haste is called for."""
 _OF_A_THREAD = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP, signal.SIGSYS}
 """What a thread does to itself."""
 
@@ -51,7 +55,18 @@ class Waiting:
             self._is_over = True
 
 
-def within(seconds: float, waiting: Waiting, what: str, work: Callable[[], Answer]) -> Answer:
+class Haste(NamedTuple):
+    """What shortens a limit while somebody waits."""
+
+    is_called_for: Callable[[], bool]
+    """Asked every so often."""
+    seconds: float
+    """As many are left from then on, at most."""
+
+
+def within(
+    seconds: float, waiting: Waiting, what: str, work: Callable[[], Answer], haste: Haste | None = None
+) -> Answer:
     """Return what `work` returns, or raise what it raises. 0 seconds are no limit. `what` is for the error.
 
     Raises:
@@ -63,12 +78,14 @@ def within(seconds: float, waiting: Waiting, what: str, work: Callable[[], Answe
         thread.start()
     except RuntimeError:  # At the end of the interpreter no thread can be started.
         return work()
-    result = answer_within(seconds, waiting, what, answer)
+    result = answer_within(seconds, waiting, what, answer, haste)
     thread.join()
     return result
 
 
-def answer_within(seconds: float, waiting: Waiting, what: str, answer: Future[Answer]) -> Answer:
+def answer_within(
+    seconds: float, waiting: Waiting, what: str, answer: Future[Answer], haste: Haste | None = None
+) -> Answer:
     """The same for work that another thread does.
 
     Raises:
@@ -76,13 +93,25 @@ def answer_within(seconds: float, waiting: Waiting, what: str, answer: Future[An
     """
     is_late = True
     try:
-        is_late = not wait([answer], seconds or None).done
+        seconds, passed = _shortened(answer, seconds, haste) if haste else (seconds, 0.0)
+        is_late = not wait([answer], max(0.0, seconds - passed) if seconds else None).done
     finally:
         if is_late:  # Or interrupted.
             waiting.give_up()
     if is_late:
         raise WaitTimeout(f"{what} has taken more than {seconds:g} s; see whether it hangs, or set KSTORE_TIMEOUT")
     return answer.result()
+
+
+def _shortened(answer: Future[Answer], seconds: float, haste: Haste) -> tuple[float, float]:
+    """The limit, once nothing can shorten it any more, and how much of it has passed."""
+    started, passed = time.monotonic(), 0.0
+    while not answer.done() and passed < (seconds or math.inf):
+        if haste.is_called_for():
+            return min(seconds or math.inf, round(passed + max(haste.seconds, _LOOK), 1)), passed
+        wait([answer], _LOOK)
+        passed = time.monotonic() - started
+    return seconds, passed
 
 
 @contextmanager

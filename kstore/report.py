@@ -131,6 +131,8 @@ class CommitReport:
     files: int = 0
     """Artifacts in that generation, those of other hosts included."""
     bytes: int = 0
+    found: int | None = None
+    """Finished artifacts in the cache root; None if it has not changed since the last commit, or was not looked at."""
     new_files: int = 0
     """Artifacts that this commit added or changed."""
     new_blobs: int = 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
@@ -53,6 +52,7 @@ log = logging.getLogger(__name__)
 
 _NAMES = tuple(field.name for field in fields(Settings))
 _VARIABLES = {name: f"KSTORE_{'ROOT' if name == 'store' else name.upper()}" for name in _NAMES}
+_MOST_SECONDS = 3_153_600_000
 _FILES = ("kstore.toml", "pyproject.toml")
 
 
@@ -121,16 +121,35 @@ def _section(path: Path) -> dict[str, Any]:
 def _parse(name: str, value: Any, origin: str, folder: Path | None) -> Any:
     try:
         return _PATHS[name](value, folder) if name in _PATHS else _PARSERS[name](value)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, OverflowError) as error:
         raise UsageError(f"{origin}: {value!r} is no {name.replace('_', ' ')}: {error}") from error
 
 
 def _layout(value: str) -> Layout | None:
-    return None if value == "auto" else Layout(value)
+    choice = _one_of(("auto", *Layout), value)
+    return None if choice == "auto" else Layout(choice)
+
+
+def _mode(value: str) -> Mode:
+    return Mode(_one_of(tuple(Mode), value))
+
+
+def _one_of(choices: tuple[str, ...], value: str) -> str:
+    if value not in choices:
+        raise ValueError(f"it must be one of {', '.join(choices)}")
+    return value
+
+
+def _text(value: str) -> str:
+    if not isinstance(value, str):
+        raise ValueError("it must be text")
+    return value
 
 
 def _path(value: str | os.PathLike[str], folder: Path | None) -> str:
     path = os.path.expanduser(os.fspath(value))
+    if "\0" in path:
+        raise ValueError("a path cannot have a NUL")
     if folder is None and not os.path.isabs(path):
         raise ValueError("it is relative, and the current folder has been removed or cannot be reached")
     return os.path.abspath(os.path.join(folder or "", path))
@@ -155,14 +174,15 @@ def _components(value: str | list[str] | tuple[str, ...]) -> tuple[str, ...]:
     unknown = set(names) - set(load_table())
     if unknown:
         raise ValueError(f"{', '.join(sorted(unknown))} unknown; known are {', '.join(load_table())}")
+    if not names:
+        raise ValueError(f"it must name at least one of {', '.join(load_table())}")
     return tuple(names)
 
 
 def _seconds(value: str | float) -> float:
-    seconds = float(value)
-    if not 0 <= seconds < threading.TIMEOUT_MAX / 2:
-        raise ValueError("it must be 0 or more seconds")
-    return seconds
+    if isinstance(value, bool) or not 0 <= float(value) <= _MOST_SECONDS:
+        raise ValueError(f"it must be a number of seconds from 0 to {_MOST_SECONDS}, a hundred years")
+    return float(value)
 
 
 def _ttl(value: str | float) -> float:
@@ -181,9 +201,9 @@ def _switch(value: str | bool) -> bool:
 _PATHS: dict[str, Callable[[Any, Path | None], Any]] = {"store": _stores, "cache_root": _path}
 _PARSERS: dict[str, Callable[[Any], Any]] = {
     "layout": _layout,
-    "mode": Mode,
-    "gpu": str,
-    "environment": str,
+    "mode": _mode,
+    "gpu": _text,
+    "environment": _text,
     "components": _components,
     "timeout": _seconds,
     "lease_ttl": _ttl,

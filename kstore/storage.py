@@ -116,7 +116,7 @@ class Storage:
         if self.must_exist:
             raise StoreUnavailable(f"the store at {self.location} has gone; see whether its filesystem is mounted")
         with reporting_trouble(self.location, "create"):
-            if self._holds_something():
+            if self.is_made():
                 return False
             os.makedirs(self.location, exist_ok=True)
             content = {"format": FORMAT, "created": time.time(), "grace": grace}
@@ -133,6 +133,35 @@ class Storage:
         self._settings = {}
         self.trouble = ""
         _ = self.settings
+
+    def open_existing(self) -> None:
+        """The same, where nobody would make it now: a store that is missing must not look like an empty one.
+
+        Raises:
+            StoreFormatError, StoreUnavailable: as `settings` does, and where there is none.
+        """
+        self.open()
+        if not (self.settings or self.is_made()):
+            raise StoreUnavailable(
+                f"there is no store at {self.location}; see whether its filesystem is mounted, or set KSTORE_ROOT"
+            )
+
+    def is_made(self) -> bool:
+        """Whether there is a store by now; another worker may have made it meanwhile.
+
+        Raises:
+            StoreFormatError: the folder holds something else.
+            StoreUnavailable: it cannot be read.
+        """
+        known = {_SETTINGS, _TAG, "tmp", "lost+found"}
+        with reporting_trouble(self.location, "read"):
+            foreign = [child.name for child in self.backend.list("") if child.name not in known]
+            self._settings = self._read_settings()
+        if foreign and not self._settings:
+            raise StoreFormatError(
+                f"{self.location} is no store but holds {foreign[0]!r}; choose an empty folder for the store"
+            )
+        return bool(self._settings)
 
     def _read_settings(self) -> dict[str, Any]:
         try:
@@ -168,17 +197,6 @@ class Storage:
                 "mount it, or set KSTORE_ROOT"
             )
 
-    def _holds_something(self) -> bool:
-        """Whether another worker has made the store meanwhile."""
-        known = {_SETTINGS, _TAG, "tmp", "lost+found"}
-        foreign = [child.name for child in self.backend.list("") if child.name not in known]
-        self._settings = self._read_settings()
-        if foreign and not self._settings:
-            raise StoreFormatError(
-                f"{self.location} is no store but holds {foreign[0]!r}; choose an empty folder for the store"
-            )
-        return bool(self._settings)
-
 
 @contextmanager
 def reporting_trouble(location: str, verb: str) -> Iterator[None]:
@@ -198,7 +216,7 @@ def _parse_settings(location: str, data: bytes) -> dict[str, Any]:
         found = content["format"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise StoreFormatError(
-            f"{location}/{_SETTINGS} is damaged: {error!r}; restore it or use another folder"
+            f"{location}/{_SETTINGS} is damaged: {type(error).__name__}: {error}; restore it or use another folder"
         ) from error
     if found != FORMAT:
         raise StoreFormatError(

@@ -233,7 +233,7 @@ class Store:
         from kstore.operations.verify import altered_files, remove_altered, verify
 
         with self._maintaining("repair") if repair else reporting_trouble(self.location, "read"):
-            self.storage.open()
+            self.storage.open() if self.storage.below.there else self.storage.open_existing()
             scopes = self._scopes_of(key) if key else list(self.scopes())
             report = verify(self.storage, scopes, repair=repair, progress=self.progress)
             worker = self.local_worker(self.scope(key)) if key else None

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from kstore.deadline import Abandoned, Waiting, within
+from kstore.deadline import Abandoned, Haste, Waiting, within
 from kstore.errors import WaitTimeout
 
 SHORT = 0.01
@@ -89,3 +89,16 @@ def test_where_no_thread_can_be_started_the_work_is_done_at_once(monkeypatch: py
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
     assert within(SHORT, Waiting(), "work", threading.get_ident) == threading.get_ident()
+
+
+def test_a_limit_can_be_shortened_while_it_is_waited_for() -> None:
+    mount, called_for = Mount(), iter([False, True])
+
+    with pytest.raises(WaitTimeout, match="reading has taken more than"):
+        within(3600, Waiting(), "reading", lambda: mount.work(int), Haste(lambda: next(called_for), SHORT))
+    assert mount.release() == "done"
+
+
+@pytest.mark.parametrize("is_called_for", [False, True])
+def test_what_is_in_time_has_nothing_of_it(is_called_for: bool) -> None:
+    assert within(0, Waiting(), "work", lambda: "answer", Haste(lambda: is_called_for, 60)) == "answer"

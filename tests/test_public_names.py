@@ -36,6 +36,10 @@ def test_only_live_commits_import_what_watches() -> None:
     assert done.stdout.split() == ["False"]
 
 
+def test_every_public_name_is_listed() -> None:
+    assert set(kstore.__all__) <= set(dir(kstore))
+
+
 @pytest.mark.parametrize("name", kstore.__all__)
 def test_every_public_name_is_there(name: str) -> None:
     assert getattr(kstore, name) is not None

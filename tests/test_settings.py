@@ -118,12 +118,35 @@ def test_an_unknown_setting_is_refused(tmp_path: Path, file: str) -> None:
         {"timeout": -1},
         {"timeout": "nan"},
         {"timeout": "inf"},
+        {"timeout": 10**400},
+        {"timeout": True},
+        {"gpu": 5},
+        {"environment": ["tag"]},
+        {"components": ","},
+        {"components": []},
+        {"store": "\0"},
+        {"cache_root": "/a\0"},
     ],
     ids=str,
 )
 def test_a_malformed_setting_is_refused_with_its_origin(tmp_path: Path, arguments: dict[str, Any]) -> None:
     (name,) = arguments
     with pytest.raises(UsageError, match=f"argument {name}"):
+        load(tmp_path, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "choices"),
+    [
+        ({"layout": "zip"}, "one of auto, loose, packed"),
+        ({"mode": "ro"}, "one of readwrite, read"),
+        ({"timeout": "inf"}, "from 0 to 3153600000, a hundred years"),
+        ({"components": ","}, "at least one of inductor, "),
+    ],
+    ids=str,
+)
+def test_what_is_refused_says_what_could_be(tmp_path: Path, arguments: dict[str, Any], choices: str) -> None:
+    with pytest.raises(UsageError, match=choices):
         load(tmp_path, **arguments)
 
 

@@ -119,7 +119,8 @@ def _choose(manifest: Manifest, host: str) -> tuple[dict[str, Entry], list[str]]
     """The files that one host may use, and the paths of the host-bound ones of all others."""
     found = [name for name in manifest.hosts if host and name.startswith(host)]
     if host and len(found) != 1:
-        raise UsageError(f"{host!r} is no host of this generation, or several; there are: {', '.join(manifest.hosts)}")
+        there = f"there are: {', '.join(manifest.hosts)}" if manifest.hosts else "it has no C++ objects of any"
+        raise UsageError(f"{host!r} is no host of this generation, or several; {there}")
     others = {path for name, files in manifest.hosts.items() if name not in found for path in files}
     files = manifest.for_host(found[0]) if found else manifest.files
     return files, sorted(others - files.keys())

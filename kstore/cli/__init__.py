@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import sys
 
+_INTERRUPTED = 130
+
 
 def main() -> None:
     """The command `kstore`."""
-    from kstore.cli.program import run
+    try:
+        from kstore.cli.program import run
 
-    sys.exit(run(sys.argv[1:]))
+        code = run(sys.argv[1:])
+    except KeyboardInterrupt:  # While it is loaded, or once it has said all.
+        code = _INTERRUPTED
+    sys.exit(code)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
-
 import click
 
 from kstore.cli.options import (
     ERROR,
     INTEGRITY,
     TIMEOUT,
+    WORKERS,
     Command,
     Invocation,
     cache_root_option,
@@ -49,5 +48,6 @@ def command(invocation: Invocation, key: str) -> None:
     output.summary(committed(report))
     if report.status is CommitStatus.COMMITTED:
         tell_components(output, report.cache_root, report.components)
-    elif report.status is CommitStatus.UNCHANGED and not report.files:
-        output.say(f'did the program run with the variables of `eval "$(kstore env {shlex.quote(key)})"`?')
+    elif report.status is CommitStatus.UNCHANGED and report.found == 0:
+        variables = invocation.again("env", key, names=WORKERS)
+        output.say(f'did the program run with the variables of `eval "$({variables})"`?')

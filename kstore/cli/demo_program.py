@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -24,6 +25,7 @@ KEY = "demo"
 def main() -> None:
     """Run as a program."""
     store, cache_root, model = sys.argv[1:]
+    os.chdir(os.path.dirname(store))  # No kstore.toml of the user's is read there.
     cache = kstore.synchronized(
         KEY, store=store, cache_root=cache_root, mode="readwrite", components=("inductor", "triton"), strict=True
     )

@@ -44,7 +44,7 @@ def command(invocation: Invocation, key: str) -> int:
 
     output, store = invocation.output, invocation.store()
     with output.working("reading the store", store.progress), reporting_trouble(store.location, "read"):
-        store.storage.open()
+        store.storage.open_existing()
         usage = usage_of(store.storage, lambda scope: scope.key, progress=store.progress)
     if key and key not in usage.groups:
         raise MissError(f"nothing is published for {key}; `kstore ls` lists what is")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -19,8 +20,8 @@ from kstore.cli.options import (
     group_option,
     key_argument,
     layout_option,
+    lent_output_options,
     live_options,
-    output_options,
     pass_invocation,
     ready_option,
     scope_options,
@@ -28,6 +29,7 @@ from kstore.cli.options import (
     wait_options,
 )
 from kstore.cli.ready import ready_as_json, start_ready_commit, stop_ready_commit
+from kstore.cli.termination import terminable
 from kstore.errors import MissError
 
 if TYPE_CHECKING:
@@ -66,7 +68,7 @@ class _Exec(Command):
         except click.UsageError:
             if program:
                 raise
-        if not program:
+        if not any(program[:1]):
             ctx.fail("there is no command: put it behind '--', as in `kstore exec my-model/v1 -- python train.py`")
         ctx.params["program"] = program
         return rest
@@ -92,7 +94,7 @@ class _Exec(Command):
 @cache_root_option
 @scope_options
 @layout_option
-@output_options
+@lent_output_options
 @pass_invocation
 def command(
     invocation: Invocation,
@@ -124,15 +126,16 @@ def command(
     if seed:
         check_key(seed)
     store.scope(key)  # A bad key or setting stops here. What follows is trouble, which does not.
-    restored = _restore(output, store, key, require or require_hits, seed=seed, wait=wait or 0, group=group)
     commits = _Commits(output, store, key, grace_period)
-    commits.start(settle, every, is_live=not no_live, ready_url=ready_url)
-    started = time.perf_counter()
-    try:
-        code = run_child(program, environ, commits.told)
-    except OSError as error:
-        output.error(error, f"cannot run {program[0]!r}: {error.strerror}")
-        return exit_code_of(error)
+    with terminable():
+        restored = _restore(output, store, key, require or require_hits, seed=seed, wait=wait or 0, group=group)
+        commits.start(settle, every, is_live=not no_live, ready_url=ready_url)
+        started = time.perf_counter()
+        try:
+            code = run_child(program, environ, commits.told)
+        except OSError as error:
+            output.error(error, f"cannot run {program[0]!r}: {error.strerror}")
+            return exit_code_of(error)
     seconds = time.perf_counter() - started
     committed = commits.finish()
     usage = _find_usage(output, store, restored, committed, commits)
@@ -212,7 +215,6 @@ class _Commits:
         self._store = store
         self._key = key
         self._grace_period = grace_period
-        self._seconds = store.settings.timeout
         self._live: LiveCommits | None = None
         self._is_live = False
         self.is_told_to_end = False
@@ -242,7 +244,6 @@ class _Commits:
         """A signal has come. Who sent it may not wait for the command's end: what is there is committed at once."""
         if number in ENDINGS:
             self.is_told_to_end = True
-            self._seconds = min(self._grace_period, self._seconds or self._grace_period)
             if self._live and self._is_live:
                 self._live.checkpoint()
 
@@ -267,12 +268,18 @@ class _Commits:
         return report
 
     def _commit(self) -> CommitReport:
-        from kstore.deadline import within
+        from kstore.deadline import Haste, Waiting, within
 
-        if self._live:
-            return self._live.publish(self._seconds, is_last=True)
-        work = partial(self._store.commit, self._key)
-        return within(self._seconds, self._store.waiting, f"committing to {self._store.location}", work)
+        store = self._store
+        commit = partial(self._live.publish, 0, is_last=True) if self._live else partial(store.commit, self._key)
+        waiting = Waiting() if self._live else store.waiting
+        haste = Haste(self._has_been_told, self._grace_period)
+        return within(store.settings.timeout, waiting, f"committing to {store.location}", commit, haste)
+
+    def _has_been_told(self) -> bool:
+        """Whether a signal that ends jobs waits to be seen: there is no command any more that would get it."""
+        self.is_told_to_end |= signal.sigtimedwait(ENDINGS, 0) is not None
+        return self.is_told_to_end
 
 
 def _warn(output: Output, what: str, error: BaseException) -> None:

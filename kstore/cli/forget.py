@@ -22,4 +22,4 @@ def command(invocation: Invocation, key: str) -> None:
         return
     for ref in refs:
         output.summary(f"forgotten: {ref.scope}")
-    output.say("next, to free its bytes: kstore gc")
+    output.say(f"next, to free its bytes: {invocation.again('gc')}")

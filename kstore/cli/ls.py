@@ -11,7 +11,6 @@ from kstore.cli.options import ERROR, INTEGRITY, Command, Invocation, complete_k
 from kstore.cli.words import age, size
 
 if TYPE_CHECKING:
-    from kstore.cli.output import Output
     from kstore.errors import IntegrityError
     from kstore.refs import Ref
     from kstore.store import Store
@@ -41,6 +40,8 @@ def command(invocation: Invocation, prefix: str) -> int:
     output, store = invocation.output, invocation.store()
     with output.working("reading the store"):
         refs, damaged = _newest(store, prefix)
+        if not (refs or damaged or store.storage.below or store.storage.settings):
+            store.storage.is_made()  # Else the folder holds something else, and no advice to make one would help.
     for error in damaged:
         output.warn(str(error))
     if output.json:
@@ -51,7 +52,7 @@ def command(invocation: Invocation, prefix: str) -> int:
     elif refs:
         output.table(_COLUMNS, map(_row, refs))
     else:
-        _say_empty(output, store, prefix)
+        _say_empty(invocation, store, prefix)
     return damaged[0].exit_code if damaged else 0
 
 
@@ -81,10 +82,12 @@ def _row(ref: Ref) -> tuple[str, ...]:
     return (scope.key, scope.gpu, scope.environment, *numbers, size(ref.size), age(ref.created))
 
 
-def _say_empty(output: Output, store: Store, prefix: str) -> None:
+def _say_empty(invocation: Invocation, store: Store, prefix: str) -> None:
+    output, again = invocation.output, invocation.again
     if prefix:
-        output.say(f"no key in {store.location} begins with {prefix!r}; `kstore ls` lists them all")
+        output.say(f"no key in {store.location} begins with {prefix!r}; `{again('ls')}` lists them all")
     elif store.storage.settings:
-        output.say(f"{store.location} is empty; to fill it: kstore exec my-model/v1 -- python train.py")
+        output.say(f"{store.location} is empty; to fill it: {again('exec', 'my-model/v1')} -- python train.py")
     else:
-        output.say(f"there is no store in {store.location} yet; `kstore init` makes it, and so does the first commit")
+        makes = f"`{again('init')}` makes it, and so does the first commit"
+        output.say(f"there is no store in {store.location} yet; {makes}")

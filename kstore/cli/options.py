@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
@@ -21,6 +22,8 @@ R = TypeVar("R")
 
 OK = {"0": "ok"}
 ERROR = OK | {"1": "error", "2": "usage"}
+WORKERS = ("store", "cache_root", "gpu", "environment")
+"""The settings that say which store, which local folder and whose kernels."""
 MISSING = {"3": "nothing is published for what was asked"}
 REQUIRED = {"3": "nothing is published, with --require or --generation; with --wait, not in that time either"}
 INTEGRITY = {"4": "what the store holds is damaged"}
@@ -40,6 +43,11 @@ class Invocation:
         """One of the settings that are text, if it was given."""
         value = self.settings.get(name)
         return None if value is None else str(value)
+
+    def again(self, *words: str, names: tuple[str, ...] = ("store",)) -> str:
+        """Another command line, to be copied, with those of the settings that this one was given."""
+        given = [(f"--{name.replace('_', '-')}", self.text(name)) for name in names]
+        return shlex.join(["kstore", *words, *(word for option, value in given if value for word in (option, value))])
 
     def store(self, environ: MutableMapping[str, str] = os.environ) -> Store:
         """The store to work on. Its settings are checked now."""
@@ -127,16 +135,26 @@ def _decorate(*decorators: Callable[[Function], Function]) -> Callable[[Function
     return decorate
 
 
-def output_options(function: Function) -> Function:
+def _output_options(stream: str) -> Callable[[Function], Function]:
     """How much is said, and to whom."""
     return _decorate(
         click.option("--json", is_flag=True, is_eager=True, callback=_set_json, expose_value=False,
-                     help="One JSON object on stdout."),
+                     help=f"One JSON object on {stream}."),
         click.option("-q", "--quiet", is_flag=True, is_eager=True, callback=_set_quiet, expose_value=False,
                      help="Errors only."),
         click.option("-v", "--verbose", count=True, is_eager=True, callback=_set_verbose, expose_value=False,
                      help="Say more; -vv for debugging."),
-    )(function)  # fmt: skip
+    )  # fmt: skip
+
+
+def output_options(function: Function) -> Function:
+    """Of a command whose stdout is its own."""
+    return _output_options("stdout")(function)
+
+
+def lent_output_options(function: Function) -> Function:
+    """Of one that lends it to a child."""
+    return _output_options("stderr")(function)
 
 
 def store_option(function: Function) -> Function:

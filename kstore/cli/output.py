@@ -36,8 +36,10 @@ class Output:
     """To a child: then data goes to stderr."""
 
     def document(self, content: Mapping[str, Any]) -> None:
-        """The command's data for machines, on one line: the only thing on stdout."""
-        click.echo(json.dumps({"schema": SCHEMA, "command": self.command, **content}), err=self.stdout_is_lent)
+        """The command's data for machines, on one line: the only thing on stdout. On stderr it is talk."""
+        with suppress(OSError) if self.stdout_is_lent else nullcontext():
+            told = {"schema": SCHEMA, "command": self.command, **_without_empty_errors(content)}
+            click.echo(json.dumps(told), err=self.stdout_is_lent)
 
     def line(self, text: str = "", color: str = "") -> None:
         """Data for people: what was asked for. Coloured only on a terminal, and not with NO_COLOR."""
@@ -119,3 +121,10 @@ class Output:
         """Nobody listening is no reason to fail."""
         with suppress(OSError):
             click.echo("\n".join(f"{PREFIX}{printable(line)}" for line in text.split("\n")), err=True)
+
+
+def _without_empty_errors(content: Any) -> Any:
+    """Whoever looks for an error finds one only where there was one."""
+    if isinstance(content, Mapping):
+        return {name: _without_empty_errors(value) for name, value in content.items() if (name, value) != ("error", "")}
+    return [_without_empty_errors(value) for value in content] if isinstance(content, list | tuple) else content

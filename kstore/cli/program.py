@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
-from contextlib import suppress
-from typing import Any, ClassVar, TextIO
+from typing import Any, ClassVar
 
 import click
 
@@ -14,6 +12,8 @@ from kstore import __version__
 from kstore.cli.group import CommandTable
 from kstore.cli.options import Invocation
 from kstore.cli.output import Output
+from kstore.cli.streams import flush_streams, prepare_streams
+from kstore.cli.termination import Terminated
 from kstore.errors import KstoreError, UsageError
 
 NAME = "kstore"
@@ -78,13 +78,13 @@ def program() -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run `kstore ARGUMENTS` and return its exit code."""
-    _replace_unprintable()
+    prepare_streams()
     if COMPLETE in os.environ:
         program.main(prog_name=NAME)
     arguments = list(arguments) or ["--help"]
     output = _output_of(arguments)
     code = _run(arguments, output)
-    return _flush(code)
+    return flush_streams(code)
 
 
 def _output_of(arguments: list[str]) -> Output:
@@ -104,6 +104,9 @@ def _run(arguments: list[str], output: Output) -> int:
         return error.exit_code
     except (KeyboardInterrupt, click.Abort) as error:
         return _interrupted(error, output)
+    except Terminated as error:
+        output.error(error)
+        return error.exit_code
     except BrokenPipeError:
         return 1
     except Exception as error:
@@ -134,31 +137,3 @@ def _interrupted(error: BaseException, output: Output) -> int:
         return INTERRUPTED
     output.error(KeyboardInterrupt("stopped: there was no answer"))
     return 1
-
-
-def _replace_unprintable() -> None:
-    """An old locale must not turn an ellipsis into a failure."""
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(AttributeError):  # None: it was closed before we started
-            stream.reconfigure(errors="replace")  # type: ignore[union-attr]
-
-
-def _flush(code: int) -> int:
-    """Flush here: at the interpreter's end a closed pipe would print a traceback, or replace the exit code.
-
-    Data that did not arrive is a failure; that nobody listens to talk is none.
-    """
-    if sys.stderr:
-        _flush_stream(sys.stderr)
-    if sys.stdout and not _flush_stream(sys.stdout):
-        return code or 1
-    return code
-
-
-def _flush_stream(stream: TextIO) -> bool:
-    try:
-        stream.flush()
-        return True
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-        return False

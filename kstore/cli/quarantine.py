@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-
 import click
 
 from kstore.cli.options import ERROR, MISSING, Command, Invocation, key_argument, on_scope
@@ -25,4 +23,7 @@ def command(invocation: Invocation, key: str) -> None:
         return
     for ref in refs:
         output.summary(f"quarantined: {ref.scope}")
-    output.say(f"to undo it: kstore rollback {shlex.quote(key)}")
+    is_one = len(list(store.scopes(key))) == 1
+    for ref in refs:
+        choice = () if is_one else ("--gpu", ref.scope.gpu, "--environment", ref.scope.environment)
+        output.say(f"to undo it: {invocation.again('rollback', key, *choice)}")

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from kstore.cli.options import ERROR, INTEGRITY, Command, Invocation, on_store
 from kstore.cli.words import plural, size
+from kstore.errors import KstoreError, UsageError
+
+if TYPE_CHECKING:
+    from kstore.store import Store
 
 
 @click.command("report", cls=Command, exit_codes=ERROR | INTEGRITY)
@@ -24,17 +29,17 @@ def command(invocation: Invocation, path: str) -> int:
     """
     from kstore.htmlreport.facts import collect_facts
     from kstore.htmlreport.page import make_page
-    from kstore.settings import Mode
     from kstore.storage import reporting_trouble
 
     output, store = invocation.output, invocation.store()
+    _check_target(Path(path))
     with output.working("reading the store", store.progress):
-        candidates = None if store.settings.mode is Mode.READ else store.gc(dry_run=True)
         with reporting_trouble(store.location, "read"):
-            store.storage.open()
+            store.storage.open_existing()
+            candidates = store.gc(dry_run=True) if _may_write(store) else None
             facts = collect_facts(store.storage, candidates, store.progress)
         page = make_page(facts).encode()
-    Path(path).write_bytes(page)
+    _write(path, page)
     for trouble in facts["unreadable"]:
         output.warn(f"cannot be read, and is not counted: {trouble}")
     keys = len({row["key"] for row in facts["keys"]})
@@ -43,3 +48,31 @@ def command(invocation: Invocation, path: str) -> int:
     else:
         output.summary(f"{path}: {plural(keys, 'key')}, {size(len(page))}")
     return 4 if facts["unreadable"] else 0
+
+
+def _check_target(path: Path) -> None:
+    """Before the whole store is read for it."""
+    if path.is_dir():
+        raise UsageError(f"cannot write {path}: it is a folder; name a file in it")
+    if not path.parent.is_dir():
+        raise UsageError(f"cannot write {path}: there is no folder {path.parent}")
+
+
+def _write(path: str, page: bytes) -> None:
+    try:
+        Path(path).write_bytes(page)
+    except OSError as error:
+        raise KstoreError(f"cannot write {path}: {error.strerror}; name another file with -o") from error
+
+
+def _may_write(store: Store) -> bool:
+    """Whether gc can be asked what it would do: for the store's own time it makes a file."""
+    from kstore.settings import Mode
+
+    if store.settings.mode is Mode.READ:
+        return False
+    try:
+        store.storage.clock()
+    except OSError:
+        return False
+    return True

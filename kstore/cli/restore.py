@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import shlex
+from functools import partial
+from typing import Any
 
 import click
 
@@ -11,6 +12,7 @@ from kstore.cli.options import (
     INTEGRITY,
     REQUIRED,
     TIMEOUT,
+    WORKERS,
     Command,
     Invocation,
     complete_key,
@@ -19,6 +21,7 @@ from kstore.cli.options import (
     on_worker,
     wait_options,
 )
+from kstore.cli.termination import terminable
 
 
 @click.command("restore", cls=Command, exit_codes=ERROR | REQUIRED | INTEGRITY | TIMEOUT)
@@ -47,15 +50,20 @@ def command(
     """
     from kstore import flight
     from kstore.cli.sentences import check_required, restored, tell_components, tell_trouble
+    from kstore.deadline import within
     from kstore.stats.record import record
 
     output = invocation.output
     store = invocation.store()
-    with output.working(f"restoring {key}", store.progress):
-        report = store.restore(key, generation=generation, seed=seed, wait=wait or 0, lead=not require, group=group)
-    record(store, report)
-    if report.leads:
-        flight.leave_all()
+    choice: dict[str, Any] = {"generation": generation, "seed": seed, "wait": wait or 0, "group": group}
+    work = partial(store.restore, key, lead=not require, **choice)
+    with terminable():
+        with output.working(f"restoring {key}", store.progress):
+            # In a thread of its own, for nothing can interrupt one that a mount holds up.
+            report = within(0, store.waiting, f"restoring from {store.location}", work)
+        record(store, report)
+        if report.leads:
+            flight.leave_all()
     if require:
         check_required(report)
     tell_trouble(output, report)
@@ -66,8 +74,7 @@ def command(
     tell_components(output, report.cache_root, report.components)
     if report.link_why:
         output.detail(report.link_why)
+    again = partial(invocation.again, names=WORKERS)
     if report.leads:
-        output.say(
-            f"others wait for `kstore commit {shlex.quote(key)}`, for {store.settings.lease_ttl:g} s (--lease-ttl)"
-        )
-    output.say(f'for the variables of this shell: eval "$(kstore env {shlex.quote(key)})"')
+        output.say(f"others wait for `{again('commit', key)}`, for {store.settings.lease_ttl:g} s (--lease-ttl)")
+    output.say(f'for the variables of this shell: eval "$({again("env", key)})"')

@@ -69,7 +69,7 @@ def committed(report: CommitReport) -> str:
 
 
 def _unchanged(report: CommitReport) -> str:
-    if not report.generation:
+    if report.found == 0:
         return f"nothing to commit to {report.key}: there are no finished files in {report.cache_root}"
     has = _has_all(report.generation, report.declined)
     return f"nothing new for {report.key}: {has} ({duration(report.seconds)})"

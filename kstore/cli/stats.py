@@ -49,7 +49,7 @@ def command(invocation: Invocation, key: str, prometheus: bool) -> int:
     if prometheus and output.json:
         raise UsageError("--prometheus and --json exclude each other")
     with output.working("reading the store", store.progress), reporting_trouble(store.location, "read"):
-        store.storage.open()
+        store.storage.open_existing()
         found = overview(store.storage, key or None, store.progress)
     if key and not found.rows:
         raise MissError(f"{store.location} knows nothing of {key}; `kstore ls` lists what it has")

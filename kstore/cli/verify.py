@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kstore.cli.options import ERROR, INTEGRITY, MISSING, Command, Invocation, complete_key, on_worker
+from kstore.cli.options import ERROR, INTEGRITY, MISSING, WORKERS, Command, Invocation, complete_key, on_worker
 from kstore.cli.words import duration, plural, size
 
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ def command(invocation: Invocation, key: str, repair: bool) -> int:
         output.document(report.as_json())
     else:
         _tell(output, report)
+        if not report.ok:
+            output.say(_next(invocation, report, key))
     return 0 if report.ok else 4
 
 
@@ -48,10 +50,16 @@ def _tell(output: Output, report: VerifyReport) -> None:
     what = f"{plural(report.blobs, 'blob')} of {plural(report.generations, 'generation')}"
     verdict = "all is whole" if report.ok else "damage was found"
     output.summary(f"{what}, {size(report.bytes)} read in {duration(report.seconds)}: {verdict}")
-    if report.repaired and not report.ok:
-        output.say("what was damaged is moved aside; the next commit of a worker that has the files puts them back")
-    elif not report.ok:
-        output.say("next: kstore verify --repair")
+
+
+def _next(invocation: Invocation, report: VerifyReport, key: str) -> str:
+    if not (report.is_current or report.local):
+        gc = invocation.again("gc", "--keep", "1")
+        return f"only earlier generations are damaged, which are not restored: gc removes them in time, or sooner: {gc}"
+    if report.repaired:
+        return "what was damaged is moved aside; the next commit of a worker that has the files puts them back"
+    words = ("verify", *((key,) if key else ()), "--repair")
+    return f"next: {invocation.again(*words, names=WORKERS)}"
 
 
 def _describe_away(away: Damage) -> str:

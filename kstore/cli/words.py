@@ -13,6 +13,10 @@ _TAIL = 8
 _PREFIXES = ("", "K", "M", "G", "T", "P")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) *([KMGTP])?(I)?B?")
 _DURATION = re.compile(r"(\d+(?:\.\d+)?) *(s|m|min|h|d|w)?")
+_LONGEST = 36500 * 86400
+_LARGEST = 10**18
+_SHOWN = 40
+"""Characters of what is refused."""
 _SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
@@ -72,10 +76,12 @@ def parse_duration(text: str) -> int:
         ValueError: it is no duration, or none at all.
     """
     found = _DURATION.fullmatch(text.strip())
-    seconds = round(float(found[1]) * _SECONDS[found[2] or "s"]) if found else 0
-    if seconds < 1:
+    seconds = float(found[1]) * _SECONDS[found[2] or "s"] if found else 0.0
+    if seconds > _LONGEST:
+        raise ValueError(f"{shorten(text, _SHOWN)!r} is too long; 36500d, a hundred years, is the limit")
+    if round(seconds) < 1:
         raise ValueError(f"{text!r} is no duration such as 90s, 15m, 1h or 30d")
-    return seconds
+    return round(seconds)
 
 
 def parse_size(text: str) -> int:
@@ -86,10 +92,12 @@ def parse_size(text: str) -> int:
     """
     found = _SIZE.fullmatch(text.strip().upper())
     base = 1024 if found and found[3] else 1000
-    count = round(float(found[1]) * base ** _PREFIXES.index(found[2] or "")) if found else 0
-    if count < 1:
+    count = float(found[1]) * base ** _PREFIXES.index(found[2] or "") if found else 0.0
+    if count > _LARGEST:
+        raise ValueError(f"{shorten(text, _SHOWN)!r} is too large; 1000P is the limit")
+    if round(count) < 1:
         raise ValueError(f"{text!r} is no size such as 500M, 50G or 2TiB")
-    return count
+    return round(count)
 
 
 def files(count: int, kind: str = "") -> str:

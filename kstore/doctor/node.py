@@ -11,7 +11,7 @@ from kstore.components.table import KSTORE_FOLDER
 from kstore.doctor.check import Check, bad, ok, warning
 from kstore.doctor.published import Newest
 from kstore.errors import KstoreError
-from kstore.local.cacheroot import Owner, expected_root, numbered_folder
+from kstore.local.cacheroot import Owner, expected_root, is_numbered, numbered_folder
 from kstore.local.link import Linker, LinkMode
 from kstore.settings import Mode
 from kstore.store import Store
@@ -41,7 +41,7 @@ def check_node(store: Store, key: str, newest: Newest | None, *, is_reachable: b
             if link:
                 yield link
             is_there = bool(newest and newest.own and worker.state.grew_from(worker.store.identity, newest.own))
-            yield from _check_disk(worker.root.path, None if is_there else newest)
+            yield from _check_disk(_nearest(path), None if is_there else newest)
     yield _check_inotify()
 
 
@@ -82,11 +82,12 @@ def _check_root(path: str, newest: Newest | None) -> Check:
     built = snapshot.manifest.meta.get("cache_root") if snapshot else None
     if not isinstance(built, str) or built == path:
         return ok("cache root", path)
+    same = "one fixed KSTORE_CACHE_ROOT on the builder and here" if is_numbered(built) else f"KSTORE_CACHE_ROOT={built}"
     return warning(
         "cache root",
         f"{path}, and what is published was built in {built}",
         "kernels and graphs hit, for their paths are rewritten; C++ objects are compiled anew, and releases share "
-        f"fewer bytes: KSTORE_CACHE_ROOT={built} avoids that",
+        f"fewer bytes: {same} avoids that",
     )
 
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from functools import partial
 
 from kstore.deadline import Waiting, within
 from kstore.doctor.check import Check, bad, ok, warning
-from kstore.errors import KstoreError
+from kstore.errors import KstoreError, StoreFormatError
 from kstore.settings import Mode
+from kstore.storage import Storage
 from kstore.store import Store
 
+_MIN_FREE = 1 << 30
+"""Bytes: a commit of a large model takes as much."""
+_MAKE_ROOM = "restores work, commits will fail: run `kstore gc`, or free some"
 _PATIENCE = 30.0
 """Seconds: whoever examines a mount that hangs wants to hear so."""
 
@@ -18,15 +24,25 @@ def check_shared(store: Store) -> Iterator[Check]:
     """What every key needs."""
     try:
         seconds = min(store.settings.timeout or _PATIENCE, _PATIENCE)
-        within(seconds, Waiting(), f"looking at {store.location}", store.storage.open)
+        is_made = within(seconds, Waiting(), f"looking at {store.location}", partial(_is_made, store.storage))
+    except StoreFormatError as error:
+        yield bad("store", str(error), "name another with KSTORE_ROOT or --store")
+        return
     except (KstoreError, OSError) as error:
         yield bad("store", str(error), "mount it, or name another with KSTORE_ROOT or --store")
         return
-    if not store.storage.settings:
+    if not is_made:
         yield bad("store", f"there is none at {store.location} yet", "the first commit makes it; or run `kstore init`")
         return
     yield ok("store", store.location)
     yield _check_writable(store)
+    if store.settings.mode is not Mode.READ:
+        yield _check_room(store.location)
+
+
+def _is_made(storage: Storage) -> bool:
+    storage.open()
+    return bool(storage.settings) or storage.is_made()
 
 
 def _check_writable(store: Store) -> Check:
@@ -41,3 +57,13 @@ def _check_writable(store: Store) -> Check:
             "restores work, commits do not; see the mount and its permissions, or set KSTORE_MODE=read",
         )
     return ok("writing", "a file was made and removed")
+
+
+def _check_room(location: str) -> Check:
+    """What a commit needs; restores need none."""
+    status = os.statvfs(location)
+    free = status.f_bavail * status.f_frsize
+    found = f"{free / 1e9:.1f} GB free in {location}"
+    if status.f_files and not status.f_favail:
+        return warning("store space", f"{found}, but no inodes", _MAKE_ROOM)
+    return warning("store space", found, _MAKE_ROOM) if free < _MIN_FREE else ok("store space", found)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 
-from kstore.errors import IntegrityError, MissError
+from kstore.errors import IntegrityError, MissError, StoreUnavailable
 from kstore.gc.digests import DigestSet
 from kstore.gc.mark import Marked, mark, needs_of
 from kstore.gc.policy import (
@@ -49,13 +49,14 @@ def collect(storage: Storage, policy: Policy, *, dry_run: bool = False, progress
 
     Raises:
         UsageError: the policy's grace is too short.
+        StoreFormatError, StoreUnavailable: there is no store.
         OSError: the store cannot be read or written.
     """
     started = time.perf_counter()
     report = GcReport(store=storage.location, dry_run=dry_run, grace=policy.grace_of(storage.grace))
     progress = progress or Progress()
     if not storage.settings:
-        return report
+        storage.open_existing()
     with ExitStack() as stack:
         if not dry_run and not stack.enter_context(Lease(storage, _LEASE, _LEASE_TTL).held()):
             report.status = GcStatus.BUSY
@@ -73,12 +74,21 @@ class _Collection:
         self._progress = progress
 
     def run(self) -> None:
-        now = self._storage.clock()
+        now = self._now()
         if not self._report.dry_run:
             sweep_notes(self._storage.backend, now - int(self._report.grace * _SECOND))
         self._collect(now, gone=self._retain(now))
         if self._policy.offline and not self._report.dry_run and self._report.status is GcStatus.COLLECTED:
             self._collect(self._storage.clock(), gone=set())
+
+    def _now(self) -> int:
+        try:
+            return self._storage.clock()
+        except OSError as error:
+            raise StoreUnavailable(
+                f"cannot tell the time of the store at {self._storage.location}: {error.strerror or error}; gc makes a "
+                "file there for that, in a dry run too: run it as a user who may write"
+            ) from error
 
     def _collect(self, now: int, gone: set[str]) -> None:
         with DigestSet() as loose, DigestSet() as packed, DigestSet() as leant, DigestSet() as listed:
@@ -97,7 +107,7 @@ class _Collection:
     def _give_up(self, unreadable: list[str]) -> None:
         self._report.status = GcStatus.INCOMPLETE
         self._report.unreadable = unreadable
-        log.warning("kstore: nothing is deleted, for %d generations cannot be read", len(unreadable))
+        log.warning("nothing is deleted, for %d generations cannot be read", len(unreadable))
 
     # ---- Which generations stay
 

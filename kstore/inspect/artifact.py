@@ -16,6 +16,7 @@ from kstore.inspect.sides import Side
 MAX_COMPARED = 8 << 20
 """Bytes: a larger text is not compared line by line."""
 _SHOWN = 8
+_NEAR = 3
 _NAMED = {Kind.TRITON_KERNEL, Kind.CPP_KERNEL, Kind.GENERATED_CODE, Kind.AUTOTUNE}
 _JSON = (".json", ".best_config")
 
@@ -31,7 +32,7 @@ def find_artifact(side: Side, text: str) -> Artifact:
     """
     found = _by_path(side, text) or _by_kernel(side, text)
     if not found:
-        raise MissError(f"{side.label} has no artifact {text!r}; `kstore diff --name-only` and --json name them")
+        raise MissError(f"{side.label} has no artifact {text!r}; {_near(side, text)}")
     paths = sorted({artifact.path for artifact in found})
     if len(paths) > 1:
         raise UsageError(f"{text!r} could be any of {_listed(paths)} in {side.label}; say more of it")
@@ -103,6 +104,13 @@ def _listed(paths: list[str]) -> str:
     names = [path.rpartition("/")[2] for path in paths]
     shown = names if len(set(names)) == len(names) else paths
     return ", ".join(shown[:_SHOWN]) + (f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else "")
+
+
+def _near(side: Side, text: str) -> str:
+    """What else may have been meant."""
+    names = {artifact.path.rpartition("/")[2] for artifact in side.artifacts}
+    near = difflib.get_close_matches(text.rpartition("/")[2], names, _NEAR)
+    return f"there is {', '.join(near)}" if near else "name a file, or a kernel and the file's suffix"
 
 
 def _of_host(versions: list[Artifact]) -> Artifact:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import stat
 from collections.abc import Iterator, Mapping
@@ -79,6 +80,11 @@ _claimed: dict[tuple[Path, Owner], int] = {}
 def numbered_bases() -> tuple[Path, Path]:
     """The folder of everybody's numbered roots, and this user's own for where that one cannot be trusted."""
     return NUMBERED_ROOTS, NUMBERED_ROOTS.with_name(f"{NUMBERED_ROOTS.name}-{os.geteuid()}")
+
+
+def is_numbered(path: str) -> bool:
+    """Whether it is a numbered root of any user: on another host somebody else may have it."""
+    return bool(re.fullmatch(rf"{re.escape(str(NUMBERED_ROOTS))}(-\d+)?/[^/]+/\d+", path))
 
 
 def numbered_folder(environment: str) -> Path:

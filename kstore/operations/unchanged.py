@@ -31,8 +31,11 @@ def unchanged_since(worker: Worker) -> CommitReport | None:
 
 
 def remember_still(worker: Worker, report: CommitReport, found: Scan, began_ns: int) -> None:
-    """For the next commit, if all that the scan `found`, which began at `began_ns`, is published or declined now."""
-    if report.ok and not report.skipped and (still := still_since(worker.root, found, began_ns)):
+    """For the next commit, if all that the scan `found`, which began at `began_ns`, is published or declined now.
+
+    Not of an empty root, which is likely to be the wrong one: every commit is to say so.
+    """
+    if report.ok and found.files and not report.skipped and (still := still_since(worker.root, found, began_ns)):
         with suppress(CacheRootError, OSError):
             worker.state.save_still(still)
 

@@ -83,6 +83,8 @@ class VerifyReport:
     local: list[str] = field(default_factory=list)
     """Files of the local cache root that were altered in place."""
     repaired: bool = False
+    is_current: bool = False
+    """Whether newest generations are damaged: earlier ones are not restored, and a repair leaves them to gc."""
     seconds: float = 0.0
 
     @property
@@ -133,6 +135,7 @@ def _verify(
     with DigestSet() as needed, DigestSet() as whole:
         verification = _Verification(storage, report, needed, whole, progress)
         verification.run(scopes)
+        report.is_current |= verification.is_current()
         if repair:
             unreadable = [(damage.scope, damage.generation) for damage in report.damage if damage.reason]
             report.repaired = Repair(storage, report.packs, verification.lost, whole).run(unreadable)
@@ -166,6 +169,15 @@ class _Verification:
         lost, self.lost = self.lost, set()
         for ref in self.refs if lost else ():
             self._tell_lost(ref, lost)
+
+    def is_current(self) -> bool:
+        """Whether a newest generation is damaged, or names a pack that is."""
+        newest = {ref.scope: ref for ref in sorted(self.refs, key=lambda ref: ref.generation)}
+        named = {pack for ref in newest.values() for pack in ref.packs}
+        here = (damage for damage in self._report.damage if damage.store == self._storage.location)
+        return not named.isdisjoint(self._report.packs) or any(
+            damage.scope not in newest or damage.generation >= newest[damage.scope].generation for damage in here
+        )
 
     def _survey(self, scope: Scope, generation: int) -> None:
         try:

@@ -97,6 +97,14 @@ def test_without_a_terminal_it_does_not_ask(cli: Cli, roots: Path, monkeypatch: 
     assert left(roots) == {"0", "1", "2"}
 
 
+def test_without_a_stdin_it_does_not_ask_either(cli: Cli, roots: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+    result = cli("clean", "my/v1")
+
+    assert result.code == 2
+    assert "there is no terminal to ask on" in result.err
+
+
 @pytest.mark.parametrize(("answer", "code", "rest"), [("y", 0, {"1", "2"}), ("n", 1, {"0", "1", "2"})])
 def test_on_a_terminal_it_asks(
     cli: Cli, roots: Path, monkeypatch: pytest.MonkeyPatch, answer: str, code: int, rest: set[str]

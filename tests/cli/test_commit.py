@@ -52,6 +52,15 @@ def test_an_empty_cache_root_leads_to_the_variables(cli: Cli) -> None:
     assert "kstore env my/v1" in result.err
 
 
+def test_so_it_does_whatever_is_published(cli: Cli) -> None:
+    cli.publish("my/v1")
+    for _ in range(2):
+        result = cli("commit", "my/v1")
+        assert (result.code, cli("commit", "my/v1", "--json").json["found"]) == (0, 0)
+        assert result.out == f"nothing to commit to my/v1: there are no finished files in {cli.cache_root}\n"
+        assert "kstore env my/v1" in result.err
+
+
 def test_json_is_the_report(cli: Cli) -> None:
     cli.write("inductor/ab/cone.py")
     result = cli("commit", "my/v1", "--json")

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.cli.commandline import Cli
+from tests.cli.commandline import REPOSITORY, Cli
 from tests.compilers.programs import QUICK
 
 
@@ -30,6 +32,21 @@ def broken_torch(folder: Path) -> Path:
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("raise RuntimeError('no such luck')")
     return package.parent
+
+
+def test_no_settings_of_the_users_are_read(cli: Cli) -> None:
+    """Its program would fail for the setting rather than for torch."""
+    project, temporary = cli.folder / "project", cli.folder / "tmp"
+    project.mkdir()
+    temporary.mkdir()
+    (project / "kstore.toml").write_text("nonsense = true\n")
+    path = f"{broken_torch(cli.folder)}:{REPOSITORY}"
+    done = subprocess.run(
+        [sys.executable, "-m", "kstore", "demo"], cwd=project, capture_output=True, text=True, timeout=120,
+        check=False, env=os.environ | {"PYTHONPATH": path, "TMPDIR": str(temporary)},
+    )  # fmt: skip
+
+    assert "RuntimeError: no such luck" in done.stderr
 
 
 @pytest.mark.compiler

@@ -57,6 +57,7 @@ def test_a_key_that_is_not_there_is_a_miss(cli: Cli) -> None:
 
 
 def test_an_empty_store_holds_nothing(cli: Cli) -> None:
+    cli("init")
     result = cli("du")
 
     assert result.code == 0

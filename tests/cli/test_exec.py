@@ -95,7 +95,7 @@ def test_the_commands_options_are_its_own(cli: Cli) -> None:
     assert (result.out, result.err) == ("--json -v -- --help\n", "")
 
 
-@pytest.mark.parametrize("arguments", [["my/v1"], ["my/v1", "--"], ["my/v1", "echo", "hello"]])
+@pytest.mark.parametrize("arguments", [["my/v1"], ["my/v1", "--"], ["my/v1", "echo", "hello"], ["my/v1", "--", ""]])
 def test_a_command_must_be_behind_two_dashes(cli: Cli, arguments: list[str]) -> None:
     result = cli("exec", *arguments)
 
@@ -265,6 +265,27 @@ def test_a_closed_stderr_does_not_stop_the_command(cli: Cli) -> None:
     assert newest_files(cli) == 1
 
 
+@pytest.mark.parametrize("closed", [0, 2])
+def test_a_stream_that_was_never_open_does_not_stop_it(cli: Cli, closed: int) -> None:
+    cli.publish("my/v1", "one")
+    script = f'cat "$TORCHINDUCTOR_CACHE_DIR/ab/cone.py"; {compiling("two")}; exit 5'
+    result = cli.process("exec", "my/v1", "--", "sh", "-ec", script, preexec_fn=lambda: os.close(closed))
+
+    assert (result.code, result.out) == (5, "one")
+    assert newest_files(cli) == 2
+
+
+def test_json_that_cannot_be_written_leaves_the_commands_exit_code(cli: Cli) -> None:
+    script = f"{compiling('one')}; exit 7"
+    with open("/dev/full", "w") as full:
+        result = cli.process(
+            "exec", "my/v1", "--json", "--", "sh", "-ec", script, preexec_fn=lambda: os.dup2(full.fileno(), 2)
+        )
+
+    assert result.code == 7
+    assert newest_files(cli) == 1
+
+
 def test_with_require_a_miss_ends_it_before_the_command(cli: Cli) -> None:
     result = cli("exec", "my/v1", "--require", "--", "touch", str(cli.folder / "ran"))
 
@@ -315,6 +336,20 @@ def test_json_is_the_last_line_on_stderr_as_stdout_is_the_commands(cli: Cli) -> 
     assert (result.code, result.out) == (4, "out\n")
     assert (content["schema"], content["command"], content["exit_code"]) == (1, "exec", 4)
     assert (content["restore"]["status"], content["commit"]["status"]) == ("miss", "committed")
+
+
+def test_without_trouble_json_has_no_error(cli: Cli) -> None:
+    cli.publish("my/v1")
+    content = json.loads(cli.process("exec", "my/v1", "--json", "--", "true").err)
+
+    assert "error" not in content["restore"].keys() | content["commit"].keys()
+    assert "error" not in cli("restore", "my/v1", "--json").json
+    assert "error" not in cli("commit", "my/v1", "--json").json
+
+
+def test_the_help_says_where_json_goes(cli: Cli) -> None:
+    assert "One JSON object on stderr" in cli("exec", "--help").out
+    assert "One JSON object on stdout" in cli("restore", "--help").out
 
 
 def test_trouble_is_in_json_too(cli: Cli) -> None:

@@ -122,6 +122,23 @@ def test_after_a_signal_the_last_commit_has_the_grace_period(cli: Cli, options: 
     assert "has taken more than 1 s" in err
 
 
+@pytest.mark.parametrize("options", [(), ("--no-live",)], ids=["live", "not live"])
+def test_so_it_has_if_the_signal_comes_during_that_commit(cli: Cli, options: tuple[str, ...]) -> None:
+    hanging = cli.folder / "hanging"
+    hanging.mkdir()
+    (hanging / "sitecustomize.py").write_text(HANG.replace("*what: ", "*what: print('uploading', flush=True) or "))
+    program = f"{compiling_in_python('one')}; print('ready', flush=True)"
+    process = start(cli, *LATE, *options, "--grace-period", "1s", program=program, PYTHONPATH=f"{hanging}:{REPOSITORY}")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "uploading\n"
+    process.send_signal(signal.SIGTERM)
+    process.wait(PATIENCE)
+    _, err = process.communicate()
+
+    assert process.returncode == 0
+    assert "nothing is committed: committing to" in err
+
+
 def test_a_worker_that_only_reads_commits_nothing(cli: Cli) -> None:
     cli.publish("my/v1", "one")
     process = start(cli, program=WAITING, KSTORE_MODE="read")

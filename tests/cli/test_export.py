@@ -148,6 +148,22 @@ def test_an_archive_is_of_one_scope(cli: Cli, bundle: str, monkeypatch: pytest.M
     assert len(cli("export", KEY, "-o", bundle, "--json").json["exported"]) == 2
 
 
+def test_where_no_host_has_objects_none_can_be_chosen(cli: Cli) -> None:
+    cli.publish("my/v1")
+    result = cli("export", "my/v1", "-o", str(cli.folder / "one.tar"), "--host", "abc")
+
+    assert result.code == 2
+    assert "'abc' is no host of this generation, or several; it has no C++ objects of any" in result.err
+
+
+def test_an_import_of_nothing_says_what_there_is_to_name(cli: Cli) -> None:
+    result = cli("import")
+
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith("kstore: name the FILE of a bundle, or another source: bundle, fal, b10, megacache")
+    assert len(result.err.splitlines()) == 1
+
+
 def test_an_unknown_source_of_an_import_is_a_file(cli: Cli) -> None:
     result = cli("import", "missing.kstore")
     assert (result.code, "cannot read missing.kstore" in result.err) == (1, True)

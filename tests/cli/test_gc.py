@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from kstore.cli.words import parse_size
+from kstore.storage import Storage
 from tests.cli.commandline import ENVIRONMENT, GPU, Cli
 
 
@@ -25,6 +26,18 @@ def test_a_dry_run_changes_nothing(cli: Cli) -> None:
 
     assert "2 generations of 3 would be removed" in planned.out
     assert len(cli("show", "my/v1", "--json").json["scopes"][0]["generations"]) == 3
+
+
+def test_a_dry_run_needs_to_write_too_and_says_so(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(storage: Storage) -> int:
+        raise PermissionError(13, "Permission denied")
+
+    cli.publish("my/v1")
+    monkeypatch.setattr(Storage, "clock", refuse)
+    result = cli("gc", "-n")
+
+    assert (result.code, result.out) == (1, "")
+    assert "Permission denied; gc makes a file there for that, in a dry run too" in result.err
 
 
 def test_json_has_every_decision(cli: Cli) -> None:
@@ -55,6 +68,8 @@ def test_what_cannot_be_read_is_kept_and_told(cli: Cli) -> None:
 
     assert result.code == 4
     assert "everything is kept" in result.err
+    assert "kstore: nothing is deleted, for 1 generations" in result.err.splitlines()[0]
+    assert "kstore: kstore: " not in result.err
 
 
 @pytest.mark.parametrize(

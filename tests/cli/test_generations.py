@@ -63,6 +63,19 @@ def test_a_quarantine_can_be_rolled_back(cli: Cli) -> None:
     assert files(cli) == {"cone.py"}
 
 
+def test_a_quarantine_of_several_scopes_says_how_to_undo_each(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    cli.publish("my/v1")
+    cli.write("inductor/ab/cone.py")
+    cli("commit", "my/v1", "--gpu", "other-gpu")
+    monkeypatch.delenv("KSTORE_GPU")
+    lines = cli("quarantine", "my/v1").err.splitlines()
+
+    assert len(lines) == 2
+    for line in lines:
+        assert cli(*line.removeprefix("kstore: to undo it: kstore ").split()).code == 0
+    assert "quarantined" not in cli("ls", "--json").out
+
+
 def test_there_must_be_something_to_roll_back_to(cli: Cli) -> None:
     cli.publish("my/v1")
     result = cli("rollback", "my/v1")

@@ -53,11 +53,27 @@ def test_a_folder_that_holds_something_else_is_refused(cli: Cli) -> None:
     assert "thesis.tex" in result.err
 
 
+def test_a_store_whose_settings_are_no_text_is_said_to_be_damaged_in_few_words(cli: Cli) -> None:
+    cli.store.mkdir()
+    (cli.store / "kstore.json").write_bytes(b"\xff" * 5000)
+    result = cli("init")
+
+    assert result.code == 1
+    assert "kstore.json is damaged" in result.err
+    assert len(result.err) < 500
+
+
 def test_quiet_says_nothing(cli: Cli) -> None:
     result = cli("init", "-q")
 
     assert (result.code, result.out, result.err) == (0, "", "")
     assert (cli.store / "kstore.json").exists()
+
+
+def test_what_to_do_next_names_the_same_store(cli: Cli) -> None:
+    other = cli.folder / "a store"
+
+    assert f"kstore exec my-model/v1 --store '{other}' -- python" in cli("init", "--store", str(other)).err
 
 
 def test_the_store_can_be_named(cli: Cli) -> None:

@@ -64,6 +64,16 @@ def test_without_a_store_it_says_how_to_make_one(cli: Cli) -> None:
     assert "kstore init" in result.err
 
 
+def test_a_folder_that_holds_something_else_is_said_to(cli: Cli) -> None:
+    cli.store.mkdir()
+    (cli.store / "thesis.tex").touch()
+    result = cli("ls")
+
+    assert (result.code, result.out) == (1, "")
+    assert "is no store but holds 'thesis.tex'" in result.err
+    assert "kstore init" not in result.err
+
+
 def test_json_has_everything_in_full(cli: Cli) -> None:
     cli.publish("my/v1", "one")
     cli.publish("my/v1", "one", "two")

@@ -73,6 +73,13 @@ def test_an_interrupt_is_130(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (result.code, result.out, result.err) == (130, "", "kstore: interrupted\n")
 
 
+def test_an_interrupt_while_it_is_loaded_is_130_and_silent(cli: Cli) -> None:
+    (cli.folder / "click.py").write_text("import signal; signal.raise_signal(signal.SIGINT)")
+    result = cli.process("ls", env=os.environ | {"PYTHONPATH": f"{cli.folder}:{REPOSITORY}"})
+
+    assert (result.code, result.out, result.err) == (130, "", "")
+
+
 def test_a_closed_pipe_is_no_traceback(cli: Cli) -> None:
     cli.publish("my/v1")
     with reader_gone() as pipe:
@@ -108,6 +115,15 @@ def test_without_a_stdout_it_works(cli: Cli) -> None:
     result = cli.process("init", preexec_fn=lambda: os.close(1))
 
     assert (result.code, result.out) == (0, "")
+
+
+@pytest.mark.parametrize("closed", [(0,), (2,), (0, 2), (0, 1, 2)])
+def test_a_stream_that_is_closed_is_no_failure(cli: Cli, closed: tuple[int, ...]) -> None:
+    cli.publish("my/v1")
+    result = cli.process("ls", preexec_fn=lambda: [os.close(number) for number in closed])
+
+    assert result.code == 0
+    assert ("my/v1" in result.out) is (1 not in closed)
 
 
 def test_a_locale_without_an_ellipsis_is_no_failure(cli: Cli) -> None:
@@ -149,6 +165,33 @@ def test_json_stays_one_line_whatever_a_name_holds(capsys: pytest.CaptureFixture
 
     (line,) = capsys.readouterr().out.splitlines()
     assert json.loads(line)["name"] == "a\nb\udc80"
+
+
+# ---- no store
+
+LOOKING_AFTER = ["verify", "gc", "stats", "report", "du"]
+
+
+@pytest.mark.parametrize("command", LOOKING_AFTER)
+@pytest.mark.parametrize("is_mounted", [False, True], ids=["missing", "empty"])
+def test_who_looks_after_a_store_that_is_not_there_is_told_so(cli: Cli, command: str, is_mounted: bool) -> None:
+    if is_mounted:
+        cli.store.mkdir()
+    result = cli(command, "--json")
+
+    assert result.code == 1
+    assert f"there is no store at {cli.store}" in result.json["error"]["message"]
+    assert not (cli.store / "kstore.json").exists()
+
+
+@pytest.mark.parametrize("command", LOOKING_AFTER)
+def test_so_is_who_looks_after_a_folder_of_something_else(cli: Cli, command: str) -> None:
+    cli.store.mkdir()
+    (cli.store / "thesis.tex").touch()
+    result = cli(command)
+
+    assert (result.code, result.out) == (1, "")
+    assert "is no store but holds 'thesis.tex'" in result.err
 
 
 # ---- a sign of life

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from kstore.storage import Storage
 from tests.cli.commandline import Cli
 from tests.trees import listing
 
@@ -44,6 +45,20 @@ def test_a_worker_that_only_reads_writes_nothing_to_the_store(
     assert '"gc":null' in path.read_text()
 
 
+def test_so_does_one_that_may_not_write(cli: Cli, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cli.publish("my/v1", "one")
+    before = listing(cli.store)
+    monkeypatch.setattr(Storage, "clock", refuse)
+
+    assert cli("report", "-o", str(path)).code == 0
+    assert listing(cli.store) == before
+    assert '"gc":null' in path.read_text()
+
+
+def refuse(storage: Storage) -> int:
+    raise PermissionError(13, "Permission denied")
+
+
 def test_without_plotly_nothing_is_written(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cli.publish("my/v1", "one")
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
@@ -55,7 +70,20 @@ def test_without_plotly_nothing_is_written(cli: Cli, tmp_path: Path, monkeypatch
     assert not path.exists()
 
 
-def test_a_folder_that_is_not_there_is_an_error(cli: Cli, path: Path) -> None:
-    cli.publish("my/v1", "one")
+@pytest.mark.parametrize(("name", "why"), [("missing/report.html", "there is no folder"), ("", "it is a folder")])
+def test_where_no_file_can_be_the_store_is_not_read(
+    cli: Cli, path: Path, monkeypatch: pytest.MonkeyPatch, name: str, why: str
+) -> None:
+    monkeypatch.setattr(Storage, "open_existing", lambda storage: pytest.fail("the store is read"))
+    result = cli("report", "-o", str(path.parent / name))
 
-    assert cli("report", "-o", str(path.parent / "missing" / "report.html")).code == 1
+    assert result.code == 2
+    assert why in result.err
+
+
+def test_a_full_disk_is_an_error_that_names_the_file(cli: Cli, path: Path) -> None:
+    cli.publish("my/v1")
+    result = cli("report", "-o", "/dev/full")
+
+    assert result.code == 1
+    assert "cannot write /dev/full: No space left on device" in result.err

@@ -75,12 +75,12 @@ def test_a_key_that_nobody_knows_is_a_miss(cli: Cli) -> None:
     assert cli("stats", "your/v1").code == 3
 
 
-def test_a_store_that_is_not_there_yet_has_no_figures(cli: Cli) -> None:
+def test_an_empty_store_has_no_figures(cli: Cli) -> None:
+    cli("init")
     result = cli("stats")
 
     assert result.code == 0
     assert "none counted" in result.out
-    assert not cli.store.exists()
 
 
 def test_what_cannot_be_read_is_named(cli: Cli) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from tests.cli.commandline import Cli
 
 
@@ -40,6 +42,43 @@ def test_after_a_repair_the_next_commit_puts_it_back(cli: Cli) -> None:
     assert cli("verify").code == 4
     cli.publish("my/v1", "one", "two")
     assert cli("verify").code == 0
+
+
+def test_what_only_earlier_generations_have_lost_is_left_to_gc(cli: Cli) -> None:
+    cli.publish("my/v1", "one")
+    damage(cli)
+    cli("forget", "my/v1")
+    result = cli("verify")
+
+    assert result.code == 4
+    assert "--repair" not in result.err
+    assert "kstore gc --keep 1" in result.err
+
+
+def test_so_is_a_pack_that_was_moved_aside_once_its_files_are_back(cli: Cli) -> None:
+    cli.write("inductor/ab/cone.py", "one")
+    cli("commit", "my/v1", "--layout", "packed")
+    (pack,) = (cli.store / "packs").iterdir()
+    pack.chmod(0o644)
+    data = pack.read_bytes()
+    pack.write_bytes(bytes([data[0] ^ 1]) + data[1:])
+    assert "kstore verify --repair" in cli("verify").err
+    cli("verify", "--repair")
+    cli("commit", "my/v1", "--layout", "packed")
+    result = cli("verify")
+
+    assert result.code == 4
+    assert f"pack {pack.name} is damaged" in result.out
+    assert "--repair" not in result.err
+
+
+def test_what_to_do_next_is_for_the_same_store_and_key(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    cli.publish("my/v1", "one")
+    damage(cli)
+    monkeypatch.delenv("KSTORE_ROOT")
+    result = cli("verify", "my/v1", "--store", str(cli.store))
+
+    assert f"next: kstore verify my/v1 --repair --store {cli.store}\n" in result.err
 
 
 def test_json_lists_what_is_lost(cli: Cli) -> None:

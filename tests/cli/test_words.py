@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from kstore.cli.words import age, amount, duration, long_duration, parse_duration, printable, shorten, size
+from kstore.cli.words import age, amount, duration, long_duration, parse_duration, parse_size, printable, shorten, size
 
 
 @pytest.mark.parametrize(
@@ -48,6 +48,15 @@ def test_durations_are_read(text: str, seconds: int) -> None:
 def test_what_is_no_duration_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="no duration"):
         parse_duration(text)
+
+
+def test_what_nobody_could_wait_for_or_store_is_refused_with_the_limit() -> None:
+    for text in ("9" * 400, "36501d"):
+        with pytest.raises(ValueError, match="36500d, a hundred years, is the limit"):
+            parse_duration(text)
+    for text in ("9" * 400, "1001P"):
+        with pytest.raises(ValueError, match="1000P is the limit"):
+            parse_size(text)
 
 
 def test_one_file_is_not_plural() -> None:

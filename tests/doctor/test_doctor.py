@@ -57,8 +57,8 @@ def worst(store: Store, key: str = KEY) -> dict[str, Check]:
 def test_where_the_builder_itself_looks_nothing_is_wrong(published: Node) -> None:
     assert worst(published.store) == {}
     assert list(checks(published.store)) == [
-        "store", "writing", "generation", "GPU", "environment", "cache root", "link mode", "space", "inodes",
-        "inotify", "compiler", "host", "variables", "key variables",
+        "store", "writing", "store space", "generation", "GPU", "environment", "cache root", "link mode", "space",
+        "inodes", "inotify", "compiler", "host", "variables", "key variables",
     ]  # fmt: skip
 
 
@@ -143,6 +143,15 @@ def test_a_store_that_cannot_be_reached_is_bad_and_is_not_made(tmp_path: Path) -
 
 def test_a_store_that_nobody_has_made_is_bad(tmp_path: Path) -> None:
     assert "first commit makes it" in worst(Node(tmp_path).store)["store"].advice
+
+
+def test_a_folder_that_holds_something_else_is_bad(tmp_path: Path) -> None:
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "thesis.tex").touch()
+    found = worst(Node(tmp_path).store)["store"]
+
+    assert "holds 'thesis.tex'" in found.found
+    assert "kstore init" not in found.advice
 
 
 def test_a_store_that_cannot_be_written_costs_commits_only(published: Node, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,6 +244,27 @@ def test_another_cache_root_costs_something(published: Node) -> None:
 
     assert found.verdict is Verdict.WARNING
     assert f"KSTORE_CACHE_ROOT={published.tree.root}" in found.advice
+
+
+@pytest.mark.parametrize("user", ["", "-1000"])
+def test_a_numbered_root_is_not_to_be_taken_from_whoever_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, user: str
+) -> None:
+    monkeypatch.setattr(cacheroot, "NUMBERED_ROOTS", tmp_path / "numbered")
+    node = Node(tmp_path, f"numbered{user}/{ENVIRONMENT}/0")
+    node.tree.kernel()
+    node.commit()
+    found = worst(Node(tmp_path, "elsewhere").store)["cache root"]
+
+    assert f"built in {node.tree.root}" in found.found
+    assert "one fixed KSTORE_CACHE_ROOT on the builder and here avoids that" in found.advice
+
+
+def test_space_is_named_by_a_folder_that_stays(published: Node, tmp_path: Path) -> None:
+    (tmp_path / "never").mkdir()
+    found = checks(Node(tmp_path, "never/there").store)
+
+    assert found["space"].found.endswith(f" in {tmp_path}/never")
 
 
 def test_objects_for_other_hosts_are_counted(published: Node, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -346,6 +376,8 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
         ("f_bavail", 0, "space", Verdict.BAD),
         ("f_bavail", 1000, "space", Verdict.WARNING),
         ("f_favail", 0, "inodes", Verdict.BAD),
+        ("f_bavail", 1000, "store space", Verdict.WARNING),
+        ("f_favail", 0, "store space", Verdict.WARNING),
         ("f_flag", os.ST_NOEXEC, "cache root", Verdict.BAD),
     ],
 )

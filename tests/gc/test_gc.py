@@ -18,7 +18,7 @@ from kstore.blobs.packindex import PackIndex
 from kstore.blobs.packreader import PackReader
 from kstore.condemned import list_names, read_list
 from kstore.digest import digest_of
-from kstore.errors import IntegrityError, UsageError
+from kstore.errors import IntegrityError, StoreUnavailable, UsageError
 from kstore.gc import GcStatus, repack
 from kstore.gc.digests import DigestSet
 from kstore.gc.policy import Why
@@ -57,8 +57,9 @@ def test_a_store_with_nothing_to_remove_is_left_as_it_is(node: Node, tmp_path: P
     assert restored(tmp_path, "other") == kernels(node)
 
 
-def test_there_may_be_no_store_yet(tmp_path: Path) -> None:
-    assert collect(Node(tmp_path)).status is GcStatus.COLLECTED
+def test_where_there_is_no_store_nothing_is_made(tmp_path: Path) -> None:
+    with pytest.raises(StoreUnavailable, match="there is no store"):
+        collect(Node(tmp_path))
     assert not (tmp_path / "store").exists()
 
 

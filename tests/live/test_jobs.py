@@ -132,7 +132,9 @@ def test_a_worker_that_only_reads_publishes_nothing(place: Place, live: bool) ->
     assert not place.settings["store"].exists()
 
 
-@pytest.mark.parametrize("wrong", [{"settle": 0}, {"every": -1}, {"grace_period": float("inf")}, {"on_error": "maybe"}])
+@pytest.mark.parametrize(
+    "wrong", [{"settle": 0}, {"settle": "x"}, {"every": -1}, {"grace_period": float("inf")}, {"on_error": "maybe"}]
+)
 @pytest.mark.parametrize("call", [kstore.watch, kstore.synchronized])
 def test_a_mistake_of_the_caller_is_raised(place: Place, call: Any, wrong: dict[str, Any]) -> None:
     with pytest.raises(kstore.UsageError, match=next(iter(wrong))):

@@ -24,6 +24,8 @@ class Sources(CommandTable):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """A first word that names no source is the file of a bundle, or an option of that command."""
+        if not args and not ctx.resilient_parsing:
+            ctx.fail(f"name the FILE of a bundle, or another source: {', '.join(SOURCES)}")
         if args and args[0] not in {*SOURCES, *ctx.help_option_names}:
             args = ["bundle", *args]
         return super().parse_args(ctx, args)

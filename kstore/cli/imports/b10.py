@@ -77,9 +77,11 @@ def command(
 
 def _find(source: Path) -> Path:
     """The archive that was named, or the one in the folder for this worker's hardware."""
-    from kstore.errors import MissError
+    from kstore.errors import KstoreError, MissError
     from kstore.integrations.b10.archives import find_archives, own_archive
 
+    if not source.exists():
+        raise KstoreError(f"there is no folder or file {source}; see whether it is mounted, or name another")
     if source.is_file():
         return source
     if archive := own_archive(source):

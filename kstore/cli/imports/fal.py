@@ -19,7 +19,7 @@ from kstore.cli.options import (
     store_option,
 )
 from kstore.cli.words import plural
-from kstore.errors import ArchiveError, MissError
+from kstore.errors import ArchiveError, KstoreError, MissError
 
 if TYPE_CHECKING:
     from kstore.cli.output import Output
@@ -58,6 +58,8 @@ def command(invocation: Invocation, folder: Path, gpu_folder: str | None) -> int
 
     output, store = invocation.output, invocation.store()
     check_target(store)
+    if not folder.is_dir():
+        raise KstoreError(f"there is no folder {folder}; see whether it is mounted, or name another")
     zips, others = find_zips(folder, gpu_folder or old_gpu_type())
     names = sorted({path.relative_to(folder).parts[0] for path in others})
     if not zips:

@@ -1,0 +1,42 @@
+"""What ends a command that has no other to pass its signals on to yet."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import NoReturn
+
+_TERMINATIONS = (signal.SIGTERM, signal.SIGHUP)
+
+
+class Terminated(BaseException):
+    """A signal has come that ends this process."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"ended by {signal.Signals(number).name}")
+        self.exit_code = 128 + number
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """SIGTERM and SIGHUP end what is done meanwhile, unless whoever started us has them ignored.
+
+    Process 1 of a container gets no signal that it has no handler for; and a lease is given up only by who lives on.
+
+    Raises:
+        Terminated: one has come.
+    """
+    handled = [number for number in _TERMINATIONS if signal.getsignal(number) is signal.SIG_DFL]
+    for number in handled:
+        signal.signal(number, _terminate)
+    try:
+        yield
+    finally:
+        for number in handled:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _terminate(number: int, frame: FrameType | None) -> NoReturn:
+    raise Terminated(number)

@@ -1,0 +1,85 @@
+"""SIGTERM and SIGHUP before the command runs that they would be passed on to."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from tests.cli.commandline import REPOSITORY, Cli
+
+WAITING = ("--wait", "5m", "--require")
+COMMANDS = [("restore", "my/v1", *WAITING), ("exec", "my/v1", *WAITING, "--", "echo", "ran")]
+LEADS = "the others wait for what this worker compiles"
+HANG_ONCE_RESTORED = """
+import sys, threading
+import kstore.stats.record as module
+module.record = lambda *what: (print("restored", file=sys.stderr, flush=True), threading.Event().wait())
+"""
+FIRST_PROCESS = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("arguments", COMMANDS)
+def test_it_ends_one_that_waits(cli: Cli, arguments: tuple[str, ...], number: signal.Signals) -> None:
+    process = cli.start(*arguments)
+    assert process.stderr is not None
+    assert "waiting for somebody to compile" in process.stderr.readline()
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+
+    assert (process.returncode, out) == (128 + number, "")
+    assert err == f"kstore: ended by {number.name}\n"
+
+
+@pytest.mark.parametrize("command", ["restore", "exec"])
+def test_one_that_leads_lets_the_next_lead_at_once(cli: Cli, command: str) -> None:
+    (cli.folder / "sitecustomize.py").write_text(HANG_ONCE_RESTORED)
+    program = ("--", "true") if command == "exec" else ()
+    arguments = (command, "my/v1", "--wait", "5m", "--lease-ttl", "1h", *program)
+    process = cli.start(*arguments, PYTHONPATH=f"{cli.folder}:{REPOSITORY}")
+    assert process.stderr is not None
+    assert process.stderr.readline() == "restored\n"
+    process.send_signal(signal.SIGTERM)
+
+    assert process.wait(60) == 128 + signal.SIGTERM
+    process.communicate()
+    assert LEADS in cli("restore", "my/v1", "--wait", "5m", "--cache-root", str(cli.folder / "second")).out
+
+
+def test_who_has_it_ignored_is_not_ended_by_it(cli: Cli) -> None:
+    """As nohup does with SIGHUP."""
+    arguments = ("restore", "my/v1", "--wait", "5m", "--require")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "kstore", *arguments], cwd=REPOSITORY, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
+    )  # fmt: skip
+    assert process.stderr is not None
+    assert "waiting for somebody to compile" in process.stderr.readline()
+    process.send_signal(signal.SIGHUP)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+
+    assert process.returncode == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize("arguments", COMMANDS)
+def test_it_ends_process_1_of_a_container(cli: Cli, arguments: tuple[str, ...]) -> None:
+    """To which the kernel sends no signal that it has no handler for."""
+    if subprocess.run([*FIRST_PROCESS, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no namespace of processes can be made here")
+    outer = subprocess.Popen(
+        [*FIRST_PROCESS, sys.executable, "-m", "kstore", *arguments],
+        cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ),
+    )  # fmt: skip
+    assert outer.stderr is not None
+    assert "waiting for somebody to compile" in outer.stderr.readline()
+    (first,) = psutil.Process(outer.pid).children()
+    first.terminate()
+    out, _ = outer.communicate(timeout=60)
+
+    assert (outer.returncode, out) == (128 + signal.SIGTERM, "")
