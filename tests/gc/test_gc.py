@@ -526,7 +526,7 @@ def test_a_repair_beside_a_gc_loses_nothing_that_is_whole(damaged: Node, tmp_pat
     """The gc comes when what is whole has been copied, and no ref names the copy."""
     bad, other = damaged.newest().packs[-1], Node(tmp_path, "other", layout="packed")
     before = restored_but(tmp_path, "before")
-    repair = Repair(damaged.store.storage, [bad], [], DigestSet())
+    repair = Repair(damaged.store.storage, [bad], {}, DigestSet())
     with repair._whole:
         repair._save(bad)
         for _ in range(2):
