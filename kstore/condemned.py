@@ -88,16 +88,21 @@ def close_fence(backend: Backend, name: str) -> None:
     except FileNotFoundError:  # another gc has finished with the list
         return
     except (ValueError, TypeError, UsageError) as error:
-        backend.delete(_fence_of(name))
+        take_down_fence(backend, name)
         raise IntegrityError(f"the fence of {name} is damaged: {error!r}; a new one is put up") from error
     for path in paths:
         backend.delete(path)
 
 
+def take_down_fence(backend: Backend, name: str) -> None:
+    """What is on the list `name` then waits until a new fence is old enough."""
+    backend.delete(_fence_of(name))
+
+
 def delete_list(backend: Backend, name: str) -> None:
     """Forget a list whose entries are gone, or the fence of one that is gone itself."""
     backend.delete(name)
-    backend.delete(_fence_of(name))
+    take_down_fence(backend, name)
 
 
 def fences(backend: Backend) -> list[str]:

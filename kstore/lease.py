@@ -11,8 +11,7 @@ import json
 import math
 import secrets
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -98,16 +97,6 @@ class Lease:
             newest = self.newest()
             if not newest or not self._is_ours(newest) or self._put(newest.number + 1, is_released=True):
                 return
-
-    @contextmanager
-    def held(self) -> Iterator[bool]:
-        """Whether it could be acquired; released at the end."""
-        taken = self.acquire()
-        try:
-            yield taken
-        finally:
-            if taken:
-                self.release()
 
     def _is_ours(self, claim: Claim) -> bool:
         return claim.nonce == self.nonce and not claim.is_released

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterable
 from contextlib import suppress
 
-from kstore.backends import Backend
-from kstore.blobs.loose import blob_name
+from kstore.backends import Backend, NewObject
+from kstore.blobs.loose import blob_name, stamp
 from kstore.blobs.packindex import pack_name
+from kstore.digest import digest_of
 from kstore.scope import Scope
 
 FOLDER = "quarantine"
@@ -32,6 +34,17 @@ def quarantine_ref(backend: Backend, scope: Scope, generation: int) -> None:
     """Move a ref aside that is not the newest."""
     with suppress(FileNotFoundError):
         backend.move(f"{scope.folder}/{generation}", f"{FOLDER}/ref-{generation}.{secrets.token_hex(8)}")
+
+
+def put_back(backend: Backend, digest: bytes, size: int, names: Iterable[str]) -> bool:
+    """Put a blob of `size` bytes back, as a new file that no gc has condemned, if any of these has its bytes."""
+    for name in names:
+        data = b""
+        with suppress(OSError):
+            data = backend.get(name, 0, size + 1)
+        if digest_of(data) == digest:
+            return backend.put_many([NewObject(blob_name(digest), data, stamp(digest))])[0]
+    return False
 
 
 def quarantined(backend: Backend) -> dict[bytes, list[str]]:

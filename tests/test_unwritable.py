@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import kstore
+from kstore.gc import GcStatus
 from kstore.report import CommitStatus, RestoreStatus
+from tests.gc.stores import collect, pass_time, stored
 from tests.trees import ENVIRONMENT, GPU, Node, Tree
 
 SCOPE = {"gpu": GPU, "environment": ENVIRONMENT}
@@ -65,6 +68,62 @@ def test_a_full_store_costs_the_commit_and_not_the_job(
 
     (volume / "filler").unlink()
     assert kstore.commit("m", store=store, cache_root=tree.root, **SCOPE).status is CommitStatus.COMMITTED
+
+
+def out_of_inodes(volume: Path) -> None:
+    found = os.statvfs(volume)
+    remount(volume, f"nr_inodes={found.f_files - found.f_ffree}")
+
+
+@pytest.fixture
+def crowded(volume: Path, layout: str) -> Node:
+    """A store with what nobody needs any more: half a megabyte, that a gc has condemned."""
+    node = Node(volume, layout=layout)
+    for generation in (1, 2):
+        for number in range(10):
+            node.tree.put(f"inductor/ab/c{number}.py", random.Random(100 * generation + number).randbytes(50_000))
+        node.commit()
+    pass_time(node)
+    assert collect(node, keep=1).condemned.files
+    return node
+
+
+@pytest.mark.parametrize("use_up", [fill, out_of_inodes], ids=["space", "inodes"])
+def test_a_full_store_is_emptied_by_gc(crowded: Node, volume: Path, use_up: Callable[[Path], None]) -> None:
+    pass_time(crowded)
+    crowded.commit("model/v2")
+    use_up(volume)
+    with pytest.raises(kstore.StoreUnavailable, match="No space left"):
+        crowded.store.forget("model/v1")
+
+    report = collect(crowded, keep=1)
+    assert report.status is GcStatus.COLLECTED
+    assert report.deleted.bytes > 500_000
+    crowded.store.forget("model/v1")
+    assert crowded.store.verify().ok
+
+
+@pytest.mark.parametrize("use_up", [fill, out_of_inodes], ids=["space", "inodes"])
+def test_a_full_store_of_which_nothing_may_go_says_what_to_do(
+    crowded: Node, volume: Path, use_up: Callable[[Path], None]
+) -> None:
+    use_up(volume)
+    before = stored(crowded)
+    with pytest.raises(kstore.StoreUnavailable, match="condemned before goes with a gc that runs 3600 s after that"):
+        collect(crowded, keep=1)
+    assert stored(crowded) == before
+
+
+def test_a_full_store_of_which_nothing_is_condemned_says_what_to_do(volume: Path, layout: str) -> None:
+    node = Node(volume, layout=layout)
+    for content in ("one", "two"):
+        node.tree.timings({content: 1})
+        node.commit()
+    pass_time(node)
+    fill(volume)
+    out_of_inodes(volume)
+    with pytest.raises(kstore.StoreUnavailable, match="make room for that, a megabyte or less"):
+        collect(node, keep=1)
 
 
 def test_a_read_only_store_restores_and_refuses_commits(volume: Path, tmp_path: Path) -> None:

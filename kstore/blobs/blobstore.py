@@ -149,14 +149,16 @@ class BlobStore:
         `packs` says where to look first; then come the loose blobs, and at last every other pack.
         """
         left = dict(wanted)
-        yield from self._from_packs(left, packs)
+        yield from self._from_packs(left, packs, self.pack)
         for digest, data in self.loose.fetch(dict(left)):
             left.pop(digest, None)
             yield digest, data
             del data
         if left:
             tried = set(packs)
-            yield from self._from_packs(left, [pack for pack in self.packs() if pack not in tried])
+            others = [pack for pack in self.packs() if pack not in tried]
+            # A store may have thousands: what each holds is not kept once it was looked at.
+            yield from self._from_packs(left, others, partial(PackReader, self._backend))
 
     def parts(self, wanted: Mapping[bytes, int], packs: Sequence[str] = ()) -> Iterator[Part]:
         """The wanted blobs, given with their sizes in bytes, in parts that threads may load side by side.
@@ -216,12 +218,14 @@ class BlobStore:
             if error.errno not in NO_FILE:
                 raise
 
-    def _from_packs(self, left: dict[bytes, int], packs: Iterable[str]) -> Iterator[tuple[bytes, memoryview]]:
+    def _from_packs(
+        self, left: dict[bytes, int], packs: Iterable[str], reader: Callable[[str], PackReader]
+    ) -> Iterator[tuple[bytes, memoryview]]:
         for pack_id in packs:
             if not left:
                 return
             try:
-                for digest, data in self.pack(pack_id).fetch(left):
+                for digest, data in reader(pack_id).fetch(left):
                     if digest in left:
                         left.pop(digest)
                         yield digest, data

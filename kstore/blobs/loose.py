@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from kstore.backends import Backend, LocalPaths, NewObject
 from kstore.digest import digest_of
+from kstore.files import NO_FILE
 from kstore.local.link import Blob
 from kstore.manifest import Entry
 
@@ -66,15 +67,27 @@ class LooseBlobs:
         """Yield (digest, bytes) of the wanted blobs that are here and undamaged; `wanted` says how large they are."""
         for digest, size in wanted.items():
             try:
-                data = self._get(digest, size)
-            except FileNotFoundError:
-                continue
+                data = self.read(digest, size)
             except (OSError, MemoryError) as error:
                 log.warning("blob %s cannot be read: %r", digest.hex(), error)
                 continue
-            if len(data) == size and digest_of(data) == digest:
+            if data is not None:
                 yield digest, memoryview(data)
             del data
+
+    def read(self, digest: bytes, size: int) -> bytes | None:
+        """One blob of `size` bytes; None if it is gone or damaged.
+
+        Raises:
+            OSError, MemoryError: it cannot be read just now, which is no damage.
+        """
+        try:
+            data = self._get(digest, size)
+        except OSError as error:
+            if error.errno in NO_FILE:
+                return None
+            raise
+        return data if len(data) == size and digest_of(data) == digest else None
 
     def _get(self, digest: bytes, size: int) -> bytes:
         """One byte more than wanted tells one that is too long."""

@@ -103,6 +103,8 @@ def _tell(output: Output, report: GcReport) -> None:
     if report.waiting.files:
         output.summary(f"condemned before: {amount(report.waiting.files, report.waiting.bytes)}")
     output.summary(f"needed: {amount(report.live.files, report.live.bytes)} ({duration(report.seconds)})")
+    if report.no_room:
+        output.warn(f"there was no room for all that gc writes ({report.no_room}); run it again")
     if report.excess:
         output.warn(f"{size(report.excess)} over --max-size must stay; --allow-live lets keys be forgotten")
 

@@ -33,7 +33,7 @@ def command(invocation: Invocation, key: str, repair: bool) -> int:
         output.document(report.as_json())
     else:
         _tell(output, report)
-        if not report.ok:
+        if report.is_damaged:
             output.say(_next(invocation, report, key))
     return 0 if report.ok else 4
 
@@ -43,13 +43,19 @@ def _tell(output: Output, report: VerifyReport) -> None:
         output.line(_describe(damage, len(damage.paths) if output.verbosity > 0 else _SHOWN))
     for pack in report.packs:
         output.line(f"pack {pack} is damaged")
+    shown = len(report.unreadable) if output.verbosity > 0 else _SHOWN
+    for trouble in report.unreadable[:shown]:
+        output.line(f"cannot be read just now: {trouble}")
+    if len(report.unreadable) > shown:
+        output.line(f"cannot be read just now: {len(report.unreadable) - shown} more; -v names them")
     for path in report.local:
         output.line(f"{path} in the local cache root was altered in place")
     for away in report.elsewhere:
         output.say(_describe_away(away))
     what = f"{plural(report.blobs, 'blob')} of {plural(report.generations, 'generation')}"
-    verdict = "all is whole" if report.ok else "damage was found"
-    output.summary(f"{what}, {size(report.bytes)} read in {duration(report.seconds)}: {verdict}")
+    output.summary(f"{what}, {size(report.bytes)} read in {duration(report.seconds)}: {_verdict(report)}")
+    if report.unreadable:
+        output.say("what cannot be read may be whole, and stays; check the mount and its permissions, and verify again")
 
 
 def _next(invocation: Invocation, report: VerifyReport, key: str) -> str:
@@ -60,6 +66,12 @@ def _next(invocation: Invocation, report: VerifyReport, key: str) -> str:
         return "what was damaged is moved aside; the next commit of a worker that has the files puts them back"
     words = ("verify", *((key,) if key else ()), "--repair")
     return f"next: {invocation.again(*words, names=WORKERS)}"
+
+
+def _verdict(report: VerifyReport) -> str:
+    if report.ok:
+        return "all is whole"
+    return "damage was found" if report.is_damaged else "not all could be read"
 
 
 def _describe_away(away: Damage) -> str:

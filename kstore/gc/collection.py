@@ -24,6 +24,7 @@ from kstore.gc.policy import (
 )
 from kstore.gc.repack import repack, worth_rewriting
 from kstore.gc.report import GcReport, GcStatus
+from kstore.gc.room import Room, alone, full, latest
 from kstore.gc.sweep import Sweeper
 from kstore.generations import publish_empty
 from kstore.lease import Lease
@@ -49,29 +50,34 @@ def collect(storage: Storage, policy: Policy, *, dry_run: bool = False, progress
 
     Raises:
         UsageError: the policy's grace is too short.
-        StoreFormatError, StoreUnavailable: there is no store.
+        StoreFormatError, StoreUnavailable: there is no store; or no room for what must be written first, and nothing
+            that may be deleted.
         OSError: the store cannot be read or written.
     """
     started = time.perf_counter()
     report = GcReport(store=storage.location, dry_run=dry_run, grace=policy.grace_of(storage.grace))
-    progress = progress or Progress()
+    progress, room = progress or Progress(), Room()
     if not storage.settings:
         storage.open_existing()
     with ExitStack() as stack:
-        if not dry_run and not stack.enter_context(Lease(storage, _LEASE, _LEASE_TTL).held()):
+        if not dry_run and not stack.enter_context(alone(Lease(storage, _LEASE, _LEASE_TTL), room)):
             report.status = GcStatus.BUSY
         else:
-            _Collection(storage, policy, report, progress).run()
+            _Collection(storage, policy, report, progress, room).run()
+    if room.lacking and not dry_run and not (report.deleted.files or report.condemned.files):
+        raise full(storage, room, report)
+    report.no_room = room.lacking
     report.seconds = time.perf_counter() - started
     return report
 
 
 class _Collection:
-    def __init__(self, storage: Storage, policy: Policy, report: GcReport, progress: Progress) -> None:
+    def __init__(self, storage: Storage, policy: Policy, report: GcReport, progress: Progress, room: Room) -> None:
         self._storage = storage
         self._policy = policy
         self._report = report
         self._progress = progress
+        self._room = room
 
     def run(self) -> None:
         now = self._now()
@@ -79,11 +85,11 @@ class _Collection:
             sweep_notes(self._storage.backend, now - int(self._report.grace * _SECOND))
         self._collect(now, gone=self._retain(now))
         if self._policy.offline and not self._report.dry_run and self._report.status is GcStatus.COLLECTED:
-            self._collect(self._storage.clock(), gone=set())
+            self._collect(latest(self._storage, self._room), gone=set())
 
     def _now(self) -> int:
         try:
-            return self._storage.clock()
+            return latest(self._storage, self._room)
         except OSError as error:
             raise StoreUnavailable(
                 f"cannot tell the time of the store at {self._storage.location}: {error.strerror or error}; gc makes a "
@@ -92,7 +98,7 @@ class _Collection:
 
     def _collect(self, now: int, gone: set[str]) -> None:
         with DigestSet() as loose, DigestSet() as packed, DigestSet() as leant, DigestSet() as listed:
-            sweeper = Sweeper(self._storage.backend, listed, dry_run=self._report.dry_run)
+            sweeper = Sweeper(self._storage.backend, listed, self._room, dry_run=self._report.dry_run)
             sweeper.prepare(before=now - int(self._report.grace * _SECOND))
             marked = Marked(loose, packed, leant)
             mark(self._storage, gone, marked, self._progress)
@@ -101,7 +107,7 @@ class _Collection:
                 return
             sweeper.sweep(marked)
             self._count(sweeper, marked)
-            if self._report.status is GcStatus.COLLECTED:
+            if self._report.status is GcStatus.COLLECTED and not self._room.lacking:
                 self._repack(marked)
 
     def _give_up(self, unreadable: list[str]) -> None:
@@ -182,10 +188,11 @@ class _Collection:
             return 0
 
     def _forget(self, scope: Scope) -> None:
-        if scope not in self._report.forgotten:
-            self._report.forgotten.append(scope)
-        if not self._report.dry_run:
-            publish_empty(self._storage, scope, RefState.FORGOTTEN)
+        with self._room.needed():
+            if not self._report.dry_run:
+                publish_empty(self._storage, scope, RefState.FORGOTTEN)
+            if scope not in self._report.forgotten:
+                self._report.forgotten.append(scope)
 
     def _drop(self, decision: Decision) -> bool:
         return self._report.dry_run or self._storage.refs.drop(decision.scope, decision.generation.number)

@@ -48,6 +48,8 @@ class GcReport:
     """Bytes over the size limit that must stay."""
     unreadable: list[str] = field(default_factory=list)
     """What could not be read."""
+    no_room: str = ""
+    """Why something could not be written, and is left to the next gc; empty if all was."""
     seconds: float = 0.0
 
     def as_json(self) -> dict[str, Any]:
@@ -64,6 +66,7 @@ class GcReport:
             "rewritten": self.rewritten,
             "excess": self.excess,
             "unreadable": self.unreadable,
+            "no_room": self.no_room,
             "seconds": self.seconds,
         }
 

@@ -28,11 +28,13 @@ from kstore.condemned import (
     put_fence,
     read_list,
     staged,
+    take_down_fence,
     write_lists,
 )
 from kstore.errors import IntegrityError
 from kstore.gc.digests import DigestSet
 from kstore.gc.mark import Marked
+from kstore.gc.room import Room
 from kstore.report import Count
 
 log = logging.getLogger(__name__)
@@ -54,9 +56,10 @@ class Swept:
 class Sweeper:
     """One sweep of one store. With `dry_run` it only counts."""
 
-    def __init__(self, backend: Backend, listed: DigestSet, *, dry_run: bool) -> None:
+    def __init__(self, backend: Backend, listed: DigestSet, room: Room, *, dry_run: bool) -> None:
         self._backend = backend
         self._listed = listed
+        self._room = room
         self._dry_run = dry_run
         self._ripe: set[str] = set()
         self.swept = Swept()
@@ -74,7 +77,8 @@ class Sweeper:
         for name in lists:
             fenced = fenced_at(self._backend, name)
             if fenced is None:
-                self._write(put_fence, name)
+                with self._room.needed():
+                    self._write(put_fence, name)
             elif fenced <= before:
                 try:
                     self._write(close_fence, name)
@@ -86,9 +90,14 @@ class Sweeper:
         """Delete what is dead of the ripe lists, and condemn what is dead and on no list."""
         for child in [] if self._dry_run else self._backend.list(ASIDE):
             # A killed gc left it, and it may be needed by now.
-            _put_back(self._backend, f"{ASIDE}/{child.name}")
+            with self._room.needed():
+                _put_back(self._backend, f"{ASIDE}/{child.name}")
         for name in list_names(self._backend):
-            self._sweep_list(name, marked)
+            self._sweep_list_in_room(name, marked)
+        with self._room.needed():
+            self._condemn_dead(marked)
+
+    def _condemn_dead(self, marked: Marked) -> None:
         condemned = self._condemn(self._dead_packs(marked)) | self._condemn(self._dead_blobs(marked))
         if not condemned and staged(self._backend) and not list_names(self._backend):
             self._write(write_lists, ())  # what killed writers left in `tmp/` is deleted with it
@@ -96,6 +105,16 @@ class Sweeper:
     def _write(self, function: Callable[[Backend, Any], None], what: object) -> None:
         if not self._dry_run:
             function(self._backend, what)
+
+    def _sweep_list_in_room(self, name: str, marked: Marked) -> None:
+        """Once more, if there was none: its fence is closed, and leaves room for the folder `ASIDE` or for a list."""
+        found = Room()
+        with found.needed():
+            self._sweep_list(name, marked)
+        if found.lacking and name in self._ripe:
+            take_down_fence(self._backend, name)
+            with self._room.needed():
+                self._sweep_list(name, marked)
 
     def _sweep_list(self, name: str, marked: Marked) -> None:
         try:
@@ -105,11 +124,11 @@ class Sweeper:
             return
         self._listed.update({_key(entry): _identity(entry) for entry in entries})
         rest = self._delete_dead(entries, marked) if name in self._ripe else entries
-        self.swept.waiting = _more(self.swept.waiting, rest)
         if name in self._ripe and len(rest) < max(len(entries), 1) and not self._dry_run:
             if rest:
                 write_lists(self._backend, rest)
             delete_list(self._backend, name)
+        self.swept.waiting = _more(self.swept.waiting, rest)
 
     def _delete_dead(self, entries: list[Condemned], marked: Marked) -> list[Condemned]:
         """Returns those that are live: they stay on the list until they are dead."""
@@ -134,9 +153,9 @@ class Sweeper:
         return bool(batch)
 
     def _condemn_batch(self, batch: list[Condemned]) -> None:
-        self.swept.condemned = _more(self.swept.condemned, batch)
         if batch:
             self._write(write_lists, batch)
+        self.swept.condemned = _more(self.swept.condemned, batch)
 
     def _dead_packs(self, marked: Marked) -> Iterator[Condemned]:
         for digest, name in _digests(self._backend, packindex.FOLDER):

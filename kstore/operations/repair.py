@@ -1,22 +1,24 @@
 """Repair: what `verify` found damaged goes to `quarantine/`, and what is whole is published without it.
 
 Only newest generations are mended, for those are restored. A damaged pack that one of them still names in the end,
-because it could not be published again, stays where it is.
+because it could not be published again, stays where it is. What is lost and lies whole in `quarantine/` is put back: it
+could just not be read when it was moved there.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
 from kstore.blobs import BlobStore, Layout
 from kstore.blobs.packreader import Blob, PackReader
 from kstore.errors import IntegrityError, MissError
+from kstore.files import NO_FILE
 from kstore.gc.digests import DigestSet
 from kstore.generations import are_present, publish_loss, republish
 from kstore.leaning import leaning
-from kstore.quarantine import quarantine_blob, quarantine_pack, quarantine_ref, quarantined
+from kstore.quarantine import put_back, quarantine_blob, quarantine_pack, quarantine_ref, quarantined
 from kstore.refs import Ref
 from kstore.scope import Scope
 from kstore.storage import Storage
@@ -29,8 +31,10 @@ _MAX_RACES = 100
 class Repair:
     """One repair of one store."""
 
-    def __init__(self, storage: Storage, packs: Iterable[str], lost: Iterable[bytes], whole: DigestSet) -> None:
-        """`packs` are damaged; `lost` are blobs that are damaged everywhere, and `whole` those that are not."""
+    def __init__(self, storage: Storage, packs: Iterable[str], lost: Mapping[bytes, int], whole: DigestSet) -> None:
+        """`packs` are damaged; `lost` are blobs, with their sizes, that are damaged everywhere, and `whole` those that
+        are not.
+        """
         self._storage = storage
         self._backend = storage.backend
         self._packs = set(packs)
@@ -38,11 +42,14 @@ class Repair:
         self._whole = whole
         self._saved: dict[str, tuple[str, ...]] = {}
 
-    def run(self, unreadable: Iterable[tuple[Scope, int]]) -> bool:
-        """Mend what can be; `unreadable` are generations. Returns whether nothing is left in the way."""
-        for digest in sorted(self._lost):
+    def run(self, broken: Iterable[tuple[Scope, int]]) -> bool:
+        """Mend what can be; `broken` are generations. Returns whether nothing is left in the way."""
+        kept = quarantined(self._backend) if self._lost else {}
+        for digest, size in sorted(self._lost.items()):
             quarantine_blob(self._backend, digest)
-        for scope, generation in unreadable:
+            if put_back(self._backend, digest, size, kept.get(digest, ())):
+                self._whole.add([digest])
+        for scope, generation in broken:
             self._pass_over(scope, generation)
         for scope in self._storage.refs.scopes() if self._packs else ():
             self._replace(scope)
@@ -106,11 +113,20 @@ class Repair:
         return self._copy(blobs.fetch_many(wanted))
 
     def _copy(self, blobs: Iterable[Blob]) -> tuple[str, ...]:
-        """Write blobs into a pack, as far as they can be read."""
+        """Write blobs into a pack, as far as they are whole.
+
+        Raises:
+            OSError: they cannot be read just now, or not be written: none of them is to be given up.
+        """
         with self._storage.blobs.writer(Layout.PACKED) as writer:
-            with suppress(IntegrityError, OSError):
+            try:
                 for digest, data in blobs:
                     writer.put(digest, bytes(data))
+            except IntegrityError as error:
+                log.debug("no more of it can be saved: %s", error)
+            except OSError as error:
+                if error.errno not in NO_FILE:
+                    raise
             return writer.finish()
 
     def _named(self) -> set[str]:

@@ -1,7 +1,8 @@
 """Verify: every byte that a generation needs, against its digest; and repair what can be.
 
 Repair moves what is damaged to `quarantine/`, saves what is whole of a damaged pack, and publishes what is readable
-again where a ref or a manifest is lost. The next commit of a worker that has a lost blob puts it back.
+again where a ref or a manifest is lost. The next commit of a worker that has a lost blob puts it back. What just cannot
+be read, for a server's trouble or another user's permissions, is no damage: it is reported, and left alone.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from kstore.blobs.loose import LooseBlobs, bears_stamp
 from kstore.blobs.packreader import PackReader
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError, MissError
+from kstore.files import NO_FILE
 from kstore.gc.digests import DigestSet
 from kstore.leaning import leaning, leans_on
 from kstore.local.cacheroot import CacheRoot
@@ -76,6 +78,8 @@ class VerifyReport:
     """That were read and hashed, decompressed."""
     packs: list[str] = field(default_factory=list)
     """Ids of the packs that are damaged or missing."""
+    unreadable: list[str] = field(default_factory=list)
+    """What could not be read just now, and why. It may be whole: a repair leaves it alone."""
     damage: list[Damage] = field(default_factory=list)
     """The generations that are not whole."""
     elsewhere: list[Damage] = field(default_factory=list)
@@ -90,7 +94,12 @@ class VerifyReport:
     @property
     def ok(self) -> bool:
         """Whether everything is whole that should be in the stores that were given."""
-        return not (self.packs or self.damage or self.local)
+        return not (self.is_damaged or self.unreadable)
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether damage was found."""
+        return bool(self.packs or self.damage or self.local)
 
     def as_json(self) -> dict[str, Any]:
         """For machines."""
@@ -102,6 +111,7 @@ class VerifyReport:
             "blobs": self.blobs,
             "bytes": self.bytes,
             "packs": self.packs,
+            "unreadable": self.unreadable,
             "damage": [damage.as_json() for damage in self.damage],
             "elsewhere": [damage.as_json() for damage in self.elsewhere],
             "local": self.local,
@@ -137,8 +147,9 @@ def _verify(
         verification.run(scopes)
         report.is_current |= verification.is_current()
         if repair:
-            unreadable = [(damage.scope, damage.generation) for damage in report.damage if damage.reason]
-            report.repaired = Repair(storage, report.packs, verification.lost, whole).run(unreadable)
+            broken = [(damage.scope, damage.generation) for damage in report.damage if damage.reason]
+            is_mended = Repair(storage, report.packs, verification.lost, whole).run(broken)
+            report.repaired = is_mended and not report.unreadable
 
 
 class _Verification:
@@ -152,8 +163,10 @@ class _Verification:
         self._progress = progress
         self.refs: list[Ref] = []
         """Of the generations whose manifests can be read."""
-        self.lost: set[bytes] = set()
-        """Digests of blobs that are needed and not whole anywhere."""
+        self.lost: dict[bytes, int] = {}
+        """Digest → size of the blobs that are needed and not whole anywhere."""
+        self._hidden: set[bytes] = set()
+        """Digests of what may be whole in a pack that cannot be read just now."""
 
     def run(self, scopes: tuple[Scope, ...]) -> None:
         for scope in scopes:
@@ -162,11 +175,10 @@ class _Verification:
         self._report.blobs += len(self._needed)
         self._progress.done, self._progress.total = 0, len(self._needed)
         for pack in sorted({pack for ref in self.refs for pack in ref.packs}):
-            if not (self._read_pack(pack) or self._read_pack(pack)):  # Trouble may pass; damage stays.
-                self._report.packs.append(pack)
+            self._check_pack(pack)
         self._read_loose()
         self._read_below()
-        lost, self.lost = self.lost, set()
+        lost, self.lost = self.lost, {}
         for ref in self.refs if lost else ():
             self._tell_lost(ref, lost)
 
@@ -193,39 +205,56 @@ class _Verification:
         sizes = {entry.digest: entry.size for entry in manifest.entries()} | ref.stored
         self._needed.update({digest: size.to_bytes(8, "little") for digest, size in sizes.items()})
 
-    def _read_pack(self, pack: str) -> bool:
-        """Whether all of it is whole."""
+    def _check_pack(self, pack: str) -> None:
         reader = PackReader(self._storage.backend, pack)
+        trouble = self._read_pack(reader) and self._read_pack(reader)  # It may pass.
+        if trouble is None:
+            return
+        log.warning("pack %s: %s", pack, _reason(trouble))
+        if _is_damage(trouble):
+            self._report.packs.append(pack)
+        else:
+            self._report.unreadable.append(f"pack {pack}: {_reason(trouble)}")
+            self._hidden |= self._held(reader)
+
+    def _read_pack(self, reader: PackReader) -> Exception | None:
+        """What keeps all of it from being whole."""
         try:
             wanted = set(reader.index.digests)
             for digest, data in reader.salvage():
                 wanted.discard(digest)
                 self._count(digest, len(data))
-        except (IntegrityError, OSError) as error:
-            log.warning("pack %s: %s", pack, error)
-            return False
-        return not wanted
+        except (IntegrityError, OSError, MemoryError) as error:
+            return error
+        return IntegrityError(f"{len(wanted)} of its blobs are damaged") if wanted else None
+
+    def _held(self, reader: PackReader) -> set[bytes]:
+        """What a pack may hold: anything, where not even its index can be read."""
+        with suppress(IntegrityError, OSError, MemoryError):
+            return set(reader.index.digests)
+        return {digest for digest, _ in self._needed.items()}
 
     def _read_loose(self) -> None:
-        """What was in no pack, in parallel."""
+        """What was in no pack, in parallel; then once more what could not be read."""
         loose = LooseBlobs(self._storage.backend)
         with ThreadPoolExecutor(_THREADS) as pool:
             batches = list(self._unread())
-            reading = [submit(pool, _sizes, loose, batch) for batch in batches]
+            reading = [submit(pool, _read, loose, batch) for batch in batches]
             for batch, future in zip(batches, reading, strict=True):
-                sizes = future.result()
-                sizes |= _sizes(loose, {digest: batch[digest] for digest in batch.keys() - sizes.keys()})
-                for digest, size in sizes.items():
-                    self._count(digest, size)
-                self.lost.update(batch.keys() - sizes.keys())
+                whole, _ = future.result()
+                again, unreadable = _read(loose, {d: size for d, size in batch.items() if d not in whole})
+                for digest in whole | again:
+                    self._count(digest, batch[digest])
+                self._report.unreadable += unreadable.values()
+                gone = batch.keys() - whole - again - unreadable.keys() - self._hidden
+                self.lost.update({digest: batch[digest] for digest in gone})
 
     def _read_below(self) -> None:
         """What this store lacks."""
         for blobs in self._storage.below.blobs() if self.lost else ():
-            wanted = {digest: int.from_bytes(self._needed.value(digest) or b"", "little") for digest in self.lost}
-            for digest, data in blobs.fetch_many(wanted, blobs.packs()):
+            for digest, data in blobs.fetch_many(dict(self.lost), blobs.packs()):
                 self._count(digest, len(data))
-                self.lost.discard(digest)
+                del self.lost[digest]
 
     def _unread(self) -> Iterator[dict[bytes, int]]:
         """Digests and sizes."""
@@ -243,13 +272,13 @@ class _Verification:
             self._progress.done += 1
             self._report.bytes += size
 
-    def _tell_lost(self, ref: Ref, lost: set[bytes]) -> None:
+    def _tell_lost(self, ref: Ref, lost: Mapping[bytes, int]) -> None:
         manifest = self._storage.snapshot(ref).manifest
         leant = leaning(manifest)
         files = list(manifest.items())
         gone = {entry.digest for _, entry in files if entry.digest in lost and entry.digest not in leant}
-        away = lost & leant.keys()
-        self.lost |= gone
+        away = lost.keys() & leant.keys()
+        self.lost |= {digest: lost[digest] for digest in gone}
         for digests, told, where in (
             (gone, self._report.damage, self._storage.location),
             (away, self._report.elsewhere, ", ".join(leans_on(manifest))),
@@ -258,9 +287,25 @@ class _Verification:
                 told.append(Damage(ref.scope, ref.generation, "", paths, where))
 
 
-def _sizes(loose: LooseBlobs, batch: dict[bytes, int]) -> dict[bytes, int]:
-    """Of the blobs that are whole."""
-    return {digest: len(data) for digest, data in loose.fetch(batch)}
+def _read(loose: LooseBlobs, batch: Mapping[bytes, int]) -> tuple[set[bytes], dict[bytes, str]]:
+    """The blobs that are whole, and why others cannot be read just now."""
+    whole, unreadable = set(), {}
+    for digest, size in batch.items():
+        try:
+            if loose.read(digest, size) is not None:
+                whole.add(digest)
+        except (OSError, MemoryError) as error:
+            unreadable[digest] = f"blob {digest.hex()}: {_reason(error)}"
+    return whole, unreadable
+
+
+def _is_damage(trouble: Exception) -> bool:
+    """Whether something is gone or wrong, and will be: what else keeps it from being read may pass."""
+    return isinstance(trouble, IntegrityError) or (isinstance(trouble, OSError) and trouble.errno in NO_FILE)
+
+
+def _reason(trouble: Exception) -> str:
+    return str(trouble) or repr(trouble)
 
 
 def altered_files(root: CacheRoot, manifest: Manifest) -> list[str]:

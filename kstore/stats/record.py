@@ -32,16 +32,21 @@ _running: set[threading.Thread] = set()
 
 def record(store: Store, report: RestoreReport) -> None:
     """Have a restore counted, unless the settings say that nothing is written for it."""
+    try:
+        _record(store, report)
+    except Exception as error:  # At the end of the interpreter no thread can be started.
+        log.debug("a restore of %s is not counted: %s", report.key, error)
+
+
+def _record(store: Store, report: RestoreReport) -> None:
     settings = store.settings
     # Where another rank was in trouble nothing was missing.
     if settings.mode is Mode.READ or not settings.stats or report.status not in COUNTED or report.error:
         return
     thread = threading.Thread(target=_work, args=(store.storage, report), name="kstore-stats", daemon=True)
-    try:
-        thread.start()
-    except RuntimeError:  # At the end of the interpreter no thread can be started.
-        return
-    _running.difference_update([other for other in _running if not other.is_alive()])
+    thread.start()
+    # Other threads that restore add to it meanwhile.
+    _running.difference_update([other for other in list(_running) if not other.is_alive()])
     if not _running:
         atexit.unregister(finish)
         atexit.register(finish)

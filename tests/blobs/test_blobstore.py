@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,7 +11,7 @@ from kstore.backends import PosixBackend
 from kstore.blobs import BlobStore, Layout, Source
 from kstore.blobs.blobstore import put_many
 from kstore.blobs.loose import blob_name
-from kstore.blobs.packindex import pack_name
+from kstore.blobs.packindex import PackIndex, load_index, pack_name
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError
 from kstore.progress import Progress
@@ -48,6 +50,24 @@ def test_what_was_stored_is_fetched(blobs: BlobStore, layout: Layout) -> None:
     packs = store(blobs, layout, *contents)
     assert fetch(blobs, contents, packs) == sorted(contents)
     assert fetch(blobs, contents) == sorted(contents)
+
+
+def test_a_missing_blob_leaves_nothing_of_all_the_packs_in_memory(
+    blobs: BlobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named = store(blobs, Layout.PACKED, b"named")
+    for number in range(20):
+        store(blobs, Layout.PACKED, b"%d" % number)
+    kept: list[int] = []
+
+    def load(*arguments: Any) -> PackIndex:
+        kept.append(sum(isinstance(found, PackIndex) for found in gc.get_objects()))
+        return load_index(*arguments)
+
+    monkeypatch.setattr("kstore.blobs.packreader.load_index", load)
+    assert fetch(blobs, [b"named", b"missing"], named) == [b"named"]
+    assert len(kept) == 21
+    assert max(kept) - kept[0] <= 2
 
 
 def test_packed_blobs_are_one_file(backend: PosixBackend, blobs: BlobStore) -> None:

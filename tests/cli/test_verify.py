@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 
 from tests.cli.commandline import Cli
@@ -94,3 +96,20 @@ def test_a_key_that_is_not_there_is_a_miss(cli: Cli) -> None:
     cli.publish("my/v1")
 
     assert cli("verify", "your/v1").code == 3
+
+
+def test_what_cannot_be_read_is_named_and_is_no_damage(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(loose: object, blobs: Mapping[bytes, int]) -> tuple[set[bytes], dict[bytes, str]]:
+        return set(), {digest: f"blob {digest.hex()}: Permission denied" for digest in blobs}
+
+    cli.publish("my/v1", "one", "two", "three", "four")
+    with monkeypatch.context() as patch:
+        patch.setattr("kstore.operations.verify._read", forbidden)
+        result = cli("verify", "--repair")
+
+    assert result.code == 4
+    assert result.out.count("cannot be read just now: blob ") == 3
+    assert "cannot be read just now: 2 more; -v names them" in result.out
+    assert "not all could be read" in result.out
+    assert "--repair" not in result.err
+    assert cli("verify").code == 0

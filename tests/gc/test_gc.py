@@ -297,11 +297,10 @@ def test_a_damaged_list_is_kept_and_nothing_is_relied_upon(tmp_path: Path) -> No
 
 def test_two_at_once_do_not_do_the_same_work(node: Node) -> None:
     grow(node, "one")
-    with Lease(node.store.storage, "@gc", 3600).held() as taken:
-        assert taken
-        assert collect(node).status is GcStatus.BUSY
-        pass_time(node)
-        assert collect(node).status is GcStatus.COLLECTED  # its holder has gone
+    assert Lease(node.store.storage, "@gc", 3600).acquire()
+    assert collect(node).status is GcStatus.BUSY
+    pass_time(node)
+    assert collect(node).status is GcStatus.COLLECTED  # its holder has gone
     assert collect(node).status is GcStatus.COLLECTED
 
 
@@ -527,7 +526,7 @@ def test_a_repair_beside_a_gc_loses_nothing_that_is_whole(damaged: Node, tmp_pat
     """The gc comes when what is whole has been copied, and no ref names the copy."""
     bad, other = damaged.newest().packs[-1], Node(tmp_path, "other", layout="packed")
     before = restored_but(tmp_path, "before")
-    repair = Repair(damaged.store.storage, [bad], [], DigestSet())
+    repair = Repair(damaged.store.storage, [bad], {}, DigestSet())
     with repair._whole:
         repair._save(bad)
         for _ in range(2):

@@ -5,14 +5,17 @@ A new kind of actor is a function that returns an `Actor`, and an entry of `ACTO
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import NamedTuple
 
+from kstore.backends import NewObject
 from kstore.blobs import BlobStore, Layout
 from kstore.components import load_table
 from kstore.digest import digest_of
@@ -213,6 +216,21 @@ def gc(world: World, start: Contents, name: str, backend: MemoryBackend) -> Hash
     return world.node(name, backend).store.gc(Policy(keep=1)).status.value
 
 
+class Full(MemoryBackend):
+    """A store without room for anything."""
+
+    def put_many(self, objects: Sequence[NewObject]) -> list[bool]:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def put(self, name: str, data: bytes) -> None:
+        self.put_many([])
+
+
+def full(world: World, start: Contents, name: str, backend: MemoryBackend) -> Hashable:
+    """A gc that finds no room for what it has to write."""
+    return gc(world, start, name, Full(backend._performer))
+
+
 def forget(world: World, start: Contents, name: str, backend: MemoryBackend) -> Hashable:
     world.node(name, backend).store.forget(world.key_of(name))
     return None
@@ -231,6 +249,7 @@ ACTORS: dict[str, Callable[[World, Contents, str, MemoryBackend], Hashable]] = {
     "bring": bring,
     "restore": restore,
     "gc": gc,
+    "full": full,
     "forget": forget,
     "wait": wait,
 }

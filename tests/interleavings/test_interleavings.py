@@ -112,6 +112,8 @@ WITH_GC = {"published": (FIRST, SECOND), "history": old_and_condemned}
 """Committer A has what the first generation had, which is condemned by now."""
 FORGOTTEN = {"published": (FIRST,), "history": forgotten_and_condemned}
 """What import A brings in was there before."""
+NOTHING_TO_DELETE = frozenset({"full 1"})
+"""A gc without room takes for now when something was last published: until the commit, nothing on the list is old."""
 GC_SCENES = [
     Scene(("gc 1", "gc 2"), **WITH_GC),
     Scene(("gc 1", "commit A", "restore R"), **WITH_GC),
@@ -120,11 +122,13 @@ GC_SCENES = [
     Scene(("gc 1", "live A"), **WITH_GC),
     Scene(("gc 1", "bring A"), **FORGOTTEN),
     Scene(("gc 1", "bring A", "wait 4000"), **WITH_GC),
+    Scene(("full 1", "commit A", "wait 4000"), **WITH_GC, excused=NOTHING_TO_DELETE),
 ]
 LARGE_GC_SCENES = [
     Scene(("gc 1", "commit A", "commit B"), **WITH_GC),
     Scene(("gc 1", "commit A", "restore R", "wait 4000"), **WITH_GC, excused=frozenset({"restore R"})),
     Scene(("gc 1", "bring A", "bring again"), **WITH_GC),
+    Scene(("full 1", "gc 1", "commit A"), **WITH_GC, excused=NOTHING_TO_DELETE),
 ]
 LARGEST_SCENES = [
     Scene(("gc 1", "bring A", "wait 4000"), **FORGOTTEN),

@@ -157,3 +157,33 @@ def test_a_generation_that_nobody_committed_says_nothing(published: Node) -> Non
     assert published.newest().effort is None
     published.store.forget(KEY)
     assert published.newest().effort is None
+
+
+def test_threads_that_restore_at_once_do_not_disturb_each_other(
+    published: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running: set[threading.Thread] = set()
+
+    class Other(threading.Thread):
+        """While it is asked whether it is at work, another thread has its restore counted."""
+
+        def is_alive(self) -> bool:
+            running.add(Other())
+            return False
+
+        def join(self, timeout: float | None = None) -> None:
+            return
+
+    running.add(Other())
+    monkeypatch.setattr("kstore.stats.record._running", running)
+    assert restore(published).status is RestoreStatus.RESTORED
+    assert hits(published).count(RestoreStatus.RESTORED) == 1
+
+
+def test_trouble_with_counting_is_no_trouble_with_the_restore(published: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object, **options: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("kstore.stats.record.atexit.register", fail)
+    monkeypatch.setattr("kstore.stats.record._running", set())
+    assert restore(published).status is RestoreStatus.RESTORED

@@ -1,0 +1,87 @@
+"""A store without room: whoever waits for some before he deletes waits for himself.
+
+So what gc has to write is left undone where there is no room for it, and what it may delete already is deleted. Nothing
+is deleted that would not be otherwise: a list without a fence is not ripe, what is on no list stays, and so does what
+could not be moved out of the way.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from kstore.condemned import fenced_at, fences
+from kstore.errors import StoreUnavailable
+from kstore.gc.report import GcReport
+from kstore.lease import Lease
+from kstore.storage import Storage
+
+log = logging.getLogger(__name__)
+
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
+
+
+class Room:
+    """What one gc has found out of the room in its store."""
+
+    def __init__(self) -> None:
+        self.lacking = ""
+        """Why something was left undone; empty if nothing was."""
+
+    @contextmanager
+    def needed(self) -> Iterator[None]:
+        """What is in it is left undone from where there is no room for it."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in _NO_ROOM:
+                raise
+            self.lacking = error.strerror or repr(error)
+            log.debug("left undone: %s", error)
+
+
+@contextmanager
+def alone(lease: Lease, room: Room) -> Iterator[bool]:
+    """Whether no other gc is at work. Where there is no room to say so, two may be, and nothing is lost by it."""
+    taken = True
+    with room.needed():
+        taken = lease.acquire()
+    try:
+        yield taken
+    finally:
+        if taken:
+            with room.needed():
+                lease.release()
+
+
+def latest(storage: Storage, room: Room) -> int:
+    """What time it is by the store's own clock, in nanoseconds, or somewhat earlier: what is younger stays longer.
+
+    Where there is no room for a file to read it from, it is when something was last published or condemned.
+    """
+    with room.needed():
+        return storage.clock()
+    return max(_times(storage), default=0)
+
+
+def full(storage: Storage, room: Room, report: GcReport) -> StoreUnavailable:
+    """What to do about a store without room in which nothing may be deleted yet."""
+    where, later = storage.location, f"{report.grace:.0f} s"
+    if report.waiting.files:
+        what = f"what was condemned before goes with a gc that runs {later} after that; run it again then, or make room"
+    else:
+        what = (
+            f"what gc is to delete it first writes down, and deletes {later} later; make room for that, a megabyte or "
+            f"less (only `kstore stats` misses {where}/stats), and run it twice"
+        )
+    return StoreUnavailable(f"cannot collect garbage in the store at {where}: {room.lacking}; {what}")
+
+
+def _times(storage: Storage) -> Iterator[int]:
+    yield from filter(None, (fenced_at(storage.backend, name) for name in fences(storage.backend)))
+    for scope in storage.refs.scopes():
+        for generation in storage.refs.generations(scope)[-1:]:
+            with suppress(FileNotFoundError):
+                yield storage.refs.published_at(scope, generation)

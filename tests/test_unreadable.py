@@ -1,0 +1,125 @@
+"""What cannot be read just now is no damage: verify says so, and a repair leaves it where it is."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kstore.backends import PosixBackend
+from kstore.blobs.loose import blob_name
+from kstore.blobs.packreader import Blob, PackReader
+from kstore.errors import StoreUnavailable
+from kstore.quarantine import quarantine_blob
+from tests.gc.stores import collect, kernels, pass_time, restored
+from tests.trees import Node, contents
+
+AWAY = OSError(errno.EIO, os.strerror(errno.EIO))
+FORBIDDEN = OSError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+@pytest.fixture
+def node(tmp_path: Path, layout: str) -> Node:
+    """A generation in two packs, or in loose blobs, and none before it."""
+    node = Node(tmp_path, layout=layout)
+    node.tree.kernel("one")
+    node.commit()
+    node.tree.kernel("two")
+    node.commit()
+    pass_time(node)
+    collect(node, keep=1)
+    return node
+
+
+def name_of(node: Node, suffix: str) -> str:
+    """Where a blob of a kernel is; the pack has no manifest that is needed."""
+    packs = node.newest().packs
+    digest = next(entry.digest for path, entry in sorted(node.published().items()) if path.endswith(suffix))
+    return f"packs/{packs[-1]}" if packs else blob_name(digest)
+
+
+def trouble_with(patch: pytest.MonkeyPatch, name: str, trouble: Exception, times: int = 1000) -> None:
+    """Reading one file fails, so many times."""
+    real, left = PosixBackend.get, [trouble] * times
+
+    def get(self: PosixBackend, asked: str, *where: Any) -> bytes:
+        if asked == name and left:
+            raise left.pop()
+        return real(self, asked, *where)
+
+    patch.setattr(PosixBackend, "get", get)
+
+
+@pytest.mark.parametrize("trouble", [AWAY, FORBIDDEN, MemoryError()], ids=repr)
+def test_a_repair_leaves_alone_what_cannot_be_read(
+    node: Node, trouble: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, before = name_of(node, "cubin"), contents(node.location)
+    with monkeypatch.context() as patch:
+        trouble_with(patch, name, trouble)
+        report = node.store.verify(repair=True)
+
+    assert (report.ok, report.repaired, report.packs, report.damage) == (False, False, [], [])
+    (told,) = report.unreadable
+    assert name.rpartition("/")[2] in told
+    assert contents(node.location) == before
+    assert node.store.verify().ok
+    assert restored(tmp_path, "other") == kernels(node)
+
+
+def test_trouble_that_passes_is_none(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    trouble_with(monkeypatch, name_of(node, "cubin"), AWAY, times=1)
+    assert node.store.verify().ok
+
+
+def test_what_is_lost_is_found_beside_what_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node(tmp_path)
+    node.tree.kernel("one")
+    node.commit()
+    lost, forbidden = name_of(node, "cubin"), name_of(node, "ptx")
+    (node.location / lost).unlink()
+    trouble_with(monkeypatch, forbidden, FORBIDDEN)
+    (damage,) = node.store.verify(repair=True).damage
+
+    assert [path.rpartition(".")[2] for path in damage.paths] == ["cubin"]
+    (quarantined,) = (node.location / "quarantine").iterdir()
+    assert quarantined.name.startswith(lost.rpartition("/")[2])
+    assert (node.location / forbidden).exists()
+
+
+def test_a_damaged_pack_stays_while_what_is_whole_of_it_cannot_be_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Away(PackReader):
+        def salvage(self) -> Iterator[Blob]:
+            yield from ()
+            raise AWAY
+
+    node = Node(tmp_path, layout="packed")
+    node.tree.kernel("one")
+    node.commit()
+    pack = node.location / name_of(node, "cubin")
+    pack.chmod(0o644)
+    with open(pack, "r+b") as file:
+        file.write(b"x")
+    monkeypatch.setattr("kstore.operations.repair.PackReader", Away)
+    with pytest.raises(StoreUnavailable, match="Input/output error"):
+        node.store.verify(repair=True)
+    assert pack.exists()
+
+
+def test_a_repair_puts_back_what_was_quarantined_whole(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.tree.kernel("one")
+    node.commit()
+    for entry in node.published().values():
+        quarantine_blob(node.store.storage.backend, entry.digest)
+
+    assert node.store.verify(repair=True).repaired
+    assert node.store.verify().ok
+    assert restored(tmp_path, "other") == kernels(node)
+    assert not any((node.location / "quarantine").iterdir())
