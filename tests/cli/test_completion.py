@@ -141,7 +141,9 @@ def ask(cli: Cli, line: str, **variables: str) -> tuple[list[str], str]:
 def test_every_command_completes_its_key(cli: Cli, name: str) -> None:
     cli.publish("my-model/v1")
 
-    assert ask(cli, f"kstore {name} my-mod") == (["my-model/v1"], "")
+    # On a machine that starves it, it gives up rather than keep a shell waiting.
+    answers = (ask(cli, f"kstore {name} my-mod") for _ in range(5))
+    assert next((answer for answer in answers if answer[0]), None) == (["my-model/v1"], "")
 
 
 def test_no_command_that_takes_a_key_is_forgotten() -> None:
