@@ -112,6 +112,7 @@ class Fleet(RuleBasedStateMachine):
             assert report.unreadable == []
             self.generation += bool(report.rewritten)
 
+    @precondition(lambda self: self.generation)
     @rule()
     def verify(self) -> None:
         assert self.workers[0].node.store.verify().ok
