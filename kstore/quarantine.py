@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from kstore.backends import Backend, NewObject
@@ -54,3 +54,23 @@ def quarantined(backend: Backend) -> dict[bytes, list[str]]:
         with suppress(ValueError):
             found.setdefault(bytes.fromhex(child.name.partition(".")[0]), []).append(f"{FOLDER}/{child.name}")
     return found
+
+
+def quarantine_mark(backend: Backend) -> str:
+    """Another one whenever a blob was moved there or away since; empty while there is none."""
+    names = sorted(name for names in quarantined(backend).values() for name in names)
+    return digest_of("\n".join(names).encode()).hex() if names else ""
+
+
+def sweep_quarantine(backend: Backend, is_needed: Callable[[bytes, bool], bool], before: int) -> None:
+    """Remove what no generation needs, and what is older than `before`, by the store's clock in nanoseconds.
+
+    `is_needed` takes a digest, and whether it is a pack's.
+    """
+    for child in backend.list(FOLDER):
+        kind, _, rest = child.name.rpartition("-")
+        with suppress(ValueError, FileNotFoundError):
+            digest = bytes.fromhex(rest.partition(".")[0]) if kind != "ref" else b""
+            name = f"{FOLDER}/{child.name}"
+            if not (digest and is_needed(digest, kind == "pack")) and backend.stat(name).mtime_ns < before:
+                backend.delete(name)

@@ -29,6 +29,7 @@ from kstore.gc.sweep import Sweeper
 from kstore.generations import publish_empty
 from kstore.lease import Lease
 from kstore.progress import Progress
+from kstore.quarantine import sweep_quarantine
 from kstore.ranks.board import sweep_notes
 from kstore.refs import RefState
 from kstore.report import Count
@@ -99,13 +100,16 @@ class _Collection:
     def _collect(self, now: int, gone: set[str]) -> None:
         with DigestSet() as loose, DigestSet() as packed, DigestSet() as leant, DigestSet() as listed:
             sweeper = Sweeper(self._storage.backend, listed, self._room, dry_run=self._report.dry_run)
-            sweeper.prepare(before=now - int(self._report.grace * _SECOND))
+            before = now - int(self._report.grace * _SECOND)
+            sweeper.prepare(before)
             marked = Marked(loose, packed, leant)
             mark(self._storage, gone, marked, self._progress)
             if marked.unreadable:
                 self._give_up(marked.unreadable)
                 return
             sweeper.sweep(marked)
+            if not self._report.dry_run:
+                sweep_quarantine(self._storage.backend, marked.needs, before)
             self._count(sweeper, marked)
             if self._report.status is GcStatus.COLLECTED and not self._room.lacking:
                 self._repack(marked)

@@ -63,6 +63,12 @@ class Marked:
             return condemned.digest.hex() in self.packs
         return condemned.digest in self.loose or condemned.digest in self.leant
 
+    def needs(self, digest: bytes, is_pack: bool) -> bool:
+        """Whether any generation needs a pack, or a blob wherever it is."""
+        if is_pack:
+            return digest.hex() in self.packs
+        return any(digest in blobs for blobs in (self.loose, self.packed, self.leant))
+
     def dead(self, loose: Iterable[bytes]) -> list[bytes]:
         """Of these loose blobs, those that no generation needs."""
         return self.leant.absent(self.loose.absent(loose))

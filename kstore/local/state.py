@@ -193,19 +193,26 @@ class StateFolder:
             log.warning("what %s grew from cannot be read (%r); it is merged as new", self._folder, error)
         return state
 
-    def save_still(self, still: Still) -> None:
-        """Remember that all of the root is in the base that is saved, or declined, and nothing moves there."""
-        content = {"sync": digest_of(read_whole(self._sync)).hex(), "still": still.dump().decode()}
+    def save_still(self, still: Still, quarantine: str) -> None:
+        """Remember that all of the root is in the base that is saved, or declined, and nothing moves there.
+
+        `quarantine` is the mark of what was found damaged of the store by then, and is looked after.
+        """
+        sync = digest_of(read_whole(self._sync)).hex()
+        content = {"sync": sync, "still": still.dump().decode(), "quarantine": quarantine}
         replace_record(self._still, json.dumps(content).encode())
 
-    def still(self) -> tuple[Base, int, Still] | None:
-        """The base, without its manifest, and how many artifacts were declined, if that was last seen of the root."""
+    def still(self) -> tuple[Base, int, Still, str] | None:
+        """The base, without its manifest, how many artifacts were declined, and the quarantine's mark, if that was last
+        seen of the root.
+        """
         with suppress(*UNREADABLE):
             content, sync = json.loads(read_whole(self._still)), read_whole(self._sync)
             if content["sync"] == digest_of(sync).hex():
                 base = json.loads(sync)
                 still = Still.load(json.loads(content["still"]))
-                return Base(base["store"], Snapshot(read_ref(base), b"")), len(base["declined"]), still
+                found = Base(base["store"], Snapshot(read_ref(base), b""))
+                return found, len(base["declined"]), still, content["quarantine"]
         return None
 
     def grew_from(self, store: str, ref: Ref) -> bool:

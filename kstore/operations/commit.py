@@ -28,7 +28,7 @@ from kstore.manifest import Entry, Files, Flag, Manifest, unit_of
 from kstore.merge import Merged, merge
 from kstore.operations.proposal import Proposal, Published, apart
 from kstore.operations.unchanged import remember_still, report_of, unchanged_since
-from kstore.quarantine import quarantined
+from kstore.quarantine import quarantine_mark, quarantined
 from kstore.refs import Effort, Ref
 from kstore.report import CommitReport, CommitStatus, count_components
 from kstore.snapshot import Snapshot
@@ -54,13 +54,14 @@ def commit(worker: Worker) -> CommitReport:
     with worker.state.locked():
         report = unchanged_since(worker)
         if report is None:
+            mark = quarantine_mark(worker.store.backend)  # before it is known what of it is lost
             state = worker.state.load()
             if not state.synced:
                 worker.ask_host()
             began_ns = time.time_ns()
             found = worker.scan(state, _ROOM)
             report = _Commit(worker, state, found, began).run()
-            remember_still(worker, report, found, began_ns)
+            remember_still(worker, report, found, began_ns, mark)
     return replace(report, seconds=time.perf_counter() - started)
 
 
@@ -109,7 +110,7 @@ class _Commit:
         for _ in range(_MAX_RACES):
             theirs = self._newest()
             proposal = self._propose(theirs)
-            lost = self._is_lost(theirs)
+            lost = self._is_lost(theirs.snapshot)
             if not proposal.taken and not lost:
                 return self._unchanged(theirs, proposal)
             report = self._try_publish(theirs, proposal, lost)
@@ -134,10 +135,11 @@ class _Commit:
 
     def _is_current(self) -> bool:
         """Whether the root has not changed since it was last committed, nor the store."""
-        if not self._is_synced or not self._base or quarantined(self._storage.backend):
+        if not self._is_synced or not self._base:
             return False
         with suppress(IntegrityError):
-            return self._base.is_generation_of(self._newest_ref())
+            if self._base.is_generation_of(self._newest_ref()):
+                return not (quarantined(self._storage.backend) and self._is_lost(self._base))
         return False
 
     def _leave_out_foreign(self) -> None:
@@ -272,12 +274,10 @@ class _Commit:
         self._save_base(Snapshot(ref, data), proposal)
         return self._report(CommitStatus.COMMITTED, ref, manifest, proposal)
 
-    def _is_lost(self, theirs: Published) -> set[bytes]:
+    def _is_lost(self, newest: Snapshot | None) -> set[bytes]:
         """Digests of ours that the newest generation needs and the store has lost."""
-        if not theirs.snapshot:
-            return set()
         ours = {entry.digest: entry.size for entry in self._ours.values()}
-        return self._uploader.lost(theirs.snapshot, ours)
+        return self._uploader.lost(newest, ours) if newest else set()
 
     def _leave_out(self, lost: set[bytes]) -> None:
         """Files that changed since they were hashed wait for the next commit, with their groups."""

@@ -9,7 +9,7 @@ from kstore.errors import CacheRootError, IntegrityError
 from kstore.layers import base_of, newest_ref
 from kstore.local.scan import Scan
 from kstore.local.still import still_since
-from kstore.quarantine import quarantined
+from kstore.quarantine import quarantine_mark
 from kstore.refs import Ref
 from kstore.report import CommitReport, CommitStatus
 from kstore.worker import Worker
@@ -20,9 +20,9 @@ def unchanged_since(worker: Worker) -> CommitReport | None:
     found = worker.state.still()
     if found is None:
         return None
-    remembered, declined, still = found
+    remembered, declined, still, mark = found
     store, base = worker.store, base_of(worker.store, remembered)
-    if base is None or not still.holds(worker.root) or quarantined(store.backend):
+    if base is None or not still.holds(worker.root) or quarantine_mark(store.backend) != mark:
         return None
     with suppress(IntegrityError):
         if base.is_generation_of(newest_ref(store, worker.scope)):
@@ -30,14 +30,15 @@ def unchanged_since(worker: Worker) -> CommitReport | None:
     return None
 
 
-def remember_still(worker: Worker, report: CommitReport, found: Scan, began_ns: int) -> None:
+def remember_still(worker: Worker, report: CommitReport, found: Scan, began_ns: int, mark: str) -> None:
     """For the next commit, if all that the scan `found`, which began at `began_ns`, is published or declined now.
 
-    Not of an empty root, which is likely to be the wrong one: every commit is to say so.
+    `mark` is that of what was in quarantine before it was looked for what the store has lost of it. Nothing is remembered
+    of an empty root, which is likely to be the wrong one: every commit is to say so.
     """
     if report.ok and found.files and not report.skipped and (still := still_since(worker.root, found, began_ns)):
         with suppress(CacheRootError, OSError):
-            worker.state.save_still(still)
+            worker.state.save_still(still, mark)
 
 
 def report_of(worker: Worker, status: CommitStatus, ref: Ref | None, **fields: Any) -> CommitReport:

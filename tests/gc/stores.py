@@ -14,7 +14,7 @@ _SECOND = 1_000_000_000
 
 def pass_time(node: Node, seconds: float = 2 * HOUR) -> None:
     """Everything in the store becomes older, as its own clock shows it."""
-    for folder in ("refs", "gc", "used", "leases", "groups", "tmp"):
+    for folder in ("refs", "gc", "used", "leases", "groups", "tmp", "quarantine"):
         for path in (node.location / folder).rglob("*"):
             if path.is_file():
                 then = path.stat().st_mtime_ns - int(seconds * _SECOND)

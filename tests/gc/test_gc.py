@@ -666,3 +666,35 @@ def test_a_commit_that_gc_no_longer_waited_for_begins_again(node: Node, tmp_path
     assert third.restore("model/v2").skipped == ()
     assert kernels(third) == kernels(other)
     assert node.store.verify().ok
+
+
+def quarantined(node: Node) -> set[str]:
+    """The kinds of what is in quarantine."""
+    kinds = {path.name.partition("-")[0] for path in (node.location / "quarantine").iterdir()}
+    return {kind if kind in ("pack", "ref") else "blob" for kind in kinds}
+
+
+def test_what_is_quarantined_goes_with_the_last_generation_that_needs_it(damaged: Node, tmp_path: Path) -> None:
+    other = Node(tmp_path, "other")
+    assert other.store.verify(repair=True).repaired
+    assert quarantined(damaged) == {"pack", "blob"}
+    pass_time(damaged)
+    collect(other, keep=5)
+    assert quarantined(damaged) == {"pack", "blob"}
+    collect(other, keep=1)
+    assert quarantined(damaged) == {"blob"}
+    other.store.forget("model/v1")
+    collect_fully(other, keep=1)
+    assert quarantined(damaged) == set()
+
+
+def test_a_quarantined_ref_goes_after_the_grace(damaged: Node, tmp_path: Path) -> None:
+    other = Node(tmp_path, "other")
+    (damaged.location / damaged.newest().name).chmod(0o644)
+    (damaged.location / damaged.newest().name).write_bytes(b"")
+    other.store.verify(repair=True)
+    collect(other)
+    assert "ref" in quarantined(damaged)
+    pass_time(damaged)
+    collect(other)
+    assert "ref" not in quarantined(damaged)

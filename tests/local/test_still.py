@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from kstore.digest import digest_of
 from kstore.local.scan import Scan
+from kstore.quarantine import quarantine_blob
 from kstore.report import CommitStatus
 from kstore.worker import Worker
 from tests.trees import KEY, Node
@@ -133,13 +135,35 @@ def test_a_key_that_was_forgotten_is_seen(node: Node, scans: list[Worker]) -> No
     assert len(scans) == 1
 
 
+def test_what_was_quarantined_of_other_keys_is_looked_at_once(
+    node: Node, scans: list[Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quarantine_blob(node.store.storage.backend, digest_of(b"of another key"))
+    with monkeypatch.context() as patch:
+        patch.setattr("kstore.operations.commit.merge", None)  # Nor is that one merged.
+        assert node.commit().status is CommitStatus.UNCHANGED
+    assert [node.commit().status for _ in range(3)] == [CommitStatus.UNCHANGED] * 3
+    assert len(scans) == 1
+
+
+def test_what_is_quarantined_of_its_own_is_put_back(node: Node, scans: list[Worker]) -> None:
+    quarantine_blob(node.store.storage.backend, digest_of(b"of another key"))
+    node.commit()
+    quarantine_blob(node.store.storage.backend, digest_of(b"in place"))
+
+    assert node.commit().status is CommitStatus.COMMITTED
+    assert [node.commit().status for _ in range(3)] == [CommitStatus.UNCHANGED] * 3
+    assert len(scans) == 2
+    assert node.store.verify().ok
+
+
 def test_another_store_is_not_taken_for_this_one(node: Node, tmp_path: Path) -> None:
     shutil.rmtree(node.location)
 
     assert node.commit().status is CommitStatus.COMMITTED
 
 
-@pytest.mark.parametrize("content", [b"", b"{}", b"[]", b'{"sync": "", "still": "{}"}', b"\xff"])
+@pytest.mark.parametrize("content", [b"", b"{}", b"[]", b'{"sync": "", "still": "{}", "quarantine": ""}', b"\xff"])
 def test_a_damaged_memory_is_none(node: Node, scans: list[Worker], content: bytes) -> None:
     (path,) = (node.tree.root / ".kstore").glob("still-*.json")
     path.write_bytes(content)
