@@ -33,8 +33,8 @@ def unchanged_since(worker: Worker) -> CommitReport | None:
 def remember_still(worker: Worker, report: CommitReport, found: Scan, began_ns: int, mark: str) -> None:
     """For the next commit, if all that the scan `found`, which began at `began_ns`, is published or declined now.
 
-    `mark` is that of what was in quarantine before it was looked for what the store has lost of it. Nothing is remembered
-    of an empty root, which is likely to be the wrong one: every commit is to say so.
+    `mark` is that of what was in quarantine before it was looked for what the store has lost of it. Nothing is
+    remembered of an empty root, which is likely to be the wrong one: every commit is to say so.
     """
     if report.ok and found.files and not report.skipped and (still := still_since(worker.root, found, began_ns)):
         with suppress(CacheRootError, OSError):
