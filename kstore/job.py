@@ -37,6 +37,8 @@ log = logging.getLogger("kstore")
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+_RUN_LATER = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+
 
 class synchronized(ContextDecorator):
     """Restore on entry, commit on exit, also when the body raises: its kernels are good all the same.
@@ -102,11 +104,7 @@ class synchronized(ContextDecorator):
         Raises:
             UsageError: it is a coroutine or a generator, which runs when its caller has returned.
         """
-        if (
-            inspect.iscoroutinefunction(function)
-            or inspect.isgeneratorfunction(function)
-            or (inspect.isasyncgenfunction(function))
-        ):
+        if any(is_late(function) for is_late in _RUN_LATER):
             raise UsageError(
                 f"{function.__qualname__} does its work after it was called; use `with kstore.synchronized(…)` in it"
             )
