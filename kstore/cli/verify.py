@@ -59,7 +59,7 @@ def _tell(output: Output, report: VerifyReport) -> None:
 
 
 def _next(invocation: Invocation, report: VerifyReport, key: str) -> str:
-    if not (report.is_current or report.local):
+    if not (report.is_newest_damaged or report.local):
         gc = invocation.again("gc", "--keep", "1")
         return f"only earlier generations are damaged, which are not restored: gc removes them in time, or sooner: {gc}"
     if report.repaired:

@@ -57,9 +57,9 @@ class Another:
 
     def _is_host(self, answer: Mapping[str, Any]) -> bool:
         """Two images on one node may share a cache root: each takes out what was built on the other."""
-        around = surroundings()
-        is_certain = not answer["host"] or (answer["around"] == around != "")
-        return is_certain or bool(answer["host"] == self._worker.host.fingerprint)
+        if not answer["host"] or answer["around"] == surroundings() != "":
+            return True
+        return bool(answer["host"] == self._worker.host.fingerprint)
 
 
 def answer_of(worker: Worker, request: Request, ref: Ref, report: RestoreReport, host: str) -> dict[str, Any]:
@@ -69,7 +69,7 @@ def answer_of(worker: Worker, request: Request, ref: Ref, report: RestoreReport,
         "store": worker.store.holder(ref).identity,
         "depth": ref.depth,
         "host": host,
-        "around": surroundings(),
+        "around": surroundings() if host else "",
         "status": report.status,
         "files": report.files,
         "bytes": report.bytes,

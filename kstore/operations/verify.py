@@ -87,7 +87,7 @@ class VerifyReport:
     local: list[str] = field(default_factory=list)
     """Files of the local cache root that were altered in place."""
     repaired: bool = False
-    is_current: bool = False
+    is_newest_damaged: bool = False
     """Whether newest generations are damaged: earlier ones are not restored, and a repair leaves them to gc."""
     seconds: float = 0.0
 
@@ -145,7 +145,7 @@ def _verify(
     with DigestSet() as needed, DigestSet() as whole:
         verification = _Verification(storage, report, needed, whole, progress)
         verification.run(scopes)
-        report.is_current |= verification.is_current()
+        report.is_newest_damaged |= verification.is_newest_damaged()
         if repair:
             broken = [(damage.scope, damage.generation) for damage in report.damage if damage.reason]
             is_mended = Repair(storage, report.packs, verification.lost, whole).run(broken)
@@ -182,7 +182,7 @@ class _Verification:
         for ref in self.refs if lost else ():
             self._tell_lost(ref, lost)
 
-    def is_current(self) -> bool:
+    def is_newest_damaged(self) -> bool:
         """Whether a newest generation is damaged, or names a pack that is."""
         newest = {ref.scope: ref for ref in sorted(self.refs, key=lambda ref: ref.generation)}
         named = {pack for ref in newest.values() for pack in ref.packs}

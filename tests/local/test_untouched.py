@@ -196,22 +196,25 @@ def test_a_time_that_was_set_back_is_not_believed(restores: int, node: Node) -> 
     """systemd-tmpfiles does so when it has removed a file for its age."""
     for _ in range(1, restores):
         node.restore()
+    path = clean(node)
+    assert node.restore().placed > 0
+    assert path.exists()
+
+
+def clean(node: Node) -> Path:
+    """Take a file away, and set the time of its folder back."""
     path = next(node.tree.root.glob("triton/*/k.cubin"))
     before = path.parent.stat()
     path.unlink()
     os.utime(path.parent, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert node.restore().placed > 0
-    assert path.exists()
+    return path
 
 
 def test_what_was_taken_away_after_a_commit_is_restored_though_the_time_was_set_back(builder: Node) -> None:
     """There it is the index that vouches for the folder."""
     time.sleep(TICK)
     builder.commit()
-    path = next(builder.tree.root.glob("triton/*/k.cubin"))
-    before = path.parent.stat()
-    path.unlink()
-    os.utime(path.parent, ns=(before.st_atime_ns, before.st_mtime_ns))
+    path = clean(builder)
     assert builder.restore().placed > 0
     assert path.exists()
 
