@@ -300,8 +300,8 @@ def probe_link(worker: Committer) -> Linker:
 def sources(worker: Worker, ours: Files, contents: Mapping[bytes, bytes], kept: Mapping[bytes, bytes]) -> list[Source]:
     """Each blob of `ours` and of `contents` once; those in `kept` are not read again.
 
-    Sorted by suffix and name, for kernels resemble their neighbours: the same artifacts take a tenth of the bytes
-    that they take in the order of their paths.
+    Sorted so that those that resemble each other are neighbours: the same artifacts take a tenth of the bytes that they
+    take in the order of their paths.
     """
     found = {digest: Source(digest, len(data), partial(bytes, data)) for digest, data in contents.items()}
     for path, entry in sorted(ours.items(), key=similarity):
@@ -329,11 +329,13 @@ def siblings(worker: Committer) -> list[Ref]:
     return found
 
 
-def similarity(item: tuple[str, Entry]) -> tuple[str, str, str]:
-    """Sorts artifacts so that those that resemble each other are neighbours."""
-    path = item[0]
+def similarity(item: tuple[str, Entry]) -> tuple[str, int, str]:
+    """Sorts artifacts so that those that resemble each other are neighbours: by suffix, then by size, for names say
+    less (Inductor's are hashes).
+    """
+    path, entry = item
     name = path.rpartition("/")[2]
-    return name.rpartition(".")[2], name, path
+    return name.rpartition(".")[2] if "." in name else "", entry.size, path
 
 
 def _read(worker: Worker, path: str, entry: Entry) -> bytes | None:

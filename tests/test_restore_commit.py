@@ -338,6 +338,16 @@ def test_equal_files_are_stored_once(tmp_path: Path, layout: str) -> None:
     assert node.commit().new_blobs == 2
 
 
+def test_files_that_resemble_each_other_are_packed_beside_each_other(tmp_path: Path) -> None:
+    """Of what Inductor's objects have in common only their sizes tell: they are named by hashes."""
+    node = Node(tmp_path, layout="packed")
+    common = [os.urandom(size) for size in (1_100_000, 1_110_000, 1_120_000)]
+    for number in range(4):
+        for letter, data in zip("abc", common, strict=True):
+            node.tree.put(f"inductor/{letter}{number}/c{number}{letter}{number}.cpp", data + bytes([number]))
+    assert node.commit().uploaded < sum(map(len, common)) + 100_000
+
+
 def test_a_path_that_was_taken_out_does_not_come_back(first: Node, second: Node) -> None:
     second.restore()
     wrapper = first.tree.wrapper()

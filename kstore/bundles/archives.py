@@ -104,7 +104,7 @@ def _files(
         _check_text(files)
     fetch = partial(fetch_many, store.storage, (ref,))
     folder = os.path.normpath(under or _built_in(manifest))
-    return _read(sorted(files.items(), key=_order), folder, fetch), left_out
+    return _read(sorted(files.items(), key=similarity), folder, fetch), left_out
 
 
 def _check_text(paths: Iterable[str]) -> None:
@@ -131,11 +131,6 @@ def _built_in(manifest: Manifest) -> str:
     if not isinstance(folder, str) or not folder:
         raise UsageError("the generation does not say in which folder it was built; name one with --under")
     return folder
-
-
-def _order(item: tuple[str, Entry]) -> tuple[tuple[str, str, str], str]:
-    """As a store has them, so that each of its frames is read about once."""
-    return similarity(item), item[0]
 
 
 def _read(files: list[tuple[str, Entry]], under: str, fetch: Fetch) -> Iterator[_File]:

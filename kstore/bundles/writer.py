@@ -64,17 +64,17 @@ class BundleWriter:
         self._progress = progress or Progress()
         self._manifests: dict[bytes, bytes] = {}
         contents = []
-        entries: dict[bytes, tuple[tuple[str, str, str], int]] = {}
+        entries: dict[bytes, tuple[str, int, str]] = {}
         for snapshot in sorted(snapshots, key=lambda snapshot: snapshot.ref.scope):
             data = portable(snapshot.checked).dump()
             self._manifests[digest_of(data)] = data
             contents.append(Content(snapshot.ref.scope, digest_of(data), len(data)))
             for path, entry in snapshot.manifest.items():
-                found = (similarity((path, entry)), entry.size)
+                found = similarity((path, entry))
                 entries[entry.digest] = min(entries.get(entry.digest, found), found)
         self._header = Header(self._refs[0].scope.key, tuple(contents))
         order = sorted(entries.items(), key=lambda item: (item[1], item[0]))
-        self._blobs = [(digest, size) for digest, (_, size) in order]
+        self._blobs = [(digest, size) for digest, (_, size, _) in order]
 
     def write(self, stream: Output) -> Exported:
         """Write all of it.
