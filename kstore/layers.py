@@ -10,14 +10,15 @@ digest, in its own manifest, and has a line that begins with 0.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, TypeVar
 
 from kstore.deadline import Waiting, within
 from kstore.errors import KstoreError, MissError, StoreUnavailable, WaitTimeout
+from kstore.refs import RefState
 from kstore.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -135,7 +136,7 @@ def newest_whole(storage: Storage, scope: Scope) -> tuple[int, Snapshot | None]:
 
 
 def newest_ref(storage: Storage, scope: Scope) -> Ref | None:
-    """The newest generation of the scope; None if no store has one.
+    """The newest generation of the scope, an empty one too; None if no store has one.
 
     Raises:
         IntegrityError: the ref is damaged.
@@ -147,7 +148,7 @@ def newest_ref(storage: Storage, scope: Scope) -> Ref | None:
 
 
 def generations(storage: Storage, scope: Scope) -> list[Ref]:
-    """All generations of the store in charge, oldest first."""
+    """All generations of the store in charge, oldest first, empty ones too."""
     newest = newest_ref(storage, scope) if storage.below else None
     refs = storage.holder(newest).refs if newest else storage.refs
     return [refs.get(scope, number) for number in refs.generations(scope)]
@@ -183,7 +184,7 @@ def find(storage: Storage, scope: Scope, generation: int, manifest: str) -> Ref:
 
 
 def scopes(storage: Storage, under: str = "") -> Iterator[Scope]:
-    """Every scope of every store once; `under` a key prefix such as `my-model`."""
+    """Every scope of every store once, forgotten ones too; `under` a key prefix such as `my-model`."""
 
     def look() -> list[Scope]:
         storage.settings  # noqa: B018
@@ -195,6 +196,18 @@ def scopes(storage: Storage, under: str = "") -> Iterator[Scope]:
         with _passing_over(below):
             found |= dict.fromkeys(below.refs.scopes(under=under))
     yield from found
+
+
+def unforgotten(storage: Storage, among: Iterable[Scope]) -> list[Scope]:
+    """The scopes that were not forgotten. One whose newest generation cannot be read was not."""
+    return [scope for scope in among if not attempt(storage, partial(_is_forgotten, storage, scope), False)]
+
+
+def _is_forgotten(storage: Storage, scope: Scope) -> bool:
+    with suppress(KstoreError):
+        ref = newest_ref(storage, scope)
+        return ref is not None and ref.state is RefState.FORGOTTEN
+    return False
 
 
 # ---- What a cache root grew from

@@ -256,7 +256,7 @@ class Refs:
             raise MissError(f"{scope} has no generation {generation}; `kstore show` lists them") from None
 
     def newest(self, scope: Scope) -> Ref | None:
-        """The newest generation, or None if nothing is published."""
+        """The newest generation, an empty one too; None if nothing is published."""
         for _ in range(_ATTEMPTS):
             generations = self.generations(scope)
             if not generations:

@@ -60,7 +60,7 @@ class Scope:
 
 
 def chosen(key: str, every: Iterable[Scope], gpu: str | None, environment: str | None) -> list[Scope]:
-    """Of the scopes that `key` is published for, those that the settings do not exclude.
+    """Of the scopes that `key` has, forgotten ones too, those that the settings do not exclude.
 
     Raises:
         MissError: there is none.

@@ -16,7 +16,7 @@ from kstore.components.variables import place_components, set_variables
 from kstore.deadline import Waiting
 from kstore.environment import Environment, detect_environment, gpu_slug, influences
 from kstore.errors import AmbiguousScopeError, KstoreError, StoreUnavailable
-from kstore.layers import PATIENCE, attempt, generations, newest_ref, scopes
+from kstore.layers import PATIENCE, attempt, generations, newest_ref, scopes, unforgotten
 from kstore.local.cacheroot import CacheRoot, Owner, claim_root, make_usable, numbered_folder, owned_root
 from kstore.polls import check_wait, polls
 from kstore.progress import Progress
@@ -196,18 +196,18 @@ class Store:
         return dict(self.worker(key, before_import=True).root.variables)
 
     def scopes(self, key: str | None = None) -> Iterator[Scope]:
-        """Everything published, of every GPU and environment; of one key if given."""
+        """Every scope that has generations, forgotten ones too; of one key if given."""
         with reporting_trouble(self.location, "read"):
             found = scopes(self.storage, under=key or "")
             yield from (scope for scope in found if key is None or scope.key == key)
 
     def newest(self, scope: Scope) -> Ref | None:
-        """The newest generation of a scope, of the first store that has one."""
+        """The newest generation of a scope, an empty one too, of the first store that has one."""
         with reporting_trouble(self.location, "read"):
             return newest_ref(self.storage, scope)
 
     def generations(self, scope: Scope) -> list[Ref]:
-        """All generations of a scope, oldest first, of the first store that has any."""
+        """All generations of a scope, oldest first, empty ones too, of the first store that has any."""
         with reporting_trouble(self.location, "read"):
             return generations(self.storage, scope)
 
@@ -290,7 +290,7 @@ class Store:
             return [ref for ref in published if ref]
 
     def _scopes_of(self, key: str) -> list[Scope]:
-        """Every scope of `key` that the settings do not exclude.
+        """Every scope of `key` that the settings do not exclude, forgotten ones too.
 
         Raises:
             MissError: there is none.
@@ -298,12 +298,14 @@ class Store:
         return chosen(key, self.scopes(check_key(key)), self.settings.gpu, self.settings.environment)
 
     def _one_scope(self, key: str) -> Scope:
-        """This worker's own scope of `key`, else its only one."""
-        found = self._scopes_of(key)
-        own = [scope for scope in found if scope == self.scope(key)]
-        if len(own or found) > 1:
-            raise AmbiguousScopeError(f"{key} has been committed under several scopes; choose: {choices(found)}")
-        return (own or found)[0]
+        """This worker's own scope of `key`, else its only one, else the only one that was not forgotten."""
+        every = self._scopes_of(key)
+        found = [scope for scope in every if scope == self.scope(key)] or every
+        if len(found) > 1:
+            found = unforgotten(self.storage, found)
+        if len(found) != 1:
+            raise AmbiguousScopeError(f"{key} has been committed under several scopes; choose: {choices(every)}")
+        return found[0]
 
     @contextmanager
     def _maintaining(self, verb: str) -> Iterator[None]:
@@ -380,14 +382,12 @@ class Store:
         if self._knows_software:
             return scope
         for _ in polls(wait, self.waiting):
-            if found := self._only_scope(scope):
-                return found
-        return scope
-
-    def _only_scope(self, scope: Scope) -> Scope | None:
-        found = [s for s in self.scopes(scope.key) if not self.settings.gpu or s.gpu == self.settings.gpu]
-        if len(found) > 1:
-            raise AmbiguousScopeError(
-                f"torch is not installed here, and {scope.key} has several environments; choose: {choices(found)}"
-            )
-        return found[0] if found else None
+            every = [s for s in self.scopes(scope.key) if not self.settings.gpu or s.gpu == self.settings.gpu]
+            found = unforgotten(self.storage, every)
+            if len(found) > 1:
+                raise AmbiguousScopeError(
+                    f"torch is not installed here, and {scope.key} has several environments; choose: {choices(found)}"
+                )
+            if found:
+                return found[0]
+        return every[0] if len(every) == 1 else scope

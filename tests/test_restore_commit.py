@@ -18,6 +18,7 @@ from kstore.blobs.packindex import pack_name
 from kstore.digest import digest_of
 from kstore.environment import Environment, Host
 from kstore.errors import (
+    AmbiguousScopeError,
     CacheRootError,
     IntegrityError,
     KstoreError,
@@ -27,6 +28,7 @@ from kstore.errors import (
     UsageError,
 )
 from kstore.job import synchronized
+from kstore.local import cacheroot
 from kstore.local.link import LinkMode
 from kstore.manifest import Manifest
 from kstore.progress import Progress
@@ -511,6 +513,33 @@ def test_without_torch_a_commit_belongs_to_what_its_root_was_restored_from(
     Tree(tmp_path / "sidecar").wrapper("compiled beside it")
     report = sidecar.commit(KEY)
     assert (report.environment, report.new_files) == (ENVIRONMENT, 1)
+
+
+def test_without_torch_an_environment_that_was_forgotten_is_none_to_choose(
+    first: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after an upgrade of torch, and gc of what is unused."""
+    monkeypatch.setattr("kstore.store.detect_environment", lambda *given: Environment("notorch", {"torch": "none"}))
+    old = Node(tmp_path, "old", environment="torch-old")
+    old.tree.wrapper("old")
+    old.commit()
+    bare = Node(tmp_path, "bare", environment=None)
+    with pytest.raises(AmbiguousScopeError, match="--environment torch-old"):
+        bare.restore()
+    old.store.forget(KEY)
+    assert (bare.restore().status, bare.restore().environment) == (RestoreStatus.RESTORED, ENVIRONMENT)
+
+
+def test_without_torch_a_commit_goes_where_its_root_came_from_though_that_was_forgotten(
+    first: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kstore.store.detect_environment", lambda *given: Environment("notorch", {"torch": "none"}))
+    monkeypatch.setattr(cacheroot, "NUMBERED_ROOTS", tmp_path / "numbered")
+    sidecar = Store(first.location, gpu=GPU, environ={})
+    root = sidecar.restore(KEY).cache_root
+    first.store.forget(KEY)
+    Tree(Path(root)).wrapper("compiled beside it")
+    assert sidecar.commit(KEY).environment == ENVIRONMENT
 
 
 def test_a_read_only_worker_publishes_nothing(first: Node, tmp_path: Path) -> None:

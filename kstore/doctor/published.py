@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 from kstore.doctor.check import Check, bad, ok, warning
 from kstore.errors import KstoreError
+from kstore.layers import unforgotten
 from kstore.refs import Ref, RefState
-from kstore.scope import Scope
+from kstore.scope import Scope, choices
 from kstore.snapshot import Snapshot
 from kstore.store import Store
 
@@ -31,6 +32,8 @@ class Newest:
     """Of `own`, if that is live; else of the first of the others."""
     trouble: str = ""
     """What is damaged in this worker's scope."""
+    choices: Sequence[Scope] = ()
+    """What a worker without torch may choose from: the scopes, of the GPU that is set, that were not forgotten."""
 
     @property
     def is_own(self) -> bool:
@@ -42,15 +45,17 @@ def newest_of(store: Store, key: str) -> Newest:
     """Read the newest generations of `key`."""
     scope = store.scope(key)
     try:
-        others = {other: ref for other in store.scopes(key) if other != scope and (ref := _live(store, other))}
+        every = list(store.scopes(key))
+        to_choose = unforgotten(store.storage, (s for s in every if not store.settings.gpu or s.gpu == scope.gpu))
+        others = {other: ref for other in every if other != scope and (ref := _live(store, other))}
         others = dict(sorted(others.items(), key=lambda item: item[0].gpu != scope.gpu))
         newest, whole = store.storage.newest_whole(scope)
     except (KstoreError, OSError) as error:
         return Newest(None, {}, None, str(error))
     trouble = "" if not newest or (whole and whole.ref.generation == newest) else f"generation {newest} is damaged"
     if whole and whole.ref.state is RefState.LIVE:
-        return Newest(whole.ref, others, whole, trouble)
-    return Newest(whole.ref if whole else None, others, _snapshot(store, others), trouble)
+        return Newest(whole.ref, others, whole, trouble, to_choose)
+    return Newest(whole.ref if whole else None, others, _snapshot(store, others), trouble, to_choose)
 
 
 def _live(store: Store, scope: Scope) -> Ref | None:
@@ -98,9 +103,8 @@ def _check_generation(key: str, newest: Newest) -> Iterator[Check]:
 def _check_choice(newest: Newest) -> Check:
     """Without torch nobody knows what this worker is, and a restore takes what there is."""
     found = "torch is not installed here"
-    if len(newest.others) > 1:
-        choices = "; ".join(f"--gpu {scope.gpu} --environment {scope.environment}" for scope in newest.others)
-        return bad("environment", f"{found}, and the key has several", f"choose: {choices}")
+    if len(newest.choices) > 1:
+        return bad("environment", f"{found}, and the key has several", f"choose: {choices(newest.choices)}")
     return warning("environment", found, "restores take the only environment of the key, or --environment")
 
 

@@ -8,6 +8,7 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from kstore.errors import AmbiguousScopeError, MissError, UsageError
+from kstore.layers import unforgotten
 from kstore.refs import Ref
 from kstore.scope import Scope, check_key
 from kstore.storage import reporting_trouble
@@ -101,7 +102,15 @@ def _candidates(store: Store, wanted: Wanted) -> list[Scope]:
         )
     if not found:
         raise MissError(f"nothing is published for {wanted.key}; `kstore ls` lists what is")
-    return found
+    return found if wanted.generation else _unforgotten(store, wanted, found)
+
+
+def _unforgotten(store: Store, wanted: Wanted, found: list[Scope]) -> list[Scope]:
+    with reporting_trouble(store.location, "read"):
+        left = unforgotten(store.storage, found)
+    if not left:
+        raise MissError(f"{wanted.key} was forgotten; name a generation that `kstore show {wanted.key}` lists")
+    return left
 
 
 def _has(store: Store, wanted: Wanted, scope: Scope) -> bool:

@@ -123,6 +123,22 @@ def test_which_scope_is_meant_must_be_clear(
     assert cli(*command, "--gpu", "one-gpu").code == 0
 
 
+@pytest.mark.parametrize("command", [("pin", "my/v1", "1"), ("rollback", "my/v1", "1")])
+def test_a_scope_that_was_forgotten_is_meant_only_where_there_is_no_other(
+    cli: Cli, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("KSTORE_GPU")
+    for gpu in ("one-gpu", "other-gpu"):
+        cli.write("inductor/ab/cone.py", "one")
+        cli("commit", "my/v1", "--gpu", gpu)
+    cli("forget", "my/v1", "--gpu", "one-gpu")
+    result = cli(*command)
+    assert (result.code, "other-gpu" in result.out) == (0, True)
+
+    cli("forget", "my/v1", "--gpu", "other-gpu")
+    assert cli(*command).code == 2
+
+
 @pytest.mark.parametrize(
     "command", [("forget", "my/v1"), ("quarantine", "my/v1"), ("rollback", "my/v1", "1"), ("pin", "my/v1", "1")]
 )

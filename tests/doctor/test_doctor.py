@@ -215,6 +215,19 @@ def test_what_another_environment_had_and_was_forgotten_is_nothing_to_restore(pu
     assert found["generation"].found == f"nothing is published for {KEY}"
 
 
+def test_without_torch_the_key_must_have_one_environment(published: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    environment(monkeypatch, torch="none")
+    here = published.location.parent
+    other = Node(here, "other", environment="torch-other")
+    other.tree.graph()
+    other.commit()
+    bare = Node(here, "builder", environment=None)
+    for verb, verdict in ((None, Verdict.BAD), ("quarantine", Verdict.BAD), ("forget", Verdict.WARNING)):
+        if verb:
+            getattr(other.store, verb)(KEY)
+        assert worst(bare.store)["environment"].verdict is verdict
+
+
 def test_an_older_generation_is_restored_where_the_newest_is_damaged(published: Node) -> None:
     published.tree.graph("ftwo")
     published.commit()

@@ -453,6 +453,28 @@ def test_where_there_is_no_torch_the_key_is_waited_for(tmp_path: Path) -> None:
     assert (report.status, report.environment) == (RestoreStatus.RESTORED, ENVIRONMENT)
 
 
+def test_where_there_is_no_torch_nobody_waits_for_an_environment_that_was_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = Node(tmp_path, "old", environment="torch-old")
+    old.tree.kernel("one")
+    old.commit()
+    old.store.forget(KEY)
+    bare = Node(tmp_path, "bare", environment=None)
+    vars(bare.store)["environment"] = Environment("none", {"torch": "none"})
+    builder = Node(tmp_path, "builder")
+    builder.tree.kernel("one")
+
+    def polls(*_: Any) -> Iterator[None]:
+        yield
+        builder.commit()
+        yield
+
+    monkeypatch.setattr("kstore.store.polls", polls)
+    report = bare.restore(wait=LONG)
+    assert (report.status, report.environment) == (RestoreStatus.RESTORED, ENVIRONMENT)
+
+
 # ---- The functions
 
 

@@ -74,6 +74,28 @@ def test_several_foreign_scopes_are_listed_as_options(folder: Path) -> None:
     assert choose_one(store(folder), Wanted("m", gpu="b")).scope.gpu == "b"
 
 
+def forget(folder: Path, key: str, gpu: str) -> None:
+    store(folder, gpu).forget(key)
+
+
+def test_a_scope_that_was_forgotten_is_none_to_choose(folder: Path) -> None:
+    commit(folder, "m", "a")
+    commit(folder, "m", "own")
+    forget(folder, "m", "own")
+
+    assert choose_one(store(folder), Wanted("m")).scope.gpu == "a"
+    assert chosen(folder, Wanted("m"), Wanted("m"))[1].gpu == "a"
+
+
+def test_what_it_had_is_meant_where_it_is_named(folder: Path) -> None:
+    commit(folder, "m", "own")
+    forget(folder, "m", "own")
+    with pytest.raises(MissError, match=r"m was forgotten; name a generation that `kstore show m`"):
+        choose_one(store(folder), Wanted("m"))
+
+    assert choose_one(store(folder), Wanted("m", 1)).files == 1
+
+
 def test_two_keys_are_compared_where_both_are(folder: Path) -> None:
     commit(folder, "m/v1", "a")
     commit(folder, "m/v1", "b")
