@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from kstore.backends import Backend, LocalPaths, NewObject
-from kstore.digest import digest_of
+from kstore.digest import DIGEST_SIZE, digest_of
 from kstore.files import NO_FILE
 from kstore.local.link import Blob
 from kstore.manifest import Entry
 
 log = logging.getLogger(__name__)
 
+_NAME = re.compile(rf"[0-9a-f]{{{2 * DIGEST_SIZE}}}")
 FOLDER = "blobs"
 ASIDE = "gc/aside"
 """Where gc puts a blob for the moment in which it decides: `<digest>.<nonce>`."""
@@ -52,6 +54,12 @@ class LooseBlobs:
             return self._backend.stat(blob_name(digest)).size == size
         except FileNotFoundError:
             return False
+
+    def folders(self) -> Iterator[list[bytes]]:
+        """The digests of all that are here, folder by folder: first of those that gc has aside for a moment."""
+        for folder in (ASIDE, *(f"{FOLDER}/{shard.name}" for shard in self._backend.list(FOLDER))):
+            names = (child.name.partition(".")[0] for child in self._backend.list(folder))
+            yield [bytes.fromhex(name) for name in names if _NAME.fullmatch(name)]
 
     def put_many(self, blobs: Sequence[tuple[bytes, bytes | memoryview]]) -> list[bool]:
         """Store (digest, bytes) of each; False for those that were here. One that a crash cut short is replaced."""

@@ -163,9 +163,11 @@ class _Collection:
         """Give up what is over the size limit."""
         if self._policy.max_size is None:
             return decisions
-        with DigestSet() as counted:
+        with DigestSet() as counted, DigestSet() as there:
+            for digests in self._storage.blobs.loose.folders():
+                there.add(digests)
             worth = by_worth(histories, decisions)
-            costs = ((d, 0 if is_passing(d, histories[d.scope]) else self._cost(d, counted)) for d in worth)
+            costs = ((d, 0 if is_passing(d, histories[d.scope]) else self._cost(d, counted, there)) for d in worth)
             taken, self._report.excess = over_budget(costs, self._policy.max_size, self._policy.allow_live)
         for decision in taken:
             if decision.why is Why.NEWEST and decision.generation.state is not RefState.FORGOTTEN:
@@ -173,15 +175,18 @@ class _Collection:
         over = {_name(decision) for decision in taken if decision.why is not Why.NEWEST}
         return [Decision(d.scope, d.generation, Why.SIZE, False) if _name(d) in over else d for d in decisions]
 
-    def _cost(self, decision: Decision, counted: DigestSet) -> int:
-        """Bytes in the store that only this generation needs, of those that were counted so far."""
+    def _cost(self, decision: Decision, counted: DigestSet, there: DigestSet) -> int:
+        """Bytes in the store that only this generation needs, of those that were counted so far. `there` are the loose
+        blobs: one that is lost takes no room.
+        """
         try:
             ref = self._storage.refs.get(decision.scope, decision.generation.number)
             needs = needs_of(self._storage, ref)
         except (IntegrityError, MissError):
             return 0
         packs = {bytes.fromhex(pack) for pack in needs.packs}
-        size = sum(needs.loose[digest] for digest in counted.add(needs.loose))
+        new = counted.add(needs.loose)
+        size = sum(map(needs.loose.__getitem__, new)) - sum(map(needs.loose.__getitem__, there.absent(new)))
         return size + sum(self._size(pack.hex()) for pack in counted.add(packs))
 
     def _size(self, pack: str) -> int:

@@ -182,12 +182,11 @@ class Accounts(Generic[Group]):
     def finish(self, *, survey: bool = True) -> Usage[Group]:
         """What it comes to. Without `survey`, nothing is said of what no generation of those that were added needs."""
         held = dict(zip(self._numbers.values(), map(self.usage.groups.__getitem__, self._numbers), strict=True))
-        for owners, kind, size in self._each(self._blobs):
+        for _, owners, kind, size in self._each(self._blobs):
             for one in (self.usage.whole, *(held[owner] for owner in owners - {_PINNED})):
                 one.unique += size if kind else 0
                 one.manifests += 0 if kind else size
-        for owners, _, size in self._each(self._loose):
-            self._count_object(held, owners, size)
+        self._count_loose(held)
         for pack, owners in self._packs.items():
             try:
                 reader = PackReader(self._storage.backend, pack)
@@ -203,9 +202,23 @@ class Accounts(Generic[Group]):
         """(groups that have it, component, bytes) of each blob; manifests left out."""
         groups = {number: group for group, number in self._numbers.items()}
         kinds = {number: kind for kind, number in self._kinds.items()}
-        for owners, kind, size in self._each(self._blobs):
+        for _, owners, kind, size in self._each(self._blobs):
             if kind:
                 yield frozenset(groups[owner] for owner in owners - {_PINNED}), kinds[kind], size
+
+    def _count_loose(self, held: dict[int, Held]) -> None:
+        lost = Count()
+        with DigestSet() as there:
+            for digests in self._storage.blobs.loose.folders():
+                there.add(digests)
+            for digest, owners, _, size in self._each(self._loose):
+                if digest in there:
+                    self._count_object(held, owners, size)
+                else:
+                    lost = Count(lost.files + 1, lost.bytes + size)
+        if lost.files:
+            blobs = f"lost blob{'s' * (lost.files > 1)}"
+            self.usage.unreadable.append(f"{lost.files} {blobs}, {lost.bytes} bytes; `kstore verify` says of what")
 
     def _count_object(self, held: dict[int, Held], owners: set[int], size: int) -> None:
         self.usage.whole.stored += size
@@ -226,18 +239,18 @@ class Accounts(Generic[Group]):
             elif is_shared and len(owners) == 1:
                 held[next(iter(owners))].frames += frame.packed_size
 
-    def _each(self, table: DigestSet) -> Iterator[tuple[set[int], int, int]]:
-        """(owners, kind, size) of each blob, once."""
+    def _each(self, table: DigestSet) -> Iterator[tuple[bytes, set[int], int, int]]:
+        """(digest, owners, kind, size) of each blob, once."""
         before, owners, kind, size = b"", set[int](), 0, 0
         for name, value in table.items():
             if name[:DIGEST_SIZE] != before:
                 if before:
-                    yield owners, kind, size
+                    yield before, owners, kind, size
                 before, owners = name[:DIGEST_SIZE], set()
                 kind, size = (name[-1] if len(name) > DIGEST_SIZE + _OWNER.size else 0), _SIZE.unpack(value)[0]
             owners.add(_owner(name))
         if before:
-            yield owners, kind, size
+            yield before, owners, kind, size
 
     def _survey(self) -> None:
         """Count what is in the store, and what of it is needed by none."""

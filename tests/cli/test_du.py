@@ -64,6 +64,19 @@ def test_an_empty_store_holds_nothing(cli: Cli) -> None:
     assert "in the store: 0 files" in result.out
 
 
+def test_what_is_lost_is_named(cli: Cli) -> None:
+    cli.publish("my/v1", "one")
+    before = cli("du", "--json").json["total"]["stored"]
+    (lost,) = (path for path in (cli.store / "blobs").rglob("*") if path.is_file() and path.read_bytes() == b"one")
+    lost.unlink()
+
+    for command in ("du", "stats"):
+        result = cli(command)
+        assert result.code == 4
+        assert "1 lost blob, 3 bytes; `kstore verify` says of what" in result.err
+    assert cli("du", "--json").json["total"]["stored"] == before - len("one")
+
+
 def test_what_cannot_be_read_is_named(cli: Cli) -> None:
     cli.publish("my/v1")
     ref = cli.store / f"refs/{GPU}/my/v1/@{ENVIRONMENT}/1"

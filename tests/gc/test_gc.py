@@ -569,6 +569,19 @@ def test_a_size_limit_passes_over_packs_that_a_repair_took_away(damaged: Node, t
     assert collect(Node(tmp_path, "third"), keep=5, max_size=1 << 30).status is GcStatus.COLLECTED
 
 
+def test_a_size_limit_counts_nothing_that_is_lost(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    grow(node, "one")
+    node.tree.put("inductor/ab/large.bin", b"x" * 5_000_000)
+    node.commit()
+    (large,) = (name for name in stored(node) if (node.location / name).stat().st_size >= 5_000_000)
+    (node.location / large).unlink()
+    pass_time(node)
+    report = collect(node, keep=5, max_size=1_000_000, allow_live=True)
+    assert (report.forgotten, report.excess) == ([], 0)
+    assert all(decision.stays for decision in report.decisions)
+
+
 def test_a_commit_after_a_merge_does_not_look_into_the_packs_before(
     scattered: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

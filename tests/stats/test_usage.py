@@ -167,6 +167,27 @@ def test_an_unreadable_generation_is_named(tmp_path: Path) -> None:
     assert len(usage.unreadable) == 1 and "llama/v2" in usage.unreadable[0]
 
 
+def test_a_blob_that_is_lost_is_not_stored(tmp_path: Path) -> None:
+    storage = busy_store(tmp_path)
+    found = objects(storage)
+    lost = min((name for name in found if name.startswith("blobs/")), key=lambda name: found[name])
+    (Path(storage.location) / lost).unlink()
+    usage = by_key(storage)
+    assert usage.whole.stored == usage.objects.bytes == sum(objects(storage).values())
+    assert usage.whole.alone == sum(held.alone for held in usage.groups.values())
+    assert usage.unreadable == [f"1 lost blob, {found[lost]} bytes; `kstore verify` says of what"]
+    assert overview(storage).unreadable == usage.unreadable
+
+
+def test_a_blob_that_gc_has_aside_is_stored(tmp_path: Path) -> None:
+    storage = busy_store(tmp_path)
+    before = by_key(storage).whole
+    blob = next((Path(storage.location) / "blobs").rglob("*/*"))
+    (aside := Path(storage.location) / "gc" / "aside").mkdir(parents=True)
+    blob.rename(aside / f"{blob.name}.0123")
+    assert by_key(storage).whole == before
+
+
 def test_an_overview_of_one_key_reads_no_other(tmp_path: Path) -> None:
     storage = busy_store(tmp_path)
     ref = Path(storage.location) / "refs" / H100 / "llama/v2/@torch-test/1"
