@@ -28,5 +28,5 @@ def examine(store: Store, key: str = "") -> Iterator[Check]:
     newest = newest_of(store, key) if key and is_reachable else None
     if newest:
         yield from check_published(store, key, newest)
-    yield from check_node(store, key, newest, is_reachable=is_reachable)
+    yield from check_node(store, key, newest, may_link=shared[0].verdict is Verdict.OK)
     yield from check_surroundings(store, newest)

@@ -27,8 +27,8 @@ _FEW_WATCHES = 8192
 """As many folders as a large model's cache has."""
 
 
-def check_node(store: Store, key: str, newest: Newest | None, *, is_reachable: bool) -> Iterator[Check]:
-    """What restores and compilers need of the local disk."""
+def check_node(store: Store, key: str, newest: Newest | None, *, may_link: bool) -> Iterator[Check]:
+    """What restores and compilers need of the local disk. `may_link` if there is a store to link from."""
     with ExitStack() as stack:
         try:
             path = _path_of(store, key)
@@ -37,12 +37,17 @@ def check_node(store: Store, key: str, newest: Newest | None, *, is_reachable: b
             yield bad("cache root", str(error), "set KSTORE_CACHE_ROOT to a folder that this user can write")
         else:
             yield _check_root(path, newest)
-            link = _check_link(store, worker) if is_reachable else None
+            link = _check_link(store, worker) if may_link else None
             if link:
                 yield link
-            is_there = bool(newest and newest.own and worker.state.grew_from(worker.store.identity, newest.own))
-            yield from _check_disk(_nearest(path), None if is_there else newest)
+            yield from _check_disk(_nearest(path), None if _is_restored(store, worker, newest) else newest)
     yield _check_inotify()
+
+
+def _is_restored(store: Store, worker: Worker, newest: Newest | None) -> bool:
+    """Whether the cache root has it all."""
+    own = newest.own if newest else None
+    return own is not None and worker.state.grew_from(store.storage.holder(own).identity, own)
 
 
 def _path_of(store: Store, key: str) -> str:

@@ -9,6 +9,7 @@ from functools import partial
 from kstore.deadline import Waiting, within
 from kstore.doctor.check import Check, bad, ok, warning
 from kstore.errors import KstoreError, StoreFormatError
+from kstore.layers import attempt
 from kstore.settings import Mode
 from kstore.storage import Storage
 from kstore.store import Store
@@ -23,21 +24,38 @@ _PATIENCE = 30.0
 def check_shared(store: Store) -> Iterator[Check]:
     """What every key needs."""
     try:
-        seconds = min(store.settings.timeout or _PATIENCE, _PATIENCE)
-        is_made = within(seconds, Waiting(), f"looking at {store.location}", partial(_is_made, store.storage))
+        is_made = _look(store)
     except StoreFormatError as error:
         yield bad("store", str(error), "name another with KSTORE_ROOT or --store")
         return
     except (KstoreError, OSError) as error:
         yield bad("store", str(error), "mount it, or name another with KSTORE_ROOT or --store")
         return
+    if store.storage.trouble:
+        advice = (
+            "only the stores below are read, commits will fail: mount it, or name another with KSTORE_ROOT or --store"
+        )
+        yield warning("store", store.storage.trouble, advice)
+        return
     if not is_made:
-        yield bad("store", f"there is none at {store.location} yet", "the first commit makes it; or run `kstore init`")
+        judge = warning if store.storage.below.there else bad
+        yield judge(
+            "store", f"there is none at {store.location} yet", "the first commit makes it; or run `kstore init`"
+        )
         return
     yield ok("store", store.location)
     yield _check_writable(store)
     if store.settings.mode is not Mode.READ:
         yield _check_room(store.location)
+
+
+def _look(store: Store) -> bool:
+    """Whether it has been made. Where there is a store below, trouble is noted, as a restore does."""
+    look = partial(_is_made, store.storage)
+    if store.storage.below:
+        return attempt(store.storage, look, False)
+    seconds = min(store.settings.timeout or _PATIENCE, _PATIENCE)
+    return within(seconds, Waiting(), f"looking at {store.location}", look)
 
 
 def _is_made(storage: Storage) -> bool:

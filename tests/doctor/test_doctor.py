@@ -23,6 +23,7 @@ from kstore.local import cacheroot
 from kstore.manifest import Manifest
 from kstore.settings import Mode
 from kstore.store import Store
+from tests.layers.images import Fleet
 from tests.trees import ENVIRONMENT, GPU, KEY, Node, contents, shared_object
 
 OURS = {"torch": "2.13.0+cu130", "triton": "3.7.1", "python": "cpython-311", "machine": "x86_64"}
@@ -143,6 +144,48 @@ def test_a_store_that_cannot_be_reached_is_bad_and_is_not_made(tmp_path: Path) -
 
 def test_a_store_that_nobody_has_made_is_bad(tmp_path: Path) -> None:
     assert "first commit makes it" in worst(Node(tmp_path).store)["store"].advice
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Fleet:
+    """With a store below the one that is shared, which is not there."""
+    fleet = Fleet(tmp_path, "packed", "packed")
+    fleet.bake("one")
+    return fleet
+
+
+def test_where_a_store_below_is_read_the_one_above_is_nothing_but_missing(image: Fleet) -> None:
+    worker = image.worker("new")
+
+    found = worst(worker.store)
+    assert found["store"].verdict is Verdict.WARNING
+    assert "the first commit makes it" in found["store"].advice
+    assert all(check.verdict is not Verdict.BAD for check in found.values())
+    assert checks(worker.store)["generation"].verdict is Verdict.OK
+    assert not image.shared.exists()
+
+
+@pytest.mark.parametrize("trouble", ["unmounted", "something else"])
+def test_a_store_above_that_is_in_trouble_costs_commits_only(image: Fleet, trouble: str) -> None:
+    image.shared.parent.rmdir()
+    if trouble == "something else":
+        image.shared.mkdir(parents=True)
+        (image.shared / "thesis.tex").touch()
+    store = image.worker("new").store
+
+    found = worst(store)
+    assert found["store"].verdict is Verdict.WARNING
+    assert "only the stores below are read" in found["store"].advice
+    assert all(check.verdict is not Verdict.BAD for check in found.values())
+    assert "1 of" in checks(store)["generation"].found
+
+
+def test_what_was_restored_from_below_takes_no_more_room(image: Fleet, disk: SimpleNamespace) -> None:
+    worker = image.worker("new")
+    worker.restore()
+    disk.f_favail = 1
+
+    assert checks(worker.store)["inodes"].verdict is Verdict.OK
 
 
 def test_a_folder_that_holds_something_else_is_bad(tmp_path: Path) -> None:
