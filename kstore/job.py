@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import os
+import shlex
 from collections.abc import Callable
 from contextlib import ContextDecorator, suppress
 from functools import partial
@@ -38,6 +39,8 @@ log = logging.getLogger("kstore")
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _RUN_LATER = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+_WHERE = ("store", "cache_root", "gpu", "environment")
+"""Settings that say which cache root is meant."""
 
 
 class synchronized(ContextDecorator):
@@ -142,14 +145,13 @@ class synchronized(ContextDecorator):
         if is_failure(error):
             return
         self.usage = self._find_usage()
-        tell_usage(self.usage)
+        self._tell_usage()
         if self._strict_hits and self.usage.has_failed:
             what = (
                 f"{self.usage.missed} entries were compiled anew" if self.usage.missed else "nothing restored was used"
             )
             raise MissError(
-                f"{what} for {self.key}; the commit is {self.committed.status}; "
-                f"`kstore why {self.key}` says why they did not hit"
+                f"{what} for {self.key}; the commit is {self.committed.status}; `{self._why}` says why they did not hit"
             )
 
     def _commit(
@@ -196,16 +198,24 @@ class synchronized(ContextDecorator):
     def _commit_in_time(self) -> None:
         self.committed = commit(self.key, **{**self._settings, "strict": False, "timeout": self._grace_period})
 
+    def _tell_usage(self) -> None:
+        """A line for the log; a warning if something was restored for nothing."""
+        for name, used in self.usage.components.items():
+            hits = "unknown" if used.hits is None else used.hits
+            log.info(
+                "kstore: %s of %s: %d entries restored, %s hits, %d misses, %d artifacts compiled anew",
+                name, self.key, used.restored, hits, used.misses, used.compiled,
+            )  # fmt: skip
+        if self.usage.unused:
+            log.warning(
+                "kstore: what was restored for %s was not used (%s); `%s` says what differs",
+                self.key, ", ".join(self.usage.unused), self._why,
+            )  # fmt: skip
 
-def tell_usage(usage: UsageReport) -> None:
-    """A line for the log; a warning if something was restored for nothing."""
-    for name, used in usage.components.items():
-        log.info(
-            "kstore: %s of %s: %d entries restored, %s hits, %d misses, %d artifacts compiled anew",
-            name, usage.key, used.restored, "unknown" if used.hits is None else used.hits, used.misses, used.compiled,
-        )  # fmt: skip
-    if usage.unused:
-        log.warning(
-            "kstore: what was restored for %s was not used (%s); `kstore why %s` says what differs",
-            usage.key, ", ".join(usage.unused), usage.key,
-        )  # fmt: skip
+    @property
+    def _why(self) -> str:
+        """The command that compares what was compiled with what was restored, with the settings that were given."""
+        given = [(f"--{name.replace('_', '-')}", self._settings.get(name)) for name in _WHERE]
+        return shlex.join(
+            ["kstore", "why", self.key, *(str(w) for option, value in given if value for w in (option, value))]
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -153,3 +154,18 @@ def test_a_folder_that_has_been_removed_is_no_trouble(
     assert published(settings) == 1
     with pytest.raises(UsageError, match="relative, and the current folder has been removed"):
         kstore.restore(KEY, store="store")
+
+
+# ---- Its end
+
+
+def test_the_command_that_says_why_is_for_the_same_store_and_cache_root(
+    tree: Tree, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    tree.wrapper()
+    kstore.commit(KEY, **settings)
+    another = {**settings, "cache_root": tmp_path / "another"}
+    where = f"--store {settings['store']} --cache-root {tmp_path}/another --gpu {GPU} --environment {ENVIRONMENT}"
+    told = re.escape(f"`kstore why {KEY} {where}`")
+    with pytest.raises(kstore.MissError, match=told), kstore.synchronized(KEY, strict_hits=True, **another):
+        pass

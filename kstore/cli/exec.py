@@ -13,6 +13,7 @@ import click
 
 from kstore.cli.child import ENDINGS, exit_code_of, run_child
 from kstore.cli.options import (
+    WORKERS,
     Command,
     Invocation,
     cache_root_option,
@@ -138,7 +139,7 @@ def command(
             return exit_code_of(error)
     seconds = time.perf_counter() - started
     committed = commits.finish()
-    usage = _find_usage(output, store, restored, committed, commits)
+    usage = _find_usage(invocation, store, restored, committed, commits)
     if output.json:
         reports = {"restore": restored.as_json(), "commit": committed.as_json(), "usage": usage.as_json()}
         own = {"key": key, "exit_code": code, "seconds": seconds}
@@ -183,14 +184,14 @@ def _restore(
 
 
 def _find_usage(
-    output: Output, store: Store, restored: RestoreReport, committed: CommitReport, commits: _Commits
+    invocation: Invocation, store: Store, restored: RestoreReport, committed: CommitReport, commits: _Commits
 ) -> UsageReport:
     """What became of what was restored, in a line if there was something. Who is told to end has no time for it."""
     from kstore.cli.sentences import used
     from kstore.deadline import within
     from kstore.hits import UsageReport, unknowable, usage_of
 
-    key = restored.key
+    output, key = invocation.output, restored.key
     why = "the command was told to end" if commits.is_told_to_end else unknowable(restored, committed)
     if why:
         return UsageReport(key, why_unknown=why)
@@ -203,7 +204,8 @@ def _find_usage(
     if usage.generation:
         output.say(used(usage))
     if usage.unused and not output.json:
-        output.warn(f"{', '.join(usage.unused)}: restored but unused; `kstore why {key}` says what differs")
+        command = invocation.again("why", key, names=WORKERS)
+        output.warn(f"{', '.join(usage.unused)}: restored but unused; `{command}` says what differs")
     return usage
 
 

@@ -70,7 +70,9 @@ def _sum_up(output: Output, report: WhyReport) -> None:
     what = plural(len(report.graphs), "entry", "entries") + kernels
     output.summary(f"{what} compiled anew after generation {report.generation} was restored{others}")
     if not (report.graphs or report.kernels or report.others):
-        output.say(f"everything hit, or nothing has been compiled yet; `kstore doctor {report.key}` checks the rest")
+        rest = f"`kstore doctor {report.key}` checks the rest"
+        idle = f"{', '.join(report.unused)}: restored, but nothing of it was read: is that cache switched off?"
+        output.say(f"{idle} {rest}" if report.unused else f"everything hit, or nothing has been compiled yet; {rest}")
 
 
 def _tell_kernels(output: Output, kernels: tuple[KernelExplanation, ...]) -> None:

@@ -57,6 +57,11 @@ def usage_of(store: Store, key: str, counted: Counters | None = None) -> UsageRe
     run = last_run(worker)
     if run is None:
         return UsageReport(key, why_unknown=NOTHING_RESTORED)
+    return usage_in(worker, run, counted)
+
+
+def usage_in(worker: Worker, run: LastRun, counted: Counters | None = None) -> UsageReport:
+    """The same, of a run that was looked for already."""
     return _Evidence(worker, run).report(counted)
 
 

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from kstore.errors import MissError
-from kstore.hits.evidence import NOTHING_RESTORED, LastRun, last_run
+from kstore.hits.evidence import NOTHING_RESTORED, LastRun, last_run, usage_in
 from kstore.inspect.kernels import MAX_SOURCE
 from kstore.inspect.kinds import Kind, kind_of
 from kstore.local.finished import read_whole
@@ -40,6 +40,8 @@ class WhyReport:
     """Graphs that were restored."""
     kernels: tuple[KernelExplanation, ...] = ()
     """For each Triton kernel that was compiled anew."""
+    unused: tuple[str, ...] = ()
+    """Components of which entries were restored, and none was read."""
 
     def as_json(self) -> dict[str, Any]:
         """For machines."""
@@ -54,6 +56,7 @@ class WhyReport:
             "kernels": kernels,
             "others": self.others,
             "compared": self.compared,
+            "unused": self.unused,
         }
 
 
@@ -71,6 +74,7 @@ def find_reasons(store: Store, key: str) -> WhyReport:
         raise MissError(f"{NOTHING_RESTORED}{where}; run `kstore exec {key} -- …` or restore, then compile")
     if not run.generation:
         raise MissError(f"all was compiled because there was nothing to restore for {key}; `kstore doctor {key}`")
+    unused = usage_in(worker, run).unused  # before they are read here
     fresh = list(_read(worker, _entries(run.new)))
     stored = [graph for _, graphs in _read(worker, _entries(run.old)) for graph in graphs] if fresh else []
     return WhyReport(
@@ -80,6 +84,7 @@ def find_reasons(store: Store, key: str) -> WhyReport:
         _count_others(run),
         len({graph.path for graph in stored}),
         tuple(explain_kernels(run.new, run.old, partial(_read_small, worker))),
+        unused,
     )
 
 

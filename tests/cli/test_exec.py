@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -374,6 +375,16 @@ def test_what_was_restored_but_unused_is_a_warning(cli: Cli) -> None:
     assert result.code == 0
     assert "kstore: used of generation 1: inductor 0 of 1 entry, 1 compiled anew" in result.err
     assert "warning: inductor: restored but unused; `kstore why my/v1` says what differs" in result.err
+
+
+def test_the_command_that_says_why_is_for_the_same_store_and_cache_root(cli: Cli) -> None:
+    cli.publish("my/v1", "one")
+    where = ("--store", str(cli.store), "--cache-root", str(cli.folder / "another"))
+    told = cli.process("exec", "my/v1", *where, "--", "sh", "-ec", compiling("two")).err
+    (command,) = re.findall("`kstore (.*)` says what differs", told)
+    assert command.split() == ["why", "my/v1", *where]
+
+    assert "1 other artifact" in cli(*command.split()).out
 
 
 def test_what_was_used_is_said(cli: Cli) -> None:

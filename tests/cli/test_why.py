@@ -133,3 +133,15 @@ def test_long_values_are_shown_where_they_differ(cli: Cli) -> None:
     out = cli("why", "my/v1").out
     assert "…ape=torch.Size([16, 48]), stride=(48, 1), layo… →" in out
     assert "…ape=torch.Size([32, 48]), stride=(48, 1), layo…\n" in out
+
+
+def test_it_tells_what_was_not_even_read_from_what_hit(cli: Cli) -> None:
+    cli.publish("my/v1", "one")
+    assert cli.process("exec", "my/v1", "--", "true").code == 0
+
+    result = cli("why", "my/v1")
+    assert "inductor: restored, but nothing of it was read" in result.err
+    assert "everything hit" not in result.err
+    assert cli("why", "my/v1", "--json").json["unused"] == ["inductor"]
+    assert cli.process("exec", "my/v1", "--", "sh", "-ec", f"{TICK} && cat $TORCHINDUCTOR_CACHE_DIR/*/*").code == 0
+    assert "everything hit" in cli("why", "my/v1").err
