@@ -83,10 +83,16 @@ def _facts(found: Overview) -> Iterator[tuple[str, str]]:
     yield "commit time", _commit_time(found.whole.commits)
     yield "generations", str(held.generations)
     yield "files' size", f"{size(held.artifacts)} in all of these generations"
-    yield "deduplicated", f"-{size(held.deduplicated)}"
+    yield "deduplicated", _saved(held.deduplicated)
+    if held.elsewhere:
+        yield "elsewhere", _saved(held.elsewhere)
     yield "manifests", f"+{size(held.manifests)}"
-    yield "compressed", f"{'-' if held.compressed >= 0 else '+'}{size(abs(held.compressed))}"
+    yield "compressed", _saved(held.compressed)
     yield "stored", size(held.stored)
+
+
+def _saved(bytes: int) -> str:
+    return f"{'-' if bytes >= 0 else '+'}{size(abs(bytes))}"
 
 
 def _restores(restores: Totals) -> str:

@@ -35,8 +35,8 @@ class Needs:
     """Digest → size in bytes, of the blobs that are in none of the packs."""
     packed: dict[bytes, int]
     """The same of those that are."""
-    leant: set[bytes]
-    """Digests of those that were not uploaded, for a store below had them: they may not be here."""
+    leant: dict[bytes, int]
+    """The same of those that were not uploaded, for a store below had them: they may not be here."""
 
 
 @dataclass(slots=True)
@@ -89,7 +89,7 @@ def needs_in(blobs: BlobStore, ref: Ref, manifest: Manifest) -> Needs:
     sizes = {entry.digest: entry.size for entry in manifest.entries()}
     sizes |= ref.stored
     inside = sizes.keys() & blobs.digests_in(ref.packs)
-    leant = leaning(manifest).keys() - inside
+    leant = {digest: size for digest, size in leaning(manifest).items() if digest not in inside}
     loose = {digest: size for digest, size in sizes.items() if digest not in inside and digest not in leant}
     return Needs(ref.packs, loose, {digest: sizes[digest] for digest in inside}, leant)
 

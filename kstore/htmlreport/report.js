@@ -112,6 +112,10 @@
 
   // ---- The parts of the page
 
+  function saved(bytes, means) {
+    return [size(Math.abs(bytes)), bytes < 0 ? `more, for all ${means}` : `saved by ${means}`];
+  }
+
   function drawNumbers(chosen) {
     const keys = FACTS.keys.filter((key) => (chosen.component ? chosen.shelves.has(shelf(key)) : fits(key, chosen)));
     const all = !chosen.gpu && !chosen.key && !chosen.component, total = FACTS.total;
@@ -124,7 +128,7 @@
       [String(misses), "misses"],
     ];
     if (all) {
-      numbers.push([size(total.deduplicated), "saved by deduplication"], [size(total.compressed), "saved by compression"],
+      numbers.push(saved(total.deduplicated, "deduplication"), saved(total.compressed, "compression"),
         [size(total.stored), "stored and needed"]);
     } else {
       numbers.push([size(sum(keys.map((key) => key.alone))), "only these keys need, each by itself"]);

@@ -78,7 +78,7 @@ class Row:
             "restores": restores.as_json(),
             "commits": asdict(self.commits),
             "generations": self.held.generations,
-            **{name: getattr(self.held, name) for name in ("artifacts", "unique", "manifests", "stored")},
+            **{name: getattr(self.held, name) for name in ("artifacts", "unique", "manifests", "elsewhere", "stored")},
             "deduplicated": self.held.deduplicated,
             "compressed": self.held.compressed,
         }

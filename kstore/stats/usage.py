@@ -21,7 +21,7 @@ from typing import Generic, NamedTuple, Self, TypeVar
 
 from kstore.blobs import BlobStore
 from kstore.blobs.loose import FOLDER as LOOSE
-from kstore.blobs.packindex import pack_name
+from kstore.blobs.packindex import Frame, pack_name
 from kstore.blobs.packreader import PackReader
 from kstore.delta import read_manifest
 from kstore.digest import DIGEST_SIZE
@@ -93,6 +93,10 @@ class Held:
     """The packs and loose blobs that it needs, packs whole."""
     alone: int = 0
     """Those that nothing else needs: what gc frees, in the end, if the group is forgotten."""
+    copies: int = 0
+    """What of the artifacts and manifests is in these, before it is compressed: once for each that has it."""
+    elsewhere: int = 0
+    """Artifacts that are in none of them: a store below has them, or they are lost."""
     frames: int = 0
     """Frames of packs that others need too, of which only this group needs anything: free when gc rewrites the pack."""
 
@@ -103,13 +107,13 @@ class Held:
 
     @property
     def deduplicated(self) -> int:
-        """What it saves that equal files are stored once."""
-        return self.artifacts - self.unique
+        """What it saves that equal files are stored once; less than 0 where they are stored more often."""
+        return self.artifacts + self.manifests - self.elsewhere - self.copies
 
     @property
     def compressed(self) -> int:
         """What compression saves; less than 0 where packs hold more that is of no use."""
-        return self.unique + self.manifests - self.stored
+        return self.copies - self.stored
 
 
 @dataclass(slots=True)
@@ -144,6 +148,7 @@ class Accounts(Generic[Group]):
         self._open = ExitStack()
         self._blobs = self._open.enter_context(DigestSet())
         self._loose = self._open.enter_context(DigestSet())
+        self._leant = self._open.enter_context(DigestSet())
         return self
 
     def __exit__(
@@ -163,6 +168,7 @@ class Accounts(Generic[Group]):
             tail = _OWNER.pack(owner)
             self._blobs.update({name[:DIGEST_SIZE] + tail + name[-1:]: size for name, size in self._rows(holding)})
             self._loose.update({digest + tail: _SIZE.pack(size) for digest, size in holding.needs.loose.items()})
+            self._leant.update({digest + tail: _SIZE.pack(size) for digest, size in holding.needs.leant.items()})
             for pack in ref.packs:
                 self._packs.setdefault(pack, set()).add(owner)
 
@@ -183,15 +189,18 @@ class Accounts(Generic[Group]):
         """What it comes to. Without `survey`, nothing is said of what no generation of those that were added needs."""
         held = dict(zip(self._numbers.values(), map(self.usage.groups.__getitem__, self._numbers), strict=True))
         for _, owners, kind, size in self._each(self._blobs):
-            for one in (self.usage.whole, *(held[owner] for owner in owners - {_PINNED})):
+            for one in self._of(held, owners):
                 one.unique += size if kind else 0
                 one.manifests += 0 if kind else size
+        for _, owners, _, size in self._each(self._leant):
+            for one in self._of(held, owners):
+                one.elsewhere += size
         self._count_loose(held)
         for pack, owners in self._packs.items():
             try:
                 reader = PackReader(self._storage.backend, pack)
+                self._count_frames(held, reader, owners)
                 self._count_object(held, owners, reader.size)
-                self._count_frames(held, reader, is_shared=len(owners) > 1)
             except (IntegrityError, OSError) as error:
                 self.usage.unreadable.append(f"pack {pack}: {error}")
         if survey:
@@ -216,28 +225,43 @@ class Accounts(Generic[Group]):
                     self._count_object(held, owners, size)
                 else:
                     lost = Count(lost.files + 1, lost.bytes + size)
+                for one in self._of(held, owners):
+                    one.copies += size if digest in there else 0
+                    one.elsewhere += 0 if digest in there else size
         if lost.files:
             blobs = f"lost blob{'s' * (lost.files > 1)}"
             self.usage.unreadable.append(f"{lost.files} {blobs}, {lost.bytes} bytes; `kstore verify` says of what")
 
     def _count_object(self, held: dict[int, Held], owners: set[int], size: int) -> None:
-        self.usage.whole.stored += size
-        for owner in owners - {_PINNED}:
-            held[owner].stored += size
+        for one in self._of(held, owners):
+            one.stored += size
         if len(owners) == 1:
             held[next(iter(owners))].alone += size
             self.usage.whole.alone += size
 
-    def _count_frames(self, held: dict[int, Held], reader: PackReader, *, is_shared: bool) -> None:
-        first = 0
-        for frame in reader.index.frames:
-            digests = reader.index.digests[first : first + frame.blobs]
-            first += frame.blobs
-            owners = {_owner(name) for name in self._blobs.beginning(digests)}
-            if not owners:
-                self.usage.dead_frames += frame.packed_size
-            elif is_shared and len(owners) == 1:
-                held[next(iter(owners))].frames += frame.packed_size
+    def _of(self, held: dict[int, Held], owners: set[int]) -> list[Held]:
+        """The whole and these."""
+        return [self.usage.whole, *(held[owner] for owner in owners - {_PINNED})]
+
+    def _count_frames(self, held: dict[int, Held], reader: PackReader, owners: set[int]) -> None:
+        """What is needed of a pack that these need."""
+        index, first = reader.index, 0
+        for frame in index.frames:
+            blobs = slice(first, first + frame.blobs)
+            needing: dict[bytes, set[int]] = {}
+            for name in self._blobs.beginning(index.digests[blobs]):
+                needing.setdefault(name[:DIGEST_SIZE], set()).add(_owner(name))
+            for digest, size in zip(index.digests[blobs], index.sizes[blobs], strict=True):
+                for one in self._of(held, owners & needing[digest]) if digest in needing else ():
+                    one.copies += size
+            self._count_frame(held, frame, set[int]().union(*needing.values()), is_shared=len(owners) > 1)
+            first = blobs.stop
+
+    def _count_frame(self, held: dict[int, Held], frame: Frame, owners: set[int], *, is_shared: bool) -> None:
+        if not owners:
+            self.usage.dead_frames += frame.packed_size
+        elif is_shared and len(owners) == 1:
+            held[next(iter(owners))].frames += frame.packed_size
 
     def _each(self, table: DigestSet) -> Iterator[tuple[bytes, set[int], int, int]]:
         """(digest, owners, kind, size) of each blob, once."""

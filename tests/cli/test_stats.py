@@ -41,7 +41,8 @@ def test_json_has_all_of_it(cli: Cli) -> None:
     (row,) = content["keys"]
     assert (row["key"], row["gpu"], row["hits"], row["misses"], row["generations"]) == ("my/v1", GPU, 1, 0, 1)
     assert row["artifacts"] == row["unique"] == len("one") + len("two")
-    assert row["stored"] == row["unique"] + row["manifests"] - row["compressed"]
+    saved = row["deduplicated"] + row["elsewhere"] + row["compressed"]
+    assert row["stored"] == row["artifacts"] + row["manifests"] - saved
     assert row["restores"]["slowest"][0]["files"] == 2
     assert row["commits"]["timed"] == row["commits"]["published"] == 1
     assert row["commits"]["uploaded"] == row["stored"]

@@ -19,6 +19,7 @@ from kstore.stats.overview import Shelf, overview
 from kstore.stats.usage import Usage, usage_of
 from kstore.storage import Storage
 from kstore.store import Store
+from tests.layers.images import Fleet
 from tests.stats.stores import A100, H100, busy_store, commit
 from tests.trees import Node
 
@@ -157,6 +158,31 @@ def test_what_compression_saves_is_the_difference_to_the_folder(tmp_path: Path) 
     assert usage.whole.compressed > 490_000
 
 
+def test_what_two_packs_have_is_neither_deduplicated_nor_badly_compressed(tmp_path: Path) -> None:
+    data = os.urandom(50_000)
+    for gpu in (A100, H100):
+        node = Node(tmp_path, gpu, layout="packed", gpu=gpu)
+        node.tree.put("inductor/ab/module.py", data)
+        node.commit()
+    whole = by_key(node.store.storage).whole
+    assert (whole.artifacts, whole.unique, whole.deduplicated) == (100_000, 50_000, 0)
+    assert 0 < whole.compressed < whole.manifests
+
+
+@pytest.mark.parametrize("layout", ["loose", "packed"])
+def test_what_a_store_below_has_is_not_compressed(tmp_path: Path, layout: str) -> None:
+    fleet = Fleet(tmp_path, layout, layout)
+    fleet.bake("one")
+    worker = fleet.worker("worker")
+    worker.restore()
+    worker.tree.wrapper("two")
+    worker.commit()
+    whole = by_key(worker.store.storage).whole
+    assert whole.elsewhere > 0 == whole.deduplicated
+    assert whole.artifacts - whole.elsewhere + whole.manifests - whole.compressed == whole.stored
+    assert whole.compressed == 0 if layout == "loose" else whole.compressed < whole.manifests
+
+
 def test_an_unreadable_generation_is_named(tmp_path: Path) -> None:
     storage = busy_store(tmp_path)
     ref = Path(storage.location) / "refs" / H100 / "llama/v2/@torch-test/1"
@@ -174,6 +200,7 @@ def test_a_blob_that_is_lost_is_not_stored(tmp_path: Path) -> None:
     (Path(storage.location) / lost).unlink()
     usage = by_key(storage)
     assert usage.whole.stored == usage.objects.bytes == sum(objects(storage).values())
+    assert usage.whole.elsewhere == found[lost]
     assert usage.whole.alone == sum(held.alone for held in usage.groups.values())
     assert usage.unreadable == [f"1 lost blob, {found[lost]} bytes; `kstore verify` says of what"]
     assert overview(storage).unreadable == usage.unreadable
