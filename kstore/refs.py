@@ -20,6 +20,8 @@ from kstore.scope import Scope
 FORMAT = 1
 _PIN, _DROPPED = ".pin", ".dropped"
 _ATTEMPTS = 3
+_YEAR_10000 = 253_402_300_800
+"""In seconds since 1970: no later time can be shown to people."""
 
 
 class RefState(StrEnum):
@@ -71,7 +73,7 @@ class Ref:
     packs: tuple[str, ...]
     """Where its blobs are likely to be, newest first: a hint for speed."""
     created: float
-    """Seconds since 1970 by the committer's clock: for people only."""
+    """Seconds since 1970 by the committer's clock, 0 if that makes no sense: for people only."""
     creator: str
     """`user@host` of the committer: for people only."""
     files: int
@@ -170,7 +172,7 @@ def load_ref(scope: Scope, generation: int, data: bytes) -> Ref:
             manifest_size=_size(content["manifest"]["size"]),
             delta=_load_delta(content.get("delta")),
             packs=tuple(_pack_id(pack) for pack in content["packs"]),
-            created=float(content["created"]),
+            created=_load_time(content["created"]),
             creator=str(content["creator"]),
             files=int(content["files"]),
             size=int(content["bytes"]),
@@ -204,6 +206,12 @@ def _load_effort(content: Any) -> Effort | None:
     except (KeyError, TypeError, ValueError, OverflowError):
         return None
     return effort if 0 <= effort.seconds < math.inf and min(effort.uploaded, effort.new_files) >= 0 else None
+
+
+def _load_time(value: Any) -> float:
+    """A generation is none the worse for a time that no clock shows."""
+    seconds = float(value)
+    return seconds if 0 <= seconds < _YEAR_10000 else 0.0
 
 
 def _size(value: Any) -> int:

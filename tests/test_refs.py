@@ -58,6 +58,11 @@ def test_a_ref_is_none_the_worse_for_statistics_that_make_no_sense(nonsense: obj
     assert load_ref(SCOPE, 1, json.dumps(json.loads(REF.dump()) | {"effort": nonsense}).encode()) == REF
 
 
+@pytest.mark.parametrize("time", [float("-inf"), float("inf"), float("nan"), -1, 1e18, 1e300])
+def test_nor_for_a_time_that_no_clock_shows(time: float) -> None:
+    assert load_ref(SCOPE, 1, changed(created=time)) == replace(REF, created=0.0)
+
+
 def test_a_ref_is_json_under_its_generation(backend: PosixBackend, refs: Refs) -> None:
     publish(refs, REF)
     assert json.loads(backend.get("refs/gpu/model/v1/@env/1"))["generation"] == 1

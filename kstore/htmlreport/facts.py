@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -43,7 +42,7 @@ class _Kept:
         files = manifest.items()
         components = {_short(name): [count.files, count.bytes] for name, count in count_components(files).items()}
         self.generations.append({
-            "number": ref.generation, "created": ref.created if math.isfinite(ref.created) else 0.0,
+            "number": ref.generation, "created": ref.created,
             "creator": _short(ref.creator), "state": ref.state,
             "pinned": holding.is_pinned, "components": components,
             "effort": asdict(ref.effort) if ref.effort else None,

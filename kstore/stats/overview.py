@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -150,6 +149,6 @@ def _commits_of(storage: Storage, scope: Scope) -> Commits:
 
 
 def _count_commit(commits: Commits, ref: Ref) -> None:
-    commits.last = max(commits.last, ref.created if math.isfinite(ref.created) else 0.0)
+    commits.last = max(commits.last, ref.created)
     if ref.effort:
         commits.add(Commits(0, 1, ref.effort.seconds, ref.effort.seconds, ref.effort.uploaded))

@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import re
+
+import pytest
+
 from tests.cli.commandline import ENVIRONMENT, GPU, Cli
 
 
@@ -88,6 +92,17 @@ def test_json_has_everything_in_full(cli: Cli) -> None:
 
 def test_an_empty_store_is_an_empty_list_in_json(cli: Cli) -> None:
     assert cli("ls", "--json").json["scopes"] == []
+
+
+@pytest.mark.parametrize("created", ["-Infinity", "NaN", "1e18"])
+def test_a_time_that_no_clock_shows_is_no_trouble(cli: Cli, created: str) -> None:
+    cli.publish("my/v1")
+    ref = cli.store / "refs" / GPU / "my/v1" / f"@{ENVIRONMENT}" / "1"
+    ref.chmod(0o644)
+    ref.write_text(re.sub(r'"created": [\d.]+', f'"created": {created}', ref.read_text()))
+
+    for command in (("ls",), ("show", "my/v1"), ("stats",)):
+        assert cli(*command).code == 0
 
 
 def test_a_damaged_ref_does_not_hide_the_others(cli: Cli) -> None:
