@@ -75,7 +75,8 @@ def _tell(output: Output, found: Overview) -> None:
 def _facts(found: Overview) -> Iterator[tuple[str, str]]:
     restores, held = found.whole.restores, found.whole.held
     yield "store", found.store
-    yield "keys", f"{len({shelf.key for shelf in found.rows})}, of {plural(len({s.gpu for s in found.rows}), 'GPU')}"
+    live = [shelf for shelf, row in found.rows.items() if row.held.live]
+    yield "keys", f"{len({shelf.key for shelf in live})}, of {plural(len({shelf.gpu for shelf in live}), 'GPU')}"
     yield "restores", _restores(restores)
     if restores.left_out:
         yield "left out", plural(restores.left_out, "file")

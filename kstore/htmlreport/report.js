@@ -121,8 +121,9 @@
     const all = !chosen.gpu && !chosen.key && !chosen.component, total = FACTS.total;
     const hits = sum(keys.map((key) => key.hits)), misses = sum(keys.map((key) => key.misses));
     const restores = hits + misses + sum(keys.map((key) => key.seeded));
+    const live = chosen.scopes.filter((scope) => scope.generations.some((one) => one.state === "live"));
     const numbers = [
-      [String(new Set(chosen.scopes.map((scope) => scope.key)).size), `keys, ${plural(chosen.scopes.length, "scope")}`],
+      [String(new Set(live.map((scope) => scope.key)).size), `keys, ${plural(live.length, "scope")}`],
       [size(sum(chosen.scopes.map((scope) => bytesOf(newest(scope), chosen.component)))), "in newest generations"],
       [restores ? `${(100 * hits / restores).toFixed(1)} %` : "–", `hits of ${plural(restores, "restore")}`],
       [String(misses), "misses"],

@@ -30,7 +30,7 @@ from kstore.gc.digests import DigestSet
 from kstore.gc.mark import Needs, needs_in
 from kstore.manifest import Manifest
 from kstore.progress import Progress
-from kstore.refs import Ref
+from kstore.refs import Ref, RefState
 from kstore.report import Count
 from kstore.scope import Scope
 from kstore.storage import Storage
@@ -80,9 +80,11 @@ def holdings(
 
 @dataclass(slots=True)
 class Held:
-    """What one group has. All in bytes, but for the number of generations."""
+    """What one group has. All in bytes, but for the numbers of generations."""
 
     generations: int = 0
+    live: int = 0
+    """Those of them that are not empty."""
     artifacts: int = 0
     """Of all its generations, each counted by itself."""
     unique: int = 0
@@ -163,6 +165,7 @@ class Accounts(Generic[Group]):
         size = sum(entry.size for entry in holding.manifest.entries())
         for held in (self.usage.groups.setdefault(group, Held()), self.usage.whole):
             held.generations += 1
+            held.live += ref.state is RefState.LIVE
             held.artifacts += size
         for owner in owners:
             tail = _OWNER.pack(owner)

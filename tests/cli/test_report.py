@@ -27,6 +27,9 @@ def test_it_writes_a_page(cli: Cli, path: Path) -> None:
 
 def test_json_says_where(cli: Cli, path: Path) -> None:
     cli.publish("my/v1", "one")
+    cli.publish("my/v2", "two")
+    cli("forget", "my/v2")
+    cli("gc", "--offline")
     content = cli("report", "-o", str(path), "--json").json
 
     assert (content["file"], content["keys"]) == (str(path), 1)

@@ -25,6 +25,19 @@ def test_hits_and_misses_are_shown_by_key(cli: Cli) -> None:
     assert rows["my/v2"][1:5] == [GPU, "0", "1", "0"]
 
 
+def test_a_key_counts_where_something_of_it_is_there(cli: Cli) -> None:
+    cli.publish("my/v1", "one")
+    cli.publish("my/v2", "two")
+    restore(cli, "my/v3")
+    assert cli("restore", "my/v1", "--gpu", "another", "--cache-root", str(cli.folder / "another")).code == 0
+    finish(10)
+    assert "keys          2, of 1 GPU\n" in cli("stats").out
+
+    cli("forget", "my/v2")
+    cli("gc", "--offline")
+    assert "keys          1, of 1 GPU\n" in cli("stats").out
+
+
 def test_of_one_key(cli: Cli) -> None:
     cli.publish("my/v1", "one")
     cli.publish("my/v2", "two")
