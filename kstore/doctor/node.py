@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from tempfile import TemporaryDirectory
 
+from kstore.cli.words import files, size
 from kstore.components.table import KSTORE_FOLDER
 from kstore.doctor.check import Check, bad, ok, warning
 from kstore.doctor.published import Newest
@@ -33,14 +34,16 @@ def check_node(store: Store, key: str, newest: Newest | None, *, may_link: bool)
         try:
             path = _path_of(store, key)
             worker = _worker_at(store, key, path, stack)
+            is_empty = worker.state.load().base is None
         except (KstoreError, OSError) as error:
             yield bad("cache root", str(error), "set KSTORE_CACHE_ROOT to a folder that this user can write")
         else:
             yield _check_root(path, newest)
-            link = _check_link(store, worker) if may_link else None
+            link, is_copy = _check_link(store, worker) if may_link else (None, False)
             if link:
                 yield link
-            yield from _check_disk(_nearest(path), None if _is_restored(store, worker, newest) else newest)
+            left = None if _is_restored(store, worker, newest) else newest
+            yield from _check_disk(_nearest(path), left, takes_all=is_copy and is_empty)
     yield _check_inotify()
 
 
@@ -77,8 +80,8 @@ def _nearest(path: str) -> str:
     return path
 
 
-def _check_disk(path: str, newest: Newest | None) -> Iterator[Check]:
-    yield _check_space(path, newest)
+def _check_disk(path: str, newest: Newest | None, *, takes_all: bool) -> Iterator[Check]:
+    yield _check_space(path, newest, takes_all=takes_all)
     yield _check_inodes(path, newest)
 
 
@@ -96,30 +99,31 @@ def _check_root(path: str, newest: Newest | None) -> Check:
     )
 
 
-def _check_link(store: Store, worker: Worker) -> Check:
+def _check_link(store: Store, worker: Worker) -> tuple[Check, bool]:
+    """And whether it is known that restores copy."""
     if store.settings.mode is Mode.READ:
-        return ok("link mode", "not tried: the mode is read")
+        return ok("link mode", "not tried: the mode is read"), False
     try:
         linker: Linker = probe_link(worker)
     except (KstoreError, OSError) as error:
         why = getattr(error, "strerror", None) or error
-        return warning("link mode", f"not tried: {why}", "commits will fail too; see above")
+        return warning("link mode", f"not tried: {why}", "commits will fail too; see above"), False
     if linker.mode is LinkMode.COPY:
-        return ok("link mode", f"copy, out of packs: {linker.why}")
-    return ok("link mode", str(linker.mode))
+        return ok("link mode", f"copy, out of packs: {linker.why}"), True
+    return ok("link mode", str(linker.mode)), False
 
 
-def _check_space(path: str, newest: Newest | None) -> Check:
-    """How much a restore takes is known only at its end: what can be linked takes nothing."""
+def _check_space(path: str, newest: Newest | None, *, takes_all: bool) -> Check:
+    """How much a restore takes is known only at its end, unless it `takes_all`: what is there, or linked, is free."""
     status = os.statvfs(path)
     free, needed = status.f_bavail * status.f_frsize, newest.own.size if newest and newest.own else 0
-    found = f"{free / 1e9:.1f} GB free in {path}"
+    found, advice = f"{size(free)} free in {path}", "free some, or set KSTORE_CACHE_ROOT"
     if not free:
-        return bad("space", found, "free some, or set KSTORE_CACHE_ROOT")
+        return bad("space", found, advice)
+    if free < needed and takes_all:
+        return bad("space", f"{found}, and a restore takes {size(needed)}", advice)
     if free < needed:
-        return warning(
-            "space", f"{found}, and a restore may take {needed / 1e9:.1f} GB", "free some, or set KSTORE_CACHE_ROOT"
-        )
+        return warning("space", f"{found}, and a restore may take {size(needed)}", advice)
     if free < _MIN_FREE:
         return warning("space", found, "compilers need some too: free some, or set KSTORE_CACHE_ROOT")
     return ok("space", found)
@@ -130,7 +134,7 @@ def _check_inodes(path: str, newest: Newest | None) -> Check:
     if not status.f_files:
         return ok("inodes", "not limited")
     if not status.f_favail or status.f_favail < needed:
-        found = f"{status.f_favail} left, and a restore may make {needed} files"
+        found = f"{status.f_favail} left, and a restore may make {files(needed)}"
         judge = warning if status.f_favail else bad
         return judge("inodes", found, "remove files, or set KSTORE_CACHE_ROOT")
     return ok("inodes", f"{status.f_favail} left")

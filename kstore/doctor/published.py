@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
+from kstore.cli.words import files
 from kstore.doctor.check import Check, bad, ok, warning
 from kstore.errors import KstoreError
 from kstore.layers import attempt, unforgotten
@@ -104,7 +105,7 @@ def _check_generation(key: str, newest: Newest) -> Iterator[Check]:
     if ref and ref.state is not RefState.LIVE:
         yield bad("generation", f"{key} was {ref.state}", f"compile and commit, or `kstore rollback {key}`")
     elif ref and not newest.trouble:
-        yield ok("generation", f"{ref.generation} of {key}: {ref.files} files by {ref.creator}")
+        yield ok("generation", f"{ref.generation} of {key}: {files(ref.files)} by {ref.creator}")
     elif not newest.others and not newest.trouble:
         yield bad("generation", f"nothing is published for {key}", f"`kstore exec {key} -- …` compiles and commits")
 

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from functools import partial
 
+from kstore.cli.words import size
 from kstore.deadline import Waiting, within
 from kstore.doctor.check import Check, bad, ok, warning
 from kstore.errors import KstoreError, StoreFormatError
@@ -81,7 +82,7 @@ def _check_room(location: str) -> Check:
     """What a commit needs; restores need none."""
     status = os.statvfs(location)
     free = status.f_bavail * status.f_frsize
-    found = f"{free / 1e9:.1f} GB free in {location}"
+    found = f"{size(free)} free in {location}"
     if status.f_files and not status.f_favail:
         return warning("store space", f"{found}, but no inodes", _MAKE_ROOM)
     return warning("store space", found, _MAKE_ROOM) if free < _MIN_FREE else ok("store space", found)

@@ -20,6 +20,7 @@ from kstore.environment import Environment, Host
 from kstore.environment.influences import influence, influences
 from kstore.errors import WaitTimeout
 from kstore.local import cacheroot
+from kstore.local.link import Linker, LinkMode
 from kstore.manifest import Manifest
 from kstore.settings import Mode
 from kstore.store import Store
@@ -444,6 +445,45 @@ def test_what_the_disk_lacks_is_named(
     setattr(disk, field, value)
 
     assert worst(published.store)[name].verdict is verdict
+
+
+@pytest.fixture
+def large(published: Node, disk: SimpleNamespace) -> Node:
+    """What is published takes 30 MB, and 20 MB are free."""
+    published.tree.put("inductor/ab/large.bin", b"x" * 30_000_000)
+    published.commit()
+    disk.f_bavail = 5000
+    return published
+
+
+def test_what_may_be_linked_may_fit(large: Node) -> None:
+    check = checks(Node(large.location.parent, "fresh").store)["space"]
+
+    assert check.verdict is Verdict.WARNING
+    assert check.found.startswith("20 MB free in ") and check.found.endswith(", and a restore may take 30 MB")
+
+
+def test_what_a_restore_copies_must_fit(large: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kstore.doctor.node.probe_link", lambda worker: Linker(LinkMode.COPY))
+    fresh = Node(large.location.parent, "fresh")
+    check = checks(fresh.store)["space"]
+    assert (check.verdict, check.found.endswith(", and a restore takes 30 MB")) == (Verdict.BAD, True)
+
+    fresh.restore()
+    large.tree.graph("ftwo")
+    large.commit()
+    assert checks(fresh.store)["space"].verdict is Verdict.WARNING  # most of it is there already
+
+
+def test_numbers_are_told_as_people_read_them(tmp_path: Path, disk: SimpleNamespace) -> None:
+    node = Node(tmp_path)
+    node.tree.graph()
+    node.commit()
+    disk.f_bavail = 1
+    found = checks(node.store)
+
+    assert found["generation"].found.startswith(f"1 of {KEY}: 1 file by ")
+    assert found["store space"].found.startswith("4.1 kB free in ")
 
 
 def test_few_watches_make_live_commits_slower(published: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
