@@ -315,7 +315,7 @@
     for (const value of [...new Set(values)].sort()) find(id).add(new Option(value, value));
   }
   find("about").textContent = `${FACTS.store}, ${moment(FACTS.made)} UTC, kstore ${FACTS.version}` +
-    (FACTS.unreadable.length ? `; ${plural(FACTS.unreadable.length, "generation")} cannot be read and not counted` : "");
+    (FACTS.unreadable.length ? "; generations or packs cannot be read and are not counted: `kstore du` names them" : "");
   offer("gpu", gpus);
   offer("component", FACTS.scopes.flatMap((scope) => scope.generations.flatMap((one) => Object.keys(one.components))));
   find("filters").addEventListener("input", drawAll);

@@ -210,6 +210,16 @@ def test_hostile_text_is_shown_and_never_run(page: Page, tmp_path: Path) -> None
     assert [url for url in page.requested() if not url.startswith(HARMLESS)] == []
 
 
+def test_what_cannot_be_read_is_told(page: Page, tmp_path: Path) -> None:
+    storage = full_store(tmp_path)
+    page.open(storage, tmp_path)
+    assert "cannot be read" not in page.text("about")
+    next((Path(storage.location) / "packs").iterdir()).unlink()
+    page.open(storage, tmp_path)
+    assert "generations or packs cannot be read" in page.text("about")
+    assert page.complaints() == []
+
+
 def test_an_empty_store_says_so(page: Page, tmp_path: Path) -> None:
     storage = Storage(tmp_path / "store")
     storage.create()
