@@ -39,10 +39,13 @@ def command(invocation: Invocation, key: str) -> int:
     is read, for one KEY too.
     """
     from kstore.errors import MissError
+    from kstore.scope import check_key
     from kstore.stats.usage import usage_of
     from kstore.storage import reporting_trouble
 
     output, store = invocation.output, invocation.store()
+    if key:
+        check_key(key)
     with output.working("reading the store", store.progress), reporting_trouble(store.location, "read"):
         store.storage.open_existing()
         usage = usage_of(store.storage, lambda scope: scope.key, progress=store.progress)

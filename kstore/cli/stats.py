@@ -41,11 +41,14 @@ def command(invocation: Invocation, key: str, prometheus: bool) -> int:
     stored, every manifest is read.
     """
     from kstore.errors import MissError, UsageError
+    from kstore.scope import check_key
     from kstore.stats.overview import overview
     from kstore.stats.prometheus import as_prometheus
     from kstore.storage import reporting_trouble
 
     output, store = invocation.output, invocation.store()
+    if key:
+        check_key(key)
     if prometheus and output.json:
         raise UsageError("--prometheus and --json exclude each other")
     with output.working("reading the store", store.progress), reporting_trouble(store.location, "read"):

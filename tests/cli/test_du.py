@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.cli.commandline import ENVIRONMENT, GPU, Cli
 
 
@@ -54,6 +56,15 @@ def test_a_key_that_is_not_there_is_a_miss(cli: Cli) -> None:
     cli.publish("my/v1")
 
     assert cli("du", "your/v1").code == 3
+
+
+@pytest.mark.parametrize("key", ["my/", "a b", "../up"])
+def test_what_is_no_key_is_a_usage_error(cli: Cli, key: str) -> None:
+    cli.publish("my/v1")
+    result = cli("du", key)
+
+    assert result.code == 2
+    assert f"key {key!r} is not made of parts" in result.err
 
 
 def test_an_empty_store_holds_nothing(cli: Cli) -> None:
