@@ -38,17 +38,13 @@ class Repair:
         self._storage = storage
         self._backend = storage.backend
         self._packs = set(packs)
-        self._lost = lost
+        self._lost = dict(lost)
         self._whole = whole
         self._saved: dict[str, tuple[str, ...]] = {}
 
     def run(self, broken: Iterable[tuple[Scope, int]]) -> bool:
         """Mend what can be; `broken` are generations. Returns whether nothing is left in the way."""
-        kept = quarantined(self._backend) if self._lost else {}
-        for digest, size in sorted(self._lost.items()):
-            quarantine_blob(self._backend, digest)
-            if put_back(self._backend, digest, size, kept.get(digest, ())):
-                self._whole.add([digest])
+        self._give_up(self._lost)
         for scope, generation in broken:
             self._pass_over(scope, generation)
         for scope in self._storage.refs.scopes() if self._packs else ():
@@ -61,6 +57,14 @@ class Repair:
                 for name in names:
                     self._backend.delete(name)
         return not named
+
+    def _give_up(self, lost: Mapping[bytes, int]) -> None:
+        """Leave blobs to whoever has them, but for those that lie whole in quarantine."""
+        kept = quarantined(self._backend) if lost else {}
+        for digest, size in sorted(lost.items()):
+            quarantine_blob(self._backend, digest)
+            if put_back(self._backend, digest, size, kept.get(digest, ())):
+                self._whole.add([digest])
 
     def _pass_over(self, scope: Scope, generation: int) -> None:
         """Publish what can be read as the newest, if the damaged one is that, and take it out."""
@@ -103,14 +107,21 @@ class Repair:
         return self._saved[pack]
 
     def _found_elsewhere(self, ref: Ref, packs: tuple[str, ...]) -> tuple[str, ...]:
-        """Copy what a generation needs, and these packs lack, from packs that may go with earlier ones."""
+        """Copy what a generation needs, and these packs lack, from packs that may go with earlier ones. What none of
+        them has is given up: it may be of a key that was not verified.
+        """
         blobs = BlobStore(self._backend)
         manifest = self._storage.snapshot(ref).manifest
         leant = leaning(manifest)
         needs = {entry.digest: entry.size for entry in manifest.entries() if entry.digest not in leant} | ref.stored
         inside, has = blobs.digests_in(packs), blobs.loose.has
         wanted = {digest: size for digest, size in needs.items() if digest not in inside and not has(digest, size)}
-        return self._copy(blobs.fetch_many(wanted))
+        copied = self._copy(blobs.fetch_many(wanted))
+        settled = blobs.digests_in(copied) | self._lost.keys()
+        lost = {digest: size for digest, size in wanted.items() if digest not in settled}
+        self._give_up(lost)
+        self._lost |= lost
+        return copied
 
     def _copy(self, blobs: Iterable[Blob]) -> tuple[str, ...]:
         """Write blobs into a pack, as far as they are whole.
