@@ -2,6 +2,9 @@
 
 They follow the rules of every commit: a place for the ref is reserved first, nothing is relied upon that gc may be
 about to delete, and what is condemned is copied into a pack of its own.
+
+What was decided by looking at the store holds `upon` the generation that was the newest then: if there is a later one,
+nothing is published, and nothing returned. What a user asks for holds upon any: `upon` is None.
 """
 
 from __future__ import annotations
@@ -28,27 +31,26 @@ from kstore.storage import Storage
 _MAX_RACES = 1000
 
 
-def publish_empty(storage: Storage, scope: Scope, state: RefState) -> Ref | None:
+def publish_empty(storage: Storage, scope: Scope, state: RefState, *, upon: int | None) -> Ref | None:
     """Publish a generation without artifacts, so that the key misses."""
-    return _publish_empty(storage, scope, state, lambda parent: 0)
+    return _publish_empty(storage, scope, state, upon, line=0)
 
 
-def publish_loss(storage: Storage, scope: Scope) -> Ref | None:
+def publish_loss(storage: Storage, scope: Scope, *, upon: int) -> Ref | None:
     """Publish that nothing is left of a scope: whoever still has what there was brings it back."""
-    return _publish_empty(storage, scope, RefState.QUARANTINED, lambda parent: parent + 1)
+    return _publish_empty(storage, scope, RefState.QUARANTINED, upon, line=upon + 1)
 
 
-def _publish_empty(storage: Storage, scope: Scope, state: RefState, line: Callable[[int], int]) -> Ref | None:
-
-    def prepare(parent: int) -> Ref | None:
+def _publish_empty(storage: Storage, scope: Scope, state: RefState, upon: int | None, *, line: int) -> Ref | None:
+    def prepare(parent: int) -> Ref:
         meta = {"gpu": scope.gpu, "key": scope.key, "parent": parent, "nonce": secrets.token_hex(16)}
         data = Manifest(meta=meta).dump()
         return Ref(
             scope, parent + 1, digest_of(data), len(data), _packed(storage, data), time.time(), creator(),
-            files=0, size=0, parent=parent, state=state, line=line(parent),
+            files=0, size=0, parent=parent, state=state, line=line,
         )  # fmt: skip
 
-    return _publish(storage, scope, prepare)
+    return _publish(storage, scope, upon, prepare)
 
 
 def republish(
@@ -56,7 +58,7 @@ def republish(
     ref: Ref,
     packs: Callable[[Ref], tuple[str, ...]] = lambda ref: ref.packs,
     *,
-    only_if_newest: bool = False,
+    upon: int | None,
     after_loss: bool = False,
 ) -> Ref | None:
     """Publish what a generation holds as the newest one of its scope. `packs` says where its blobs are by now; it is
@@ -64,16 +66,12 @@ def republish(
 
     `after_loss` is for one that takes the place of a damaged one: whoever still has what was in that brings it back.
 
-    Returns None if it must be the newest and is not.
-
     Raises:
         MissError: the generation has gone.
         IntegrityError: its manifest, or a blob that must be copied, is damaged.
     """
 
-    def prepare(parent: int) -> Ref | None:
-        if only_if_newest and parent != ref.generation:
-            return None
+    def prepare(parent: int) -> Ref:
         if ref.depth:
             return _lifted(storage, ref, parent)
         copied = _copy_doomed(storage, ref)
@@ -84,7 +82,7 @@ def republish(
             packs=(*copied, *packs(ref)), line=parent + 1 if after_loss else ref.line, effort=None,
         )  # fmt: skip
 
-    return _publish(storage, ref.scope, prepare)
+    return _publish(storage, ref.scope, upon, prepare)
 
 
 def _lifted(storage: Storage, ref: Ref, parent: int) -> Ref:
@@ -153,7 +151,7 @@ def are_present(storage: Storage, packs: Iterable[str]) -> bool:
     return doomed.is_complete and all(p not in doomed.packs and storage.blobs.has_pack(p) for p in packs)
 
 
-def _publish(storage: Storage, scope: Scope, prepare: Callable[[int], Ref | None]) -> Ref | None:
+def _publish(storage: Storage, scope: Scope, upon: int | None, prepare: Callable[[int], Ref]) -> Ref | None:
     if storage.below:  # It may be that only they have it.
         storage.create()
     for _ in range(_MAX_RACES):
@@ -161,7 +159,9 @@ def _publish(storage: Storage, scope: Scope, prepare: Callable[[int], Ref | None
             generations = storage.refs.generations(scope)
             if not generations and not storage.below.newest(scope):
                 raise MissError(f"nothing is published for {scope}; `kstore ls` lists what is")
-            ref = prepare(max(generations, default=0))
-            if ref is None or storage.refs.publish(ref, reserved):
+            parent = max(generations, default=0)
+            if upon not in (None, parent):
+                return None
+            if storage.refs.publish(ref := prepare(parent), reserved):
                 return ref
     raise StoreUnavailable(f"{_MAX_RACES} attempts to publish {scope} each found the generation taken")

@@ -266,7 +266,7 @@ class Store:
             scope = self._one_scope(key)
             refs = self.storage.refs
             ref = refs.get(scope, generation) if generation else before_newest(self.storage, scope)
-            published = republish(self.storage, ref)
+            published = republish(self.storage, ref, upon=None)
             assert published
             return published
 
@@ -286,7 +286,7 @@ class Store:
         from kstore.generations import publish_empty
 
         with self._maintaining("write to"):
-            published = [publish_empty(self.storage, scope, state) for scope in self._scopes_of(key)]
+            published = [publish_empty(self.storage, scope, state, upon=None) for scope in self._scopes_of(key)]
             return [ref for ref in published if ref]
 
     def _scopes_of(self, key: str) -> list[Scope]:

@@ -1,15 +1,18 @@
-"""Verify and repair beside other keys and other workers: nothing that is whole is lost, and nothing that was committed."""
+"""Verify and repair beside other keys and other workers: nothing that is whole, or was committed, is lost."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kstore.blobs.packindex import pack_name
 from kstore.environment import Host
+from kstore.refs import Refs
 from tests.gc.stores import kernels, restored
 from tests.trees import Node
 
@@ -19,6 +22,18 @@ OTHER = "model/v2"
 @pytest.fixture(autouse=True)
 def known(host: Host) -> None:
     """A host that is known without running the compiler."""
+
+
+def meanwhile(patch: pytest.MonkeyPatch, owner: type, method: str, act: Callable[[], object]) -> None:
+    """Something happens just before a method is called for the first time."""
+    real, left = getattr(owner, method), [act]
+
+    def late(*arguments: Any, **options: Any) -> Any:
+        if left:
+            left.pop()()
+        return real(*arguments, **options)
+
+    patch.setattr(owner, method, late)
 
 
 def rot_frame(node: Node, path: str) -> None:
@@ -54,3 +69,28 @@ def test_what_another_key_has_lost_comes_back_with_its_next_commit(tmp_path: Pat
     assert second.store.verify(OTHER, repair=True).repaired
     first.commit()
     assert restored(tmp_path, "third") == kernels(first)
+
+
+@pytest.mark.parametrize("published", [1, 2], ids=["the only one", "the newest"])
+def test_what_is_committed_while_a_generation_is_repaired_stays_the_newest(
+    published: int, layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, other = Node(tmp_path, layout=layout), Node(tmp_path, "other", layout=layout)
+    for generation in range(published):
+        node.tree.wrapper(f"of generation {generation}")
+        node.commit()
+    damage_ref(node)
+    other.tree.wrapper("of another worker")
+    meanwhile(monkeypatch, Refs, "reserve", other.commit)
+    assert node.store.verify(repair=True).repaired
+    assert other.newest().generation == published + 1
+    assert kernels(other).items() <= restored(tmp_path, "third").items()
+    node.commit()
+    assert restored(tmp_path, "fourth") == kernels(node) | kernels(other)
+
+
+def damage_ref(node: Node) -> None:
+    """Of the newest generation."""
+    path = node.location / node.newest().name
+    path.chmod(0o644)
+    path.write_bytes(b"garbage")

@@ -199,7 +199,7 @@ class _Collection:
     def _forget(self, scope: Scope) -> None:
         with self._room.needed():
             if not self._report.dry_run:
-                publish_empty(self._storage, scope, RefState.FORGOTTEN)
+                publish_empty(self._storage, scope, RefState.FORGOTTEN, upon=None)
             if scope not in self._report.forgotten:
                 self._report.forgotten.append(scope)
 

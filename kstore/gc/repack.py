@@ -156,7 +156,7 @@ def _republish(storage: Storage, ref: Ref, replaced: Mapping[str, tuple[str, ...
         return tuple(dict.fromkeys(new for old in ref.packs for new in replaced.get(old, (old,))))
 
     try:
-        return republish(storage, ref, packs, only_if_newest=True) is not None
+        return republish(storage, ref, packs, upon=ref.generation) is not None
     except (IntegrityError, MissError) as error:
         log.warning("%s is not repacked: %s", ref.scope, error)
         return False

@@ -68,12 +68,11 @@ class Repair:
 
     def _pass_over(self, scope: Scope, generation: int) -> None:
         """Publish what can be read as the newest, if the damaged one is that, and take it out."""
-        newest, snapshot = self._storage.newest_whole(scope)
-        if newest == generation:
-            if snapshot:
-                republish(self._storage, snapshot.ref, after_loss=True)
-            else:
-                publish_loss(self._storage, scope)
+        _, snapshot = self._storage.newest_whole(scope)
+        if snapshot:
+            republish(self._storage, snapshot.ref, upon=generation, after_loss=True)
+        else:
+            publish_loss(self._storage, scope, upon=generation)
         quarantine_ref(self._backend, scope, generation)
 
     def _replace(self, scope: Scope) -> None:
@@ -88,7 +87,7 @@ class Repair:
     def _republish(self, ref: Ref) -> bool:
         """False if it is not the newest any more."""
         try:
-            return republish(self._storage, ref, self._whole_packs, only_if_newest=True) is not None
+            return republish(self._storage, ref, self._whole_packs, upon=ref.generation) is not None
         except (IntegrityError, MissError) as error:
             log.warning("generation %d of %s is not published again: %s", ref.generation, ref.scope, error)
             return True

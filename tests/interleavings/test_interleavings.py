@@ -356,8 +356,8 @@ def test_a_gc_that_deletes_a_name_that_was_taken_anew_is_found(tmp_path: Path, m
 def test_a_gc_that_publishes_rewritten_packs_after_a_commit_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def late(storage: Storage, ref: Ref, packs: Callable[[Ref], tuple[str, ...]], *, only_if_newest: bool) -> None:
-        republish(storage, ref, packs)
+    def late(storage: Storage, ref: Ref, packs: Callable[[Ref], tuple[str, ...]], *, upon: int) -> None:
+        republish(storage, ref, packs, upon=None)
 
     monkeypatch.setattr("kstore.gc.repack.republish", late)
     with pytest.raises(Violation, match="is not in the newest generation"):
