@@ -127,7 +127,8 @@ class _Collection:
         if not self._report.dry_run:
             sweep_stats(self._storage.backend, lambda scope: scope in histories and not _is_forgotten(histories[scope]))
         for history in unused(histories.values(), self._policy, now):
-            self._forget(history.scope)
+            if last_used(self._storage.backend, history.scope) <= history.used_at:  # It may be in use since.
+                self._forget(history.scope, history.newest.number)
         decisions = [
             decision
             for history in histories.values()
@@ -171,7 +172,7 @@ class _Collection:
             taken, self._report.excess = over_budget(costs, self._policy.max_size, self._policy.allow_live)
         for decision in taken:
             if decision.why is Why.NEWEST and decision.generation.state is not RefState.FORGOTTEN:
-                self._forget(decision.scope)
+                self._forget(decision.scope, decision.generation.number)
         over = {_name(decision) for decision in taken if decision.why is not Why.NEWEST}
         return [Decision(d.scope, d.generation, Why.SIZE, False) if _name(d) in over else d for d in decisions]
 
@@ -196,10 +197,11 @@ class _Collection:
         except FileNotFoundError:
             return 0
 
-    def _forget(self, scope: Scope) -> None:
+    def _forget(self, scope: Scope, upon: int) -> None:
+        """Unless something was published since."""
         with self._room.needed():
-            if not self._report.dry_run:
-                publish_empty(self._storage, scope, RefState.FORGOTTEN, upon=None)
+            if not (self._report.dry_run or publish_empty(self._storage, scope, RefState.FORGOTTEN, upon=upon)):
+                return
             if scope not in self._report.forgotten:
                 self._report.forgotten.append(scope)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import random
+from collections.abc import Callable, Iterator
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,9 @@ from kstore.condemned import list_names, read_list
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError, StoreUnavailable, UsageError
 from kstore.gc import GcStatus, repack
+from kstore.gc.collection import _Collection
 from kstore.gc.digests import DigestSet
-from kstore.gc.policy import Why
+from kstore.gc.policy import History, Why
 from kstore.gc.sweep import _delete
 from kstore.lease import Lease
 from kstore.operations.repair import Repair
@@ -224,6 +226,39 @@ def test_unused_keys_are_forgotten_and_a_restore_is_a_use(node: Node) -> None:
     assert [scope.key for scope in report.forgotten] == ["model/v1"]
     assert Node(node.location.parent, "other").restore("model/v1").status is RestoreStatus.MISS
     assert Node(node.location.parent, "third").restore("model/v2").ok
+
+
+@pytest.mark.parametrize("policy", [{"unused": 30 * 86400.0}, {"max_size": 1, "allow_live": True}], ids=["use", "size"])
+def test_a_key_that_is_committed_to_while_gc_looks_is_not_forgotten(
+    policy: dict[str, Any], node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grow(node, "one")
+    pass_time(node, 40 * 86400)
+    user = Node(tmp_path, "user")
+    after_histories(monkeypatch, lambda: grow(user, "another"))
+    assert collect(node, **policy).forgotten == []
+    assert restored(tmp_path, "other") == kernels(node) | kernels(user)
+
+
+def test_a_key_that_is_restored_while_gc_looks_is_not_forgotten(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grow(node, "one")
+    pass_time(node, 40 * 86400)
+    after_histories(monkeypatch, Node(tmp_path, "user").restore)
+    assert collect(node, unused=30 * 86400.0).forgotten == []
+    assert restored(tmp_path, "other") == kernels(node)
+
+
+def after_histories(patch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+    """Something happens once gc has read what is published, and when that was used."""
+    read = _Collection._histories
+
+    def slow(collection: _Collection) -> Iterator[History]:
+        yield from read(collection)
+        act()
+
+    patch.setattr(_Collection, "_histories", slow)
 
 
 def test_a_size_limit_takes_history_and_says_what_it_may_not_take(node: Node, tmp_path: Path) -> None:

@@ -216,6 +216,11 @@ def gc(world: World, start: Contents, name: str, backend: MemoryBackend) -> Hash
     return world.node(name, backend).store.gc(Policy(keep=1)).status.value
 
 
+def unused(world: World, start: Contents, name: str, backend: MemoryBackend) -> Hashable:
+    """A gc that forgets what nobody has used for an hour."""
+    return world.node(name, backend).store.gc(Policy(keep=1, unused=HOUR)).status.value
+
+
 class Full(MemoryBackend):
     """A store without room for anything."""
 
@@ -250,6 +255,7 @@ ACTORS: dict[str, Callable[[World, Contents, str, MemoryBackend], Hashable]] = {
     "restore": restore,
     "gc": gc,
     "full": full,
+    "unused": unused,
     "forget": forget,
     "wait": wait,
 }

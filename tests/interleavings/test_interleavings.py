@@ -9,7 +9,7 @@ a server that shows one client what it no longer shows another, and more actors 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -36,8 +36,8 @@ from tests.interleavings.actors import (
     unchanged,
     write_wrapper,
 )
-from tests.interleavings.exploration import Explored, Violation, explore
-from tests.interleavings.invariants import Invariants
+from tests.interleavings.exploration import Broken, Explored, Violation, explore
+from tests.interleavings.invariants import Invariants, ever_published
 from tests.interleavings.memory import Contents, MemoryBackend, MemoryUpload
 from tests.trees import Tree
 
@@ -292,6 +292,23 @@ def test_nothing_is_lost_with_two_gcs_and_more(
     scene: Scene, tmp_path: Path, tell: Callable[[Scene, str, Explored], None]
 ) -> None:
     tell(scene, "packed", check(scene, tmp_path, "packed"))
+
+
+@ONE_COMMITS
+def test_a_key_is_not_forgotten_for_want_of_use_upon_what_was_committed(
+    layout: str, tmp_path: Path, tell: Callable[[Scene, str, Explored], None]
+) -> None:
+    scene = Scene(("unused 1", "commit C"), published=(FIRST,), history=aged)
+    world = scene.world(tmp_path, layout)
+    invariants = Invariants(world)
+
+    def check(contents: Contents, outcomes: Mapping[str, Hashable]) -> None:
+        invariants(contents, outcomes)
+        for ref in ever_published(contents, world.scope_of("commit C")):
+            if not ref.files and ref.parent > 1:
+                raise Broken(f"generation {ref.parent} was committed, and is forgotten")
+
+    tell(scene, layout, explore([world.actor(name) for name in scene.actors], world.start, check))
 
 
 def collect_fully(backend: MemoryBackend) -> None:
