@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable
 from itertools import accumulate
@@ -10,8 +11,10 @@ from typing import Any
 
 import pytest
 
+from kstore.blobs.loose import blob_name
 from kstore.blobs.packindex import pack_name
 from kstore.environment import Host
+from kstore.operations.repair import Repair
 from kstore.refs import Refs
 from tests.gc.stores import kernels, restored
 from tests.trees import Node
@@ -47,10 +50,14 @@ def rot_frame(node: Node, path: str) -> None:
 
 
 def rot(path: Path, at: int) -> None:
+    """A byte changes, and nothing else that can be seen."""
+    times = path.stat().st_atime_ns, path.stat().st_mtime_ns
     data = bytearray(path.read_bytes())
     data[at] ^= 0xFF
     path.chmod(0o644)
     path.write_bytes(data)
+    path.chmod(0o444)
+    os.utime(path, ns=times)
 
 
 def large(node: Node) -> None:
@@ -94,3 +101,19 @@ def damage_ref(node: Node) -> None:
     path = node.location / node.newest().name
     path.chmod(0o644)
     path.write_bytes(b"garbage")
+
+
+def test_a_blob_that_a_commit_has_healed_before_the_repair_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, other = Node(tmp_path), Node(tmp_path, "other")
+    path = node.tree.wrapper()
+    node.commit()
+    blob = node.location / blob_name(node.published()[path].digest)
+    blob.chmod(0o644)
+    blob.write_bytes(b"cut short")
+    other.tree.wrapper()
+    meanwhile(monkeypatch, Repair, "run", lambda: other.commit(OTHER))
+    assert node.store.verify(repair=True).repaired
+    assert restored(tmp_path, "third") == kernels(node)
+    assert not any((node.location / "quarantine").iterdir())

@@ -59,10 +59,13 @@ class Repair:
         return not named
 
     def _give_up(self, lost: Mapping[bytes, int]) -> None:
-        """Leave blobs to whoever has them, but for those that lie whole in quarantine."""
+        """Leave blobs to whoever has them, but for those that lie whole in quarantine: a commit may have stored
+        one anew before it was moved there.
+        """
+        for digest in sorted(lost):
+            quarantine_blob(self._backend, digest)
         kept = quarantined(self._backend) if lost else {}
         for digest, size in sorted(lost.items()):
-            quarantine_blob(self._backend, digest)
             if put_back(self._backend, digest, size, kept.get(digest, ())):
                 self._whole.add([digest])
 
