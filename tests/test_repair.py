@@ -117,3 +117,22 @@ def test_a_blob_that_a_commit_has_healed_before_the_repair_stays(
     assert node.store.verify(repair=True).repaired
     assert restored(tmp_path, "third") == kernels(node)
     assert not any((node.location / "quarantine").iterdir())
+
+
+@pytest.mark.parametrize("is_gone", [True, False], ids=["gone", "rotten"])
+def test_a_loose_blob_is_damaged_although_a_pack_of_another_key_has_it_whole(is_gone: bool, tmp_path: Path) -> None:
+    packed, loose = Node(tmp_path, "packed", layout="packed"), Node(tmp_path, "loose", layout="loose")
+    packed.tree.wrapper()
+    packed.commit()
+    path = loose.tree.wrapper()
+    loose.commit("another/v1")
+    blob = loose.location / blob_name(loose.published("another/v1")[path].digest)
+    blob.unlink() if is_gone else rot(blob, 5)
+
+    (damage,) = loose.store.verify(repair=True).damage
+    assert (damage.scope.key, damage.paths) == ("another/v1", (path,))
+    assert loose.store.verify().ok
+    fresh = Node(tmp_path, "fresh")
+    fresh.restore("another/v1")
+    assert fresh.tree.read(path) == loose.tree.read(path)
+    assert not any((loose.location / "quarantine").iterdir())

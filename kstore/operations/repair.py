@@ -32,8 +32,8 @@ class Repair:
     """One repair of one store."""
 
     def __init__(self, storage: Storage, packs: Iterable[str], lost: Mapping[bytes, int], whole: DigestSet) -> None:
-        """`packs` are damaged; `lost` are blobs, with their sizes, that are damaged everywhere, and `whole` those that
-        are not.
+        """`packs` are damaged; `lost` are blobs, with their sizes, that are not whole where they must be, and `whole`
+        those that are whole anywhere.
         """
         self._storage = storage
         self._backend = storage.backend
@@ -53,21 +53,31 @@ class Repair:
         for pack in sorted(self._packs - named):
             quarantine_pack(self._backend, pack)
         for digest, names in quarantined(self._backend).items():
-            if digest in self._whole:
+            if digest in self._whole and digest not in self._lost:
                 for name in names:
                     self._backend.delete(name)
         return not named
 
-    def _give_up(self, lost: Mapping[bytes, int]) -> None:
-        """Leave blobs to whoever has them, but for those that lie whole in quarantine: a commit may have stored
-        one anew before it was moved there.
-        """
+    def _give_up(self, lost: dict[bytes, int]) -> None:
+        """Leave blobs to whoever has them, but for those that can be stored anew."""
         for digest in sorted(lost):
             quarantine_blob(self._backend, digest)
-        kept = quarantined(self._backend) if lost else {}
-        for digest, size in sorted(lost.items()):
-            if put_back(self._backend, digest, size, kept.get(digest, ())):
-                self._whole.add([digest])
+        back = self._put_back(lost) if lost else set()
+        self._whole.add(back)
+        self._lost = {digest: size for digest, size in (self._lost | lost).items() if digest not in back}
+
+    def _put_back(self, lost: Mapping[bytes, int]) -> set[bytes]:
+        """Store anew what lies whole in quarantine, as what a commit healed just before it was moved there, or is whole
+        in a pack of another generation.
+        """
+        kept = quarantined(self._backend)
+        back = {d for d, size in sorted(lost.items()) if put_back(self._backend, d, size, kept.get(d, ()))}
+        packed = {d: size for d, size in lost.items() if d not in back and d in self._whole}
+        blobs = BlobStore(self._backend)
+        for digest, data in blobs.fetch_many(packed):
+            blobs.loose.put_many([(digest, data)])
+            back.add(digest)
+        return back
 
     def _pass_over(self, scope: Scope, generation: int) -> None:
         """Publish what can be read as the newest, if the damaged one is that, and take it out."""
@@ -122,7 +132,6 @@ class Repair:
         settled = blobs.digests_in(copied) | self._lost.keys()
         lost = {digest: size for digest, size in wanted.items() if digest not in settled}
         self._give_up(lost)
-        self._lost |= lost
         return copied
 
     def _copy(self, blobs: Iterable[Blob]) -> tuple[str, ...]:

@@ -17,12 +17,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from kstore.blobs import BlobStore
 from kstore.blobs.loose import LooseBlobs, bears_stamp
 from kstore.blobs.packreader import PackReader
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError, MissError
 from kstore.files import NO_FILE
 from kstore.gc.digests import DigestSet
+from kstore.gc.mark import needs_in
 from kstore.leaning import leaning, leans_on
 from kstore.local.cacheroot import CacheRoot
 from kstore.manifest import Entry, Flag, Manifest, unit_of
@@ -142,8 +144,8 @@ def verify(
 def _verify(
     storage: Storage, scopes: tuple[Scope, ...], report: VerifyReport, progress: Progress, *, repair: bool
 ) -> None:
-    with DigestSet() as needed, DigestSet() as whole:
-        verification = _Verification(storage, report, needed, whole, progress)
+    with DigestSet() as needed, DigestSet() as loose, DigestSet() as whole:
+        verification = _Verification(storage, report, needed, loose, whole, progress)
         verification.run(scopes)
         report.is_newest_damaged |= verification.is_newest_damaged()
         if repair:
@@ -154,17 +156,20 @@ def _verify(
 
 class _Verification:
     def __init__(
-        self, storage: Storage, report: VerifyReport, needed: DigestSet, whole: DigestSet, progress: Progress
-    ) -> None:
+        self, storage: Storage, report: VerifyReport, needed: DigestSet, loose: DigestSet, whole: DigestSet,
+        progress: Progress,
+    ) -> None:  # fmt: skip
+        """The sets are filled: with what is `needed`, what of it must be `loose`, and what is `whole` anywhere."""
         self._storage = storage
         self._report = report
         self._needed = needed
+        self._loose = loose
         self._whole = whole
         self._progress = progress
         self.refs: list[Ref] = []
         """Of the generations whose manifests can be read."""
         self.lost: dict[bytes, int] = {}
-        """Digest → size of the blobs that are needed and not whole anywhere."""
+        """Digest → size of the blobs that are needed and not whole where they must be."""
         self._hidden: set[bytes] = set()
         """Digests of what may be whole in a pack that cannot be read just now."""
 
@@ -204,6 +209,18 @@ class _Verification:
         self.refs.append(ref)
         sizes = {entry.digest: entry.size for entry in manifest.entries()} | ref.stored
         self._needed.update({digest: size.to_bytes(8, "little") for digest, size in sizes.items()})
+        self._loose.add(self._must_be_loose(ref, manifest))
+
+    def _must_be_loose(self, ref: Ref, manifest: Manifest) -> set[bytes]:
+        """What a generation needs and none of its packs has: it is linked from there, and gc keeps it nowhere else.
+
+        Where a pack does not say what it has, that is nothing.
+        """
+        blobs = BlobStore(self._storage.backend)
+        with suppress(MemoryError):
+            if all(map(blobs.can_read, ref.packs)):
+                return set(needs_in(blobs, ref, manifest).loose)
+        return set()
 
     def _check_pack(self, pack: str) -> None:
         reader = PackReader(self._storage.backend, pack)
@@ -235,7 +252,7 @@ class _Verification:
         return {digest for digest, _ in self._needed.items()}
 
     def _read_loose(self) -> None:
-        """What was in no pack, in parallel; then once more what could not be read."""
+        """What was in no pack, or must be loose, in parallel; then once more what could not be read."""
         loose = LooseBlobs(self._storage.backend)
         with ThreadPoolExecutor(_THREADS) as pool:
             batches = list(self._unread())
@@ -260,7 +277,7 @@ class _Verification:
         """Digests and sizes."""
         batch: dict[bytes, int] = {}
         for digest, size in self._needed.items():
-            if digest not in self._whole:
+            if digest not in self._whole or digest in self._loose:
                 batch[digest] = int.from_bytes(size, "little")
             if len(batch) == _BATCH:
                 yield batch
@@ -274,6 +291,8 @@ class _Verification:
 
     def _tell_lost(self, ref: Ref, lost: Mapping[bytes, int]) -> None:
         manifest = self._storage.snapshot(ref).manifest
+        loose = self._must_be_loose(ref, manifest)
+        lost = {digest: size for digest, size in lost.items() if digest not in self._whole or digest in loose}
         leant = leaning(manifest)
         files = list(manifest.items())
         gone = {entry.digest for _, entry in files if entry.digest in lost and entry.digest not in leant}
