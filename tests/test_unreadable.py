@@ -15,6 +15,7 @@ from kstore.blobs.loose import blob_name
 from kstore.blobs.packreader import Blob, PackReader
 from kstore.errors import StoreUnavailable
 from kstore.quarantine import quarantine_blob
+from kstore.refs import Ref
 from tests.gc.stores import collect, kernels, pass_time, restored
 from tests.trees import Node, contents
 
@@ -69,6 +70,34 @@ def test_a_repair_leaves_alone_what_cannot_be_read(
     assert contents(node.location) == before
     assert node.store.verify().ok
     assert restored(tmp_path, "other") == kernels(node)
+
+
+@pytest.mark.parametrize(
+    ("what", "trouble"),
+    [("ref", AWAY), ("ref", MemoryError()), ("manifest", AWAY), ("manifest", FORBIDDEN)],
+    ids=repr,
+)
+def test_a_generation_that_cannot_be_read_keeps_no_other_from_being_checked(
+    what: str, trouble: Exception, node: Node, layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = Node(tmp_path, "other", layout=layout)
+    path = other.tree.wrapper()
+    other.commit("z/v1")
+    (other.location / place_of(other, other.published("z/v1")[path].digest, other.newest("z/v1"))).unlink()
+    newest, before = node.newest(), contents(node.location)
+    trouble_with(monkeypatch, newest.name if what == "ref" else place_of(node, newest.manifest, newest), trouble)
+    report = other.store.verify()
+
+    (told,) = report.unreadable
+    assert "generation 2 of model/v1" in told
+    assert {damage.scope.key for damage in report.damage} == {"z/v1"}
+    assert contents(node.location) == before
+
+
+def place_of(node: Node, digest: bytes, ref: Ref) -> str:
+    """Where a generation has a blob."""
+    holds = node.store.storage.blobs.digests_in
+    return next((f"packs/{pack}" for pack in ref.packs if digest in holds([pack])), blob_name(digest))
 
 
 def test_trouble_that_passes_is_none(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

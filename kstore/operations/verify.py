@@ -205,6 +205,9 @@ class _Verification:
         except IntegrityError as error:
             self._report.damage.append(Damage(scope, generation, str(error), store=self._storage.location))
             return
+        except (OSError, MemoryError) as error:
+            self._report.unreadable.append(f"generation {generation} of {scope}: {_reason(error)}")
+            return
         self._report.generations += 1
         self.refs.append(ref)
         sizes = {entry.digest: entry.size for entry in manifest.entries()} | ref.stored
