@@ -15,8 +15,9 @@ from kstore.blobs.loose import blob_name
 from kstore.blobs.packindex import pack_name
 from kstore.environment import Host
 from kstore.operations.repair import Repair
+from kstore.operations.verify import _Verification
 from kstore.refs import Refs
-from tests.gc.stores import kernels, restored
+from tests.gc.stores import collect, kernels, restored
 from tests.trees import Node
 
 OTHER = "model/v2"
@@ -136,3 +137,16 @@ def test_a_loose_blob_is_damaged_although_a_pack_of_another_key_has_it_whole(is_
     fresh.restore("another/v1")
     assert fresh.tree.read(path) == loose.tree.read(path)
     assert not any((loose.location / "quarantine").iterdir())
+
+
+def test_what_gc_removes_while_verify_reads_is_no_damage(
+    layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, other = Node(tmp_path, layout=layout), Node(tmp_path, "other")
+    for variant in "abc":
+        node.tree.kernel("one", variant)
+        node.commit()
+    reads = "_check_pack" if layout == "packed" else "_read_loose"
+    meanwhile(monkeypatch, _Verification, reads, lambda: collect(other, keep=1, offline=True))
+    report = node.store.verify()
+    assert (report.ok, report.damage, report.packs) == (True, [], [])

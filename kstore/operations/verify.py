@@ -202,17 +202,22 @@ class _Verification:
             manifest = self._storage.snapshot(ref).checked
         except MissError:
             return
-        except IntegrityError as error:
-            self._report.damage.append(Damage(scope, generation, str(error), store=self._storage.location))
-            return
-        except (OSError, MemoryError) as error:
-            self._report.unreadable.append(f"generation {generation} of {scope}: {_reason(error)}")
+        except (IntegrityError, OSError, MemoryError) as error:
+            self._tell_trouble(scope, generation, error)
             return
         self._report.generations += 1
         self.refs.append(ref)
         sizes = {entry.digest: entry.size for entry in manifest.entries()} | ref.stored
         self._needed.update({digest: size.to_bytes(8, "little") for digest, size in sizes.items()})
         self._loose.add(self._must_be_loose(ref, manifest))
+
+    def _tell_trouble(self, scope: Scope, generation: int, trouble: Exception) -> None:
+        if generation not in self._storage.refs.generations(scope):  # gc has removed it since it was listed
+            return
+        if isinstance(trouble, IntegrityError):
+            self._report.damage.append(Damage(scope, generation, str(trouble), store=self._storage.location))
+        else:
+            self._report.unreadable.append(f"generation {generation} of {scope}: {_reason(trouble)}")
 
     def _must_be_loose(self, ref: Ref, manifest: Manifest) -> set[bytes]:
         """What a generation needs and none of its packs has: it is linked from there, and gc keeps it nowhere else.
@@ -228,7 +233,7 @@ class _Verification:
     def _check_pack(self, pack: str) -> None:
         reader = PackReader(self._storage.backend, pack)
         trouble = self._read_pack(reader) and self._read_pack(reader)  # It may pass.
-        if trouble is None:
+        if trouble is None or not self._is_named(pack):
             return
         log.warning("pack %s: %s", pack, _reason(trouble))
         if _is_damage(trouble):
@@ -236,6 +241,10 @@ class _Verification:
         else:
             self._report.unreadable.append(f"pack {pack}: {_reason(trouble)}")
             self._hidden |= self._held(reader)
+
+    def _is_named(self, pack: str) -> bool:
+        """Whether a generation that names it is still there: gc may have removed all of them since they were read."""
+        return any(self._storage.refs.exists(ref) for ref in self.refs if pack in ref.packs)
 
     def _read_pack(self, reader: PackReader) -> Exception | None:
         """What keeps all of it from being whole."""
@@ -293,7 +302,13 @@ class _Verification:
             self._report.bytes += size
 
     def _tell_lost(self, ref: Ref, lost: Mapping[bytes, int]) -> None:
-        manifest = self._storage.snapshot(ref).manifest
+        try:
+            manifest = self._storage.snapshot(ref).manifest
+        except (IntegrityError, OSError, MemoryError) as error:
+            self._tell_trouble(ref.scope, ref.generation, error)
+            return
+        if not self._storage.refs.exists(ref):  # gc has removed it since it was read
+            return
         loose = self._must_be_loose(ref, manifest)
         lost = {digest: size for digest, size in lost.items() if digest not in self._whole or digest in loose}
         leant = leaning(manifest)
