@@ -13,6 +13,9 @@ from kstore.environment import Host
 from kstore.local.lastrestore import LastRestore
 from kstore.local.place import Placed, Placer
 from kstore.local.scan import Scan
+from kstore.operations import restore as restores
+from kstore.operations.another import Another
+from kstore.operations.request import Request
 from kstore.report import RestoreReport, RestoreStatus
 from kstore.worker import Worker
 from tests.trees import KEY, Node, contents, in_processes, shared_object
@@ -205,6 +208,22 @@ def test_a_restore_that_began_before_this_worker_came_does_not_count(
     other.restore()
     assert state.last_restore.since(*seen) is None
     assert state.last_restore.since("")
+
+
+def test_a_restore_that_chose_before_this_worker_came_does_not_count(
+    published: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A generation may have been published, or quarantined, since."""
+    here, choose, late = worker(published), restores.choose, list[Another]()
+
+    def choose_before_another_comes(*arguments: Any) -> Any:
+        chosen = choose(*arguments)
+        late.append(Another(here.store.worker(KEY, before_import=False), Request()))
+        return chosen
+
+    monkeypatch.setattr(restores, "choose", choose_before_another_comes)
+    assert worker(published).restore().status is RestoreStatus.RESTORED
+    assert [another.has_restored() for another in late] == [False]
 
 
 def test_all_who_start_together_have_everything(published: Node) -> None:

@@ -1,4 +1,16 @@
-"""What the last restore put into a cache root: for who asks whether it was of use, and for who came for the same."""
+"""What the last restore put into a cache root: for who asks whether it was of use, and for who came for the same.
+
+Who came for the same, and waits for the root, reads all this without its lock. That is safe for the order in which a
+restore writes:
+
+1. It takes the lock, and `begin` notes its name before it looks at the store or at the root. So it counts for those who
+   had come by then: who comes later finds that name, and must not rely on what was looked at before.
+2. It places the artifacts, and saves the index, then the base: from then on `StateFolder.grew_from` is true of that
+   generation, and of no other, until somebody saves another base.
+3. `save` notes the same name with the answer, last of all. Who finds the name in both places finds everything there; of
+   a restore that failed, was killed or has been followed by another it is in one of them.
+4. It gives the lock back: who takes it next, and looks once more, misses nothing.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +72,10 @@ class LastRestore:
         return None
 
     def begin(self) -> str:
-        """Give the restore that begins a name of its own; empty if it cannot be written, and nobody relies on it."""
+        """Give the restore that begins a name of its own; empty if it cannot be written, and nobody relies on it.
+
+        To be called by the holder of the lock, before anything is chosen.
+        """
         name = secrets.token_hex(8)
         try:
             replace_record(self._begun, name.encode())

@@ -58,9 +58,10 @@ def restore(worker: Worker, request: Request) -> RestoreReport:
 
 
 def _restore(worker: Worker, request: Request) -> RestoreReport:
+    name = worker.state.last_restore.begin()
     snapshot, status = choose(worker, request)
     if snapshot:
-        return place(worker, snapshot, status, request=request)
+        return _place(worker, snapshot, status, name, request=request)
     remember_restored(worker, None)
     return report_of(worker, RestoreStatus.MISS)
 
@@ -85,14 +86,24 @@ def place(
     snapshot: Snapshot,
     status: RestoreStatus,
     before_move: Callable[[], None] = _at_once,
-    request: Request | None = None,
 ) -> RestoreReport:
     """Put the artifacts of a generation into the cache root, which the caller has locked.
 
-    `before_move` is called once, when all is fetched and verified and none of it is in its place yet. Others who come
-    for the same `request` may rely on this.
+    `before_move` is called once, when all is fetched and verified and none of it is in its place yet.
     """
-    name, state = worker.state.last_restore.begin(), worker.state.load()
+    return _place(worker, snapshot, status, worker.state.last_restore.begin(), before_move)
+
+
+def _place(
+    worker: Worker,
+    snapshot: Snapshot,
+    status: RestoreStatus,
+    name: str,
+    before_move: Callable[[], None] = _at_once,
+    request: Request | None = None,
+) -> RestoreReport:
+    """Others who come for the same `request` may rely on this restore, of that `name`: it began before it chose."""
+    state = worker.state.load()
     base = Base(worker.store.holder(snapshot.ref).identity, snapshot)
     if state.base == base:
         state.base = base  # One manifest is enough, and this one has been parsed.
