@@ -49,6 +49,11 @@ class Below:
         """Whether any was named."""
         return bool(self._storages)
 
+    @property
+    def locations(self) -> list[str]:
+        """Where they are, or would be."""
+        return [storage.location for storage in self._storages]
+
     @cached_property
     def there(self) -> tuple[Storage, ...]:
         """Those that are here: not every image has one."""

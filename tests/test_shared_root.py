@@ -18,6 +18,7 @@ from kstore.operations.another import Another
 from kstore.operations.request import Request
 from kstore.report import RestoreReport, RestoreStatus
 from kstore.worker import Worker
+from tests.layers import images
 from tests.trees import KEY, Node, contents, in_processes, shared_object
 
 WORKERS = 8
@@ -112,6 +113,20 @@ def test_another_request_is_looked_through(
 ) -> None:
     assert restore_after(worker(published), worker(published).restore, **choice).ok
     assert len(scans) == 1
+
+
+@pytest.mark.parametrize(
+    ("below", "holder"), [([], "data"), (["nothing", "store"], "store")], ids=["none below", "another order"]
+)
+def test_what_a_worker_with_other_stores_has_restored_is_no_answer(
+    published: Node, restore_after: Callable[..., RestoreReport], below: list[str], holder: str
+) -> None:
+    def reads(*stores: str) -> Node:
+        folder = published.location.parent
+        return images.Worker(folder, "shared", *(folder / name for name in stores), layout="loose")
+
+    report = restore_after(reads("data", *below), reads("data", "store").restore)
+    assert (report.ok, Path(report.store).name) == ("store" in below, holder)
 
 
 def test_what_was_restored_before_is_looked_through(published: Node, scans: list[str]) -> None:

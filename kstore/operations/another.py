@@ -78,4 +78,5 @@ def answer_of(worker: Worker, request: Request, ref: Ref, report: RestoreReport,
 
 
 def _asked(worker: Worker, request: Request) -> list[object]:
-    return [worker.store.location, worker.scope.folder, request.seed, request.generation]
+    store = worker.store
+    return [store.location, store.below.locations, worker.scope.folder, request.seed, request.generation]
