@@ -107,7 +107,8 @@ class Ref:
 
     def remembers(self, base: Ref) -> bool:
         """Whether what `base` has and this one lacks was taken out on purpose."""
-        return base.scope == self.scope and self.line <= base.generation
+        is_lost = base.generation == self.generation and base.manifest != self.manifest  # in a server's crash
+        return base.scope == self.scope and self.line <= base.generation and not is_lost
 
     def describe(self) -> dict[str, Any]:
         """For machines."""
@@ -274,12 +275,18 @@ class Refs:
         raise MissError(f"{scope} lists a generation {generations[-1]} that is not there")
 
     def exists(self, ref: Ref) -> bool:
-        """Whether a generation is still published."""
+        """Whether a generation of its number is still published."""
         try:
             self._backend.stat(ref.name)
         except FileNotFoundError:
             return False
         return True
+
+    def is_kept(self, ref: Ref) -> bool:
+        """Whether this very generation is still published: a crash may have lost it, and another have its number."""
+        with suppress(MissError, IntegrityError):
+            return self.get(ref.scope, ref.generation).manifest == ref.manifest
+        return False
 
     def reserve(self) -> AbstractContextManager[Upload]:
         """Begin a commit: the file that is to become its ref. gc can keep it from that; see `kstore.condemned`."""

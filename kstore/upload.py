@@ -265,8 +265,8 @@ class Uploader:
 
     def _may_rely_on(self, ref: Ref) -> bool:
         """Whether all that the generation has is there, but for the condemned blobs."""
-        is_kept = not ref.depth and self._reliable(ref.packs) == ref.packs
-        return is_kept and self._doomed.is_complete and self._storage.refs.exists(ref)
+        is_reliable = not ref.depth and self._reliable(ref.packs) == ref.packs
+        return is_reliable and self._doomed.is_complete and self._storage.refs.is_kept(ref)
 
 
 def choose_layout(worker: Committer) -> Layout:

@@ -35,6 +35,7 @@ from kstore.progress import Progress
 from kstore.refs import Ref
 from kstore.report import CommitStatus, RestoreStatus
 from kstore.store import Store
+from tests.gc.stores import collect_fully
 from tests.trees import (
     ENVIRONMENT,
     GPU,
@@ -701,6 +702,31 @@ def test_what_a_damaged_generation_had_comes_back_although_others_committed_firs
     other.commit()
     Node(tmp_path, layout="loose").commit()
     fresh = Node(tmp_path, "fresh", layout="loose")
+    fresh.restore()
+    assert contents(fresh.tree.root) == contents(node.tree.root) | contents(other.tree.root)
+
+
+@pytest.mark.parametrize("meanwhile", ["nothing", "a restore", "a gc"])
+def test_what_a_lost_generation_had_comes_back_although_another_has_its_number(
+    tmp_path: Path, layout: str, meanwhile: str
+) -> None:
+    """A server that crashes may lose the ref that was written last."""
+    node, other = Node(tmp_path, layout=layout), Node(tmp_path, "other", layout=layout)
+    node.tree.wrapper("first")
+    node.commit()
+    other.restore()
+    node.tree.wrapper("lost")
+    assert node.commit().generation == 2
+    (node.location / node.newest().name).unlink()
+    other.tree.wrapper("of another worker")
+    assert other.commit().generation == 2
+    if meanwhile == "a gc":
+        collect_fully(other)
+    again = Node(tmp_path, layout=layout)
+    if meanwhile == "a restore":
+        again.restore()
+    again.commit()
+    fresh = Node(tmp_path, "fresh", layout=layout)
     fresh.restore()
     assert contents(fresh.tree.root) == contents(node.tree.root) | contents(other.tree.root)
 
