@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import random
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 import kstore
+from kstore.backends import PosixBackend
 from kstore.gc import GcStatus
 from kstore.report import CommitStatus, RestoreStatus
 from tests.gc.stores import collect, pass_time, stored
@@ -91,7 +93,6 @@ def crowded(volume: Path, layout: str) -> Node:
 @pytest.mark.parametrize("use_up", [fill, out_of_inodes], ids=["space", "inodes"])
 def test_a_full_store_is_emptied_by_gc(crowded: Node, volume: Path, use_up: Callable[[Path], None]) -> None:
     pass_time(crowded)
-    crowded.commit("model/v2")
     use_up(volume)
     with pytest.raises(kstore.StoreUnavailable, match="No space left"):
         crowded.store.forget("model/v1")
@@ -103,15 +104,29 @@ def test_a_full_store_is_emptied_by_gc(crowded: Node, volume: Path, use_up: Call
     assert crowded.store.verify().ok
 
 
+def test_in_a_store_too_full_to_tell_the_time_it_is_when_something_was_published_last(
+    crowded: Node, volume: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(backend: PosixBackend) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    pass_time(crowded)
+    crowded.commit("model/v2")
+    out_of_inodes(volume)
+    monkeypatch.setattr(PosixBackend, "clock", refuse)
+    assert collect(crowded, keep=1).deleted.bytes > 500_000
+
+
 @pytest.mark.parametrize("use_up", [fill, out_of_inodes], ids=["space", "inodes"])
 def test_a_full_store_of_which_nothing_may_go_says_what_to_do(
     crowded: Node, volume: Path, use_up: Callable[[Path], None]
 ) -> None:
     use_up(volume)
     before = stored(crowded)
-    with pytest.raises(kstore.StoreUnavailable, match="condemned before goes with a gc that runs 3600 s after that"):
+    with pytest.raises(kstore.StoreUnavailable, match=r"a gc that runs 3600 s after that; .* add --offline"):
         collect(crowded, keep=1)
     assert stored(crowded) == before
+    assert collect(crowded, keep=1, offline=True).deleted.bytes > 500_000
 
 
 def test_a_full_store_of_which_nothing_is_condemned_says_what_to_do(volume: Path, layout: str) -> None:

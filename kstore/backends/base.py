@@ -100,6 +100,13 @@ class Backend(Protocol):
     def move(self, name: str, target: str) -> None:
         """Rename one object to a name that nobody else uses, in one step."""
 
+    def clock(self) -> int:
+        """What time it is by the storage's own clock, in nanoseconds, though there may be no room for an object.
+
+        Raises:
+            OSError: it cannot be told so.
+        """
+
 
 @runtime_checkable
 class LocalPaths(Protocol):

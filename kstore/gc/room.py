@@ -59,10 +59,13 @@ def alone(lease: Lease, room: Room) -> Iterator[bool]:
 def latest(storage: Storage, room: Room) -> int:
     """What time it is by the store's own clock, in nanoseconds, or somewhat earlier: what is younger stays longer.
 
-    Where there is no room for a file to read it from, it is when something was last published or condemned.
+    Where there is no room for a file to read it from, a folder tells it; where there is none to touch that, it is when
+    something was last published or condemned.
     """
     with room.needed():
         return storage.clock()
+    with suppress(OSError):
+        return storage.backend.clock()
     return max(_times(storage), default=0)
 
 
@@ -70,7 +73,10 @@ def full(storage: Storage, room: Room, report: GcReport) -> StoreUnavailable:
     """What to do about a store without room in which nothing may be deleted yet."""
     where, later = storage.location, f"{report.grace:.0f} s"
     if report.waiting.files:
-        what = f"what was condemned before goes with a gc that runs {later} after that; run it again then, or make room"
+        what = (
+            f"what was condemned before goes with a gc that runs {later} after that; run it again then, make room, or "
+            "add --offline if no worker uses the store now"
+        )
     else:
         what = (
             f"what gc is to delete it first writes down, and deletes {later} later; make room for that, a megabyte or "

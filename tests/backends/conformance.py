@@ -188,6 +188,12 @@ class BackendConformance:
         assert found.size == 5
         assert abs(found.mtime_ns - before) < 60 * 10**9
 
+    def test_the_clock_is_that_of_new_objects(self, backend: Backend) -> None:
+        backend.put("before", b"")
+        now = backend.clock()
+        backend.put("after", b"")
+        assert backend.stat("before").mtime_ns <= now <= backend.stat("after").mtime_ns
+
     @pytest.mark.parametrize("name", BAD_NAMES)
     def test_a_name_that_leaves_the_store_is_refused(self, backend: Backend, name: str) -> None:
         uses = [backend.get, backend.stat, backend.delete, lambda name: backend.put(name, b"never")]

@@ -236,6 +236,18 @@ def full(world: World, start: Contents, name: str, backend: MemoryBackend) -> Ha
     return gc(world, start, name, Full(backend._performer))
 
 
+class Timeless(Full):
+    """One that cannot even tell the time."""
+
+    def clock(self) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def timeless(world: World, start: Contents, name: str, backend: MemoryBackend) -> Hashable:
+    """A gc that has to guess what time it is."""
+    return gc(world, start, name, Timeless(backend._performer))
+
+
 def forget(world: World, start: Contents, name: str, backend: MemoryBackend) -> Hashable:
     world.node(name, backend).store.forget(world.key_of(name))
     return None
@@ -256,6 +268,7 @@ ACTORS: dict[str, Callable[[World, Contents, str, MemoryBackend], Hashable]] = {
     "gc": gc,
     "full": full,
     "unused": unused,
+    "timeless": timeless,
     "forget": forget,
     "wait": wait,
 }

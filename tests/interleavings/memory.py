@@ -255,13 +255,12 @@ class MemoryBackend:
     def move(self, name: str, to: str) -> None:
         self._do(Step(Kind.MOVE, check_name(name), to=check_name(to)))
 
+    def clock(self) -> int:
+        return int(self._do(Step(Kind.LOOK_AT_CLOCK)))
+
     def wait(self, seconds: float) -> None:
         """Let time pass, for everybody."""
         self._do(Step(Kind.WAIT, seconds=seconds))
-
-    def now_ns(self) -> int:
-        """Look at the clock."""
-        return int(self._do(Step(Kind.LOOK_AT_CLOCK)))
 
     def _do(self, step: Step) -> Any:
         answer = self._performer(step)

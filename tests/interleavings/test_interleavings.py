@@ -112,8 +112,9 @@ WITH_GC = {"published": (FIRST, SECOND), "history": old_and_condemned}
 """Committer A has what the first generation had, which is condemned by now."""
 FORGOTTEN = {"published": (FIRST,), "history": forgotten_and_condemned}
 """What import A brings in was there before."""
-NOTHING_TO_DELETE = frozenset({"full 1"})
-"""A gc without room takes for now when something was last published: until the commit, nothing on the list is old."""
+NOTHING_TO_DELETE = frozenset({"full 1", "timeless 1"})
+"""Who comes after another gc; and who takes for now when something was last published: until the commit, nothing on the
+list is old."""
 GC_SCENES = [
     Scene(("gc 1", "gc 2"), **WITH_GC),
     Scene(("gc 1", "commit A", "restore R"), **WITH_GC),
@@ -122,7 +123,8 @@ GC_SCENES = [
     Scene(("gc 1", "live A"), **WITH_GC),
     Scene(("gc 1", "bring A"), **FORGOTTEN),
     Scene(("gc 1", "bring A", "wait 4000"), **WITH_GC),
-    Scene(("full 1", "commit A", "wait 4000"), **WITH_GC, excused=NOTHING_TO_DELETE),
+    Scene(("full 1", "commit A", "wait 4000"), **WITH_GC),
+    Scene(("timeless 1", "commit A", "wait 4000"), **WITH_GC, excused=NOTHING_TO_DELETE),
 ]
 LARGE_GC_SCENES = [
     Scene(("gc 1", "commit A", "commit B"), **WITH_GC),
