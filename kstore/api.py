@@ -78,8 +78,7 @@ def restore(
     _check_names(settings)
 
     def run() -> RestoreReport:
-        _folders[key] = current_folder()
-        worker = Store(store, cache_root=cache_root, folder=_folders[key], **settings)
+        worker = Store(store, cache_root=cache_root, folder=remember_folder(key), **settings)
         worker.progress.on_wait = partial(_tell_wait, key, wait)
         work = partial(worker.restore, key, generation=generation, seed=seed, wait=wait, group=group, uniform=uniform)
         limit = worker.settings.timeout and worker.settings.timeout + wait
@@ -120,7 +119,7 @@ def commit(
     _check_names(settings)
 
     def run() -> CommitReport:
-        worker = Store(store, cache_root=cache_root, folder=_folders.get(key), **settings)
+        worker = Store(store, cache_root=cache_root, folder=folder_of(key), **settings)
         work = partial(worker.commit, key)
         return within(worker.settings.timeout, worker.waiting, f"committing to {worker.location}", work)
 
@@ -280,7 +279,18 @@ def make_store(key: str, settings: dict[str, Any]) -> Store:
     """The store of a job's later steps for `key`. Raises UsageError for a name or a value that is no setting."""
     _check_names({name: value for name, value in settings.items() if name not in ("store", "cache_root")})
     others = {name: value for name, value in settings.items() if name != "store"}
-    return Store(settings.get("store"), folder=_folders.get(key), **others)
+    return Store(settings.get("store"), folder=folder_of(key), **others)
+
+
+def remember_folder(key: str) -> Path | None:
+    """Where the process is as it restores `key`: what it does with the key from now on is meant from there."""
+    _folders[key] = current_folder()
+    return _folders[key]
+
+
+def folder_of(key: str) -> Path | None:
+    """Where the process was when it restored `key`; None if it did not."""
+    return _folders.get(key)
 
 
 def _tell_wait(key: str, seconds: float, awaited: Awaited) -> None:

@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kstore.api import commit, restore
+from kstore.api import commit, folder_of, make_store, remember_folder, restore
 from kstore.components import load_table
 from kstore.components.variables import is_pinned, read_managed
 from kstore.deadline import within
@@ -61,7 +61,8 @@ def load_inductor_cache(cache_key: str) -> str:
         UsageError: a setting is malformed.
     """
     key = store_key(cache_key)
-    os.environ.update(_variables())
+    remember_folder(key)
+    os.environ.update(_variables(key))
     report = _restore(key)
     if report.status is RestoreStatus.MISS and _import_old(cache_key, key):
         report = _restore(key)
@@ -76,7 +77,8 @@ def sync_inductor_cache(cache_key: str, unpacked_dir_hash: str) -> None:
     Raises:
         UsageError: a setting is malformed.
     """
-    commit(store_key(cache_key), environ={**os.environ, **_variables()}, **_settings())
+    key = store_key(cache_key)
+    commit(key, environ={**os.environ, **_variables(key)}, **_settings(key))
 
 
 @contextmanager
@@ -127,17 +129,17 @@ def adopt_old(store: Store, key: str, archive: Path) -> CommitReport:
 
 
 def _restore(key: str) -> RestoreReport:
-    return restore(key, **_settings())
+    return restore(key, **_settings(key))
 
 
-def _settings() -> dict[str, Any]:
-    chosen = load_settings().components
+def _settings(key: str) -> dict[str, Any]:
+    chosen = load_settings(folder=folder_of(key)).components
     return {"components": tuple(name for name in _COMPONENTS if name in chosen)}
 
 
-def _variables() -> dict[str, str]:
+def _variables(key: str) -> dict[str, str]:
     """What points the compilers to fal's folders; nothing where the user has chosen others, or they cannot be used."""
-    if load_settings().cache_root:
+    if load_settings(folder=folder_of(key)).cache_root:
         return {}
     folders = {"inductor": INDUCTOR_FOLDER, "triton": TRITON_FOLDER}
     try:
@@ -161,7 +163,7 @@ def _is_users(name: str) -> bool:
 def _import_old(cache_key: str, key: str) -> bool:
     """Import what fal has stored for a key that was never published here; whether there is something now."""
     try:
-        store = Store(**_settings())
+        store = make_store(key, _settings(key))
         work = partial(_adopt_first, store, cache_key, key)
         return within(store.settings.timeout, store.waiting, f"importing from {OLD_CACHES}", work)
     except Exception as error:

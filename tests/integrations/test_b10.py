@@ -26,7 +26,7 @@ from kstore.integrations.b10.deployment import Deployment
 from kstore.integrations.b10.hardware import archive_key
 from kstore.store import Store
 from tests.programs.share_b10 import FREE
-from tests.trees import KEY, Node
+from tests.trees import KEY, Node, Tree
 
 REPOSITORY = Path(__file__).parents[2]
 PROGRAM = REPOSITORY / "tests/programs/share_b10.py"
@@ -316,6 +316,19 @@ def test_a_load_sets_the_variables_that_compilers_read(tmp_path: Path, monkeypat
     assert b10.load_compile_cache() is b10.OperationStatus.DOES_NOT_EXIST
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == f"{tmp_path}/home/.cache/t"
     assert os.environ["TRITON_CACHE_DIR"].endswith("/triton")
+
+
+@pytest.mark.usefixtures("ours_here", "host")
+def test_a_save_goes_where_the_load_came_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "kstore.toml").write_text('store = "shared"\ncache_root = "root"\n')
+    b10.load_compile_cache()
+    kernel = Tree(tmp_path / "root").kernel()
+    monkeypatch.chdir("/")
+    b10.save_compile_cache()
+
+    shared = Store(tmp_path / "shared")
+    (ref,) = map(shared.newest, shared.scopes())
+    assert ref and all(path.startswith(f"{kernel}/") for path in shared.snapshot(ref).manifest.files)
 
 
 @pytest.mark.usefixtures("ours_here", "host")

@@ -440,6 +440,16 @@ def test_the_user_s_own_cache_root_is_used(app: App, monkeypatch: pytest.MonkeyP
     assert app.published() == {"inductor/ab/c1.py"}
 
 
+def test_a_sync_goes_where_the_load_came_from(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    (app.fleet.folder / "kstore.toml").write_text('cache_root = "root"\n')
+    fal.load_inductor_cache(KEY)
+    app.write("c1.py")
+    monkeypatch.chdir("/")
+    fal.sync_inductor_cache(KEY, "")
+
+    assert app.published() == {"inductor/ab/c1.py"}
+
+
 def test_a_folder_that_another_could_replace_is_not_used(app: App, caplog: pytest.LogCaptureFixture) -> None:
     app.local.symlink_to(app.fleet.folder / "elsewhere")
     with fal.synchronized_inductor_cache(KEY):

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from kstore.errors import CacheRootError, IntegrityError
-from kstore.integrations.megacache import bring_in
+from kstore.errors import CacheRootError, IntegrityError, UsageError
+from kstore.integrations.megacache import bring_in, load, process, save
 from kstore.integrations.megacache.container import read, write
 from kstore.integrations.megacache.entries import Artifact, files_of
 from kstore.integrations.megacache.tree import write_files
@@ -483,6 +483,24 @@ def test_trouble_with_the_store_is_a_status(fleet: Fleet) -> None:
     )  # fmt: skip
     assert done.stdout.split() == ["failed", "failed"]
     assert "the job goes on without it" in done.stderr
+
+
+def test_a_save_goes_where_the_load_came_from(
+    fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: object
+) -> None:
+    (tmp_path / "kstore.toml").write_text('store = "store"\ncache_root = "root"\n')
+    monkeypatch.setenv("KSTORE_GPU", GPU)
+    monkeypatch.setattr(process, "_recorded", lambda: [Artifact("inductor", "fabc", b"graph")])
+    load(KEY)
+    monkeypatch.chdir("/")
+
+    assert save(KEY).new_files == 1
+    assert [scope.key for scope in fleet.store.scopes()] == [KEY]
+
+
+def test_a_setting_that_there_is_not_is_the_callers_mistake(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="there is no setting bogus"):
+        save(KEY, store=tmp_path / "store", bogus=1)
 
 
 # ---- Without torch

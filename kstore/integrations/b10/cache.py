@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from kstore.integrations.b10.deployment import Deployment
+from kstore.integrations.b10.deployment import Deployment, start_here
 from kstore.integrations.b10.status import OperationStatus, never_raises
 
 
@@ -20,6 +20,7 @@ def load_compile_cache() -> OperationStatus:
         SUCCESS: something was put there. SKIPPED: all was there already. DOES_NOT_EXIST: nothing was saved yet.
         ERROR: BASETEN_FS_ENABLED is not set, or it cannot be done; the log says why.
     """
+    start_here()
     return Deployment.of_torch().load()
 
 

@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
+from kstore.api import folder_of, make_store, remember_folder
 from kstore.components import load_table
 from kstore.components.variables import MANAGED, default_folder, set_variables
 from kstore.deadline import within
@@ -84,10 +85,11 @@ class Deployment:
     def _of(
         cls, variables: Variables, environ: MutableMapping[str, str], components: tuple[str, ...], folder: Path
     ) -> Deployment:
-        volume = variables.volume
-        store = Store(store_location(volume), components=components, environ=environ)
+        key = key_of(variables.volume)
+        location = store_location(variables.volume, folder_of(key))
+        store = make_store(key, {"store": location, "components": components, "environ": environ})
         archives = Archives(variables, components[0], built_under=folder)
-        return cls(variables, store, key_of(volume), environ, archives)
+        return cls(variables, store, key, environ, archives)
 
     # ---- What b10-transfer does
 
@@ -193,6 +195,15 @@ class Deployment:
     def worker(self) -> Worker:
         """This replica's side, as of before a commit."""
         return self.store.worker(self.key, before_import=False)
+
+
+def start_here() -> None:
+    """A load begins: the settings of this process are those of the folder that it is in now, also for later saves.
+
+    Raises:
+        CacheValidationError: a variable is malformed.
+    """
+    remember_folder(key_of(Variables(os.environ).volume))
 
 
 def local_files(worker: Worker) -> Iterator[tuple[str, int]]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from http.client import HTTPException
 
-from kstore.integrations.b10.deployment import Deployment
+from kstore.integrations.b10.deployment import Deployment, start_here
 from kstore.integrations.b10.status import CacheValidationError, OperationStatus, log, never_raises
 
 FAILED, NOT_READY = 1, 2
@@ -89,6 +89,7 @@ def save_vllm_compile_cache() -> None:
 
 @never_raises("loading vLLM's compile cache", lambda _: OperationStatus.ERROR)
 def _load() -> OperationStatus:
+    start_here()
     return Deployment.of_vllm().load()
 
 

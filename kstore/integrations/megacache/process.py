@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from kstore.api import commit, restore
+from kstore.api import commit, make_store, restore
 from kstore.errors import UsageError
 from kstore.integrations.megacache import container
 from kstore.integrations.megacache.entries import COMPONENT, Artifact, files_of
@@ -44,8 +44,8 @@ def save(key: str, *, strict: bool = False, **settings: Any) -> CommitReport:
         KstoreError, OSError: anything else, if `strict`.
     """
     settings["environ"] = unchosen(settings.get("environ", os.environ))
-    store = Store(settings.get("store"), **{name: value for name, value in settings.items() if name != "store"})
     check_key(key)
+    store = make_store(key, settings)
     try:
         _write_recorded(store, key)
     except UsageError:
