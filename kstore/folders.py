@@ -17,7 +17,9 @@ def make_folder(path: str) -> None:
 
 
 def nearest_writable(path: str) -> str:
-    """`path`, or the nearest folder above it that exists and can be written; "/" if there is none."""
-    while not (os.path.isdir(path) and os.access(path, os.W_OK)) and path != os.path.dirname(path):
+    """`path`, or the nearest folder above it that exists and can be written; "" if there is none."""
+    while not (os.path.isdir(path) and os.access(path, os.W_OK)):
+        if path == os.path.dirname(path):
+            return ""
         path = os.path.dirname(path)
     return path

@@ -7,6 +7,7 @@ import logging
 import os
 import random
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -191,3 +192,16 @@ def test_a_read_only_cache_root_is_left_and_no_variable_points_at_it(
 
     assert report.status is RestoreStatus.FAILED
     assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ
+
+
+def test_a_copy_needs_no_folder_but_the_store_it_writes(volume: Path) -> None:
+    """In a container whose root filesystem is read-only, with a writable store: there is nowhere to link to."""
+    source = Node(volume / "source", layout="packed")
+    source.tree.kernel()
+    source.commit()
+    read_only = ["unshare", "--mount", "sh", "-c", 'mount -o remount,ro,bind / && exec "$@"', "sh"]
+    command = [sys.executable, "-m", "kstore", "copy", source.location, volume / "target"]
+    done = subprocess.run([*read_only, *command], capture_output=True, text=True, env={**os.environ, "TMPDIR": volume})
+
+    assert done.returncode == 0, done.stderr
+    assert list((volume / "target/packs").iterdir())

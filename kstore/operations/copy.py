@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from kstore.blobs import BlobStore
+from kstore.blobs import BlobStore, Layout
 from kstore.errors import IntegrityError, MissError, StoreUnavailable, UsageError
 from kstore.folders import nearest_writable
 from kstore.layers import newest_whole
@@ -133,8 +133,9 @@ def newest_live(storage: Storage, scope: Scope) -> Snapshot | None:
 
 def target_of(store: Store, scope: Scope) -> Target:
     """A scope of a store, as somebody sees it who has no cache root, but would have one here."""
-    folder = store.settings.cache_root or str(cacheroot.NUMBERED_ROOTS)
-    return Target(store.storage, scope, store.settings.layout, nearest_writable(folder), store.progress)
+    folder = nearest_writable(store.settings.cache_root or str(cacheroot.NUMBERED_ROOTS))
+    layout = store.settings.layout or (None if folder else Layout.PACKED)  # there is nowhere to link to
+    return Target(store.storage, scope, layout, folder, store.progress)
 
 
 @contextmanager
