@@ -22,6 +22,10 @@ class StoreUnavailable(KstoreError):
     """The store cannot be reached, read or written."""
 
 
+class StoreBelowMissing(StoreUnavailable):
+    """A generation leans on a store that was not named, or is not there."""
+
+
 class StoreFormatError(KstoreError):
     """The folder is not a store, or one that a newer kstore wrote."""
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import suppress
 from typing import Any
 
-from kstore.errors import IntegrityError
+from kstore.errors import IntegrityError, StoreBelowMissing
 from kstore.layers import BASE
 from kstore.manifest import Entry, Files, Flag, Manifest, group_of, unit_of
 from kstore.refs import Ref
@@ -91,6 +91,33 @@ def fetch_many(
         yield from storage.blobs.fetch_many(left, packs)
 
 
+def absent(storage: Storage, ref: Ref, leant: Mapping[bytes, int]) -> set[bytes]:
+    """Of blobs, with their sizes, that a generation leans on: those that no store here has."""
+    held = storage.below.held(leant)
+    blobs = storage.holder(ref).blobs
+    held |= blobs.digests_in(ref.packs) if len(held) < len(leant) else set()
+    has = blobs.loose.has
+    return {digest for digest, size in leant.items() if digest not in held and not has(digest, size)}
+
+
+def check_supported(storage: Storage, snapshot: Snapshot, wanted: Mapping[bytes, int] | None = None) -> None:
+    """Look whether what a generation leans on is here, of all its blobs or of those that are wanted, with their sizes.
+
+    Raises:
+        StoreBelowMissing: some of it is not.
+    """
+    leant = leaning(snapshot.manifest)
+    leant = {d: size for d, size in leant.items() if wanted is None or d in wanted}
+    if not leant or not (away := absent(storage, snapshot.ref, leant)):
+        return
+    ref, before = snapshot.ref, leans_on(snapshot.manifest)
+    together = dict.fromkeys((storage.location, *(layer.location for layer in storage.below.there), *before))
+    raise StoreBelowMissing(
+        f"generation {ref.generation} of {ref.scope} leans on another store: only {', '.join(before)} had {len(away)} "
+        f"of its blobs; name it too, as in {':'.join(together)}"
+    )
+
+
 def standing(manifest: Manifest) -> Manifest:
     """The same artifacts for another store: what they leaned on means nothing there."""
     if not leans_on(manifest) and BASE not in manifest.meta:
@@ -145,12 +172,7 @@ def unavailable(storage: Storage, snapshot: Snapshot, files: Files, local: Files
     """
     leant = leaning(snapshot.manifest)
     wanted = {p: e for p, e in files.items() if e.digest in leant and not _is_same(local.get(p), e)} if leant else {}
-    sizes = {entry.digest: entry.size for entry in wanted.values()}
-    held = storage.below.held(sizes)
-    blobs = storage.holder(snapshot.ref).blobs
-    held |= blobs.digests_in(snapshot.ref.packs) if len(held) < len(sizes) else set()
-    has = blobs.loose.has
-    lost = {d for d, size in sizes.items() if d not in held and not has(d, size)}
+    lost = absent(storage, snapshot.ref, {entry.digest: entry.size for entry in wanted.values()})
     groups = {group_of(path, entry) for path, entry in wanted.items() if entry.digest in lost}
     return {path: entry for path, entry in files.items() if groups and group_of(path, entry) in groups}
 

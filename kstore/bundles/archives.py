@@ -19,7 +19,7 @@ import zstandard
 
 from kstore.blobs.batches import Fetch, fetch_in_order
 from kstore.errors import UsageError
-from kstore.leaning import fetch_many
+from kstore.leaning import check_supported, fetch_many
 from kstore.local.relocate import to_local
 from kstore.manifest import Entry, Flag, Manifest
 from kstore.refs import Ref
@@ -54,6 +54,7 @@ def export_tar(store: Store, ref: Ref, stream: IO[bytes], *, under: str = "", ho
 
     Raises:
         IntegrityError: a blob is missing or damaged, or the manifest holds what no commit makes.
+        StoreBelowMissing: the generation leans on a store that was not named.
         UsageError: there is no such host, or `under` is no absolute path.
     """
     files, left_out = _files(store, ref, under, host)
@@ -96,12 +97,14 @@ def export_zip(store: Store, ref: Ref, stream: IO[bytes], *, under: str = "", ho
 def _files(
     store: Store, ref: Ref, under: str, host: str, *, is_text: bool = False
 ) -> tuple[Iterator[_File], list[str]]:
-    manifest = store.snapshot(ref).checked
+    snapshot = store.snapshot(ref)
+    manifest = snapshot.checked
     if under and not os.path.isabs(under):
         raise UsageError(f"{under!r} is no absolute path; programs look there from any folder")
     files, left_out = _choose(manifest, host)
     if is_text:
         _check_text(files)
+    check_supported(store.storage, snapshot, {entry.digest: entry.size for entry in files.values()})
     fetch = partial(fetch_many, store.storage, (ref,))
     folder = os.path.normpath(under or _built_in(manifest))
     return _read(sorted(files.items(), key=similarity), folder, fetch), left_out

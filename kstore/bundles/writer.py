@@ -19,7 +19,7 @@ from kstore.blobs.packwriter import PackWriter, Sink
 from kstore.bundles.format import Content, Header, seal
 from kstore.bundles.recovery import recover
 from kstore.digest import digest_of
-from kstore.leaning import fetch_many, standing
+from kstore.leaning import check_supported, fetch_many, standing
 from kstore.manifest import Manifest
 from kstore.progress import Progress
 from kstore.refs import Ref
@@ -58,6 +58,7 @@ class BundleWriter:
     def __init__(self, storage: Storage, snapshots: Sequence[Snapshot], progress: Progress | None = None) -> None:
         """Raises:
         IntegrityError: a manifest cannot be read, or holds what no commit makes.
+        StoreBelowMissing: one leans on a store that was not named.
         """
         self._storage = storage
         self._refs = tuple(sorted((snapshot.ref for snapshot in snapshots), key=lambda ref: ref.scope))
@@ -66,6 +67,7 @@ class BundleWriter:
         contents = []
         entries: dict[bytes, tuple[str, int, str]] = {}
         for snapshot in sorted(snapshots, key=lambda snapshot: snapshot.ref.scope):
+            check_supported(storage, snapshot)
             data = portable(snapshot.checked).dump()
             self._manifests[digest_of(data)] = data
             contents.append(Content(snapshot.ref.scope, digest_of(data), len(data)))

@@ -17,6 +17,7 @@ from kstore.cli.options import (
     pass_invocation,
     scope_options,
 )
+from kstore.errors import IntegrityError, StoreBelowMissing
 
 if TYPE_CHECKING:
     from kstore.cli.output import Output
@@ -45,13 +46,13 @@ def command(invocation: Invocation, source: str, target: str, keys: tuple[str, .
     to = Store(target, layout=layout)  # type: ignore[arg-type]
     with output.working(f"copying {source} to {target}", to.progress):
         report = copy_keys(Store(source), to, keys, gpu=gpu, environment=environment)  # type: ignore[arg-type]
-    for reason in report.damaged:
+    for reason in (*report.damaged, *report.leaning):
         output.warn(reason)
     if output.json:
         output.document(report.as_json())
     else:
         _tell(output, report)
-    return 4 if report.damaged else 0
+    return IntegrityError.exit_code if report.damaged else StoreBelowMissing.exit_code if report.leaning else 0
 
 
 def _tell(output: Output, report: CopyReport) -> None:
@@ -61,5 +62,5 @@ def _tell(output: Output, report: CopyReport) -> None:
         output.summary(brought_in("copied", brought))
     for scope in report.withdrawn:
         output.summary(f"{scope} was forgotten or quarantined in {report.target}, and stays so unless it is named")
-    if not report.scopes and not report.withdrawn:
+    if not (report.scopes or report.withdrawn or report.damaged or report.leaning):
         output.say(f"{report.source} has nothing to copy")

@@ -10,14 +10,14 @@ from functools import partial
 from typing import Any
 
 from kstore.blobs import BlobStore, Layout
-from kstore.errors import IntegrityError, MissError, StoreUnavailable, UsageError
+from kstore.errors import IntegrityError, MissError, StoreBelowMissing, StoreUnavailable, UsageError
 from kstore.folders import nearest_writable
 from kstore.layers import newest_whole
-from kstore.leaning import fetch_many
+from kstore.leaning import check_supported, fetch_many
 from kstore.local import cacheroot
 from kstore.operations.bring import Brought, Incoming, Target, bring_in
 from kstore.operations.restore import live
-from kstore.refs import Ref, RefState
+from kstore.refs import RefState
 from kstore.report import SCHEMA
 from kstore.scope import Scope, check_key
 from kstore.settings import Mode
@@ -37,6 +37,8 @@ class CopyReport:
     """Forgotten or quarantined in the target, and left so."""
     damaged: list[str] = field(default_factory=list)
     """Why some could not be copied."""
+    leaning: list[str] = field(default_factory=list)
+    """Why others were not: they lean on stores that were not named, which is no damage."""
 
     def as_json(self) -> dict[str, Any]:
         """For machines."""
@@ -49,6 +51,7 @@ class CopyReport:
                 {"gpu": scope.gpu, "key": scope.key, "environment": scope.environment} for scope in self.withdrawn
             ],
             "damaged": self.damaged,
+            "leaning": self.leaning,
         }
 
 
@@ -58,7 +61,7 @@ def copy_keys(
     """Copy the keys, all if none are given, of every GPU and environment, or of those that are named.
 
     What the target has forgotten or quarantined is brought back only if its key is named. A scope that is damaged in
-    the source is left out, and the report says why.
+    the source, or leans on a store that was not named, is left out, and the report says why.
 
     Raises:
         MissError: the source has nothing of a key.
@@ -76,6 +79,8 @@ def copy_keys(
             _copy(source.storage, target, scope, report, revive=bool(keys))
         except (IntegrityError, MissError) as error:  # damaged, or removed since it was listed
             report.damaged.append(f"{scope} is not copied: {error}")
+        except StoreBelowMissing as error:
+            report.leaning.append(f"{scope} is not copied: {error}")
     return report
 
 
@@ -104,7 +109,7 @@ def _copy(source: Storage, target: Store, scope: Scope, report: CopyReport, *, r
         if not revive and _is_withdrawn(target.storage, scope):
             report.withdrawn.append(scope)
             return
-        fetch = partial(_fetch, source, snapshot.ref)
+        fetch = partial(_fetch, source, snapshot)
         incoming = Incoming(snapshot.checked, snapshot.ref.manifest, fetch, source.location)
         report.scopes.append(bring_in(target_of(target, scope), incoming))
 
@@ -117,9 +122,10 @@ def _is_withdrawn(storage: Storage, scope: Scope) -> bool:
     return False
 
 
-def _fetch(source: Storage, ref: Ref, wanted: Mapping[bytes, int]) -> Iterator[tuple[bytes, memoryview]]:
+def _fetch(source: Storage, snapshot: Snapshot, wanted: Mapping[bytes, int]) -> Iterator[tuple[bytes, memoryview]]:
     with reporting_trouble(source.location, "read"):
-        yield from fetch_many(source, (ref,), wanted)
+        check_supported(source, snapshot, wanted)
+        yield from fetch_many(source, (snapshot.ref,), wanted)
 
 
 def newest_live(storage: Storage, scope: Scope) -> Snapshot | None:

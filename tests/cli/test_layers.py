@@ -75,6 +75,18 @@ def test_verify_says_what_only_the_image_has(cli: Cli, base: Path) -> None:
     assert (away["store"], len(away["paths"])) == (str(base), 2)
 
 
+def test_export_and_copy_name_the_image_that_they_need(cli: Cli, base: Path) -> None:
+    cli.publish("my/v1", "three")
+    both = f"{cli.store}:{base}"
+    for command in (
+        ["export", "my/v1", "--store", str(cli.store), "-o", str(cli.folder / "x.tar")],
+        ["copy", str(cli.store), str(cli.folder / "copy")],
+    ):
+        result = cli(*command)
+        assert (result.code, result.err.endswith(f"name it too, as in {both}\n"), result.out) == (1, True, "")
+    assert cli("copy", both, str(cli.folder / "copy")).code == 0
+
+
 def test_gc_is_of_the_first_alone(cli: Cli, base: Path) -> None:
     cli.publish("my/v1", "three")
     before = sorted(base.rglob("*"))

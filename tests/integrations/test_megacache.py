@@ -274,6 +274,19 @@ def test_a_damaged_store_exports_nothing(fleet: Fleet) -> None:
     assert [path.name for path in fleet.folder.glob("*.bin*")] == []
 
 
+def test_a_generation_that_leans_on_another_store_is_exported_with_that_alone(fleet: Fleet) -> None:
+    put(fleet.folder / "cold/inductor/aotautograd/aab/one", "entry")
+    base, both = fleet.folder / "base", f"{fleet.folder}/store:{fleet.folder}/base"
+    fleet.document("commit", KEY, "--store", base, worker="cold")
+    put(fleet.folder / "cold/inductor/aotautograd/aab/two", "other")
+    fleet.document("commit", KEY, "--store", both, worker="cold")
+    export = ("export", KEY, "--format", "megacache", "-o", fleet.folder / "exported.bin")
+
+    done = fleet.kstore(*export)
+    assert (done.returncode, done.stderr.endswith(f"name it too, as in {both}\n")) == (1, True)
+    assert fleet.kstore(*export, "--store", both).returncode == 0
+
+
 # ---- In
 
 

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
+
+import pytest
 
 from kstore.bundles.archives import export_tar
 from kstore.bundles.importing import import_bundle
 from kstore.bundles.partial import finished_as
 from kstore.bundles.writer import BundleWriter
+from kstore.errors import StoreBelowMissing
 from kstore.leaning import leans_on
 from kstore.manifest import Flag
 from kstore.operations.copy import copy_keys
+from kstore.report import CommitStatus
 from kstore.store import Store
 from tests.bundles.carrying import other_store
 from tests.layers.images import Fleet, Worker, fill, fingerprint, has
@@ -68,6 +73,59 @@ def test_an_archive_does_likewise(fleet: Fleet, tmp_path: Path) -> None:
         export_tar(worker.store, worker.newest(), stream)
     with tarfile.open(tmp_path / "a.tar") as archive:
         assert len(archive.getnames()) == worker.newest().files
+
+
+def alone(worker: Worker) -> Node:
+    """The same store, without the one below."""
+    return other_store(worker.location.parent, None, "alone")
+
+
+def write_bundle(worker: Node, folder: Path) -> None:
+    bundle(worker, folder / "bundle.kstore")
+
+
+def write_archive(worker: Node, folder: Path) -> None:
+    with open(folder / "a.tar", "wb") as stream:
+        export_tar(worker.store, worker.newest(), stream)
+
+
+@pytest.mark.parametrize("write", [write_bundle, write_archive])
+def test_without_the_image_an_export_names_the_store_to_add(
+    fleet: Fleet, tmp_path: Path, write: Callable[[Node, Path], None]
+) -> None:
+    worker = alone(grown(fleet))
+    with pytest.raises(StoreBelowMissing, match=f"name it too, as in {fleet.shared}:{fleet.base}$"):
+        write(worker, tmp_path)
+
+
+def test_without_the_image_a_copy_leaves_out_what_leans_on_it_and_that_is_no_damage(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    source, target = alone(grown(fleet)), other_store(tmp_path / "far", "packed")
+    fill(source, "own")
+    source.commit("other/key")
+    report = copy_keys(source.store, target.store)
+
+    assert [brought.scope.key for brought in report.scopes] == ["other/key"]
+    (reason,) = report.leaning
+    assert KEY in reason and reason.endswith(f"as in {fleet.shared}:{fleet.base}")
+    assert not report.damaged
+
+
+def test_without_the_image_what_was_copied_with_it_is_up_to_date(fleet: Fleet, tmp_path: Path) -> None:
+    worker, target = grown(fleet), other_store(tmp_path / "far", "packed")
+    copy_keys(worker.store, target.store)
+    report = copy_keys(alone(worker).store, target.store)
+
+    assert [brought.status for brought in report.scopes] == [CommitStatus.UNCHANGED]
+
+
+def test_without_the_image_what_another_commit_has_stored_since_is_exported(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, "loose", "loose")
+    worker, other = grown(fleet), fleet.without("other")
+    fill(other, "below")
+    other.commit("other/key")
+    write_bundle(alone(worker), tmp_path)
 
 
 def test_what_comes_in_joins_what_only_the_image_has(fleet: Fleet, tmp_path: Path) -> None:

@@ -16,11 +16,12 @@ from kstore.integrations.megacache import container
 from kstore.integrations.megacache.entries import COMPONENT, Artifact, artifact_of, files_of
 from kstore.integrations.megacache.omissions import bundled_kernels, left_out
 from kstore.integrations.megacache.tree import unchosen, write_files
-from kstore.leaning import fetch_many
+from kstore.leaning import check_supported, fetch_many
 from kstore.manifest import Files
 from kstore.refs import Ref
 from kstore.report import CommitReport, LeftOut
 from kstore.settings import Settings
+from kstore.snapshot import Snapshot
 from kstore.storage import reporting_trouble
 from kstore.store import Store
 
@@ -42,16 +43,18 @@ def export(store: Store, ref: Ref, stream: BinaryIO) -> tuple[LeftOut, ...]:
     Raises:
         MissError: the generation holds nothing that a mega-cache could.
         IntegrityError: what it needs is missing or damaged. Nothing has been written then.
+        StoreBelowMissing: the generation leans on a store that was not named.
         PackageMissing: torch is not installed.
         KstoreError: the store cannot be read.
     """
     container.check_torch()
-    manifest = store.snapshot(ref).manifest
+    snapshot = store.snapshot(ref)
+    manifest = snapshot.manifest
     carried = {path: entry for path, entry in manifest.files.items() if artifact_of(path)}
     if not carried:
         raise MissError(f"generation {ref.generation} of {ref.scope} holds nothing that a mega-cache could")
     with reporting_trouble(store.location, "read"):
-        artifacts = list(_fetch(store, ref, carried))
+        artifacts = list(_fetch(store, snapshot, carried))
     stream.write(container.write(artifacts))
     return left_out(manifest, bundled_kernels(artifacts))
 
@@ -74,8 +77,9 @@ def bring_in(store: Store, data: bytes, key: str) -> Imported:
     return Imported(committed, dict(entries), tuple(_unknown_kinds(unknown)))
 
 
-def _fetch(store: Store, ref: Ref, carried: Files) -> Iterator[Artifact]:
-    sizes = {entry.digest: entry.size for entry in carried.values()}
+def _fetch(store: Store, snapshot: Snapshot, carried: Files) -> Iterator[Artifact]:
+    ref, sizes = snapshot.ref, {entry.digest: entry.size for entry in carried.values()}
+    check_supported(store.storage, snapshot, sizes)
     contents = {digest: bytes(data) for digest, data in fetch_many(store.storage, (ref,), sizes)}
     for path, entry in carried.items():
         if entry.digest not in contents:
