@@ -18,6 +18,7 @@ from typing import IO, TYPE_CHECKING, NamedTuple
 import zstandard
 
 from kstore.blobs.batches import Fetch, fetch_in_order
+from kstore.components import load_table
 from kstore.errors import UsageError
 from kstore.leaning import check_supported, fetch_many
 from kstore.local.relocate import to_local
@@ -139,11 +140,18 @@ def _built_in(manifest: Manifest) -> str:
 def _read(files: list[tuple[str, Entry]], under: str, fetch: Fetch) -> Iterator[_File]:
     blobs = fetch_in_order(((entry.digest, entry.size) for _, entry in files), fetch)
     for (path, entry), (_, data) in zip(files, blobs, strict=True):
-        content = data
-        if entry.flags & _RELOCATE:
-            content = to_local(bytes(data), f"{under}/{path.partition('/')[0]}")
-        yield _File(path, memoryview(content), entry.mode & _PERMISSIONS, max(entry.mtime_ns, 0) // 1_000_000_000)
+        component, _, relative = path.partition("/")
+        folder = _folder_of(component)
+        content = to_local(bytes(data), f"{under}/{folder}") if entry.flags & _RELOCATE else data
+        seconds = max(entry.mtime_ns, 0) // 1_000_000_000
+        yield _File(f"{folder}/{relative}", memoryview(content), entry.mode & _PERMISSIONS, seconds)
         del data, content  # or a large blob would be held while the next one is fetched
+
+
+def _folder_of(component: str) -> str:
+    """Where a restore puts it below a cache root; what only a newer kstore knows, by its name."""
+    known = load_table().get(component)
+    return known.part_of(component) if known else component
 
 
 class _Reader:

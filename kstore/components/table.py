@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -71,6 +72,10 @@ class Component:
     def is_folder(self) -> bool:
         """Whether the variable names a folder, not a file."""
         return self.value == "{folder}"
+
+    def part_of(self, folder: str) -> str:
+        """Where the cache is in the folder that the variable names."""
+        return os.path.join(folder, self.within).rstrip("/")
 
     def ignores(self, path: str) -> bool:
         """Whether a path below the component's folder is never stored; folders are given with a final "/"."""

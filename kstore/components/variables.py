@@ -60,9 +60,9 @@ def place_components(
         else:
             notes.append(f"{component.variable} is set: {component.title} is left to it")
             continue
-        placement.folders[component.name] = os.path.join(folder, component.within).rstrip("/")
+        placement.folders[component.name] = component.part_of(folder)
     for name in _moved(table, placement.folders):
-        placement.folders[name] = os.path.join(root, name, table[name].within).rstrip("/")
+        placement.folders[name] = table[name].part_of(os.path.join(root, name))
     return placement._replace(notes=tuple(notes))
 
 

@@ -67,6 +67,16 @@ def test_it_holds_every_file(node: Node, export: Export, unpack: Unpack) -> None
 
 
 @EACH
+def test_a_cache_that_is_a_part_of_its_folder_is_where_a_restore_puts_it(
+    tmp_path: Path, export: Export, unpack: Unpack
+) -> None:
+    node = other_store(tmp_path / "source")
+    path = node.tree.put("flashinfer/.cache/flashinfer/0.3/90a/generated/module.cu", b"code")
+    node.commit()
+    assert unpack(exported(node, export)) == {path: b"code"}
+
+
+@EACH
 def test_paths_within_files_are_those_of_the_cache_root_they_were_built_in(
     node: Node, export: Export, unpack: Unpack
 ) -> None:
