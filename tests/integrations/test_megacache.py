@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
@@ -16,12 +17,13 @@ from typing import Any
 import pytest
 
 from kstore.errors import CacheRootError, IntegrityError, UsageError
-from kstore.integrations.megacache import bring_in, load, process, save
+from kstore.integrations.megacache import bring_in, export, load, process, save
 from kstore.integrations.megacache.container import read, write
 from kstore.integrations.megacache.entries import Artifact, files_of
 from kstore.integrations.megacache.tree import write_files
 from kstore.store import Store
 from tests.compilers.programs import GPU, Container, compiled_graphs, run_program
+from tests.hostile.test_hostile_manifests import FIRST, World, manifest
 
 pytestmark = pytest.mark.compiler
 
@@ -272,6 +274,15 @@ def test_a_damaged_store_exports_nothing(fleet: Fleet) -> None:
 
     assert done.returncode == 4
     assert [path.name for path in fleet.folder.glob("*.bin*")] == []
+
+
+def test_a_path_that_leaves_torchs_folder_is_refused(tmp_path: Path) -> None:
+    world, stream = World(tmp_path), io.BytesIO()
+    world.publish(manifest({b"inductor/../evil.best_config": FIRST}))
+
+    with pytest.raises(IntegrityError, match="leave the cache root"):
+        export(world.node.store, world.node.newest(), stream)
+    assert not stream.getvalue()
 
 
 def test_a_generation_that_leans_on_another_store_is_exported_with_that_alone(fleet: Fleet) -> None:

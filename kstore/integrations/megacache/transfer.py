@@ -42,14 +42,14 @@ def export(store: Store, ref: Ref, stream: BinaryIO) -> tuple[LeftOut, ...]:
 
     Raises:
         MissError: the generation holds nothing that a mega-cache could.
-        IntegrityError: what it needs is missing or damaged. Nothing has been written then.
+        IntegrityError: it is damaged, or holds what no commit makes. Nothing has been written then.
         StoreBelowMissing: the generation leans on a store that was not named.
         PackageMissing: torch is not installed.
         KstoreError: the store cannot be read.
     """
     container.check_torch()
     snapshot = store.snapshot(ref)
-    manifest = snapshot.manifest
+    manifest = snapshot.checked
     carried = {path: entry for path, entry in manifest.files.items() if artifact_of(path)}
     if not carried:
         raise MissError(f"generation {ref.generation} of {ref.scope} holds nothing that a mega-cache could")
