@@ -69,6 +69,15 @@ class LeftOut:
 
 
 @dataclass(frozen=True, slots=True)
+class Written:
+    """What another format got of a generation."""
+
+    held: Count
+    left_out: tuple[str | LeftOut, ...] = ()
+    """Paths, or what each kind came to."""
+
+
+@dataclass(frozen=True, slots=True)
 class RestoreReport:
     """What a restore did."""
 

@@ -24,6 +24,7 @@ from kstore.leaning import check_supported, fetch_many
 from kstore.local.relocate import to_local
 from kstore.manifest import Entry, Flag, Manifest
 from kstore.refs import Ref
+from kstore.report import Count, Written
 from kstore.store import Store
 from kstore.upload import similarity
 
@@ -47,39 +48,39 @@ class _File(NamedTuple):
     """Seconds since 1970."""
 
 
-def export_tar(store: Store, ref: Ref, stream: IO[bytes], *, under: str = "", host: str = "") -> list[str]:
+def export_tar(store: Store, ref: Ref, stream: IO[bytes], *, under: str = "", host: str = "") -> Written:
     """Write the files of a generation as a tar archive, such that they work when unpacked in the folder `under`.
 
     By default that is the cache root that they were built in. Host-bound files are those of the host whose
-    fingerprint begins with `host`; returns the paths of the others, which are left out.
+    fingerprint begins with `host`; the others are left out.
 
     Raises:
         IntegrityError: a blob is missing or damaged, or the manifest holds what no commit makes.
         StoreBelowMissing: the generation leans on a store that was not named.
         UsageError: there is no such host, or `under` is no absolute path.
     """
-    files, left_out = _files(store, ref, under, host)
+    files, written = _files(store, ref, under, host)
     with tarfile.open(fileobj=stream, mode="w|", format=tarfile.PAX_FORMAT) as archive:
         for file in files:
             found = tarfile.TarInfo(file.path)
             found.size, found.mode, found.mtime = len(file.data), file.mode, file.mtime
             archive.addfile(found, _Reader(file.data))
-    return left_out
+    return written
 
 
-def export_compressed_tar(store: Store, ref: Ref, stream: IO[bytes], *, under: str = "", host: str = "") -> list[str]:
+def export_compressed_tar(store: Store, ref: Ref, stream: IO[bytes], *, under: str = "", host: str = "") -> Written:
     """As `export_tar`, compressed by zstd."""
     with zstandard.ZstdCompressor().stream_writer(stream, closefd=False) as compressed:
         return export_tar(store, ref, compressed, under=under, host=host)
 
 
-def export_zip(store: Store, ref: Ref, stream: IO[bytes], *, under: str = "", host: str = "") -> list[str]:
+def export_zip(store: Store, ref: Ref, stream: IO[bytes], *, under: str = "", host: str = "") -> Written:
     """As `export_tar`, as a zip file.
 
     Raises:
         UsageError: also where a name is no UTF-8; a zip file has no others.
     """
-    files, left_out = _files(store, ref, under, host, is_text=True)
+    files, written = _files(store, ref, under, host, is_text=True)
     # Never sought in, so that a file and a pipe get the same bytes.
     with zipfile.ZipFile(_Pipe(stream), "w", zipfile.ZIP_DEFLATED) as archive:
         for file in files:
@@ -92,12 +93,10 @@ def export_zip(store: Store, ref: Ref, stream: IO[bytes], *, under: str = "", ho
             with archive.open(found, "w") as member:
                 for start in range(0, len(file.data), _CHUNK):
                     member.write(file.data[start : start + _CHUNK])
-    return left_out
+    return written
 
 
-def _files(
-    store: Store, ref: Ref, under: str, host: str, *, is_text: bool = False
-) -> tuple[Iterator[_File], list[str]]:
+def _files(store: Store, ref: Ref, under: str, host: str, *, is_text: bool = False) -> tuple[Iterator[_File], Written]:
     snapshot = store.snapshot(ref)
     manifest = snapshot.checked
     if under and not os.path.isabs(under):
@@ -106,9 +105,10 @@ def _files(
     if is_text:
         _check_text(files)
     check_supported(store.storage, snapshot, {entry.digest: entry.size for entry in files.values()})
+    written = Written(Count(len(files), sum(entry.size for entry in files.values())), tuple(left_out))
     fetch = partial(fetch_many, store.storage, (ref,))
     folder = os.path.normpath(under or _built_in(manifest))
-    return _read(sorted(files.items(), key=similarity), folder, fetch), left_out
+    return _read(sorted(files.items(), key=similarity), folder, fetch), written
 
 
 def _check_text(paths: Iterable[str]) -> None:

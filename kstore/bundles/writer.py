@@ -44,6 +44,7 @@ class Exported:
     """What an export wrote."""
 
     refs: tuple[Ref, ...]
+    """With the amounts that were written."""
     blobs: int = 0
     """Different ones, the manifests included."""
     bytes: int = 0

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from typing import IO, TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kstore.bundles.writer import Exported
     from kstore.cli.output import Output
     from kstore.refs import Ref
-    from kstore.report import LeftOut
+    from kstore.report import LeftOut, Written
     from kstore.store import Store
 
     _LeftOut = Sequence[str | LeftOut]
@@ -36,8 +36,8 @@ class Format:
     suffixes: tuple[str, ...]
     """A file whose name ends so is of this format."""
     writer: str = ""
-    """`module:function`, imported when it is chosen: (store, ref, stream) → what was left out. Empty for a bundle,
-    which may hold several generations."""
+    """`module:function`, imported when it is chosen: (store, ref, stream) → `Written`. Empty for a bundle, which may
+    hold several generations."""
     takes: tuple[str, ...] = ()
     """The options, `under` or `host`, that the function has as arguments."""
     by_kind: bool = False
@@ -147,10 +147,11 @@ def _export_one(
 
     ref = _only(refs, [ref.scope for ref in refs])
     module, _, function = chosen.writer.partition(":")
-    write: Callable[..., _LeftOut] = getattr(import_module(module), function)
+    write: Callable[..., Written] = getattr(import_module(module), function)
     with _opened(path, resumable=False) as file:
-        left_out = write(store, ref, file, **options)
-    return Exported((ref,), bytes=os.path.getsize(path) if os.path.isfile(path) else 0), left_out
+        written = write(store, ref, file, **options)
+    held = replace(ref, files=written.held.files, size=written.held.bytes)
+    return Exported((held,), bytes=os.path.getsize(path) if os.path.isfile(path) else 0), written.left_out
 
 
 def _opened(path: str, *, resumable: bool) -> AbstractContextManager[IO[bytes]]:

@@ -18,6 +18,7 @@ from kstore.bundles import archives
 from kstore.environment import Host
 from kstore.errors import IntegrityError, UsageError
 from kstore.local.relocate import PLACEHOLDER
+from kstore.report import Written
 from tests.bundles.carrying import fill, other_store, without_relocated
 from tests.trees import Node, contents, shared_object
 
@@ -45,7 +46,7 @@ FORMATS = {
     "zip": (archives.export_zip, from_zip),
 }
 EACH = pytest.mark.parametrize(("export", "unpack"), FORMATS.values(), ids=FORMATS.keys())
-Export = Callable[..., list[str]]
+Export = Callable[..., Written]
 
 
 @pytest.fixture
@@ -55,7 +56,7 @@ def node(tmp_path: Path, layout: str) -> Node:
 
 def exported(node: Node, export: Export, **options: str) -> bytes:
     stream = io.BytesIO()
-    assert export(node.store, node.newest(), stream, **options) == []
+    assert export(node.store, node.newest(), stream, **options).left_out == ()
     return stream.getvalue()
 
 
@@ -171,7 +172,8 @@ def test_host_bound_files_are_those_of_the_host_that_is_named(tmp_path: Path, mo
         node.tree.put("inductor/ab/same.so", shared_object() + bytes([number]))
         node.commit()
     stream = io.BytesIO()
-    assert archives.export_tar(node.store, node.newest(), stream) == ["inductor/ab/same.so"]
+    written = archives.export_tar(node.store, node.newest(), stream)
+    assert (written.held.files, written.left_out) == (2, ("inductor/ab/same.so",))
     assert "inductor/ab/same.so" not in from_tar(stream.getvalue())
     found = from_tar(exported(node, archives.export_tar, host="a" * 5))
     assert found["inductor/ab/same.so"] == shared_object() + b"\0"

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.commandline import ENVIRONMENT, GPU, Cli
+from tests.trees import shared_object
 
 KEY = "model/v1"
 
@@ -104,6 +105,17 @@ def test_the_files_name_says_the_format(cli: Cli, bundle: str, suffix: str) -> N
     result = cli("export", KEY, "-o", path, "--json").json
     assert (result["format"], result["bytes"]) == (suffix, os.path.getsize(path))
     assert not Path(path + ".partial").exists()
+
+
+def test_only_what_is_in_an_archive_is_counted(cli: Cli) -> None:
+    built = cli.folder / "builders" / KEY / "inductor/ab/cone.so"
+    built.parent.mkdir(parents=True)
+    built.write_bytes(shared_object())
+    cli.publish(KEY, "one")
+    path = str(cli.folder / "model.tar")
+    assert "generation 1: 1 file, 3 B" in cli("export", KEY, "-o", path).out
+    (held,) = cli("export", KEY, "-o", path, "--json").json["exported"]
+    assert (held["files"], held["bytes"]) == (1, 3)
 
 
 def test_a_name_that_says_no_format_is_a_usage_error(cli: Cli, bundle: str) -> None:

@@ -250,6 +250,8 @@ def test_a_triton_kernel_that_a_graph_bundles_is_not_missed(fleet: Fleet) -> Non
     assert names_of(exported["left_out_kinds"]) == {
         "Triton kernels that no graph bundles": len(files_below(triton / other))
     }
+    (held,) = exported["exported"]
+    assert (held["files"], held["bytes"]) == (1, graph.stat().st_size)
 
 
 def test_a_generation_without_graphs_is_not_exported(fleet: Fleet) -> None:

@@ -19,7 +19,7 @@ from kstore.integrations.megacache.tree import unchosen, write_files
 from kstore.leaning import check_supported, fetch_many
 from kstore.manifest import Files
 from kstore.refs import Ref
-from kstore.report import CommitReport, LeftOut
+from kstore.report import CommitReport, Count, LeftOut, Written
 from kstore.settings import Settings
 from kstore.snapshot import Snapshot
 from kstore.storage import reporting_trouble
@@ -37,8 +37,8 @@ class Imported:
     """Entries of kinds that torch itself does not have."""
 
 
-def export(store: Store, ref: Ref, stream: BinaryIO) -> tuple[LeftOut, ...]:
-    """Write what `torch.compiler.load_cache_artifacts` takes; returns what it cannot hold.
+def export(store: Store, ref: Ref, stream: BinaryIO) -> Written:
+    """Write what `torch.compiler.load_cache_artifacts` takes; what it cannot hold is left out.
 
     Raises:
         MissError: the generation holds nothing that a mega-cache could.
@@ -56,7 +56,8 @@ def export(store: Store, ref: Ref, stream: BinaryIO) -> tuple[LeftOut, ...]:
     with reporting_trouble(store.location, "read"):
         artifacts = list(_fetch(store, snapshot, carried))
     stream.write(container.write(artifacts))
-    return left_out(manifest, bundled_kernels(artifacts))
+    held = Count(len(carried), sum(entry.size for entry in carried.values()))
+    return Written(held, left_out(manifest, bundled_kernels(artifacts)))
 
 
 def bring_in(store: Store, data: bytes, key: str) -> Imported:
