@@ -40,6 +40,8 @@ def import_bundle(
 ) -> ImportReport:
     """Publish what a bundle holds, under its own key or another one, of all its GPUs and environments or of one.
 
+    `path` may be a pipe, and "-" is stdin.
+
     Raises:
         IntegrityError: it is damaged; nothing is published.
         MissError: it holds nothing of that GPU or environment.
@@ -57,10 +59,10 @@ def import_bundle(
         ]
         if not chosen:
             held = ", ".join(f"{c.scope.gpu} {c.scope.environment}" for c in bundle.header.contents)
-            raise MissError(f"{path} has nothing of that GPU and environment; it has {held}")
+            raise MissError(f"{bundle.path} has nothing of that GPU and environment; it has {held}")
         brought = []
         for scope, content in chosen:
-            incoming = Incoming(bundle.manifest(content), content.manifest, bundle.fetch, path)
+            incoming = Incoming(bundle.manifest(content), content.manifest, bundle.fetch, bundle.path)
             with writing(store):
                 brought.append(bring_in(target_of(store, scope), incoming))
     return ImportReport(store.location, path, key, tuple(brought))

@@ -13,6 +13,7 @@ from blake3 import blake3
 from kstore.blobs.packreader import PackReader
 from kstore.bundles.bundlefile import BundleFile
 from kstore.bundles.format import SEAL_SIZE, Content, Header, load_header, seal
+from kstore.bundles.spool import STDIN, open_anywhere
 from kstore.errors import IntegrityError, StoreFormatError, StoreUnavailable
 from kstore.manifest import Manifest
 from kstore.progress import Progress
@@ -27,12 +28,16 @@ class BundleReader:
     """One bundle. `check` it first."""
 
     def __init__(self, path: str) -> None:
-        self.path = path
+        """Raises:
+        KstoreError: it cannot be read, or comes through a pipe and there is no room for it.
+        """
+        self.path = "stdin" if path == STDIN else path
         with self._reporting():
-            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        size = os.fstat(self._fd).st_size
-        self._whole = BundleFile(self._fd, size)
-        self._file = BundleFile(self._fd, max(size - SEAL_SIZE, 0))
+            self._source = open_anywhere(path)
+        fd = self._source.fileno()
+        size = os.fstat(fd).st_size
+        self._whole = BundleFile(fd, size)
+        self._file = BundleFile(fd, max(size - SEAL_SIZE, 0))
         self._pack = PackReader(self._file, os.path.basename(path))
         self.header = Header("", ())
         """What it is of; known once it is checked."""
@@ -43,7 +48,7 @@ class BundleReader:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        os.close(self._fd)
+        self._source.close()
 
     def check(self, progress: Progress | None = None) -> None:
         """Read every byte, and compare it with its digest.

@@ -482,6 +482,17 @@ def test_a_file_that_is_missing_is_told(tmp_path: Path) -> None:
         bring(other_store(tmp_path / "target"), tmp_path / "missing.kstore")
 
 
+def test_where_what_comes_through_a_pipe_cannot_be_kept_the_error_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, writer = os.pipe()
+    os.close(writer)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
+    with pytest.raises(KstoreError, match="set TMPDIR"):
+        bring(other_store(tmp_path / "target"), Path(f"/dev/fd/{reader}"))
+    os.close(reader)
+
+
 def test_another_gpu_is_a_miss(source: Node, tmp_path: Path) -> None:
     bundle = bundle_of(source, tmp_path)
     target = other_store(tmp_path / "target")

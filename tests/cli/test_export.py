@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import subprocess
 import tarfile
 from pathlib import Path
 
@@ -91,6 +92,20 @@ def test_a_damaged_bundle_ends_with_4(cli: Cli, bundle: str, elsewhere: list[str
     assert result.code == 4
     assert "is no bundle, or a damaged one" in result.err
     assert not (cli.folder / "elsewhere").exists()
+
+
+@pytest.mark.parametrize("file", ["-", "/dev/stdin"])
+def test_a_bundle_comes_through_a_pipe(cli: Cli, bundle: str, elsewhere: list[str], file: str) -> None:
+    with subprocess.Popen(["cat", bundle], stdout=subprocess.PIPE) as sent:
+        result = cli.process("import", file, *elsewhere, stdin=sent.stdout)
+    assert (result.code, result.err) == (0, "")
+    assert "2 new files of 2" in result.out
+
+
+def test_what_is_cut_short_in_a_pipe_is_damaged(cli: Cli, bundle: str, elsewhere: list[str]) -> None:
+    with subprocess.Popen(["head", "-c", "-1", bundle], stdout=subprocess.PIPE) as sent:
+        result = cli.process("import", "-", *elsewhere, stdin=sent.stdout)
+    assert (result.code, "stdin is no bundle, or a damaged one" in result.err) == (4, True)
 
 
 def test_an_export_that_goes_on_says_so(cli: Cli, bundle: str) -> None:

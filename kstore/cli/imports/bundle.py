@@ -37,7 +37,7 @@ def command(invocation: Invocation, path: str, key: str | None) -> None:
 
     Every byte of FILE is checked first. It is merged with what is published already, of which nothing is lost, and only
     what the store lacks is uploaded: an import that was killed goes on where it was. --gpu and --environment choose one
-    of several.
+    of several. FILE is `-` for standard input.
     """
     from kstore.bundles.importing import import_bundle
 

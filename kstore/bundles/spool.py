@@ -1,0 +1,56 @@
+"""What comes through a pipe is kept in a temporary file: a bundle is read from any place in it, and twice."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO
+
+from kstore.errors import KstoreError
+
+STDIN = "-"
+_CHUNK = 1 << 20
+
+
+def open_anywhere(path: str) -> IO[bytes]:
+    """The file, or a copy of what comes through a pipe or from stdin.
+
+    Raises:
+        OSError: it cannot be read.
+        KstoreError: there is no room for a copy.
+    """
+    if path == STDIN:
+        return _copied(0, "stdin")
+    file = open(path, "rb", buffering=0)
+    if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        return file
+    with file:
+        return _copied(file.fileno(), path)
+
+
+def _copied(fd: int, name: str) -> IO[bytes]:
+    with _keeping(name):
+        copy = tempfile.TemporaryFile(prefix="kstore-import-")
+    try:
+        while data := os.read(fd, _CHUNK):
+            with _keeping(name):
+                copy.write(data)
+        with _keeping(name):
+            copy.flush()
+    except BaseException:
+        copy.close()
+        raise
+    return copy
+
+
+@contextmanager
+def _keeping(name: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise KstoreError(
+            f"cannot keep what comes from {name} in a temporary file: {error.strerror}; set TMPDIR to another folder"
+        ) from error
