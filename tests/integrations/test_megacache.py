@@ -449,6 +449,15 @@ def test_the_command_says_what_is_wrong_with_a_damaged_mega_cache(fleet: Fleet) 
     assert len(done.stderr.splitlines()) == 1
 
 
+def test_a_worker_that_may_only_read_imports_nothing(fleet: Fleet) -> None:
+    (fleet.folder / "saved.bin").write_bytes(write([Artifact("aot_autograd", "aab", b"entry")]))
+    (fleet.folder / "kstore.toml").write_text('mode = "read"')
+
+    done = fleet.kstore("import", "megacache", fleet.folder / "saved.bin", KEY)
+
+    assert (done.returncode, "mode is `read`" in done.stderr) == (1, True)
+
+
 # ---- In one process
 
 

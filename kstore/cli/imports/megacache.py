@@ -39,10 +39,12 @@ def command(invocation: Invocation, file: BinaryIO, key: str) -> None:
 
     A mega-cache is pickled data: whoever restores KEY runs the code of whoever wrote FILE. Nothing of it runs now.
     """
+    from kstore.cli.imports.target import check_mode
     from kstore.cli.sentences import committed, not_held, tell_trouble
     from kstore.integrations.megacache import bring_in
 
     output, store = invocation.output, invocation.store()
+    check_mode(store)
     with output.working(f"importing {file.name}"):
         imported = bring_in(store, file.read(), key)
     tell_trouble(output, imported.committed)

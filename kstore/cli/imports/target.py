@@ -1,4 +1,4 @@
-"""The store that another cache's archives are imported into."""
+"""The store that what another cache has kept is imported into."""
 
 from __future__ import annotations
 
@@ -7,14 +7,23 @@ from kstore.settings import Mode
 from kstore.store import Store
 
 
+def check_mode(store: Store) -> None:
+    """See that this worker may write to it.
+
+    Raises:
+        StoreUnavailable: it only reads.
+    """
+    if store.settings.mode is Mode.READ:
+        raise StoreUnavailable(f"cannot import into the store at {store.location}: this worker's mode is `read`")
+
+
 def check_target(store: Store) -> None:
-    """See that it can be written, and that it is known whose kernels they are.
+    """See that it may be written, and that it is known whose kernels they are.
 
     Raises:
         StoreUnavailable: this worker only reads.
         UsageError: there is no torch to ask, and nobody has said.
     """
-    if store.settings.mode is Mode.READ:
-        raise StoreUnavailable(f"cannot import into the store at {store.location}: this worker's mode is `read`")
+    check_mode(store)
     if not store.settings.environment and store.environment.facts.get("torch", "none") == "none":
         raise UsageError("torch is not installed here: say with --gpu and --environment whose kernels they are")
