@@ -52,6 +52,19 @@ def test_an_empty_cache_root_leads_to_the_variables(cli: Cli) -> None:
     assert "kstore env my/v1" in result.err
 
 
+def test_folders_that_are_moved_to_where_env_says_are_committed_from_there(cli: Cli) -> None:
+    """As in docs/migrating.md."""
+    warm = cli.folder / "warm"
+    module = cli.folder / "old/ab/cone.py"
+    module.parent.mkdir(parents=True)
+    module.write_text("one")
+    assert f"TORCHINDUCTOR_CACHE_DIR={warm}/inductor\n" in cli("env", "my/v1", "--cache-root", str(warm)).out
+    warm.mkdir(exist_ok=True)
+    (cli.folder / "old").rename(warm / "inductor")
+
+    assert "1 new file of 1" in cli("commit", "my/v1", "--cache-root", str(warm)).out
+
+
 def test_so_it_does_whatever_is_published(cli: Cli) -> None:
     cli.publish("my/v1")
     for _ in range(2):
