@@ -114,12 +114,25 @@ def _choose(store: Store, key: str, settings: dict[str, Any]) -> list[Ref]:
     scopes = [s for s in store.scopes(check_key(key)) if gpu in (None, s.gpu) and environment in (None, s.environment)]
     with reporting_trouble(store.location, "read"):
         if at and scopes:
-            return [store.storage.refs.get(_only(scopes, scopes), int(number))]
+            return [_with_files(store.storage.refs.get(_only(scopes, scopes), int(number)))]
         snapshots = [newest_live(store.storage, scope) for scope in sorted(scopes)]
     refs = [snapshot.ref for snapshot in snapshots if snapshot]
     if not refs:
         raise MissError(f"{store.location} has nothing under {key}; `kstore ls` lists what it has")
     return refs
+
+
+def _with_files(ref: Ref) -> Ref:
+    """The same, if it is none that only says that its key is withdrawn."""
+    from kstore.refs import RefState
+
+    if ref.state is RefState.LIVE:
+        return ref
+    key = ref.scope.key
+    raise MissError(
+        f"generation {ref.generation} of {ref.scope} holds nothing: with it {key} was {ref.state}; "
+        f"`kstore show {key}` lists the others"
+    )
 
 
 def _only(of: Sequence[Any], scopes: Sequence[Any]) -> Any:

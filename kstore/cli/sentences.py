@@ -94,6 +94,8 @@ def _used(name: str, usage: Usage) -> str:
 
 def brought_in(verb: str, brought: Brought) -> str:
     """What came into one scope from a bundle or another store, in one line."""
+    if brought.status is CommitStatus.UNCHANGED and not brought.files:
+        return f"{brought.scope} holds no files: nothing is {verb}"
     if brought.status is CommitStatus.UNCHANGED:
         return f"nothing new for {brought.scope}: {_has_all(brought.generation, brought.declined)}"
     kept = f", {brought.declined} of them kept as they were published" if brought.declined else ""

@@ -10,6 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from kstore.cli.sentences import brought_in
+from kstore.operations.bring import Brought
+from kstore.report import CommitStatus
+from kstore.scope import Scope
 from tests.cli.commandline import ENVIRONMENT, GPU, Cli
 from tests.trees import shared_object
 
@@ -76,6 +80,18 @@ def test_an_earlier_generation_can_be_exported(cli: Cli, bundle: str, elsewhere:
     assert Path(bundle + "1.kstore").read_bytes() == Path(bundle).read_bytes()
     assert cli("export", f"{KEY}@9", "-o", bundle).code == 3
     assert cli("export", f"{KEY}@x", "-o", bundle).code == 2
+
+
+@pytest.mark.parametrize(("verb", "was"), [("forget", "forgotten"), ("quarantine", "quarantined")])
+def test_a_generation_that_only_withdraws_a_key_is_a_miss(cli: Cli, bundle: str, verb: str, was: str) -> None:
+    assert cli(verb, KEY).code == 0
+    result = cli("export", f"{KEY}@2", "-o", bundle)
+    assert (result.code, f"holds nothing: with it {KEY} was {was}" in result.err) == (3, True)
+
+
+def test_what_holds_no_files_is_not_said_to_be_there(cli: Cli, bundle: str) -> None:
+    nothing = Brought(Scope(GPU, KEY, ENVIRONMENT), CommitStatus.UNCHANGED)
+    assert brought_in("imported", nothing) == f"{nothing.scope} holds no files: nothing is imported"
 
 
 def test_a_key_that_is_not_there_is_a_miss(cli: Cli, bundle: str) -> None:
