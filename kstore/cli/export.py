@@ -69,6 +69,9 @@ def command(invocation: Invocation, key: str, path: str, name: str | None, under
     cache root, for programs that know nothing of kstore. A mega-cache (.megacache) is what
     torch.compiler.load_cache_artifacts takes: it needs torch, and what it cannot hold is named.
 
+    Name --under for an archive of what was built in folders of your own, which variables named: nothing ever was in the
+    cache root then.
+
     All of these are code: whoever loads them runs what whoever published KEY has built. A mega-cache is pickled data.
     """
     output, store = invocation.output, invocation.store()
