@@ -140,6 +140,26 @@ def test_files_of_inductor(inductor: Component, path: str, flags: int) -> None:
 @pytest.mark.parametrize(
     "path",
     [
+        # AotCodeCompiler.compile
+        *(f"ab/c{HEX}.{suffix}" for suffix in ("wrapper.cpp", "kernel.cpp", "wrapper.json")),
+        *(f"ab/c{HEX}.{half}_metadata.json" for half in ("wrapper", "kernel")),
+        *(f"ab/c{HEX}.wrapper_{what}_flags.json" for what in ("compile", "linker")),
+        f"ab/c{HEX}.wrapper_serialized_weights.bin",
+        "ab/custom_objs_config.json",
+        "ab/kernel_information.json",
+        f"ab/c{HEX}/CMakeLists.txt",
+        # CUTLASSCodeCache.compile, cutedsl_cache.disk_cache_get
+        f"ab/c{HEX}.cu",
+        f"cutedsl_compile_cache/{HEX}.o",
+    ],
+)
+def test_what_torch_opens_for_writing_again_is_never_linked(inductor: Component, path: str) -> None:
+    assert not inductor.kind(path, 0, 0).flags & LINK
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
         "locks/",
         "locks/cabc.lock",
         "dynamo/code_state.lock",
