@@ -1,22 +1,21 @@
 """Sorted tables in one LMDB file, made and read as bytes.
 
 LMDB trusts the file it maps: a truncated one kills the process with SIGBUS, and on a network filesystem
-mapping is unsafe altogether. So a file is built in local temporary storage and read from a memfd, both
-private to this process, after a look at its pages; what is shared is only ever plain bytes.
+mapping is unsafe altogether. So a file is built in a memfd and read from one, private to this process and
+on no disk that could be full, after a look at its pages; what is shared is only ever plain bytes.
 """
 
 from __future__ import annotations
 
 import os
 import struct
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import lmdb
 
 from kstore.digest import digest_of
-from kstore.errors import IntegrityError
+from kstore.errors import IntegrityError, KstoreError
 from kstore.pages import check_pages
 
 Table = dict[bytes, bytes]
@@ -31,16 +30,21 @@ _FORMAT = 0
 
 
 def dump(tables: Mapping[str, Mapping[bytes, bytes]]) -> bytes:
-    """Return an LMDB file holding `tables`. The same tables give the same bytes."""
-    with tempfile.TemporaryDirectory(prefix="kstore-") as folder:
-        path = os.path.join(folder, "tables")
-        with _environment(path, map_size=_room_for(tables)) as env:
-            for name in sorted(tables):
-                database = env.open_db(name.encode())
-                with env.begin(write=True) as txn, txn.cursor(database) as cursor:
-                    cursor.putmulti(_stored(tables[name]), append=True)
-        with open(path, "rb") as file:
-            return file.read()
+    """Return an LMDB file holding `tables`. The same tables give the same bytes.
+
+    Raises:
+        KstoreError: there is no memory for it.
+    """
+    try:
+        with _memory_file() as fd:
+            _build(fd, tables)
+            with open(fd, "rb", closefd=False) as file:
+                return file.read()
+    except (lmdb.Error, OSError) as error:
+        rows = sum(map(len, tables.values()))
+        raise KstoreError(
+            f"cannot build a table file of {rows} rows in memory: {error}; see how much memory this process may take"
+        ) from error
 
 
 def load(data: bytes, *, is_own: bool = False) -> dict[str, Table]:
@@ -51,21 +55,36 @@ def load(data: bytes, *, is_own: bool = False) -> dict[str, Table]:
     """
     if not is_own:
         check_pages(data)
-    fd = os.memfd_create("kstore", os.MFD_CLOEXEC)
     try:
-        _write_all(fd, data)
-        with _environment(f"/proc/self/fd/{fd}", readonly=True) as env:
-            return {name.decode(): _load_table(env, name) for name in _names(env)}
+        with _memory_file() as fd:
+            _write_all(fd, data)
+            with _environment(fd, readonly=True) as env:
+                return {name.decode(): _load_table(env, name) for name in _names(env)}
     except (lmdb.Error, UnicodeDecodeError) as error:
         raise IntegrityError(f"a table file of {len(data)} bytes cannot be read: {error}") from error
+
+
+@contextmanager
+def _memory_file() -> Iterator[int]:
+    fd = os.memfd_create("kstore", os.MFD_CLOEXEC)
+    try:
+        yield fd
     finally:
         os.close(fd)
 
 
+def _build(fd: int, tables: Mapping[str, Mapping[bytes, bytes]]) -> None:
+    with _environment(fd, map_size=_room_for(tables)) as env:
+        for name in sorted(tables):
+            database = env.open_db(name.encode())
+            with env.begin(write=True) as txn, txn.cursor(database) as cursor:
+                cursor.putmulti(_stored(tables[name]), append=True)
+
+
 @contextmanager
-def _environment(path: str, *, readonly: bool = False, map_size: int = 1 << 20) -> Iterator[lmdb.Environment]:
+def _environment(fd: int, *, readonly: bool = False, map_size: int = 1 << 20) -> Iterator[lmdb.Environment]:
     env = lmdb.open(
-        path, subdir=False, lock=False, readonly=readonly, max_dbs=_MAX_TABLES, map_size=map_size,
+        f"/proc/self/fd/{fd}", subdir=False, lock=False, readonly=readonly, max_dbs=_MAX_TABLES, map_size=map_size,
         sync=False, metasync=False, lib_version=_FORMAT,
     )  # fmt: skip
     with env:

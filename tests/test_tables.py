@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -85,7 +86,29 @@ def test_a_file_cut_short_anywhere_is_an_error_and_never_a_signal(tmp_path: Path
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+def test_no_temporary_folder_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", "/nowhere")
+    assert tables.load(tables.dump({"t": {b"a": b"b"}})) == {"t": {b"a": b"b"}}
+
+
+NO_ROOM = """
+import resource
+from kstore import tables
+from kstore.errors import KstoreError
+resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))
+try:
+    tables.dump({"t": {b"%d" % number: bytes(200) for number in range(2000)}})
+except KstoreError as error:
+    print(error)
+"""
+
+
+def test_who_has_no_room_for_a_table_says_so() -> None:
+    done = subprocess.run([sys.executable, "-c", NO_ROOM], capture_output=True, text=True, check=False)
+    assert done.stdout.startswith("cannot build a table file of 2000 rows in memory: "), done.stderr
+
+
+def test_nothing_is_left_open() -> None:
+    before = os.listdir("/proc/self/fd")
     tables.load(tables.dump({"t": {b"a": b"b"}}))
-    assert list(tmp_path.iterdir()) == []
+    assert os.listdir("/proc/self/fd") == before
