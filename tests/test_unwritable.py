@@ -19,7 +19,7 @@ from kstore.backends import PosixBackend
 from kstore.gc import GcStatus
 from kstore.report import CommitStatus, RestoreStatus
 from tests.gc.stores import collect, pass_time, stored
-from tests.trees import ENVIRONMENT, GPU, Node, Tree
+from tests.trees import ENVIRONMENT, GPU, SUFFIXES, Node, Tree, contents
 
 SCOPE = {"gpu": GPU, "environment": ENVIRONMENT}
 
@@ -182,6 +182,35 @@ def test_a_full_cache_root_places_nothing_and_the_job_runs_cold(volume: Path, tm
     assert report.status is RestoreStatus.FAILED
     assert "cache root" in report.error
     assert [path for path in root.rglob("*") if path.is_file() and path.parent.name != ".kstore"] == []
+
+
+@pytest.mark.parametrize("record", ["index", "base", "sync.json"])
+def test_a_cache_root_without_room_for_what_is_remembered_is_restored(
+    record: str, layout: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second, third = (Node(tmp_path, name, layout=layout) for name in ("first", "second", "third"))
+    first.tree.kernel("one")
+    first.tree.timings({"one": 1})
+    first.commit()
+    third.restore()
+    (remembered,) = (third.tree.root / ".kstore").glob(f"{record}*")
+    hindrance = second.tree.root / ".kstore" / f"{remembered.name}.new"
+    hindrance.mkdir(parents=True)
+
+    report = second.restore()
+    assert (report.status, report.left_out) == (RestoreStatus.RESTORED, 0)
+    assert contents(second.tree.root).keys() == contents(first.tree.root).keys()
+    (warning,) = caplog.messages
+    assert str(hindrance).removesuffix(".new") in warning
+
+    hindrance.rmdir()
+    third.tree.kernel("one", "of other sources")
+    third.tree.kernel("two")
+    third.commit()
+    second.tree.kernel("three")
+    assert second.commit().new_files == len(SUFFIXES) + 1
+    assert second.restore().left_out == 0
+    assert second.commit().status is CommitStatus.UNCHANGED
 
 
 def test_a_read_only_cache_root_is_left_and_no_variable_points_at_it(

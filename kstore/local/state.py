@@ -225,8 +225,9 @@ class StateFolder:
     def save_index(self, index: Index) -> int:
         """Replace the index. Returns when, by the clock of the root's filesystem, in nanoseconds."""
         data = index.dump()
-        self._index_digest = digest_of(data)
-        replace_record(self._index, self._index_digest + data)
+        digest = digest_of(data)
+        replace_record(self._index, digest + data)
+        self._index_digest = digest
         return os.stat(self._index).st_mtime_ns
 
     def save_base(

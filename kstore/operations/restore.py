@@ -204,7 +204,10 @@ class _Restore:
         )
         is_fresh = self._has_all and len(wanted) == len(self._files)
         placed = placer.place(wanted, self._ref.packs, self._found.folders, before_move, marks=is_fresh)
-        self._remember(merged, placed)
+        try:
+            self._remember(merged, placed)
+        except (KstoreError, OSError) as error:
+            log.warning("what was restored is in its place, but is not remembered, and will be read again: %s", error)
         hindered = hindered_by_others(self._files, self._found, wanted)
         self._skipped += [Skipped(group, "something else is in its place") for group in sorted(set(hindered.values()))]
         linked = placed.modes[LinkMode.REFLINK] + placed.modes[LinkMode.HARDLINK]
