@@ -42,7 +42,8 @@ BASE = "base"
 class Below:
     """The stores below one, in their order. Nothing is ever written to them, and trouble with them is nobody's."""
 
-    def __init__(self, storages: Sequence[Storage]) -> None:
+    def __init__(self, above: Storage, storages: Sequence[Storage]) -> None:
+        self._above = above
         self._storages = storages
 
     def __bool__(self) -> bool:
@@ -54,9 +55,17 @@ class Below:
         """Where they are, or would be."""
         return [storage.location for storage in self._storages]
 
-    @cached_property
+    @property
     def there(self) -> tuple[Storage, ...]:
-        """Those that are here: not every image has one."""
+        """Those that are here, for not every image has one; none by another name, for no store may lean on itself."""
+        found = [self._above]
+        for storage in self._readable:
+            if storage.place is None or storage.place not in [other.place for other in found]:
+                found.append(storage)
+        return tuple(found[1:])
+
+    @cached_property
+    def _readable(self) -> tuple[Storage, ...]:
         return tuple(storage for storage in self._storages if _is_there(storage))
 
     def at(self, depth: int) -> Storage:

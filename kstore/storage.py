@@ -42,7 +42,9 @@ class Storage:
         self.backend = PosixBackend(root)
         self.refs = Refs(self.backend, depth)
         self.blobs = BlobStore(self.backend)
-        self.below = Below(tuple(Storage(path, depth=number) for number, path in enumerate(below, 1)))
+        self.below = Below(self, tuple(Storage(path, depth=number) for number, path in enumerate(below, 1)))
+        self.place: tuple[int, int] | None = None
+        """Device and inode of its folder, which are the same by every name; None until a store was found there."""
         self.trouble = ""
         """Why this store is passed over, where there are others below; empty if it is not. See `kstore.layers`."""
         self.patience = PATIENCE
@@ -165,10 +167,14 @@ class Storage:
 
     def _read_settings(self) -> dict[str, Any]:
         try:
-            return _parse_settings(self.location, self.backend.get(_SETTINGS))
+            settings = _parse_settings(self.location, self.backend.get(_SETTINGS))
         except FileNotFoundError:
             self._check_parent()
             return {}
+        with suppress(OSError):
+            found = os.stat(self.location)
+            self.place = found.st_dev, found.st_ino
+        return settings
 
     def snapshot(self, ref: Ref) -> Snapshot:
         """The generation that `ref` publishes.

@@ -572,6 +572,25 @@ def test_after_gc_of_a_history_upon_the_image_everything_restores(fleet: Fleet) 
     assert has(last) == {"one", "two", "three", "four"}
 
 
+def test_a_store_that_is_named_twice_does_not_lean_on_itself(fleet: Fleet) -> None:
+    """By a link, or as a volume that is mounted twice."""
+    worker = fleet.without("first")
+    fleet.shared.parent.mkdir()
+    fill(worker, "one")
+    worker.commit("another/v1")
+    (fleet.folder / "link").symlink_to(fleet.shared)
+    twice = fleet.worker("twice", fleet.folder / "link")
+    for name in ("one", "two"):
+        fill(twice, name)
+    twice.commit()
+    assert leaning(twice.store.snapshot(twice.newest()).manifest) == {}
+    worker.store.forget("another/v1")
+    worker.store.gc(Policy(offline=True, keep=1))
+    again = fleet.worker("again", fleet.folder / "link")
+    assert again.restore().left_out == 0
+    assert has(again) == {"one", "two"}
+
+
 def test_a_size_limit_does_not_count_what_is_below(fleet: Fleet) -> None:
     fleet.bake()
     builder = Worker(fleet.folder, "large", fleet.base, layout=fleet.layout_below)
