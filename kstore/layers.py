@@ -91,7 +91,7 @@ class Below:
         for storage in self.there if sizes else ():
             with _passing_over(storage):
                 blobs = storage.blobs
-                found |= sizes.keys() & blobs.digests_in(blobs.packs())
+                found |= sizes.keys() & blobs.digests_in(blobs.packs_listed())
                 found |= {d for d, size in sizes.items() if d not in found and blobs.loose.has(d, size)}
         return found
 

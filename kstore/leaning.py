@@ -83,7 +83,7 @@ def fetch_many(
     left = dict(wanted)
     for blobs in storage.below.blobs() if storage.below else ():
         held = storage.below.held(left)
-        for digest, data in blobs.fetch_many({d: size for d, size in left.items() if d in held}, blobs.packs()):
+        for digest, data in blobs.fetch_many({d: size for d, size in left.items() if d in held}, blobs.packs_listed()):
             del left[digest]
             yield digest, data
     packs = tuple(dict.fromkeys(pack for ref in refs if not ref.depth for pack in ref.packs))

@@ -104,6 +104,14 @@ class BlobStore:
         """The ids of all packs."""
         return [child.name for child in self._backend.list(FOLDER) if not child.is_folder]
 
+    def packs_listed(self) -> list[str]:
+        """The same for who can do without: if they cannot be listed there are none, and a line in the log."""
+        try:
+            return self.packs()
+        except OSError as error:
+            log.warning("packs cannot be listed, and what only they hold is missing: %s", error)
+            return []
+
     def has_pack(self, pack_id: str) -> bool:
         """Whether a pack is here now, whatever is known of its index."""
         try:

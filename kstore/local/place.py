@@ -9,6 +9,7 @@ it came here. The next scan knows it by that, without a hash and without a word 
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections import Counter, defaultdict, deque
@@ -22,6 +23,7 @@ from typing import NamedTuple
 from kstore.blobs import BlobStore, Part
 from kstore.blobs.loose import stamp
 from kstore.blobs.packindex import MAX_SHARED_FRAME
+from kstore.blobs.packreader import Blob
 from kstore.deadline import Waiting
 from kstore.errors import CacheRootError
 from kstore.files import NewFile, write_files
@@ -38,6 +40,8 @@ from kstore.local.untouched import mark_folders
 from kstore.manifest import Entry, Files, Flag, group_of, parents_of, unit_of
 from kstore.progress import Progress
 from kstore.threads import Pool, submit
+
+log = logging.getLogger(__name__)
 
 _THREADS = 2
 """More of them only wait for each other, in the filesystem and for the interpreter."""
@@ -216,10 +220,10 @@ class _Staging:
             self._folders = submit(pool, self._make_folders)
             below = {path: entry for path, entry in self.wanted.items() if entry.flags & _BELOW}
             for source in others() if below else ():
-                self._fill(below, source, source.blobs.packs(), placed, pool, progress)
+                self._fill(below, source, source.blobs.packs_listed(), placed, pool, progress)
             self._fill(self.wanted, main, packs, placed, pool, progress)
             for source in others() if len(placed.paths) < len(self.wanted) else ():
-                self._fill(self.wanted, source, source.blobs.packs(), placed, pool, progress)
+                self._fill(self.wanted, source, source.blobs.packs_listed(), placed, pool, progress)
         return placed
 
     def _fill(
@@ -245,7 +249,7 @@ class _Staging:
             progress.done = len(placed.paths)
         # What cannot be linked, is damaged, or is not where the ref says.
         left = _by_digest(wanted, placed.paths)
-        for blob in blobs.fetch_many(self._sizes(left), packs):
+        for blob in _readable(blobs.fetch_many(self._sizes(left), packs)):
             placed.add(self._write([blob], left))
             del blob  # or a large one would be held while the next one is read
 
@@ -363,6 +367,14 @@ def _by_digest(files: Files, but: Collection[str]) -> dict[bytes, list[str]]:
 def _mode(entry: Entry) -> int:
     """Never setuid, whatever a manifest says."""
     return entry.mode & 0o777 | _OWNER_CAN_WRITE
+
+
+def _readable(blobs: Iterator[Blob]) -> Iterator[Blob]:
+    """All until there is trouble with the store: that costs what is missing then, and no more."""
+    try:
+        yield from blobs
+    except OSError as error:
+        log.warning("what is missing cannot be looked for: %s", error)
 
 
 def _map_parts(pool: Pool, function: Callable[[Part], Placed], parts: Iterable[Part]) -> Iterator[Placed]:

@@ -467,6 +467,18 @@ def test_an_image_without_its_store_is_no_trouble(fleet: Fleet, there: str, capl
     assert again.restore().left_out == 0
 
 
+def test_an_image_whose_packs_cannot_be_listed_costs_what_they_hold(
+    fleet: Fleet, caplog: pytest.LogCaptureFixture
+) -> None:
+    leaning_fleet(fleet)
+    shutil.rmtree(fleet.base / "packs", ignore_errors=True)
+    (fleet.base / "packs").symlink_to("packs")
+    worker = fleet.worker("worker")
+    assert worker.restore().status is RestoreStatus.RESTORED
+    assert has(worker) == ({"two"} if fleet.layout_below == "packed" else {"one", "two"})
+    assert any(str(fleet.base / "packs") in message for message in caplog.messages)
+
+
 def dead(fleet: Fleet, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The shared store cannot be reached."""
     if kind == "unmounted":

@@ -133,6 +133,21 @@ def test_a_blob_that_is_missing_costs_its_group(place: Place) -> None:
     assert [skipped.path for skipped in placed.skipped] == ["triton/K/json"]
 
 
+def test_packs_that_cannot_be_listed_cost_what_is_missing_and_no_more(
+    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def stale(self: BlobStore) -> list[str]:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), "store/packs")
+
+    monkeypatch.setattr(BlobStore, "packs", stale)
+    whole = {**place.kernel("L", "ptx", "cubin"), "inductor/ab/c.py": place.store(b"code")}
+    missing = place.kernel("K", "ptx")["triton/K/ptx"]._replace(digest=digest_of(b"never stored"))
+    placed = place.place({**whole, **place.kernel("K", "cubin"), "triton/K/ptx": missing})
+    assert placed.paths == whole.keys() == contents(place.tree.root).keys()
+    (line,) = caplog.messages
+    assert "store/packs" in line
+
+
 def test_a_blob_that_goes_before_it_is_linked_costs_its_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As `verify --repair` and gc move one aside."""
     place = Place(tmp_path, Layout.LOOSE)
