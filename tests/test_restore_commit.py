@@ -879,6 +879,23 @@ def test_host_bound_artifacts_go_only_to_equal_hosts(
     assert set(manifest.hosts) == {"a" * 16, "b" * 16}
 
 
+@pytest.mark.parametrize("folder", ["halide-runtime-host-0a1b", "ab/cabc.halide"])
+def test_the_mark_of_halide_never_comes_without_what_it_vouches_for(
+    tmp_path: Path, folder: str, layout: str, host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, same, other = (Node(tmp_path, name, layout=layout) for name in ("first", "same", "other"))
+    built = {
+        first.tree.put(f"inductor/{folder}/{name}", data) for name, data in (("kernel.a", b"!<arch>"), ("done", b""))
+    }
+    wrapper = first.tree.wrapper()
+    first.commit()
+    same.restore()
+    assert set(contents(same.tree.root)) == {wrapper, *built}
+    monkeypatch.setattr("kstore.worker.detect_host", lambda: Host("b" * 16, {"cpu": "other"}))
+    other.restore()
+    assert set(contents(other.tree.root)) == {wrapper}
+
+
 # ---- The store itself
 
 

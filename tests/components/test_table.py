@@ -201,6 +201,14 @@ def test_a_triton_kernel_below_inductor_is_a_group(inductor: Component) -> None:
     assert (Flag(kind.flags), kind.unit) == (LINK | Flag.GROUP, 4)
 
 
+@pytest.mark.parametrize("folder", ["halide-runtime-host-0a1b/", f"ab/c{HEX}.halide/"])
+def test_what_halide_has_built_is_a_group_that_its_mark_completes(inductor: Component, folder: str) -> None:
+    assert inductor.unit(folder) == Flag.GROUP
+    assert inductor.completes(f"{folder}done")
+    for name in ("done", "hooks.cpp", "halide_kernel.h"):
+        assert not inductor.kind(f"{folder}{name}", Flag.GROUP, 1).flags & LINK
+
+
 @pytest.mark.parametrize("folder", ["ab/", "fxgraph/", "fxgraph/bc/", "aotautograd/", "triton/", "triton/0/", "cache/"])
 def test_other_folders_of_inductor_are_neither(inductor: Component, folder: str) -> None:
     assert inductor.unit(folder) == 0
