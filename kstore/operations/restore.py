@@ -253,8 +253,9 @@ class _Restore:
         self._files |= found
         away = {path: entry for path, entry in away.items() if path not in found}
         where = ", ".join(leans_on(snapshot.manifest))
-        log.warning("%d files of generation %d of %s are in no store here; they were in %s", len(away),
-                    self._ref.generation, self._ref.scope, where)  # fmt: skip
+        if away:
+            log.warning("%d files of generation %d of %s are in no store here; they were in %s", len(away),
+                        self._ref.generation, self._ref.scope, where)  # fmt: skip
         self._skipped += [Skipped(path, f"its blob is in no store here; it was in {where}") for path in sorted(away)]
         return away
 

@@ -420,6 +420,23 @@ def test_a_worker_of_another_image_takes_what_is_missing_from_its_own(fleet: Fle
         assert again.commit().status is CommitStatus.UNCHANGED, "or the images would answer each other for ever"
 
 
+def test_a_worker_whose_image_has_all_that_is_missing_says_nothing(
+    fleet: Fleet, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = fleet.folder / "image" / "other"
+    for base in (fleet.base, other):
+        fleet.bake(base=base)
+        builder = Worker(fleet.folder, f"builder {base.name}", base, layout=fleet.layout_below)
+        builder.tree.kernel("one", base.name)
+        builder.commit()
+    worker = fleet.worker("worker")
+    worker.restore()
+    fill(worker, "two")
+    worker.commit()
+    assert fleet.worker("again", other).restore().left_out == 0
+    assert caplog.messages == []
+
+
 def test_what_a_newer_image_has_of_a_key_that_is_shared_is_not_asked_for(fleet: Fleet) -> None:
     """Each store in turn: a key in both is the shared store's affair."""
     leaning_fleet(fleet)
