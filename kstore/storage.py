@@ -27,6 +27,7 @@ FORMAT = 1
 _ATTEMPTS = 3
 DEFAULT_GRACE = 3600
 """Seconds that superseded generations and condemned blobs are kept."""
+_FOR_EVER = 1 << 63
 _SETTINGS = "kstore.json"
 _TAG = "CACHEDIR.TAG"
 _TAG_TEXT = b"Signature: 8a477f597d28d172789f06886806bc55\n# A kstore. Backup programs may leave it out.\n"
@@ -227,5 +228,11 @@ def _parse_settings(location: str, data: bytes) -> dict[str, Any]:
     if found != FORMAT:
         raise StoreFormatError(
             f"the store at {location} has format {found}, this kstore reads {FORMAT}; install the version that made it"
+        )
+    grace = content.get("grace", DEFAULT_GRACE)
+    if type(grace) not in (int, float) or not 0 <= grace < _FOR_EVER:
+        raise StoreFormatError(
+            f"{location}/{_SETTINGS} has the grace {json.dumps(grace)}, "
+            "which is no number of seconds from 0 on; correct it there"
         )
     return dict(content)

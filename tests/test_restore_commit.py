@@ -933,6 +933,25 @@ def test_a_store_of_an_unknown_format_is_refused(tmp_path: Path, text: str) -> N
             use()
 
 
+@pytest.mark.parametrize("grace", ['"2h"', "null", "[]", "true", "-5", "Infinity", "NaN", "1" + "0" * 400])
+def test_a_store_whose_grace_is_no_time_is_refused(first: Node, grace: str) -> None:
+    path = first.location / "kstore.json"
+    path.chmod(0o644)
+    path.write_text(f'{{"format": 1, "grace": {grace}}}')
+    for use in (first.restore, first.commit, first.store.gc):
+        with pytest.raises(StoreFormatError, match=r"kstore.json has the grace .*; correct it there"):
+            use()
+
+
+@pytest.mark.parametrize("grace", ["0", "90", "0.5"])
+def test_a_grace_may_be_any_number_of_seconds(first: Node, grace: str) -> None:
+    path = first.location / "kstore.json"
+    path.chmod(0o644)
+    path.write_text(f'{{"format": 1, "grace": {grace}}}')
+    first.restore()
+    assert first.store.storage.grace == float(grace)
+
+
 def test_a_store_whose_parent_is_missing_is_unavailable(tmp_path: Path) -> None:
     """A volume that is not mounted is no empty store."""
     store = Store(tmp_path / "not/mounted", cache_root=tmp_path / "root", gpu=GPU, environment=ENVIRONMENT, environ={})
