@@ -4,6 +4,8 @@ import json
 import logging
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -832,6 +834,27 @@ def test_nothing_is_written_through_a_link(first: Node, second: Node, tmp_path: 
     (second.tree.root / wrapper).parent.symlink_to(outside)
     second.restore()
     assert list(outside.iterdir()) == []
+
+
+RESTORE = f"""
+import sys
+from kstore.store import Store
+store, root = sys.argv[1:]
+report = Store(store, cache_root=root, gpu={GPU!r}, environment={ENVIRONMENT!r}, environ={{}}).restore({KEY!r})
+for skipped in report.skipped:
+    print(ascii(skipped.path), skipped.reason)
+"""
+
+
+def test_a_name_that_the_locale_cannot_write_is_left_out(first: Node, tmp_path: Path) -> None:
+    first.tree.put("inductor/ab/c\u00fc.py", b"code")
+    first.commit()
+    environ = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    command = [sys.executable, "-c", RESTORE, first.location, tmp_path / "other"]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=100)
+    refused = r"'inductor/ab/c\xfc.py' its name cannot be written in this locale's encoding, ascii"
+    assert done.stdout.splitlines() == [refused], done.stderr
+    assert set(contents(tmp_path / "other")) == set(first.published()) - {"inductor/ab/c\u00fc.py"}
 
 
 def test_a_group_with_folders_inside_is_placed_whole(tmp_path: Path) -> None:

@@ -32,12 +32,13 @@ from kstore.local.cacheroot import CacheRoot
 from kstore.local.index import Known, is_settled
 from kstore.local.link import Link, Linker, LinkMode
 from kstore.local.move import Mover
+from kstore.local.names import refused_names
 from kstore.local.relocate import to_local
 from kstore.local.scan import Skipped
 from kstore.local.stages import find_elsewhere, open_stages
 from kstore.local.state import StateFolder
 from kstore.local.untouched import mark_folders
-from kstore.manifest import Entry, Files, Flag, group_of, parents_of, unit_of
+from kstore.manifest import Entry, Files, Flag, parents_of, unit_of
 from kstore.progress import Progress
 from kstore.threads import Pool, submit
 
@@ -166,9 +167,9 @@ class Placer:
             stages, unusable = open_stages(self._root, self._state, components, elsewhere, stack)
             if unusable:
                 wanted = {path: entry for path, entry in wanted.items() if path.partition("/")[0] in stages}
-            too_long = _too_long(wanted, stages)
-            if too_long:
-                wanted = {path: entry for path, entry in wanted.items() if path not in too_long}
+            refused = refused_names(wanted, stages)
+            if refused:
+                wanted = {path: entry for path, entry in wanted.items() if path not in refused}
                 marks = False
             staging = _Staging(self._root, stages, wanted)
             placed = staging.fill(self._sources[0], packs, self._others, self._progress)
@@ -181,7 +182,7 @@ class Placer:
                 mover.move(placed.paths, set(folders) | elsewhere)
             placed.forget(mover.occupied)
         placed.skipped += unusable
-        placed.skipped += (Skipped(path, "its path is too long for this cache root") for path in sorted(too_long))
+        placed.skipped += (Skipped(path, reason) for path, reason in sorted(refused.items()))
         return placed
 
     def _others(self) -> list[_Source]:
@@ -338,21 +339,6 @@ class _Staging:
     def _known(self, path: str) -> Known:
         status = os.stat(self.staged(path))
         return Known(self.wanted[path]._replace(mtime_ns=status.st_mtime_ns), status.st_size, status.st_ino)
-
-
-def _too_long(wanted: Files, stages: Mapping[str, str]) -> set[str]:
-    """What the filesystem takes no name or path of, each with its group: its builder's root had a shorter path."""
-    found = set()
-    for component, stage in stages.items():
-        longest_name = os.pathconf(stage, "PC_NAME_MAX")
-        longest = os.pathconf(stage, "PC_PATH_MAX") - len(os.fsencode(f"{stage}/\0"))
-        for path in wanted:
-            if (len(path) > longest_name or not path.isascii()) and path.startswith(f"{component}/"):
-                encoded = os.fsencode(path)
-                if len(encoded) > longest or max(map(len, encoded.split(b"/"))) > longest_name:
-                    found.add(path)
-    groups = {group_of(path, wanted[path]) for path in found}
-    return {path for path, entry in wanted.items() if groups and group_of(path, entry) in groups}
 
 
 def _by_digest(files: Files, but: Collection[str]) -> dict[bytes, list[str]]:

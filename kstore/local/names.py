@@ -1,0 +1,33 @@
+"""Names that a cache root refuses: its builder's had a shorter path, or its builder another locale."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+
+from kstore.manifest import Files, group_of
+
+
+def refused_names(wanted: Files, stages: Mapping[str, str]) -> dict[str, str]:
+    """The artifacts that cannot have their names here, each with its group, and why; `stages` are by component."""
+    why: dict[str, str] = {}
+    for component, stage in stages.items():
+        longest_name = os.pathconf(stage, "PC_NAME_MAX")
+        longest = os.pathconf(stage, "PC_PATH_MAX") - len(os.fsencode(f"{stage}/\0"))
+        for path, entry in wanted.items():
+            if (len(path) > longest_name or not path.isascii()) and path.startswith(f"{component}/"):
+                reason = _refusal(path, longest, longest_name)
+                if reason:
+                    why[group_of(path, entry)] = reason
+    groups = ((path, group_of(path, entry)) for path, entry in wanted.items()) if why else ()
+    return {path: why[group] for path, group in groups if group in why}
+
+
+def _refusal(path: str, longest: int, longest_name: int) -> str:
+    try:
+        encoded = os.fsencode(path)
+    except UnicodeEncodeError:
+        return f"its name cannot be written in this locale's encoding, {sys.getfilesystemencoding()}"
+    is_long = len(encoded) > longest or max(map(len, encoded.split(b"/"))) > longest_name
+    return "its path is too long for this cache root" if is_long else ""
