@@ -15,7 +15,7 @@ import socket
 import stat
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -26,7 +26,7 @@ from kstore.folders import make_folder
 FILE_MODE = 0o444
 _NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS}
 _GONE = {errno.ENOENT, errno.ESTALE}
-_STALE_RETRIES = 3
+_STALE_RETRIES = 9
 _AT_FDCWD = -100
 _RENAME_NOREPLACE = 1
 _SECOND = 1_000_000_000
@@ -46,9 +46,15 @@ class PosixBackend:
 
     def get(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
         """Return `length` bytes from `offset`, all of them by default."""
-        with _open_again_if_stale(self.path(name)) as fd:
-            left = max(os.fstat(fd).st_size - offset, 0)
-            return _read_fully(fd, offset, left if length is None else min(length, left))
+        path = self.path(name)
+        for _ in range(_STALE_RETRIES):
+            try:
+                return _read(path, offset, length)
+            except OSError as error:
+                # Another NFS client has replaced the file, or removed it: the name leads to what is there now.
+                if error.errno != errno.ESTALE:
+                    raise
+        return _read(path, offset, length)
 
     def put(self, name: str, data: bytes) -> None:
         """Create or replace a small object."""
@@ -221,6 +227,16 @@ def _rename_if_absent(source: str, target: str) -> bool:
     raise OSError(code, "neither hard links nor a rename that never replaces work here", target)
 
 
+def _read(path: str, offset: int, length: int | None) -> bytes:
+    # Nobody waits for the writer of a pipe that is in an object's place.
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        left = max(os.fstat(fd).st_size - offset, 0)
+        return _read_fully(fd, offset, left if length is None else min(length, left))
+    finally:
+        os.close(fd)
+
+
 def _read_fully(fd: int, offset: int, length: int) -> bytes:
     data = os.pread(fd, length, offset)
     if len(data) == length or not data:
@@ -231,21 +247,3 @@ def _read_fully(fd: int, offset: int, length: int) -> bytes:
         parts.append(data)
         done += len(data)
     return b"".join(parts)
-
-
-@contextmanager
-def _open_again_if_stale(path: str) -> Iterator[int]:
-    """Open for reading; a handle that another NFS client made stale is opened again by its path."""
-    # Nobody waits for the writer of a pipe that is in an object's place.
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
-    for attempt in range(_STALE_RETRIES):
-        try:
-            fd = os.open(path, flags)
-            break
-        except OSError as error:
-            if error.errno != errno.ESTALE or attempt + 1 == _STALE_RETRIES:
-                raise
-    try:
-        yield fd
-    finally:
-        os.close(fd)

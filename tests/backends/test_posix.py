@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -89,18 +90,20 @@ def test_another_error_of_a_link_is_raised(backend: PosixBackend, monkeypatch: p
     assert os.listdir(backend.path("tmp")) == []
 
 
-def test_a_stale_handle_is_opened_again(backend: PosixBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("call", ["open", "fstat", "pread"])
+def test_a_stale_handle_is_opened_again(backend: PosixBackend, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
     backend.put("name", b"content")
-    real, stale = os.open, [True, True]
+    real, stale = getattr(os, call), [True, True]
 
-    def open_stale(path: str, *rest: int) -> int:
-        if path.endswith("/name") and stale:
+    def sometimes_stale(*arguments: Any) -> Any:
+        if stale:
             stale.pop()
-            raise OSError(errno.ESTALE, "stale file handle", path)
-        return real(path, *rest)
+            raise OSError(errno.ESTALE, "stale file handle")
+        return real(*arguments)
 
-    monkeypatch.setattr(os, "open", open_stale)
+    monkeypatch.setattr(os, call, sometimes_stale)
     assert backend.get("name") == b"content"
+    assert not stale
 
 
 def test_a_handle_that_stays_stale_is_an_error(backend: PosixBackend, monkeypatch: pytest.MonkeyPatch) -> None:
