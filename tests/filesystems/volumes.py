@@ -13,6 +13,9 @@ from pathlib import Path
 import pytest
 
 MIB = 1 << 20
+NFS_SERVER = Path("/proc/fs/nfsd/threads")
+"""How many threads serve; 0 for none."""
+_SERVER = "127.0.0.1"
 
 
 @dataclass
@@ -73,6 +76,17 @@ def overlay(volumes: Volumes, lower: Path) -> Path:
     return volumes.mount(
         "-t", "overlay", "-o", f"lowerdir={lower},upperdir={upper},workdir={work},redirect_dir=off", "overlay"
     )
+
+
+def nfs(volumes: Volumes, hosts: int = 1, options: str = "") -> list[Path]:
+    """One folder as each of several hosts has it: mounts with a cache of their own, of a server on this machine."""
+    if not NFS_SERVER.exists() or NFS_SERVER.read_text() == "0\n":
+        pytest.skip("no NFS server runs here (tools/nfs starts a machine that has one)")
+    export = f"{_SERVER}:{ext4(volumes)}"
+    # As the root of all exports: folders above it need not be on a filesystem that can be exported.
+    _run("exportfs", "-o", "rw,no_root_squash,insecure,no_subtree_check,fsid=0", export)
+    volumes.finalizers.callback(_run, "exportfs", "-u", export)
+    return [volumes.mount("-t", "nfs4", "-o", f"nosharecache{options}", f"{_SERVER}:/") for _ in range(hosts)]
 
 
 KINDS: dict[str, Callable[[Volumes], Path]] = {

@@ -5,13 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from kstore.gc import Policy
-from kstore.report import CommitStatus, RestoreStatus
 from kstore.store import Store
+from tests.fleet.roles import work
 from tests.gc.stores import collect, pass_time, stored
 from tests.trees import Node, contents, in_processes
 
@@ -19,44 +17,6 @@ WORKERS = 24
 GRACE = 15
 SECONDS = 40.0
 pytestmark = pytest.mark.slow
-
-
-def work(role: str, folder: Path, number: int, end: float) -> Any:
-    return {"commit": commit_on, "restore": restore_on, "gc": collect_on}[role](folder, number, end)
-
-
-def commit_on(folder: Path, number: int, end: float) -> dict[str, bytes]:
-    """Returns everything that was reported as published."""
-    node = Node(folder, f"committer-{number}", layout="loose" if number % 2 else "packed")
-    kernels = 0
-    while time.time() < end or not kernels:
-        node.tree.kernel(f"kernel-{number}-{kernels}")
-        report = node.commit()
-        assert report.status is CommitStatus.COMMITTED, report
-        kernels += 1
-    return {path: data for path, data in contents(node.tree.root).items() if "__grp__" not in path}
-
-
-def restore_on(folder: Path, number: int, end: float) -> int:
-    """Returns how often it restored, each time into a fresh root."""
-    restored = 0
-    while time.time() < end or not restored:
-        report = Node(folder, f"restorer-{number}-{restored}").restore()
-        assert report.status in (RestoreStatus.RESTORED, RestoreStatus.MISS), report
-        assert report.skipped == ()
-        restored += 1
-    return restored
-
-
-def collect_on(folder: Path, number: int, end: float) -> int:
-    """Returns how many objects it deleted."""
-    deleted = 0
-    while time.time() < end:
-        report = Node(folder, f"gc-{number}").store.gc(Policy(keep=1))
-        assert report.unreadable == []
-        deleted += report.deleted.files
-        time.sleep(0.2)
-    return deleted
 
 
 def test_no_kernel_is_lost_and_no_restore_fails(tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
