@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from pathlib import Path
@@ -68,6 +68,17 @@ def load_settings(environ: Mapping[str, str] | None = None, folder: Path | None 
     values |= {n: (environ[v], v) for n, v in _VARIABLES.items() if environ.get(v)}
     values |= {n: (value, f"argument {n}") for n, value in arguments.items() if value is not None}
     return Settings(**{name: _parse(name, value, origin, folder) for name, (value, origin) in values.items()})
+
+
+def variables_of(settings: Settings, names: Iterable[str]) -> dict[str, str]:
+    """The environment variables that tell another process these settings, wherever it is."""
+    return {_VARIABLES[name]: _as_text(getattr(settings, name)) for name in names}
+
+
+def _as_text(value: str | float | tuple[str, ...] | None) -> str:
+    if value is None:
+        return "auto"
+    return ":".join(value) if isinstance(value, tuple) else str(value)
 
 
 def current_folder() -> Path | None:

@@ -116,7 +116,8 @@ def command(
 
     Kernels are committed while the command runs, once they are finished, and at its end; with --ready-url also
     when the server that the command starts is ready.
-    The command gets the variables that point compilers at the cache root, and every signal that kstore gets.
+    The command gets the variables that point compilers at the cache root, the options' own (KSTORE_ROOT and others),
+    and every signal that kstore gets.
     Trouble with the store is a warning, and the command runs cold. All that kstore says goes to stderr, what
     --json asks for too: stdout is the command's.
     """
@@ -124,6 +125,7 @@ def command(
 
     output, environ = invocation.output, dict(os.environ)
     store = invocation.store(environ)
+    environ.update(invocation.variables(store))
     if seed:
         check_key(seed)
     store.scope(key)  # A bad key or setting stops here. What follows is trouble, which does not.

@@ -56,6 +56,12 @@ class Invocation:
         settings: dict[str, Any] = dict(self.settings)
         return Store(settings.pop("store", None), environ=environ, **settings)
 
+    def variables(self, store: Store) -> dict[str, str]:
+        """What tells a command that uses kstore itself the settings of this command line."""
+        from kstore.settings import variables_of
+
+        return variables_of(store.settings, [name for name, value in self.settings.items() if value is not None])
+
 
 class Command(click.Command):
     """A command whose help lists its exit codes."""

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from kstore.components.variables import MANAGED
-from tests.cli.commandline import REPOSITORY, TICK, Cli, compiling, read_terminal
+from tests.cli.commandline import ENVIRONMENT, GPU, REPOSITORY, TICK, Cli, compiling, read_terminal
 
 COUNT_SIGNALS = """
 import os, pathlib, signal, sys, time
@@ -124,6 +124,44 @@ def test_nothing_of_how_kstore_waits_is_inherited(cli: Cli) -> None:
 def ordinary(masks: str) -> list[int]:
     """Signals 1 to 31: those above are the C library's own."""
     return [int(line.split()[1], 16) & 0x7FFFFFFF for line in masks.splitlines()]
+
+
+USES_KSTORE = """
+import kstore, os, pathlib
+with kstore.synchronized("my/v1") as cache:
+    folder = pathlib.Path(os.environ["TORCHINDUCTOR_CACHE_DIR"], "ab")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "ctwo.py").write_text("two")
+print(cache.restored.status, cache.restored.files, cache.committed.new_files, folder)
+"""
+
+
+def test_a_command_that_uses_kstore_itself_works_with_the_same_store_and_cache_root(cli: Cli) -> None:
+    cli.publish("my/v1", "one")
+    own = {name: value for name, value in os.environ.items() if not name.startswith("KSTORE_")}
+    options = (
+        "--store",
+        str(cli.store),
+        "--cache-root",
+        str(cli.cache_root),
+        "--gpu",
+        GPU,
+        "--environment",
+        ENVIRONMENT,
+    )
+    result = cli.process("exec", "my/v1", *options, "--", sys.executable, "-c", USES_KSTORE, env=own)
+
+    assert result.out == f"current 1 1 {cli.cache_root}/inductor/ab\n"
+    assert newest_files(cli) == 2
+
+
+def test_the_command_gets_the_options_as_variables(cli: Cli) -> None:
+    options = ("--store", "a:b", "--cache-root", "c", "--layout", "auto", "--lease-ttl", "90s")
+    show = 'echo "$KSTORE_ROOT $KSTORE_CACHE_ROOT $KSTORE_LAYOUT $KSTORE_LEASE_TTL $KSTORE_GPU ${KSTORE_MODE-unset}"'
+    result = cli.process("exec", "my/v1", *options, "--", "sh", "-c", show, cwd=cli.folder)
+
+    here = cli.folder
+    assert result.out == f"{here}/a:{here}/b {here}/c auto 90.0 {GPU} unset\n"
 
 
 # ---- signals
