@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -166,6 +166,22 @@ class CommitReport:
     def as_json(self) -> dict[str, Any]:
         """For machines."""
         return {"schema": SCHEMA, **asdict(self), "skipped": _skipped(self.skipped)}
+
+
+def summed(checkpoints: Sequence[CommitReport], last: CommitReport) -> CommitReport:
+    """What a job has published in all: `checkpoints`, where there are any, up to its last commit."""
+    if not checkpoints or last is checkpoints[0]:
+        return last
+    return replace(
+        last,
+        status=CommitStatus.COMMITTED,
+        new_files=sum(report.new_files for report in checkpoints),
+        new_blobs=sum(report.new_blobs for report in checkpoints),
+        uploaded=sum(report.uploaded for report in checkpoints),
+        seconds=sum(report.seconds for report in checkpoints),
+        layout=checkpoints[-1].layout,
+        components=last.components or checkpoints[-1].components,
+    )
 
 
 def count_components(entries: Iterable[tuple[str, Entry]]) -> dict[str, Count]:

@@ -228,8 +228,11 @@ class _Commits:
 
     def as_json(self) -> dict[str, Any]:
         """For machines: how many commits have published something, and when the server was ready."""
-        checkpoints = len(self._live.checkpoints) if self._live else 0
-        return {"checkpoints": checkpoints, "ready": self.ready and ready_as_json(self.ready)}
+        return {"checkpoints": len(self._checkpoints), "ready": self.ready and ready_as_json(self.ready)}
+
+    @property
+    def _checkpoints(self) -> list[CommitReport]:
+        return self._live.checkpoints if self._live else []
 
     def start(self, settle: int, every: int, *, is_live: bool, ready_url: str | None) -> None:
         """Commit while the command runs, unless this worker only reads."""
@@ -268,7 +271,7 @@ class _Commits:
             status = CommitStatus.TIMEOUT if is_late else CommitStatus.FAILED
             return CommitReport(status, self._key, error=_describe(error))
         tell_trouble(self._output, report)
-        self._output.say(committed(report))
+        self._output.say(committed(report, self._checkpoints))
         return report
 
     def _commit(self) -> CommitReport:

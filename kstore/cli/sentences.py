@@ -56,16 +56,22 @@ def check_required(report: RestoreReport) -> None:
         raise MissError(f"{restored(report, None)}; leave out --require to start without")
 
 
-def committed(report: CommitReport) -> str:
-    """One line."""
+def committed(report: CommitReport, checkpoints: Sequence[CommitReport] = ()) -> str:
+    """One line; of a job's last commit, `checkpoints` are what the report sums up."""
     if report.status is CommitStatus.READ_ONLY:
         return f"nothing is committed to {report.key}: the mode is read"
     if report.status is CommitStatus.UNCHANGED:
         return _unchanged(report)
-    return (
-        f"committed {report.key} generation {report.generation}: {files(report.new_files, 'new ')} of {report.files}, "
-        f"{size(report.uploaded)} uploaded in {duration(report.seconds)} ({report.layout})"
-    )
+    uploaded = f"{size(report.uploaded)} uploaded in {duration(report.seconds)} ({report.layout})"
+    new = files(report.new_files, "new ")
+    if checkpoints and report is not checkpoints[0]:
+        return f"committed {report.key} {_generations(checkpoints)} while it ran: {new}, {uploaded}"
+    return f"committed {report.key} generation {report.generation}: {new} of {report.files}, {uploaded}"
+
+
+def _generations(checkpoints: Sequence[CommitReport]) -> str:
+    first, last = checkpoints[0].generation, checkpoints[-1].generation
+    return f"generation {first}" if first == last else f"generations {first} to {last}"
 
 
 def _unchanged(report: CommitReport) -> str:

@@ -20,7 +20,7 @@ from kstore.errors import KstoreError
 from kstore.live.schedule import SHARE, Plan, Schedule, Step
 from kstore.local.activity import Activity
 from kstore.local.watch import Blind, FolderWatch, outermost
-from kstore.report import CommitReport, CommitStatus
+from kstore.report import CommitReport, CommitStatus, summed
 from kstore.store import Store
 
 log = logging.getLogger(__name__)
@@ -121,6 +121,7 @@ class LiveCommits:
         """Publish what there is, and with `is_last` end. Waits up to `seconds`; 0 is no limit.
 
         With `releases`, others that wait for what this worker compiles need wait no longer, whatever was published.
+        The last report sums up what has been published since `start`.
 
         Raises:
             WaitTimeout: it has taken longer. It may still succeed.
@@ -129,7 +130,7 @@ class LiveCommits:
         if not self.is_here:
             raise KstoreError("a child commits nothing: the process that it was forked from does")
         if self._thread.ident is None:
-            return self._commit(is_last or releases)
+            return self._commit(_Request(None, is_last, releases))
         answer: Future[CommitReport] = Future()
         self._requests.put(_Request(answer, is_last, releases))
         if self._is_closed or not self._thread.is_alive():
@@ -249,7 +250,7 @@ class LiveCommits:
             if step is Step.AHEAD:
                 self._store.upload_ahead(self._key)
             else:
-                self._last = self._commit(request.is_last or request.releases)
+                self._last = self._commit(request)
         except Exception as error:
             self._schedule.failed(time.monotonic())
             if answer:
@@ -262,7 +263,8 @@ class LiveCommits:
             if answer and self._last:
                 answer.set_result(self._last)
 
-    def _commit(self, releases: bool) -> CommitReport:
+    def _commit(self, request: _Request) -> CommitReport:
+        releases = request.is_last or request.releases
         report = self._store.commit(self._key) if releases else self._store.checkpoint(self._key)
         if report.status is CommitStatus.COMMITTED:
             self.checkpoints.append(report)
@@ -270,7 +272,7 @@ class LiveCommits:
                 "%s generation %d is published: %d new files, %d bytes uploaded in %.2f s",
                 self._key, report.generation, report.new_files, report.uploaded, report.seconds,
             )  # fmt: skip
-        return report
+        return summed(self.checkpoints, report) if request.is_last else report
 
     def _worked(self) -> None:
         self._expect_store()

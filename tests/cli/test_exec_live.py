@@ -59,7 +59,27 @@ def test_what_is_compiled_is_published_while_the_command_runs(cli: Cli) -> None:
     content = json.loads(err.splitlines()[-1])
 
     assert process.returncode == 0
-    assert (content["checkpoints"], content["commit"]["status"], content["commit"]["generation"]) == (1, "unchanged", 1)
+    commit = content["commit"]
+    assert (content["checkpoints"], commit["status"], commit["generation"], commit["new_files"]) == (
+        1,
+        "committed",
+        1,
+        1,
+    )
+
+
+def test_the_last_line_sums_up_what_was_published(cli: Cli) -> None:
+    process = start(cli, "--settle", "1s", program=f"{compiling_in_python('one')}; {WAITING}")
+    wait_until_published(cli, 1)
+    _, err = process.communicate("\n", timeout=PATIENCE)
+    assert "kstore: committed my/v1 generation 1 while it ran: 1 new file, " in err
+    assert "nothing new" not in err
+
+    two = f"{WAITING}; {compiling_in_python('three')}"
+    process = start(cli, "--settle", "1s", program=f"{compiling_in_python('two')}; {two}")
+    wait_until_published(cli, 2)
+    _, err = process.communicate("\n", timeout=PATIENCE)
+    assert "kstore: committed my/v1 generations 2 to 3 while it ran: 2 new files, " in err
 
 
 def test_a_command_that_is_killed_with_kstore_leaves_what_was_published(cli: Cli) -> None:

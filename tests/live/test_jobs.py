@@ -78,6 +78,15 @@ def test_a_watch_publishes_while_the_job_runs_and_what_is_left_at_its_end(place:
     assert [checkpoint.generation for checkpoint in live.checkpoints] == list(range(1, report.generation + 1))
 
 
+def test_the_last_report_sums_up_what_was_published(place: Place) -> None:
+    live = kstore.watch(KEY, **SOON, **place.settings)
+    place.tree.wrapper("one")
+    place.wait_for(1)
+    report = live.stop()
+    assert (report.status, report.generation, report.new_files) == (CommitStatus.COMMITTED, 1, 1)
+    assert report.uploaded == sum(checkpoint.uploaded for checkpoint in live.checkpoints) > 0
+
+
 def test_stopping_again_returns_the_same(place: Place) -> None:
     live = kstore.watch(KEY, **LATE, **place.settings)
     place.tree.wrapper("one")
@@ -95,7 +104,7 @@ def test_synchronized_publishes_while_its_body_runs(place: Place) -> None:
         place.tree.wrapper("one")
         place.wait_for(1)
         place.tree.wrapper("two")
-    assert cache.committed.ok
+    assert (cache.committed.status, cache.committed.new_files) == (CommitStatus.COMMITTED, 2)
     assert cache.checkpoints
     assert place.published() == 2
 
