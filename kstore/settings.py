@@ -57,7 +57,8 @@ _FILES = ("kstore.toml", "pyproject.toml")
 
 
 def load_settings(environ: Mapping[str, str] | None = None, folder: Path | None = None, **arguments: Any) -> Settings:
-    """Settings for a process in `folder`, from which relative paths count. Arguments that are None are unset.
+    """Settings for a process in `folder`, from which relative paths count, but those in a file from the file's folder.
+    Arguments that are None are unset.
 
     Raises:
         UsageError: a setting is unknown or malformed.
@@ -65,9 +66,9 @@ def load_settings(environ: Mapping[str, str] | None = None, folder: Path | None 
     environ = os.environ if environ is None else environ
     folder = folder or current_folder()
     values = _from_files(folder) if folder else {}
-    values |= {n: (environ[v], v) for n, v in _VARIABLES.items() if environ.get(v)}
-    values |= {n: (value, f"argument {n}") for n, value in arguments.items() if value is not None}
-    return Settings(**{name: _parse(name, value, origin, folder) for name, (value, origin) in values.items()})
+    values |= {n: (environ[v], v, folder) for n, v in _VARIABLES.items() if environ.get(v)}
+    values |= {n: (value, f"argument {n}", folder) for n, value in arguments.items() if value is not None}
+    return Settings(**{name: _parse(name, *value) for name, value in values.items()})
 
 
 def variables_of(settings: Settings, names: Iterable[str]) -> dict[str, str]:
@@ -90,8 +91,8 @@ def current_folder() -> Path | None:
         return None
 
 
-def _from_files(folder: Path) -> dict[str, tuple[Any, str]]:
-    """The settings of the nearest file that has any, from `folder` upwards."""
+def _from_files(folder: Path) -> dict[str, tuple[Any, str, Path | None]]:
+    """The settings of the nearest file that has any, from `folder` upwards; the file, and its folder."""
     for parent in (folder, *folder.parents):
         for name in _FILES:
             path = parent / name
@@ -99,7 +100,7 @@ def _from_files(folder: Path) -> dict[str, tuple[Any, str]]:
                 unknown = set(section) - set(_NAMES)
                 if unknown:
                     raise UsageError(f"{path} has unknown settings: {', '.join(sorted(unknown))}")
-                return {key: (value, str(path)) for key, value in section.items()}
+                return {key: (value, str(path), parent) for key, value in section.items()}
     return {}
 
 

@@ -97,6 +97,19 @@ def test_paths_are_absolute_and_know_the_home_folder(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize("file", ["kstore.toml", "pyproject.toml"])
+def test_paths_in_a_file_count_from_its_folder(tmp_path: Path, file: str) -> None:
+    section = "[tool.kstore]\n" if file == "pyproject.toml" else ""
+    (tmp_path / file).write_text(f'{section}store = ["store", "../base"]\ncache_root = "local"\n')
+    (tmp_path / "jobs").mkdir()
+    settings = load(tmp_path / "jobs")
+    assert (settings.store, settings.cache_root) == (
+        (f"{tmp_path}/store", f"{tmp_path.parent}/base"),
+        f"{tmp_path}/local",
+    )
+    assert load(tmp_path / "jobs", {"KSTORE_ROOT": "store"}).store == (f"{tmp_path}/jobs/store",)
+
+
+@pytest.mark.parametrize("file", ["kstore.toml", "pyproject.toml"])
 def test_an_unknown_setting_is_refused(tmp_path: Path, file: str) -> None:
     section = "[tool.kstore]\n" if file == "pyproject.toml" else ""
     (tmp_path / file).write_text(f'{section}stroe = "/x"\n')
