@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,7 @@ _NAMES = tuple(field.name for field in fields(Settings))
 _VARIABLES = {name: f"KSTORE_{'ROOT' if name == 'store' else name.upper()}" for name in _NAMES}
 _MOST_SECONDS = 3_153_600_000
 _FILES = ("kstore.toml", "pyproject.toml")
+_TABLE = b"tool.kstore"
 
 
 def load_settings(environ: Mapping[str, str] | None = None, folder: Path | None = None, **arguments: Any) -> Settings:
@@ -114,11 +116,23 @@ def _is_file(path: Path) -> bool:
 
 
 def _section(path: Path) -> dict[str, Any]:
-    """The settings in a file. A pyproject.toml that is not TOML is another tool's trouble, not a job's."""
+    """The settings in a file. A pyproject.toml that is not TOML is another tool's trouble, not a job's.
+
+    What another user wrote is passed over, or he could choose the store that this user loads code from.
+    """
     import tomllib
 
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        owner, text = _read(path)
+        if owner not in (0, os.geteuid()):
+            _pass_over(
+                path, f"it belongs to user {owner}, and only this user's and root's count", has_settings=_TABLE in text
+            )
+            return {}
+        content = tomllib.loads(text.decode())
+    except PermissionError as error:
+        _pass_over(path, f"it cannot be read ({error.strerror})", has_settings=False)
+        return {}
     except (OSError, ValueError) as error:
         if path.name != _FILES[0]:
             log.debug("%s cannot be read: %s", path, error)
@@ -128,6 +142,19 @@ def _section(path: Path) -> dict[str, Any]:
         return dict(content if path.name == _FILES[0] else content.get("tool", {}).get("kstore", {}))
     except (AttributeError, TypeError, ValueError) as error:
         raise UsageError(f"{path} has no table [tool.kstore] of settings: {error}") from error
+
+
+def _read(path: Path) -> tuple[int, bytes]:
+    """Whose the file is, and what is in it."""
+    with path.open("rb") as file:
+        return os.fstat(file.fileno()).st_uid, file.read()
+
+
+@cache
+def _pass_over(path: Path, why: str, *, has_settings: bool) -> None:
+    """Say so, once. A pyproject.toml without settings is passed over anyway."""
+    level = logging.WARNING if has_settings or path.name == _FILES[0] else logging.DEBUG
+    log.log(level, "the settings in %s are passed over: %s; take a file of your own, or KSTORE_* variables", path, why)
 
 
 def _parse(name: str, value: Any, origin: str, folder: Path | None) -> Any:

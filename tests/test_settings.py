@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -11,6 +14,8 @@ from kstore.components import load_table
 from kstore.errors import UsageError
 from kstore.settings import Mode, Settings, load_settings
 from tests.trees import in_processes
+
+SOMEBODY = 65533
 
 
 def load(folder: Path, environ: dict[str, str] | None = None, **arguments: Any) -> Settings:
@@ -218,3 +223,61 @@ def test_a_folder_that_may_not_be_looked_into_has_no_settings(tmp_path: Path) ->
     (tmp_path / "closed").mkdir(mode=0o700)
     (tmp_path / "closed/kstore.toml").write_text('store = "/other"\n')
     assert in_processes(load_as_somebody, [()]) == [Settings().store]
+
+
+def as_somebody(folder: Path) -> tuple[tuple[str, ...], list[str]]:
+    """The store, and what is logged, of an ordinary user in `folder`, who asks twice."""
+    lines: list[str] = []
+    logger = logging.getLogger("kstore.settings")
+    logger.addFilter(lambda record: bool(lines.append(record.getMessage())))
+    os.seteuid(SOMEBODY)
+    load_settings({}, folder)
+    return load_settings({}, folder).store, lines
+
+
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """A folder of root's that everybody may look into."""
+    with TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        yield Path(folder)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize("file", ["kstore.toml", "pyproject.toml"])
+@pytest.mark.parametrize(("owner", "counts"), [(0, True), (SOMEBODY, True), (SOMEBODY + 1, False)])
+def test_only_files_of_this_user_and_of_root_count(shared: Path, file: str, owner: int, counts: bool) -> None:
+    path = shared / file
+    path.write_text('[tool.kstore]\nstore = "/other"\n' if file == "pyproject.toml" else 'store = "/other"\n')
+    os.chown(path, owner, owner)
+    ((store, lines),) = in_processes(as_somebody, [(shared,)])
+
+    assert store == (("/other",) if counts else Settings().store)
+    assert [line.split(";")[0] for line in lines] == (
+        []
+        if counts
+        else [
+            f"the settings in {path} are passed over: it belongs to user {owner}, and only this user's and root's count"
+        ]
+    )
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_a_file_that_cannot_be_read_is_passed_over(shared: Path) -> None:
+    path = shared / "kstore.toml"
+    path.write_text('store = "/other"\n')
+    path.chmod(0o600)
+    ((store, lines),) = in_processes(as_somebody, [(shared,)])
+
+    assert store == Settings().store
+    assert [line.split(";")[0] for line in lines] == [
+        f"the settings in {path} are passed over: it cannot be read (Permission denied)"
+    ]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_a_project_of_another_user_that_says_nothing_of_kstore_is_no_trouble(shared: Path) -> None:
+    (shared / "pyproject.toml").write_text("[project]\nname = 'x'\n")
+    os.chown(shared / "pyproject.toml", SOMEBODY + 1, -1)
+    ((store, lines),) = in_processes(as_somebody, [(shared,)])
+    assert (store, lines) == (Settings().store, [])
