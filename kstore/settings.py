@@ -187,6 +187,8 @@ def _text(value: str) -> str:
 
 def _path(value: str | os.PathLike[str], folder: Path | None) -> str:
     path = os.path.expanduser(os.fspath(value))
+    if not path:
+        raise ValueError("a path cannot be empty")
     if "\0" in path:
         raise ValueError("a path cannot have a NUL")
     if folder is None and not os.path.isabs(path):

@@ -69,7 +69,7 @@ def test_every_setting_has_a_variable(tmp_path: Path, variable: str, text: str, 
 
 
 def test_an_empty_variable_is_unset(tmp_path: Path) -> None:
-    assert load(tmp_path, {"KSTORE_ROOT": "", "KSTORE_LAYOUT": ""}) == Settings()
+    assert load(tmp_path, {"KSTORE_ROOT": "", "KSTORE_CACHE_ROOT": "", "KSTORE_LAYOUT": ""}) == Settings()
 
 
 def test_the_nearest_file_is_used(tmp_path: Path) -> None:
@@ -144,6 +144,7 @@ def test_an_unknown_setting_is_refused(tmp_path: Path, file: str) -> None:
         {"components": []},
         {"store": "\0"},
         {"cache_root": "/a\0"},
+        {"cache_root": ""},
     ],
     ids=str,
 )
