@@ -31,7 +31,7 @@ from kstore.hits.counters import Counters
 from kstore.live.endings import OnTermination
 from kstore.polls import check_wait
 from kstore.report import CommitReport, CommitStatus, RestoreReport, RestoreStatus
-from kstore.scope import check_key
+from kstore.scope import check_generation, check_key
 from kstore.store import Store
 
 log = logging.getLogger("kstore")
@@ -87,6 +87,7 @@ class synchronized(ContextDecorator):
         """What the last commit did."""
         self.usage = UsageReport(key)
         """What became of what was restored; known at the end."""
+        check_generation(generation)
         self._choice: dict[str, Any] = {
             "generation": generation, "seed": seed, "wait": check_wait(wait), "group": group, "uniform": uniform
         }  # fmt: skip

@@ -29,6 +29,18 @@ def check_key(key: str) -> str:
     return key
 
 
+def check_generation(generation: int | None) -> None:
+    """None leaves the choice to whom it is given.
+
+    Raises:
+        UsageError: it is not the number of a generation.
+    """
+    if generation is None:
+        return
+    if not isinstance(generation, int) or isinstance(generation, bool) or generation < 1:
+        raise UsageError(f"generation={generation!r} is no whole number from 1; `kstore show` lists generations")
+
+
 def _check_tag(kind: str, tag: str) -> None:
     if not _TAG.fullmatch(tag) or len(tag) > MAX_KEY_LENGTH:
         raise UsageError(f"{kind} {tag!r} is not made of letters, digits, '.', '_', '+' and '-'")

@@ -23,7 +23,7 @@ from kstore.progress import Progress
 from kstore.ranks import Agreement, Rank, find_rank
 from kstore.refs import Ref, RefState
 from kstore.report import CommitReport, CommitStatus, RestoreReport
-from kstore.scope import Scope, check_key, choices, chosen
+from kstore.scope import Scope, check_generation, check_key, choices, chosen
 from kstore.settings import Mode, Settings, load_settings
 from kstore.snapshot import Snapshot
 from kstore.storage import DEFAULT_GRACE, Storage, reporting_trouble
@@ -115,6 +115,7 @@ class Store:
 
         for name in filter(None, (key, seed)):
             check_key(name)
+        check_generation(generation)
         until, self.storage.trouble = time.monotonic() + check_wait(wait), ""
         rank = find_rank(self.environ) if group else None
         with reporting_trouble(self.location, "restore from"):
@@ -262,6 +263,7 @@ class Store:
         """Publish an earlier generation as the newest; by default the last one that holds something else."""
         from kstore.generations import before_newest, republish
 
+        check_generation(generation)
         with self._maintaining("roll back in"):
             scope = self._one_scope(key)
             refs = self.storage.refs
@@ -272,12 +274,14 @@ class Store:
 
     def pin(self, key: str, generation: int) -> Scope:
         """Keep a generation whatever gc is told; returns the scope that it is of."""
+        check_generation(generation)
         with self._maintaining("pin in"):
             self.storage.refs.pin(scope := self._one_scope(key), generation)
             return scope
 
     def unpin(self, key: str, generation: int) -> Scope:
         """Let gc decide about a generation again; returns the scope that it is of."""
+        check_generation(generation)
         with self._maintaining("unpin in"):
             self.storage.refs.unpin(scope := self._one_scope(key), generation)
             return scope

@@ -1093,6 +1093,23 @@ def test_a_bad_seed_always_raises(tmp_path: Path, functions: dict[str, Any]) -> 
         restore(KEY, seed="../x", store=tmp_path / "store", **functions)
 
 
+@pytest.mark.parametrize("generation", ["1", 1.0, True, 0, -1], ids=repr)
+@pytest.mark.parametrize("call", ["restore", "rollback", "pin", "unpin"])
+def test_what_is_no_generation_is_refused(first: Node, call: str, generation: Any) -> None:
+    first.tree.wrapper()
+    first.commit()
+    with pytest.raises(UsageError, match=f"generation={generation!r}"):
+        getattr(first.store, call)(KEY, generation=generation)
+
+
+@pytest.mark.parametrize("function", [restore, synchronized])
+def test_it_is_refused_before_anything_is_done(
+    tmp_path: Path, functions: dict[str, Any], function: Callable[..., Any]
+) -> None:
+    with pytest.raises(UsageError, match="generation='1'"):
+        function(KEY, generation="1", store=tmp_path / "store", **functions)
+
+
 def test_a_miss_is_no_trouble(tmp_path: Path, functions: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
     assert restore(KEY, store=tmp_path / "store", **functions).status is RestoreStatus.MISS
     assert warnings(caplog) == []
