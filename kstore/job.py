@@ -106,12 +106,14 @@ class synchronized(ContextDecorator):
         """Decorate it.
 
         Raises:
-            UsageError: it is a coroutine or a generator, which runs when its caller has returned.
+            UsageError: it is a coroutine or a generator, which runs when its caller has returned; or a class.
         """
-        if any(is_late(function) for is_late in _RUN_LATER):
-            raise UsageError(
-                f"{function.__qualname__} does its work after it was called; use `with kstore.synchronized(…)` in it"
-            )
+        name = getattr(function, "__qualname__", repr(function))
+        if isinstance(function, type):
+            raise UsageError(f"{name} is a class; decorate the method that compiles, or its `__init__`")
+        called = (function, getattr(type(function), "__call__", None))  # noqa: B004
+        if any(is_late(one) for is_late in _RUN_LATER for one in called):
+            raise UsageError(f"{name} does its work after it was called; use `with kstore.synchronized(…)` in it")
         return super().__call__(function)
 
     def _recreate_cm(self) -> Self:

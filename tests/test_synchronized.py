@@ -6,6 +6,7 @@ import os
 import re
 import signal
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from threading import Barrier, Thread
 from typing import Any
@@ -92,10 +93,29 @@ def generator() -> Iterator[None]:
     yield
 
 
-@pytest.mark.parametrize("function", [coroutine, generator])
+class Coroutine:
+    async def __call__(self) -> None:
+        pass
+
+
+LATE = [coroutine, generator, partial(coroutine), Coroutine()]
+
+
+@pytest.mark.parametrize("function", LATE, ids=["coroutine", "generator", "partial", "object"])
 def test_what_works_after_it_was_called_is_refused(function: Callable[[], object], settings: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match=f"{function.__name__} .*with kstore.synchronized"):
+    name = re.escape(getattr(function, "__qualname__", repr(function)))
+    with pytest.raises(UsageError, match=f"{name} .*with kstore.synchronized"):
         kstore.synchronized(KEY, **settings)(function)
+
+
+def test_a_class_is_refused_as_it_would_become_a_function(settings: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="Tree is a class"):
+        kstore.synchronized(KEY, **settings)(Tree)
+
+
+def test_objects_that_are_called_may_be_decorated(tree: Tree, settings: dict[str, Any]) -> None:
+    kstore.synchronized(KEY, **settings)(partial(tree.wrapper, "one"))()
+    assert published(settings) == 1
 
 
 def test_a_child_that_was_forked_in_the_block_commits_nothing(tree: Tree, settings: dict[str, Any]) -> None:
