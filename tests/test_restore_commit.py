@@ -1158,6 +1158,32 @@ def test_trouble_does_not_disturb_the_body(
     assert len(warnings(caplog)) == 2
 
 
+OTHER = "other/v1"
+
+
+def test_a_root_with_the_kernels_of_another_key_is_a_warning(first: Node, caplog: pytest.LogCaptureFixture) -> None:
+    first.tree.wrapper()
+    first.commit()
+    assert first.restore(OTHER).status is RestoreStatus.MISS
+    (line,) = warnings(caplog)
+    assert f"has the kernels of {KEY}, and is used for {OTHER} now" in line
+    assert first.commit(OTHER).status is CommitStatus.COMMITTED
+    first.restore(OTHER)
+    assert warnings(caplog) == [line]
+
+
+def test_a_root_with_the_kernels_of_the_seed_is_none(
+    first: Node, second: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    first.tree.wrapper()
+    first.commit()
+    assert second.restore(OTHER, seed=KEY).status is RestoreStatus.SEEDED
+    assert second.restore(OTHER, seed=KEY).status is RestoreStatus.SEEDED
+    second.commit(OTHER)
+    second.restore(OTHER)
+    assert warnings(caplog) == []
+
+
 def test_a_backend_is_enough_to_find_what_a_ref_names(first: Node) -> None:
     """Everything but refs is named by its content, and every ref names content."""
     backend = PosixBackend(first.location)

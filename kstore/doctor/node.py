@@ -38,7 +38,7 @@ def check_node(store: Store, key: str, newest: Newest | None, *, may_link: bool)
         except (KstoreError, OSError) as error:
             yield bad("cache root", str(error), "set KSTORE_CACHE_ROOT to a folder that this user can write")
         else:
-            yield _check_root(path, newest)
+            yield _check_key(path, key, worker.state.key()) or _check_root(path, newest)
             link, is_copy = _check_link(store, worker) if may_link else (None, False)
             if link:
                 yield link
@@ -83,6 +83,14 @@ def _nearest(path: str) -> str:
 def _check_disk(path: str, newest: Newest | None, *, takes_all: bool) -> Iterator[Check]:
     yield _check_space(path, newest, takes_all=takes_all)
     yield _check_inodes(path, newest)
+
+
+def _check_key(path: str, key: str, other: str) -> Check | None:
+    """Whether the root is another key's; a seed's it may be until the first commit."""
+    if not key or other in ("", key):
+        return None
+    found = f"{path} has the kernels of {other}, and a commit publishes all of them under {key}"
+    return warning("cache root", found, f"give each key a cache root of its own, unless {other} is the seed of {key}")
 
 
 def _check_root(path: str, newest: Newest | None) -> Check:

@@ -222,6 +222,12 @@ class StateFolder:
             return content["store"] == store and read_ref(content) == ref
         return False
 
+    def key(self) -> str:
+        """The key of the generation that the root grew from; empty if it has no base. Needs no lock."""
+        with suppress(*UNREADABLE):
+            return read_ref(json.loads(read_whole(self._sync))).scope.key
+        return ""
+
     def save_index(self, index: Index) -> int:
         """Replace the index. Returns when, by the clock of the root's filesystem, in nanoseconds."""
         data = index.dump()

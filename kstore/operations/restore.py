@@ -75,10 +75,21 @@ def wait_for(worker: Worker, request: Request) -> Waited:
 
 def choose(worker: Worker, request: Request) -> tuple[Snapshot | None, RestoreStatus]:
     """What there is to restore, and how a restore of it is called."""
+    _warn_of_another_key(worker, request)
     snapshot, status = _choose(worker, request)
     if snapshot and worker.may_write and not snapshot.ref.depth:
         mark_used(worker.store.backend, snapshot.ref.scope)
     return snapshot, status
+
+
+def _warn_of_another_key(worker: Worker, request: Request) -> None:
+    """A commit takes a whole root: what is in it of another key would be published under this one as well."""
+    key, other = worker.scope.key, worker.state.key()
+    if other not in ("", key, request.seed):
+        log.warning(
+            "the cache root %s has the kernels of %s, and is used for %s now: a commit publishes all of them under it; "
+            "give each key a cache root of its own", worker.root.path, other, key,
+        )  # fmt: skip
 
 
 def place(

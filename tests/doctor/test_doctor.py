@@ -64,6 +64,12 @@ def test_where_the_builder_itself_looks_nothing_is_wrong(published: Node) -> Non
     ]  # fmt: skip
 
 
+def test_a_root_with_the_kernels_of_another_key_is_a_warning(published: Node) -> None:
+    found = worst(published.store, "other/v1")["cache root"]
+    assert f"has the kernels of {KEY}" in found.found
+    assert "a cache root of its own" in found.advice
+
+
 def test_without_a_key_no_cache_root_is_claimed(
     published: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
