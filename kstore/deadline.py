@@ -36,6 +36,20 @@ class Waiting:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._is_over = False
+        self._held_up = ""
+
+    @contextmanager
+    def held_up(self, what: str) -> Iterator[None]:
+        """Name what the operation waits for meanwhile, which is then what has taken too long."""
+        self._held_up = what
+        try:
+            yield
+        finally:
+            self._held_up = ""
+
+    def describe(self, what: str) -> str:
+        """What is being done: `what`, unless something holds it up."""
+        return self._held_up or what
 
     @contextmanager
     def visible(self) -> Iterator[None]:
@@ -99,7 +113,8 @@ def answer_within(
         if is_late:  # Or interrupted.
             waiting.give_up()
     if is_late:
-        raise WaitTimeout(f"{what} has taken more than {seconds:g} s; see whether it hangs, or set KSTORE_TIMEOUT")
+        doing = waiting.describe(what)
+        raise WaitTimeout(f"{doing} has taken more than {seconds:g} s; see whether it hangs, or set KSTORE_TIMEOUT")
     return answer.result()
 
 

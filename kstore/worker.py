@@ -57,7 +57,7 @@ class Worker:
     @cached_property
     def state(self) -> StateFolder:
         """What kstore remembers of the cache root."""
-        return StateFolder(self.root, self.rules)
+        return StateFolder(self.root, self.rules, self.waiting)
 
     @property
     def links_into(self) -> str:

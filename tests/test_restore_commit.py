@@ -3,10 +3,12 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from kstore.api import commit, restore
 from kstore.backends import PosixBackend
 from kstore.blobs.loose import blob_name
 from kstore.blobs.packindex import pack_name
+from kstore.deadline import Haste, within
 from kstore.digest import digest_of
 from kstore.environment import Environment, Host
 from kstore.errors import (
@@ -28,6 +31,7 @@ from kstore.errors import (
     StoreFormatError,
     StoreUnavailable,
     UsageError,
+    WaitTimeout,
 )
 from kstore.job import synchronized
 from kstore.local import cacheroot
@@ -1156,6 +1160,15 @@ def test_trouble_does_not_disturb_the_body(
     assert ran == [True]
     assert (cache.restored.status, cache.committed.status) == (RestoreStatus.FAILED, CommitStatus.FAILED)
     assert len(warnings(caplog)) == 2
+
+
+@pytest.mark.parametrize("verb", ["restore", "commit"])
+def test_who_waits_too_long_for_a_cache_root_is_told_of_it_and_not_of_the_store(first: Node, verb: str) -> None:
+    store = first.store
+    is_held_up = Haste(lambda: store.waiting.describe("") != "", 0.0)
+    named = re.escape(f"waiting for another process that has {first.tree.root}/.kstore/lock has taken more than ")
+    with store.worker(KEY, before_import=False).state.locked(), pytest.raises(WaitTimeout, match=named):
+        within(0, store.waiting, f"what {store.location} takes", partial(getattr(store, verb), KEY), is_held_up)
 
 
 OTHER = "other/v1"

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 import filelock
 
 from kstore.components.table import KSTORE_FOLDER
+from kstore.deadline import Waiting
 from kstore.digest import DIGEST_SIZE, digest_of
 from kstore.errors import CacheRootError, IntegrityError, WaitTimeout
 from kstore.files import NO_FILE
@@ -78,8 +79,9 @@ class State:
 class StateFolder:
     """The `.kstore` folder of one cache root."""
 
-    def __init__(self, root: CacheRoot, rules: str) -> None:
+    def __init__(self, root: CacheRoot, rules: str, waiting: Waiting | None = None) -> None:
         """`rules` names the version of the component table: under other rules an index means nothing."""
+        self._waiting = waiting or Waiting()
         self._folder = root.state
         self._components = tuple(root.folders.values())
         self._index = os.path.join(self._folder, f"index-{digest_of(rules.encode()).hex()[:8]}")
@@ -120,13 +122,14 @@ class StateFolder:
 
     def _acquire(self, timeout: float = LOCK_TIMEOUT, is_done: Callable[[], bool] = lambda: False) -> bool:
         until = time.monotonic() + timeout
-        while not self._try_to_acquire(min(timeout, _TRY)):
-            if is_done():
-                return False
-            if time.monotonic() >= until:
-                raise WaitTimeout(
-                    f"another process has held {self._lock.lock_file} for {timeout:.0f} s; see whether it hangs"
-                )
+        with self._waiting.held_up(f"waiting for another process that has {self._lock.lock_file}"):
+            while not self._try_to_acquire(min(timeout, _TRY)):
+                if is_done():
+                    return False
+                if time.monotonic() >= until:
+                    raise WaitTimeout(
+                        f"another process has held {self._lock.lock_file} for {timeout:.0f} s; see whether it hangs"
+                    )
         return True
 
     def _try_to_acquire(self, timeout: float) -> bool:
