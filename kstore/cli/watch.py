@@ -25,6 +25,7 @@ from kstore.cli.ready import ready_as_json, start_ready_commit, stop_ready_commi
 if TYPE_CHECKING:
     from kstore.cli.output import Output
     from kstore.live.commits import LiveCommits
+    from kstore.live.ready import ReadyCommit
     from kstore.report import CommitReport
 
 _ENDINGS = {signal.SIGTERM, signal.SIGINT}
@@ -50,6 +51,7 @@ def command(
     warning, and it goes on trying.
     """
     from kstore.live.commits import LiveCommits
+    from kstore.report import CommitReport, CommitStatus
     from kstore.settings import Mode
 
     output, store = invocation.output, invocation.store()
@@ -59,6 +61,7 @@ def command(
     if store.settings.mode is Mode.READ:
         output.warn("the mode is read: nothing is committed")
         signal.sigwait(_ENDINGS)
+        _report(output, key, CommitReport(CommitStatus.READ_ONLY, key))
         return
     live = LiveCommits(store, key, settle=settle, every=every)
     live.start()
@@ -67,10 +70,16 @@ def command(
     signal.sigwait(_ENDINGS)
     if ready:
         stop_ready_commit(output, ready)
-    report = _finish(output, live, key, grace_period)
+    _report(output, key, _finish(output, live, key, grace_period), ready, len(live.checkpoints))
+
+
+def _report(
+    output: Output, key: str, committed: CommitReport | None, ready: ReadyCommit | None = None, checkpoints: int = 0
+) -> None:
+    """For --json."""
     if output.json:
-        reports = {"commit": report and report.as_json(), "ready": ready and ready_as_json(ready)}
-        output.document({"key": key, **reports, "checkpoints": len(live.checkpoints)})
+        reports = {"commit": committed and committed.as_json(), "ready": ready and ready_as_json(ready)}
+        output.document({"key": key, **reports, "checkpoints": checkpoints})
 
 
 def _finish(output: Output, live: LiveCommits, key: str, grace_period: int) -> CommitReport | None:

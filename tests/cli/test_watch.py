@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -75,6 +76,15 @@ def test_in_mode_read_it_does_nothing_until_it_is_told_to_end(cli: Cli) -> None:
     said = "kstore: warning: the mode is read: nothing is committed\n"
     assert end(start(cli, said=said, KSTORE_MODE="read"))[:2] == (0, "")
     assert not cli.store.exists()
+
+
+def test_in_mode_read_json_says_so_too(cli: Cli) -> None:
+    said = "kstore: warning: the mode is read: nothing is committed\n"
+    code, out, _ = end(start(cli, "--json", said=said, KSTORE_MODE="read"))
+    content = json.loads(out)
+
+    assert code == 0
+    assert (content["key"], content["commit"]["status"], content["checkpoints"]) == ("my/v1", "read-only", 0)
 
 
 def test_a_malformed_key_is_a_usage_error(cli: Cli) -> None:
