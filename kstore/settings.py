@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from functools import cache
@@ -95,15 +96,23 @@ def current_folder() -> Path | None:
 
 def _from_files(folder: Path) -> dict[str, tuple[Any, str, Path | None]]:
     """The settings of the nearest file that has any, from `folder` upwards; the file, and its folder."""
+    owners = _trusted(folder)
     for parent in (folder, *folder.parents):
         for name in _FILES:
             path = parent / name
-            if _is_file(path) and (section := _section(path)):
+            if _is_file(path) and (section := _section(path, owners)):
                 unknown = set(section) - set(_NAMES)
                 if unknown:
                     raise UsageError(f"{path} has unknown settings: {', '.join(sorted(unknown))}")
                 return {key: (value, str(path), parent) for key, value in section.items()}
     return {}
+
+
+def _trusted(folder: Path) -> set[int]:
+    """Whose files count: in a container root often works in somebody's project, whose code it runs."""
+    with suppress(OSError):
+        return {0, os.geteuid(), folder.stat().st_uid}
+    return {0, os.geteuid()}
 
 
 def _is_file(path: Path) -> bool:
@@ -115,19 +124,18 @@ def _is_file(path: Path) -> bool:
         return False
 
 
-def _section(path: Path) -> dict[str, Any]:
+def _section(path: Path, owners: Container[int]) -> dict[str, Any]:
     """The settings in a file. A pyproject.toml that is not TOML is another tool's trouble, not a job's.
 
-    What another user wrote is passed over, or he could choose the store that this user loads code from.
+    What any other user wrote is passed over, or he could choose the store that this one loads code from.
     """
     import tomllib
 
     try:
         owner, text = _read(path)
-        if owner not in (0, os.geteuid()):
-            _pass_over(
-                path, f"it belongs to user {owner}, and only this user's and root's count", has_settings=_TABLE in text
-            )
+        if owner not in owners:
+            why = f"it belongs to user {owner}, and not to this user, root or the owner of the working directory"
+            _pass_over(path, why, has_settings=_TABLE in text)
             return {}
         content = tomllib.loads(text.decode())
     except PermissionError as error:

@@ -253,14 +253,20 @@ def test_only_files_of_this_user_and_of_root_count(shared: Path, file: str, owne
     os.chown(path, owner, owner)
     ((store, lines),) = in_processes(as_somebody, [(shared,)])
 
+    why = f"it belongs to user {owner}, and not to this user, root or the owner of the working directory"
     assert store == (("/other",) if counts else Settings().store)
     assert [line.split(";")[0] for line in lines] == (
-        []
-        if counts
-        else [
-            f"the settings in {path} are passed over: it belongs to user {owner}, and only this user's and root's count"
-        ]
+        [] if counts else [f"the settings in {path} are passed over: {why}"]
     )
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_so_do_those_of_the_project_that_this_user_works_in(shared: Path) -> None:
+    (shared / "kstore.toml").write_text('store = "/other"\n')
+    for path in (shared, shared / "kstore.toml"):
+        os.chown(path, SOMEBODY + 1, -1)
+    ((store, lines),) = in_processes(as_somebody, [(shared,)])
+    assert (store, lines) == (("/other",), [])
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
