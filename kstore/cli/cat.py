@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kstore.cli.options import ERROR, INTEGRITY, MISSING, Command, Invocation, complete_key, on_scope
-from kstore.cli.words import size
+from kstore.words import size
 
 if TYPE_CHECKING:
     from kstore.cli.output import Output

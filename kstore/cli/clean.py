@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import click
 
 from kstore.cli.options import ERROR, Command, Invocation, complete_key, on_store
-from kstore.cli.words import plural, size
 from kstore.errors import KstoreError
+from kstore.words import plural, size
 
 if TYPE_CHECKING:
     from kstore.cli.output import Output

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from kstore.cli.words import shorten
+from kstore.words import shorten
 
 NARROW = 80
 _GAP = 2

@@ -16,8 +16,8 @@ import click
 
 from kstore.cli.columns import Column
 from kstore.cli.options import ERROR, Command, Invocation, output_options, pass_invocation
-from kstore.cli.words import amount, duration, size
 from kstore.errors import KstoreError
+from kstore.words import amount, duration, size
 
 if TYPE_CHECKING:
     from kstore.cli.output import Output

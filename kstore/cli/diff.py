@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kstore.cli.options import DIFFERENT, ERROR, INTEGRITY, MISSING, Command, Invocation, complete_key, on_worker
-from kstore.cli.words import plural
+from kstore.words import plural
 
 if TYPE_CHECKING:
     from kstore.cli.output import Output

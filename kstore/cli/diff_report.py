@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from kstore.cli.columns import Column, screen_width
-from kstore.cli.words import amount, in_line, plural, shorten, size
 from kstore.inspect.comparison import Change
 from kstore.inspect.kinds import Kind
+from kstore.words import amount, in_line, plural, shorten, size
 
 if TYPE_CHECKING:
     from kstore.cli.output import Output

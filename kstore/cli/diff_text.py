@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kstore.cli.words import in_line, size
 from kstore.errors import MissError
 from kstore.inspect.artifact import MAX_COMPARED, find_artifact, read_artifact, text_of, unified_diff
 from kstore.inspect.comparison import compare_sides
+from kstore.words import in_line, size
 
 if TYPE_CHECKING:
     from kstore.cli.output import Output

@@ -19,7 +19,7 @@ from kstore.cli.options import (
     scope_options,
     store_option,
 )
-from kstore.cli.words import plural
+from kstore.words import plural
 
 if TYPE_CHECKING:
     from kstore.cli.output import Output

@@ -13,8 +13,8 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from kstore.cli.options import ERROR, INTEGRITY, MISSING, Command, Invocation, complete_key, on_scope
-from kstore.cli.words import amount, size
 from kstore.errors import MissError, UsageError
+from kstore.words import amount, size
 
 if TYPE_CHECKING:
     from kstore.bundles.writer import Exported

@@ -8,7 +8,7 @@ import click
 
 from kstore.cli.columns import Column
 from kstore.cli.options import ERROR, INTEGRITY, Command, Invocation, as_bytes, as_seconds_or_none, on_store
-from kstore.cli.words import amount, duration, long_duration, plural, size
+from kstore.words import amount, duration, long_duration, plural, size
 
 if TYPE_CHECKING:
     from kstore.cli.output import Output

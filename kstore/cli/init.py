@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from kstore.cli.options import ERROR, Command, Invocation, as_seconds, on_store
-from kstore.cli.words import age, long_duration
+from kstore.words import age, long_duration
 
 
 @click.command("init", cls=Command, exit_codes=ERROR)

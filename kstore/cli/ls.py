@@ -8,7 +8,7 @@ import click
 
 from kstore.cli.columns import Column
 from kstore.cli.options import ERROR, INTEGRITY, Command, Invocation, complete_key, on_store
-from kstore.cli.words import age, size
+from kstore.words import age, size
 
 if TYPE_CHECKING:
     from kstore.errors import IntegrityError

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 import click
 
 from kstore.cli.output import Output
-from kstore.cli.words import parse_duration, parse_size
+from kstore.words import parse_duration, parse_size
 
 if TYPE_CHECKING:
     from kstore.store import Store

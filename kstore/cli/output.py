@@ -15,8 +15,8 @@ from typing import Any
 import click
 
 from kstore.cli.columns import Column
-from kstore.cli.words import printable
 from kstore.progress import Awaited, Progress
+from kstore.words import printable
 
 SCHEMA = 1
 """Version of the JSON form; fields are added, never changed."""
@@ -105,7 +105,7 @@ class Output:
         return Spinner(text, progress)
 
     def _say_awaited(self, awaited: Awaited) -> None:
-        from kstore.cli.words import waiting
+        from kstore.words import waiting
 
         self.say(waiting(awaited))
 

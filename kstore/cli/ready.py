@@ -35,7 +35,7 @@ def ready_as_json(ready: ReadyCommit) -> dict[str, Any]:
 
 def _tell(output: Output, report: CommitReport, seconds: float) -> None:
     from kstore.cli.sentences import committed, tell_trouble
-    from kstore.cli.words import duration
+    from kstore.words import duration
 
     tell_trouble(output, report)
     output.say(f"ready after {duration(seconds)}: {committed(report)}")

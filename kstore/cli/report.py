@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from kstore.cli.options import ERROR, INTEGRITY, Command, Invocation, on_store
-from kstore.cli.words import plural, size
 from kstore.errors import KstoreError, UsageError
+from kstore.words import plural, size
 
 if TYPE_CHECKING:
     from kstore.store import Store

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from kstore.cli.options import ERROR, INTEGRITY, MISSING, Command, Invocation, key_argument, on_scope
-from kstore.cli.words import amount
+from kstore.words import amount
 
 
 @click.command("rollback", cls=Command, exit_codes=ERROR | MISSING | INTEGRITY)

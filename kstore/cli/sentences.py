@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from kstore.cli.output import Output
-from kstore.cli.words import amount, duration, files, plural, size
 from kstore.errors import MissError
 from kstore.hits import Usage, UsageReport
 from kstore.local.scan import Skipped
 from kstore.report import CommitReport, CommitStatus, Count, LeftOut, RestoreReport, RestoreStatus
+from kstore.words import amount, duration, files, plural, size
 
 if TYPE_CHECKING:
     from kstore.operations.bring import Brought

@@ -10,7 +10,7 @@ import click
 
 from kstore.cli.columns import Column
 from kstore.cli.options import ERROR, INTEGRITY, MISSING, Command, Invocation, key_argument, on_scope
-from kstore.cli.words import files, moment, shorten, size
+from kstore.words import files, moment, shorten, size
 
 if TYPE_CHECKING:
     from kstore.cli.output import Output

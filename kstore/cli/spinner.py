@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from types import TracebackType
 
-from kstore.cli.words import printable, waiting
 from kstore.progress import Progress
+from kstore.words import printable, waiting
 
 _PATIENCE = 1.0  # seconds
 _PERIOD = 0.1

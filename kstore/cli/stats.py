@@ -9,7 +9,7 @@ import click
 
 from kstore.cli.columns import Column
 from kstore.cli.options import ERROR, INTEGRITY, MISSING, Command, Invocation, complete_key, on_store
-from kstore.cli.words import age, duration, plural, size
+from kstore.words import age, duration, plural, size
 
 if TYPE_CHECKING:
     from kstore.cli.output import Output

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kstore.cli.options import ERROR, INTEGRITY, MISSING, WORKERS, Command, Invocation, complete_key, on_worker
-from kstore.cli.words import duration, plural, size
+from kstore.words import duration, plural, size
 
 if TYPE_CHECKING:
     from kstore.cli.output import Output

@@ -10,7 +10,7 @@ import click
 
 from kstore.cli.columns import screen_width
 from kstore.cli.options import ERROR, MISSING, Command, Invocation, key_argument, on_worker
-from kstore.cli.words import plural, shorten
+from kstore.words import plural, shorten
 
 if TYPE_CHECKING:
     from kstore.cli.output import Output

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from tempfile import TemporaryDirectory
 
-from kstore.cli.words import files, size
 from kstore.components.table import KSTORE_FOLDER
 from kstore.doctor.check import Check, bad, ok, warning
 from kstore.doctor.published import Newest
@@ -17,6 +16,7 @@ from kstore.local.link import Linker, LinkMode
 from kstore.settings import Mode
 from kstore.store import Store
 from kstore.upload import probe_link
+from kstore.words import files, size
 from kstore.worker import Worker
 
 _ANY_KEY = "doctor"

@@ -7,7 +7,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
-from kstore.cli.words import files
 from kstore.doctor.check import Check, bad, ok, warning
 from kstore.errors import KstoreError
 from kstore.layers import attempt, unforgotten
@@ -16,6 +15,7 @@ from kstore.scope import Scope, choices
 from kstore.snapshot import Snapshot
 from kstore.storage import Storage
 from kstore.store import Store
+from kstore.words import files
 
 _NAMES = {"torch": "torch", "cuda": "CUDA", "hip": "HIP", "triton": "Triton", "python": "Python ABI"}
 _SHOWN = 4

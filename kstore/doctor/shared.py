@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterator
 from functools import partial
 
-from kstore.cli.words import size
 from kstore.deadline import Waiting, within
 from kstore.doctor.check import Check, bad, ok, warning
 from kstore.errors import KstoreError, StoreFormatError
@@ -14,6 +13,7 @@ from kstore.layers import attempt
 from kstore.settings import Mode
 from kstore.storage import Storage
 from kstore.store import Store
+from kstore.words import size
 
 _MIN_FREE = 1 << 30
 """Bytes: a commit of a large model takes as much."""

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from kstore.cli.words import parse_size
 from kstore.storage import Storage
+from kstore.words import parse_size
 from tests.cli.commandline import ENVIRONMENT, GPU, Cli
 
 

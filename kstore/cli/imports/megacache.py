@@ -20,7 +20,7 @@ from kstore.cli.options import (
     scope_options,
     store_option,
 )
-from kstore.cli.words import files
+from kstore.words import files
 
 
 @click.command("megacache", cls=Command, exit_codes=ERROR | INTEGRITY | TIMEOUT)

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from kstore.cli.words import age, amount, duration, long_duration, parse_duration, parse_size, printable, shorten, size
+from kstore.words import age, amount, duration, long_duration, parse_duration, parse_size, printable, shorten, size
 
 
 @pytest.mark.parametrize(
