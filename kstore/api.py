@@ -145,8 +145,8 @@ class OnError(StrEnum):
     COMMIT = "commit"
     """It is published: its kernels are good all the same."""
     DISCARD = "discard"
-    """Nothing is published at the end; what was published live stays, and what was compiled stays in the cache root: the
-    next commit of that publishes it.
+    """Nothing is published at the end. What was published live stays; what stays in the cache root goes with its next
+    commit.
     """
 
 

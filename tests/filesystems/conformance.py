@@ -13,7 +13,7 @@ import kstore
 from kstore.local.link import LinkMode
 from kstore.report import CommitStatus, RestoreStatus
 from kstore.store import Store
-from tests.filesystems.volumes import Volumes, fill
+from tests.filesystems.volumes import Volumes, fill, make_room
 from tests.trees import ENVIRONMENT, GPU, KEY, Tree, contents, listing
 
 SETTINGS = {"gpu": GPU, "environment": ENVIRONMENT}
@@ -132,7 +132,7 @@ class StoreAndCacheRoot:
             assert contents(root) == {}
         else:
             assert pair.portable("second") == pair.portable("first"), "links may need no space"
-        filler.unlink()
+        make_room(filler)
         assert pair.worker("second").restore(KEY).ok
         assert pair.portable("second") == pair.portable("first")
 
@@ -146,7 +146,7 @@ class StoreAndCacheRoot:
         assert report.status is CommitStatus.FAILED
         assert os.strerror(errno.ENOSPC) in report.error
         assert list((pair.store / "tmp").iterdir()) == []
-        filler.unlink()
+        make_room(filler)
         assert pair.worker("second", layout).commit(KEY).status is CommitStatus.COMMITTED
         pair.worker("third").restore(KEY)
         assert pair.portable("third") == pair.portable("second")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -122,6 +123,15 @@ def fill(volume: Path) -> Path:
             while True:
                 file.write(bytes(512))
     return filler
+
+
+def make_room(filler: Path) -> None:
+    """Remove what took all space, and wait until there is some: an NFS server keeps a file open for a while."""
+    filler.unlink()
+    until = time.monotonic() + 60
+    while not os.statvfs(filler.parent).f_bavail:
+        assert time.monotonic() < until
+        time.sleep(0.1)
 
 
 def _run(*command: object) -> None:
