@@ -74,8 +74,18 @@ class Storage:
 
     @property
     def grace(self) -> float:
-        """Seconds that superseded generations and condemned blobs are kept: commits and gc must agree on it."""
-        return float(self.settings.get("grace", DEFAULT_GRACE))
+        """Seconds that superseded generations and condemned blobs are kept: all gcs must agree on it.
+
+        Raises:
+            StoreFormatError: somebody has written there what is no time.
+        """
+        found = self.settings.get("grace", DEFAULT_GRACE)
+        if type(found) not in (int, float) or not 0 <= found < _FOR_EVER:
+            raise StoreFormatError(
+                f"{self.location}/{_SETTINGS} has the grace {json.dumps(found)}, "
+                "which is no number of seconds from 0 on; correct it there"
+            )
+        return float(found)
 
     def clock(self) -> int:
         """What time it is by the store's own clock, in nanoseconds: only ever compared with times of its files."""
@@ -228,11 +238,5 @@ def _parse_settings(location: str, data: bytes) -> dict[str, Any]:
     if found != FORMAT:
         raise StoreFormatError(
             f"the store at {location} has format {found}, this kstore reads {FORMAT}; install the version that made it"
-        )
-    grace = content.get("grace", DEFAULT_GRACE)
-    if type(grace) not in (int, float) or not 0 <= grace < _FOR_EVER:
-        raise StoreFormatError(
-            f"{location}/{_SETTINGS} has the grace {json.dumps(grace)}, "
-            "which is no number of seconds from 0 on; correct it there"
         )
     return dict(content)
