@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from kstore.errors import CacheRootError, IntegrityError
@@ -21,12 +22,14 @@ def replace_record(path: str, data: bytes) -> None:
     Raises:
         CacheRootError: it cannot be written.
     """
-    temporary = f"{path}.new"  # Only the holder of the lock writes: what a failure leaves, the next write replaces.
+    temporary = f"{path}.new"  # Only the holder of the lock writes: what a killed one leaves, the next write replaces.
     try:
         with open(temporary, "wb") as file:
             file.write(data)
         os.replace(temporary, path)
     except OSError as error:
+        with suppress(OSError):  # An NFS client tells whoever opens a file again of the write that failed.
+            os.unlink(temporary)
         raise CacheRootError(f"cannot write {path}: {error.strerror}; check the space and permissions there") from error
 
 

@@ -126,10 +126,11 @@ def fill(volume: Path) -> Path:
 
 
 def make_room(filler: Path) -> None:
-    """Remove what took all space, and wait until there is some: an NFS server keeps a file open for a while."""
+    """Remove what took all space, and wait until that is free: an NFS server keeps a file open for a while."""
+    size = filler.stat().st_size
     filler.unlink()
     until = time.monotonic() + 60
-    while not os.statvfs(filler.parent).f_bavail:
+    while (found := os.statvfs(filler.parent)).f_bavail * found.f_frsize < size / 2:
         assert time.monotonic() < until
         time.sleep(0.1)
 
