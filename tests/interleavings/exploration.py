@@ -15,6 +15,10 @@ as far as its tree is known: if nothing new is found, neither would have been fo
 One that is stopped before a step that only reads is as one stopped before the next write. So every state of the
 store that can be reached at all is also the last one of some schedule, and it is enough to check the last ones.
 To the others, who was killed looks like one that is slow: what anybody may do is found out without kills first.
+
+**Switches.** Where there are too many states, it can be limited how often an actor is interrupted: by another one
+that is let go on in its place, or for ever. Whom to let go on when one has ended is free, and so is everything
+else. An interruption before a step that commutes with all that others may do counts as one after it, and is not tried.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ import itertools
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tests.interleavings.behaviour import Behaviour, Point
 from tests.interleavings.conversation import Actor, deterministic
@@ -69,14 +74,28 @@ class Explored:
         )
 
 
-def explore(actors: Sequence[Actor], start: Contents, check: Check, *, prune: bool = True) -> Explored:
-    """Explore everything that `actors` can do together.
+class _Turn(NamedTuple):
+    """Whose turn it is."""
+
+    actor: int | None = None
+    """None if anybody may be next."""
+    switches: int | None = None
+    """How often it may still be interrupted, and those after it; None if that is not limited."""
+
+    def interrupted(self, by: int | None = None) -> _Turn:
+        return self if self.switches is None else _Turn(by, self.switches - 1)
+
+
+def explore(
+    actors: Sequence[Actor], start: Contents, check: Check, *, prune: bool = True, switches: int | None = None
+) -> Explored:
+    """Explore everything that `actors` can do together, with at most so many `switches` if that is given.
 
     Raises:
         Violation: a check failed.
     """
     with deterministic():
-        exploration = _Exploration(actors, start, check, prune)
+        exploration = _Exploration(actors, start, check, prune, _Turn(switches=switches))
         try:
             return exploration.run()
         finally:
@@ -84,18 +103,19 @@ def explore(actors: Sequence[Actor], start: Contents, check: Check, *, prune: bo
 
 
 class _Exploration:
-    def __init__(self, actors: Sequence[Actor], start: Contents, check: Check, prune: bool) -> None:
+    def __init__(self, actors: Sequence[Actor], start: Contents, check: Check, prune: bool, turn: _Turn) -> None:
         footprints = Footprints(start.folders)
         self._behaviours = [Behaviour(actor, footprints) for actor in actors]
         self._check = check
         self._prune = prune
+        self._turn = turn
         self._kills = False
         self._passes = 0
         self._contents: list[Contents] = []
         self._numbers: dict[Hashable, int] = {}
         self._start = self._number(start)
         self._moves: dict[tuple[int, Point], tuple[int, Point]] = {}
-        self._schedules: dict[tuple[int, ...], int] = {}
+        self._schedules: dict[tuple[int | None, ...], int] = {}
         """How many there are from each state."""
         self._checked: set[tuple[int, Points]] = set()
         self._path: list[tuple[int, Point | None]] = []
@@ -131,7 +151,7 @@ class _Exploration:
             self._schedules.clear()
             for behaviour in self._behaviours:
                 behaviour.settle()
-            schedules = self._visit(self._start, start)
+            schedules = self._visit(self._start, start, self._turn)
         return schedules
 
     def close(self) -> None:
@@ -141,33 +161,44 @@ class _Exploration:
     def _points(self) -> int:
         return sum(map(len, self._behaviours))
 
-    def _visit(self, store: int, points: Points) -> int:
+    def _visit(self, store: int, points: Points, turn: _Turn) -> int:
         """Explore what comes after a state; returns the number of schedules."""
-        state = store, *[point.likeness for point in points]
+        state = store, *turn, *[point.likeness for point in points]
         known = self._schedules.get(state)
         if known is not None:
             return known
-        chosen = self._choose(points)
+        chosen = self._choose(points, turn)
         if not chosen:
             self._end(store, points)
-        schedules = sum(self._let_go_on(store, points, actor) for actor in chosen) or 1
+        schedules = sum(self._let_go_on(store, points, actor, turn) for actor, turn in chosen) or 1
         self._schedules[state] = schedules
         return schedules
 
-    def _let_go_on(self, store: int, points: Points, actor: int) -> int:
+    def _let_go_on(self, store: int, points: Points, actor: int, turn: _Turn) -> int:
         point, behaviour = points[actor], self._behaviours[actor]
         self._path.append((actor, point))
         later, after = self._move(store, point, behaviour)
-        schedules = self._visit(later, _with(points, actor, after))
-        if self._kills and point.writes and behaviour.actor.can_be_killed:
+        schedules = self._visit(later, _with(points, actor, after), turn)
+        if self._kills and point.writes and behaviour.actor.can_be_killed and turn.switches != 0:
             self._path[-1] = actor, None
-            schedules += self._visit(store, _with(points, actor, behaviour.killed))
+            schedules += self._visit(store, _with(points, actor, behaviour.killed), turn.interrupted())
         self._path.pop()
         return schedules
 
-    def _choose(self, points: Points) -> list[int]:
-        """The actors to let go on: the smallest set, closed under conflicts, that one of them is in."""
+    def _choose(self, points: Points, turn: _Turn) -> list[tuple[int, _Turn]]:
+        """The actors to let go on, and whose turn it then is."""
         alive = [actor for actor, point in enumerate(points) if point.step]
+        if turn.switches is None:
+            return [(actor, turn) for actor in self._smallest(points, alive)]
+        if turn.actor not in alive:
+            return [(actor, turn._replace(actor=actor)) for actor in alive]
+        if not turn.switches or len(_closed(turn.actor, points, alive)) == 1:
+            return [(turn.actor, turn)]
+        others = [actor for actor in alive if actor != turn.actor]
+        return [(turn.actor, turn), *((actor, turn.interrupted(by=actor)) for actor in others)]
+
+    def _smallest(self, points: Points, alive: list[int]) -> list[int]:
+        """The smallest set, closed under conflicts, that one of these is in."""
         best = alive
         if self._prune:
             for first in alive:

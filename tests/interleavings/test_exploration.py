@@ -62,6 +62,7 @@ STEPS = st.one_of(
     st.tuples(NAMES, NAMES).map(lambda names: Step(Kind.MOVE, names[0], to=names[1])),
     st.sampled_from([Step(Kind.LOOK_AT_CLOCK), Step(Kind.WAIT, seconds=10.0)]),
 )
+UNLIMITED = 99
 PROGRAMS = st.lists(st.lists(STEPS, min_size=1, max_size=3), min_size=2, max_size=3)
 
 
@@ -81,25 +82,35 @@ def toy(name: str, program: list[Step]) -> Actor:
     return Actor(name, act)
 
 
-def every_end(programs: list[list[Step]]) -> Ends:
+def every_end(programs: list[list[Step]], switches: int = UNLIMITED) -> Ends:
+    """Of all schedules in which an actor is interrupted, or killed, at most so many times."""
     found: Ends = set()
 
-    def go_on(contents: Contents, places: tuple[int, ...], answers: tuple[tuple[Hashable, ...] | str, ...]) -> None:
+    def go_on(
+        contents: Contents,
+        places: tuple[int, ...],
+        answers: tuple[tuple[Hashable, ...] | str, ...],
+        last: int,
+        left: int,
+    ) -> None:
         alive = [n for n, place in enumerate(places) if place < len(programs[n]) and answers[n] != KILLED]
         if not alive:
             outcomes = tuple((str(n), answer) for n, answer in enumerate(answers))
             found.add((anonymous(contents), outcomes))
         for n in alive:
+            still = left - (last in alive and last != n)
+            if still < 0:
+                continue
             step, before = programs[n][places[n]], answers[n]
             assert isinstance(before, tuple)
             after, full = perform(contents, step)
             answer = anonymous_answer(full)
             place = places[n] + (2 if skips_next(answer) else 1)
-            go_on(after, replaced(places, n, place), replaced(answers, n, (*before, answer)))
-            if step.kind in WRITES:
-                go_on(contents, places, replaced(answers, n, KILLED))
+            go_on(after, replaced(places, n, place), replaced(answers, n, (*before, answer)), n, still)
+            if step.kind in WRITES and still:
+                go_on(contents, places, replaced(answers, n, KILLED), n, still - 1)
 
-    go_on(START, (0,) * len(programs), ((),) * len(programs))
+    go_on(START, (0,) * len(programs), ((),) * len(programs), -1, switches)
     return found
 
 
@@ -115,6 +126,14 @@ def test_what_is_pruned_makes_no_difference_to_how_it_can_end(programs: list[lis
     explore(actors, START, pruned)
     explore(actors, START, all_states, prune=False)
     assert pruned.ends == all_states.ends == every_end(programs)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(PROGRAMS, st.sampled_from([0, 1, 2, UNLIMITED]))
+def test_no_way_to_end_with_so_many_switches_is_missed(programs: list[list[Step]], switches: int) -> None:
+    actors = [toy(str(number), program) for number, program in enumerate(programs)]
+    explore(actors, START, found := Collected(len(actors)), switches=switches)
+    assert every_end(programs, switches) <= found.ends <= every_end(programs)
 
 
 def test_actors_that_do_not_meet_have_one_schedule_and_one_for_each_kill() -> None:

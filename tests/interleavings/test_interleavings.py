@@ -142,6 +142,8 @@ LARGEST_SCENES = [
 TWO_GCS_AND_MORE = [
     Scene(("gc 1", "gc 2", "commit A", "commit B"), **WITH_GC),
 ]
+EVERYBODY = Scene(("gc 1", "gc 2", "commit A", "commit B", "restore R", "forget F"), **WITH_GC)
+"""Too many for all schedules: there are billions of states."""
 MERGING = {"published": (partial(write_wrapper, by="one"), partial(write_wrapper, by="two")), "history": aged}
 """The newest generation is in two packs, which gc makes one."""
 MERGING_SCENES = [
@@ -210,10 +212,10 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bringing, "_BATCH", 1)
 
 
-def check(scene: Scene, folder: Path, layout: str) -> Explored:
+def check(scene: Scene, folder: Path, layout: str, switches: int | None = None) -> Explored:
     world = scene.world(folder, layout)
     invariants = Invariants(world, excused=scene.excused)
-    return explore([world.actor(name) for name in scene.actors], world.start, invariants)
+    return explore([world.actor(name) for name in scene.actors], world.start, invariants, switches=switches)
 
 
 @pytest.mark.parametrize("scene", SCENES, ids=str)
@@ -294,6 +296,15 @@ def test_nothing_is_lost_with_two_gcs_and_more(
     scene: Scene, tmp_path: Path, tell: Callable[[Scene, str, Explored], None]
 ) -> None:
     tell(scene, "packed", check(scene, tmp_path, "packed"))
+
+
+@ONE_COMMITS
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("switches", [0, pytest.param(1, marks=pytest.mark.exhaustive)])
+def test_nothing_is_lost_with_everybody_and_few_switches(
+    switches: int, layout: str, tmp_path: Path, tell: Callable[[Scene, str, Explored], None]
+) -> None:
+    tell(EVERYBODY, f"{layout}, switches: {switches}", check(EVERYBODY, tmp_path, layout, switches))
 
 
 @ONE_COMMITS
