@@ -507,11 +507,14 @@ def test_a_small_file_that_changes_while_it_is_uploaded_is_published_as_it_was_h
     assert node.commit().new_files == 1
 
 
-def test_without_torch_a_commit_belongs_to_what_its_root_was_restored_from(
-    first: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As in a sidecar whose image has kstore alone."""
+@pytest.fixture
+def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kstore.store.detect_environment", lambda *given: Environment("notorch", {"torch": "none"}))
+
+
+@pytest.mark.usefixtures("no_torch")
+def test_without_torch_a_commit_belongs_to_what_its_root_was_restored_from(first: Node, tmp_path: Path) -> None:
+    """As in a sidecar whose image has kstore alone."""
     other = Node(tmp_path, "first", environment="torch-other")
     other.tree.wrapper("other")
     other.commit()
@@ -522,11 +525,9 @@ def test_without_torch_a_commit_belongs_to_what_its_root_was_restored_from(
     assert (report.environment, report.new_files) == (ENVIRONMENT, 1)
 
 
-def test_without_torch_an_environment_that_was_forgotten_is_none_to_choose(
-    first: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("no_torch")
+def test_without_torch_an_environment_that_was_forgotten_is_none_to_choose(first: Node, tmp_path: Path) -> None:
     """As after an upgrade of torch, and gc of what is unused."""
-    monkeypatch.setattr("kstore.store.detect_environment", lambda *given: Environment("notorch", {"torch": "none"}))
     old = Node(tmp_path, "old", environment="torch-old")
     old.tree.wrapper("old")
     old.commit()
@@ -537,10 +538,10 @@ def test_without_torch_an_environment_that_was_forgotten_is_none_to_choose(
     assert (bare.restore().status, bare.restore().environment) == (RestoreStatus.RESTORED, ENVIRONMENT)
 
 
+@pytest.mark.usefixtures("no_torch")
 def test_without_torch_a_commit_goes_where_its_root_came_from_though_that_was_forgotten(
     first: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kstore.store.detect_environment", lambda *given: Environment("notorch", {"torch": "none"}))
     monkeypatch.setattr(cacheroot, "NUMBERED_ROOTS", tmp_path / "numbered")
     sidecar = Store(first.location, gpu=GPU, environ={})
     root = sidecar.restore(KEY).cache_root

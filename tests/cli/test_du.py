@@ -58,10 +58,11 @@ def test_a_key_that_is_not_there_is_a_miss(cli: Cli) -> None:
     assert cli("du", "your/v1").code == 3
 
 
+@pytest.mark.parametrize("command", ["du", "stats"])
 @pytest.mark.parametrize("key", ["my/", "a b", "../up"])
-def test_what_is_no_key_is_a_usage_error(cli: Cli, key: str) -> None:
+def test_what_is_no_key_is_a_usage_error(cli: Cli, command: str, key: str) -> None:
     cli.publish("my/v1")
-    result = cli("du", key)
+    result = cli(command, key)
 
     assert result.code == 2
     assert f"key {key!r} is not made of parts" in result.err

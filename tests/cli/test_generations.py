@@ -108,14 +108,17 @@ def test_what_is_not_there_is_a_miss(cli: Cli, command: tuple[str, ...]) -> None
     assert cli(*command).code == 3
 
 
-@pytest.mark.parametrize("command", [("pin", "my/v1", "1"), ("rollback", "my/v1", "1")])
-def test_which_scope_is_meant_must_be_clear(
-    cli: Cli, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def two_scopes(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KSTORE_GPU")
     for gpu in ("one-gpu", "other-gpu"):
         cli.write("inductor/ab/cone.py", "one")
         cli("commit", "my/v1", "--gpu", gpu)
+
+
+@pytest.mark.parametrize("command", [("pin", "my/v1", "1"), ("rollback", "my/v1", "1")])
+@pytest.mark.usefixtures("two_scopes")
+def test_which_scope_is_meant_must_be_clear(cli: Cli, command: tuple[str, ...]) -> None:
     result = cli(*command)
 
     assert result.code == 2
@@ -124,13 +127,8 @@ def test_which_scope_is_meant_must_be_clear(
 
 
 @pytest.mark.parametrize("command", [("pin", "my/v1", "1"), ("rollback", "my/v1", "1")])
-def test_a_scope_that_was_forgotten_is_meant_only_where_there_is_no_other(
-    cli: Cli, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("KSTORE_GPU")
-    for gpu in ("one-gpu", "other-gpu"):
-        cli.write("inductor/ab/cone.py", "one")
-        cli("commit", "my/v1", "--gpu", gpu)
+@pytest.mark.usefixtures("two_scopes")
+def test_a_scope_that_was_forgotten_is_meant_only_where_there_is_no_other(cli: Cli, command: tuple[str, ...]) -> None:
     cli("forget", "my/v1", "--gpu", "one-gpu")
     result = cli(*command)
     assert (result.code, "other-gpu" in result.out) == (0, True)
