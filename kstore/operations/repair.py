@@ -10,14 +10,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 
 from kstore.blobs import BlobStore, Layout
 from kstore.blobs.packreader import Blob, PackReader
 from kstore.errors import IntegrityError, MissError
 from kstore.files import NO_FILE
 from kstore.gc.digests import DigestSet
+from kstore.gc.mark import needs_in
 from kstore.generations import are_present, publish_loss, republish
-from kstore.leaning import leaning
 from kstore.quarantine import put_back, quarantine_blob, quarantine_pack, quarantine_ref, quarantined
 from kstore.refs import Ref
 from kstore.scope import Scope
@@ -123,11 +124,8 @@ class Repair:
         them has is given up: it may be of a key that was not verified.
         """
         blobs = BlobStore(self._backend)
-        manifest = self._storage.snapshot(ref).manifest
-        leant = leaning(manifest)
-        needs = {entry.digest: entry.size for entry in manifest.entries() if entry.digest not in leant} | ref.stored
-        inside, has = blobs.digests_in(packs), blobs.loose.has
-        wanted = {digest: size for digest, size in needs.items() if digest not in inside and not has(digest, size)}
+        needs = needs_in(blobs, replace(ref, packs=packs), self._storage.snapshot(ref).manifest)
+        wanted = {digest: size for digest, size in needs.loose.items() if not blobs.loose.has(digest, size)}
         copied = self._copy(blobs.fetch_many(wanted))
         settled = blobs.digests_in(copied) | self._lost.keys()
         lost = {digest: size for digest, size in wanted.items() if digest not in settled}
