@@ -47,6 +47,17 @@ def test_a_missed_claim_is_marked() -> None:
     assert "| 1/5 | **missed** |" in report.summary([table([2], [10], 0.1)])
 
 
+@pytest.mark.parametrize(
+    ("floor", "mark"), [(1.5, "**missed**; bare alone: 1/6.67"), (0.9, "**missed**"), (0, "**missed**")]
+)
+def test_a_claim_that_the_floor_itself_would_miss_says_so(floor: float, mark: str) -> None:
+    made = table([2], [10], 0.1)
+    made.claims = [Claim("lap", "ours", 0.1, "theirs", floor="bare")]
+    if floor:
+        made.add("another lap", "bare", floor, Unit.SECONDS)
+    assert f"| 1/5 | {mark} |" in report.summary([made])
+
+
 def test_a_table_comes_back_from_its_json() -> None:
     made = table([1.5, 2.5], [4], 0.5, Unit.BYTES)
     made.conditions.append("a place")

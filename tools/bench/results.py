@@ -36,6 +36,8 @@ class Claim:
     """The other's column; empty for a limit in the row's own unit."""
     peer_row: str = ""
     """The other's row, if it is not the same."""
+    floor: str = ""
+    """The column of who does nothing but what nobody can leave out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,8 @@ class Verdict:
     ours: float
     peer: float
     """1 where the claim names none."""
+    floor: float | None = None
+    """None if it was not measured."""
 
     @property
     def ratio(self) -> float:
@@ -56,6 +60,12 @@ class Verdict:
     def is_met(self) -> bool:
         """Whether it holds."""
         return self.ratio <= self.claim.limit
+
+    @property
+    def floor_ratio(self) -> float | None:
+        """What the floor itself takes of the peer's; None if that would do."""
+        ratio = self.floor / self.peer if self.floor and self.peer else None
+        return ratio if ratio and ratio > self.claim.limit else None
 
 
 @dataclass(slots=True)
@@ -97,7 +107,12 @@ class Table:
         """None if one of both was not measured."""
         ours = self.median(claim.row, claim.ours)
         peer = self.median(claim.peer_row or claim.row, claim.peer) if claim.peer else 1.0
-        return None if ours is None or peer is None else Verdict(claim, ours, peer)
+        return None if ours is None or peer is None else Verdict(claim, ours, peer, self._floor(claim))
+
+    def _floor(self, claim: Claim) -> float | None:
+        """It is measured in one row, with everything read before."""
+        found = (self.median(row, claim.floor) for row in self.units)
+        return next((median for median in found if median is not None), None)
 
     def as_json(self) -> dict[str, Any]:
         """For machines, with every sample and every verdict."""

@@ -22,8 +22,9 @@ def restore_link(bench: Bench) -> Table:
     bench.race(table, "local", [KstoreLoose, Fal, Link, LinkFloor], _restoring(bench))
     bench.race(table, "xfs", [KstoreOnXfs], _restoring(bench))
     ours = KstoreLoose.name
-    table.claims += [Claim(row, ours, 1 / 25, Fal.name) for row in (_WARM, _COLD)]
-    table.claims += [Claim(_WARM, ours, 1.5, LinkFloor.name), Claim(_WARM, ours, 0.4, Link.name)]
+    floor = LinkFloor.name
+    table.claims += [Claim(row, ours, 1 / 25, Fal.name, floor=floor) for row in (_WARM, _COLD)]
+    table.claims += [Claim(_WARM, ours, 1.5, floor), Claim(_WARM, ours, 0.4, Link.name, floor=floor)]
     return table
 
 
@@ -39,9 +40,13 @@ def restore_pack(bench: Bench) -> Table:
     describe(table, bench.trees.corpus, "corpus")
     bench.race(table, "local", [KstorePacked, Fal, B10, Tar, Copy, Rsync, CopyFloor], _restoring(bench))
     ours = KstorePacked.name
+    floor = CopyFloor.name
     for row in (_WARM, _COLD):
-        table.claims += [Claim(row, ours, 1 / 8, Fal.name), Claim(row, ours, 1 / 10, B10.name)]
-    table.claims += [Claim(_WARM, ours, 1.5, CopyFloor.name), Claim(_WARM, ours, 0.7, Copy.name)]
+        table.claims += [
+            Claim(row, ours, 1 / 8, Fal.name, floor=floor),
+            Claim(row, ours, 1 / 10, B10.name, floor=floor),
+        ]
+    table.claims += [Claim(_WARM, ours, 1.5, floor), Claim(_WARM, ours, 0.7, Copy.name, floor=floor)]
     return table
 
 
