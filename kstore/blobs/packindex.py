@@ -3,7 +3,7 @@
     zstd frame · zstd frame · … · skippable frame [ nonce, digests, columns, footer ]
 
 A shared filesystem charges per file, not per byte, and neighbouring kernels resemble each other: blobs are laid
-end to end in frames of about 4 MiB, each a standard zstd frame, so `zstd -d` still reads the whole. The index
+end to end in frames of about 4 MiB, each a standard zstd frame, so `zstd -d -D dictionary` reads the whole. The index
 says which blobs are in which frame; it sits where zstd skips it, and is found from the end of the file.
 A pack's id is the BLAKE3 digest of its bytes; a nonce among them makes every pack's name new, for a name that
 may be deleted is never used again.
@@ -27,6 +27,8 @@ FRAME_SIZE = 4 << 20
 """Bytes of blobs after which a frame is closed. A blob of at least this size has a frame of its own."""
 MAX_SHARED_FRAME = 2 * FRAME_SIZE
 """Bytes that a frame of several blobs stays below."""
+FRAME_HEADER = 18
+"""Bytes that zstd's header of a frame takes at most."""
 LEVEL = 3
 
 _SKIPPABLE = struct.Struct("<II")

@@ -10,8 +10,10 @@ from typing import IO, NamedTuple, Protocol, cast
 import zstandard
 
 from kstore.backends import Stat
+from kstore.blobs.dictionary import dictionary
 from kstore.blobs.packindex import (
     FOOTER_SIZE,
+    FRAME_HEADER,
     MAX_SHARED_FRAME,
     Frame,
     PackIndex,
@@ -139,7 +141,7 @@ class PackReader:
                 # The size in the frame's own header is what zstd allocates, whatever limit it is given.
                 if zstandard.frame_content_size(packed) != frame.size:
                     raise IntegrityError(f"a frame of {self._name} does not have the size it declares")
-                return memoryview(_inflater().decompress(packed))
+                return memoryview(_inflater(packed).decompress(packed))
             return self._decompress_in_chunks(frame)
         except zstandard.ZstdError as error:
             raise IntegrityError(f"a frame of {self._name} cannot be decompressed: {error}") from error
@@ -152,7 +154,8 @@ class PackReader:
         except (MemoryError, OverflowError) as error:
             raise IntegrityError(f"a frame of {self._name} declares {frame.size} bytes") from error
         filled = 0
-        with _inflater().stream_reader(cast(IO[bytes], packed)) as content:
+        header = self._read(frame.offset, min(frame.packed_size, FRAME_HEADER))
+        with _inflater(header).stream_reader(cast(IO[bytes], packed)) as content:
             while filled < frame.size and (count := content.readinto(whole[filled : filled + _CHUNK])):
                 filled += count
             if filled != frame.size or content.read(1):
@@ -182,5 +185,7 @@ class _Section:
         return data
 
 
-def _inflater() -> zstandard.ZstdDecompressor:
-    return zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW)
+def _inflater(header: bytes) -> zstandard.ZstdDecompressor:
+    """For what begins with `header`."""
+    number = zstandard.get_frame_parameters(header).dict_id
+    return zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW, dict_data=dictionary(number))

@@ -9,6 +9,7 @@ from typing import Protocol, Self
 import zstandard
 from blake3 import blake3
 
+from kstore.blobs.dictionary import NEWEST, dictionary
 from kstore.blobs.packindex import FRAME_SIZE, LEVEL, Frame, PackIndex
 from kstore.threads import Pool, submit
 
@@ -18,6 +19,8 @@ _FINE_SIZE = 8 << 20
 """Bytes at the beginning of a pack that are compressed at that level: a model takes a sixth less room for some ten
 milliseconds. Of larger packs the rest is not, for somebody waits.
 """
+_FINE_TABLES = {"hash_log": 19, "chain_log": 18}
+"""Half of that level's, for there are two of each, one of the dictionary: 6 MB less for half a hundredth more bytes."""
 _CHUNK = 1 << 20
 
 
@@ -35,9 +38,13 @@ class PackWriter:
     frames and a compressed one, or the one large blob that is being added.
     """
 
-    def __init__(self, upload: Sink, *, begun: PackIndex | None = None, size: int = 0) -> None:
-        """`begun` says what is in the `size` bytes that are there already; the id is then that of the rest."""
+    def __init__(self, upload: Sink, *, begun: PackIndex | None = None, size: int = 0, using: int = NEWEST) -> None:
+        """`begun` says what is in the `size` bytes that are there already; the id is then that of the rest.
+
+        `using` is the number of a dictionary.
+        """
         self._upload = upload
+        self._using = using
         self._hash = blake3()
         self._index = begun or PackIndex()
         self._taken = sum(self._index.sizes)
@@ -107,8 +114,14 @@ class PackWriter:
         level = _FINE_LEVEL if self._taken < _FINE_SIZE else LEVEL
         if level != self._level:
             # The window spans a frame: what a kernel resembles may be anywhere before it.
-            parameters = zstandard.ZstdCompressionParameters.from_level(level, window_log=_WINDOW_LOG)
-            self._level, self._compressor = level, zstandard.ZstdCompressor(compression_params=parameters)
+            tables = _FINE_TABLES if level == _FINE_LEVEL else {}
+            parameters = zstandard.ZstdCompressionParameters.from_level(
+                level, window_log=_WINDOW_LOG, write_dict_id=True, **tables
+            )
+            self._level = level
+            self._compressor = zstandard.ZstdCompressor(
+                compression_params=parameters, dict_data=dictionary(self._using)
+            )
 
     def _compress_in_chunks(self, data: bytes | memoryview) -> None:
         chunker = self._compressor.chunker(size=len(data), chunk_size=_CHUNK)

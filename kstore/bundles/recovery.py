@@ -8,13 +8,11 @@ from typing import IO
 
 import zstandard
 
-from kstore.blobs.packindex import FRAME_SIZE, Frame, PackIndex
+from kstore.blobs.packindex import FRAME_HEADER, FRAME_SIZE, Frame, PackIndex
 from kstore.blobs.packreader import PackReader
 from kstore.bundles.bundlefile import BundleFile
 from kstore.errors import IntegrityError
 
-_FRAME_HEADER = 18
-"""Bytes, at most."""
 _BLOCK_HEADER = 3
 _RUN, _RESERVED = 1, 3
 _CHECKSUM = 4
@@ -50,7 +48,7 @@ def _next_frame(
     packed_size = frame_size(bundle, offset)
     if not packed_size:
         return None
-    size = zstandard.frame_content_size(bundle.get("", offset, _FRAME_HEADER))
+    size = zstandard.frame_content_size(bundle.get("", offset, FRAME_HEADER))
     end, total = first, 0
     while end < len(planned) and (end == first or total < size):
         total += planned[end][1]
@@ -75,7 +73,7 @@ def frame_size(bundle: BundleFile, offset: int) -> int:
 
     No header tells: they are counted from block to block (RFC 8878, section 3.1.1).
     """
-    header = bundle.get("", offset, _FRAME_HEADER)
+    header = bundle.get("", offset, FRAME_HEADER)
     try:
         has_checksum = zstandard.get_frame_parameters(header).has_checksum
         end = offset + zstandard.frame_header_size(header)

@@ -14,6 +14,7 @@ from typing import IO, Protocol
 from blake3 import blake3
 
 from kstore.blobs.batches import fetch_in_order
+from kstore.blobs.dictionary import NONE
 from kstore.blobs.packindex import PackIndex
 from kstore.blobs.packwriter import PackWriter, Sink
 from kstore.bundles.format import Content, Header, seal
@@ -113,7 +114,7 @@ class BundleWriter:
         """Go on behind `start` bytes that hold the blobs of `begun`."""
         progress, done = self._progress, len(begun.digests)
         progress.total, progress.done = len(self._manifests) + len(self._blobs), done
-        with PackWriter(sink, begun=begun, size=start) as pack:
+        with PackWriter(sink, begun=begun, size=start, using=NONE) as pack:
             for digest, data in self._rest(done):
                 pack.add(digest, data)
                 if digest in self._manifests:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import struct
 import subprocess
 import sys
@@ -105,14 +104,6 @@ def test_equal_contents_give_different_ids(backend: PosixBackend) -> None:
 def test_the_id_is_the_digest_of_the_file(backend: PosixBackend) -> None:
     pack_id = write_pack(backend, [b"one", b"two" * 5000])
     assert digest_of(backend.get(pack_name(pack_id))).hex() == pack_id
-
-
-@pytest.mark.skipif(shutil.which("zstd") is None, reason="the zstd program is not installed")
-@pytest.mark.parametrize("case", ["small blobs", "a blob larger than a frame", "several frames of blobs"])
-def test_zstd_unpacks_the_blobs_end_to_end(backend: PosixBackend, case: str) -> None:
-    path = backend.path(pack_name(write_pack(backend, CASES[case])))
-    unpacked = subprocess.run(["zstd", "-dc", path], capture_output=True, check=True).stdout
-    assert unpacked == b"".join(CASES[case])
 
 
 def damaged(backend: PosixBackend, data: bytes, blobs: list[bytes]) -> None:

@@ -1,0 +1,109 @@
+"""What packs are compressed with, and must be readable with for as long as there are stores."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import zstandard
+
+from kstore.backends import PosixBackend
+from kstore.blobs.dictionary import FOLDER, NEWEST, NONE, dictionary
+from kstore.blobs.packindex import FRAME_SIZE, MAX_SHARED_FRAME, Frame, PackIndex, pack_name
+from kstore.blobs.packreader import PackReader
+from kstore.blobs.packwriter import PackWriter
+from kstore.digest import digest_of
+from kstore.errors import IntegrityError
+
+EVER = {0x6B730001: "88b4c28f2b220114c1e93acb75c38abc6bbc4746991be83cf080ae38950a2767"}
+"""Number → digest, of every dictionary that a store may need."""
+
+
+def content(number: int) -> bytes:
+    found = dictionary(number)
+    assert found
+    return found.as_bytes()
+
+
+WRAPPER = content(NEWEST)[-20_000:]
+"""As compilers write it, if the dictionary is what it is meant to be."""
+CASES = {
+    "one blob": [WRAPPER],
+    "several blobs": [WRAPPER, b"short", WRAPPER[::-1]],
+    "a blob larger than a frame": [WRAPPER + os.urandom(FRAME_SIZE)],
+    "a blob larger than shared frames": [WRAPPER + os.urandom(MAX_SHARED_FRAME)],
+    "several frames of blobs": [WRAPPER + os.urandom(FRAME_SIZE // 3) for _ in range(8)],
+}
+
+
+@pytest.fixture
+def backend(tmp_path: Path) -> PosixBackend:
+    return PosixBackend(tmp_path / "store")
+
+
+def write_pack(backend: PosixBackend, blobs: list[bytes], using: int = NEWEST) -> str:
+    with backend.upload() as upload, PackWriter(upload, using=using) as writer:
+        for data in blobs:
+            writer.add(digest_of(data), data)
+        pack_id = writer.finish()
+        upload.publish(pack_name(pack_id))
+    return pack_id
+
+
+def fetch(backend: PosixBackend, pack_id: str, blobs: list[bytes]) -> list[bytes]:
+    found = PackReader(backend, pack_id).fetch({digest_of(data): len(data) for data in blobs})
+    return [bytes(data) for _, data in found]
+
+
+@pytest.mark.parametrize("using", [NONE, *EVER])
+@pytest.mark.parametrize("case", CASES)
+def test_what_goes_in_comes_out(backend: PosixBackend, case: str, using: int) -> None:
+    assert fetch(backend, write_pack(backend, CASES[case], using), CASES[case]) == CASES[case]
+
+
+def test_what_the_dictionary_has_takes_no_room(backend: PosixBackend) -> None:
+    sizes = {using: backend.stat(pack_name(write_pack(backend, [WRAPPER], using))).size for using in (NONE, NEWEST)}
+    assert sizes[NEWEST] < sizes[NONE] / 5
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_each_frame_says_which_it_needs(backend: PosixBackend, case: str) -> None:
+    pack_id = write_pack(backend, CASES[case])
+    for frame in PackReader(backend, pack_id).index.frames:
+        packed = backend.get(pack_name(pack_id), frame.offset, frame.packed_size)
+        assert zstandard.get_frame_parameters(packed).dict_id == NEWEST
+
+
+@pytest.mark.skipif(shutil.which("zstd") is None, reason="the zstd program is not installed")
+@pytest.mark.parametrize("case", CASES)
+def test_zstd_unpacks_the_blobs_end_to_end(backend: PosixBackend, tmp_path: Path, case: str) -> None:
+    path = backend.path(pack_name(write_pack(backend, CASES[case])))
+    file = tmp_path / "dictionary"
+    file.write_bytes(content(NEWEST))
+    unpacked = subprocess.run(["zstd", "-dc", "-D", file, path], capture_output=True, check=True).stdout
+    assert unpacked == b"".join(CASES[case])
+
+
+@pytest.mark.parametrize("size", [1000, MAX_SHARED_FRAME + 1])
+def test_a_frame_that_needs_an_unknown_one_is_refused(backend: PosixBackend, size: int) -> None:
+    unknown = bytearray(content(NEWEST))
+    unknown[4:8] = (NEWEST + 1).to_bytes(4, "little")
+    data = os.urandom(size)
+    packed = zstandard.ZstdCompressor(dict_data=zstandard.ZstdCompressionDict(bytes(unknown))).compress(data)
+    index = PackIndex([Frame(0, len(packed), size, 1)], [digest_of(data)], [size])
+    backend.put(pack_name("0" * 64), packed + index.dump())
+    with pytest.raises(IntegrityError, match=r"dictionary 6b730002, which is unknown: .*a newer kstore wrote it"):
+        fetch(backend, "0" * 64, [data])
+
+
+def test_none_is_ever_changed_or_removed() -> None:
+    there = {int(file.name.removesuffix(".zst"), 16) for file in FOLDER.iterdir()}
+    assert {number: digest_of(content(number)).hex() for number in there} == EVER
+
+
+@pytest.mark.parametrize("number", EVER)
+def test_each_bears_its_number(number: int) -> None:
+    assert zstandard.ZstdCompressionDict(content(number)).dict_id() == number

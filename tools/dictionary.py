@@ -1,0 +1,96 @@
+"""Make a dictionary from real artifacts of Inductor and Triton.
+
+    python -m tools.dictionary NUMBER
+
+What two programs compile in a minute is what packs are taken to hold; it is neither measured by a benchmark nor in the
+corpus. NUMBER is hexadecimal; a dictionary that is there is never overwritten.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import zstandard
+
+from kstore.components import load_table
+from kstore.local.cacheroot import CacheRoot
+from kstore.local.index import Index
+from kstore.local.scan import scan
+
+PROGRAMS = {
+    "compile_dictionary_models.py": ("inductor", "TORCHINDUCTOR_CACHE_DIR"),
+    "compile_dictionary_kernels.py": ("triton", "TRITON_CACHE_DIR"),
+}
+REPOSITORY = Path(__file__).parents[1]
+DICTIONARIES = REPOSITORY / "kstore/blobs/dictionaries"
+SIZE = 512 << 10
+"""Bytes. With half as many small models take a sixth more; with twice as many a tenth less."""
+SEGMENT, STEP = 2000, 6
+"""Bytes of the pieces that are taken, and how exactly they are compared: zstd's `k` and `d`."""
+LEVEL = 19
+LARGEST = 400_000
+"""Bytes: larger samples would crowd out all others."""
+
+
+def compile_all(folder: Path) -> None:
+    """Run the compilers."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("TORCH", "TRITON"))}
+    environment |= {variable: str(folder / component) for component, variable in PROGRAMS.values()}
+    for program in PROGRAMS:
+        subprocess.run([sys.executable, str(REPOSITORY / "tests/programs" / program)], env=environment, check=True)
+
+
+def samples(folder: Path) -> Iterator[bytes]:
+    """The artifacts in their stored form, as in an image that was not built here."""
+    root = CacheRoot(str(folder), {component: str(folder / component) for component, _ in PROGRAMS.values()}, {})
+    found = scan(root, load_table(), Index(), dict, room=1 << 30)
+    for path, entry in sorted(found.files.items()):
+        data = found.kept.get(entry.digest) or Path(root.local_path(path)).read_bytes()
+        if len(data) <= LARGEST:
+            yield elsewhere(data, folder)
+
+
+def elsewhere(data: bytes, folder: Path) -> bytes:
+    """With the paths of a plain image instead of those of this machine."""
+    for here, there in places(folder).items():
+        data = data.replace(here.encode(), there.encode())
+    return data
+
+
+def places(folder: Path) -> Mapping[str, str]:
+    """This machine's, the longest first, and those that stand for them."""
+    python = f"lib/python{sys.version_info.major}.{sys.version_info.minor}"
+    return {
+        sysconfig.get_path("purelib"): f"/usr/local/{python}/site-packages",
+        str(REPOSITORY): "/app",
+        str(folder): "/tmp/kernels",
+        sys.base_prefix: "/usr/local",
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tools.dictionary", description="Make a dictionary.")
+    parser.add_argument("number", type=lambda text: int(text, 16), metavar="NUMBER")
+    number: int = parser.parse_args().number
+    with tempfile.TemporaryDirectory(prefix="kernels-") as folder:
+        compile_all(Path(folder))
+        found: list[bytes | bytearray | memoryview[int]] = [*samples(Path(folder))]
+        private = [path for path in places(Path(folder)) if path != "/usr/local"]
+    made = zstandard.train_dictionary(SIZE, found, k=SEGMENT, d=STEP, level=8, dict_id=number).as_bytes()
+    if left := [path for path in private if path.encode() in made]:
+        sys.exit(f"the dictionary has paths of this machine: {', '.join(left)}")
+    DICTIONARIES.mkdir(exist_ok=True)
+    with (DICTIONARIES / f"{number:08x}.zst").open("xb") as file:
+        packed = file.write(zstandard.compress(made, LEVEL))
+        print(f"{file.name}: {len(found)} artifacts, {len(made)} bytes, {packed} packed")
+
+
+if __name__ == "__main__":
+    main()
