@@ -2,7 +2,7 @@
 
 Each frame says by number which dictionary it was compressed with (RFC 8878, section 3.1.1.1.3). They belong to this
 package, for a store outlives a version of it: one that was ever used is never changed or removed, and another one gets
-another number. `tools.dictionary` makes them.
+another number, and comes a version before anybody writes with it. `tools.dictionary` makes them.
 """
 
 from __future__ import annotations
