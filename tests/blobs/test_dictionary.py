@@ -14,9 +14,9 @@ from kstore.backends import PosixBackend
 from kstore.blobs.dictionary import FOLDER, NEWEST, NONE, dictionary
 from kstore.blobs.packindex import FRAME_SIZE, MAX_SHARED_FRAME, Frame, PackIndex, pack_name
 from kstore.blobs.packreader import PackReader
-from kstore.blobs.packwriter import PackWriter
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError
+from tests.blobs.packs import fetch, write_pack
 
 EVER = {0x6B730001: "88b4c28f2b220114c1e93acb75c38abc6bbc4746991be83cf080ae38950a2767"}
 """Number → digest, of every dictionary that a store may need."""
@@ -44,24 +44,11 @@ def backend(tmp_path: Path) -> PosixBackend:
     return PosixBackend(tmp_path / "store")
 
 
-def write_pack(backend: PosixBackend, blobs: list[bytes], using: int = NEWEST) -> str:
-    with backend.upload() as upload, PackWriter(upload, using=using) as writer:
-        for data in blobs:
-            writer.add(digest_of(data), data)
-        pack_id = writer.finish()
-        upload.publish(pack_name(pack_id))
-    return pack_id
-
-
-def fetch(backend: PosixBackend, pack_id: str, blobs: list[bytes]) -> list[bytes]:
-    found = PackReader(backend, pack_id).fetch({digest_of(data): len(data) for data in blobs})
-    return [bytes(data) for _, data in found]
-
-
 @pytest.mark.parametrize("using", [NONE, *EVER])
 @pytest.mark.parametrize("case", CASES)
 def test_what_goes_in_comes_out(backend: PosixBackend, case: str, using: int) -> None:
-    assert fetch(backend, write_pack(backend, CASES[case], using), CASES[case]) == CASES[case]
+    pack_id = write_pack(backend, CASES[case], using)
+    assert list(fetch(backend, pack_id, CASES[case]).values()) == CASES[case]
 
 
 def test_what_the_dictionary_has_takes_no_room(backend: PosixBackend) -> None:

@@ -4,7 +4,6 @@ import os
 import struct
 import subprocess
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from kstore.blobs.packreader import PackReader
 from kstore.blobs.packwriter import PackWriter
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError
+from tests.blobs.packs import fetch, write_pack
 
 MIB = 1 << 20
 
@@ -25,21 +25,6 @@ MIB = 1 << 20
 @pytest.fixture
 def backend(tmp_path: Path) -> PosixBackend:
     return PosixBackend(tmp_path / "store")
-
-
-def write_pack(backend: PosixBackend, blobs: Iterable[bytes]) -> str:
-    with backend.upload() as upload:
-        writer = PackWriter(upload)
-        for data in blobs:
-            writer.add(digest_of(data), data)
-        pack_id = writer.finish()
-        upload.publish(pack_name(pack_id))
-    return pack_id
-
-
-def fetch(backend: PosixBackend, pack_id: str, blobs: Iterable[bytes]) -> dict[bytes, bytes]:
-    wanted = {digest_of(data): len(data) for data in blobs}
-    return {digest: bytes(data) for digest, data in PackReader(backend, pack_id).fetch(wanted)}
 
 
 def craft_pack(backend: PosixBackend, frames: bytes, index: PackIndex) -> str:
