@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import tomllib
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -25,6 +26,8 @@ _UNSAID = {"complete": ("*",)}
 _LINK = int(Flag.LINK)
 _FLAGS = (("immutable", _LINK), ("host_bound", int(Flag.HOST)), ("mtime", int(Flag.MTIME)))
 _NAMED_FLAGS = (("merge", int(Flag.MERGE)), ("relocate", int(Flag.RELOCATE)))
+_ANY_FOLDERS = r"(?>(?:.*/(?=[^/]+/?\Z))?)"
+"""All but the last part of a path. There is one way to match that, so none is tried twice."""
 _NEVER_LINKED = int(Flag.MERGE | Flag.RELOCATE | Flag.MTIME)
 _TEXTS = {
     "title": "", "variable": "", "value": "{folder}", "default": "", "pinned": "", "pinned_by": "", "within": "",
@@ -199,15 +202,25 @@ def _component(name: str, entry: Mapping[str, Any]) -> Component:
 
 def compile_patterns(patterns: Iterable[str]) -> Pattern:
     """One expression that matches where any of the `.gitignore`-like patterns does; none matches nothing."""
-    return Pattern(re.compile("|".join(map(_expression, patterns)) or r"(?!)"))
+    ends = defaultdict[str, list[str]](list)
+    for pattern in patterns:
+        lead, end = _parts(pattern)
+        ends[lead].append(end)
+    return Pattern(re.compile("|".join(f"{lead}(?:{'|'.join(ends[lead])})" for lead in ends) or r"(?!)"))
 
 
-def _expression(pattern: str) -> str:
-    folder = pattern.endswith("/")
+def _parts(pattern: str) -> tuple[str, str]:
+    """What many patterns have in common and is matched once for all of them, and the rest."""
     body = pattern.strip("/")
-    anchored = "/" in pattern.rstrip("/")
-    text = "".join(_piece(piece) for piece in re.split(r"(/\*\*/|\*\*/|/\*\*|\*|\?|\[0-9\])", body))
-    return ("" if anchored else "(?:.*/)?") + text + ("/" if folder else "")
+    lead, deep, name = body.rpartition("**/") if "/" in pattern.rstrip("/") else ("", "**/", body)
+    end = "/" if pattern.endswith("/") else ""
+    if not deep or "/" in name:
+        return "", _expression(body) + end
+    return _expression(lead) + _ANY_FOLDERS, _expression(name) + end
+
+
+def _expression(text: str) -> str:
+    return "".join(map(_piece, re.split(r"(/\*\*/|\*\*/|/\*\*|\*|\?|\[0-9\])", text)))
 
 
 def _piece(piece: str) -> str:
