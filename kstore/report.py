@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
 
+from kstore.local.found import Skipped
 from kstore.local.link import LinkMode
-from kstore.local.scan import Skipped
 from kstore.manifest import Entry
 
 SCHEMA = 1

@@ -25,6 +25,7 @@ from kstore.progress import Progress
 from kstore.quarantine import quarantined
 from kstore.refs import Delta, Ref, RefState
 from kstore.scope import Scope
+from kstore.similarity import by_similarity
 from kstore.snapshot import Snapshot
 from kstore.storage import Storage
 from kstore.worker import Worker
@@ -66,6 +67,17 @@ class Committer(Protocol):
         """How far the upload has come."""
 
 
+class Begun(Protocol):
+    """A pack that has been begun. It is finished at most once."""
+
+    layout: Layout | None
+    writer: BlobWriter | None
+    written: set[bytes]
+
+    def discard(self) -> None:
+        """Do without it."""
+
+
 class Named(Protocol):
     """Bytes that are known by name."""
 
@@ -89,8 +101,10 @@ class Uploader:
     there, and not condemned, after a place for its ref was reserved.
     """
 
-    def __init__(self, worker: Committer) -> None:
+    def __init__(self, worker: Committer, begun: Begun | None = None) -> None:
+        """`begun` is a pack that is written for a key which has no generation."""
         self._worker = worker
+        self._begun = begun
         self._storage = worker.store
         self._doomed = Doomed()
         self._siblings: tuple[str, ...] = ()
@@ -100,7 +114,7 @@ class Uploader:
         self._stored: list[tuple[tuple[str, ...], set[bytes]]] = []
         self.delta: Delta | None = None
         """What is stored of this attempt's manifest, if that is not stored whole."""
-        self.layout: Layout | None = None
+        self.layout: Layout | None = begun.layout if begun else None
         """How new blobs are stored; None before the first attempt."""
         self.packs: tuple[str, ...] = ()
         """What this commit has written and may rely on."""
@@ -121,11 +135,19 @@ class Uploader:
         self.packs = tuple(pack for packs, _ in self._stored for pack in packs)
         self._ahead = self._present(self._worker.ahead)
         self._siblings, self._sibling, self._relied = (), None, ()
+        if self._begun and not is_first:
+            self._begun.discard()
+            self._begun = None
         if is_first and self.layout is Layout.PACKED:
             found = siblings(self._worker)
             self._siblings = self._reliable(dict.fromkeys(pack for ref in found for pack in ref.packs))
             # By clocks that need not agree: any of them would do, one of the last resembles this one most.
             self._sibling = max(found, key=lambda ref: ref.created, default=None)
+
+    @property
+    def written(self) -> set[bytes]:
+        """What is in the pack that was begun, as long as that is to be finished."""
+        return self._begun.written if self._begun else set()
 
     def lacking(self, sources: Collection[Blob], theirs: Snapshot | None, base: Snapshot | None) -> list[Blob]:
         """Those that the store lacks, or that may not be relied upon, but for what may be left below."""
@@ -150,8 +172,10 @@ class Uploader:
         is condemned as a loose blob goes into a pack.
         """
         sources = {source.digest: source for source in wanted}
-        progress = self._worker.progress
-        return self._store(sources, lambda to, chosen: put_many(to, [sources[d] for d in chosen], progress), manifest)
+        progress, done = self._worker.progress, len(self.written)
+        return self._store(
+            sources, lambda to, chosen: put_many(to, [sources[d] for d in chosen], progress, done), manifest
+        )
 
     def copy(self, wanted: Mapping[bytes, int], fetch: Fetch, manifest: bytes | None = None) -> set[bytes]:
         """As `store`, of blobs given with their sizes in bytes, which `fetch` brings in an order of its own.
@@ -174,8 +198,10 @@ class Uploader:
     def _store(self, wanted: Collection[bytes], put: _Put, manifest: bytes | None) -> set[bytes]:
         doomed = [digest for digest in wanted if digest in self._doomed.blobs]
         fresh = [digest for digest in wanted if digest not in self._doomed.blobs]
+        begun, written, self._begun = self._begun, self.written, None
         with ExitStack() as stack:
-            writer = stack.enter_context(self._storage.blobs.writer(self.layout or Layout.PACKED))
+            writer = (begun and begun.writer) or self._storage.blobs.writer(self.layout or Layout.PACKED)
+            stack.enter_context(writer)
             spare = stack.enter_context(self._storage.blobs.writer(Layout.PACKED))
             refused = put(writer, fresh)
             if doomed:
@@ -184,7 +210,7 @@ class Uploader:
                 writer.put_manifest(digest_of(manifest), manifest)
             if manifest is None or not refused:
                 packs = writer.finish() + spare.finish()
-                self._stored.insert(0, (packs, {*wanted} - refused))
+                self._stored.insert(0, (packs, written | {*wanted} - refused))
                 self.packs = packs + self.packs
                 self.blobs += writer.blobs + spare.blobs
                 self.bytes += writer.size + spare.size
@@ -298,13 +324,9 @@ def probe_link(worker: Committer) -> Linker:
 
 
 def sources(worker: Worker, ours: Files, contents: Mapping[bytes, bytes], kept: Mapping[bytes, bytes]) -> list[Source]:
-    """Each blob of `ours` and of `contents` once; those in `kept` are not read again.
-
-    Sorted so that those that resemble each other are neighbours: the same artifacts take a tenth of the bytes that they
-    take in the order of their paths.
-    """
+    """Each blob of `ours` and of `contents` once, by similarity; those in `kept` are not read again."""
     found = {digest: Source(digest, len(data), partial(bytes, data)) for digest, data in contents.items()}
-    for path, entry in sorted(ours.items(), key=similarity):
+    for path, entry in sorted(ours.items(), key=by_similarity):
         if entry.digest not in found:
             data = kept.get(entry.digest)
             read = partial(_read, worker, path, entry) if data is None else partial(bytes, data)
@@ -327,15 +349,6 @@ def siblings(worker: Committer) -> list[Ref]:
             if ref and ref.state is RefState.LIVE:
                 found.append(ref)
     return found
-
-
-def similarity(item: tuple[str, Entry]) -> tuple[str, int, str]:
-    """Sorts artifacts so that those that resemble each other are neighbours: by suffix, then by size, for names say
-    less (Inductor's are hashes).
-    """
-    path, entry = item
-    name = path.rpartition("/")[2]
-    return name.rpartition(".")[2] if "." in name else "", entry.size, path
 
 
 def _read(worker: Worker, path: str, entry: Entry) -> bytes | None:

@@ -13,7 +13,8 @@ from kstore.deadline import Waiting
 from kstore.environment import Environment, Host, detect_host
 from kstore.layers import base_of
 from kstore.local.cacheroot import CacheRoot
-from kstore.local.scan import Scan, scan
+from kstore.local.found import Scan
+from kstore.local.scan import Offer, scan
 from kstore.local.state import State, StateFolder
 from kstore.local.untouched import UNMARKED, Mark, Untouched
 from kstore.manifest import Files, Flag, Manifest
@@ -80,11 +81,11 @@ class Worker:
         pool.shutdown(wait=False)
         return answer
 
-    def scan(self, state: State, room: int = 0) -> Scan:
-        """Read the cache root; up to `room` bytes of its small files are kept."""
+    def scan(self, state: State, offer: Offer | None = None) -> Scan:
+        """Read the cache root; `offer` is given what is read."""
         base = self.base(state)
         files = cache(lambda: self.files_of(base.manifest) if base else {})
-        return scan(self.root, self.table, state.index, files, room, Untouched(self.untouched(state, base), files))
+        return scan(self.root, self.table, state.index, files, Untouched(self.untouched(state, base), files), offer)
 
     def untouched(self, state: State, base: Snapshot | None) -> Mark:
         """`State.untouched`, unless it was said of another host than this: other files were placed there."""

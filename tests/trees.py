@@ -16,8 +16,9 @@ import lmdb
 
 from kstore.components import load_table
 from kstore.local.cacheroot import CacheRoot
+from kstore.local.found import Scan
 from kstore.local.index import Index
-from kstore.local.scan import Scan, scan
+from kstore.local.scan import scan
 from kstore.local.state import StateFolder
 from kstore.manifest import Entry, Flag
 from kstore.refs import Ref, Refs

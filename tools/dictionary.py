@@ -50,11 +50,11 @@ def compile_all(folder: Path) -> None:
 def samples(folder: Path) -> Iterator[bytes]:
     """The artifacts in their stored form, as in an image that was not built here."""
     root = CacheRoot(str(folder), {component: str(folder / component) for component, _ in PROGRAMS.values()}, {})
-    found = scan(root, load_table(), Index(), dict, room=1 << 30)
-    for path, entry in sorted(found.files.items()):
-        data = found.kept.get(entry.digest) or Path(root.local_path(path)).read_bytes()
-        if len(data) <= LARGEST:
-            yield elsewhere(data, folder)
+    stored: dict[bytes, bytes] = {}
+    found = scan(root, load_table(), Index(), dict, offer=stored.__setitem__)
+    for _, entry in sorted(found.files.items()):
+        if entry.size <= LARGEST:
+            yield elsewhere(stored[entry.digest], folder)
 
 
 def elsewhere(data: bytes, folder: Path) -> bytes:

@@ -74,11 +74,11 @@ class BlobWriter(Protocol):
         """Make all of them readable; returns the packs that hold them."""
 
 
-def put_many(writer: BlobWriter, sources: Sequence[Source], progress: Progress) -> set[bytes]:
-    """Store blobs; returns the digests of those that cannot be read."""
+def put_many(writer: BlobWriter, sources: Sequence[Source], progress: Progress, done: int = 0) -> set[bytes]:
+    """Store blobs; returns the digests of those that cannot be read. So many are `done` already."""
     refused = set()
-    progress.total = len(sources)
-    for progress.done, source in enumerate(sources, 1):
+    progress.done, progress.total = done, done + len(sources)
+    for progress.done, source in enumerate(sources, done + 1):
         data = source.read()
         if data is None:
             refused.add(source.digest)

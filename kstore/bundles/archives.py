@@ -25,8 +25,8 @@ from kstore.local.relocate import to_local
 from kstore.manifest import Entry, Flag, Manifest
 from kstore.refs import Ref
 from kstore.report import Count, Written
+from kstore.similarity import by_similarity
 from kstore.store import Store
-from kstore.upload import similarity
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -108,7 +108,7 @@ def _files(store: Store, ref: Ref, under: str, host: str, *, is_text: bool = Fal
     written = Written(Count(len(files), sum(entry.size for entry in files.values())), tuple(left_out))
     fetch = partial(fetch_many, store.storage, (ref,))
     folder = os.path.normpath(under or _built_in(manifest))
-    return _read(sorted(files.items(), key=similarity), folder, fetch), written
+    return _read(sorted(files.items(), key=by_similarity), folder, fetch), written
 
 
 def _check_text(paths: Iterable[str]) -> None:

@@ -24,9 +24,9 @@ from kstore.leaning import check_supported, fetch_many, standing
 from kstore.manifest import Manifest
 from kstore.progress import Progress
 from kstore.refs import Ref
+from kstore.similarity import similarity
 from kstore.snapshot import Snapshot
 from kstore.storage import Storage
-from kstore.upload import similarity
 
 _OF_THE_STORE = ("nonce", "parent")
 """What a manifest says of the store that it is in, and not of what it holds."""
@@ -74,7 +74,7 @@ class BundleWriter:
             self._manifests[digest_of(data)] = data
             contents.append(Content(snapshot.ref.scope, digest_of(data), len(data)))
             for path, entry in snapshot.manifest.items():
-                found = similarity((path, entry))
+                found = similarity(path, entry.size)
                 entries[entry.digest] = min(entries.get(entry.digest, found), found)
         self._header = Header(self._refs[0].scope.key, tuple(contents))
         order = sorted(entries.items(), key=lambda item: (item[1], item[0]))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from kstore.cli.output import Output
 from kstore.errors import MissError
 from kstore.hits import Usage, UsageReport
-from kstore.local.scan import Skipped
+from kstore.local.found import Skipped
 from kstore.report import CommitReport, CommitStatus, Count, LeftOut, RestoreReport, RestoreStatus
 from kstore.words import amount, duration, files, plural, size
 

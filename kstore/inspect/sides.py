@@ -16,7 +16,7 @@ from kstore.manifest import Files, Flag, Manifest
 from kstore.scope import Scope
 
 if TYPE_CHECKING:
-    from kstore.local.scan import Skipped
+    from kstore.local.found import Skipped
     from kstore.refs import Ref
     from kstore.store import Store
     from kstore.worker import Worker

@@ -29,7 +29,7 @@ from kstore.components.table import KSTORE_FOLDER, table_version
 from kstore.errors import ArchiveError
 from kstore.folders import make_folder
 from kstore.local.cacheroot import CacheRoot
-from kstore.local.scan import Skipped
+from kstore.local.found import Skipped
 from kstore.manifest import Flag
 from kstore.report import CommitReport, CommitStatus
 from kstore.settings import Mode

@@ -29,12 +29,12 @@ from kstore.errors import CacheRootError
 from kstore.files import NewFile, write_files
 from kstore.folders import make_folder
 from kstore.local.cacheroot import CacheRoot
+from kstore.local.found import Skipped
 from kstore.local.index import Known, is_settled
 from kstore.local.link import Link, Linker, LinkMode
 from kstore.local.move import Mover
 from kstore.local.names import refused_names
 from kstore.local.relocate import to_local
-from kstore.local.scan import Skipped
 from kstore.local.stages import find_elsewhere, open_stages
 from kstore.local.state import StateFolder
 from kstore.local.untouched import mark_folders

@@ -2,6 +2,9 @@
 
 A file whose status the index knows is not read again. A folder in which files are only ever created or replaced
 is not even listed again while its own times stand, or that which a restore gave it.
+
+All folders are looked at first. Then what has to be read is read, in the order in which it compresses best, so that it
+can be uploaded meanwhile. At last it is said which groups are whole.
 """
 
 from __future__ import annotations
@@ -9,90 +12,29 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from kstore.blobs.loose import bears_stamp
-from kstore.components import Component, Kind, Table
+from kstore.components import Component, Table
 from kstore.components.table import KSTORE_FOLDER
-from kstore.digest import digest_of
+from kstore.local.artifact import mtime_of, read_artifact
 from kstore.local.cacheroot import CacheRoot
-from kstore.local.finished import Unfinished, check_unlocked, check_whole_object, read_finished
+from kstore.local.finished import Unfinished
+from kstore.local.found import Scan, Skipped
 from kstore.local.index import Index, Known, KnownFolder, is_settled
-from kstore.local.relocate import group_children, to_stored
 from kstore.local.untouched import Untouched
-from kstore.manifest import MAX_MTIME_NS, MIN_MTIME_NS, Entry, Files, Flag
+from kstore.manifest import Files, Flag
+from kstore.similarity import similarity
 
 _GROUP, _HOST, _LINK, _RELOCATE = int(Flag.GROUP), int(Flag.HOST), int(Flag.LINK), int(Flag.RELOCATE)
 _BELOW = int(Flag.BELOW)
-_NEVER_IN_PLACE = _LINK | _RELOCATE
-_EXECUTABLE = 0o111
 _WRITING_TIME = 3600.0
 _UNFINISHED = "it is not finished"
-_SMALL = 16 << 10
-_OBJECT_FILES = (".so", ".o")
 _NOTHING_PLACED = Untouched()
 
-
-class Skipped(NamedTuple):
-    """An artifact, or a group of them, that was left out, and why."""
-
-    path: str
-    reason: str
-
-
-@dataclass(slots=True)
-class Scan:
-    """What was found. Paths are artifact paths, `<component>/…`."""
-
-    known: dict[str, Known] = field(default_factory=dict)
-    unsettled: set[str] = field(default_factory=set)
-    """Files too young for their status to be trusted later."""
-    folders: set[str] = field(default_factory=set)
-    settled_folders: dict[str, KnownFolder] = field(default_factory=dict)
-    untouched: dict[str, KnownFolder] = field(default_factory=dict)
-    """Folders that are as a restore has placed them."""
-    skipped: list[Skipped] = field(default_factory=list)
-    busy: set[str] = field(default_factory=set)
-    """Folders of the groups that somebody is writing."""
-    promised: list[str] = field(default_factory=list)
-    """Files that a `__grp__` file says are there."""
-    listed: bool = False
-    """Whether any folder has changed since it was last scanned."""
-    hashed: int = 0
-    """How many files were read."""
-    room: int = 0
-    """Bytes of small files that may still be kept."""
-    kept: dict[bytes, bytes] = field(default_factory=dict)
-    """Digest → stored form of files that were read, so that a commit need not read them again."""
-
-    @property
-    def files(self) -> Files:
-        """Every artifact."""
-        return {path: known.entry for path, known in self.known.items()}
-
-    @property
-    def index(self) -> Index:
-        """For the next scan."""
-        known = {path: file for path, file in self.known.items() if path not in self.unsettled}
-        return Index(known, self.settled_folders | self.untouched)
-
-    @property
-    def index_beside_base(self) -> Index:
-        """The same for a scan that has the same base: that tells of the folders that nobody has touched."""
-        if not self.untouched:
-            return self.index
-        files = {p: file for p, file in self.index.files.items() if p.rpartition("/")[0] not in self.untouched}
-        return Index(files, self.settled_folders)
-
-    def add(self, other: Scan) -> None:
-        """Take over what another part of the scan found."""
-        self.known |= other.known
-        self.unsettled |= other.unsettled
-        self.settled_folders |= other.settled_folders
-        self.untouched |= other.untouched
-        self.hashed += other.hashed
+Offer = Callable[[bytes, bytes], None]
+"""Is given the digest and the stored form of what is read, each once it is read."""
 
 
 def scan(
@@ -100,19 +42,22 @@ def scan(
     table: Table,
     index: Index,
     base: Callable[[], Files],
-    room: int = 0,
     untouched: Untouched = _NOTHING_PLACED,
+    offer: Offer | None = None,
 ) -> Scan:
-    """Read all components of `root`. `base` gives what was restored into it; it is asked only for unknown files.
-
-    Up to `room` bytes of what is read are kept, small files only: with those, opening takes longer than reading.
-    """
-    found = Scan(room=room)
+    """Read all components of `root`. `base` gives what was restored into it; it is asked only for unknown files."""
+    found = Scan()
+    walks = []
     for name, folder in root.folders.items():
         if _is_there(folder):
             others = {other for other in root.folders.values() if other != folder}
-            component = _ComponentScan(table[name], folder, others, index, base, untouched, found)
-            component.folder(_Place(name, folder), found)
+            walk = _Walk(table[name], folder, others, index, base, untouched, offer, found)
+            walk.folder(_Place(name, folder), found)
+            walks.append(walk)
+    for file in sorted(file for walk in walks for file in walk.unread):
+        file.walk.read(file)
+    for walk in walks:
+        walk.judge()
     return found
 
 
@@ -141,7 +86,27 @@ class _Place(NamedTuple):
         return _Place(path, local, self.unit, self.depth, inside)
 
 
-class _ComponentScan:
+class _Listed(NamedTuple):
+    """A folder that was listed, as it was before."""
+
+    place: _Place
+    found: KnownFolder
+    into: Scan
+
+
+class _Unread(NamedTuple):
+    """A file that has to be read; sorted by similarity."""
+
+    suffix: str
+    size: int
+    path: str
+    walk: _Walk
+    folder: _Listed
+
+
+class _Walk:
+    """The scan of one component."""
+
     def __init__(
         self,
         component: Component,
@@ -150,80 +115,105 @@ class _ComponentScan:
         index: Index,
         base: Callable[[], Files],
         untouched: Untouched,
+        offer: Offer | None,
         found: Scan,
     ) -> None:
         self._component = component
         self._component_folder = folder
         self._others = others
         """Folders of other components: they may be below this one, and are scanned by themselves."""
-        self._listed_at = 0
-        """Modification time, in nanoseconds, of the folder whose files are being read, before it was listed."""
         self._began_ns = time.time_ns()
         self._index = index
         self._base = base
         self._untouched = untouched
+        self._offer = offer
         self._found = found
+        self._listed: list[_Listed] = []
+        self._groups: list[tuple[_Place, Scan]] = []
+        self.unread: list[_Unread] = []
 
     def folder(self, place: _Place, into: Scan) -> None:
-        """Scan a folder and all below it."""
+        """Look at a folder and all below it."""
         try:
             status = os.stat(place.local)
             self._found.folders.add(place.path)
             known = self._index.folders.get(place.path)
-            if known is not None and known.still_is(status):
-                self._take_known(place, known, into)
-            elif placed := self._untouched.folder(place.path, status):
-                self._take_untouched(place, placed, into)
-            else:
-                self._take_listed(place, status, into)
-        except FileNotFoundError:
-            into.skipped.append(Skipped(place.path, "it has gone"))
+            is_known = known is not None and known.still_is(status)
+            placed = None if is_known else self._untouched.folder(place.path, status)
+            entries = None if is_known or placed else self._entries(place, into)
         except OSError as error:
-            into.skipped.append(Skipped(place.path, f"it cannot be read: {error.strerror}"))
+            into.skipped.append(Skipped(place.path, _reason(error)))
+            return
+        if entries:
+            self._take_entries(place, status, *entries, into)
+        elif placed:
+            self._take_folder(place, placed, self._untouched.known, into, into.untouched)
+        elif known:
+            self._take_folder(place, known, self._index.files.__getitem__, into, into.settled_folders)
 
-    def _take_known(self, place: _Place, known: KnownFolder, into: Scan) -> None:
-        index = self._index.files
-        for name in known.files:
+    def read(self, file: _Unread, *, is_list: bool = False) -> None:
+        """Read one of the files that have to be."""
+        place, listed, into = file.folder
+        try:
+            relative = file.path.partition("/")[2]
+            kind = self._component.kind(relative, place.unit, place.depth)
+            artifact = read_artifact(self._component, self._component_folder, relative, kind)
+            if is_list and os.stat(place.local).st_mtime_ns != listed.mtime_ns:
+                raise Unfinished("files have come to its folder meanwhile")
+        except (Unfinished, OSError) as error:
+            into.skipped.append(Skipped(file.path, _reason(error)))
+            return
+        self._found.hashed += 1
+        into.promised += (f"{place.path}/{child}" for child in artifact.promised)
+        self._take(file.path, artifact.known, into)
+        if self._offer:
+            self._offer(artifact.known.entry.digest, artifact.stored)
+
+    def judge(self) -> None:
+        """Once all is read: which folders vouch for their files, and which groups are whole."""
+        for listed in self._listed:
+            self._settle(listed)
+        for place, group in self._groups:
+            self._judge(place, group)
+
+    def _take_folder(
+        self,
+        place: _Place,
+        folder: KnownFolder,
+        known: Callable[[str], Known],
+        into: Scan,
+        folders: dict[str, KnownFolder],
+    ) -> None:
+        """Take a folder as it was, with what is known of its files."""
+        for name in folder.files:
             path = f"{place.path}/{name}"
-            into.known[path] = index[path]
-        into.settled_folders[place.path] = known
-        for name in known.folders:
+            into.known[path] = known(path)
+        folders[place.path] = folder
+        for name in folder.folders:
             self._subfolder(place.sub(name), into)
 
-    def _take_untouched(self, place: _Place, placed: KnownFolder, into: Scan) -> None:
-        for name in placed.files:
-            path = f"{place.path}/{name}"
-            into.known[path] = self._untouched.known(path)
-        into.untouched[place.path] = placed
-        for name in placed.folders:
-            self._subfolder(place.sub(name), into)
-
-    def _take_listed(self, place: _Place, status: os.stat_result, into: Scan) -> None:
+    def _take_entries(
+        self, place: _Place, status: os.stat_result, folders: list[str], files: list[os.DirEntry[str]], into: Scan
+    ) -> None:
+        """Take a folder with that status as it was listed since."""
         into.listed = True
-        times = status.st_mtime_ns, status.st_ctime_ns
-        self._listed_at = status.st_mtime_ns
-        folders, files = self._list(place, into)
-        settled = all(map(self._is_settled, times))
+        names = tuple(entry.name for entry in files)
+        found = KnownFolder(status.st_mtime_ns, status.st_ctime_ns, tuple(folders), names)
+        listed = _Listed(place, found, into)
+        self._listed.append(listed)
         for entry in files:
-            settled &= self._file(place, entry, into)
-        if settled:
-            names = tuple(entry.name for entry in files)
-            into.settled_folders[place.path] = KnownFolder(*times, tuple(folders), names)
+            self._file(listed, entry)
         for name in folders:
             self._subfolder(place.sub(name), into)
 
-    def _is_settled(self, moment_ns: int) -> bool:
-        """Asked of what was seen since: by now a tick may have passed in which it has changed."""
-        return is_settled(moment_ns, self._began_ns)
-
-    def _list(self, place: _Place, into: Scan) -> tuple[list[str], list[os.DirEntry[str]]]:
+    def _entries(self, place: _Place, into: Scan) -> tuple[list[str], list[os.DirEntry[str]]]:
         """The subfolders' names, and the files, that are not ignored."""
         folders, files, inside = [], [], place.inside
         with os.scandir(place.local) as entries:
             for entry in entries:
                 is_folder = entry.is_dir(follow_symlinks=False)
                 name = f"{entry.name}/" if is_folder else entry.name
-                if place.unit and self._component.is_busy(inside + name) and _is_recent(entry):
+                if place.unit and self._component.is_busy(inside + name) and _is_recent(entry.path):
                     into.skipped.append(Skipped(f"{place.path}/{name}", "it is being written"))
                     self._found.busy.add(place.path)
                 if entry.name == KSTORE_FOLDER or self._component.ignores(inside + name):
@@ -244,54 +234,30 @@ class _ComponentScan:
                 return
         self.folder(place, into)
 
-    def _group(self, place: _Place) -> None:
-        """Take all of a group, or none of it."""
-        group = Scan()
-        self.folder(place, group)
-        if not group.known and not group.skipped:
-            return
-        if group.listed:  # what becomes of a group is said of all its folders
-            group.settled_folders |= group.untouched
-            group.untouched.clear()
-        problem = next(self._problems(group), None) if group.listed or group.skipped else None
-        if problem:
-            if problem == _UNFINISHED and time.time() - os.stat(place.local).st_mtime < _WRITING_TIME:
-                self._found.busy.add(place.path)
-            self._found.skipped.append(Skipped(place.path, problem))
-        else:
-            if group.listed:
-                _mark_host_bound(group)
-            self._found.add(group)
-
-    def _problems(self, group: Scan) -> Iterator[str]:
-        yield from (f"{path.rpartition('/')[2]}: {reason}" for path, reason in group.skipped)
-        yield from (f"it lists {path}, which is not there" for path in group.promised if path not in group.known)
-        if not any(self._component.completes(path.partition("/")[2]) for path in group.known):
-            yield _UNFINISHED
-
-    def _file(self, place: _Place, entry: os.DirEntry[str], into: Scan) -> bool:
-        """Take one file. Returns whether its folder's time alone vouches for it from now on."""
+    def _file(self, listed: _Listed, entry: os.DirEntry[str]) -> None:
+        """Take what is known of a file; else it is to be read."""
+        place, _, into = listed
         path = f"{place.path}/{entry.name}"
         try:
-            known = self._known(path, entry) or self._read(place, entry, into)
-        except (Unfinished, FileNotFoundError) as reason:
-            into.skipped.append(Skipped(path, str(reason)))
-            return False
+            status = entry.stat(follow_symlinks=False)
         except OSError as error:
-            into.skipped.append(Skipped(path, f"it cannot be read: {error.strerror}"))
-            return False
-        into.known[path] = known
-        if not self._is_settled(known.entry.mtime_ns) and not bears_stamp(known.entry.mtime_ns, known.entry.digest):
-            into.unsettled.add(path)
-            return False
-        return bool(known.entry.flags & _NEVER_IN_PLACE)
+            into.skipped.append(Skipped(path, _reason(error)))
+            return
+        if known := self._known(path, status):
+            self._take(path, known, into)
+            return
+        if not stat.S_ISREG(status.st_mode):
+            into.skipped.append(Skipped(path, "it is no regular file"))
+            return
+        file = _Unread(*similarity(path, status.st_size), self, listed)
+        if self._component.lists(place.inside + entry.name):
+            self.read(file, is_list=True)  # before the folders are looked at whose files it lists
+        else:
+            self.unread.append(file)
 
-    def _known(self, path: str, entry: os.DirEntry[str]) -> Known | None:
+    def _known(self, path: str, status: os.stat_result) -> Known | None:
         """What the file's status tells of it, without reading it."""
         known = self._index.files.get(path)
-        if known is None and path not in self._base():
-            return None
-        status = entry.stat(follow_symlinks=False)
         # What lists its group's files is read whenever its folder has changed: is all of it still there?
         if known and not known.entry.flags & _RELOCATE and known.still_is(status):
             return known
@@ -305,62 +271,75 @@ class _ComponentScan:
         if not bears_stamp(status.st_mtime_ns, entry.digest):
             return None
         # Which store had its blob says nothing of what a commit finds.
-        entry = entry._replace(mtime_ns=_mtime_ns(status), flags=entry.flags & ~_BELOW)
+        entry = entry._replace(mtime_ns=mtime_of(status), flags=entry.flags & ~_BELOW)
         return Known(entry, status.st_size, status.st_ino)
 
-    def _read(self, place: _Place, found: os.DirEntry[str], into: Scan) -> Known:
-        if not found.is_file(follow_symlinks=False):
-            raise Unfinished("it is no regular file")
-        name = found.name
-        relative = place.inside + name
-        kind = self._component.kind(relative, place.unit, place.depth)
-        if lock := self._component.method("lock", relative):
-            lock = lock.format(stem=name.partition(".")[0], folder=place.inside[:-1])
-            check_unlocked(f"{self._component_folder}/{lock}")
-        data, status = read_finished(f"{place.local}/{name}")
-        if self._component.lists(relative) and os.stat(place.local).st_mtime_ns != self._listed_at:
-            raise Unfinished("files have come to its folder meanwhile")
-        into.hashed += 1
-        if not data and kind.flags & _NEVER_IN_PLACE:
-            raise Unfinished("it is empty")
-        if kind.flags & _HOST and name.endswith(_OBJECT_FILES):
-            check_whole_object(data)
-        stored = self._relocated(place, relative, data, into) if kind.flags & _RELOCATE else data
-        entry = _entry(stored, status, kind)
-        self._keep(entry.digest, stored)
-        return Known(entry, len(data), status.st_ino)
+    def _take(self, path: str, known: Known, into: Scan) -> None:
+        into.known[path] = known
+        if not self._is_settled(known.entry.mtime_ns) and not bears_stamp(known.entry.mtime_ns, known.entry.digest):
+            into.unsettled.add(path)
 
-    def _keep(self, digest: bytes, stored: bytes) -> None:
-        if len(stored) <= min(_SMALL, self._found.room):
-            self._found.room -= len(stored)
-            self._found.kept[digest] = stored
+    def _is_settled(self, moment_ns: int) -> bool:
+        """Asked of what was seen since: by now a tick may have passed in which it has changed."""
+        return is_settled(moment_ns, self._began_ns)
 
-    def _relocated(self, place: _Place, relative: str, data: bytes, into: Scan) -> bytes:
-        try:
-            stored = to_stored(self._component.method("relocate", relative) or "", data, relative)
-            into.promised += (f"{place.path}/{child}" for child in group_children(stored))
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise Unfinished(f"it cannot be understood ({error})") from error
-        return stored
+    def _settle(self, listed: _Listed) -> None:
+        """Remember a folder whose times alone vouch for its files from now on."""
+        place, found, into = listed
+        times = found.mtime_ns, found.ctime_ns
+        if all(map(self._is_settled, times)) and all(into.vouches(f"{place.path}/{name}") for name in found.files):
+            into.settled_folders[place.path] = found
+
+    def _group(self, place: _Place) -> None:
+        """Look at a group, to take all of it or none. One that is not complete need not be read."""
+        group, before = Scan(), len(self.unread)
+        self.folder(place, group)
+        paths = [*group.known, *(file.path for file in self.unread[before:])]
+        if not group.listed and not group.skipped:
+            self._found.add(group)
+        elif not group.skipped and self._is_complete(paths):
+            self._groups.append((place, group))
+        else:
+            del self.unread[before:]
+            if paths or group.skipped:
+                self._leave_out(place, next(_problems(group), _UNFINISHED))
+
+    def _is_complete(self, paths: Iterable[str]) -> bool:
+        return any(self._component.completes(path.partition("/")[2]) for path in paths)
+
+    def _judge(self, place: _Place, group: Scan) -> None:
+        # What becomes of a group is said of all its folders.
+        group.settled_folders |= group.untouched
+        group.untouched.clear()
+        problem = next(_problems(group), None)
+        if problem:
+            self._leave_out(place, problem)
+        else:
+            _mark_host_bound(group)
+            self._found.add(group)
+
+    def _leave_out(self, place: _Place, problem: str) -> None:
+        if problem == _UNFINISHED and _is_recent(place.local):
+            self._found.busy.add(place.path)
+        self._found.skipped.append(Skipped(place.path, problem))
 
 
-def _entry(stored: bytes, status: os.stat_result, kind: Kind) -> Entry:
-    mode = stat.S_IMODE(status.st_mode) & 0o777
-    # The mode belongs to the inode, and a blob's is read-only for all: what must be executable is copied.
-    flags = kind.flags & ~_LINK if mode & _EXECUTABLE else kind.flags
-    return Entry(digest_of(stored), len(stored), _mtime_ns(status), mode, flags, kind.unit)
+def _problems(group: Scan) -> Iterator[str]:
+    yield from (f"{path.rpartition('/')[2]}: {reason}" for path, reason in group.skipped)
+    yield from (f"it lists {path}, which is not there" for path in group.promised if path not in group.known)
 
 
-def _mtime_ns(status: os.stat_result) -> int:
-    """A clock that is wrong by centuries leaves times that no manifest can hold."""
-    return max(MIN_MTIME_NS, min(status.st_mtime_ns, MAX_MTIME_NS))
+def _reason(error: Exception) -> str:
+    if isinstance(error, FileNotFoundError):
+        return "it has gone"
+    return f"it cannot be read: {error.strerror}" if isinstance(error, OSError) else str(error)
 
 
-def _is_recent(entry: os.DirEntry[str]) -> bool:
+def _is_recent(path: str) -> bool:
     """A writer that was killed leaves its temporary name for ever; no file takes an hour to write."""
     try:
-        return time.time() - entry.stat(follow_symlinks=False).st_mtime < _WRITING_TIME
-    except FileNotFoundError:
+        return time.time() - os.lstat(path).st_mtime < _WRITING_TIME
+    except OSError:
         return False
 
 

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from kstore.local.cacheroot import CacheRoot
-from kstore.local.scan import Skipped
+from kstore.local.found import Skipped
 from kstore.local.state import StateFolder
 
 _ESCAPED = re.compile(rb"\\([0-7]{3})")

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from kstore.local.cacheroot import CacheRoot
+from kstore.local.found import Scan
 from kstore.local.index import is_settled
-from kstore.local.scan import Scan
 from kstore.manifest import Flag
 
 Times = dict[str, int]

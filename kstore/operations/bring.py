@@ -33,8 +33,9 @@ from kstore.ranks.board import FOLDER as NOTES
 from kstore.refs import Ref
 from kstore.report import CommitStatus
 from kstore.scope import Scope
+from kstore.similarity import by_similarity
 from kstore.storage import Storage
-from kstore.upload import Uploader, similarity
+from kstore.upload import Uploader
 
 log = logging.getLogger(__name__)
 
@@ -220,7 +221,7 @@ class _BringIn:
 
     def _wanted(self, theirs: Published, proposal: _Proposal, lost: set[bytes]) -> list[tuple[bytes, int]]:
         """Digests and sizes of what is to be uploaded, neighbours beside each other."""
-        news = sorted(proposal.taken, key=similarity)
+        news = sorted(proposal.taken, key=by_similarity)
         unknown = {entry.digest: entry for _, entry in news if entry.digest not in lost}
         wanted = {e.digest: e.size for e in self._uploader.lacking(unknown.values(), theirs.snapshot, None)}
         wanted |= {e.digest: e.size for e in self._incoming.manifest.entries() if e.digest in lost}

@@ -18,10 +18,11 @@ from kstore.components.mergers import merge_files
 from kstore.creator import creator
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError, StoreUnavailable
+from kstore.intake import Intake
 from kstore.layers import newest_ref, newest_whole, remembers
 from kstore.leaning import fetch, noted
 from kstore.local.finished import Unfinished, read_finished
-from kstore.local.scan import Scan, Skipped
+from kstore.local.found import Scan, Skipped
 from kstore.local.state import Base, State
 from kstore.local.untouched import UNMARKED
 from kstore.manifest import Entry, Files, Flag, Manifest, unit_of
@@ -39,8 +40,6 @@ log = logging.getLogger(__name__)
 
 _HOST, _MERGE = int(Flag.HOST), int(Flag.MERGE)
 _MAX_RACES = 1000
-_ROOM = 2 << 20
-"""Bytes of small files that are kept between hashing and uploading them."""
 
 
 def commit(worker: Worker) -> CommitReport:
@@ -59,8 +58,9 @@ def commit(worker: Worker) -> CommitReport:
             if not state.synced:
                 worker.ask_host()
             began_ns = time.time_ns()
-            found = worker.scan(state, _ROOM)
-            report = _Commit(worker, state, found, began).run()
+            with Intake(worker, state) as intake:
+                found = worker.scan(state, intake.offer)
+                report = _Commit(worker, state, found, intake, began).run()
             remember_still(worker, report, found, began_ns, mark)
     return replace(report, seconds=time.perf_counter() - started)
 
@@ -77,13 +77,14 @@ def upload_ahead(worker: Worker) -> tuple[str, ...]:
     """
     with worker.state.locked():
         state = worker.state.load()
-        return _Commit(worker, state, worker.scan(state, _ROOM)).upload_ahead()
+        with Intake(worker) as intake:
+            return _Commit(worker, state, worker.scan(state, intake.offer), intake).upload_ahead()
 
 
 class _Commit:
     """One commit."""
 
-    def __init__(self, worker: Worker, state: State, found: Scan, began: float = 0.0) -> None:
+    def __init__(self, worker: Worker, state: State, found: Scan, intake: Intake, began: float = 0.0) -> None:
         self._began = began
         self._worker = worker
         self._storage = worker.store
@@ -94,7 +95,8 @@ class _Commit:
         self._found = found
         self._index = found.index_beside_base
         self._skipped = list(found.skipped)
-        self._uploader = Uploader(worker)
+        self._kept = intake.kept
+        self._uploader = Uploader(worker, intake)
         self._foreign: dict[str, bytes] = {}
         self._is_complete = True
         self._taken = 0
@@ -129,7 +131,7 @@ class _Commit:
         ours = {path: self._ours[path] for path in proposal.taken if not self._ours[path].flags & _MERGE}
         uploader = self._uploader
         uploader.begin({entry.digest for entry in ours.values()}, is_first=not theirs.generation)
-        blobs = sources(self._worker, ours, {}, self._found.kept)
+        blobs = sources(self._worker, ours, {}, self._kept)
         uploader.store(uploader.lacking(blobs, theirs.snapshot, self._base))
         return uploader.packs
 
@@ -227,7 +229,7 @@ class _Commit:
 
     def _read_scanned(self, path: str, entry: Entry) -> bytes:
         """What the scan found there. A later version may list files that the scan has not found."""
-        data = self._found.kept.get(entry.digest) or read_finished(self._worker.root.local_path(path)).data
+        data = self._kept.get(entry.digest) or read_finished(self._worker.root.local_path(path)).data
         if digest_of(data) != entry.digest:
             raise Unfinished("it changed while it was merged")
         return data
@@ -249,8 +251,11 @@ class _Commit:
         among = {entry.digest for entry in self._ours.values()} | proposal.contents.keys()
         among |= {digest for known in (theirs.snapshot, self._base) if known for digest in known.ref.stored}
         uploader.begin(among, is_first=not theirs.generation)
-        ours = {p: e for p, e in self._ours.items() if e.digest in lost} | {p: self._ours[p] for p in proposal.taken}
-        blobs = sources(self._worker, ours, proposal.contents, self._found.kept)
+        taken = {path: self._ours[path] for path in proposal.taken}
+        taken |= {path: entry for path, entry in self._ours.items() if entry.digest in lost}
+        written = uploader.written
+        ours = {path: entry for path, entry in taken.items() if entry.digest not in written}
+        blobs = sources(self._worker, ours, proposal.contents, self._kept)
         known = [s for s in blobs if s.digest not in lost]
         wanted = uploader.lacking(known, theirs.snapshot, self._base) + [s for s in blobs if s.digest in lost]
         manifest = Manifest(proposal.files, proposal.hosts, self._meta(theirs, proposal))

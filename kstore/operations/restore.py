@@ -13,10 +13,10 @@ from functools import partial
 from kstore.errors import IntegrityError, KstoreError, StoreUnavailable
 from kstore.layers import attempt, ref_of, remembers
 from kstore.leaning import leans_on, substitutes, unavailable
+from kstore.local.found import Scan, Skipped
 from kstore.local.index import Index
 from kstore.local.link import Linker, LinkMode
 from kstore.local.place import Placed, Placer
-from kstore.local.scan import Scan, Skipped
 from kstore.local.state import Base, State
 from kstore.local.untouched import UNMARKED, Mark
 from kstore.manifest import Files, Flag, parents_of, unit_of

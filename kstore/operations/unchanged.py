@@ -7,7 +7,7 @@ from typing import Any
 
 from kstore.errors import CacheRootError, IntegrityError
 from kstore.layers import base_of, newest_ref
-from kstore.local.scan import Scan
+from kstore.local.found import Scan
 from kstore.local.still import still_since
 from kstore.quarantine import quarantine_mark
 from kstore.refs import Ref

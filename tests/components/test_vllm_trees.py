@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kstore.components import load_table
-from kstore.local import scan
+from kstore.local import artifact
 from kstore.local.finished import Content
 from kstore.manifest import Entry, Flag
 from kstore.report import CommitStatus
@@ -223,7 +223,7 @@ def test_two_workers_that_compile_different_shapes_lose_nothing(tmp_path: Path, 
 def test_a_list_is_never_published_without_what_it_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     node = Node(tmp_path)
     start(node, "listed", SMALL)
-    read = scan.read_finished
+    read = artifact.read_finished
 
     def compiling_meanwhile(path: str) -> Content:
         """vLLM compiles one more shape after the folder was listed and before its list is read."""
@@ -232,12 +232,12 @@ def test_a_list_is_never_published_without_what_it_lists(tmp_path: Path, monkeyp
             Vllm(node.tree.root / "vllm", {}).serve("listed", shapes=(SMALL, LARGE))
         return read(path)
 
-    monkeypatch.setattr(scan, "read_finished", compiling_meanwhile)
+    monkeypatch.setattr(artifact, "read_finished", compiling_meanwhile)
     report = node.commit()
     assert "files have come to its folder meanwhile" in {reason for _, reason in report.skipped}
     assert start(Node(tmp_path, "other"), "listed", SMALL)  # it starts
 
-    monkeypatch.setattr(scan, "read_finished", read)
+    monkeypatch.setattr(artifact, "read_finished", read)
     node.commit()
     assert start(Node(tmp_path, "another"), "listed", SMALL, LARGE) == []
 

@@ -194,10 +194,11 @@ def bring(world: World, start: Contents, name: str, backend: MemoryBackend) -> H
     """Imports what its fill makes, one blob at a time."""
     node = world.node(name, backend)
     world.fills[name](node.tree)
-    found = scan(node.tree.cacheroot(), load_table(), Index(), dict, 1 << 20)
+    stored: dict[bytes, bytes] = {}
+    found = scan(node.tree.cacheroot(), load_table(), Index(), dict, offer=stored.__setitem__)
 
     def fetch(wanted: Mapping[bytes, int]) -> Iterator[tuple[bytes, memoryview]]:
-        yield from ((digest, memoryview(found.kept[digest])) for digest in wanted)
+        yield from ((digest, memoryview(stored[digest])) for digest in wanted)
 
     incoming = Incoming(Manifest(found.files), b"identity", fetch, "elsewhere")
     layout = Layout(world.layouts.get(name, world.layout))

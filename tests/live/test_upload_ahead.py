@@ -139,7 +139,7 @@ def test_a_file_that_changes_while_it_is_uploaded_is_left_out(
         patch.setattr(
             "kstore.upload.read_whole", lambda path: b"changed" if path.endswith(changing) else read_whole(path)
         )
-        patch.setattr("kstore.operations.commit._ROOM", 0)  # as if all files were large
+        patch.setattr("kstore.intake._ROOM", 0)  # as if all files were large
         node.store.upload_ahead(KEY)
     report = node.commit()
     assert (report.new_files, report.new_blobs) == (3, 2)

@@ -13,9 +13,9 @@ from kstore.blobs.loose import bears_stamp
 from kstore.deadline import Waiting
 from kstore.digest import digest_of
 from kstore.errors import CacheRootError
+from kstore.local.found import Skipped
 from kstore.local.link import Link, Linker, LinkMode
 from kstore.local.place import Placed, Placer
-from kstore.local.scan import Skipped
 from kstore.manifest import Entry, Files, Flag
 from kstore.progress import Progress
 from tests.trees import Tree, contents

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kstore.digest import digest_of
-from kstore.local.scan import Scan
+from kstore.local.found import Scan
 from kstore.quarantine import quarantine_blob
 from kstore.report import CommitStatus
 from kstore.worker import Worker

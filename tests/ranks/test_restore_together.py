@@ -15,8 +15,8 @@ import kstore
 from kstore.environment import Host
 from kstore.errors import CacheRootError, KstoreError, StoreUnavailable, WaitTimeout
 from kstore.gc import Policy
+from kstore.local.found import Scan
 from kstore.local.move import Mover
-from kstore.local.scan import Scan
 from kstore.local.state import State, StateFolder
 from kstore.ranks import Agreement, Verdict
 from kstore.report import RestoreReport, RestoreStatus

@@ -1,0 +1,94 @@
+"""What a commit's scan reads, on its way to the store: nothing is read twice that need not be.
+
+A key's first commit lacks nothing in the store that it could do without, so its pack is written while the cache root is
+read. Of any other commit most is known already, and which part is not will be known when all is merged: until then
+small files are kept in memory. With those, opening takes longer than reading.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, suppress
+from types import TracebackType
+from typing import Self
+
+from kstore.blobs import BlobWriter, Layout
+from kstore.errors import IntegrityError
+from kstore.layers import newest_ref
+from kstore.local.state import State
+from kstore.upload import choose_layout, siblings
+from kstore.worker import Worker
+
+_ROOM = 2 << 20
+"""Bytes of small files that are kept."""
+_SMALL = 16 << 10
+
+
+class Intake:
+    """Takes what a scan reads. A pack that nobody has finished when its context is left is not stored."""
+
+    def __init__(self, worker: Worker, state: State | None = None) -> None:
+        """With the state of a cache root that may be the first to be committed to its key."""
+        self._worker = worker
+        self._may_be_first = state is not None and not (state.base or worker.ahead or worker.store.below)
+        self._known: set[bytes] = set()
+        self._room = _ROOM
+        self._open = ExitStack()
+        self.kept: dict[bytes, bytes] = {}
+        """Digest → what was kept."""
+        self.layout: Layout | None = None
+        """How new blobs are stored, if that was found out."""
+        self.writer: BlobWriter | None = None
+        """The unfinished pack, if there is one."""
+        self.written: set[bytes] = set()
+        """What is in it."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.discard()
+
+    def discard(self) -> None:
+        """Do without the pack."""
+        self._open.close()
+        self.writer = None
+        self.written = set()
+
+    def offer(self, digest: bytes, data: bytes) -> None:
+        """Take one blob.
+
+        Raises:
+            KstoreError, OSError: the store cannot be used.
+        """
+        if self._may_be_first:
+            self._may_be_first = False
+            if self._is_first():
+                self._begin_pack()
+        if self.writer:
+            self._write(self.writer, digest, data)
+        elif len(data) <= min(_SMALL, self._room):
+            self._room -= len(data)
+            self.kept[digest] = data
+
+    def _is_first(self) -> bool:
+        with suppress(IntegrityError):
+            return newest_ref(self._worker.store, self._worker.scope) is None
+        return False
+
+    def _begin_pack(self) -> None:
+        store = self._worker.store
+        store.create()
+        self.layout = choose_layout(self._worker)
+        if self.layout is Layout.PACKED:
+            self._known = store.blobs.digests_in(pack for ref in siblings(self._worker) for pack in ref.packs)
+            self._worker.progress.total = 0
+            self.writer = self._open.enter_context(store.blobs.writer(Layout.PACKED))
+
+    def _write(self, writer: BlobWriter, digest: bytes, data: bytes) -> None:
+        if digest not in self._known:
+            self._known.add(digest)
+            self.written.add(digest)
+            writer.put(digest, data)
+            self._worker.progress.done = len(self.written)

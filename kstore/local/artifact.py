@@ -1,0 +1,69 @@
+"""Reads one artifact: its bytes, if they are finished, in the form in which they are stored."""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import NamedTuple
+
+from kstore.components import Component, Kind
+from kstore.digest import digest_of
+from kstore.local.finished import Unfinished, check_unlocked, check_whole_object, read_finished
+from kstore.local.index import Known
+from kstore.local.relocate import group_children, to_stored
+from kstore.manifest import MAX_MTIME_NS, MIN_MTIME_NS, Entry, Flag
+
+_HOST, _LINK, _RELOCATE = int(Flag.HOST), int(Flag.LINK), int(Flag.RELOCATE)
+NEVER_IN_PLACE = _LINK | _RELOCATE
+"""Flags of files that are replaced when they change, so that their folder's times tell of it."""
+_EXECUTABLE = 0o111
+_OBJECT_FILES = (".so", ".o")
+
+
+class Artifact(NamedTuple):
+    """A file that was read."""
+
+    known: Known
+    stored: bytes
+    """What is uploaded of it."""
+    promised: tuple[str, ...] = ()
+    """Names of files that it says are beside it."""
+
+
+def read_artifact(component: Component, folder: str, relative: str, kind: Kind) -> Artifact:
+    """Read the file `relative` in a component's folder, which is of that kind.
+
+    Raises:
+        Unfinished: it is not finished, or cannot be understood.
+        OSError: it cannot be read.
+    """
+    if lock := component.method("lock", relative):
+        inside, _, name = relative.rpartition("/")
+        check_unlocked(f"{folder}/{lock.format(stem=name.partition('.')[0], folder=inside)}")
+    data, status = read_finished(f"{folder}/{relative}")
+    if not data and kind.flags & NEVER_IN_PLACE:
+        raise Unfinished("it is empty")
+    if kind.flags & _HOST and relative.endswith(_OBJECT_FILES):
+        check_whole_object(data)
+    if not kind.flags & _RELOCATE:
+        return Artifact(Known(_entry(data, status, kind), len(data), status.st_ino), data)
+    try:
+        stored = to_stored(component.method("relocate", relative) or "", data, relative)
+        promised = tuple(group_children(stored))
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise Unfinished(f"it cannot be understood ({error})") from error
+    return Artifact(Known(_entry(stored, status, kind), len(data), status.st_ino), stored, promised)
+
+
+def mtime_of(status: os.stat_result) -> int:
+    """A file's modification time, in nanoseconds: a clock that is wrong by centuries leaves times that no manifest can
+    hold.
+    """
+    return max(MIN_MTIME_NS, min(status.st_mtime_ns, MAX_MTIME_NS))
+
+
+def _entry(stored: bytes, status: os.stat_result, kind: Kind) -> Entry:
+    mode = stat.S_IMODE(status.st_mode) & 0o777
+    # The mode belongs to the inode, and a blob's is read-only for all: what must be executable is copied.
+    flags = kind.flags & ~_LINK if mode & _EXECUTABLE else kind.flags
+    return Entry(digest_of(stored), len(stored), mtime_of(status), mode, flags, kind.unit)

@@ -1,0 +1,70 @@
+"""What a scan of a cache root has found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from kstore.local.artifact import NEVER_IN_PLACE
+from kstore.local.index import Index, Known, KnownFolder
+from kstore.manifest import Files
+
+
+class Skipped(NamedTuple):
+    """An artifact, or a group of them, that was left out, and why."""
+
+    path: str
+    reason: str
+
+
+@dataclass(slots=True)
+class Scan:
+    """What was found. Paths are artifact paths, `<component>/…`."""
+
+    known: dict[str, Known] = field(default_factory=dict)
+    unsettled: set[str] = field(default_factory=set)
+    """Files too young for their status to be trusted later."""
+    folders: set[str] = field(default_factory=set)
+    settled_folders: dict[str, KnownFolder] = field(default_factory=dict)
+    untouched: dict[str, KnownFolder] = field(default_factory=dict)
+    """Folders that are as a restore has placed them."""
+    skipped: list[Skipped] = field(default_factory=list)
+    busy: set[str] = field(default_factory=set)
+    """Folders of the groups that somebody is writing."""
+    promised: list[str] = field(default_factory=list)
+    """Files that a `__grp__` file says are there."""
+    listed: bool = False
+    """Whether any folder has changed since it was last scanned."""
+    hashed: int = 0
+    """How many files were read."""
+
+    @property
+    def files(self) -> Files:
+        """Every artifact."""
+        return {path: known.entry for path, known in self.known.items()}
+
+    @property
+    def index(self) -> Index:
+        """For the next scan."""
+        known = {path: file for path, file in self.known.items() if path not in self.unsettled}
+        return Index(known, self.settled_folders | self.untouched)
+
+    @property
+    def index_beside_base(self) -> Index:
+        """The same for a scan that has the same base: that tells of the folders that nobody has touched."""
+        if not self.untouched:
+            return self.index
+        files = {p: file for p, file in self.index.files.items() if p.rpartition("/")[0] not in self.untouched}
+        return Index(files, self.settled_folders)
+
+    def vouches(self, path: str) -> bool:
+        """Whether a file's folder's times tell of it from now on."""
+        known = self.known.get(path)
+        return known is not None and bool(known.entry.flags & NEVER_IN_PLACE) and path not in self.unsettled
+
+    def add(self, other: Scan) -> None:
+        """Take over what another part of the scan found."""
+        self.known |= other.known
+        self.unsettled |= other.unsettled
+        self.settled_folders |= other.settled_folders
+        self.untouched |= other.untouched

@@ -1,0 +1,109 @@
+"""A key's first commit uploads what it reads while it reads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kstore.local import scan
+from tests.trees import Node, contents
+
+read_artifact = scan.read_artifact
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path, layout="packed")
+
+
+def in_packs(node: Node) -> set[bytes]:
+    blobs = node.store.storage.blobs
+    return blobs.digests_in(blobs.packs())
+
+
+def needed(node: Node) -> set[bytes]:
+    return {entry.digest for entry in node.published().values()} | node.newest().stored.keys()
+
+
+def test_each_file_is_read_once(node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node.tree.kernel()
+    node.tree.put("inductor/ab/clarge.py", b"#" * (5 << 20))  # more than a frame of a pack
+    opened = list[str]()
+    real = os.open
+    monkeypatch.setattr(os, "open", lambda path, *rest, **options: opened.append(path) or real(path, *rest, **options))
+    node.commit()
+    read = [path for path in opened if str(path).startswith(f"{node.tree.root}/") and ".kstore" not in path]
+    assert len(read) == len(set(read)) == len(node.published()) == 9
+    monkeypatch.undo()
+    other = Node(tmp_path, "other")
+    other.restore()
+    assert contents(other.tree.root).keys() == contents(node.tree.root).keys()
+    assert needed(node) == in_packs(node)
+
+
+def while_reading(monkeypatch: pytest.MonkeyPatch, happens: Callable[[], object]) -> None:
+    """Something happens once the first file is uploaded."""
+    read = list[str]()
+
+    def read_next(*arguments: Any) -> Any:
+        read.append(arguments[2])
+        if len(read) == 2:
+            happens()
+        return read_artifact(*arguments)
+
+    monkeypatch.setattr(scan, "read_artifact", read_next)
+
+
+def test_what_another_worker_publishes_meanwhile_is_not_stored_twice(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = Node(tmp_path, "other", layout="packed")
+    for each in (node, other):
+        each.tree.kernel()
+    wrapper = node.tree.wrapper()
+    while_reading(monkeypatch, other.commit)
+    report = node.commit()
+    assert (report.generation, report.new_files, report.new_blobs) == (2, 1, 2)  # the wrapper, and the manifest
+    assert wrapper in node.published()
+    assert in_packs(node) == needed(node) | other.store.storage.refs.get(node.newest().scope, 1).stored.keys()
+
+
+def test_a_file_that_changes_while_it_is_read_leaves_its_kernel_out(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel, wrapper = node.tree.kernel(), node.tree.wrapper()
+    while_reading(monkeypatch, (node.tree.root / kernel / "k.ptx").unlink)
+    report = node.commit()
+    assert list(node.published()) == [wrapper]
+    assert [skipped.path for skipped in report.skipped] == [kernel]
+
+
+def test_nothing_is_uploaded_of_a_kernel_that_is_not_complete(node: Node) -> None:
+    kernel = node.tree.kernel()
+    (node.tree.root / kernel / "__grp__k.json").unlink()
+    node.tree.wrapper()
+    node.commit()
+    assert in_packs(node) == needed(node)
+
+
+def test_a_pack_that_was_begun_in_vain_leaves_nothing(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = Node(tmp_path, "other", layout="packed")
+    for each in (node, other):
+        each.tree.kernel()
+        each.tree.wrapper()
+    while_reading(monkeypatch, other.commit)
+    assert node.commit().new_files == 0
+    assert in_packs(node) == needed(node)
+    assert not any((node.location / "tmp").iterdir())
+
+
+def test_an_empty_root_makes_no_store(node: Node) -> None:
+    node.tree.root.mkdir()
+    node.commit()
+    assert not node.location.exists()
