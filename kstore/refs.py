@@ -18,6 +18,7 @@ from kstore.errors import IntegrityError, MissError, StoreFormatError, UsageErro
 from kstore.scope import Scope
 
 FORMAT = 1
+"""Of refs, and of all that they name: an older kstore leaves alone what has a higher one."""
 _PIN, _DROPPED = ".pin", ".dropped"
 _ATTEMPTS = 3
 _YEAR_10000 = 253_402_300_800

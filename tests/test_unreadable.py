@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,11 +14,11 @@ import pytest
 from kstore.backends import PosixBackend
 from kstore.blobs.loose import blob_name
 from kstore.blobs.packreader import Blob, PackReader
-from kstore.errors import StoreUnavailable
+from kstore.errors import StoreFormatError, StoreUnavailable
 from kstore.quarantine import quarantine_blob
-from kstore.refs import Ref
+from kstore.refs import FORMAT, Ref
 from tests.gc.stores import collect, kernels, pass_time, restored
-from tests.trees import Node, contents
+from tests.trees import KEY, Node, contents
 
 AWAY = OSError(errno.EIO, os.strerror(errno.EIO))
 FORBIDDEN = OSError(errno.EACCES, os.strerror(errno.EACCES))
@@ -152,3 +153,31 @@ def test_a_repair_puts_back_what_was_quarantined_whole(tmp_path: Path) -> None:
     assert node.store.verify().ok
     assert restored(tmp_path, "other") == kernels(node)
     assert not any((node.location / "quarantine").iterdir())
+
+
+def test_what_a_newer_kstore_has_published_is_left_alone(node: Node, tmp_path: Path) -> None:
+    """Its packs may need what this one does not have."""
+    ref = node.location / node.newest().name
+    ref.chmod(0o644)
+    ref.write_text(json.dumps({**json.loads(ref.read_text()), "format": FORMAT + 1}))
+    pass_time(node)
+    before = published_files(node)
+    node.tree.kernel("three")
+    for ask in (
+        lambda: node.store.verify(repair=True),
+        lambda: collect(node, keep=1),
+        lambda: node.store.rollback(KEY),
+        node.commit,
+        Node(tmp_path, "other").restore,
+    ):
+        with pytest.raises(StoreFormatError, match="install the version that made it"):
+            ask()
+    assert before == published_files(node)
+    beside = Node(tmp_path, "beside", layout="packed")
+    beside.tree.kernel("one")
+    beside.commit("model/v2")
+    assert len(beside.newest("model/v2").packs) == 1  # it relies on nothing of the key beside
+
+
+def published_files(node: Node) -> dict[str, bytes]:
+    return {p: data for p, data in contents(node.location).items() if p.startswith(("refs/", "packs/", "blobs/"))}

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -59,20 +60,22 @@ def samples(folder: Path) -> Iterator[bytes]:
 
 def elsewhere(data: bytes, folder: Path) -> bytes:
     """With the paths of a plain image instead of those of this machine."""
-    for here, there in places(folder).items():
-        data = data.replace(here.encode(), there.encode())
-    return data
+    found = places(folder)
+    longest_first = sorted(found, key=len, reverse=True)
+    expression = "|".join(map(re.escape, longest_first)).encode()
+    return re.sub(expression, lambda here: found[here[0].decode()].encode(), data)
 
 
 def places(folder: Path) -> Mapping[str, str]:
-    """This machine's, the longest first, and those that stand for them."""
+    """This machine's, and those that stand for them."""
     python = f"lib/python{sys.version_info.major}.{sys.version_info.minor}"
-    return {
+    found = {
         sysconfig.get_path("purelib"): f"/usr/local/{python}/site-packages",
         str(REPOSITORY): "/app",
         str(folder): "/tmp/kernels",
         sys.base_prefix: "/usr/local",
     }
+    return {here: there for here, there in found.items() if here not in ("/usr", "/usr/local")}
 
 
 def main() -> None:
@@ -82,7 +85,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="kernels-") as folder:
         compile_all(Path(folder))
         found: list[bytes | bytearray | memoryview[int]] = [*samples(Path(folder))]
-        private = [path for path in places(Path(folder)) if path != "/usr/local"]
+        private = list(places(Path(folder)))
     made = zstandard.train_dictionary(SIZE, found, k=SEGMENT, d=STEP, level=8, dict_id=number).as_bytes()
     if left := [path for path in private if path.encode() in made]:
         sys.exit(f"the dictionary has paths of this machine: {', '.join(left)}")

@@ -2,7 +2,8 @@
 
 Each frame says by number which dictionary it was compressed with (RFC 8878, section 3.1.1.1.3). They belong to this
 package, for a store outlives a version of it: one that was ever used is never changed or removed, and another one gets
-another number, and comes a version before anybody writes with it. `tools.dictionary` makes them.
+another number. Whoever writes with that must raise `kstore.refs.FORMAT`, and comes a version after those that can read
+it. `tools.dictionary` makes them.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from importlib import resources
 
 import zstandard
 
-from kstore.errors import IntegrityError
+from kstore.errors import IntegrityError, PackageMissing
 
 NONE = 0
 NEWEST = 0x6B730001
 """Of the numbers that the RFC leaves to everybody."""
+_KNOWN = (NEWEST,)
 FOLDER = resources.files(__package__).joinpath("dictionaries")
 
 
@@ -26,12 +28,17 @@ def dictionary(number: int) -> zstandard.ZstdCompressionDict | None:
 
     Raises:
         IntegrityError: there is none.
+        PackageMissing: it is not as it was installed.
     """
     if number == NONE:
         return None
+    if number not in _KNOWN:
+        raise IntegrityError(f"a pack needs dictionary {number:08x}, which is unknown: it is damaged")
+    file = FOLDER.joinpath(f"{number:08x}.zst")
     try:
-        packed = FOLDER.joinpath(f"{number:08x}.zst").read_bytes()
-    except FileNotFoundError as error:
-        why = "it is damaged, or a newer kstore wrote it"
-        raise IntegrityError(f"a pack needs dictionary {number:08x}, which is unknown: {why}") from error
-    return zstandard.ZstdCompressionDict(zstandard.decompress(packed))
+        found = zstandard.ZstdCompressionDict(zstandard.decompress(file.read_bytes()))
+    except (OSError, zstandard.ZstdError) as error:
+        raise PackageMissing(f"{file} cannot be read, install kstore again: {error}") from error
+    if found.dict_id() != number:
+        raise PackageMissing(f"{file} is damaged: install kstore again")
+    return found

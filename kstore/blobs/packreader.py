@@ -141,7 +141,7 @@ class PackReader:
                 # The size in the frame's own header is what zstd allocates, whatever limit it is given.
                 if zstandard.frame_content_size(packed) != frame.size:
                     raise IntegrityError(f"a frame of {self._name} does not have the size it declares")
-                return memoryview(_inflater(packed).decompress(packed))
+                return memoryview(_inflater(packed[:FRAME_HEADER]).decompress(packed))
             return self._decompress_in_chunks(frame)
         except zstandard.ZstdError as error:
             raise IntegrityError(f"a frame of {self._name} cannot be decompressed: {error}") from error
@@ -186,6 +186,6 @@ class _Section:
 
 
 def _inflater(header: bytes) -> zstandard.ZstdDecompressor:
-    """For what begins with `header`."""
+    """For the frame that begins with `header`."""
     number = zstandard.get_frame_parameters(header).dict_id
     return zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW, dict_data=dictionary(number))

@@ -114,7 +114,7 @@ class PackWriter:
         level = _FINE_LEVEL if self._taken < _FINE_SIZE else LEVEL
         if level != self._level:
             # The window spans a frame: what a kernel resembles may be anywhere before it.
-            tables = _FINE_TABLES if level == _FINE_LEVEL else {}
+            tables = _FINE_TABLES if level == _FINE_LEVEL and self._using else {}
             parameters = zstandard.ZstdCompressionParameters.from_level(
                 level, window_log=_WINDOW_LOG, write_dict_id=True, **tables
             )

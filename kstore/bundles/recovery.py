@@ -8,6 +8,7 @@ from typing import IO
 
 import zstandard
 
+from kstore.blobs.dictionary import NONE
 from kstore.blobs.packindex import FRAME_HEADER, FRAME_SIZE, Frame, PackIndex
 from kstore.blobs.packreader import PackReader
 from kstore.bundles.bundlefile import BundleFile
@@ -48,7 +49,10 @@ def _next_frame(
     packed_size = frame_size(bundle, offset)
     if not packed_size:
         return None
-    size = zstandard.frame_content_size(bundle.get("", offset, FRAME_HEADER))
+    header = zstandard.get_frame_parameters(bundle.get("", offset, FRAME_HEADER))
+    if header.dict_id != NONE:
+        return None
+    size = header.content_size
     end, total = first, 0
     while end < len(planned) and (end == first or total < size):
         total += planned[end][1]

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from kstore.blobs.dictionary import NEWEST
 from kstore.bundles.format import FORMAT, Header
 from kstore.bundles.importing import import_bundle
 from kstore.bundles.partial import finished_as
@@ -418,6 +419,16 @@ class TestExportAgain:
         exported = export(source, tmp_path / "bundle.kstore")
         assert 0 < exported.resumed < len(data) // 2 + 1
         assert (tmp_path / "bundle.kstore").read_bytes() == whole
+
+    def test_a_frame_that_needs_a_dictionary_is_written_anew(
+        self, source: Node, tmp_path: Path, whole: bytes, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr("kstore.bundles.writer.NONE", NEWEST)
+            other = bundle_of(source, tmp_path, "other").read_bytes()
+        (tmp_path / "bundle.kstore.partial").write_bytes(other[: len(other) * 9 // 10])
+        export(source, tmp_path / "bundle.kstore")
+        assert (tmp_path / "bundle.kstore").read_bytes() == whole != other
 
     @pytest.mark.parametrize("left", [b"", b"something else" * 100_000])
     def test_what_is_no_bundle_is_written_over(self, source: Node, tmp_path: Path, whole: bytes, left: bytes) -> None:
