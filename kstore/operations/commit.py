@@ -372,5 +372,5 @@ class _Commit:
             layout=self._uploader.layout or "",
             components=count_components(manifest.items()) if manifest else None,
             skipped=tuple(self._skipped),
-            found=len(self._found.files),
+            found=len(self._found.known),
         )
