@@ -7,16 +7,19 @@ small files are kept in memory. With those, opening takes longer than reading.
 
 from __future__ import annotations
 
-from contextlib import ExitStack, suppress
+import logging
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
 
 from kstore.blobs import BlobWriter, Layout
-from kstore.errors import IntegrityError
+from kstore.errors import KstoreError
 from kstore.layers import newest_ref
 from kstore.local.state import State
 from kstore.upload import choose_layout, siblings
 from kstore.worker import Worker
+
+log = logging.getLogger(__name__)
 
 _ROOM = 2 << 20
 """Bytes of small files that are kept."""
@@ -57,28 +60,27 @@ class Intake:
         self.written = set()
 
     def offer(self, digest: bytes, data: bytes) -> None:
-        """Take one blob.
-
-        Raises:
-            KstoreError, OSError: the store cannot be used.
-        """
-        if self._may_be_first:
-            self._may_be_first = False
-            if self._is_first():
+        """Take one blob."""
+        try:
+            if self._may_be_first:
+                self._may_be_first = False
                 self._begin_pack()
-        if self.writer:
-            self._write(self.writer, digest, data)
-        elif len(data) <= min(_SMALL, self._room):
+            if self.writer:
+                self._write(self.writer, digest, data)
+                return
+        except (KstoreError, OSError) as error:
+            # Whether the store is needed at all will be known when all is merged.
+            log.debug("%s is scanned before it is uploaded: %s", self._worker.scope, error)
+            self.discard()
+        if len(data) <= min(_SMALL, self._room):
             self._room -= len(data)
             self.kept[digest] = data
 
-    def _is_first(self) -> bool:
-        with suppress(IntegrityError):
-            return newest_ref(self._worker.store, self._worker.scope) is None
-        return False
-
     def _begin_pack(self) -> None:
+        """If it is the first."""
         store = self._worker.store
+        if newest_ref(store, self._worker.scope) is not None:
+            return
         store.create()
         self.layout = choose_layout(self._worker)
         if self.layout is Layout.PACKED:

@@ -200,8 +200,9 @@ class Uploader:
         fresh = [digest for digest in wanted if digest not in self._doomed.blobs]
         begun, written, self._begun = self._begun, self.written, None
         with ExitStack() as stack:
-            writer = (begun and begun.writer) or self._storage.blobs.writer(self.layout or Layout.PACKED)
-            stack.enter_context(writer)
+            writer = begun.writer if begun else None
+            if writer is None:
+                writer = stack.enter_context(self._storage.blobs.writer(self.layout or Layout.PACKED))
             spare = stack.enter_context(self._storage.blobs.writer(Layout.PACKED))
             refused = put(writer, fresh)
             if doomed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,10 @@ from typing import Any
 
 import pytest
 
+from kstore.blobs.blobstore import PackedBlobWriter
+from kstore.errors import StoreUnavailable
 from kstore.local import scan
+from kstore.report import CommitStatus
 from tests.trees import Node, contents
 
 read_artifact = scan.read_artifact
@@ -82,12 +86,13 @@ def test_a_file_that_changes_while_it_is_read_leaves_its_kernel_out(
     assert [skipped.path for skipped in report.skipped] == [kernel]
 
 
-def test_nothing_is_uploaded_of_a_kernel_that_is_not_complete(node: Node) -> None:
+@pytest.mark.parametrize(("missing", "more"), [("__grp__k.json", 0), ("k.cubin", 1)])
+def test_at_most_its_list_is_uploaded_of_a_kernel_that_is_not_complete(node: Node, missing: str, more: int) -> None:
     kernel = node.tree.kernel()
-    (node.tree.root / kernel / "__grp__k.json").unlink()
+    (node.tree.root / kernel / missing).unlink()
     node.tree.wrapper()
     node.commit()
-    assert in_packs(node) == needed(node)
+    assert len(in_packs(node) - needed(node)) == more
 
 
 def test_a_pack_that_was_begun_in_vain_leaves_nothing(
@@ -101,6 +106,36 @@ def test_a_pack_that_was_begun_in_vain_leaves_nothing(
     assert node.commit().new_files == 0
     assert in_packs(node) == needed(node)
     assert not any((node.location / "tmp").iterdir())
+
+
+def full(*_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_trouble_with_a_pack_that_is_not_needed_is_none(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = Node(tmp_path, "other", layout="packed")
+    for each in (node, other):
+        each.tree.kernel()
+    while_reading(monkeypatch, lambda: (other.commit(), monkeypatch.setattr(PackedBlobWriter, "put", full)))
+    assert node.commit().status is CommitStatus.UNCHANGED
+    assert not any((node.location / "tmp").iterdir())
+
+
+def test_what_was_read_for_a_store_that_is_full_is_remembered(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    node.tree.kernel()
+    wrapper = node.tree.wrapper()
+    read = list[str]()
+    monkeypatch.setattr(scan, "read_artifact", lambda *given: read.append(given[2]) or read_artifact(*given))
+    with monkeypatch.context() as patch:
+        patch.setattr(PackedBlobWriter, "put", full)
+        for _ in range(2):
+            with pytest.raises(StoreUnavailable, match="No space left"):
+                node.commit()
+    assert len(read) == 9 + 1  # what lists a kernel's files is read whenever its folder is looked at
+    node.commit()
+    assert wrapper in node.published()
 
 
 def test_an_empty_root_makes_no_store(node: Node) -> None:

@@ -156,8 +156,9 @@ class PosixUpload:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._close()
-        with suppress(OSError):  # What is published is published, whatever is left in tmp/.
+        with suppress(OSError):  # What is published is published, whatever becomes of what is not.
+            self._close()
+        with suppress(OSError):
             os.unlink(self._path)
 
     def write(self, data: bytes | memoryview) -> None:

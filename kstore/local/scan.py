@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Set
 from typing import NamedTuple
 
 from kstore.blobs.loose import bears_stamp
@@ -129,7 +129,9 @@ class _Walk:
         self._offer = offer
         self._found = found
         self._listed: list[_Listed] = []
-        self._groups: list[tuple[_Place, Scan]] = []
+        self._groups: list[tuple[_Place, Scan, list[_Listed]]] = []
+        self._lists: list[tuple[str, _Listed]] = []
+        """Files that list others."""
         self.unread: list[_Unread] = []
 
     def folder(self, place: _Place, into: Scan) -> None:
@@ -151,15 +153,13 @@ class _Walk:
         elif known:
             self._take_folder(place, known, self._index.files.__getitem__, into, into.settled_folders)
 
-    def read(self, file: _Unread, *, is_list: bool = False) -> None:
+    def read(self, file: _Unread) -> None:
         """Read one of the files that have to be."""
-        place, listed, into = file.folder
+        place, _, into = file.folder
         try:
             relative = file.path.partition("/")[2]
             kind = self._component.kind(relative, place.unit, place.depth)
             artifact = read_artifact(self._component, self._component_folder, relative, kind)
-            if is_list and os.stat(place.local).st_mtime_ns != listed.mtime_ns:
-                raise Unfinished("files have come to its folder meanwhile")
         except (Unfinished, OSError) as error:
             into.skipped.append(Skipped(file.path, _reason(error)))
             return
@@ -171,10 +171,14 @@ class _Walk:
 
     def judge(self) -> None:
         """Once all is read: which folders vouch for their files, and which groups are whole."""
-        for listed in self._listed:
-            self._settle(listed)
-        for place, group in self._groups:
-            self._judge(place, group)
+        for path, folder in self._lists:
+            if path in folder.into.known and _has_changed(folder):
+                del folder.into.known[path]
+                folder.into.skipped.append(Skipped(path, "files have come to its folder meanwhile"))
+        for folder in self._listed:
+            self._settle(folder)
+        for place, group, folders in self._groups:
+            self._judge(place, group, folders)
 
     def _take_folder(
         self,
@@ -240,18 +244,23 @@ class _Walk:
         path = f"{place.path}/{entry.name}"
         try:
             status = entry.stat(follow_symlinks=False)
+            known = self._known(path, status)
         except OSError as error:
             into.skipped.append(Skipped(path, _reason(error)))
             return
-        if known := self._known(path, status):
+        if known:
             self._take(path, known, into)
             return
         if not stat.S_ISREG(status.st_mode):
             into.skipped.append(Skipped(path, "it is no regular file"))
             return
         file = _Unread(*similarity(path, status.st_size), self, listed)
-        if self._component.lists(place.inside + entry.name):
-            self.read(file, is_list=True)  # before the folders are looked at whose files it lists
+        relative = place.inside + entry.name
+        if self._component.lists(relative):
+            self._lists.append((path, listed))
+            self.read(file)  # before the folders are looked at whose files it lists
+        elif self._component.method("relocate", relative):
+            self.read(file)  # it may promise what is not there: then the rest need not be read
         else:
             self.unread.append(file)
 
@@ -292,28 +301,32 @@ class _Walk:
 
     def _group(self, place: _Place) -> None:
         """Look at a group, to take all of it or none. One that is not complete need not be read."""
-        group, before = Scan(), len(self.unread)
+        group, before, listed_before = Scan(), len(self.unread), len(self._listed)
         self.folder(place, group)
-        paths = [*group.known, *(file.path for file in self.unread[before:])]
+        paths = group.known.keys() | {file.path for file in self.unread[before:]}
         if not group.listed and not group.skipped:
             self._found.add(group)
-        elif not group.skipped and self._is_complete(paths):
-            self._groups.append((place, group))
-        else:
+        elif problem := next(self._problems(group, paths), None):
             del self.unread[before:]
             if paths or group.skipped:
-                self._leave_out(place, next(_problems(group), _UNFINISHED))
+                self._leave_out(place, problem)
+        else:
+            self._groups.append((place, group, self._listed[listed_before:]))
 
-    def _is_complete(self, paths: Iterable[str]) -> bool:
-        return any(self._component.completes(path.partition("/")[2]) for path in paths)
+    def _problems(self, group: Scan, paths: Set[str]) -> Iterator[str]:
+        yield from (f"{path.rpartition('/')[2]}: {reason}" for path, reason in group.skipped)
+        yield from (f"it lists {path}, which is not there" for path in group.promised if path not in paths)
+        if not any(self._component.completes(path.partition("/")[2]) for path in paths):
+            yield _UNFINISHED
 
-    def _judge(self, place: _Place, group: Scan) -> None:
+    def _judge(self, place: _Place, group: Scan, folders: list[_Listed]) -> None:
         # What becomes of a group is said of all its folders.
         group.settled_folders |= group.untouched
         group.untouched.clear()
-        problem = next(_problems(group), None)
-        if problem:
-            self._leave_out(place, problem)
+        if group.skipped:
+            self._leave_out(place, next(self._problems(group, group.known.keys())))
+        elif any(map(_has_changed, folders)):  # two writers' files are never mixed
+            self._leave_out(place, "it changed while it was read")
         else:
             _mark_host_bound(group)
             self._found.add(group)
@@ -324,9 +337,12 @@ class _Walk:
         self._found.skipped.append(Skipped(place.path, problem))
 
 
-def _problems(group: Scan) -> Iterator[str]:
-    yield from (f"{path.rpartition('/')[2]}: {reason}" for path, reason in group.skipped)
-    yield from (f"it lists {path}, which is not there" for path in group.promised if path not in group.known)
+def _has_changed(folder: _Listed) -> bool:
+    """Whether a file has come, gone or been replaced since it was listed."""
+    try:
+        return not folder.found.still_is(os.stat(folder.place.local))
+    except OSError:
+        return True
 
 
 def _reason(error: Exception) -> str:

@@ -140,3 +140,11 @@ def test_a_relative_root_is_made_absolute(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir("/")
     backend.put("name", b"content")
     assert (tmp_path / "store/name").read_bytes() == b"content"
+
+
+def test_an_upload_whose_end_fails_leaves_nothing(backend: PosixBackend) -> None:
+    """NFS tells only then that there is no room."""
+    with backend.upload() as upload:
+        upload.write(b"data")
+        os.close(upload._fd)
+    assert os.listdir(backend.path("tmp")) == []

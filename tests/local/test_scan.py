@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from kstore.components import Component, Kind
 from kstore.digest import digest_of
+from kstore.local import scan
+from kstore.local.artifact import Artifact
 from kstore.local.finished import Unfinished, check_whole_object
 from kstore.local.index import Index
 from kstore.manifest import Flag
@@ -117,6 +120,26 @@ def test_a_kernel_that_is_being_written_is_busy(tree: Tree, name: str) -> None:
     found = tree.scan()
     assert found.busy == {kernel}
     assert {path.rpartition("/")[0] for path in found.files} == {other}
+
+
+def test_a_kernel_that_is_replaced_while_others_are_read_is_left_out(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process compiles it too, and replaces file by file: two writers' files are never mixed."""
+    kernel, wrapper = tree.kernel(), tree.wrapper()
+    read = scan.read_artifact
+
+    def replacing(component: Component, folder: str, relative: str, kind: Kind) -> Artifact:
+        if relative.endswith(".py"):
+            tree.put(f"{kernel}/k.ttir", b"of another process")
+        return read(component, folder, relative, kind)
+
+    monkeypatch.setattr(scan, "read_artifact", replacing)
+    found = tree.scan()
+    assert [tuple(skip) for skip in found.skipped] == [(kernel, "it changed while it was read")]
+    assert list(found.files) == [wrapper]
+    monkeypatch.undo()
+    assert len(tree.scan(found.index).files) == GROUP_FILES + 1
 
 
 def test_a_kernel_with_an_empty_file_is_left_out(tree: Tree) -> None:
