@@ -54,7 +54,11 @@ def scan(
             walk = _Walk(table[name], folder, others, index, base, untouched, offer, found)
             walk.folder(_Place(name, folder), found)
             walks.append(walk)
-    for file in sorted(file for walk in walks for file in walk.unread):
+    unread = sorted((file for walk in walks for file in walk.unread), reverse=True)
+    for walk in walks:
+        walk.unread.clear()
+    while unread:  # what was read is not held any longer: there may be a hundred thousand
+        file = unread.pop()
         file.walk.read(file)
     for walk in walks:
         walk.judge()
@@ -177,8 +181,8 @@ class _Walk:
                 folder.into.skipped.append(Skipped(path, "files have come to its folder meanwhile"))
         for folder in self._listed:
             self._settle(folder)
-        for place, group, folders in self._groups:
-            self._judge(place, group, folders)
+        while self._groups:
+            self._judge(*self._groups.pop())
 
     def _take_folder(
         self,
