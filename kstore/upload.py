@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence, Set
 from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Protocol, TypeVar
@@ -107,6 +107,7 @@ class Uploader:
         self._begun = begun
         self._storage = worker.store
         self._doomed = Doomed()
+        self._damaged: set[bytes] = set()
         self._siblings: tuple[str, ...] = ()
         self._sibling: Ref | None = None
         self._ahead: tuple[str, ...] = ()
@@ -169,7 +170,7 @@ class Uploader:
         """Store blobs and the manifest. Returns the digests of what changed meanwhile; the manifest is then not stored.
 
         Without a manifest, whatever has not changed is stored. A name that gc may delete is never taken again: what
-        is condemned as a loose blob goes into a pack.
+        is condemned as a loose blob goes into a pack. So does what is damaged as one.
         """
         sources = {source.digest: source for source in wanted}
         progress, done = self._worker.progress, len(self.written)
@@ -196,8 +197,9 @@ class Uploader:
         return left
 
     def _store(self, wanted: Collection[bytes], put: _Put, manifest: bytes | None) -> set[bytes]:
-        doomed = [digest for digest in wanted if digest in self._doomed.blobs]
-        fresh = [digest for digest in wanted if digest not in self._doomed.blobs]
+        taken = self._doomed.blobs | self._damaged
+        doomed = [digest for digest in wanted if digest in taken]
+        fresh = [digest for digest in wanted if digest not in taken]
         begun, written, self._begun = self._begun, self.written, None
         with ExitStack() as stack:
             writer = begun.writer if begun else None
@@ -265,17 +267,25 @@ class Uploader:
         shared = [pack for pack in others if pack not in published and may_hold(pack, left)]
         return tuple(dict.fromkeys((*self.packs, *published, *shared)))
 
-    def lost(self, snapshot: Snapshot, among: Mapping[bytes, int]) -> set[bytes]:
+    def lost(self, snapshot: Snapshot, among: Mapping[bytes, int], missed: Set[bytes] = frozenset()) -> set[bytes]:
         """Of the blobs in `among`, with their sizes, those that a generation needs, and that `verify` found damaged
-        or no store has that the generation leans on.
+        or no store has that the generation leans on; likewise what a restore has `missed`, unless it can be read now.
         """
         if snapshot.ref.depth:
             return set()
-        found = quarantined(self._storage.backend).keys() & among.keys()
+        found = (quarantined(self._storage.backend).keys() | missed) & among.keys()
         if found:
             found &= {entry.digest for entry in snapshot.manifest.entries()}
         lost = self.missing(snapshot.ref, {digest: among[digest] for digest in found}) if found else set()
+        lost |= self._unreadable(snapshot.ref, {digest: among[digest] for digest in found & missed - lost})
         return lost | unsupported(self._storage, snapshot, among)
+
+    def _unreadable(self, ref: Ref, doubted: Mapping[bytes, int]) -> set[bytes]:
+        """What is there, but damaged. It keeps its name, so its bytes have to go into a pack."""
+        if doubted:
+            readable = {digest for digest, _ in self._storage.blobs.fetch_many(doubted, ref.packs)}
+            self._damaged |= doubted.keys() - readable
+        return self._damaged & doubted.keys()
 
     def missing(self, ref: Ref, blobs: Mapping[bytes, int]) -> set[bytes]:
         """Of these, with their sizes, those that are neither loose nor in a pack of the generation."""

@@ -65,6 +65,8 @@ class Placed:
     known: dict[str, Known] = field(default_factory=dict)
     """The artifacts that are changed in place, for the index."""
     skipped: list[Skipped] = field(default_factory=list)
+    missed: set[bytes] = field(default_factory=set)
+    """Digests of what is missing or damaged in every store."""
     occupied: set[str] = field(default_factory=set)
     """Paths where something else is, which stays."""
     modes: Counter[LinkMode] = field(default_factory=Counter)
@@ -259,6 +261,7 @@ class _Staging:
         lost = self.wanted.keys() - placed.paths
         if not lost:
             return
+        placed.missed = {self.wanted[path].digest for path in lost}
         units = {unit_of(path, self.wanted[path]) for path in lost if self.wanted[path].flags & _GROUP}
         folders = {parent for path in lost for parent in parents_of(path)}
         for path in sorted(lost):

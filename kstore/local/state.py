@@ -12,7 +12,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
@@ -70,6 +70,8 @@ class State:
     """Fingerprint of the host that the root's host-bound artifacts were last seen on; empty if nobody asked."""
     foreign: Mapping[str, bytes] = field(default_factory=dict)
     """Artifacts, with their digests, that came from a host before that one and are still in the root."""
+    missed: frozenset[bytes] = frozenset()
+    """Digests of what restores found missing or damaged in the store: whoever compiles it again puts it back."""
     synced: bool = False
     """Whether the root, as the index has it, has nothing that is not in the base or declined."""
     untouched: Mark = UNMARKED
@@ -182,6 +184,7 @@ class StateFolder:
                 state.base = Base(content["store"], Snapshot(ref, data))
                 state.declined = _digests(content["declined"])
                 state.foreign = _digests(content["foreign"])
+                state.missed = frozenset(map(bytes.fromhex, content.get("missed", ())))
                 state.host = str(content["host"])
                 state.synced = content["synced"] == self._index_digest.hex() != ""
                 if content.get("placing") == self._placing:
@@ -248,6 +251,7 @@ class StateFolder:
         synced: bool,
         untouched: Mark = UNMARKED,
         foreign: Mapping[str, bytes] | None = None,
+        missed: Set[bytes] = frozenset(),
     ) -> None:
         """Replace the base. `synced` says whether all that the saved index has is in it or declined."""
         content = {
@@ -257,6 +261,7 @@ class StateFolder:
             "synced": self._index_digest.hex() if synced else "",
             "declined": _texts(declined),
             "foreign": _texts(foreign or {}),
+            "missed": sorted(digest.hex() for digest in missed),
             "untouched": untouched,
             "placing": self._placing,
         }

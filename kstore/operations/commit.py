@@ -282,7 +282,7 @@ class _Commit:
     def _is_lost(self, newest: Snapshot | None) -> set[bytes]:
         """Digests of ours that the newest generation needs and the store has lost."""
         ours = {entry.digest: entry.size for entry in self._ours.values()}
-        return self._uploader.lost(newest, ours) if newest else set()
+        return self._uploader.lost(newest, ours, self._state.missed) if newest else set()
 
     def _leave_out(self, lost: set[bytes]) -> None:
         """Files that changed since they were hashed wait for the next commit, with their groups."""
@@ -352,6 +352,7 @@ class _Commit:
             synced=self._is_complete,
             untouched=self._worker.untouched(self._state, self._base) if keeps_base else UNMARKED,
             foreign=self._foreign,
+            missed=self._state.missed - {entry.digest for entry in self._ours.values()},
         )
 
     def _report(

@@ -294,7 +294,16 @@ class _Restore:
             host=self._worker.known_host(self._state),
             synced=False,
             untouched=untouched,
+            missed=self._missed(placed),
         )
+
+    def _missed(self, placed: Placed) -> set[bytes]:
+        """What this restore could not read, or an earlier one, and nobody has read since."""
+        if not (placed.missed or self._state.missed):
+            return set()
+        read = {self._files[path].digest for path in placed.paths}
+        needed = {entry.digest for entry in self._files.values()}
+        return placed.missed | (self._state.missed & needed) - read
 
 
 def choose_wanted(files: Files, found: Scan, merged: Merged) -> Files:
