@@ -8,6 +8,7 @@ import os
 import random
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,13 @@ def volume(tmp_path: Path) -> Iterator[Path]:
 
 
 def remount(volume: Path, options: str) -> None:
-    subprocess.run(["mount", "-o", f"remount,{options}", volume], check=True)
+    """A leader may be writing its lease just now: then the kernel refuses."""
+    for _ in range(100):
+        done = subprocess.run(["mount", "-o", f"remount,{options}", volume], capture_output=True, text=True)
+        if "busy" not in done.stderr:
+            break
+        time.sleep(0.1)
+    assert done.returncode == 0, done.stderr
 
 
 def fill(volume: Path) -> None:
