@@ -238,8 +238,8 @@ class _Staging:
             return
         blobs, linker = source
         links = self._links(wanted, blobs, packs)
-        # The first link finds out which way works.
-        placed.add(self._link(linker, links[:1]))
+        if links:  # The first finds out which way works.
+            placed.add(self._link(linker, links[:1]))
         if linker.mode is LinkMode.COPY:
             links = []
         linking = [
