@@ -9,10 +9,10 @@ import os
 import platform
 import re
 import sys
-import sysconfig
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 from kstore.digest import digest_of
@@ -71,7 +71,7 @@ def detect_environment(gpu: str, environ: Mapping[str, str] = os.environ) -> Env
     """
     facts = _torch_facts() | {
         "triton": _triton_version(),
-        "python": str(sysconfig.get_config_var("SOABI") or sys.implementation.cache_tag),
+        "python": _binary_interface() or str(sys.implementation.cache_tag),
         "machine": platform.machine().lower(),
     }
     if gpu.startswith("cpu-"):
@@ -93,6 +93,11 @@ def _readable(facts: Mapping[str, str]) -> str:
 
 def _named(package: str, version: str) -> str:
     return f"no{package}" if version == NONE else f"{package}{version}"
+
+
+def _binary_interface() -> str:
+    """`SOABI`, from extension modules' suffix: `sysconfig` would load all of Python's build settings for it."""
+    return EXTENSION_SUFFIXES[0].strip(".").rpartition(".")[0]
 
 
 def _python() -> str:

@@ -5,6 +5,7 @@ import platform
 import re
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -188,6 +189,10 @@ def test_without_triton_the_tag_says_so(tmp_path: Path, monkeypatch: pytest.Monk
 def tag_of(install_torch: InstallTorch, version: str) -> str:
     install_torch(version)
     return detect_environment(H100).tag
+
+
+def test_python_is_its_binary_interface() -> None:
+    assert detect_environment(H100).facts["python"] == sysconfig.get_config_var("SOABI")
 
 
 def test_the_tag_reads_well() -> None:
