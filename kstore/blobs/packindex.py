@@ -29,7 +29,7 @@ MAX_SHARED_FRAME = 2 * FRAME_SIZE
 """Bytes that a frame of several blobs stays below."""
 FRAME_HEADER = 18
 """Bytes that zstd's header of a frame takes at most."""
-LEVEL = 3
+LEVEL = 2
 
 _SKIPPABLE = struct.Struct("<II")
 _SKIPPABLE_MAGIC = 0x184D2A5B
