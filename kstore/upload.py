@@ -150,20 +150,25 @@ class Uploader:
         """What is in the pack that was begun, as long as that is to be finished."""
         return self._begun.written if self._begun else set()
 
-    def lacking(self, sources: Collection[Blob], theirs: Snapshot | None, base: Snapshot | None) -> list[Blob]:
-        """Those that the store lacks, or that may not be relied upon, but for what may be left below."""
+    def lacking(
+        self, sources: Collection[Blob], theirs: Snapshot | None, base: Snapshot | None, lost: Set[bytes] = frozenset()
+    ) -> list[Blob]:
+        """Those that the store lacks, or that may not be relied upon, but for what may be left below; those that are
+        known to be `lost` in any case.
+        """
         known = kept_by(theirs)
         known |= self._storage.blobs.digests_in(self.packs + self._ahead + self._siblings)
         if base and base is not theirs and self._may_rely_on(base.ref):
             gone = self._doomed.blobs | self.lost(base, {source.digest: source.size for source in sources})
             known |= kept_by(base) - gone
             self._relied = base.ref.packs
+        known -= lost
         wanted = [source for source in sources if source.digest not in known]
         if self.layout is Layout.LOOSE and self._doomed.is_complete:
-            has, doomed = self._storage.blobs.loose.has, self._doomed.blobs
-            wanted = [s for s in wanted if s.digest in doomed or not has(s.digest, s.size)]
-        sizes = {source.digest: source.size for source in wanted} if may_lean(self._storage, theirs) else {}
-        self.below = self._storage.below.held(sizes)
+            has, gone = self._storage.blobs.loose.has, self._doomed.blobs | lost
+            wanted = [s for s in wanted if s.digest in gone or not has(s.digest, s.size)]
+        may_be_below = wanted if may_lean(self._storage, theirs) else []
+        self.below = self._storage.below.held({s.digest: s.size for s in may_be_below if s.digest not in lost})
         return [source for source in wanted if source.digest not in self.below]
 
     def store(self, wanted: Sequence[Source], manifest: bytes | None = None) -> set[bytes]:

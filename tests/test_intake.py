@@ -62,12 +62,18 @@ def while_reading(monkeypatch: pytest.MonkeyPatch, happens: Callable[[], object]
     monkeypatch.setattr(scan, "read_artifact", read_next)
 
 
+def with_a_kernel_each(node: Node, folder: Path) -> Node:
+    """Another worker, who has compiled the same kernel."""
+    other = Node(folder, "other", layout="packed")
+    for each in (node, other):
+        each.tree.kernel()
+    return other
+
+
 def test_what_another_worker_publishes_meanwhile_is_not_stored_twice(
     node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other = Node(tmp_path, "other", layout="packed")
-    for each in (node, other):
-        each.tree.kernel()
+    other = with_a_kernel_each(node, tmp_path)
     wrapper = node.tree.wrapper()
     while_reading(monkeypatch, other.commit)
     report = node.commit()
@@ -98,10 +104,7 @@ def test_at_most_its_list_is_uploaded_of_a_kernel_that_is_not_complete(node: Nod
 def test_a_pack_that_was_begun_in_vain_leaves_nothing(
     node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other = Node(tmp_path, "other", layout="packed")
-    for each in (node, other):
-        each.tree.kernel()
-        each.tree.wrapper()
+    other = with_a_kernel_each(node, tmp_path)
     while_reading(monkeypatch, other.commit)
     assert node.commit().new_files == 0
     assert in_packs(node) == needed(node)

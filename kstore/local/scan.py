@@ -47,11 +47,12 @@ def scan(
 ) -> Scan:
     """Read all components of `root`. `base` gives what was restored into it; it is asked only for unknown files."""
     found = Scan()
+    shared = _Shared(index, base, untouched, offer, found)
     walks = []
     for name, folder in root.folders.items():
         if _is_there(folder):
             others = {other for other in root.folders.values() if other != folder}
-            walk = _Walk(table[name], folder, others, index, base, untouched, offer, found)
+            walk = _Walk(table[name], folder, others, shared)
             walk.folder(_Place(name, folder), found)
             walks.append(walk)
     unread = sorted((file for walk in walks for file in walk.unread), reverse=True)
@@ -108,30 +109,26 @@ class _Unread(NamedTuple):
     folder: _Listed
 
 
+class _Shared(NamedTuple):
+    """What the scans of all components know, and what becomes of them: see `scan`."""
+
+    known: Index
+    base: Callable[[], Files]
+    untouched: Untouched
+    offer: Offer | None
+    found: Scan
+
+
 class _Walk:
     """The scan of one component."""
 
-    def __init__(
-        self,
-        component: Component,
-        folder: str,
-        others: set[str],
-        index: Index,
-        base: Callable[[], Files],
-        untouched: Untouched,
-        offer: Offer | None,
-        found: Scan,
-    ) -> None:
+    def __init__(self, component: Component, folder: str, others: set[str], shared: _Shared) -> None:
+        """`others` are the folders of other components: they may be below this one, and are scanned by themselves."""
         self._component = component
         self._component_folder = folder
         self._others = others
-        """Folders of other components: they may be below this one, and are scanned by themselves."""
         self._began_ns = time.time_ns()
-        self._index = index
-        self._base = base
-        self._untouched = untouched
-        self._offer = offer
-        self._found = found
+        self._index, self._base, self._untouched, self._offer, self._found = shared
         self._listed: list[_Listed] = []
         self._groups: list[tuple[_Place, Scan, list[_Listed]]] = []
         self._lists: list[tuple[str, _Listed]] = []

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from kstore.backends import StagingLost, Upload
+from kstore.blobs import Source
 from kstore.components.mergers import merge_files
 from kstore.creator import creator
 from kstore.digest import digest_of
@@ -251,13 +252,8 @@ class _Commit:
         among = {entry.digest for entry in self._ours.values()} | proposal.contents.keys()
         among |= {digest for known in (theirs.snapshot, self._base) if known for digest in known.ref.stored}
         uploader.begin(among, is_first=not theirs.generation)
-        taken = {path: self._ours[path] for path in proposal.taken}
-        taken |= {path: entry for path, entry in self._ours.items() if entry.digest in lost}
-        written = uploader.written
-        ours = {path: entry for path, entry in taken.items() if entry.digest not in written}
-        blobs = sources(self._worker, ours, proposal.contents, self._kept)
-        known = [s for s in blobs if s.digest not in lost]
-        wanted = uploader.lacking(known, theirs.snapshot, self._base) + [s for s in blobs if s.digest in lost]
+        blobs = self._sources(proposal, lost)
+        wanted = uploader.lacking(blobs, theirs.snapshot, self._base, lost)
         manifest = Manifest(proposal.files, proposal.hosts, self._meta(theirs, proposal))
         manifest = noted(self._storage, manifest, theirs.snapshot, {s.digest for s in blobs}, uploader.below)
         data = manifest.dump()
@@ -278,6 +274,13 @@ class _Commit:
             return None
         self._save_base(Snapshot(ref, data), proposal)
         return self._report(CommitStatus.COMMITTED, ref, manifest, proposal)
+
+    def _sources(self, proposal: Proposal, lost: set[bytes]) -> list[Source]:
+        """What this commit brings, but for what is in the pack that was begun."""
+        taken, written = set(proposal.taken), self._uploader.written
+        ours = {path: entry for path, entry in self._ours.items() if path in taken or entry.digest in lost}
+        ours = {path: entry for path, entry in ours.items() if entry.digest not in written}
+        return sources(self._worker, ours, proposal.contents, self._kept)
 
     def _is_lost(self, newest: Snapshot | None) -> set[bytes]:
         """Digests of ours that the newest generation needs and the store has lost."""
