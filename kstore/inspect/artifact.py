@@ -12,6 +12,7 @@ from kstore.inspect.contents import read_contents
 from kstore.inspect.items import Artifact, items_of
 from kstore.inspect.kinds import Kind
 from kstore.inspect.sides import Side
+from kstore.manifest import Flag
 
 MAX_COMPARED = 8 << 20
 """Bytes: a larger text is not compared line by line."""
@@ -43,10 +44,15 @@ def read_artifact(side: Side, artifact: Artifact) -> bytes:
     """Its bytes as they are stored: absolute paths of a relocated file are placeholders.
 
     Raises:
+        MissError: they were left in a store below that is not here.
         IntegrityError: they are missing or damaged.
     """
     for _, data in side.fetch({artifact.entry.digest: artifact.entry.size}):
         return data
+    if artifact.entry.flags & Flag.BELOW:
+        raise MissError(
+            f"{artifact.path} of {side.label} is in no store here: a store below had it; `kstore show` names that"
+        )
     raise IntegrityError(f"{artifact.path} of {side.label} is missing or damaged; `kstore verify` says more")
 
 

@@ -15,7 +15,10 @@ from kstore.api import commit, restore
 from kstore.backends import PosixBackend
 from kstore.errors import MissError, StoreUnavailable
 from kstore.gc import Policy
+from kstore.inspect.artifact import find_artifact, read_artifact
+from kstore.inspect.sides import published_side
 from kstore.leaning import leaning, leans_on
+from kstore.manifest import Flag
 from kstore.refs import RefState
 from kstore.report import CommitStatus, RestoreStatus
 from kstore.storage import Storage
@@ -741,3 +744,16 @@ def test_a_node_whose_image_is_renewed_keeps_its_root(fleet: Fleet) -> None:
     again = fleet.worker("again")
     again.restore()
     assert has(again) == {"one", "two"}
+
+
+def test_what_only_the_image_has_is_a_miss_for_who_looks_at_it_without(fleet: Fleet) -> None:
+    fleet.bake("one")
+    worker = fleet.worker("worker")
+    worker.restore()
+    fill(worker, "two")
+    worker.commit()
+    store = fleet.without("admin").store
+    side = published_side(store, worker.newest())
+    below = next(path for path, entry in worker.published().items() if entry.flags & Flag.BELOW)
+    with pytest.raises(MissError, match="a store below had it"):
+        read_artifact(side, find_artifact(side, below))
