@@ -16,13 +16,13 @@ from kstore.condemned import Doomed, read_doomed
 from kstore.delta import difference, may_follow
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError, KstoreError
-from kstore.leaning import kept_by, may_lean, unsupported
+from kstore.leaning import kept_by, may_lean
 from kstore.local.finished import read_whole
 from kstore.local.link import Linker, LinkMode, probe
 from kstore.local.relocate import to_stored
+from kstore.lost import lost_of
 from kstore.manifest import Entry, Files, Flag
 from kstore.progress import Progress
-from kstore.quarantine import quarantined
 from kstore.refs import Delta, Ref, RefState
 from kstore.scope import Scope
 from kstore.similarity import by_similarity
@@ -101,13 +101,17 @@ class Uploader:
     there, and not condemned, after a place for its ref was reserved.
     """
 
-    def __init__(self, worker: Committer, begun: Begun | None = None) -> None:
-        """`begun` is a pack that is written for a key which has no generation."""
+    def __init__(self, worker: Committer, begun: Begun | None = None, missed: Set[bytes] = frozenset()) -> None:
+        """`begun` is a pack that is written for a key which has no generation.
+
+        What a restore has `missed` is not relied upon, wherever it seems to be, unless the newest generation has it
+        where it can be read now.
+        """
         self._worker = worker
         self._begun = begun
+        self._missed = missed
         self._storage = worker.store
         self._doomed = Doomed()
-        self._damaged: set[bytes] = set()
         self._siblings: tuple[str, ...] = ()
         self._sibling: Ref | None = None
         self._ahead: tuple[str, ...] = ()
@@ -156,19 +160,21 @@ class Uploader:
         """Those that the store lacks, or that may not be relied upon, but for what may be left below; those that are
         known to be `lost` in any case.
         """
-        known = kept_by(theirs)
-        known |= self._storage.blobs.digests_in(self.packs + self._ahead + self._siblings)
+        held = self._storage.blobs.digests_in
+        known = held(self._siblings)
         if base and base is not theirs and self._may_rely_on(base.ref):
-            gone = self._doomed.blobs | self.lost(base, {source.digest: source.size for source in sources})
+            sizes = {source.digest: source.size for source in sources}
+            gone = self._doomed.blobs | lost_of(self._storage, base, sizes, self._missed)
             known |= kept_by(base) - gone
             self._relied = base.ref.packs
-        known -= lost
+        known = (known - self._missed | kept_by(theirs)) - lost | held(self.packs + self._ahead)
         wanted = [source for source in sources if source.digest not in known]
         if self.layout is Layout.LOOSE and self._doomed.is_complete:
-            has, gone = self._storage.blobs.loose.has, self._doomed.blobs | lost
+            has, gone = self._storage.blobs.loose.has, self._doomed.blobs | lost | self._missed
             wanted = [s for s in wanted if s.digest in gone or not has(s.digest, s.size)]
         may_be_below = wanted if may_lean(self._storage, theirs) else []
-        self.below = self._storage.below.held({s.digest: s.size for s in may_be_below if s.digest not in lost})
+        unsure = lost | self._missed
+        self.below = self._storage.below.held({s.digest: s.size for s in may_be_below if s.digest not in unsure})
         return [source for source in wanted if source.digest not in self.below]
 
     def store(self, wanted: Sequence[Source], manifest: bytes | None = None) -> set[bytes]:
@@ -178,9 +184,10 @@ class Uploader:
         is condemned as a loose blob goes into a pack. So does what is damaged as one.
         """
         sources = {source.digest: source for source in wanted}
+        sizes = {source.digest: source.size for source in wanted}
         progress, done = self._worker.progress, len(self.written)
         return self._store(
-            sources, lambda to, chosen: put_many(to, [sources[d] for d in chosen], progress, done), manifest
+            sizes, lambda to, chosen: put_many(to, [sources[d] for d in chosen], progress, done), manifest
         )
 
     def copy(self, wanted: Mapping[bytes, int], fetch: Fetch, manifest: bytes | None = None) -> set[bytes]:
@@ -201,9 +208,8 @@ class Uploader:
             del data  # or a large blob would be held while the next one is fetched
         return left
 
-    def _store(self, wanted: Collection[bytes], put: _Put, manifest: bytes | None) -> set[bytes]:
-        taken = self._doomed.blobs | self._damaged
-        doomed = [digest for digest in wanted if digest in taken]
+    def _store(self, wanted: Mapping[bytes, int], put: _Put, manifest: bytes | None) -> set[bytes]:
+        taken = {digest for digest, size in wanted.items() if self._is_taken(digest, size)}
         fresh = [digest for digest in wanted if digest not in taken]
         begun, written, self._begun = self._begun, self.written, None
         with ExitStack() as stack:
@@ -212,8 +218,8 @@ class Uploader:
                 writer = stack.enter_context(self._storage.blobs.writer(self.layout or Layout.PACKED))
             spare = stack.enter_context(self._storage.blobs.writer(Layout.PACKED))
             refused = put(writer, fresh)
-            if doomed:
-                refused |= put(spare, doomed)
+            if taken:
+                refused |= put(spare, [digest for digest in wanted if digest in taken])
             if manifest is not None and not refused:
                 writer.put_manifest(digest_of(manifest), manifest)
             if manifest is None or not refused:
@@ -223,6 +229,15 @@ class Uploader:
                 self.blobs += writer.blobs + spare.blobs
                 self.bytes += writer.size + spare.size
         return refused
+
+    def _is_taken(self, digest: bytes, size: int) -> bool:
+        """Whether a blob's name as a loose one is condemned, or that of one that a restore could not read."""
+        if digest in self._doomed.blobs or self.layout is not Layout.LOOSE or digest not in self._missed:
+            return digest in self._doomed.blobs
+        try:
+            return self._storage.blobs.loose.has(digest, size)
+        except OSError:
+            return True
 
     def shortened(self, manifest: bytes, theirs: Snapshot | None, base: Snapshot | None) -> bytes:
         """What is to be stored for a manifest: what it adds to one that the store has, if that is much less."""
@@ -271,32 +286,6 @@ class Uploader:
         others = (*self._ahead, *self._relied, *self._siblings) if left else ()
         shared = [pack for pack in others if pack not in published and may_hold(pack, left)]
         return tuple(dict.fromkeys((*self.packs, *published, *shared)))
-
-    def lost(self, snapshot: Snapshot, among: Mapping[bytes, int], missed: Set[bytes] = frozenset()) -> set[bytes]:
-        """Of the blobs in `among`, with their sizes, those that a generation needs, and that `verify` found damaged
-        or no store has that the generation leans on; likewise what a restore has `missed`, unless it can be read now.
-        """
-        if snapshot.ref.depth:
-            return set()
-        found = (quarantined(self._storage.backend).keys() | missed) & among.keys()
-        if found:
-            found &= {entry.digest for entry in snapshot.manifest.entries()}
-        lost = self.missing(snapshot.ref, {digest: among[digest] for digest in found}) if found else set()
-        lost |= self._unreadable(snapshot.ref, {digest: among[digest] for digest in found & missed - lost})
-        return lost | unsupported(self._storage, snapshot, among)
-
-    def _unreadable(self, ref: Ref, doubted: Mapping[bytes, int]) -> set[bytes]:
-        """What is there, but damaged. It keeps its name, so its bytes have to go into a pack."""
-        if doubted:
-            readable = {digest for digest, _ in self._storage.blobs.fetch_many(doubted, ref.packs)}
-            self._damaged |= doubted.keys() - readable
-        return self._damaged & doubted.keys()
-
-    def missing(self, ref: Ref, blobs: Mapping[bytes, int]) -> set[bytes]:
-        """Of these, with their sizes, those that are neither loose nor in a pack of the generation."""
-        packed = self._storage.blobs.digests_in(ref.packs)
-        has = self._storage.blobs.loose.has
-        return {digest for digest, size in blobs.items() if digest not in packed and not has(digest, size)}
 
     def _reliable(self, packs: Iterable[str]) -> tuple[str, ...]:
         return tuple(pack for pack in packs if self._doomed.is_complete and pack not in self._doomed.packs)

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from kstore.backends import PosixBackend
 from kstore.blobs.loose import blob_name
 from kstore.environment import Host
+from kstore.refs import Refs
 from kstore.report import CommitStatus, RestoreStatus
 from tests.gc.stores import collect_fully, kernels, restored
-from tests.test_repair import rot_frame
-from tests.trees import Node
+from tests.test_repair import OTHER, meanwhile, rot_frame
+from tests.trees import KEY, Node
 
 Damage = Callable[[Node, str], None]
 
@@ -130,3 +135,68 @@ def test_what_can_be_read_again_is_not_uploaded(damaged: Node, tmp_path: Path) -
     shutil.rmtree(other.location)
     (tmp_path / "whole").rename(other.location)
     assert other.commit().status is CommitStatus.UNCHANGED
+
+
+def test_of_those_who_commit_at_once_one_puts_it_back(
+    damaged: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = worker(damaged, "first"), worker(damaged, "second")
+    for other in (first, second):
+        compile_all(other)
+    meanwhile(monkeypatch, Refs, "reserve", first.commit)
+    assert second.commit().status is CommitStatus.UNCHANGED
+    assert second.newest().generation == 2
+    assert restored(tmp_path, "third") == kernels(damaged)
+
+
+def test_who_loses_the_race_does_not_upload_it_twice(damaged: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, layout = damaged.location.parent, damaged.store.settings.layout
+    healthy, other = Node(folder, "healthy", layout=layout), Node(folder, "other", layout=layout)
+    missed = len(other.restore().skipped)
+    compile_all(other)
+    healthy.tree.wrapper("news")
+    meanwhile(monkeypatch, Refs, "publish", healthy.commit)
+    assert other.commit().new_blobs <= missed + 2  # and a manifest for each attempt
+
+
+def test_what_another_key_has_is_not_relied_upon(damaged: Node, tmp_path: Path) -> None:
+    """Nothing keeps it there for this key."""
+    other = worker(damaged)
+    compile_all(other)
+    beside = Node(tmp_path, "beside", layout="packed")
+    compile_all(beside)
+    beside.commit("another/v1")
+    other.commit()
+    beside.store.forget("another/v1")
+    collect_fully(other, keep=1)
+    assert restored(tmp_path, "third") == kernels(damaged)
+
+
+def test_it_is_put_back_in_a_key_that_grew_from_it(damaged: Node, tmp_path: Path) -> None:
+    layout = damaged.store.settings.layout
+    other, third = Node(tmp_path, "other", layout=layout), Node(tmp_path, "third")
+    assert other.restore(OTHER, seed=KEY).skipped
+    compile_all(other)
+    other.commit(OTHER)
+    assert third.restore(OTHER).skipped == ()
+    assert kernels(third) == kernels(damaged)
+
+
+def test_news_are_committed_although_it_cannot_even_be_looked_at(
+    damaged: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = worker(damaged)
+    compile_all(other)
+    wrapper = other.tree.wrapper("news")
+    lost = {blob_name(other.published()[path].digest) for path in kernels(damaged) if path in other.published()}
+    for method in ("stat", "get"):
+        real = getattr(PosixBackend, method)
+
+        def fails(backend: PosixBackend, name: str, *rest: Any, real: Any = real) -> Any:
+            if name in lost:
+                raise OSError(errno.EIO, os.strerror(errno.EIO), name)
+            return real(backend, name, *rest)
+
+        monkeypatch.setattr(PosixBackend, method, fails)
+    assert other.commit().status is CommitStatus.COMMITTED
+    assert wrapper in other.published()

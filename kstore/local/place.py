@@ -304,9 +304,7 @@ class _Staging:
 
     def _copy(self, paths: Mapping[bytes, list[str]], parts: Iterable[Part], pool: Pool) -> Iterator[Placed]:
         def write(part: Part) -> Placed:
-            blobs = list(part.load())
-            self._folders.result()
-            return self._write(blobs, paths)
+            return self._write(part.load(), paths)
 
         return _map_parts(pool, write, parts)
 
@@ -316,6 +314,7 @@ class _Staging:
 
     def _write(self, blobs: Iterable[tuple[bytes, memoryview]], paths: Mapping[bytes, list[str]]) -> Placed:
         contents = {path: data for digest, data in blobs for path in paths[digest]}
+        self._folders.result()
         files = (self._new_file(path, data) for path, data in contents.items())
         # One blob may have any number of paths, and all files of a chunk are open together.
         while chunk := list(islice(files, _OPEN_COUNT)):

@@ -184,11 +184,11 @@ class StateFolder:
                 state.base = Base(content["store"], Snapshot(ref, data))
                 state.declined = _digests(content["declined"])
                 state.foreign = _digests(content["foreign"])
-                state.missed = frozenset(map(bytes.fromhex, content.get("missed", ())))
                 state.host = str(content["host"])
                 state.synced = content["synced"] == self._index_digest.hex() != ""
                 if content.get("placing") == self._placing:
                     state.untouched = Mark(*map(int, content["untouched"]))
+                state.missed = frozenset(map(bytes.fromhex, content.get("missed", ())))
         except FileNotFoundError:
             pass
         except UNREADABLE as error:

@@ -25,6 +25,7 @@ from kstore.digest import digest_of
 from kstore.errors import IntegrityError, StoreUnavailable
 from kstore.layers import newest_whole
 from kstore.leaning import fetch, noted, standing
+from kstore.lost import lost_of
 from kstore.manifest import Entry, Files, Manifest
 from kstore.merge import merge
 from kstore.operations.proposal import Published, apart
@@ -154,7 +155,7 @@ class _BringIn:
     def _lost(self, theirs: Published) -> set[bytes]:
         """Digests of what comes that the newest generation needs and the store has lost."""
         sizes = {entry.digest: entry.size for entry in self._incoming.manifest.entries()}
-        return self._uploader.lost(theirs.snapshot, sizes) if theirs.snapshot else set()
+        return lost_of(self._storage, theirs.snapshot, sizes) if theirs.snapshot else set()
 
     # ---- What is news
 

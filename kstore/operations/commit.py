@@ -26,6 +26,7 @@ from kstore.local.finished import Unfinished, read_finished
 from kstore.local.found import Scan, Skipped
 from kstore.local.state import Base, State
 from kstore.local.untouched import UNMARKED
+from kstore.lost import lost_of
 from kstore.manifest import Entry, Files, Flag, Manifest, unit_of
 from kstore.merge import Merged, merge
 from kstore.operations.proposal import Proposal, Published, apart
@@ -97,7 +98,7 @@ class _Commit:
         self._index = found.index_beside_base
         self._skipped = list(found.skipped)
         self._kept = intake.kept
-        self._uploader = Uploader(worker, intake)
+        self._uploader = Uploader(worker, intake, state.missed)
         self._foreign: dict[str, bytes] = {}
         self._is_complete = True
         self._taken = 0
@@ -285,7 +286,7 @@ class _Commit:
     def _is_lost(self, newest: Snapshot | None) -> set[bytes]:
         """Digests of ours that the newest generation needs and the store has lost."""
         ours = {entry.digest: entry.size for entry in self._ours.values()}
-        return self._uploader.lost(newest, ours, self._state.missed) if newest else set()
+        return lost_of(self._storage, newest, ours, self._state.missed) if newest else set()
 
     def _leave_out(self, lost: set[bytes]) -> None:
         """Files that changed since they were hashed wait for the next commit, with their groups."""

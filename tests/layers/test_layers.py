@@ -13,6 +13,7 @@ import pytest
 from kstore import layers
 from kstore.api import commit, restore
 from kstore.backends import PosixBackend
+from kstore.blobs.loose import blob_name
 from kstore.errors import MissError, StoreUnavailable
 from kstore.gc import Policy
 from kstore.inspect.artifact import find_artifact, read_artifact
@@ -24,6 +25,7 @@ from kstore.report import CommitStatus, RestoreStatus
 from kstore.storage import Storage
 from kstore.store import Store
 from tests.layers.images import GROUP_FILES, Fleet, Worker, fill, fingerprint, has, kernels, modules, objects
+from tests.test_repair import rot_frame
 from tests.trees import ENVIRONMENT, GPU, KEY, Tree, contents
 
 OTHER = "model/v2"
@@ -757,3 +759,22 @@ def test_what_only_the_image_has_is_a_miss_for_who_looks_at_it_without(fleet: Fl
     below = next(path for path, entry in worker.published().items() if entry.flags & Flag.BELOW)
     with pytest.raises(MissError, match="a store below had it"):
         read_artifact(side, find_artifact(side, below))
+
+
+def test_what_is_damaged_in_the_image_is_put_above_by_who_compiles_it_again(fleet: Fleet) -> None:
+    fleet.bake("one")
+    builder = Worker(fleet.folder, "another builder", fleet.base, layout=fleet.layout_below)
+    builder.restore()
+    kernel = next(path for path in builder.published() if path.endswith("k.cubin"))
+    if fleet.layout_below == "packed":
+        rot_frame(builder, kernel)
+    else:
+        (fleet.base / blob_name(builder.published()[kernel].digest)).unlink()
+    worker, other = fleet.worker("worker"), fleet.worker("other")
+    assert worker.restore().skipped
+    assert worker.commit().status is CommitStatus.UNCHANGED
+    fill(worker, "one")
+    assert worker.commit().generation == 1
+    assert worker.commit().status is CommitStatus.UNCHANGED
+    assert other.restore().skipped == ()
+    assert contents(other.tree.root).keys() == contents(builder.tree.root).keys()

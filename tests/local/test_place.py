@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from kstore.blobs.loose import bears_stamp
 from kstore.deadline import Waiting
 from kstore.digest import digest_of
 from kstore.errors import CacheRootError
+from kstore.files import NewFile, write_files
 from kstore.local.found import Skipped
 from kstore.local.link import Link, Linker, LinkMode
 from kstore.local.place import Placed, Placer
@@ -146,6 +148,27 @@ def test_packs_that_cannot_be_listed_cost_what_is_missing_and_no_more(
     assert placed.paths == whole.keys() == contents(place.tree.root).keys()
     (line,) = caplog.messages
     assert "store/packs" in line
+
+
+def test_what_is_found_only_when_all_are_looked_for_once_more_waits_for_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the first look at a pack fails, and folders are made slowly."""
+    place, written = Place(tmp_path, Layout.PACKED), threading.Event()
+    wanted = place.kernel("K", "ptx", "cubin")
+
+    def write(files: Sequence[NewFile]) -> None:
+        written.set()
+        write_files(files)
+
+    def make_folder(path: str) -> None:
+        written.wait(0.5)  # It is not: who writes waits.
+        os.makedirs(path)
+
+    monkeypatch.setattr(place.blobs, "parts", lambda *asked: ())
+    monkeypatch.setattr("kstore.local.place.write_files", write)
+    monkeypatch.setattr("kstore.local.place.make_folder", make_folder)
+    assert place.place(wanted).paths == wanted.keys() == contents(place.tree.root).keys()
 
 
 def test_a_blob_that_goes_before_it_is_linked_costs_its_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,50 @@
+"""What a generation needs and has lost, as seen by a worker who has the files and can mend it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Set
+
+from kstore.blobs import Part
+from kstore.leaning import unsupported
+from kstore.quarantine import quarantined
+from kstore.refs import Ref
+from kstore.snapshot import Snapshot
+from kstore.storage import Storage
+
+
+def lost_of(
+    storage: Storage, snapshot: Snapshot, among: Mapping[bytes, int], missed: Set[bytes] = frozenset()
+) -> set[bytes]:
+    """Of the blobs in `among`, with their sizes in bytes, those that a generation needs and has lost.
+
+    That is what `verify` found damaged, what no store has that the generation leans on, and what a restore has
+    `missed` and cannot be read now. Of a generation in a store below it is the last alone: that store is not ours.
+    """
+    depth = snapshot.ref.depth
+    found = among.keys() & (missed if depth else missed | quarantined(storage.backend).keys())
+    if found:
+        found &= {entry.digest for entry in snapshot.manifest.entries()}
+    doubted, damaged = ({d: among[d] for d in chosen} for chosen in (found & missed, found - missed))
+    lost = _unreadable(storage, snapshot.ref, doubted) | _missing(storage, snapshot.ref, damaged)
+    return lost if depth else lost | unsupported(storage, snapshot, among)
+
+
+def _missing(storage: Storage, ref: Ref, blobs: Mapping[bytes, int]) -> set[bytes]:
+    """Those that are neither loose nor in a pack of the generation."""
+    packed = storage.blobs.digests_in(ref.packs) if blobs else set()
+    has = storage.blobs.loose.has
+    return {digest for digest, size in blobs.items() if digest not in packed and not has(digest, size)}
+
+
+def _unreadable(storage: Storage, ref: Ref, blobs: Mapping[bytes, int]) -> set[bytes]:
+    """Those that cannot be read where the generation, or a store below, has them. An error says no more than damage."""
+    if not blobs:
+        return set()
+    left = blobs.keys() - _readable(storage.holder(ref).blobs.parts(blobs, ref.packs))
+    for below in storage.below.blobs(ref.depth):
+        left -= _readable(below.parts({digest: blobs[digest] for digest in left}, below.packs_listed()))
+    return left
+
+
+def _readable(parts: Iterable[Part]) -> set[bytes]:
+    return {digest for part in parts for digest, _ in part.load()}
