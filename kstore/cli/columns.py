@@ -42,12 +42,12 @@ def render(columns: Sequence[Column], rows: Sequence[Sequence[str]], indent: int
     room = screen_width() - indent
     widths = fit(columns, rows, room)
     style = "" if os.environ.get("NO_COLOR") else "bold"
-    table = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, header_style=style)
+    table = Table(box=None, padding=(0, _GAP, 0, 0), header_style=style)
     for column, width in zip(columns, widths, strict=True):
         table.add_column(column.title, justify="right" if column.right else "left", no_wrap=True, width=width)
     for row in rows:
         table.add_row(*(Text(shorten(cell, width)) for cell, width in zip(row, widths, strict=True)))
-    console = Console(file=sys.stdout, width=room, highlight=False)
+    console = Console(file=sys.stdout, width=room + _GAP, highlight=False)
     with console.capture() as captured:
         console.print(table)
     yield from (f"{' ' * indent}{line.rstrip()}" for line in captured.get().splitlines())
