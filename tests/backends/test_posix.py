@@ -101,8 +101,9 @@ def test_a_stale_handle_is_opened_again(backend: PosixBackend, monkeypatch: pyte
             raise OSError(errno.ESTALE, "stale file handle")
         return real(*arguments)
 
-    monkeypatch.setattr(os, call, sometimes_stale)
-    assert backend.get("name") == b"content"
+    with monkeypatch.context() as patched:
+        patched.setattr(os, call, sometimes_stale)
+        assert backend.get("name") == b"content"
     assert not stale
 
 
@@ -112,8 +113,8 @@ def test_a_handle_that_stays_stale_is_an_error(backend: PosixBackend, monkeypatc
     def open_stale(path: str, *rest: int) -> int:
         raise OSError(errno.ESTALE, "stale file handle", path)
 
-    monkeypatch.setattr(os, "open", open_stale)
-    with pytest.raises(OSError) as caught:
+    with monkeypatch.context() as patched, pytest.raises(OSError) as caught:
+        patched.setattr(os, "open", open_stale)
         backend.get("name")
     assert caught.value.errno == errno.ESTALE
 

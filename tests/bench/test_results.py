@@ -65,17 +65,21 @@ def test_a_table_comes_back_from_its_json() -> None:
     assert from_json(made.as_json()) == made
 
 
-def test_the_first_claim_of_each_table_goes_between_the_marks(tmp_path: Path) -> None:
+def test_what_a_peer_does_too_goes_between_the_marks(tmp_path: Path) -> None:
     readme = tmp_path / "README.md"
     readme.write_text("before\n<!-- begin: python -m tools.bench -->\nold\n<!-- end -->\nafter\n")
+    compared = Table("race", "A race")
+    for row in "warm-up", "lap":
+        compared.add(row, "kstore, packed", 2, Unit.SECONDS)
+        compared.add(row, "fal", 10, Unit.SECONDS)
+    compared.claims.append(Claim("lap", "kstore, packed", 0.5, "fal"))
     for _ in range(2):
-        report.update_readme(readme, [table([2], [10], 0.5)])
+        report.update_readme(readme, [table([2], [10], 0.5), compared])
     lines = readme.read_text().splitlines()
-    assert (lines[0], lines[-1], lines.count("| A race. ours: lap | theirs | 1/5 | ≤ 0.5 |  |")) == (
-        "before",
-        "after",
-        1,
-    )
+    assert [line for line in lines if "[A race](docs/benchmarks/index.md#a-race)" in line] == [
+        "| [A race](docs/benchmarks/index.md#a-race): lap |  | 2.00 s | 10.00 s |  |  |  |  |"
+    ]
+    assert (lines[0], lines[-1]) == ("before", "after")
     assert "old" not in lines
 
 

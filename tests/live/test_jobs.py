@@ -279,6 +279,7 @@ GOING_ON = START + (
 ENDING = START + "live = kstore.watch(KEY, **late, **settings)\ntree.wrapper()"
 RAISING = ENDING + "\nraise ValueError('of the job')"
 FORKING = START + (
+    "import warnings; warnings.simplefilter('ignore')\n"  # From 3.12 on Python warns of a fork beside threads.
     "live = kstore.watch(KEY, **late, **settings)\n"
     "tree.wrapper()\n"
     "child = os.fork()\n"

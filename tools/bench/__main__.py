@@ -3,7 +3,7 @@
     python -m tools.bench [--only NAME...] [--quick] [--rounds N] [--out DIR] [--work DIR] [--corpus DIR]
 
 Writes OUT/index.md, OUT/results.json and a plot for each table, after every table: what was measured stays if it is
-interrupted, and `--only` replaces single tables. README.md gets the first line of each.
+interrupted, and `--only` replaces single tables. README.md gets a row of each that compares kstore with others.
 
 As root it makes filesystems of its own and drops the page cache; what cannot be had is skipped, and the report says
 why. The corpus is built if it is not there, which takes minutes; KSTORE_CORPUS names another folder for it.

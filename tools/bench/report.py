@@ -6,7 +6,7 @@ import json
 import os
 import platform
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -26,6 +26,7 @@ one table may be compared with one of another. Processes are fresh, and their im
 longer than was aimed at, it says so.
 """
 _BEGIN, _END = "<!-- begin: python -m tools.bench -->", "<!-- end -->"
+_PEERS = ("fal", "b10-transfer", "tar, zstd", "cp -a", "rsync -a")
 
 
 def conditions(rounds: int, drops: bool) -> list[str]:
@@ -80,12 +81,14 @@ def summary(tables: Iterable[Table]) -> str:
 
 
 def update_readme(path: Path, tables: Iterable[Table]) -> None:
-    """Put the first claim of each table between the marks."""
-    lines = ["| measure | of | found | aim | |", "|---|---|---:|---:|---|"]
+    """Put what a peer does too between the marks: of each table the first row in which something is aimed at."""
+    columns = ("kstore, loose", "kstore, packed", *_PEERS)
+    lines = _heading(columns)
     for table in tables:
-        for claim in table.claims[:1]:
-            what, of, limit, found, mark = _claim(claim, table.units.get(claim.row, Unit.SECONDS), table.verdict(claim))
-            lines.append(f"| {table.title}. {what} | {of} | {found} | {limit} | {mark} |")
+        if table.claims and not set(_PEERS).isdisjoint(table.columns):
+            row = table.claims[0].row
+            label = f"[{table.title}](docs/benchmarks/index.md#{anchor(table.title)}): {row}"
+            lines.append(_row(table, row, columns, label))
     before, _, rest = path.read_text().partition(_BEGIN)
     _, mark, after = rest.partition(_END)
     if not mark:
@@ -110,8 +113,8 @@ def section(table: Table, plot: str) -> str:
     """One table."""
     lines = [f"## {table.title}\n", f"`python -m tools.bench --only {table.name}`. {'; '.join(table.conditions)}.\n"]
     if table.samples:
-        lines += ["| | " + " | ".join(table.columns) + " |", "|---|" + "---:|" * len(table.columns)]
-        lines += [_row(table, row, unit) for row, unit in table.units.items()]
+        lines += _heading(table.columns)
+        lines += [_row(table, row, table.columns, row) for row in table.units]
         lines.append("")
     lines += [f"- {note}" for note in table.notes]
     lines += [""] * bool(table.notes)
@@ -120,12 +123,14 @@ def section(table: Table, plot: str) -> str:
     return "\n".join(lines)
 
 
-def _row(table: Table, row: str, unit: Unit) -> str:
-    cells = []
-    for column in table.columns:
-        value = table.median(row, column)
-        cells.append("" if value is None else quantity(value, unit))
-    return f"| {row} | " + " | ".join(cells) + " |"
+def _heading(columns: Sequence[str]) -> list[str]:
+    return ["| | " + " | ".join(columns) + " |", "|---|" + "---:|" * len(columns)]
+
+
+def _row(table: Table, row: str, columns: Iterable[str], label: str) -> str:
+    medians = (table.median(row, column) for column in columns)
+    cells = ("" if value is None else quantity(value, table.units[row]) for value in medians)
+    return f"| {label} | " + " | ".join(cells) + " |"
 
 
 def anchor(title: str) -> str:
