@@ -46,7 +46,7 @@ def _table() -> dict[str, set[str]]:
     text = resources.files(__package__).joinpath("influences.toml").read_text(encoding="utf-8")
     content = tomllib.loads(text)
     flags = {name: {_INDUCTOR + rest for rest in rests} for name, rests in content["inductor"].items()}
-    return {**flags, "triton": set(content["triton"]["keys"])}
+    return {**flags, "triton": {name for names in content["triton"].values() for name in names}}
 
 
 def influence(name: str) -> str:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
+import re
 import subprocess
 import sys
 import tomllib
 from importlib import resources
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -75,3 +79,19 @@ def test_tritons_keys(table: dict[str, dict[str, list[str]]]) -> None:
     names = set(table["triton"]["keys"]) - OPTIONS - {"LLVM_PASS_PLUGIN_PATH"}  # Triton would load that one
 
     assert set(ask(ASK_TRITON, sorted(names))) == names
+
+
+def test_no_key_of_tritons_is_left_out(table: dict[str, dict[str, list[str]]]) -> None:
+    known = {name for names in table["triton"].values() for name in names}
+
+    assert set(ask(ASK_TRITON, sorted(names_in_triton()))) - known == set()
+
+
+def names_in_triton() -> set[str]:
+    """Whatever in its library looks like the name of a variable of its own."""
+    spec = find_spec("triton")
+    assert spec is not None and spec.origin is not None
+    path = Path(spec.origin).with_name("_C") / "libtriton.so"
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as library:
+        found = re.findall(rb"\0((?:TRITON|MLIR|LLVM|AMDGCN|NVPTX|DISABLE|USE)_[A-Z0-9_]+)(?=\0)", library)
+    return {name.decode() for name in found} - {"LLVM_PASS_PLUGIN_PATH"}
