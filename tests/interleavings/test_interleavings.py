@@ -227,7 +227,7 @@ def test_nothing_is_lost_whatever_the_schedule(
     assert explored.schedules > 50
 
 
-@MIXED_IS_EXHAUSTIVE
+@PACKED_FIRST
 @pytest.mark.slow
 @pytest.mark.parametrize("scene", LARGE_SCENES, ids=str)
 def test_nothing_is_lost_with_more_workers(
