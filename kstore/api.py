@@ -93,7 +93,9 @@ def restore(
 
 
 def _told(report: RestoreReport) -> RestoreReport:
-    """The same report, in a line of the log."""
+    """The same report, in the log."""
+    for note in report.notes:
+        log.warning("kstore: %s", note)
     if report.waited:
         log.info("kstore: waited %.1f s for %s of %s", report.waited, report.waited_for or "a generation", report.key)
     if report.ok:
@@ -103,6 +105,13 @@ def _told(report: RestoreReport) -> RestoreReport:
         )  # fmt: skip
     elif report.status is RestoreStatus.MISS and report.error:
         log.warning("kstore: no rank restores %s: %s", report.key, report.error)
+    elif report.status is RestoreStatus.MISS:
+        log.info("kstore: nothing is published for %s on %s, %s", report.key, report.gpu, report.environment)
+    if report.left_out and report.skipped:
+        log.warning(
+            "kstore: %d of %d files of %s generation %d were left out, %s for one: %s",
+            report.left_out, report.files, report.key, report.generation, *report.skipped[0],
+        )  # fmt: skip
     return report
 
 

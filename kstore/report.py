@@ -118,7 +118,8 @@ class RestoreReport:
     @property
     def ok(self) -> bool:
         """Whether there are artifacts to start from."""
-        return self.status in (RestoreStatus.RESTORED, RestoreStatus.CURRENT, RestoreStatus.SEEDED)
+        has_generation = self.status in (RestoreStatus.RESTORED, RestoreStatus.CURRENT, RestoreStatus.SEEDED)
+        return has_generation and self.left_out < self.files
 
     def as_json(self) -> dict[str, Any]:
         """For machines."""

@@ -242,9 +242,10 @@ def _ttl(value: str | float) -> float:
 
 
 def _switch(value: str | bool) -> bool:
-    if str(value).lower() not in ("true", "false"):
+    choices = {"true": True, "1": True, "false": False, "0": False}
+    if str(value).lower() not in choices:
         raise ValueError("it must be true or false")
-    return str(value).lower() == "true"
+    return choices[str(value).lower()]
 
 
 _PATHS: dict[str, Callable[[Any, Path | None], Any]] = {"store": _stores, "cache_root": _path}

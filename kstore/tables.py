@@ -23,7 +23,6 @@ Table = dict[bytes, bytes]
 MAX_KEY = 511
 """Bytes. LMDB's own limit on a key."""
 _LONG = b"\xff"
-_LONG_KEY_SIZE = 33
 _MAX_TABLES = 4096
 _FORMAT = 0
 """LMDB 0.9's file format; py-lmdb 3 can also write one that older readers refuse."""

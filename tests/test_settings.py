@@ -62,6 +62,7 @@ def test_an_argument_beats_the_environment_beats_the_file(tmp_path: Path) -> Non
         ("KSTORE_LEASE_TTL", "90", "lease_ttl", 90.0),
         ("KSTORE_STATS", "false", "stats", False),
         ("KSTORE_STATS", "True", "stats", True),
+        ("KSTORE_STATS", "0", "stats", False),
     ],
 )
 def test_every_setting_has_a_variable(tmp_path: Path, variable: str, text: str, name: str, value: object) -> None:

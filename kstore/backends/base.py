@@ -74,8 +74,10 @@ class Backend(Protocol):
     def get(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
         """Return `length` bytes (fewer at the end) from `offset`, all of them by default."""
 
-    def put(self, name: str, data: bytes) -> None:
-        """Create or replace a small object: marks and settings only. What is published is never replaced."""
+    def put(self, name: str, data: bytes, fraction_ns: int | None = None) -> None:
+        """Create or replace a small object: marks and settings, and a loose blob that a crash has cut short. What is
+        published whole is never replaced. `fraction_ns` is as for a `NewObject`.
+        """
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
         """Create an object. False if that name is taken; the object there stays."""

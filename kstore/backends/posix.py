@@ -56,11 +56,11 @@ class PosixBackend:
                     raise
         return _read(path, offset, length)
 
-    def put(self, name: str, data: bytes) -> None:
+    def put(self, name: str, data: bytes, fraction_ns: int | None = None) -> None:
         """Create or replace a small object."""
         with self.upload() as upload:
             upload.write(data)
-            upload.replace(name)
+            upload.replace(name, fraction_ns)
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
         """Create an object; False if the name is taken."""
@@ -172,9 +172,12 @@ class PosixUpload:
         self._close()
         return self._backend.publish(self._path, name)
 
-    def replace(self, name: str) -> None:
-        """Rename it over `name`."""
+    def replace(self, name: str, fraction_ns: int | None) -> None:
+        """Rename it over `name`, with a modification time of that fraction of a second."""
         self._close()
+        if fraction_ns is not None:
+            moment = time.time_ns() // _SECOND * _SECOND + fraction_ns
+            os.utime(self._path, ns=(moment, moment))
         target = self._backend.path(name)
         make_folder(os.path.dirname(target))
         os.replace(self._path, target)

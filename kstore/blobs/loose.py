@@ -67,7 +67,7 @@ class LooseBlobs:
         created = self._backend.put_many(objects)
         for number, (digest, data) in enumerate(blobs):
             if not created[number] and not self.has(digest, len(data)):
-                self._backend.put(blob_name(digest), bytes(data))
+                self._backend.put(blob_name(digest), bytes(data), stamp(digest))
                 created[number] = True
         return created
 

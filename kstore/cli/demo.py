@@ -43,7 +43,7 @@ def command(invocation: Invocation, keep: bool) -> None:
     from kstore.environment.software import torch_folder
 
     if torch_folder() is None:
-        raise KstoreError("torch is not installed here; pip install 'kstore[torch]'")
+        raise KstoreError("torch is not installed here; pip install torch")
     folder = Path(tempfile.mkdtemp(prefix="kstore-demo-"))
     try:
         cold, restored = _compare(invocation.output, folder)

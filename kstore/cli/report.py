@@ -25,7 +25,7 @@ def command(invocation: Invocation, path: str) -> int:
 
     Bytes by GPU, key and component, what keys share, growth, the slowest restores, environments, and what gc would
     remove. The page needs no network, and can be sent to others: it holds the names of keys, users and hosts. Every
-    manifest is read. Needs plotly: pip install 'kstore[report]'.
+    manifest is read. Needs plotly: pip install plotly.
     """
     from kstore.htmlreport.facts import collect_facts
     from kstore.htmlreport.page import make_page

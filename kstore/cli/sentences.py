@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from kstore.cli.output import Output
-from kstore.errors import MissError
+from kstore.errors import IntegrityError, MissError
 from kstore.hits import Usage, UsageReport
 from kstore.local.found import Skipped
 from kstore.report import CommitReport, CommitStatus, Count, LeftOut, RestoreReport, RestoreStatus
@@ -51,7 +51,13 @@ def check_required(report: RestoreReport) -> None:
 
     Raises:
         MissError: nothing was there to restore.
+        IntegrityError: nothing of what is there could be.
     """
+    if report.left_out and not report.ok:
+        raise IntegrityError(
+            f"generation {report.generation} of {report.key} is damaged, none of its {files(report.files)} could be "
+            "restored; leave out --require to start without, and run `kstore verify --repair`"
+        )
     if not report.ok:
         raise MissError(f"{restored(report, None)}; leave out --require to start without")
 
@@ -77,6 +83,11 @@ def _generations(checkpoints: Sequence[CommitReport]) -> str:
 def _unchanged(report: CommitReport) -> str:
     if report.found == 0:
         return f"nothing to commit to {report.key}: there are no finished files in {report.cache_root}"
+    if report.declined and not report.files:
+        return (
+            f"nothing is committed to {report.key}: it was forgotten or quarantined after these "
+            f"{files(report.declined)} had been published; `kstore rollback {report.key}` takes that back"
+        )
     has = _has_all(report.generation, report.declined)
     return f"nothing new for {report.key}: {has} ({duration(report.seconds)})"
 

@@ -23,8 +23,9 @@ _SHOWN = 3
 def command(invocation: Invocation, key: str, repair: bool) -> int:
     """Check every byte that KEY, or every key, needs.
 
-    With KEY also the files of its local cache root. A damaged file is restored to nobody, checked or not; the
-    next commit of a worker that has it puts it back once --repair has moved it aside.
+    With KEY also the files of its local cache root. A file that a restore copies is checked there too; one that it
+    links is checked only here. The next commit of a worker that has a damaged file puts it back once --repair has
+    moved it aside.
     """
     output, store = invocation.output, invocation.store()
     with output.working("checking", store.progress):

@@ -57,7 +57,6 @@ class Why(StrEnum):
     OLD = "older than what is kept"
     REPEATED = "the next generation holds the same"
     FORGOTTEN = "forgotten"
-    UNUSED = "unused"
     SIZE = "over the size limit"
 
 

@@ -12,6 +12,7 @@ import secrets
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from kstore.backends import Backend, NewObject
@@ -142,19 +143,15 @@ class Sweeper:
 
     def _condemn(self, dead: Iterable[Condemned]) -> bool:
         """Whether there were any."""
-        batch: list[Condemned] = []
-        for entry in dead:
-            if self._listed.value(_key(entry)) != _identity(entry):
-                batch.append(entry)
-            if len(batch) == _BATCH:
-                self._condemn_batch(batch)
-                batch = []
-        self._condemn_batch(batch)
-        return bool(batch)
+        fresh = (entry for entry in dead if self._listed.value(_key(entry)) != _identity(entry))
+        has_any = False
+        while batch := list(islice(fresh, _BATCH)):
+            self._condemn_batch(batch)
+            has_any = True
+        return has_any
 
     def _condemn_batch(self, batch: list[Condemned]) -> None:
-        if batch:
-            self._write(write_lists, batch)
+        self._write(write_lists, batch)
         self.swept.condemned = _more(self.swept.condemned, batch)
 
     def _dead_packs(self, marked: Marked) -> Iterator[Condemned]:

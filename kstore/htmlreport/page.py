@@ -48,7 +48,7 @@ def _plotly() -> str:
     try:
         script: str = import_module("plotly.offline").get_plotlyjs()
     except ImportError as error:
-        raise KstoreError(f"a report needs plotly ({error}): pip install 'kstore[report]'") from error
+        raise KstoreError(f"a report needs plotly ({error}): pip install plotly") from error
     return script
 
 

@@ -97,6 +97,14 @@ def test_a_blob_bears_its_stamp(backend: PosixBackend, loose: LooseBlobs, data: 
     assert not bears_stamp(mtime_ns + 1, digest)
 
 
+def test_so_does_one_that_takes_the_place_of_what_a_crash_cut_short(backend: PosixBackend, loose: LooseBlobs) -> None:
+    digest = digest_of(b"one")
+    loose.put_many([(digest, b"one")])
+    alter(path_of(backend, b"one"), b"o")
+    assert loose.put_many([(digest, b"one")]) == [True]
+    assert path_of(backend, b"one").stat().st_mtime_ns % 1_000_000_000 == stamp(digest)
+
+
 def test_a_stamp_is_never_zero_nor_a_second() -> None:
     """A filesystem with whole seconds must not look as if it bore one."""
     for first in (b"\0\0\0\0", b"\xff\xff\xff\xff", (999_999_999).to_bytes(4, "little")):

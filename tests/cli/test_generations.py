@@ -37,7 +37,8 @@ def test_a_quarantined_key_misses_until_something_new_is_committed(cli: Cli) -> 
     cli.publish("my/v1", "bad")
     assert cli("quarantine", "my/v1").code == 0
     assert files(cli) == set()
-    cli.publish("my/v1", "bad")
+    again = cli("commit", "my/v1", "--cache-root", str(cli.folder / "builders/my/v1"))
+    assert "nothing is committed to my/v1: it was forgotten or quarantined" in again.out
     assert files(cli) == set()
     cli.publish("my/v1", "good")
     assert files(cli) == {"cgood.py"}

@@ -69,7 +69,7 @@ def test_without_plotly_nothing_is_written(cli: Cli, tmp_path: Path, monkeypatch
     result = cli("report", "-o", str(path))
 
     assert result.code == 1
-    assert "pip install 'kstore[report]'" in result.err
+    assert "pip install plotly" in result.err
     assert not path.exists()
 
 

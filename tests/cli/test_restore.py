@@ -60,6 +60,20 @@ def test_a_miss_is_one_with_require(cli: Cli) -> None:
     assert result.err.startswith("kstore: nothing is published for my/v1")
 
 
+def test_damage_that_leaves_nothing_is_one_with_require_too(cli: Cli) -> None:
+    cli.publish("my/v1")
+    (pack_or_blob,) = (
+        path
+        for path in cli.store.glob("*/**/*")
+        if path.is_file() and path.parts[-3] == "blobs" and path.stat().st_size < 100
+    )
+    pack_or_blob.unlink()
+    result = cli("restore", "my/v1", "--require")
+
+    assert (result.code, result.out) == (4, "")
+    assert "generation 1 of my/v1 is damaged, none of its 1 file could be restored" in result.err
+
+
 def test_a_required_miss_is_an_error_in_json_too(cli: Cli) -> None:
     result = cli("restore", "my/v1", "--require", "--json")
 

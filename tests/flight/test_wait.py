@@ -487,9 +487,10 @@ def test_restore_waits_for_longer_than_the_timeout(tmp_path: Path, caplog: pytes
     with caplog.at_level(logging.INFO, "kstore"):
         report = kstore.restore(KEY, wait=6 * SHORT, timeout=5 * SHORT, **settings(tmp_path, "waiter"))
     assert report.status is RestoreStatus.MISS
-    begin, end = [record.getMessage() for record in caplog.records if record.name == "kstore"]
+    begin, end, missed = [record.getMessage() for record in caplog.records if record.name == "kstore"]
     assert f"{KEY} is compiled by {report.waited_for}, waiting for it up to 1.8 s" in begin
     assert f"for {report.waited_for} of {KEY}" in end
+    assert f"nothing is published for {KEY}" in missed
 
 
 def test_synchronized_leads_and_releases_at_its_end(tmp_path: Path) -> None:

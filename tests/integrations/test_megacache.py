@@ -554,7 +554,7 @@ def test_without_torch_the_commands_say_so(cold: tuple[Fleet, dict[str, Any]], c
 
     assert done.returncode == 1
     assert done.stderr == (
-        "kstore: a mega-cache is read and written by torch, which is not installed here: pip install 'kstore[torch]'\n"
+        "kstore: a mega-cache is read and written by torch, which is not installed here: pip install torch\n"
     )
     assert not (tmp_path / "x.bin").exists()
 

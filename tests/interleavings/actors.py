@@ -228,7 +228,7 @@ class Full(MemoryBackend):
     def put_many(self, objects: Sequence[NewObject]) -> list[bool]:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    def put(self, name: str, data: bytes) -> None:
+    def put(self, name: str, data: bytes, fraction_ns: int | None = None) -> None:
         self.put_many([])
 
 

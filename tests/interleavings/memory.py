@@ -221,8 +221,8 @@ class MemoryBackend:
     def get(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
         return bytes(self._do(Step(Kind.GET, check_name(name), offset=offset, length=length)))
 
-    def put(self, name: str, data: bytes) -> None:
-        self._do(Step(Kind.REPLACE, check_name(name), data=data))
+    def put(self, name: str, data: bytes, fraction_ns: int | None = None) -> None:
+        self._do(Step(Kind.REPLACE, check_name(name), data=data, fraction_ns=fraction_ns))
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
         return self.put_many([NewObject(name, data)])[0]

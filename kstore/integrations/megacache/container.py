@@ -68,7 +68,7 @@ def _serialiser() -> type[AppendingByteSerializer[Section]]:
     except ModuleNotFoundError as error:
         if error.name == "torch":
             raise PackageMissing(
-                "a mega-cache is read and written by torch, which is not installed here: pip install 'kstore[torch]'"
+                "a mega-cache is read and written by torch, which is not installed here: pip install torch"
             ) from error
         raise PackageMissing(f"the torch that is installed here writes mega-caches of another form: {error}") from error
     return AppendingByteSerializer
