@@ -31,7 +31,7 @@ class StoreFormatError(KstoreError):
 
 
 class AmbiguousScopeError(KstoreError):
-    """There is no torch to ask for the environment, and the key has been committed under several."""
+    """The key has been committed for several GPUs or environments, none of which is this worker's."""
 
     exit_code = 2
 

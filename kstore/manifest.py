@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntFlag
 from functools import partial
@@ -39,6 +39,10 @@ class Flag(IntFlag):
     """Runs only on a host like its builder's."""
     BELOW = 128
     """Its blob was not uploaded: a store below had it. A hint, for it may have been uploaded since."""
+
+
+NEVER_IN_PLACE = int(Flag.LINK | Flag.RELOCATE)
+"""Flags of files that are replaced when they change, so that their folder's times tell of it."""
 
 
 class Entry(NamedTuple):
@@ -77,6 +81,12 @@ def parents_of(path: str) -> Iterator[str]:
         yield path
 
 
+def folders_of(paths: Iterable[str]) -> set[str]:
+    """Every folder that one of these artifacts is in, however deep."""
+    lowest = {path.rpartition("/")[0] for path in paths}
+    return lowest | {parent for folder in lowest for parent in parents_of(folder)}
+
+
 @dataclass(slots=True)
 class Manifest:
     """The artifacts of one generation."""
@@ -86,7 +96,7 @@ class Manifest:
     hosts: dict[str, Files] = field(default_factory=dict)
     """Host fingerprint → what runs only on such hosts."""
     meta: Mapping[str, Any] = field(default_factory=dict)
-    """Scope, environment, host, cache root, parent, creator: for people and for `doctor`."""
+    """Scope, environment, variables, host, cache root and its folders, parent: for people and `doctor`. And a nonce."""
 
     def for_host(self, fingerprint: str) -> Files:
         """All that a worker with this host fingerprint may restore.
@@ -96,7 +106,7 @@ class Manifest:
         bound = self.hosts.get(fingerprint, {})
         groups = {unit_of(path, entry) for path, entry in bound.items() if entry.flags & Flag.GROUP}
         files = self.files
-        if not groups.isdisjoint({path.rpartition("/")[0] for path in files}):
+        if groups and not groups.isdisjoint(folders_of(files)):
             files = {path: entry for path, entry in files.items() if unit_of(path, entry) not in groups}
         return files | bound
 

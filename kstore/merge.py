@@ -22,8 +22,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
-from kstore.manifest import Files, Flag, parents_of, unit_of
+from kstore.manifest import Files, Flag, folders_of, parents_of, unit_of
 
 MAX_VARIANTS = 8
 _GROUP, _SLOT, _MERGE = int(Flag.GROUP), int(Flag.SLOT), int(Flag.MERGE)
@@ -142,7 +143,7 @@ def _merge_slots(merged: Merged, base: Files, theirs: Files, ours: Files, slots:
 def _drop_replaced(merged: Merged, base: Files, theirs: Files, ours: Files) -> None:
     """Leave out base's files that nobody else has changed and in whose place ours has a folder, or a file above."""
     gone = [p for p, e in base.items() if p not in ours and p in merged.files and _digest(theirs, p) == e.digest]
-    folders = _folders_of([ours]) if gone else set()
+    folders = folders_of(ours) if gone else set()
     for path in gone:
         if path in folders or any(parent in ours for parent in parents_of(path)):
             del merged.files[path]
@@ -151,7 +152,7 @@ def _drop_replaced(merged: Merged, base: Files, theirs: Files, ours: Files) -> N
 def _decline_contradictions(merged: Merged, theirs: Files, ours: Files, beside: Sequence[Files]) -> None:
     """Of what was taken, leave out each file that is a folder elsewhere, or is below a file, with its group or slot."""
     every = (merged.files, *beside)
-    folders = _folders_of(every)
+    folders = folders_of(chain.from_iterable(every))
     both = {path for files in every for path in folders & files.keys()}
     if not both:
         return
@@ -165,11 +166,6 @@ def _decline_contradictions(merged: Merged, theirs: Files, ours: Files, beside: 
     merged.declined.update((path, ours[path].digest) for path in left_out)
     kept = {path: entry for path, entry in merged.files.items() if path not in left_out}
     merged.files = kept | {path: entry for path, entry in theirs.items() if unit_of(path, entry) in units}
-
-
-def _folders_of(sets: Iterable[Files]) -> set[str]:
-    lowest = {path.rpartition("/")[0] for files in sets for path in files}
-    return lowest | {parent for folder in lowest for parent in parents_of(folder)}
 
 
 def _take(merged: Merged, ours: Files, path: str) -> None:

@@ -138,6 +138,12 @@ def test_a_group_that_is_portable_for_one_writer_and_host_bound_for_another_is_n
     assert manifest.for_host("another") == manifest.files
 
 
+def test_nor_is_one_whose_portable_files_are_all_deeper() -> None:
+    bound = {"x/group/one": entry("b", Flag.GROUP | Flag.HOST, 2)}
+    manifest = Manifest({"x/group/below/two": entry("a", Flag.GROUP, 2)}, {"host": bound})
+    assert manifest.for_host("host") == bound
+
+
 # ---- News is never taken for none
 
 

@@ -177,8 +177,16 @@ def _generation_row(ref: Ref, is_pinned: bool) -> tuple[str, ...]:
     from kstore.refs import RefState
 
     parent = str(ref.parent) if ref.parent else "-"
-    note = "pinned" if is_pinned else "" if ref.state is RefState.LIVE else str(ref.state)
-    return (str(ref.generation), moment(ref.created), ref.creator, str(ref.files), size(ref.size), parent, note)
+    notes = ["pinned"] * is_pinned + [str(ref.state)] * (ref.state is not RefState.LIVE)
+    return (
+        str(ref.generation),
+        moment(ref.created),
+        ref.creator,
+        str(ref.files),
+        size(ref.size),
+        parent,
+        ", ".join(notes),
+    )
 
 
 def _count(manifest: Manifest) -> dict[str, Count]:

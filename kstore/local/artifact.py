@@ -11,11 +11,9 @@ from kstore.digest import digest_of
 from kstore.local.finished import Unfinished, check_unlocked, check_whole_object, read_finished
 from kstore.local.index import Known
 from kstore.local.relocate import group_children, to_stored
-from kstore.manifest import MAX_MTIME_NS, MIN_MTIME_NS, Entry, Flag
+from kstore.manifest import MAX_MTIME_NS, MIN_MTIME_NS, NEVER_IN_PLACE, Entry, Flag
 
 _HOST, _LINK, _RELOCATE = int(Flag.HOST), int(Flag.LINK), int(Flag.RELOCATE)
-NEVER_IN_PLACE = _LINK | _RELOCATE
-"""Flags of files that are replaced when they change, so that their folder's times tell of it."""
 _EXECUTABLE = 0o111
 _OBJECT_FILES = (".so", ".o")
 

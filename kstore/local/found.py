@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from kstore.local.artifact import NEVER_IN_PLACE
 from kstore.local.index import Index, Known, KnownFolder
-from kstore.manifest import Files
+from kstore.manifest import NEVER_IN_PLACE, Files
 
 
 class Skipped(NamedTuple):

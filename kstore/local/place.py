@@ -38,7 +38,7 @@ from kstore.local.relocate import to_local
 from kstore.local.stages import find_elsewhere, open_stages
 from kstore.local.state import StateFolder
 from kstore.local.untouched import mark_folders
-from kstore.manifest import Entry, Files, Flag, parents_of, unit_of
+from kstore.manifest import NEVER_IN_PLACE, Entry, Files, Flag, folders_of, parents_of, unit_of
 from kstore.progress import Progress
 from kstore.threads import Pool, submit
 
@@ -53,7 +53,6 @@ _OPEN_COUNT = 128
 _SECOND = 1_000_000_000
 _GROUP, _LINK, _BELOW = int(Flag.GROUP), int(Flag.LINK), int(Flag.BELOW)
 _MTIME, _RELOCATE = int(Flag.MTIME), int(Flag.RELOCATE)
-_NEVER_IN_PLACE = _LINK | _RELOCATE
 _OWNER_CAN_WRITE = 0o600
 
 
@@ -177,7 +176,7 @@ class Placer:
             placed = staging.fill(self._sources[0], packs, self._others, self._progress)
             staging.drop_incomplete(placed, self._lists)
             if marks and len(placed.paths) == len(wanted):
-                placed.marked_ns = mark_folders(map(staging.staged, staging.folders()))
+                placed.marked_ns = mark_folders(map(staging.staged, folders_of(wanted)))
             mover = Mover(staging.staged, self._root.local_path, wanted)
             before_move()
             with self._waiting.visible():
@@ -278,11 +277,6 @@ class _Staging:
         for folder in sorted({path[: path.rindex("/")] for path in self.wanted}):
             make_folder(self.staged(folder))
 
-    def folders(self) -> set[str]:
-        """All folders, as artifact paths."""
-        lowest = {path[: path.rindex("/")]: path for path in self.wanted}
-        return {folder for path in lowest.values() for folder in parents_of(path)}
-
     def _links(self, among: Files, blobs: BlobStore, packs: Sequence[str]) -> list[Link]:
         """What is loose and has not been touched since it was published."""
         packed = blobs.digests_in(packs)
@@ -322,7 +316,7 @@ class _Staging:
         placed = Placed(set(contents))
         placed.modes[LinkMode.COPY] = len(contents)
         for path in contents:
-            if not self.wanted[path].flags & _NEVER_IN_PLACE:
+            if not self.wanted[path].flags & NEVER_IN_PLACE:
                 placed.known[path] = self._known(path)
         return placed
 

@@ -15,12 +15,10 @@ from typing import Any, Self
 from kstore.local.cacheroot import CacheRoot
 from kstore.local.found import Scan
 from kstore.local.index import is_settled
-from kstore.manifest import Flag
+from kstore.manifest import NEVER_IN_PLACE
 
 Times = dict[str, int]
 """Path below a component's folder → status-change time, in nanoseconds."""
-
-_NEVER_IN_PLACE = int(Flag.LINK | Flag.RELOCATE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +80,7 @@ def still_since(root: CacheRoot, found: Scan, started_ns: int) -> Still | None:
     """
     if found.skipped or found.busy or found.unsettled:
         return None
-    in_place = (path for path, known in found.known.items() if not known.entry.flags & _NEVER_IN_PLACE)
+    in_place = (path for path, known in found.known.items() if not known.entry.flags & NEVER_IN_PLACE)
     try:
         folders = _ask(root, found.folders, os.stat)
         files = _ask(root, in_place, os.lstat)

@@ -18,9 +18,8 @@ from functools import cached_property
 from typing import NamedTuple
 
 from kstore.local.index import Known, KnownFolder
-from kstore.manifest import Files, Flag, parents_of
+from kstore.manifest import NEVER_IN_PLACE, Files, Flag, parents_of
 
-_NEVER_IN_PLACE = int(Flag.LINK | Flag.RELOCATE)
 _BELOW = int(Flag.BELOW)
 _SECOND = 1_000_000_000
 
@@ -79,7 +78,7 @@ class Untouched:
         for path, entry in self._files().items():
             folder, _, name = path.rpartition("/")
             files[folder].append(name)
-            if not entry.flags & _NEVER_IN_PLACE:
+            if not entry.flags & NEVER_IN_PLACE:
                 changing.add(folder)
         for path in files:
             for folder in parents_of(path):
