@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 
 from kstore.backends.base import STAGING, Child, NewObject, StagingLost, Stat, check_name
-from kstore.files import NewFile, write_files
+from kstore.files import NewFile, times, write_files
 from kstore.folders import make_folder
 
 FILE_MODE = 0o444
@@ -177,7 +177,7 @@ class PosixUpload:
         self._close()
         if fraction_ns is not None:
             moment = time.time_ns() // _SECOND * _SECOND + fraction_ns
-            os.utime(self._path, ns=(moment, moment))
+            os.utime(self._path, ns=times(moment))
         target = self._backend.path(name)
         make_folder(os.path.dirname(target))
         os.replace(self._path, target)
