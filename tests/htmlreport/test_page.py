@@ -134,5 +134,5 @@ def test_without_plotly_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -
         raise ImportError(f"No module named {name!r}")
 
     monkeypatch.setattr(page, "import_module", missing)
-    with pytest.raises(KstoreError, match=r"pip install 'kstore\[report\]'"):
+    with pytest.raises(KstoreError, match=r"pip install plotly$"):
         make_page({"store": "/data"})
