@@ -52,6 +52,10 @@ class Page:
         self._driver.get("about:blank")
         self._logged("performance"), self._logged("browser")
         self._driver.get(path.as_uri())
+        for _ in range(PATIENCE):
+            if self.run("return document.readyState === 'complete' && !!document.getElementById('about')?.textContent"):
+                break
+            time.sleep(0.1)  # a busy machine's browser may say too early that it is loaded
 
     def run(self, code: str, *arguments: Any) -> Any:
         return self._driver.execute_script(code, *arguments)
