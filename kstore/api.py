@@ -106,6 +106,8 @@ def _told(report: RestoreReport) -> RestoreReport:
         )  # fmt: skip
     elif report.status is RestoreStatus.MISS and report.error:
         log.warning("kstore: no rank restores %s: %s", report.key, report.error)
+    elif report.withdrawn:
+        log.info("kstore: %s was %s on %s, %s", report.key, report.withdrawn, report.gpu, report.environment)
     elif report.status is RestoreStatus.MISS:
         log.info("kstore: nothing is published for %s on %s, %s", report.key, report.gpu, report.environment)
     if report.left_out and report.skipped:

@@ -9,7 +9,6 @@ nothing is published, and nothing returned. What a user asks for holds upon any:
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -23,7 +22,7 @@ from kstore.creator import creator
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError, MissError, StoreUnavailable
 from kstore.leaning import leaning, noted
-from kstore.manifest import Manifest
+from kstore.manifest import Manifest, meta_of
 from kstore.refs import Ref, RefState
 from kstore.scope import Scope
 from kstore.storage import Storage
@@ -43,8 +42,7 @@ def publish_loss(storage: Storage, scope: Scope, *, upon: int) -> Ref | None:
 
 def _publish_empty(storage: Storage, scope: Scope, state: RefState, upon: int | None, *, line: int) -> Ref | None:
     def prepare(parent: int) -> Ref:
-        meta = {"gpu": scope.gpu, "key": scope.key, "parent": parent, "nonce": secrets.token_hex(16)}
-        data = Manifest(meta=meta).dump()
+        data = Manifest(meta=meta_of(scope, parent)).dump()
         return Ref(
             scope, parent + 1, digest_of(data), len(data), _packed(storage, data), time.time(), creator(),
             files=0, size=0, parent=parent, state=state, line=line,
@@ -89,7 +87,7 @@ def _lifted(storage: Storage, ref: Ref, parent: int) -> Ref:
     """What a store below has, for a generation that leans on it."""
     snapshot = storage.snapshot(ref)
     manifest = snapshot.manifest
-    meta = {**manifest.meta, "parent": parent, "nonce": secrets.token_hex(16)}
+    meta = {**manifest.meta, **meta_of(ref.scope, parent)}
     data = noted(storage, Manifest(manifest.files, manifest.hosts, meta), snapshot).dump()
     return replace(
         ref, generation=parent + 1, manifest=digest_of(data), manifest_size=len(data), packs=_packed(storage, data),

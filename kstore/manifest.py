@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple
 
 from kstore import tables
 from kstore.errors import IntegrityError
+from kstore.scope import Scope
 
 FORMAT = 1
 _RECORD = struct.Struct("<32sQqHBB")
@@ -145,6 +147,13 @@ class Manifest:
             )
         except (KeyError, ValueError, RecursionError, struct.error) as error:
             raise IntegrityError(f"a manifest of {len(data)} bytes cannot be read: {error!r}") from error
+
+
+def meta_of(scope: Scope, parent: int) -> dict[str, Any]:
+    """What every manifest says of its generation. Its digest must be new, for gc may be about to delete one of the same
+    content: hence the nonce.
+    """
+    return {"gpu": scope.gpu, "key": scope.key, "parent": parent, "nonce": secrets.token_hex(16)}
 
 
 def pack_files(files: Files) -> tables.Table:

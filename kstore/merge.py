@@ -49,11 +49,6 @@ class Merged:
     outdated: set[str] = field(default_factory=set)
     """Those of the declined that ours never changed: theirs replaced them or took them out."""
 
-    @property
-    def has_news(self) -> bool:
-        """Whether there is anything to publish."""
-        return bool(self.taken or self.to_merge)
-
 
 def merge(base: Files, theirs: Files, ours: Files, declined: Declined, beside: Sequence[Files] = ()) -> Merged:
     """Merge one set of files: the portable ones, or those of one host. `beside` are the other sets of the manifest."""

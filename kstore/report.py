@@ -113,6 +113,8 @@ class RestoreReport:
     """`user@host` of that worker; empty if nobody said that he compiles."""
     leads: bool = False
     """Whether this worker compiles for others: they wait for what it commits."""
+    withdrawn: str = ""
+    """Of a miss: `forgotten` or `quarantined`, if that is why."""
     error: str = ""
 
     @property

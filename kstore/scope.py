@@ -67,6 +67,10 @@ class Scope:
         """Where its refs are. "@" keeps an environment apart from a longer key's next part."""
         return f"refs/{self.gpu}/{self.key}/@{self.environment}"
 
+    def is_of(self, gpu: str | None, environment: str | None) -> bool:
+        """Whether it is of these; None stands for any."""
+        return gpu in (None, self.gpu) and environment in (None, self.environment)
+
     def __str__(self) -> str:
         return f"{self.key} ({self.gpu}, {self.environment})"
 
@@ -78,7 +82,7 @@ def chosen(key: str, every: Iterable[Scope], gpu: str | None, environment: str |
         MissError: there is none.
     """
     every = list(every)
-    found = [s for s in every if gpu in (None, s.gpu) and environment in (None, s.environment)]
+    found = [scope for scope in every if scope.is_of(gpu, environment)]
     if not every:
         raise MissError(f"nothing is published for {key}; `kstore ls` lists what is")
     if not found:

@@ -55,6 +55,12 @@ def test_a_miss_names_what_it_looked_for(tmp_path: Path, told: pytest.LogCapture
     assert (line.levelno, line.getMessage().endswith(f"other/v1 on {GPU}, {ENVIRONMENT}")) == (logging.INFO, True)
 
 
+def test_a_key_that_was_withdrawn_is_no_mere_miss(tmp_path: Path, told: pytest.LogCaptureFixture) -> None:
+    publish(tmp_path).store.quarantine(KEY)
+    assert kstore.restore(KEY, **settings(tmp_path)).withdrawn == "quarantined"
+    assert told.records[-1].getMessage() == f"kstore: {KEY} was quarantined on {GPU}, {ENVIRONMENT}"
+
+
 def test_what_was_left_out_is_a_warning(tmp_path: Path, told: pytest.LogCaptureFixture) -> None:
     node = publish(tmp_path)
     digest = lose(node, min(node.published()))

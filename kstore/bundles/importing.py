@@ -55,7 +55,7 @@ def import_bundle(
         chosen = [
             (replace(content.scope, key=key), content)
             for content in bundle.header.contents
-            if gpu in (None, content.scope.gpu) and environment in (None, content.scope.environment)
+            if content.scope.is_of(gpu, environment)
         ]
         if not chosen:
             held = ", ".join(f"{c.scope.gpu} {c.scope.environment}" for c in bundle.header.contents)

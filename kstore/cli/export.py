@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _STDOUT = "-"
 _SHOWN = 3
+_OTHER_HOSTS = "they run on hosts like their builder's only; --host HOST adds those of one that `kstore show` lists"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +115,14 @@ def _choose(store: Store, key: str, settings: dict[str, Any]) -> list[Ref]:
     if at and not (number.isascii() and number.isdecimal()):
         raise UsageError(f"{number!r} is no generation; `kstore show {key}` lists them")
     gpu, environment = settings["gpu"], settings["environment"]
-    scopes = [s for s in store.scopes(check_key(key)) if gpu in (None, s.gpu) and environment in (None, s.environment)]
+    scopes = [scope for scope in store.scopes(check_key(key)) if scope.is_of(gpu, environment)]
     with reporting_trouble(store.location, "read"):
         if at and scopes:
             return [_with_files(store.storage.refs.get(_only(scopes, scopes), int(number)))]
         snapshots = [newest_live(store.storage, scope) for scope in sorted(scopes)]
     refs = [snapshot.ref for snapshot in snapshots if snapshot]
+    if scopes and not refs:
+        raise MissError(f"{key} was forgotten or quarantined; name a generation that `kstore show {key}` lists")
     if not refs:
         raise MissError(f"{store.location} has nothing under {key}; `kstore ls` lists what it has")
     return refs
@@ -182,6 +185,8 @@ def _tell(output: Output, store: Store, path: str, name: str, exported: Exported
         output.warn(f"left out {_text(what)}")
     if len(left_out) > shown:
         output.warn(f"left out {len(left_out) - shown} more; -v names them")
+    if left_out and not FORMATS[name].by_kind:
+        output.warn(_OTHER_HOSTS)
     if output.json:
         output.document(_describe(store, path, name, exported, left_out))
         return

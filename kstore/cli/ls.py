@@ -11,6 +11,7 @@ from kstore.cli.options import ERROR, INTEGRITY, Command, Invocation, complete_k
 from kstore.words import age, size
 
 if TYPE_CHECKING:
+    from kstore.cli.output import Output
     from kstore.errors import IntegrityError
     from kstore.refs import Ref
     from kstore.store import Store
@@ -24,6 +25,8 @@ _COLUMNS = (
     Column("SIZE", right=True),
     Column("AGE", right=True),
 )
+_STATE = Column("STATE")
+"""Where a key was quarantined."""
 _STORE = Column("STORE", floor=8)
 """Where there are several."""
 
@@ -37,20 +40,23 @@ def command(invocation: Invocation, prefix: str) -> int:
     One row for each key, GPU and environment: kernels are shared within a row. What is cut short is whole in
     --json.
     """
+    from kstore.refs import RefState
+
     output, store = invocation.output, invocation.store()
     with output.working("reading the store"):
-        refs, damaged = _newest(store, prefix)
-        if not (refs or damaged or store.storage.below or store.storage.settings):
+        found, damaged = _newest(store, prefix)
+        refs = [ref for ref in found if ref.state is not RefState.FORGOTTEN]
+        if not (found or damaged or store.storage.below or store.storage.settings):
             store.storage.is_made()  # Else the folder holds something else, and no advice to make one would help.
     for error in damaged:
         output.warn(str(error))
     if output.json:
         scopes = [ref.describe() | {"store": _store_of(store, ref)} for ref in refs]
         output.document({"store": store.location, "scopes": scopes})
-    elif refs and store.storage.below:
-        output.table((*_COLUMNS, _STORE), [(*_row(ref), _store_of(store, ref)) for ref in refs])
     elif refs:
-        output.table(_COLUMNS, map(_row, refs))
+        _print(output, store, refs)
+    elif found:
+        _say_forgotten(invocation, store, found)
     else:
         _say_empty(invocation, store, prefix)
     return damaged[0].exit_code if damaged else 0
@@ -59,7 +65,6 @@ def command(invocation: Invocation, prefix: str) -> int:
 def _newest(store: Store, prefix: str) -> tuple[list[Ref], list[IntegrityError]]:
     """The newest generation of each scope, and why some cannot be told."""
     from kstore.errors import IntegrityError
-    from kstore.refs import RefState
 
     refs, damaged = [], []
     scopes = (scope for scope in store.scopes() if scope.key.startswith(prefix))
@@ -69,7 +74,7 @@ def _newest(store: Store, prefix: str) -> tuple[list[Ref], list[IntegrityError]]
         except IntegrityError as error:
             damaged.append(error)
         else:
-            refs += [ref] if ref and ref.state is not RefState.FORGOTTEN else []
+            refs += [ref] if ref else []
     return refs, damaged
 
 
@@ -80,6 +85,25 @@ def _store_of(store: Store, ref: Ref) -> str:
 def _row(ref: Ref) -> tuple[str, ...]:
     scope, numbers = ref.scope, (str(ref.generation), str(ref.files))
     return (scope.key, scope.gpu, scope.environment, *numbers, size(ref.size), age(ref.created))
+
+
+def _print(output: Output, store: Store, refs: list[Ref]) -> None:
+    """A column that says the same of all is left out."""
+    from kstore.refs import RefState
+
+    columns, rows = [*_COLUMNS], list(map(_row, refs))
+    if any(ref.state is not RefState.LIVE for ref in refs):
+        columns, rows = [*columns, _STATE], [(*row, ref.state) for row, ref in zip(rows, refs, strict=True)]
+    if store.storage.below:
+        columns, rows = [*columns, _STORE], [(*row, _store_of(store, ref)) for row, ref in zip(rows, refs, strict=True)]
+    output.table(columns, rows)
+
+
+def _say_forgotten(invocation: Invocation, store: Store, forgotten: list[Ref]) -> None:
+    keys = sorted({ref.scope.key for ref in forgotten})
+    more = f" and {len(keys) - 1} more" if keys[1:] else ""
+    back = f"`{invocation.again('rollback', keys[0])}` takes that back until gc has removed what it had"
+    invocation.output.say(f"what {store.location} has was forgotten, {keys[0]}{more}; {back}")
 
 
 def _say_empty(invocation: Invocation, store: Store, prefix: str) -> None:

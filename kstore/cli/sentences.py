@@ -33,6 +33,11 @@ def _waited(report: RestoreReport) -> str:
 def _restored(report: RestoreReport, seed: str | None) -> str:
     if report.status is RestoreStatus.MISS and report.error:
         return f"no rank restores {report.key}: {report.error}"
+    if report.withdrawn:
+        return (
+            f"{report.key} was {report.withdrawn}: nothing is restored until something is committed; "
+            f"`kstore rollback {report.key}` takes that back"
+        )
     if report.status is RestoreStatus.MISS:
         return f"nothing is published for {report.key} on {report.gpu}, {report.environment} yet"
     what = f"generation {report.generation}"

@@ -87,9 +87,8 @@ def command(invocation: Invocation, key: str) -> int:
 def _scopes(invocation: Invocation, store: Store, key: str) -> list[Scope]:
     from kstore.scope import check_key
 
-    gpu, environment = invocation.settings["gpu"], invocation.settings["environment"]
-    found = store.scopes(check_key(key))
-    return sorted(s for s in found if gpu in (None, s.gpu) and environment in (None, s.environment))
+    gpu, environment = invocation.text("gpu"), invocation.text("environment")
+    return sorted(scope for scope in store.scopes(check_key(key)) if scope.is_of(gpu, environment))
 
 
 def _read(storage: Storage, scope: Scope) -> _Shown:

@@ -43,10 +43,6 @@ class Wanted:
             raise UsageError(f"{text!r} is no KEY@GENERATION such as my-model/v1@3")
         return cls(check_key(key), int(number) if at else None, gpu, environment, suffix)
 
-    def names(self, scope: Scope) -> bool:
-        """Whether a scope is one of those that were asked for."""
-        return self.gpu in (None, scope.gpu) and self.environment in (None, scope.environment)
-
 
 def choose_one(store: Store, wanted: Wanted) -> Ref:
     """The generation that is meant.
@@ -91,7 +87,7 @@ def _closest(pairs: list[Pair]) -> list[Pair]:
 
 def _candidates(store: Store, wanted: Wanted) -> list[Scope]:
     every = sorted(store.scopes(wanted.key))
-    named = [scope for scope in every if wanted.names(scope)]
+    named = [scope for scope in every if scope.is_of(wanted.gpu, wanted.environment)]
     if every and not named:
         raise MissError(f"nothing of {wanted.key} is published there; {_choices(wanted, every)}")
     with reporting_trouble(store.location, "read"):

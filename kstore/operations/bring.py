@@ -8,8 +8,6 @@ is left in the store: whoever does it again after a kill relies on that, by the 
 from __future__ import annotations
 
 import logging
-import secrets
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -20,13 +18,12 @@ from kstore.blobs import Layout
 from kstore.blobs.batches import Fetch, batches
 from kstore.components import load_table
 from kstore.components.mergers import merge_files
-from kstore.creator import creator
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError, StoreUnavailable
 from kstore.layers import newest_whole
 from kstore.leaning import fetch, noted, standing
 from kstore.lost import lost_of
-from kstore.manifest import Entry, Files, Manifest
+from kstore.manifest import Entry, Files, Manifest, meta_of
 from kstore.merge import merge
 from kstore.operations.proposal import Published, apart
 from kstore.progress import Progress
@@ -213,7 +210,7 @@ class _BringIn:
         manifest = noted(self._storage, manifest, theirs.snapshot, offered, uploader.below)
         data = manifest.dump()
         self._upload(wanted, proposal.contents, uploader.shortened(data, theirs.snapshot, None))
-        ref = self._ref(theirs, manifest, data)
+        ref = theirs.successor(self._scope, manifest, data, uploader)
         if self._storage.refs.publish(ref, reserved):
             self._published = proposal
         else:
@@ -250,31 +247,7 @@ class _BringIn:
     def _meta(self, theirs: Published) -> dict[str, Any]:
         """What stays of who built it: of the published generation, if it holds anything."""
         manifest = theirs.manifest if theirs.manifest.entries() else self._incoming.manifest
-        return {
-            **manifest.meta,
-            "gpu": self._scope.gpu,
-            "key": self._scope.key,
-            "parent": theirs.generation,
-            # A manifest's name must be new: gc may be about to delete one of the same content.
-            "nonce": secrets.token_hex(16),
-        }
-
-    def _ref(self, theirs: Published, manifest: Manifest, data: bytes) -> Ref:
-        entries = manifest.entries()
-        return Ref(
-            scope=self._scope,
-            generation=theirs.generation + 1,
-            manifest=digest_of(data),
-            manifest_size=len(data),
-            delta=self._uploader.delta,
-            packs=self._uploader.packs_of({entry.digest for entry in entries}, theirs.snapshot),
-            created=time.time(),
-            creator=creator(),
-            files=len(entries),
-            size=sum(entry.size for entry in entries),
-            parent=theirs.generation,
-            line=theirs.line,
-        )
+        return {**manifest.meta, **meta_of(self._scope, theirs.generation)}
 
     def _report(self, theirs: Published, proposal: _Proposal) -> Brought:
         """All of it is in the store now, or declined."""

@@ -8,7 +8,6 @@ what the winner published. A commit that is killed anywhere leaves bytes that no
 from __future__ import annotations
 
 import logging
-import secrets
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -16,7 +15,6 @@ from dataclasses import replace
 from kstore.backends import StagingLost, Upload
 from kstore.blobs import Source
 from kstore.components.mergers import merge_files
-from kstore.creator import creator
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError, StoreUnavailable
 from kstore.intake import Intake
@@ -27,7 +25,7 @@ from kstore.local.found import Scan, Skipped
 from kstore.local.state import Base, State
 from kstore.local.untouched import UNMARKED
 from kstore.lost import lost_of
-from kstore.manifest import Entry, Files, Flag, Manifest, unit_of
+from kstore.manifest import Entry, Files, Flag, Manifest, meta_of, unit_of
 from kstore.merge import Merged, merge
 from kstore.operations.proposal import Proposal, Published, apart
 from kstore.operations.unchanged import remember_still, report_of, unchanged_since
@@ -262,7 +260,8 @@ class _Commit:
         if refused:
             self._leave_out(refused)
             return None
-        ref = self._ref(theirs, manifest, data, len(proposal.taken))
+        effort = Effort(max(0.0, round(time.time() - self._began, 3)), uploader.bytes, len(proposal.taken))
+        ref = theirs.successor(self._worker.scope, manifest, data, uploader, effort)
         if not self._storage.refs.publish(ref, reserved):
             log.debug("generation %d of %s was published by another worker", ref.generation, ref.scope)
             self._taken = ref.generation
@@ -295,40 +294,16 @@ class _Commit:
         self._is_complete = False
         self._skipped += (Skipped(unit, "it changed while it was uploaded") for unit in sorted(units))
 
-    def _ref(self, theirs: Published, manifest: Manifest, data: bytes, new_files: int) -> Ref:
-        entries = manifest.entries()
-        needed = {entry.digest for entry in entries}
-        now = time.time()
-        return Ref(
-            scope=self._worker.scope,
-            generation=theirs.generation + 1,
-            manifest=digest_of(data),
-            manifest_size=len(data),
-            delta=self._uploader.delta,
-            packs=self._uploader.packs_of(needed, theirs.snapshot),
-            created=now,
-            creator=creator(),
-            files=len(entries),
-            size=sum(entry.size for entry in entries),
-            parent=theirs.generation,
-            line=theirs.line,
-            effort=Effort(max(0.0, round(now - self._began, 3)), self._uploader.bytes, new_files),
-        )
-
     def _meta(self, theirs: Published, proposal: Proposal) -> dict[str, object]:
         worker = self._worker
         host = {"host": dict(worker.host.facts)} if proposal.hosts else {}
         return {
-            "gpu": worker.scope.gpu,
-            "key": worker.scope.key,
+            **meta_of(worker.scope, theirs.generation),
             "environment": dict(worker.environment.facts),
             "variables": dict(worker.influences),
             "cache_root": worker.root.path,
             "folders": dict(worker.root.folders),
             **worker.origin,
-            "parent": theirs.generation,
-            # A manifest's name must be new: gc may be about to delete one of the same content.
-            "nonce": secrets.token_hex(16),
             **host,
         }
 

@@ -16,7 +16,7 @@ from kstore.layers import newest_whole
 from kstore.leaning import check_supported, fetch_many
 from kstore.local import cacheroot
 from kstore.operations.bring import Brought, Incoming, Target, bring_in
-from kstore.operations.restore import live
+from kstore.operations.restore import readable
 from kstore.refs import RefState
 from kstore.report import SCHEMA
 from kstore.scope import Scope, check_key
@@ -94,7 +94,7 @@ def _check_stores(source: Store, target: Store) -> None:
 def _scopes(source: Store, keys: Sequence[str], gpu: str | None, environment: str | None) -> Iterator[Scope]:
     for key in dict.fromkeys(keys) or [None]:
         scopes = source.scopes(key and check_key(key))
-        found = [s for s in scopes if gpu in (None, s.gpu) and environment in (None, s.environment)]
+        found = [scope for scope in scopes if scope.is_of(gpu, environment)]
         if key and not found:
             raise MissError(f"{source.location} has nothing under {key}; `kstore ls` lists what it has")
         yield from found
@@ -134,7 +134,8 @@ def newest_live(storage: Storage, scope: Scope) -> Snapshot | None:
     Raises:
         IntegrityError: none of them can be read.
     """
-    return live(*newest_whole(storage, scope), scope)
+    snapshot = readable(*newest_whole(storage, scope), scope)
+    return snapshot if snapshot and snapshot.ref.state is RefState.LIVE else None
 
 
 def target_of(store: Store, scope: Scope) -> Target:

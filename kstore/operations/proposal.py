@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
+from kstore.creator import creator
+from kstore.digest import digest_of
 from kstore.manifest import Files, Manifest
+from kstore.refs import Effort, Ref
+from kstore.scope import Scope
 from kstore.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from kstore.upload import Uploader
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +39,27 @@ class Published:
         if ref and ref.depth and not self.generation:
             return 0
         return ref.line if ref and not ref.depth and ref.generation == self.generation else self.generation + 1
+
+    def successor(
+        self, scope: Scope, manifest: Manifest, data: bytes, uploader: Uploader, effort: Effort | None = None
+    ) -> Ref:
+        """The next generation, of a manifest that is stored as `data`; `uploader` has brought in what it needs."""
+        entries = manifest.entries()
+        return Ref(
+            scope=scope,
+            generation=self.generation + 1,
+            manifest=digest_of(data),
+            manifest_size=len(data),
+            delta=uploader.delta,
+            packs=uploader.packs_of({entry.digest for entry in entries}, self.snapshot),
+            created=time.time(),
+            creator=creator(),
+            files=len(entries),
+            size=sum(entry.size for entry in entries),
+            parent=self.generation,
+            line=self.line,
+            effort=effort,
+        )
 
 
 @dataclass(slots=True)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 from kstore.errors import IntegrityError, KstoreError, StoreUnavailable
 from kstore.layers import attempt, ref_of, remembers
@@ -37,6 +38,17 @@ log = logging.getLogger(__name__)
 _GROUP = int(Flag.GROUP)
 
 
+class Choice(NamedTuple):
+    """What is to be restored."""
+
+    snapshot: Snapshot | None = None
+    """None if nothing is."""
+    status: RestoreStatus = RestoreStatus.MISS
+    """What a restore of it is called."""
+    withdrawn: str = ""
+    """What was done to the key, `forgotten` or `quarantined`, so that nothing is."""
+
+
 def _at_once() -> None:
     """Nobody else is to be asked."""
 
@@ -59,11 +71,11 @@ def restore(worker: Worker, request: Request) -> RestoreReport:
 
 def _restore(worker: Worker, request: Request) -> RestoreReport:
     name = worker.state.last_restore.begin()
-    snapshot, status = choose(worker, request)
-    if snapshot:
-        return _place(worker, snapshot, status, name, request=request)
+    choice = choose(worker, request)
+    if choice.snapshot:
+        return _place(worker, choice.snapshot, choice.status, name, request=request)
     remember_restored(worker, None)
-    return report_of(worker, RestoreStatus.MISS)
+    return report_of(worker, RestoreStatus.MISS, withdrawn=choice.withdrawn)
 
 
 def wait_for(worker: Worker, request: Request) -> Waited:
@@ -73,13 +85,13 @@ def wait_for(worker: Worker, request: Request) -> Waited:
     return wait(worker, request.generation, request.patience, lead=request.lead)
 
 
-def choose(worker: Worker, request: Request) -> tuple[Snapshot | None, RestoreStatus]:
-    """What there is to restore, and how a restore of it is called."""
+def choose(worker: Worker, request: Request) -> Choice:
+    """What there is to restore."""
     _warn_of_another_key(worker, request)
-    snapshot, status = _choose(worker, request)
-    if snapshot and worker.may_write and not snapshot.ref.depth:
-        mark_used(worker.store.backend, snapshot.ref.scope)
-    return snapshot, status
+    choice = _choose(worker, request)
+    if choice.snapshot and worker.may_write and not choice.snapshot.ref.depth:
+        mark_used(worker.store.backend, choice.snapshot.ref.scope)
+    return choice
 
 
 def _warn_of_another_key(worker: Worker, request: Request) -> None:
@@ -149,35 +161,39 @@ def report_placed(worker: Worker, snapshot: Snapshot, status: RestoreStatus) -> 
     )
 
 
-def _choose(worker: Worker, request: Request) -> tuple[Snapshot | None, RestoreStatus]:
+def _choose(worker: Worker, request: Request) -> Choice:
     store = worker.store
     if request.generation is not None:
-        return store.snapshot(ref_of(store, worker.scope, request.generation)), RestoreStatus.RESTORED
-    snapshot, status = _newest(worker, worker.scope), RestoreStatus.RESTORED
-    if snapshot is None and request.seed is not None:
-        snapshot, status = _newest(worker, replace(worker.scope, key=request.seed)), RestoreStatus.SEEDED
-    if snapshot is None and store.trouble:
+        return Choice(store.snapshot(ref_of(store, worker.scope, request.generation)), RestoreStatus.RESTORED)
+    choice = _newest(worker, worker.scope)
+    if choice.snapshot is None and request.seed is not None:
+        seed = _newest(worker, replace(worker.scope, key=request.seed))
+        choice = seed._replace(status=RestoreStatus.SEEDED) if seed.snapshot else choice
+    if choice.snapshot is None and store.trouble:
         raise StoreUnavailable(store.trouble)
-    return snapshot, status
+    return choice
 
 
-def _newest(worker: Worker, scope: Scope) -> Snapshot | None:
-    """The newest generation that is whole; None if there is none, or its key was forgotten or quarantined."""
+def _newest(worker: Worker, scope: Scope) -> Choice:
+    """The newest generation that is whole."""
     store = worker.store
     nothing: tuple[int, Snapshot | None] = (0, None)
     generation, snapshot = attempt(store, partial(store.newest_whole, scope), nothing)
-    return live(generation, snapshot or store.below.newest(scope), scope)
+    snapshot = readable(generation, snapshot or store.below.newest(scope), scope)
+    if snapshot and snapshot.ref.state is not RefState.LIVE:
+        return Choice(withdrawn=snapshot.ref.state)
+    return Choice(snapshot, RestoreStatus.RESTORED) if snapshot else Choice()
 
 
-def live(generation: int, snapshot: Snapshot | None, scope: Scope) -> Snapshot | None:
-    """What the newest generation holds; None if there is none, or its key was forgotten or quarantined.
+def readable(generation: int, snapshot: Snapshot | None, scope: Scope) -> Snapshot | None:
+    """The newest generation that is whole, where `generation` is the newest; None if there is none.
 
     Raises:
         IntegrityError: there is one, and none can be read.
     """
     if generation and snapshot is None:
         raise IntegrityError(f"no generation of {scope} can be read; see `kstore verify {scope.key}`")
-    return snapshot if snapshot and snapshot.ref.state is RefState.LIVE else None
+    return snapshot
 
 
 class _Restore:

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from kstore.errors import IntegrityError, KstoreError, StoreUnavailable
 from kstore.layers import find
 from kstore.local.state import LOCK_TIMEOUT, Changed, StateFolder
 from kstore.operations.request import Request, report_of
-from kstore.operations.restore import choose, place, remember_restored, report_placed, wait_for
+from kstore.operations.restore import Choice, choose, place, remember_restored, report_placed, wait_for
 from kstore.operations.wait import Waited
 from kstore.ranks import Agreement, Board, GroupBoard, Offer, Rank, StoreBoard, Superseded
 from kstore.ranks.agreement import describe
@@ -28,23 +28,6 @@ from kstore.worker import Worker
 
 class Refused(Exception):
     """The verdict is that no rank restores."""
-
-
-class Choice(NamedTuple):
-    """What is to be restored."""
-
-    snapshot: Snapshot | None = None
-    """None if nothing is published."""
-    status: RestoreStatus = RestoreStatus.MISS
-    """What a restore of it is called."""
-
-    def dump(self) -> dict[str, Any]:
-        """For the other ranks."""
-        if self.snapshot is None:
-            return {}
-        ref = self.snapshot.ref
-        what = {"scope": str(ref.scope), "key": ref.scope.key, "generation": ref.generation}
-        return {**what, "manifest": ref.manifest.hex(), "status": self.status}
 
 
 def find_board(rank: Rank, storage: Storage, *, may_write: bool) -> Board:
@@ -109,12 +92,12 @@ class _RankRestore:
         """Rank 0 alone."""
         assert self.worker
         self.waited = wait_for(self.worker, self._request)
-        self._choice = Choice(*choose(self.worker, self._request))
+        self._choice = choose(self.worker, self._request)
 
     def run(self) -> RestoreReport:
         """Answer one offer, or make it."""
         leads = self._agreement.rank == 0
-        offer = self._agreement.offer(self._choice.dump()) if leads else self._agreement.read_offer()
+        offer = self._agreement.offer(_dump_choice(self._choice)) if leads else self._agreement.read_offer()
         self._has_voted = False
         try:
             if self._trouble:
@@ -134,7 +117,7 @@ class _RankRestore:
         try:
             if choice.snapshot is None:
                 remember_restored(worker, None)
-                return report_of(worker, RestoreStatus.MISS, error=self._vote())
+                return report_of(worker, RestoreStatus.MISS, withdrawn=choice.withdrawn, error=self._vote())
             if not offer.uniform:
                 self._vote()
                 return _place_alone(worker, choice.snapshot, choice.status)
@@ -181,6 +164,15 @@ def _place_alone(worker: Worker, snapshot: Snapshot, status: RestoreStatus) -> R
         return place(worker, snapshot, status)
 
 
+def _dump_choice(choice: Choice) -> dict[str, Any]:
+    """For the other ranks."""
+    if choice.snapshot is None:
+        return {"withdrawn": choice.withdrawn} if choice.withdrawn else {}
+    ref = choice.snapshot.ref
+    what = {"scope": str(ref.scope), "key": ref.scope.key, "generation": ref.generation}
+    return {**what, "manifest": ref.manifest.hex(), "status": choice.status}
+
+
 def _read_choice(worker: Worker, offer: Offer, seed: str | None) -> Choice:
     """What rank 0 has chosen, from this rank's store.
 
@@ -189,8 +181,8 @@ def _read_choice(worker: Worker, offer: Offer, seed: str | None) -> Choice:
         StoreUnavailable: rank 0 has other hardware, software, or another store.
     """
     wanted: Mapping[str, Any] = offer.choice
-    if not wanted:
-        return Choice()
+    if not wanted.keys() - {"withdrawn"}:
+        return Choice(withdrawn=str(wanted.get("withdrawn", "")))
     kinds = [type(wanted.get(name)) for name in ("key", "scope", "generation", "manifest")]
     if kinds != [str, str, int, str] or wanted.get("status") not in list(RestoreStatus):
         raise StoreUnavailable("what rank 0 wrote names no generation")

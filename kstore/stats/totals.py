@@ -47,9 +47,10 @@ class Sample:
 
     @classmethod
     def of(cls, report: RestoreReport) -> Sample:
-        """What is kept of a report that was made just now."""
+        """What is kept of a report that was made just now. Where nothing that was restored is whole, it is a miss."""
+        status = report.status if report.ok else RestoreStatus.MISS
         return cls(
-            time.time(), report.status, report.generation, round(report.seconds, 4), round(report.waited, 1),
+            time.time(), status, report.generation, round(report.seconds, 4), round(report.waited, 1),
             report.files, report.bytes, report.placed, report.left_out, str(report.link_mode or ""), creator(),
         )  # fmt: skip
 

@@ -87,6 +87,7 @@ def test_a_generation_that_only_withdraws_a_key_is_a_miss(cli: Cli, bundle: str,
     assert cli(verb, KEY).code == 0
     result = cli("export", f"{KEY}@2", "-o", bundle)
     assert (result.code, f"holds nothing: with it {KEY} was {was}" in result.err) == (3, True)
+    assert f"{KEY} was forgotten or quarantined" in cli("export", KEY, "-o", bundle).err
 
 
 def test_what_holds_no_files_is_not_said_to_be_there(cli: Cli, bundle: str) -> None:
@@ -144,7 +145,10 @@ def test_only_what_is_in_an_archive_is_counted(cli: Cli) -> None:
     built.write_bytes(shared_object())
     cli.publish(KEY, "one")
     path = str(cli.folder / "model.tar")
-    assert "generation 1: 1 file, 3 B" in cli("export", KEY, "-o", path).out
+    result = cli("export", KEY, "-o", path)
+    assert "generation 1: 1 file, 3 B" in result.out
+    left_out, why = result.err.splitlines()[-2:]
+    assert ("left out inductor/ab/cone.so" in left_out, "--host HOST adds those" in why) == (True, True)
     (held,) = cli("export", KEY, "-o", path, "--json").json["exported"]
     assert (held["files"], held["bytes"]) == (1, 3)
 

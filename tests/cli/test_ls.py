@@ -116,3 +116,18 @@ def test_a_damaged_ref_does_not_hide_the_others(cli: Cli) -> None:
     assert result.code == 4
     assert result.out.splitlines()[1].startswith("my/v2 ")
     assert "warning: generation 1 of my/v1" in result.err
+
+
+def test_what_was_quarantined_says_so(cli: Cli) -> None:
+    cli.publish("my/v1")
+    assert "STATE" not in cli("ls").out
+    cli("quarantine", "my/v1")
+    head, row = cli("ls").out.splitlines()
+    assert (head.split()[-1], row.split()[-1]) == ("STATE", "quarantined")
+
+
+def test_a_store_in_which_all_is_forgotten_is_not_said_to_be_empty(cli: Cli) -> None:
+    cli.publish("my/v1")
+    cli("forget", "my/v1")
+    said = cli("ls").err
+    assert "was forgotten, my/v1; `kstore rollback my/v1" in said

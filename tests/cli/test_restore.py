@@ -53,6 +53,16 @@ def test_a_miss_is_no_failure(cli: Cli) -> None:
     assert result.out.startswith(f"nothing is published for my/v1 on {GPU}, {ENVIRONMENT} yet\n")
 
 
+@pytest.mark.parametrize(("verb", "was"), [("forget", "forgotten"), ("quarantine", "quarantined")])
+def test_a_key_that_was_withdrawn_is_said_to_be(cli: Cli, verb: str, was: str) -> None:
+    cli.publish("my/v1")
+    cli(verb, "my/v1")
+
+    assert cli("restore", "my/v1").out.startswith(f"my/v1 was {was}: nothing is restored until")
+    assert cli("restore", "my/v1", "--json").json["withdrawn"] == was
+    assert "`kstore rollback my/v1`" in cli("restore", "my/v1", "--require").err
+
+
 def test_a_miss_is_one_with_require(cli: Cli) -> None:
     result = cli("restore", "my/v1", "--require")
 

@@ -126,6 +126,12 @@ def test_rank_0_alone_says_which_generation(tmp_path: Path) -> None:
     assert publisher.newest().generation == 2
 
 
+def test_all_ranks_say_that_a_key_was_withdrawn(tmp_path: Path) -> None:
+    publish(tmp_path, "one").store.forget(KEY)
+    reports = of_ranks(Job(tmp_path, NODES).restore())
+    assert [(report.status, report.withdrawn) for report in reports] == [(RestoreStatus.MISS, "forgotten")] * 4
+
+
 @pytest.mark.parametrize("unusable", ["one", "two"])
 def test_a_node_without_a_usable_cache_root_keeps_all_from_restoring(tmp_path: Path, unusable: str) -> None:
     publish(tmp_path, "one")
