@@ -6,6 +6,7 @@ Time, random bytes and thread pools are taken from it, so that what it does is a
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
 import secrets
@@ -23,6 +24,10 @@ import pytest
 from tests.interleavings.memory import Answer, Kind, Memory, MemoryBackend, Step
 
 _PATIENCE = 60.0
+_M_MMAP_THRESHOLD = -3
+"""Of glibc's mallopt(3)."""
+_ZEROED, _MOST = 1 << 20, 32 << 20
+"""LMDB asks for two megabytes of zeros for each environment: new pages cost nothing, used ones must be cleared."""
 _WALL_NS = 2_000_000_000 * 1_000_000_000
 """What the actors' wall clocks show, always: times of people, and of cache roots that are all older."""
 
@@ -135,7 +140,10 @@ def deterministic() -> Iterator[None]:
         _replace(patch, secrets, "token_hex", lambda actor, count=16: actor.random_bytes(count).hex())
         # `kstore.threads` then works in the caller's thread, as it does at the end of the interpreter.
         _replace(patch, ThreadPoolExecutor, "submit", _refuse)
+        allocate = ctypes.CDLL(None).mallopt
+        allocate(_M_MMAP_THRESHOLD, _ZEROED)
         yield
+        allocate(_M_MMAP_THRESHOLD, _MOST)
 
 
 def _replace(patch: pytest.MonkeyPatch, owner: object, name: str, inside: Callable[..., Any]) -> None:
