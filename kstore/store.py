@@ -118,7 +118,7 @@ class Store:
         check_generation(generation)
         until, self.storage.trouble = time.monotonic() + check_wait(wait), ""
         rank = find_rank(self.environ) if group else None
-        with reporting_trouble(self.location, "restore from"):
+        with reporting_trouble(self.location, "restore from"), self.storage.blobs.in_a_hurry():
             if rank and rank.size > 1:
                 return self._restore_together(rank, key, Request(generation, seed, wait, lead), uniform)
             worker = self._ready_worker(key, wait)
@@ -155,7 +155,7 @@ class Store:
         if self.settings.mode is Mode.READ:
             return CommitReport(CommitStatus.READ_ONLY, key, store=self.location)
         worker = self.worker(key, before_import=False)
-        with reporting_trouble(self.location, "commit to"):
+        with reporting_trouble(self.location, "commit to"), self.storage.blobs.in_a_hurry():
             self.storage.open()
             report = commit(worker)
         self._ahead = ()

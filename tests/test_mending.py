@@ -200,3 +200,33 @@ def test_news_are_committed_although_it_cannot_even_be_looked_at(
         monkeypatch.setattr(PosixBackend, method, fails)
     assert other.commit().status is CommitStatus.COMMITTED
     assert wrapper in other.published()
+
+
+@pytest.mark.parametrize("layout", ["packed"])
+def test_a_restore_does_not_look_through_all_packs_of_a_large_store(
+    layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each worker of a fleet would, as long as anything is lost."""
+    writer = Node(tmp_path, "writer", layout=layout)
+    kernel = compile_all(writer)
+    writer.commit()
+    rot_frame(writer, f"{kernel}/k.cubin")
+    for number in range(20):
+        other = Node(tmp_path, "other", layout=layout)
+        other.tree.wrapper(f"{number}")
+        other.commit(f"other/v{number}")
+    monkeypatch.setattr("kstore.blobs.blobstore._MOST_SEARCHED", 3)
+    opened: list[str] = []
+    get = PosixBackend.get
+
+    def noted(backend: PosixBackend, name: str, *arguments: Any) -> Any:
+        opened.append(name)
+        return get(backend, name, *arguments)
+
+    monkeypatch.setattr(PosixBackend, "get", noted)
+    report = Node(tmp_path, "reader", layout=layout).restore()
+    assert (report.ok, report.left_out > 0) == (True, True)
+    assert len({name for name in opened if name.startswith("packs/")}) == 3 + len(writer.newest().packs)
+    opened.clear()
+    assert writer.store.verify().is_damaged
+    assert len({name for name in opened if name.startswith("packs/")}) > 20

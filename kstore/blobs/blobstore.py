@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from enum import StrEnum
 from functools import partial
 from types import TracebackType
@@ -27,6 +27,9 @@ log = logging.getLogger(__name__)
 
 _THREADS = 2
 _ATTEMPTS = 2
+_MOST_SEARCHED = 100
+"""Packs that are looked through for what is missing while somebody waits: some milliseconds each where each call has to
+cross a network. A ref names the packs that it needs; others hold the same blob by chance."""
 _BATCH_COUNT = 128
 _BATCH_SIZE = 4 << 20
 
@@ -94,7 +97,18 @@ class BlobStore:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._readers: dict[str, PackReader] = {}
+        self._searchable: int | None = None
+        """How many packs may still be looked through; None for all."""
         self.loose = LooseBlobs(backend)
+
+    @contextmanager
+    def in_a_hurry(self) -> Iterator[None]:
+        """What is not where it is expected is looked for in some packs only: a store may have ten thousands."""
+        self._searchable = _MOST_SEARCHED
+        try:
+            yield
+        finally:
+            self._searchable = None
 
     def writer(self, layout: Layout) -> BlobWriter:
         """Start storing the blobs of one commit."""
@@ -154,7 +168,7 @@ class BlobStore:
         """Yield (digest, bytes) of each wanted blob once, verified. What is missing or damaged is left out.
 
         `wanted` says how large each is, in bytes: whatever the store holds instead, no more memory is taken.
-        `packs` says where to look first; then come the loose blobs, and at last every other pack.
+        `packs` says where to look first; then come the loose blobs, and at last the other packs.
         """
         left = dict(wanted)
         yield from self._from_packs(left, packs, self.pack)
@@ -164,9 +178,19 @@ class BlobStore:
             del data
         if left:
             tried = set(packs)
-            others = [pack for pack in self.packs() if pack not in tried]
+            others = self._searched([pack for pack in self.packs() if pack not in tried])
             # A store may have thousands: what each holds is not kept once it was looked at.
             yield from self._from_packs(left, others, partial(PackReader, self._backend))
+
+    def _searched(self, packs: list[str]) -> Iterator[str]:
+        """Those that may be looked through."""
+        for number, pack in enumerate(packs):
+            if self._searchable == 0:
+                log.warning("what is missing is not looked for in %d of the store's packs", len(packs) - number)
+                return
+            if self._searchable:
+                self._searchable -= 1
+            yield pack
 
     def parts(self, wanted: Mapping[bytes, int], packs: Sequence[str] = ()) -> Iterator[Part]:
         """The wanted blobs, given with their sizes in bytes, in parts that threads may load side by side.

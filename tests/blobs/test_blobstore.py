@@ -70,6 +70,20 @@ def test_a_missing_blob_leaves_nothing_of_all_the_packs_in_memory(
     assert max(kept) - kept[0] <= 2
 
 
+def test_somebody_in_a_hurry_looks_through_some_packs_only(
+    blobs: BlobStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("kstore.blobs.blobstore._MOST_SEARCHED", 5)
+    named = store(blobs, Layout.PACKED, b"named")
+    for number in range(20):
+        store(blobs, Layout.PACKED, b"%d" % number)
+    with blobs.in_a_hurry():
+        assert fetch(blobs, [b"named", b"missing"], named) == [b"named"]
+        assert len(fetch(blobs, [b"%d" % number for number in range(20)])) == 0  # all five were used up
+    assert [record.args for record in caplog.records] == [(15,), (21,)]
+    assert len(fetch(blobs, [b"%d" % number for number in range(20)])) == 20
+
+
 def test_packed_blobs_are_one_file(backend: PosixBackend, blobs: BlobStore) -> None:
     (pack,) = store(blobs, Layout.PACKED, b"one", b"two")
     assert [str(path.relative_to(backend.root)) for path in backend.root.rglob("*") if path.is_file()] == [
