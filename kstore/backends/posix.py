@@ -158,8 +158,9 @@ class PosixUpload:
     ) -> None:
         with suppress(OSError):  # What is published is published, whatever becomes of what is not.
             self._close()
-        with suppress(OSError):
-            os.unlink(self._path)
+        if self._path:
+            with suppress(OSError):
+                os.unlink(self._path)
 
     def write(self, data: bytes | memoryview) -> None:
         """Append `data`."""
@@ -181,6 +182,7 @@ class PosixUpload:
         target = self._backend.path(name)
         make_folder(os.path.dirname(target))
         os.replace(self._path, target)
+        self._path = ""
 
     def _close(self) -> None:
         # NFS reports a failed write (ENOSPC, EDQUOT, EIO) only here: before the name exists.

@@ -29,6 +29,7 @@ from kstore.refs import Ref, RefState
 from kstore.report import RestoreReport, RestoreStatus, count_components
 from kstore.scope import Scope
 from kstore.snapshot import Snapshot
+from kstore.threads import Pool, submit
 from kstore.untrusted import check_entries, check_paths
 from kstore.used import mark_used
 from kstore.worker import Worker
@@ -73,7 +74,9 @@ def _restore(worker: Worker, request: Request) -> RestoreReport:
     name = worker.state.last_restore.begin()
     choice = choose(worker, request)
     if choice.snapshot:
-        return _place(worker, choice.snapshot, choice.status, name, request=request)
+        with Pool(1) as pool:  # It is several round trips to the store, and only the end must wait for them.
+            marking = submit(pool, mark_restored, worker, choice.snapshot)
+            return _place(worker, choice.snapshot, choice.status, name, marking.result, request)
     remember_restored(worker, None)
     return report_of(worker, RestoreStatus.MISS, withdrawn=choice.withdrawn)
 
@@ -88,10 +91,13 @@ def wait_for(worker: Worker, request: Request) -> Waited:
 def choose(worker: Worker, request: Request) -> Choice:
     """What there is to restore."""
     _warn_of_another_key(worker, request)
-    choice = _choose(worker, request)
-    if choice.snapshot and worker.may_write and not choice.snapshot.ref.depth:
-        mark_used(worker.store.backend, choice.snapshot.ref.scope)
-    return choice
+    return _choose(worker, request)
+
+
+def mark_restored(worker: Worker, snapshot: Snapshot) -> None:
+    """Have its key stay where gc forgets what nobody uses."""
+    if worker.may_write and not snapshot.ref.depth:
+        mark_used(worker.store.backend, snapshot.ref.scope)
 
 
 def _warn_of_another_key(worker: Worker, request: Request) -> None:

@@ -16,7 +16,7 @@ from kstore.errors import IntegrityError, KstoreError, StoreUnavailable
 from kstore.layers import find
 from kstore.local.state import LOCK_TIMEOUT, Changed, StateFolder
 from kstore.operations.request import Request, report_of
-from kstore.operations.restore import Choice, choose, place, remember_restored, report_placed, wait_for
+from kstore.operations.restore import Choice, choose, mark_restored, place, remember_restored, report_placed, wait_for
 from kstore.operations.wait import Waited
 from kstore.ranks import Agreement, Board, GroupBoard, Offer, Rank, StoreBoard, Superseded
 from kstore.ranks.agreement import describe
@@ -93,6 +93,8 @@ class _RankRestore:
         assert self.worker
         self.waited = wait_for(self.worker, self._request)
         self._choice = choose(self.worker, self._request)
+        if self._choice.snapshot:
+            mark_restored(self.worker, self._choice.snapshot)
 
     def run(self) -> RestoreReport:
         """Answer one offer, or make it."""

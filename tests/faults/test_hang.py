@@ -55,9 +55,11 @@ class HangingBackend:
     def release(self) -> None:
         """Let it all go on, and wait until the threads left behind have ended."""
         self._released.set()
-        for thread in set(threading.enumerate()) - self._others:
-            thread.join(60)
-            assert not thread.is_alive()
+        while left := set(threading.enumerate()) - self._others:
+            for thread in left:
+                if thread.ident:  # Else it is being started.
+                    thread.join(60)
+                    assert not thread.is_alive()
 
 
 @contextmanager
