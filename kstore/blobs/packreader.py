@@ -1,4 +1,7 @@
-"""Reading a pack: its index with one read from the end, then only the frames that hold something wanted."""
+"""Reading a pack: its index with one read from the end, then only the frames that hold something wanted.
+
+With the index of a small pack all of it is read: a small model is restored with one read of its pack.
+"""
 
 from __future__ import annotations
 
@@ -71,6 +74,8 @@ class PackReader:
         self._name = pack_name(pack_id)
         self._size: int | None = None
         self._index = index
+        self._frames: dict[int, memoryview] = {}
+        """Those that were read along with the index and are wanted soon: by offset, until they are asked for."""
 
     @property
     def size(self) -> int:
@@ -83,14 +88,18 @@ class PackReader:
     def index(self) -> PackIndex:
         """What is where."""
         if self._index is None:
-            index = self._load_index()
-            if any(frame.offset + frame.packed_size > self.size for frame in index.frames):
-                raise IntegrityError(f"{self._name} declares a frame beyond its end")
-            self._index = index
+            self._index, _ = self._load_index()
         return self._index
 
-    def _load_index(self) -> PackIndex:
+    def _load_index(self) -> tuple[PackIndex, bytes]:
+        """And the end of the pack, with which it was read."""
         tail = self._read(max(self.size - _TAIL, 0), min(_TAIL, self.size))
+        index = self._index_at_end_of(tail)
+        if any(frame.offset + frame.packed_size > self.size for frame in index.frames):
+            raise IntegrityError(f"{self._name} declares a frame beyond its end")
+        return index, tail
+
+    def _index_at_end_of(self, tail: bytes) -> PackIndex:
         footer = load_footer(tail)
         end = len(tail) - FOOTER_SIZE
         if footer.body_size <= end:
@@ -118,6 +127,11 @@ class PackReader:
 
     def parts(self, wanted: Mapping[bytes, int]) -> Iterator[Part]:
         """The frames that hold something wanted, in the order of the file."""
+        if self._index is None:
+            self._index, tail = self._load_index()
+            if len(tail) == self.size:
+                whole = memoryview(tail)
+                self._frames = {f.offset: whole[f.offset : f.offset + f.packed_size] for f in self._index.frames}
         first = 0
         for number, frame in enumerate(self.index.frames):
             digests = self.index.digests[first : first + frame.blobs]
@@ -137,7 +151,8 @@ class PackReader:
     def _decompress(self, frame: Frame) -> memoryview:
         try:
             if frame.size <= MAX_SHARED_FRAME:
-                packed = self._read(frame.offset, frame.packed_size)
+                # What was damaged on its way is read anew the next time.
+                packed = self._frames.pop(frame.offset, None) or self._read(frame.offset, frame.packed_size)
                 # The size in the frame's own header is what zstd allocates, whatever limit it is given.
                 if zstandard.frame_content_size(packed) != frame.size:
                     raise IntegrityError(f"a frame of {self._name} does not have the size it declares")

@@ -84,6 +84,24 @@ def test_somebody_in_a_hurry_looks_through_some_packs_only(
     assert len(fetch(blobs, [b"%d" % number for number in range(20)])) == 20
 
 
+def test_a_small_pack_is_read_once(backend: PosixBackend, blobs: BlobStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    contents = [b"one", b"two" * 1000, b"three"]
+    packs = store(blobs, Layout.PACKED, *contents)
+    read: list[str] = []
+    get = PosixBackend.get
+
+    def noted(backend: PosixBackend, name: str, *arguments: Any) -> bytes:
+        read.append(name)
+        return get(backend, name, *arguments)
+
+    monkeypatch.setattr(PosixBackend, "get", noted)
+    fresh = BlobStore(backend)
+    assert fetch(fresh, contents[:1], packs) == contents[:1]
+    assert read == [pack_name(packs[0])]
+    assert fetch(fresh, contents, packs) == sorted(contents)
+    assert len(read) == 2  # What may have been damaged on its way is not kept.
+
+
 def test_packed_blobs_are_one_file(backend: PosixBackend, blobs: BlobStore) -> None:
     (pack,) = store(blobs, Layout.PACKED, b"one", b"two")
     assert [str(path.relative_to(backend.root)) for path in backend.root.rglob("*") if path.is_file()] == [
