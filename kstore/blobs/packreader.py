@@ -1,6 +1,6 @@
 """Reading a pack: its index with one read from the end, then only the frames that hold something wanted.
 
-With the index of a small pack all of it is read: a small model is restored with one read of its pack.
+The manifest is beside the index and read with it, and so is all of a small pack: a small model is one read.
 """
 
 from __future__ import annotations
@@ -129,9 +129,7 @@ class PackReader:
         """The frames that hold something wanted, in the order of the file."""
         if self._index is None:
             self._index, tail = self._load_index()
-            if len(tail) == self.size:
-                whole = memoryview(tail)
-                self._frames = {f.offset: whole[f.offset : f.offset + f.packed_size] for f in self._index.frames}
+            self._keep(memoryview(tail), self._index)
         first = 0
         for number, frame in enumerate(self.index.frames):
             digests = self.index.digests[first : first + frame.blobs]
@@ -140,6 +138,11 @@ class PackReader:
             first += frame.blobs
             if chosen:
                 yield Part(frame.size, partial(self._load, frame, chosen))
+
+    def _keep(self, tail: memoryview, index: PackIndex) -> None:
+        start = self.size - len(tail)
+        within = (frame for frame in index.frames if frame.offset >= start)
+        self._frames = {f.offset: tail[f.offset - start : f.offset - start + f.packed_size] for f in within}
 
     def _load(self, frame: Frame, chosen: list[tuple[bytes, int, int]]) -> Iterator[Blob]:
         content = self._decompress(frame)
@@ -200,7 +203,7 @@ class _Section:
         return data
 
 
-def _inflater(header: bytes) -> zstandard.ZstdDecompressor:
+def _inflater(header: bytes | memoryview) -> zstandard.ZstdDecompressor:
     """For the frame that begins with `header`."""
     number = zstandard.get_frame_parameters(header).dict_id
     return zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW, dict_data=dictionary(number))
