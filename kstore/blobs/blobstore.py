@@ -29,7 +29,8 @@ _THREADS = 2
 _ATTEMPTS = 2
 _MOST_SEARCHED = 100
 """Packs that are looked through for what is missing while somebody waits: some milliseconds each where each call has to
-cross a network. A ref names the packs that it needs; others hold the same blob by chance."""
+cross a network. A ref names the packs that it needs; others hold the same blob by chance.
+"""
 _BATCH_COUNT = 128
 _BATCH_SIZE = 4 << 20
 
