@@ -14,6 +14,7 @@ import pytest
 
 import kstore
 from kstore.backends import PosixBackend
+from kstore.blobs.loose import blob_name
 from kstore.report import RestoreStatus
 from kstore.stats.pages import read_hits, read_misses
 from kstore.stats.record import finish
@@ -60,6 +61,15 @@ def test_a_miss_is_counted_for_a_key_that_has_nothing(published: Node) -> None:
     assert restore(published, key="model/v2").status is RestoreStatus.MISS
     (scope,) = read_misses(published.store.storage.backend)
     assert scope == published.store.scope("model/v2")
+
+
+def test_a_restore_of_which_nothing_was_whole_is_a_miss(published: Node) -> None:
+    for entry in published.published().values():
+        (published.location / blob_name(entry.digest)).unlink()
+    report = restore(published)
+    assert (report.status, report.ok) == (RestoreStatus.RESTORED, False)
+    missed = read_misses(published.store.storage.backend)[published.store.scope(KEY)]
+    assert (hits(published).restores, missed.count(RestoreStatus.MISS)) == (0, 1)
 
 
 def test_one_file_more_is_in_the_store_however_many_restores_there_are(published: Node) -> None:
