@@ -13,7 +13,6 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -21,6 +20,7 @@ from typing import Any, NamedTuple, cast
 
 import pytest
 
+from kstore.threads import Pool
 from tests.interleavings.memory import Answer, Kind, Memory, MemoryBackend, Step
 
 _PATIENCE = 60.0
@@ -139,7 +139,7 @@ def deterministic() -> Iterator[None]:
         _replace(patch, secrets, "token_bytes", lambda actor, count=16: actor.random_bytes(count))
         _replace(patch, secrets, "token_hex", lambda actor, count=16: actor.random_bytes(count).hex())
         # `kstore.threads` then works in the caller's thread, as it does at the end of the interpreter.
-        _replace(patch, ThreadPoolExecutor, "submit", _refuse)
+        _replace(patch, Pool, "submit", _refuse)
         allocate = ctypes.CDLL(None).mallopt
         allocate(_M_MMAP_THRESHOLD, _ZEROED)
         yield
