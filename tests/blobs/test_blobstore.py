@@ -61,7 +61,7 @@ def test_a_missing_blob_leaves_nothing_of_all_the_packs_in_memory(
     kept: list[int] = []
 
     def load(*arguments: Any) -> PackIndex:
-        kept.append(sum(isinstance(found, PackIndex) for found in gc.get_objects()))
+        kept.append(sum(type(found) is PackIndex for found in gc.get_objects()))
         return load_index(*arguments)
 
     monkeypatch.setattr("kstore.blobs.packreader.load_index", load)
