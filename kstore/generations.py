@@ -54,13 +54,13 @@ def _publish_empty(storage: Storage, scope: Scope, state: RefState, upon: int | 
 def republish(
     storage: Storage,
     ref: Ref,
-    packs: Callable[[Ref], tuple[str, ...]] = lambda ref: ref.packs,
+    packs: Callable[[Ref], tuple[str, ...]] | None = None,
     *,
     upon: int | None,
     after_loss: bool = False,
 ) -> Ref | None:
-    """Publish what a generation holds as the newest one of its scope. `packs` says where its blobs are by now; it is
-    asked once a place for the ref is reserved.
+    """Publish what a generation holds as the newest one of its scope. `packs` says where its blobs are by now, and is
+    asked once a place for the ref is reserved; without it they are looked for.
 
     `after_loss` is for one that takes the place of a damaged one: whoever still has what was in that brings it back.
 
@@ -75,9 +75,11 @@ def republish(
         copied = _copy_doomed(storage, ref)
         if not storage.refs.exists(ref):
             raise MissError(f"generation {ref.generation} of {ref.scope} was removed just now")
+        where = (*copied, *(packs(ref) if packs else _gathered(storage, ref)))
+        line = parent + 1 if after_loss else ref.line
         return replace(
-            ref, generation=parent + 1, parent=parent, created=time.time(), creator=creator(),
-            packs=(*copied, *packs(ref)), line=parent + 1 if after_loss else ref.line, effort=None,
+            ref, generation=parent + 1, parent=parent, created=time.time(), creator=creator(), packs=where, line=line,
+            effort=None,
         )  # fmt: skip
 
     return _publish(storage, ref.scope, upon, prepare)
@@ -123,11 +125,7 @@ def before_newest(storage: Storage, scope: Scope) -> Ref:
 
 def _copy_doomed(storage: Storage, ref: Ref) -> tuple[str, ...]:
     """Copy what the generation needs and gc may be about to delete into a pack; returns that, if there is any."""
-    blobs = BlobStore(storage.backend)
-    manifest = storage.snapshot(ref).manifest
-    leant = leaning(manifest)
-    sizes = {entry.digest: entry.size for entry in manifest.entries() if entry.digest not in leant}
-    sizes |= ref.stored
+    blobs, sizes = BlobStore(storage.backend), _sizes(storage, ref)
     doomed = read_doomed(storage.backend, sizes)
     if not doomed.is_complete:
         raise IntegrityError("what gc is about to delete cannot be read; see `kstore verify`")
@@ -139,6 +137,28 @@ def _copy_doomed(storage: Storage, ref: Ref) -> tuple[str, ...]:
         if writer.blobs != len(wanted):
             raise IntegrityError(f"{len(wanted) - writer.blobs} blobs of generation {ref.generation} are damaged")
         return writer.finish()
+
+
+def _gathered(storage: Storage, ref: Ref) -> tuple[str, ...]:
+    """The packs of a generation, and one more of what is in none of them, but in others of the store: what a repair has
+    saved of a damaged pack, which an earlier ref cannot name.
+    """
+    blobs = BlobStore(storage.backend)
+    if all(map(blobs.can_read, ref.packs)):
+        return ref.packs
+    inside = blobs.digests_in(ref.packs)
+    missing = {d: size for d, size in _sizes(storage, ref).items() if d not in inside and not blobs.loose.has(d, size)}
+    with storage.blobs.writer(Layout.PACKED) as writer:
+        for digest, data in blobs.fetch_many(missing):
+            writer.put(digest, bytes(data))
+        return (*filter(blobs.has_pack, ref.packs), *writer.finish())
+
+
+def _sizes(storage: Storage, ref: Ref) -> dict[bytes, int]:
+    """Digest → bytes of what a generation needs in this store."""
+    manifest = storage.snapshot(ref).manifest
+    leant = leaning(manifest)
+    return {entry.digest: entry.size for entry in manifest.entries() if entry.digest not in leant} | ref.stored
 
 
 def are_present(storage: Storage, packs: Iterable[str]) -> bool:

@@ -161,10 +161,17 @@ def newest_ref(storage: Storage, scope: Scope) -> Ref | None:
     return ref
 
 
+def in_charge(storage: Storage, scope: Scope) -> Storage:
+    """The store in charge of the scope; `storage` itself if no store has a generation of it."""
+    if not storage.trouble and (not storage.below or storage.refs.generations(scope)):
+        return storage
+    snapshot = storage.below.newest(scope)
+    return storage.holder(snapshot.ref) if snapshot else storage
+
+
 def generations(storage: Storage, scope: Scope) -> list[Ref]:
     """All generations of the store in charge, oldest first, empty ones too."""
-    newest = newest_ref(storage, scope) if storage.below else None
-    refs = storage.holder(newest).refs if newest else storage.refs
+    refs = in_charge(storage, scope).refs
     return [refs.get(scope, number) for number in refs.generations(scope)]
 
 
@@ -177,9 +184,7 @@ def ref_of(storage: Storage, scope: Scope, generation: int) -> Ref:
     """
     if storage.trouble:
         raise StoreUnavailable(storage.trouble)
-    if storage.below and not storage.refs.generations(scope) and (snapshot := storage.below.newest(scope)):
-        return storage.holder(snapshot.ref).refs.get(scope, generation)
-    return storage.refs.get(scope, generation)
+    return in_charge(storage, scope).refs.get(scope, generation)
 
 
 def find(storage: Storage, scope: Scope, generation: int, manifest: str) -> Ref:

@@ -106,6 +106,12 @@ class Ref:
             return {self.manifest: self.manifest_size}
         return {self.delta.base: self.delta.base_size, self.delta.digest: self.delta.size}
 
+    @property
+    def withdrawn(self) -> str:
+        """`forgotten` or `quarantined` if somebody took the key out; empty too if a repair found nothing left of it."""
+        is_loss = self.line == self.generation  # see `kstore.generations.publish_loss`
+        return "" if self.state is RefState.LIVE or is_loss else self.state
+
     def remembers(self, base: Ref) -> bool:
         """Whether what `base` has and this one lacks was taken out on purpose."""
         is_lost = base.generation == self.generation and base.manifest != self.manifest  # in a server's crash
@@ -370,11 +376,6 @@ class Refs:
         for slug in [gpu] if gpu else self.gpus():
             yield from walk_scopes(self._backend, "refs", slug, under)
 
-    def environments(self, gpu: str, key: str) -> list[str]:
-        """The environments that `key` was committed under."""
-        children = self._backend.list(f"refs/{gpu}/{key}")
-        return sorted(c.name[1:] for c in children if c.is_folder and c.name.startswith("@"))
-
 
 def walk_scopes(backend: Backend, folder: str, gpu: str, key: str = "") -> Iterator[Scope]:
     """Every scope that has a folder below `folder`, of one GPU, in order; `key` a prefix such as `my-model`."""
@@ -387,7 +388,7 @@ def walk_scopes(backend: Backend, folder: str, gpu: str, key: str = "") -> Itera
 
 
 def _scope(gpu: str, key: str, environment: str) -> Iterator[Scope]:
-    """None for a folder that is a file server's own, such as `@eaDir`."""
+    """The scope, unless the folder is a file server's own, such as `@eaDir`."""
     try:
         yield Scope(gpu, key, environment)
     except UsageError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, MutableMapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from kstore.components.variables import place_components, set_variables
 from kstore.deadline import Waiting
 from kstore.environment import Environment, detect_environment, gpu_slug, influences
 from kstore.errors import AmbiguousScopeError, KstoreError, StoreUnavailable
-from kstore.layers import PATIENCE, attempt, generations, newest_ref, scopes, unforgotten
+from kstore.layers import PATIENCE, attempt, generations, newest_ref, ref_of, scopes, unforgotten
 from kstore.local.cacheroot import CacheRoot, Owner, claim_root, make_usable, numbered_folder, owned_root
 from kstore.polls import check_wait, polls
 from kstore.progress import Progress
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 class Store:
     """A store as one worker sees it.
 
-    Every method raises a `KstoreError`: `StoreUnavailable`, `StoreFormatError`, `IntegrityError`,
+    Every method but `release` raises a `KstoreError`: `StoreUnavailable`, `StoreFormatError`, `IntegrityError`,
     `CacheRootError`, `MissError`, `WaitTimeout`; and `UsageError` for a malformed key or setting.
     """
 
@@ -118,7 +118,9 @@ class Store:
         check_generation(generation)
         until, self.storage.trouble = time.monotonic() + check_wait(wait), ""
         rank = find_rank(self.environ) if group else None
-        with reporting_trouble(self.location, "restore from"), self.storage.blobs.in_a_hurry():
+        # Of a generation that was asked for, the packs may have been taken away by a repair.
+        hurry = self.storage.blobs.in_a_hurry() if generation is None else nullcontext()
+        with reporting_trouble(self.location, "restore from"), hurry:
             if rank and rank.size > 1:
                 return self._restore_together(rank, key, Request(generation, seed, wait, lead), uniform)
             worker = self._ready_worker(key, wait)
@@ -266,8 +268,7 @@ class Store:
         check_generation(generation)
         with self._maintaining("roll back in"):
             scope = self._one_scope(key)
-            refs = self.storage.refs
-            ref = refs.get(scope, generation) if generation else before_newest(self.storage, scope)
+            ref = ref_of(self.storage, scope, generation) if generation else before_newest(self.storage, scope)
             published = republish(self.storage, ref, upon=None)
             assert published
             return published

@@ -9,6 +9,8 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any, TypeVar
 
+from kstore.deadline import block_signals
+
 Answer = TypeVar("Answer")
 
 
@@ -56,6 +58,7 @@ def submit(pool: Executor, function: Callable[..., Answer], *arguments: Any) -> 
 
 
 def _work_off(queue: SimpleQueue[Callable[[], None] | None]) -> None:
+    block_signals()
     while work := queue.get():
         work()
         del work  # or what it works on would be held until there is more to do

@@ -117,7 +117,6 @@ def test_scopes_are_listed_however_keys_nest(refs: Refs) -> None:
     assert sorted(refs.scopes()) == scopes
     assert list(refs.scopes("other")) == [scopes[4]]
     assert sorted(refs.scopes("gpu", "model/v1")) == scopes[1:4]
-    assert refs.environments("gpu", "model/v1") == ["env", "other"]
     assert refs.gpus() == ["gpu", "other"]
 
 

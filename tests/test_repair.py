@@ -17,8 +17,9 @@ from kstore.environment import Host
 from kstore.operations.repair import Repair
 from kstore.operations.verify import _Verification
 from kstore.refs import Refs
-from tests.gc.stores import collect, kernels, restored
-from tests.trees import Node
+from kstore.report import RestoreStatus
+from tests.gc.stores import collect, collect_fully, generations, kernels, restored
+from tests.trees import KEY, Node
 
 OTHER = "model/v2"
 
@@ -42,9 +43,15 @@ def meanwhile(patch: pytest.MonkeyPatch, owner: type, method: str, act: Callable
 
 def rot_frame(node: Node, path: str) -> None:
     """The frame of a pack that an artifact is in changes."""
-    (pack,) = node.newest().packs
-    index = node.store.storage.blobs.pack(pack).index
-    number = index.digests.index(node.published()[path].digest)
+    rot_blob(node, node.published()[path].digest)
+
+
+def rot_blob(node: Node, digest: bytes) -> None:
+    """The frame of a pack that a blob is in changes."""
+    blobs = node.store.storage.blobs
+    (pack,) = [pack for pack in node.newest().packs if digest in blobs.pack(pack).index.digests]
+    index = blobs.pack(pack).index
+    number = index.digests.index(digest)
     ends = accumulate(frame.blobs for frame in index.frames)
     frame = next(frame for frame, end in zip(index.frames, ends, strict=True) if number < end)
     rot(node.location / pack_name(pack), frame.offset + frame.packed_size // 2)
@@ -150,3 +157,84 @@ def test_what_gc_removes_while_verify_reads_is_no_damage(
     meanwhile(monkeypatch, _Verification, reads, lambda: collect(other, keep=1, offline=True))
     report = node.store.verify()
     assert (report.ok, report.damage, report.packs) == (True, [], [])
+
+
+def salvaged(tmp_path: Path) -> Node:
+    """Of two generations that share a pack, a frame of which was damaged; a repair has published a third."""
+    node = Node(tmp_path, layout="packed")
+    node.tree.kernel("whole")
+    large(node)
+    node.commit()
+    node.tree.wrapper("of the second generation")
+    node.commit()
+    damaged = node.published()["inductor/ab/clarge.py"].digest
+    rot_blob(node, damaged)
+    assert node.store.verify(repair=True).repaired
+    assert node.newest().generation == 3
+    return node
+
+
+def whole(files: dict[str, bytes]) -> dict[str, bytes]:
+    """Those of the first generation that were not damaged."""
+    return {path: data for path, data in files.items() if path.startswith("triton/")}
+
+
+def placed(folder: Path, name: str, generation: int | None = None) -> dict[str, bytes]:
+    """What a fresh worker gets, be some of it lost."""
+    fresh = Node(folder, name, layout=None)
+    fresh.store.restore(KEY, generation=generation)
+    return whole(kernels(fresh))
+
+
+def test_what_is_rolled_back_to_after_a_repair_outlives_gc(tmp_path: Path) -> None:
+    node = salvaged(tmp_path)
+    assert node.store.rollback(KEY, 1).generation == 4
+    assert placed(tmp_path, "before") == whole(kernels(node))
+    collect_fully(node, keep=1)
+    assert generations(node) == [4]
+    assert placed(tmp_path, "after") == whole(kernels(node))
+
+
+def test_a_generation_that_is_rolled_back_to_after_a_repair_names_the_packs_that_are_there(tmp_path: Path) -> None:
+    node = salvaged(tmp_path)
+    ref = node.store.rollback(KEY, 1)
+    assert all(map(node.store.storage.blobs.has_pack, ref.packs))
+    held = node.store.storage.blobs.digests_in(ref.packs)
+    assert ref.stored.keys() <= held
+
+
+@pytest.mark.parametrize("pinned", [1, 2])
+def test_a_pinned_generation_whose_pack_was_taken_away_keeps_what_was_saved_of_it(pinned: int, tmp_path: Path) -> None:
+    node = salvaged(tmp_path)
+    node.store.pin(KEY, pinned)
+    node.store.forget(KEY)
+    collect_fully(node, keep=1)
+    assert generations(node) == [pinned, 4]
+    assert placed(tmp_path, "after", pinned) == whole(kernels(node))
+
+
+def test_packs_in_which_a_generation_looks_for_what_it_lacks_are_not_rewritten(tmp_path: Path) -> None:
+    node = salvaged(tmp_path)
+    node.store.pin(KEY, 1)
+    (saved,) = set(node.newest().packs) - set(node.store.storage.refs.get(node.store.scope(KEY), 2).packs)
+    for number in range(10):  # Small packs of one key: gc makes one of them.
+        node.tree.wrapper(f"{number}")
+        node.commit()
+    collect_fully(node, keep=1)
+    assert saved in node.newest().packs
+    assert placed(tmp_path, "after", 1) == whole(kernels(node))
+
+
+def test_what_a_repair_found_nothing_of_was_withdrawn_by_nobody(tmp_path: Path) -> None:
+    node = Node(tmp_path, layout="packed")
+    node.tree.wrapper()
+    node.commit()
+    (pack,) = node.newest().packs
+    path = node.location / pack_name(pack)
+    path.chmod(0o644)
+    path.write_bytes(path.read_bytes()[:100])
+    assert node.store.verify(repair=True).repaired
+    report = Node(tmp_path, "fresh").restore()
+    assert (report.status, report.withdrawn) == (RestoreStatus.MISS, "")
+    node.store.quarantine(KEY)
+    assert Node(tmp_path, "another").restore().withdrawn == "quarantined"

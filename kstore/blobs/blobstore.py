@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol, Self
 from kstore.backends import Backend
 from kstore.blobs.loose import LooseBlobs, blob_name
 from kstore.blobs.packindex import FOLDER, pack_name
-from kstore.blobs.packreader import Blob, PackReader, Part
+from kstore.blobs.packreader import Blob, PackReader, Part, Tails
 from kstore.blobs.packwriter import PackWriter
 from kstore.errors import IntegrityError
 from kstore.files import NO_FILE
@@ -92,24 +92,51 @@ def put_many(writer: BlobWriter, sources: Sequence[Source], progress: Progress, 
     return refused
 
 
+class _Search:
+    """How far one operation looks for what is not where it is expected."""
+
+    def __init__(self) -> None:
+        self._left = _MOST_SEARCHED
+        self._told = False
+
+    def among(self, packs: list[str], missing: Mapping[bytes, int]) -> Iterator[str]:
+        """The packs that may be looked through, as long as anything is `missing`."""
+        for number, pack in enumerate(packs):
+            if self._left <= 0:
+                self._tell(len(missing), len(packs) - number)
+                return
+            self._left -= 1
+            yield pack
+
+    def _tell(self, missing: int, packs: int) -> None:
+        if missing and not self._told:
+            self._told = True
+            log.warning(
+                "%d missing blobs are not looked for in %d of the store's packs; `kstore verify --repair` looks in all",
+                missing, packs,
+            )  # fmt: skip
+
+
 class BlobStore:
     """The blobs of one store."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._readers: dict[str, PackReader] = {}
-        self._searchable: int | None = None
-        """How many packs may still be looked through; None for all."""
+        self._tails = Tails()
+        self._search: _Search | None = None
+        """Of who is in a hurry; None if all packs may be looked through."""
         self.loose = LooseBlobs(backend)
 
     @contextmanager
     def in_a_hurry(self) -> Iterator[None]:
         """What is not where it is expected is looked for in some packs only: a store may have ten thousands."""
-        self._searchable = _MOST_SEARCHED
+        self._search = search = _Search()
         try:
             yield
         finally:
-            self._searchable = None
+            if self._search is search:  # or another operation has begun, while this one came to no end in its thread
+                self._search = None
 
     def writer(self, layout: Layout) -> BlobWriter:
         """Start storing the blobs of one commit."""
@@ -137,7 +164,7 @@ class BlobStore:
 
     def pack(self, pack_id: str) -> PackReader:
         """One pack; its index is read once."""
-        return self._readers.setdefault(pack_id, PackReader(self._backend, pack_id))
+        return self._readers.setdefault(pack_id, PackReader(self._backend, pack_id, tails=self._tails))
 
     def digests_in(self, packs: Iterable[str]) -> set[bytes]:
         """What these packs hold, those left out that cannot be read."""
@@ -179,19 +206,10 @@ class BlobStore:
             del data
         if left:
             tried = set(packs)
-            others = self._searched([pack for pack in self.packs() if pack not in tried])
+            others = [pack for pack in self.packs() if pack not in tried]
+            chosen = self._search.among(others, left) if self._search else others
             # A store may have thousands: what each holds is not kept once it was looked at.
-            yield from self._from_packs(left, others, partial(PackReader, self._backend))
-
-    def _searched(self, packs: list[str]) -> Iterator[str]:
-        """Those that may be looked through."""
-        for number, pack in enumerate(packs):
-            if self._searchable == 0:
-                log.warning("what is missing is not looked for in %d of the store's packs", len(packs) - number)
-                return
-            if self._searchable:
-                self._searchable -= 1
-            yield pack
+            yield from self._from_packs(left, chosen, partial(PackReader, self._backend))
 
     def parts(self, wanted: Mapping[bytes, int], packs: Sequence[str] = ()) -> Iterator[Part]:
         """The wanted blobs, given with their sizes in bytes, in parts that threads may load side by side.

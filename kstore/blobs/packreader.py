@@ -1,11 +1,13 @@
 """Reading a pack: its index with one read from the end, then only the frames that hold something wanted.
 
-The manifest is beside the index and read with it, and so is all of a small pack: a small model is one read.
+The manifest is beside the index and read with it, and so is all of a small pack: a small model is one read. What was
+read so is kept until it is asked for, of the last few packs alone.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import IO, NamedTuple, Protocol, cast
@@ -30,6 +32,8 @@ from kstore.errors import IntegrityError
 log = logging.getLogger(__name__)
 
 _TAIL = 512 << 10
+_MOST_TAILS = 8
+"""Packs whose tails are kept at once: garbage collection merges a key's packs when there are more."""
 _CHUNK = 1 << 20
 _MAX_WINDOW = 16 << 20
 _MAX_INDEX = 256 << 20
@@ -59,6 +63,25 @@ class Part(NamedTuple):
     """Yields what is undamaged. Any thread may call it."""
 
 
+class Tails:
+    """Frames that were read along with the indexes of packs. Any thread may use it."""
+
+    def __init__(self) -> None:
+        self._frames: dict[str, dict[int, memoryview]] = {}
+        self._lock = threading.Lock()
+
+    def keep(self, pack: str, frames: dict[int, memoryview]) -> None:
+        """Keep these frames, by their offsets, and give up those of the pack that was read first if there are many."""
+        with self._lock:
+            self._frames[pack] = frames
+            while len(self._frames) > _MOST_TAILS:
+                del self._frames[next(iter(self._frames))]
+
+    def take(self, pack: str, offset: int) -> memoryview | None:
+        """A frame, once."""
+        return self._frames.get(pack, {}).pop(offset, None)
+
+
 class PackReader:
     """One pack of a store. Threads that ask at once for what is not known yet may each read it: none waits for another,
     as it would in a `cached_property`, whose lock is one for all packs before Python 3.12 (python/cpython#87634).
@@ -68,14 +91,15 @@ class PackReader:
         OSError: it cannot be read.
     """
 
-    def __init__(self, backend: Readable, pack_id: str, index: PackIndex | None = None) -> None:
-        """`index` is for a pack that has none yet."""
+    def __init__(
+        self, backend: Readable, pack_id: str, index: PackIndex | None = None, tails: Tails | None = None
+    ) -> None:
+        """`index` is for a pack that has none yet; `tails` are shared by the readers of one store."""
         self._backend = backend
         self._name = pack_name(pack_id)
         self._size: int | None = None
         self._index = index
-        self._frames: dict[int, memoryview] = {}
-        """Those that were read along with the index and are wanted soon: by offset, until they are asked for."""
+        self._tails = tails or Tails()
 
     @property
     def size(self) -> int:
@@ -88,16 +112,20 @@ class PackReader:
     def index(self) -> PackIndex:
         """What is where."""
         if self._index is None:
-            self._index, _ = self._load_index()
+            self._index = self._load_index()
         return self._index
 
-    def _load_index(self) -> tuple[PackIndex, bytes]:
-        """And the end of the pack, with which it was read."""
+    def _load_index(self) -> PackIndex:
         tail = self._read(max(self.size - _TAIL, 0), min(_TAIL, self.size))
         index = self._index_at_end_of(tail)
         if any(frame.offset + frame.packed_size > self.size for frame in index.frames):
             raise IntegrityError(f"{self._name} declares a frame beyond its end")
-        return index, tail
+        start, whole = self.size - len(tail), memoryview(tail)
+        within = (frame for frame in index.frames if frame.offset >= start)
+        self._tails.keep(
+            self._name, {f.offset: whole[f.offset - start : f.offset - start + f.packed_size] for f in within}
+        )
+        return index
 
     def _index_at_end_of(self, tail: bytes) -> PackIndex:
         footer = load_footer(tail)
@@ -127,9 +155,6 @@ class PackReader:
 
     def parts(self, wanted: Mapping[bytes, int]) -> Iterator[Part]:
         """The frames that hold something wanted, in the order of the file."""
-        if self._index is None:
-            self._index, tail = self._load_index()
-            self._keep(memoryview(tail), self._index)
         first = 0
         for number, frame in enumerate(self.index.frames):
             digests = self.index.digests[first : first + frame.blobs]
@@ -138,11 +163,6 @@ class PackReader:
             first += frame.blobs
             if chosen:
                 yield Part(frame.size, partial(self._load, frame, chosen))
-
-    def _keep(self, tail: memoryview, index: PackIndex) -> None:
-        start = self.size - len(tail)
-        within = (frame for frame in index.frames if frame.offset >= start)
-        self._frames = {f.offset: tail[f.offset - start : f.offset - start + f.packed_size] for f in within}
 
     def _load(self, frame: Frame, chosen: list[tuple[bytes, int, int]]) -> Iterator[Blob]:
         content = self._decompress(frame)
@@ -155,7 +175,7 @@ class PackReader:
         try:
             if frame.size <= MAX_SHARED_FRAME:
                 # What was damaged on its way is read anew the next time.
-                packed = self._frames.pop(frame.offset, None) or self._read(frame.offset, frame.packed_size)
+                packed = self._tails.take(self._name, frame.offset) or self._read(frame.offset, frame.packed_size)
                 # The size in the frame's own header is what zstd allocates, whatever limit it is given.
                 if zstandard.frame_content_size(packed) != frame.size:
                     raise IntegrityError(f"a frame of {self._name} does not have the size it declares")

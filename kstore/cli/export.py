@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from importlib import import_module
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -21,9 +21,12 @@ if TYPE_CHECKING:
     from kstore.cli.output import Output
     from kstore.refs import Ref
     from kstore.report import LeftOut, Written
+    from kstore.scope import Scope
     from kstore.store import Store
 
     _LeftOut = Sequence[str | LeftOut]
+
+Found = TypeVar("Found")
 
 _STDOUT = "-"
 _SHOWN = 3
@@ -107,18 +110,17 @@ def _is_stdout(path: str) -> bool:
 
 def _choose(store: Store, key: str, settings: dict[str, Any]) -> list[Ref]:
     """The generations that are meant, each of another scope."""
+    from kstore.inspect.choice import Wanted
+    from kstore.layers import ref_of
     from kstore.operations.copy import newest_live
-    from kstore.scope import check_key
     from kstore.storage import reporting_trouble
 
-    key, at, number = key.partition("@")
-    if at and not (number.isascii() and number.isdecimal()):
-        raise UsageError(f"{number!r} is no generation; `kstore show {key}` lists them")
-    gpu, environment = settings["gpu"], settings["environment"]
-    scopes = [scope for scope in store.scopes(check_key(key)) if scope.is_of(gpu, environment)]
+    wanted = Wanted.parse(key, settings["gpu"], settings["environment"])
+    key = wanted.key
+    scopes = [scope for scope in store.scopes(key) if scope.is_of(wanted.gpu, wanted.environment)]
     with reporting_trouble(store.location, "read"):
-        if at and scopes:
-            return [_with_files(store.storage.refs.get(_only(scopes, scopes), int(number)))]
+        if wanted.generation and scopes:
+            return [_with_files(ref_of(store.storage, _only(scopes, scopes), wanted.generation))]
         snapshots = [newest_live(store.storage, scope) for scope in sorted(scopes)]
     refs = [snapshot.ref for snapshot in snapshots if snapshot]
     if scopes and not refs:
@@ -141,13 +143,13 @@ def _with_files(ref: Ref) -> Ref:
     )
 
 
-def _only(of: Sequence[Any], scopes: Sequence[Any]) -> Any:
+def _only(of: Sequence[Found], scopes: Sequence[Scope]) -> Found:
     """The one there is."""
     from kstore.errors import AmbiguousScopeError
+    from kstore.scope import choices
 
     if len(of) > 1:
-        choices = "; ".join(f"--gpu {scope.gpu} --environment {scope.environment}" for scope in scopes)
-        raise AmbiguousScopeError(f"{scopes[0].key} has been committed under several scopes; choose: {choices}")
+        raise AmbiguousScopeError(f"{scopes[0].key} has been committed under several scopes; choose: {choices(scopes)}")
     return of[0]
 
 

@@ -56,7 +56,7 @@ def command(invocation: Invocation, prefix: str) -> int:
     elif refs:
         _print(output, store, refs)
     elif found:
-        _say_forgotten(invocation, store, found)
+        _say_forgotten(invocation, found)
     else:
         _say_empty(invocation, store, prefix)
     return damaged[0].exit_code if damaged else 0
@@ -99,11 +99,11 @@ def _print(output: Output, store: Store, refs: list[Ref]) -> None:
     output.table(columns, rows)
 
 
-def _say_forgotten(invocation: Invocation, store: Store, forgotten: list[Ref]) -> None:
+def _say_forgotten(invocation: Invocation, forgotten: list[Ref]) -> None:
     keys = sorted({ref.scope.key for ref in forgotten})
-    more = f" and {len(keys) - 1} more" if keys[1:] else ""
+    what = f"{keys[0]} and {len(keys) - 1} more were" if keys[1:] else f"{keys[0]} was"
     back = f"`{invocation.again('rollback', keys[0])}` takes that back until gc has removed what it had"
-    invocation.output.say(f"what {store.location} has was forgotten, {keys[0]}{more}; {back}")
+    invocation.output.say(f"nothing is published, {what} forgotten; {back}")
 
 
 def _say_empty(invocation: Invocation, store: Store, prefix: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -34,10 +35,8 @@ def _restored(report: RestoreReport, seed: str | None) -> str:
     if report.status is RestoreStatus.MISS and report.error:
         return f"no rank restores {report.key}: {report.error}"
     if report.withdrawn:
-        return (
-            f"{report.key} was {report.withdrawn}: nothing is restored until something is committed; "
-            f"`kstore rollback {report.key}` takes that back"
-        )
+        what = f"{report.key} was {report.withdrawn}: nothing is restored until something is committed"
+        return f"{what}; {_way_back(report)}"
     if report.status is RestoreStatus.MISS:
         return f"nothing is published for {report.key} on {report.gpu}, {report.environment} yet"
     what = f"generation {report.generation}"
@@ -49,6 +48,12 @@ def _restored(report: RestoreReport, seed: str | None) -> str:
     how = f" ({report.link_mode})" if report.link_mode else ""
     but = f", {report.left_out} of them left out" if report.left_out else ""
     return f"restored {report.key} {what}: {held}{but} in {took}{how}"
+
+
+def _way_back(report: RestoreReport | CommitReport) -> str:
+    where = ("--store", report.store, "--gpu", report.gpu, "--environment", report.environment)
+    command = shlex.join(["kstore", "rollback", report.key, *where])
+    return f"`{command}` takes that back, until gc has removed what it had"
 
 
 def check_required(report: RestoreReport) -> None:
@@ -91,7 +96,7 @@ def _unchanged(report: CommitReport) -> str:
     if report.declined and not report.files:
         return (
             f"nothing is committed to {report.key}: it was forgotten or quarantined after these "
-            f"{files(report.declined)} had been published; `kstore rollback {report.key}` takes that back"
+            f"{files(report.declined)} had been published; {_way_back(report)}"
         )
     has = _has_all(report.generation, report.declined)
     return f"nothing new for {report.key}: {has} ({duration(report.seconds)})"

@@ -1,4 +1,4 @@
-"""One gc: history → retention → mark → sweep, and the packs that are worth rewriting."""
+"""One gc: policy → mark → sweep, and the packs that are worth rewriting."""
 
 from __future__ import annotations
 
@@ -98,11 +98,12 @@ class _Collection:
             ) from error
 
     def _collect(self, now: int, gone: set[str]) -> None:
-        with DigestSet() as loose, DigestSet() as packed, DigestSet() as leant, DigestSet() as listed:
+        with ExitStack() as open_sets:
+            loose, packed, leant, lacking, listed = (open_sets.enter_context(DigestSet()) for _ in range(5))
             sweeper = Sweeper(self._storage.backend, listed, self._room, dry_run=self._report.dry_run)
             before = now - int(self._report.grace * _SECOND)
             sweeper.prepare(before)
-            marked = Marked(loose, packed, leant)
+            marked = Marked(loose, packed, leant, lacking)
             mark(self._storage, gone, marked, self._progress)
             if marked.unreadable:
                 self._give_up(marked.unreadable)
@@ -219,7 +220,7 @@ class _Collection:
             self._give_up(swept.unreadable)
 
     def _live(self, marked: Marked) -> Count:
-        sizes = [size for size in map(self._size, marked.packs) if size]
+        sizes = [size for size in map(self._size, {*marked.packs, *marked.sought}) if size]
         return Count(len(sizes) + len(marked.loose), sum(sizes) + marked.loose_bytes)
 
     def _repack(self, marked: Marked) -> None:

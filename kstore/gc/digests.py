@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from functools import partial
+from functools import cached_property, partial
 from itertools import takewhile
 from types import TracebackType
 from typing import Self
@@ -21,10 +21,14 @@ class DigestSet:
 
     def __enter__(self) -> Self:
         self._open = ExitStack()
-        folder = self._open.enter_context(tempfile.TemporaryDirectory(prefix="kstore-gc-"))
-        self._env = lmdb.open(folder, map_size=_MAP_SIZE, sync=False, metasync=False, lock=False, readahead=False)
-        self._open.enter_context(self._env)
         return self
+
+    @cached_property
+    def _env(self) -> lmdb.Environment:
+        """Made when it is first needed: many a set stays empty."""
+        folder = self._open.enter_context(tempfile.TemporaryDirectory(prefix="kstore-gc-"))
+        env = lmdb.open(folder, map_size=_MAP_SIZE, sync=False, metasync=False, lock=False, readahead=False)
+        return self._open.enter_context(env)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -33,8 +37,11 @@ class DigestSet:
 
     def add(self, digests: Iterable[bytes]) -> list[bytes]:
         """Add digests; returns those that were not in it."""
+        names = sorted(digests)
+        if not names:
+            return []
         with self._env.begin(write=True) as txn:
-            return [digest for digest in sorted(digests) if txn.put(digest, b"", overwrite=False)]
+            return [digest for digest in names if txn.put(digest, b"", overwrite=False)]
 
     def update(self, values: Mapping[bytes, bytes]) -> None:
         """Add digests with these values, whatever they had."""
@@ -43,12 +50,16 @@ class DigestSet:
 
     def value(self, digest: bytes) -> bytes | None:
         """What a digest was added with; None if it is not in the set."""
+        if not len(self):
+            return None
         with self._env.begin() as txn:
             found: bytes | None = txn.get(digest)
             return found
 
     def absent(self, digests: Iterable[bytes]) -> list[bytes]:
         """Of `digests`, those that are not in the set."""
+        if not len(self):
+            return list(digests)
         with self._env.begin() as txn:
             return [digest for digest in digests if txn.get(digest) is None]
 
@@ -67,7 +78,7 @@ class DigestSet:
         return found
 
     def __len__(self) -> int:
-        return int(self._env.stat()["entries"])
+        return int(self._env.stat()["entries"]) if "_env" in vars(self) else 0
 
     def __contains__(self, digest: bytes) -> bool:
         return self.value(digest) is not None

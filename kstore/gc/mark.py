@@ -1,17 +1,21 @@
 """Mark: what the generations of a store need.
 
-A pack is live if a ref names it. A loose blob is live if a generation has it and none of that generation's packs
-does: so a loose blob that was condemned, and then uploaded again into a pack, dies all the same, and a name that
-is about to be deleted never becomes live again.
+A pack is live if a ref names it. So is one that holds what a generation needs one of whose own packs cannot be read:
+what a repair saves of a damaged pack goes into another, which only the newest generation's ref names.
+
+A loose blob is live if a generation has it and none of that generation's packs does: so a loose blob that was
+condemned, and then uploaded again into a pack, dies all the same, and a name that is about to be deleted never becomes
+live again.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from kstore.blobs.blobstore import BlobStore
+from kstore.blobs.packreader import PackReader
 from kstore.condemned import Condemned
 from kstore.delta import read_manifest
 from kstore.errors import IntegrityError, MissError
@@ -47,12 +51,16 @@ class Marked:
     packed: DigestSet
     leant: DigestSet
     """Kept if they are here, and not counted."""
+    lacking: DigestSet
+    """Needed by generations one of whose packs cannot be read, and in none of their others."""
     packs: dict[str, set[Ref]] = field(default_factory=dict)
     """Live pack → the refs that name it."""
     newest: set[Ref] = field(default_factory=set)
     """Of each scope's, the last."""
     unread: set[str] = field(default_factory=set)
     """Live packs that could not say, at least once, what they hold: nobody knows what of it is dead."""
+    sought: set[str] = field(default_factory=set)
+    """Packs that hold something of what is lacking: live, whether or not a ref names them."""
     loose_bytes: int = 0
     unreadable: list[str] = field(default_factory=list)
     """What cannot be read: it may need anything."""
@@ -60,13 +68,17 @@ class Marked:
     def is_live(self, condemned: Condemned) -> bool:
         """Whether any generation needs this object."""
         if condemned.is_pack:
-            return condemned.digest.hex() in self.packs
+            return self.keeps(condemned.digest.hex())
         return condemned.digest in self.loose or condemned.digest in self.leant
+
+    def keeps(self, pack: str) -> bool:
+        """Whether any generation needs this pack."""
+        return pack in self.packs or pack in self.sought
 
     def needs(self, digest: bytes, is_pack: bool) -> bool:
         """Whether any generation needs a pack, or a blob wherever it is."""
         if is_pack:
-            return digest.hex() in self.packs
+            return self.keeps(digest.hex())
         return any(digest in blobs for blobs in (self.loose, self.packed, self.leant))
 
     def dead(self, loose: Iterable[bytes]) -> list[bytes]:
@@ -102,6 +114,7 @@ def mark(storage: Storage, gone: Container[str], marked: Marked, progress: Progr
         for ref in refs:
             _mark_ref(storage, ref, marked)
             progress.done += 1
+    marked.sought.update(_holders(storage, marked.lacking))
 
 
 def _refs(storage: Storage, scope: Scope, gone: Container[str], marked: Marked) -> list[Ref]:
@@ -133,5 +146,20 @@ def _mark_ref(storage: Storage, ref: Ref, marked: Marked) -> None:
             marked.unreadable.append(f"generation {ref.generation} of {ref.scope}: {error}")
         return
     marked.loose_bytes += sum(needs.loose[digest] for digest in marked.loose.add(needs.loose))
+    if not marked.unread.isdisjoint(ref.packs):
+        marked.lacking.add(needs.loose)
     marked.packed.add(needs.packed)
     marked.leant.add(needs.leant)
+
+
+def _holders(storage: Storage, lacking: DigestSet) -> Iterator[str]:
+    """The packs that have something of what is lacking, or may have it, for they cannot be read just now."""
+    for pack in storage.blobs.packs() if len(lacking) else ():
+        try:
+            digests = PackReader(storage.backend, pack).index.digests
+            if len(lacking.absent(digests)) < len(digests):
+                yield pack
+        except IntegrityError as error:
+            log.debug("nothing can be found in pack %s: %s", pack, error)
+        except OSError:
+            yield pack

@@ -156,7 +156,7 @@ class Sweeper:
 
     def _dead_packs(self, marked: Marked) -> Iterator[Condemned]:
         for digest, name in _digests(self._backend, packindex.FOLDER):
-            if digest.hex() not in marked.packs and (found := _stat(self._backend, name)):
+            if not marked.keeps(digest.hex()) and (found := _stat(self._backend, name)):
                 yield Condemned(True, digest, found.inode, found.mtime_ns, found.size)
 
     def _dead_blobs(self, marked: Marked) -> Iterator[Condemned]:

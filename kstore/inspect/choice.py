@@ -8,7 +8,7 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from kstore.errors import AmbiguousScopeError, MissError, UsageError
-from kstore.layers import unforgotten
+from kstore.layers import in_charge, ref_of, unforgotten
 from kstore.refs import Ref
 from kstore.scope import Scope, check_key
 from kstore.storage import reporting_trouble
@@ -110,7 +110,7 @@ def _unforgotten(store: Store, wanted: Wanted, found: list[Scope]) -> list[Scope
 
 
 def _has(store: Store, wanted: Wanted, scope: Scope) -> bool:
-    generations = store.storage.refs.generations(scope)
+    generations = in_charge(store.storage, scope).refs.generations(scope)
     return wanted.generation in generations if wanted.generation else bool(generations)
 
 
@@ -125,7 +125,7 @@ def _ref(store: Store, wanted: Wanted, scope: Scope) -> Ref:
             raise MissError(f"nothing is published for {wanted.key}; `kstore ls` lists what is")
         return newest
     with reporting_trouble(store.location, "read"):
-        return store.storage.refs.get(scope, wanted.generation)
+        return ref_of(store.storage, scope, wanted.generation)
 
 
 def _choices(wanted: Wanted, scopes: Iterable[Scope]) -> str:

@@ -14,7 +14,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 import filelock
 
@@ -205,7 +205,7 @@ class StateFolder:
         `quarantine` is the mark of what was found damaged of the store by then, and is looked after.
         """
         sync = digest_of(read_whole(self._sync)).hex()
-        content = {"sync": sync, "still": still.dump().decode(), "quarantine": quarantine}
+        content = {"sync": sync, "still": asdict(still), "quarantine": quarantine}
         replace_record(self._still, json.dumps(content).encode())
 
     def still(self) -> tuple[Base, int, Still, str] | None:
@@ -216,7 +216,7 @@ class StateFolder:
             content, sync = json.loads(read_whole(self._still)), read_whole(self._sync)
             if content["sync"] == digest_of(sync).hex():
                 base = json.loads(sync)
-                still = Still.load(json.loads(content["still"]))
+                still = Still.load(content["still"])
                 found = Base(base["store"], Snapshot(read_ref(base), b""))
                 return found, len(base["declined"]), still, content["quarantine"]
         return None

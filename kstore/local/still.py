@@ -6,10 +6,9 @@ of all folders stand, each file is the one that was scanned; of those that are c
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Self
 
 from kstore.local.cacheroot import CacheRoot
@@ -32,13 +31,9 @@ class Still:
     files: dict[str, Times]
     """Component → those of its files that are changed in place."""
 
-    def dump(self) -> bytes:
-        """As JSON."""
-        return json.dumps(asdict(self)).encode()
-
     @classmethod
     def load(cls, content: Any) -> Self:
-        """Read what `dump` wrote.
+        """From its fields, as JSON has them.
 
         Raises:
             KeyError, TypeError, AttributeError: it is damaged.

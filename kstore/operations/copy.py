@@ -118,7 +118,7 @@ def _is_withdrawn(storage: Storage, scope: Scope) -> bool:
     """Whether it was forgotten or quarantined. A ref that cannot be read says nothing: it is passed over."""
     with suppress(IntegrityError):
         newest = storage.refs.newest(scope)
-        return newest is not None and newest.state is not RefState.LIVE
+        return newest is not None and bool(newest.withdrawn)
     return False
 
 

@@ -187,7 +187,7 @@ def _newest(worker: Worker, scope: Scope) -> Choice:
     generation, snapshot = attempt(store, partial(store.newest_whole, scope), nothing)
     snapshot = readable(generation, snapshot or store.below.newest(scope), scope)
     if snapshot and snapshot.ref.state is not RefState.LIVE:
-        return Choice(withdrawn=snapshot.ref.state)
+        return Choice(withdrawn=snapshot.ref.withdrawn)
     return Choice(snapshot, RestoreStatus.RESTORED) if snapshot else Choice()
 
 

@@ -11,7 +11,6 @@ import logging
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,7 +33,7 @@ from kstore.refs import Ref
 from kstore.report import SCHEMA
 from kstore.scope import Scope
 from kstore.storage import Storage
-from kstore.threads import submit
+from kstore.threads import Pool, submit
 
 log = logging.getLogger(__name__)
 
@@ -266,7 +265,7 @@ class _Verification:
     def _read_loose(self) -> None:
         """What was in no pack, or must be loose, in parallel; then once more what could not be read."""
         loose = LooseBlobs(self._storage.backend)
-        with ThreadPoolExecutor(_THREADS) as pool:
+        with Pool(_THREADS) as pool:
             batches = list(self._unread())
             reading = [submit(pool, _read, loose, batch) for batch in batches]
             for batch, future in zip(batches, reading, strict=True):

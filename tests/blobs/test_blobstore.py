@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 import os
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -80,21 +81,63 @@ def test_somebody_in_a_hurry_looks_through_some_packs_only(
     with blobs.in_a_hurry():
         assert fetch(blobs, [b"named", b"missing"], named) == [b"named"]
         assert len(fetch(blobs, [b"%d" % number for number in range(20)])) == 0  # all five were used up
-    assert [record.args for record in caplog.records] == [(15,), (21,)]
+    assert [record.args for record in caplog.records] == [(1, 15)]  # It is said once.
     assert len(fetch(blobs, [b"%d" % number for number in range(20)])) == 20
 
 
-def test_a_small_pack_is_read_once(backend: PosixBackend, blobs: BlobStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    contents = [b"one", b"two" * 1000, b"three"]
-    packs = store(blobs, Layout.PACKED, *contents)
-    read: list[str] = []
+def test_who_comes_to_no_end_does_not_end_the_hurry_of_who_comes_next(
+    blobs: BlobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kstore.blobs.blobstore._MOST_SEARCHED", 5)
+    for number in range(6):
+        store(blobs, Layout.PACKED, b"%d" % number)
+    with ExitStack() as next_one:
+        with blobs.in_a_hurry():
+            next_one.enter_context(blobs.in_a_hurry())
+        assert len(fetch(blobs, [b"%d" % number for number in range(6)])) == 5
+    assert len(fetch(blobs, [b"%d" % number for number in range(6)])) == 6
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is read of a store."""
+    found: list[str] = []
     get = PosixBackend.get
 
     def noted(backend: PosixBackend, name: str, *arguments: Any) -> bytes:
-        read.append(name)
+        found.append(name)
         return get(backend, name, *arguments)
 
     monkeypatch.setattr(PosixBackend, "get", noted)
+    return found
+
+
+def test_a_few_small_packs_are_read_once_each(backend: PosixBackend, blobs: BlobStore, read: list[str]) -> None:
+    contents = [b"%d" % number for number in range(8)]
+    packs = tuple(pack for data in contents for pack in store(blobs, Layout.PACKED, data))
+    fresh = BlobStore(backend)
+    assert len(fresh.digests_in(packs)) == len(contents)
+    assert fetch(fresh, contents, packs) == contents
+    assert sorted(read) == sorted(map(pack_name, packs))
+
+
+def test_what_is_read_beside_indexes_is_not_kept_of_many_packs(
+    backend: PosixBackend, blobs: BlobStore, read: list[str]
+) -> None:
+    contents = [os.urandom(1000) for _ in range(50)]
+    packs = tuple(pack for data in contents for pack in store(blobs, Layout.PACKED, data))
+    fresh = BlobStore(backend)
+    assert len(fresh.digests_in(packs)) == len(contents)
+    held = gc.get_objects()
+    kept = {tail.obj for found in held if type(found) is dict for tail in found.values() if type(tail) is memoryview}
+    assert 1 <= len(kept) <= 8
+    assert fetch(fresh, contents, packs) == sorted(contents)
+    assert len(read) == len(packs) + 42
+
+
+def test_a_small_pack_is_read_once(backend: PosixBackend, blobs: BlobStore, read: list[str]) -> None:
+    contents = [b"one", b"two" * 1000, b"three"]
+    packs = store(blobs, Layout.PACKED, *contents)
     fresh = BlobStore(backend)
     assert fetch(fresh, contents[:1], packs) == contents[:1]
     assert read == [pack_name(packs[0])]

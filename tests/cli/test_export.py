@@ -85,6 +85,7 @@ def test_an_earlier_generation_can_be_exported(cli: Cli, bundle: str, elsewhere:
 @pytest.mark.parametrize(("verb", "was"), [("forget", "forgotten"), ("quarantine", "quarantined")])
 def test_a_generation_that_only_withdraws_a_key_is_a_miss(cli: Cli, bundle: str, verb: str, was: str) -> None:
     assert cli(verb, KEY).code == 0
+    assert cli("export", f"{KEY}@0", "-o", bundle).code == 2
     result = cli("export", f"{KEY}@2", "-o", bundle)
     assert (result.code, f"holds nothing: with it {KEY} was {was}" in result.err) == (3, True)
     assert f"{KEY} was forgotten or quarantined" in cli("export", KEY, "-o", bundle).err

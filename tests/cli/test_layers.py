@@ -140,3 +140,25 @@ def test_a_commit_without_the_image_lets_the_shared_store_stand_by_itself(cli: C
     assert cli("verify", "--store", str(cli.store), "--json").json["elsewhere"] == []
     shutil.rmtree(cli.cache_root)
     assert cli("restore", "my/v1", "--store", str(cli.store), "--json").json["left_out"] == 0
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("cat", "my/v1", "cone.py"),
+        ("cat", "my/v1@1", "cone.py"),
+        ("diff", "my/v1", "my/v1@1"),
+        ("export", "my/v1@1", "-o", "out.tar"),
+        ("rollback", "my/v1", "1"),
+    ],
+    ids=" ".join,
+)
+def test_what_only_the_store_below_has_is_found_by_every_command(cli: Cli, base: Path, words: tuple[str, ...]) -> None:
+    assert cli(*words).code == 0
+
+
+def test_a_generation_is_that_of_the_first_store_that_has_any(cli: Cli, base: Path) -> None:
+    cli.publish("my/v1", "three")
+    cli.publish("my/v1", "four")
+    assert cli("cat", "my/v1@2", "cfour.py").code == 0
+    assert cli("cat", "my/v1@3", "cfour.py").code == 3

@@ -130,4 +130,6 @@ def test_a_store_in_which_all_is_forgotten_is_not_said_to_be_empty(cli: Cli) -> 
     cli.publish("my/v1")
     cli("forget", "my/v1")
     said = cli("ls").err
-    assert "was forgotten, my/v1; `kstore rollback my/v1" in said
+    assert "nothing is published, my/v1 was forgotten; `kstore rollback my/v1" in said
+    cli.publish("your/v1")
+    assert "published, my/v1 was forgotten" in cli("ls", "my/").err

@@ -60,7 +60,7 @@ def test_a_key_that_was_withdrawn_is_said_to_be(cli: Cli, verb: str, was: str) -
 
     assert cli("restore", "my/v1").out.startswith(f"my/v1 was {was}: nothing is restored until")
     assert cli("restore", "my/v1", "--json").json["withdrawn"] == was
-    assert "`kstore rollback my/v1`" in cli("restore", "my/v1", "--require").err
+    assert f"`kstore rollback my/v1 --store {cli.store} --gpu" in cli("restore", "my/v1", "--require").err
 
 
 def test_a_miss_is_one_with_require(cli: Cli) -> None:

@@ -19,6 +19,7 @@ from kstore.integrations.b10.archives import Archives
 from kstore.integrations.b10.space import MIB, check_free, compressed_mb, free_mb
 from kstore.integrations.b10.status import CacheError, OperationStatus, log
 from kstore.integrations.b10.variables import TORCH_VARIABLE, VLLM_VARIABLE, Variables, key_of, store_location
+from kstore.layers import newest_whole
 from kstore.report import CommitStatus, RestoreStatus
 from kstore.settings import Mode
 from kstore.store import Store
@@ -187,7 +188,7 @@ class Deployment:
 
     def _published(self, worker: Worker) -> set[str]:
         """Paths of the newest generation, for whichever host."""
-        _, snapshot = self.store.storage.newest_whole(worker.scope)
+        _, snapshot = newest_whole(self.store.storage, worker.scope)
         manifest = snapshot.manifest if snapshot else None
         return {path for path, _ in manifest.items()} if manifest else set()
 
