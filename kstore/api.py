@@ -82,8 +82,7 @@ def restore(
         worker = Store(store, cache_root=cache_root, folder=remember_folder(key), **settings)
         worker.progress.on_wait = partial(_tell_wait, key, wait)
         work = partial(worker.restore, key, generation=generation, seed=seed, wait=wait, group=group, uniform=uniform)
-        limit = worker.settings.timeout and worker.settings.timeout + wait
-        report = within(limit, worker.waiting, f"restoring from {worker.location}", work)
+        report = within(worker.settings.limit(wait), worker.waiting, f"restoring from {worker.location}", work)
         record(worker, report)
         return report
 

@@ -63,6 +63,15 @@ class Waiting:
                 raise Abandoned
             yield
 
+    def check(self) -> None:
+        """Go no further if nobody waits any more.
+
+        Raises:
+            Abandoned: somebody has given up before.
+        """
+        with self.visible():
+            pass
+
     def give_up(self) -> None:
         """Wait no longer: from now on nothing visible happens."""
         with self._lock:

@@ -32,7 +32,7 @@ class Intake:
     def __init__(self, worker: Worker, state: State | None = None) -> None:
         """With the state of a cache root that may be the first to be committed to its key."""
         self._worker = worker
-        self._may_be_first = state is not None and not (state.base or worker.ahead or worker.store.below)
+        self._may_be_first = state is not None and not (state.base or worker.ahead or worker.storage.below)
         self._known: set[bytes] = set()
         self._room = _ROOM
         self._open = ExitStack()
@@ -78,15 +78,15 @@ class Intake:
 
     def _begin_pack(self) -> None:
         """If it is the first."""
-        store = self._worker.store
-        if newest_ref(store, self._worker.scope) is not None:
+        storage = self._worker.storage
+        if newest_ref(storage, self._worker.scope) is not None:
             return
-        store.create()
+        storage.create()
         self.layout = choose_layout(self._worker)
         if self.layout is Layout.PACKED:
-            self._known = store.blobs.digests_in(pack for ref in siblings(self._worker) for pack in ref.packs)
+            self._known = storage.blobs.digests_in(pack for ref in siblings(self._worker) for pack in ref.packs)
             self._worker.progress.total = 0
-            self.writer = self._open.enter_context(store.blobs.writer(Layout.PACKED))
+            self.writer = self._open.enter_context(storage.blobs.writer(Layout.PACKED))
 
     def _write(self, writer: BlobWriter, digest: bytes, data: bytes) -> None:
         if digest not in self._known:

@@ -149,6 +149,13 @@ def newest_whole(storage: Storage, scope: Scope) -> tuple[int, Snapshot | None]:
     return number, snapshot or storage.below.newest(scope)
 
 
+def newest_there(storage: Storage, scope: Scope) -> tuple[int, Snapshot | None]:
+    """As `newest_whole`; where there is a store below, whatever ails `storage`."""
+    nothing: tuple[int, Snapshot | None] = (0, None)
+    number, snapshot = attempt(storage, partial(storage.newest_whole, scope), nothing)
+    return number, snapshot or storage.below.newest(scope)
+
+
 def newest_ref(storage: Storage, scope: Scope) -> Ref | None:
     """The newest generation of the scope, an empty one too; None if no store has one.
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Set
 
 from kstore.blobs import Part
+from kstore.damaged import damaged_blobs
 from kstore.leaning import unsupported
-from kstore.quarantine import quarantined
 from kstore.refs import Ref
 from kstore.snapshot import Snapshot
 from kstore.storage import Storage
@@ -21,7 +21,7 @@ def lost_of(
     `missed` and cannot be read now. Of a generation in a store below it is the last alone: that store is not ours.
     """
     depth = snapshot.ref.depth
-    found = among.keys() & (missed if depth else missed | quarantined(storage.backend).keys())
+    found = among.keys() & (missed if depth else missed | damaged_blobs(storage.backend).keys())
     if found:
         found &= {entry.digest for entry in snapshot.manifest.entries()}
     doubted, damaged = ({d: among[d] for d in chosen} for chosen in (found & missed, found - missed))

@@ -38,5 +38,5 @@ def polls(seconds: float, waiting: Waiting) -> Iterator[None]:
         if left <= 0:
             return
         time.sleep(min(left, pause * random.uniform(0.5, 1)))
-        with waiting.visible():
-            pause = min(_LONGEST, pause * _GROWTH)
+        waiting.check()
+        pause = min(_LONGEST, pause * _GROWTH)

@@ -61,6 +61,11 @@ class Delta:
     """Bytes."""
 
 
+def ref_name(scope: Scope, generation: int) -> str:
+    """Where the ref of a generation is stored."""
+    return f"{scope.folder}/{generation}"
+
+
 @dataclass(frozen=True, slots=True)
 class Ref:
     """One published generation of a scope."""
@@ -97,7 +102,7 @@ class Ref:
     @property
     def name(self) -> str:
         """Where it is stored."""
-        return f"{self.scope.folder}/{self.generation}"
+        return ref_name(self.scope, self.generation)
 
     @property
     def stored(self) -> dict[bytes, int]:
@@ -120,9 +125,7 @@ class Ref:
     def describe(self) -> dict[str, Any]:
         """For machines."""
         return {
-            "key": self.scope.key,
-            "gpu": self.scope.gpu,
-            "environment": self.scope.environment,
+            **self.scope.describe(),
             "generation": self.generation,
             "state": self.state,
             "parent": self.parent,
@@ -267,7 +270,7 @@ class Refs:
 
     def _read(self, scope: Scope, generation: int) -> bytes:
         try:
-            return self._backend.get(f"{scope.folder}/{generation}")
+            return self._backend.get(ref_name(scope, generation))
         except FileNotFoundError:
             raise MissError(f"{scope} has no generation {generation}; `kstore show` lists them") from None
 
@@ -314,7 +317,7 @@ class Refs:
 
     def published_at(self, scope: Scope, generation: int) -> int:
         """When a generation was published: by the store's clock, in nanoseconds."""
-        return self._backend.stat(f"{scope.folder}/{generation}").mtime_ns
+        return self._backend.stat(ref_name(scope, generation)).mtime_ns
 
     def pins(self, scope: Scope) -> set[int]:
         """The generations that are kept whatever gc is told."""
@@ -326,7 +329,7 @@ class Refs:
         Raises:
             MissError: there is no such generation, or it is being removed.
         """
-        name = f"{scope.folder}/{generation}"
+        name = ref_name(scope, generation)
         self._backend.put_if_absent(name + _PIN, b"")
         try:
             self._backend.stat(name)
@@ -336,11 +339,11 @@ class Refs:
 
     def unpin(self, scope: Scope, generation: int) -> None:
         """Let gc decide about a generation again."""
-        self._backend.delete(f"{scope.folder}/{generation}{_PIN}")
+        self._backend.delete(f"{ref_name(scope, generation)}{_PIN}")
 
     def drop(self, scope: Scope, generation: int) -> bool:
         """Remove a generation that is not the newest. False if it is pinned, or gone already."""
-        name = f"{scope.folder}/{generation}"
+        name = ref_name(scope, generation)
         try:
             self._backend.move(name, name + _DROPPED)
         except FileNotFoundError:
@@ -353,7 +356,7 @@ class Refs:
             self._finish_drop(scope, int(name))
 
     def _finish_drop(self, scope: Scope, generation: int) -> bool:
-        name = f"{scope.folder}/{generation}"
+        name = ref_name(scope, generation)
         if generation not in self.pins(scope):
             self._backend.delete(name + _DROPPED)
             return True

@@ -71,6 +71,10 @@ class Scope:
         """Whether it is of these; None stands for any."""
         return gpu in (None, self.gpu) and environment in (None, self.environment)
 
+    def describe(self) -> dict[str, str]:
+        """For machines."""
+        return {"key": self.key, "gpu": self.gpu, "environment": self.environment}
+
     def __str__(self) -> str:
         return f"{self.key} ({self.gpu}, {self.environment})"
 

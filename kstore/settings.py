@@ -49,6 +49,10 @@ class Settings:
     stats: bool = True
     """Whether restores are counted in the store."""
 
+    def limit(self, patience: float) -> float:
+        """Seconds until a job gives up a restore that may wait so many for another worker; 0 for never."""
+        return self.timeout and self.timeout + patience
+
 
 log = logging.getLogger(__name__)
 

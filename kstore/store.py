@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 
 
 class Store:
-    """A store as one worker sees it.
+    """A store as one worker sees it: the settings say where its `Storage` is, the refs and blobs that all share, and
+    make a `Worker`: scope, cache root, host. The operations are given that worker, or the storage alone.
 
     Every method but `release` raises a `KstoreError`: `StoreUnavailable`, `StoreFormatError`, `IntegrityError`,
     `CacheRootError`, `MissError`, `WaitTimeout`; and `UsageError` for a malformed key or setting.
@@ -138,7 +139,7 @@ class Store:
         from kstore.operations.together import find_board, restore_together
 
         board = find_board(rank, self.storage, may_write=self.settings.mode is not Mode.READ)
-        limit = self.settings.timeout and self.settings.timeout + request.patience
+        limit = self.settings.limit(request.patience)
         agreement = Agreement(board, rank.number, rank.size, rank.next_call(key), seconds=limit, uniform=uniform)
         return restore_together(partial(self._ready_worker, key, request.patience), agreement, request)
 
@@ -355,7 +356,7 @@ class Store:
 
     def _worker(self, scope: Scope, before_import: bool) -> Worker:
         return Worker(
-            store=self.storage,
+            storage=self.storage,
             scope=scope,
             environment=self.environment,
             influences=influences(self.environ),

@@ -17,11 +17,9 @@ from kstore.delta import difference, may_follow
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError, KstoreError
 from kstore.leaning import kept_by, may_lean
-from kstore.local.finished import read_whole
 from kstore.local.link import Linker, LinkMode, probe
-from kstore.local.relocate import to_stored
 from kstore.lost import lost_of
-from kstore.manifest import Entry, Files, Flag
+from kstore.manifest import Files, Flag
 from kstore.progress import Progress
 from kstore.refs import Delta, Ref, RefState
 from kstore.scope import Scope
@@ -43,7 +41,7 @@ class Committer(Protocol):
     """Whose blobs are uploaded: a `Worker`, or who has no cache root."""
 
     @property
-    def store(self) -> Storage:
+    def storage(self) -> Storage:
         """Where they go."""
 
     @property
@@ -98,19 +96,25 @@ class Uploader:
     """Brings the blobs of one commit into the store, in one attempt or more.
 
     What an attempt relies on without uploading it: what the newest generation has, which keeps it; and what was
-    there, and not condemned, after a place for its ref was reserved.
+    there, and not condemned, after a place for its ref was reserved. That is
+
+    - in packs that this commit has written (`_stored`), or an earlier one of the same job (`_ahead`);
+    - of the generation that the root grew from (`_relied`);
+    - of the newest generations of the keys beside a new one (`_siblings`).
+
+    What is condemned (`_doomed`) or could not be read by a restore (`_missed`) is none of it.
     """
 
-    def __init__(self, worker: Committer, begun: Begun | None = None, missed: Set[bytes] = frozenset()) -> None:
+    def __init__(self, committer: Committer, begun: Begun | None = None, missed: Set[bytes] = frozenset()) -> None:
         """`begun` is a pack that is written for a key which has no generation.
 
         What a restore has `missed` is not relied upon, wherever it seems to be, unless the newest generation has it
         where it can be read now.
         """
-        self._worker = worker
+        self._committer = committer
         self._begun = begun
         self._missed = missed
-        self._storage = worker.store
+        self._storage = committer.storage
         self._doomed = Doomed()
         self._siblings: tuple[str, ...] = ()
         self._sibling: Ref | None = None
@@ -134,17 +138,17 @@ class Uploader:
         """Begin an attempt to commit blobs whose digests are in `among`; `is_first` if the key is new."""
         self._storage.create()
         self.delta = None
-        self.layout = self.layout or choose_layout(self._worker)
+        self.layout = self.layout or choose_layout(self._committer)
         self._doomed = read_doomed(self._storage.backend, among)
         self._stored = [(packs, blobs) for packs, blobs in self._stored if self._present(packs) == packs]
         self.packs = tuple(pack for packs, _ in self._stored for pack in packs)
-        self._ahead = self._present(self._worker.ahead)
+        self._ahead = self._present(self._committer.ahead)
         self._siblings, self._sibling, self._relied = (), None, ()
         if self._begun and not is_first:
             self._begun.discard()
             self._begun = None
         if is_first and self.layout is Layout.PACKED:
-            found = siblings(self._worker)
+            found = siblings(self._committer)
             self._siblings = self._reliable(dict.fromkeys(pack for ref in found for pack in ref.packs))
             # By clocks that need not agree: any of them would do, one of the last resembles this one most.
             self._sibling = max(found, key=lambda ref: ref.created, default=None)
@@ -177,7 +181,7 @@ class Uploader:
         self.below = self._storage.below.held({s.digest: s.size for s in may_be_below if s.digest not in unsure})
         return [source for source in wanted if source.digest not in self.below]
 
-    def store(self, wanted: Sequence[Source], manifest: bytes | None = None) -> set[bytes]:
+    def upload(self, wanted: Sequence[Source], manifest: bytes | None = None) -> set[bytes]:
         """Store blobs and the manifest. Returns the digests of what changed meanwhile; the manifest is then not stored.
 
         Without a manifest, whatever has not changed is stored. A name that gc may delete is never taken again: what
@@ -185,17 +189,17 @@ class Uploader:
         """
         sources = {source.digest: source for source in wanted}
         sizes = {source.digest: source.size for source in wanted}
-        progress, done = self._worker.progress, len(self.written)
-        return self._store(
+        progress, done = self._committer.progress, len(self.written)
+        return self._upload(
             sizes, lambda to, chosen: put_many(to, [sources[d] for d in chosen], progress, done), manifest
         )
 
     def copy(self, wanted: Mapping[bytes, int], fetch: Fetch, manifest: bytes | None = None) -> set[bytes]:
-        """As `store`, of blobs given with their sizes in bytes, which `fetch` brings in an order of its own.
+        """As `upload`, of blobs given with their sizes in bytes, which `fetch` brings in an order of its own.
 
         Returns the digests of those that it does not bring. Memory stays flat: no blob waits for another.
         """
-        return self._store(wanted, lambda to, chosen: self._put_fetched(to, wanted, chosen, fetch), manifest)
+        return self._upload(wanted, lambda to, chosen: self._put_fetched(to, wanted, chosen, fetch), manifest)
 
     def _put_fetched(
         self, writer: BlobWriter, wanted: Mapping[bytes, int], chosen: Sequence[bytes], fetch: Fetch
@@ -204,11 +208,11 @@ class Uploader:
         for digest, data in fetch({digest: wanted[digest] for digest in chosen}):
             writer.put(digest, keepable(data))
             left.discard(digest)
-            self._worker.progress.done += 1
+            self._committer.progress.done += 1
             del data  # or a large blob would be held while the next one is fetched
         return left
 
-    def _store(self, wanted: Mapping[bytes, int], put: _Put, manifest: bytes | None) -> set[bytes]:
+    def _upload(self, wanted: Mapping[bytes, int], put: _Put, manifest: bytes | None) -> set[bytes]:
         taken = {digest for digest, size in wanted.items() if self._is_taken(digest, size)}
         fresh = [digest for digest in wanted if digest not in taken]
         begun, written, self._begun = self._begun, self.written, None
@@ -267,7 +271,7 @@ class Uploader:
             parts = self._storage.blobs.parts({digest: size}, ref.packs)
             return next((bytes(data) for part in parts for _, data in part.load()), None)
         except (IntegrityError, OSError) as error:
-            log.debug("a manifest of %s is stored whole: %s", self._worker.scope, error)
+            log.debug("a manifest of %s is stored whole: %s", self._committer.scope, error)
             return None
 
     def packs_of(self, needed: set[bytes], theirs: Snapshot | None) -> tuple[str, ...]:
@@ -300,30 +304,30 @@ class Uploader:
         return is_reliable and self._doomed.is_complete and self._storage.refs.is_kept(ref)
 
 
-def choose_layout(worker: Committer) -> Layout:
+def choose_layout(committer: Committer) -> Layout:
     """Loose where the cache root can link or clone from the store, else packed.
 
     Raises:
         OSError: the store or the cache root cannot be written.
     """
-    if worker.layout:
-        return worker.layout
-    return Layout.PACKED if probe_link(worker).mode is LinkMode.COPY else Layout.LOOSE
+    if committer.layout:
+        return committer.layout
+    return Layout.PACKED if probe_link(committer).mode is LinkMode.COPY else Layout.LOOSE
 
 
-def probe_link(worker: Committer) -> Linker:
+def probe_link(committer: Committer) -> Linker:
     """The best way from the store to the cache root, found by trying.
 
     Raises:
         OSError: the store or the cache root cannot be written.
     """
-    os.makedirs(worker.links_into, mode=0o700, exist_ok=True)
-    source = worker.store.backend.staging_path()
+    os.makedirs(committer.links_into, mode=0o700, exist_ok=True)
+    source = committer.storage.backend.staging_path()
     os.makedirs(os.path.dirname(source), exist_ok=True)
     with open(source, "xb") as file:
         file.write(b"probe")
     try:
-        return probe(source, os.path.join(worker.links_into, os.path.basename(source)))
+        return probe(source, os.path.join(committer.links_into, os.path.basename(source)))
     finally:
         os.unlink(source)
 
@@ -334,19 +338,19 @@ def sources(worker: Worker, ours: Files, contents: Mapping[bytes, bytes], kept: 
     for path, entry in sorted(ours.items(), key=by_similarity):
         if entry.digest not in found:
             data = kept.get(entry.digest)
-            read = partial(_read, worker, path, entry) if data is None else partial(bytes, data)
+            read = partial(worker.read_stored, path, entry) if data is None else partial(bytes, data)
             found[entry.digest] = Source(entry.digest, entry.size, read)
     return list(found.values())
 
 
-def siblings(worker: Committer) -> list[Ref]:
+def siblings(committer: Committer) -> list[Ref]:
     """The newest of the keys beside this one (`my-model/v1` for `my-model/v2`), whose blobs it likely shares."""
-    parent = worker.scope.key.rpartition("/")[0]
-    refs, found = worker.store.refs, list[Ref]()
-    for number, scope in enumerate(refs.scopes(worker.scope.gpu, parent)):
+    parent = committer.scope.key.rpartition("/")[0]
+    refs, found = committer.storage.refs, list[Ref]()
+    for number, scope in enumerate(refs.scopes(committer.scope.gpu, parent)):
         if number == MAX_SIBLINGS:
             break
-        if scope.environment != worker.scope.environment:
+        if scope.environment != committer.scope.environment:
             continue
         # A sibling that cannot be read is not this key's trouble.
         with suppress(KstoreError, OSError):
@@ -354,17 +358,3 @@ def siblings(worker: Committer) -> list[Ref]:
             if ref and ref.state is RefState.LIVE:
                 found.append(ref)
     return found
-
-
-def _read(worker: Worker, path: str, entry: Entry) -> bytes | None:
-    try:
-        data = read_whole(worker.root.local_path(path))
-        data = _stored(worker, path, data) if entry.flags & _RELOCATE else data
-        return data if digest_of(data) == entry.digest else None
-    except (ValueError, OSError):
-        return None
-
-
-def _stored(worker: Worker, path: str, data: bytes) -> bytes:
-    component, _, relative = path.partition("/")
-    return to_stored(worker.table[component].method("relocate", relative) or "", data, relative)

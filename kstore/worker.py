@@ -10,14 +10,17 @@ from typing import TYPE_CHECKING
 
 from kstore.components import Table
 from kstore.deadline import Waiting
+from kstore.digest import digest_of
 from kstore.environment import Environment, Host, detect_host
 from kstore.layers import base_of
 from kstore.local.cacheroot import CacheRoot
+from kstore.local.finished import read_whole
 from kstore.local.found import Scan
+from kstore.local.relocate import to_stored
 from kstore.local.scan import Offer, scan
 from kstore.local.state import State, StateFolder
 from kstore.local.untouched import UNMARKED, Mark, Untouched
-from kstore.manifest import Files, Flag, Manifest
+from kstore.manifest import Entry, Files, Flag, Manifest
 from kstore.progress import Progress
 from kstore.scope import Scope
 from kstore.snapshot import Snapshot
@@ -27,14 +30,14 @@ if TYPE_CHECKING:
     from kstore.blobs import Layout
     from kstore.storage import Storage
 
-_HOST = int(Flag.HOST)
+_HOST, _RELOCATE = int(Flag.HOST), int(Flag.RELOCATE)
 
 
 @dataclass(frozen=True)
 class Worker:
     """Everything that a restore or a commit needs to know."""
 
-    store: Storage
+    storage: Storage
     scope: Scope
     environment: Environment
     root: CacheRoot
@@ -98,6 +101,17 @@ class Worker:
         """The artifacts of a manifest that this host can use."""
         return manifest.for_host(self.host.fingerprint) if manifest.hosts else manifest.files
 
+    def read_stored(self, path: str, entry: Entry) -> bytes | None:
+        """A file of the cache root, in the form in which it is stored; None if it is not what was scanned any more."""
+        component, _, relative = path.partition("/")
+        try:
+            data = read_whole(self.root.local_path(path))
+            if entry.flags & _RELOCATE:
+                data = to_stored(self.table[component].method("relocate", relative) or "", data, relative)
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return None
+        return data if digest_of(data) == entry.digest else None
+
     def lists(self, path: str) -> bool:
         """Whether an artifact is a list of those beside it, none of which may be missing."""
         component, _, relative = path.partition("/")
@@ -123,4 +137,4 @@ class Worker:
 
     def base(self, state: State) -> Snapshot | None:
         """What the root grew from, if that was in this store, or one below."""
-        return base_of(self.store, state.base)
+        return base_of(self.storage, state.base)

@@ -153,7 +153,7 @@ def test_a_file_that_could_not_be_uploaded_is_offered_again(tmp_path: Path, monk
     node.commit()
     node.tree.wrapper("two")
     with monkeypatch.context() as patch:
-        patch.setattr("kstore.upload.read_whole", lambda path: b"changed")
+        patch.setattr("kstore.worker.read_whole", lambda path: b"changed")
         patch.setattr("kstore.intake._ROOM", 0)  # as if all files were large
         assert node.commit().status is CommitStatus.UNCHANGED
     assert node.commit().new_files == 1

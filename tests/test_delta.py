@@ -15,13 +15,13 @@ from kstore import delta
 from kstore.blobs.loose import blob_name
 from kstore.blobs.packindex import pack_name
 from kstore.blobs.packreader import PackReader
+from kstore.damaged import damaged_blobs
 from kstore.delta import difference, follow, read_manifest
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError
 from kstore.gc import GcStatus
 from kstore.manifest import Flag, Manifest
 from kstore.operations.repair import Repair
-from kstore.quarantine import quarantined
 from kstore.refs import Delta, Ref, load_ref
 from kstore.report import CommitStatus
 from kstore.scope import Scope
@@ -367,5 +367,5 @@ def test_a_generation_whose_difference_is_lost_is_passed_over_and_repaired(tmp_p
     report = node.store.verify("model/v1", repair=True)
     assert [damage.generation for damage in report.damage] == [2]
     node.commit()
-    assert quarantined(node.store.storage.backend).keys() <= {found.digest}
+    assert damaged_blobs(node.store.storage.backend).keys() <= {found.digest}
     assert restored(tmp_path, "third") == kernels(node)

@@ -36,11 +36,12 @@ from kstore.errors import (
 from kstore.job import synchronized
 from kstore.local import cacheroot
 from kstore.local.link import LinkMode
-from kstore.manifest import Manifest
+from kstore.manifest import Entry, Manifest
 from kstore.progress import Progress
 from kstore.refs import Ref
 from kstore.report import CommitStatus, RestoreStatus
 from kstore.store import Store
+from kstore.worker import Worker
 from tests.gc.stores import collect_fully
 from tests.trees import (
     ENVIRONMENT,
@@ -473,14 +474,14 @@ def test_a_file_that_changes_while_it_is_uploaded_waits(
     node.commit()  # a key's first commit reads each file once
     kernel = node.tree.kernel()
     wrapper = node.tree.wrapper()
-    read = upload._read
+    read = Worker.read_stored
 
-    def read_changed(worker: Any, path: str, found: Any) -> bytes | None:
+    def read_changed(worker: Worker, path: str, entry: Entry) -> bytes | None:
         if path == f"{kernel}/k.ptx":
             node.tree.put(path, b"changed meanwhile")
-        return read(worker, path, found)
+        return read(worker, path, entry)
 
-    monkeypatch.setattr(upload, "_read", read_changed)
+    monkeypatch.setattr(Worker, "read_stored", read_changed)
     monkeypatch.setattr("kstore.intake._ROOM", 0)  # as if all files were large
     report = node.commit()
     assert set(node.published()) == {graph, wrapper}

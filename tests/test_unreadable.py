@@ -14,8 +14,8 @@ import pytest
 from kstore.backends import PosixBackend
 from kstore.blobs.loose import blob_name
 from kstore.blobs.packreader import Blob, PackReader
+from kstore.damaged import set_aside_blob
 from kstore.errors import StoreFormatError, StoreUnavailable
-from kstore.quarantine import quarantine_blob
 from kstore.refs import FORMAT, Ref
 from tests.gc.stores import collect, kernels, pass_time, restored
 from tests.trees import KEY, Node, contents
@@ -147,7 +147,7 @@ def test_a_repair_puts_back_what_was_quarantined_whole(tmp_path: Path) -> None:
     node.tree.kernel("one")
     node.commit()
     for entry in node.published().values():
-        quarantine_blob(node.store.storage.backend, entry.digest)
+        set_aside_blob(node.store.storage.backend, entry.digest)
 
     assert node.store.verify(repair=True).repaired
     assert node.store.verify().ok

@@ -25,7 +25,7 @@ _CHUNK = 1 << 20
 
 
 class Sink(Protocol):
-    """Where a pack's bytes go."""
+    """Where the bytes of a pack, or of a bundle, go."""
 
     def write(self, data: bytes | memoryview, /) -> object:
         """Append `data`."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import IO, Protocol
+from typing import IO
 
 from blake3 import blake3
 
@@ -31,13 +31,6 @@ from kstore.storage import Storage
 _OF_THE_STORE = ("nonce", "parent")
 """What a manifest says of the store that it is in, and not of what it holds."""
 _CHUNK = 1 << 20
-
-
-class Output(Protocol):
-    """A stream, as far as it is written to."""
-
-    def write(self, data: bytes | memoryview, /) -> object:
-        """Append `data`."""
 
 
 @dataclass(slots=True)
@@ -80,7 +73,7 @@ class BundleWriter:
         order = sorted(entries.items(), key=lambda item: (item[1], item[0]))
         self._blobs = [(digest, size) for digest, (_, size, _) in order]
 
-    def write(self, stream: Output) -> Exported:
+    def write(self, stream: Sink) -> Exported:
         """Write all of it.
 
         Raises:

@@ -169,8 +169,7 @@ def _restore(
     try:
         with output.working(f"restoring {key}", store.progress):
             work = partial(store.restore, key, seed=seed, wait=wait, lead=not require, group=group)
-            limit = store.settings.timeout and store.settings.timeout + wait
-            report = within(limit, store.waiting, f"restoring from {store.location}", work)
+            report = within(store.settings.limit(wait), store.waiting, f"restoring from {store.location}", work)
     except Exception as error:
         if require:
             raise

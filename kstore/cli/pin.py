@@ -19,7 +19,7 @@ def command(invocation: Invocation, key: str, generation: int) -> None:
     output, store = invocation.output, invocation.store()
     scope = store.pin(key, generation)
     if output.json:
-        described = {"key": key, "gpu": scope.gpu, "environment": scope.environment, "generation": generation}
+        described = {**scope.describe(), "generation": generation}
         output.document({"store": store.location, "pinned": described})
         return
     output.summary(f"pinned: generation {generation} of {scope}")

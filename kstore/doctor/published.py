@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 
 from kstore.doctor.check import Check, bad, ok, warning
 from kstore.errors import KstoreError
-from kstore.layers import attempt, unforgotten
+from kstore.layers import newest_there, unforgotten
 from kstore.refs import Ref, RefState
 from kstore.scope import Scope, choices
 from kstore.snapshot import Snapshot
-from kstore.storage import Storage
 from kstore.store import Store
 from kstore.words import files
 
@@ -52,20 +50,13 @@ def newest_of(store: Store, key: str) -> Newest:
         to_choose = unforgotten(store.storage, (s for s in every if not store.settings.gpu or s.gpu == scope.gpu))
         others = {other: ref for other in every if other != scope and (ref := _live(store, other))}
         others = dict(sorted(others.items(), key=lambda item: item[0].gpu != scope.gpu))
-        newest, whole = _newest_whole(store.storage, scope)
+        newest, whole = newest_there(store.storage, scope)
     except (KstoreError, OSError) as error:
         return Newest(None, {}, None, str(error))
     trouble = "" if not newest or (whole and whole.ref.generation == newest) else f"generation {newest} is damaged"
     if whole and whole.ref.state is RefState.LIVE:
         return Newest(whole.ref, others, whole, trouble, to_choose)
     return Newest(whole.ref if whole else None, others, _snapshot(store, others), trouble, to_choose)
-
-
-def _newest_whole(storage: Storage, scope: Scope) -> tuple[int, Snapshot | None]:
-    """As a restore finds it."""
-    nothing: tuple[int, Snapshot | None] = (0, None)
-    number, snapshot = attempt(storage, partial(storage.newest_whole, scope), nothing)
-    return number, snapshot or storage.below.newest(scope)
 
 
 def _live(store: Store, scope: Scope) -> Ref | None:

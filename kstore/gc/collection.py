@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 
+from kstore.damaged import sweep_damaged
 from kstore.errors import IntegrityError, MissError, StoreUnavailable
 from kstore.gc.digests import DigestSet
 from kstore.gc.mark import Marked, mark, needs_of
@@ -29,9 +30,8 @@ from kstore.gc.sweep import Sweeper
 from kstore.generations import publish_empty
 from kstore.lease import Lease
 from kstore.progress import Progress
-from kstore.quarantine import sweep_quarantine
 from kstore.ranks.board import sweep_notes
-from kstore.refs import RefState
+from kstore.refs import RefState, ref_name
 from kstore.report import Count
 from kstore.scope import Scope
 from kstore.stats.pages import sweep_stats
@@ -110,7 +110,7 @@ class _Collection:
                 return
             sweeper.sweep(marked)
             if not self._report.dry_run:
-                sweep_quarantine(self._storage.backend, marked.needs, before)
+                sweep_damaged(self._storage.backend, marked.needs, before)
             self._count(sweeper, marked)
             if self._report.status is GcStatus.COLLECTED and not self._room.lacking:
                 self._repack(marked)
@@ -234,4 +234,4 @@ def _is_forgotten(history: History) -> bool:
 
 
 def _name(decision: Decision) -> str:
-    return f"{decision.scope.folder}/{decision.generation.number}"
+    return ref_name(decision.scope, decision.generation.number)

@@ -23,7 +23,7 @@ from kstore.gc.digests import DigestSet
 from kstore.leaning import leaning
 from kstore.manifest import Manifest
 from kstore.progress import Progress
-from kstore.refs import Ref
+from kstore.refs import Ref, ref_name
 from kstore.scope import Scope
 from kstore.storage import Storage
 
@@ -57,7 +57,7 @@ class Marked:
     """Live pack → the refs that name it."""
     newest: set[Ref] = field(default_factory=set)
     """Of each scope's, the last."""
-    unread: set[str] = field(default_factory=set)
+    unread_packs: set[str] = field(default_factory=set)
     """Live packs that could not say, at least once, what they hold: nobody knows what of it is dead."""
     sought: set[str] = field(default_factory=set)
     """Packs that hold something of what is lacking: live, whether or not a ref names them."""
@@ -120,7 +120,7 @@ def mark(storage: Storage, gone: Container[str], marked: Marked, progress: Progr
 def _refs(storage: Storage, scope: Scope, gone: Container[str], marked: Marked) -> list[Ref]:
     refs = []
     for generation in storage.refs.generations(scope):
-        if f"{scope.folder}/{generation}" in gone:
+        if ref_name(scope, generation) in gone:
             continue
         try:
             refs.append(storage.refs.get(scope, generation))
@@ -138,7 +138,7 @@ def _mark_ref(storage: Storage, ref: Ref, marked: Marked) -> None:
     for pack in ref.packs:
         marked.packs.setdefault(pack, set()).add(ref)
         if not blobs.can_read(pack):
-            marked.unread.add(pack)
+            marked.unread_packs.add(pack)
     try:
         needs = needs_in(blobs, ref, Manifest.load(read_manifest(blobs, ref)))
     except (IntegrityError, OSError) as error:
@@ -146,7 +146,7 @@ def _mark_ref(storage: Storage, ref: Ref, marked: Marked) -> None:
             marked.unreadable.append(f"generation {ref.generation} of {ref.scope}: {error}")
         return
     marked.loose_bytes += sum(needs.loose[digest] for digest in marked.loose.add(needs.loose))
-    if not marked.unread.isdisjoint(ref.packs):
+    if not marked.unread_packs.isdisjoint(ref.packs):
         marked.lacking.add(needs.loose)
     marked.packed.add(needs.packed)
     marked.leant.add(needs.leant)

@@ -61,7 +61,7 @@ class GcReport:
             "dry_run": self.dry_run,
             "grace": self.grace,
             "generations": [_decision(decision) for decision in self.decisions],
-            "forgotten": [_scope(scope) for scope in self.forgotten],
+            "forgotten": [scope.describe() for scope in self.forgotten],
             **{name: _count(getattr(self, name)) for name in ("deleted", "condemned", "waiting", "live")},
             "rewritten": self.rewritten,
             "excess": self.excess,
@@ -73,11 +73,7 @@ class GcReport:
 
 def _decision(decision: Decision) -> dict[str, Any]:
     generation = decision.generation.number
-    return {**_scope(decision.scope), "generation": generation, "stays": decision.stays, "why": decision.why}
-
-
-def _scope(scope: Scope) -> dict[str, str]:
-    return {"gpu": scope.gpu, "key": scope.key, "environment": scope.environment}
+    return {**decision.scope.describe(), "generation": generation, "stays": decision.stays, "why": decision.why}
 
 
 def _count(count: Count) -> dict[str, int]:

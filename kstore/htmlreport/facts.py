@@ -71,7 +71,7 @@ def collect_facts(storage: Storage, candidates: GcReport | None, progress: Progr
         "version": __version__,
         "total": {**found.whole.as_json(), "alone": usage.whole.alone, "unneeded": usage.unneeded.bytes},
         "keys": _keys(found),
-        "scopes": [{**_name(scope), **asdict(one)} for scope, one in kept.items()],
+        "scopes": [{**scope.describe(), **asdict(one)} for scope, one in kept.items()],
         "sharing": {"keys": [shelf._asdict() for shelf in largest], "pairs": sharing},
         "restores": _restores(storage, kept),
         "gc": _candidates(candidates) if candidates else None,
@@ -107,7 +107,7 @@ def _restores(storage: Storage, scopes: Iterable[Scope]) -> list[Table]:
     misses = read_misses(storage.backend)
     found = [(scope, sample) for scope in scopes for sample in restores_of(storage, scope, misses).slowest]
     found.sort(key=lambda item: -item[1].seconds)
-    return [{**_name(scope), **_sample(sample)} for scope, sample in found]
+    return [{**scope.describe(), **_sample(sample)} for scope, sample in found]
 
 
 def _sample(sample: Sample) -> Table:
@@ -116,14 +116,12 @@ def _sample(sample: Sample) -> Table:
 
 def _candidates(report: GcReport) -> Table:
     rows = [
-        {**_name(d.scope), "number": d.generation.number, "why": str(d.why)} for d in report.decisions if not d.stays
+        {**d.scope.describe(), "number": d.generation.number, "why": str(d.why)}
+        for d in report.decisions
+        if not d.stays
     ]
     return {"rows": rows, "deleted": report.deleted.bytes, "condemned": report.condemned.bytes,
             "waiting": report.waiting.bytes, "grace": report.grace}  # fmt: skip
-
-
-def _name(scope: Scope) -> Table:
-    return {"gpu": scope.gpu, "key": scope.key, "environment": scope.environment}
 
 
 def _facts(meta: Mapping[str, Any]) -> dict[str, str]:

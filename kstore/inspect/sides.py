@@ -6,12 +6,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from kstore.digest import digest_of
 from kstore.errors import MissError
 from kstore.inspect.items import Artifact
 from kstore.leaning import fetch_many
-from kstore.local.finished import read_whole
-from kstore.local.relocate import to_stored
 from kstore.manifest import Files, Flag, Manifest
 from kstore.scope import Scope
 
@@ -123,20 +120,10 @@ class _LocalFiles:
 
     def __call__(self, wanted: Sizes) -> Iterator[tuple[bytes, bytes]]:
         for digest in wanted:
-            data = self._read(self._artifacts[digest]) if digest in self._artifacts else None
-            if data is not None and digest_of(data) == digest:
+            found = self._artifacts.get(digest)
+            data = self._worker.read_stored(found.path, found.entry) if found else None
+            if data is not None:
                 yield digest, data
-
-    def _read(self, artifact: Artifact) -> bytes | None:
-        component, _, relative = artifact.path.partition("/")
-        try:
-            data = read_whole(self._worker.root.local_path(artifact.path))
-            if artifact.entry.flags & Flag.RELOCATE:
-                method = self._worker.table[component].method("relocate", relative) or ""
-                return to_stored(method, data, relative)
-        except (OSError, ValueError, KeyError, RecursionError):  # it was removed or replaced since the scan
-            return None
-        return data
 
 
 def _artifacts(files: Files, hosts: Mapping[str, Files]) -> tuple[Artifact, ...]:

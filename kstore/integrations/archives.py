@@ -73,7 +73,7 @@ def adopt(store: Store, key: str, archive: Path, *, built_under: Path, component
     with tempfile.TemporaryDirectory(prefix="kstore-archive-") as folder:
         left = unpack(archive, Path(folder), component)
         worker = Worker(
-            store=store.storage,
+            storage=store.storage,
             scope=scope,
             environment=store.environment,
             root=CacheRoot(folder, {name: f"{folder}/{name}" for name in (component, "triton")}, {}),

@@ -41,7 +41,7 @@ class CacheRoot:
 
     @property
     def state(self) -> str:
-        """kstore's own folder: index, base, lock, staging."""
+        """kstore's own folder: see `kstore.local.state`."""
         return os.path.join(self.path, KSTORE_FOLDER)
 
     def local_path(self, path: str) -> str:

@@ -36,7 +36,7 @@ def replace_record(path: str, data: bytes) -> None:
 def dump_ref(ref: Ref) -> dict[str, str]:
     """A ref with its scope, for a record in JSON."""
     scope = ref.scope
-    return {"gpu": scope.gpu, "key": scope.key, "environment": scope.environment, "ref": ref.dump().decode()}
+    return {**scope.describe(), "ref": ref.dump().decode()}
 
 
 def read_ref(content: Mapping[str, Any]) -> Ref:

@@ -1,7 +1,7 @@
 """What kstore remembers of a cache root, in the root's `.kstore` folder: index, base, what was declined.
 
 Losing any of it costs time or a duplicate upload, never an artifact: a root without a base merges as if
-everything in it were new.
+everything in it were new. The table in docs/design.md, "Cache roots", names each file.
 """
 
 from __future__ import annotations
@@ -199,17 +199,17 @@ class StateFolder:
             log.warning("what %s grew from cannot be read (%r); it is merged as new", self._folder, error)
         return state
 
-    def save_still(self, still: Still, quarantine: str) -> None:
+    def save_still(self, still: Still, damage: str) -> None:
         """Remember that all of the root is in the base that is saved, or declined, and nothing moves there.
 
-        `quarantine` is the mark of what was found damaged of the store by then, and is looked after.
+        `damage` is the mark of what was found damaged of the store by then, and is looked after.
         """
         sync = digest_of(read_whole(self._sync)).hex()
-        content = {"sync": sync, "still": asdict(still), "quarantine": quarantine}
+        content = {"sync": sync, "still": asdict(still), "damage": damage}
         replace_record(self._still, json.dumps(content).encode())
 
     def still(self) -> tuple[Base, int, Still, str] | None:
-        """The base, without its manifest, how many artifacts were declined, and the quarantine's mark, if that was last
+        """The base, without its manifest, how many artifacts were declined, and the mark of damage, if that was last
         seen of the root.
         """
         with suppress(*UNREADABLE):
@@ -218,7 +218,7 @@ class StateFolder:
                 base = json.loads(sync)
                 still = Still.load(content["still"])
                 found = Base(base["store"], Snapshot(read_ref(base), b""))
-                return found, len(base["declined"]), still, content["quarantine"]
+                return found, len(base["declined"]), still, content["damage"]
         return None
 
     def grew_from(self, store: str, ref: Ref) -> bool:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from kstore.environment.host import surroundings
 from kstore.local.record import UNREADABLE
-from kstore.operations.request import Request, report_of
+from kstore.operations.request import Request, restore_report
 from kstore.refs import Ref
 from kstore.report import Count, RestoreReport, RestoreStatus
 
@@ -46,7 +46,7 @@ class Another:
         if not (is_same and self._worker.state.grew_from(answer["store"], ref) and self._is_host(answer)):
             return None
         status = RestoreStatus(answer["status"])
-        return report_of(
+        return restore_report(
             self._worker,
             RestoreStatus.CURRENT if status is RestoreStatus.RESTORED else status,
             replace(ref, depth=answer["depth"]),
@@ -66,7 +66,7 @@ def answer_of(worker: Worker, request: Request, ref: Ref, report: RestoreReport,
     """What those are told who came for the same; `host` is the fingerprint of this one, if it matters."""
     return {
         "asked": _asked(worker, request),
-        "store": worker.store.holder(ref).identity,
+        "store": worker.storage.holder(ref).identity,
         "depth": ref.depth,
         "host": host,
         "around": surroundings() if host else "",
@@ -78,5 +78,5 @@ def answer_of(worker: Worker, request: Request, ref: Ref, report: RestoreReport,
 
 
 def _asked(worker: Worker, request: Request) -> list[object]:
-    store = worker.store
-    return [store.location, store.below.locations, worker.scope.folder, request.seed, request.generation]
+    storage = worker.storage
+    return [storage.location, storage.below.locations, worker.scope.folder, request.seed, request.generation]

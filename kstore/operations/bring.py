@@ -59,7 +59,7 @@ class Incoming:
 class Target:
     """Where it goes: a `Committer` without a cache root."""
 
-    store: Storage
+    storage: Storage
     scope: Scope
     layout: Layout | None
     links_into: str
@@ -118,7 +118,7 @@ def bring_in(target: Target, incoming: Incoming) -> Brought:
 
 class _BringIn:
     def __init__(self, target: Target, incoming: Incoming) -> None:
-        self._storage = target.store
+        self._storage = target.storage
         self._scope = target.scope
         self._incoming = replace(incoming, manifest=standing(incoming.manifest))
         self._progress = target.progress
@@ -271,7 +271,7 @@ class _Notes:
     """Which packs hold what was stored of it, for whoever goes on. gc removes them when it is that old."""
 
     def __init__(self, target: Target, incoming: Incoming) -> None:
-        self._backend = target.store.backend
+        self._backend = target.storage.backend
         self._prefix = f"import-{digest_of(str(target.scope).encode() + incoming.identity).hex()[:32]}-"
         self._known: set[str] = set()
 

@@ -15,6 +15,7 @@ from dataclasses import replace
 from kstore.backends import StagingLost, Upload
 from kstore.blobs import Source
 from kstore.components.mergers import merge_files
+from kstore.damaged import damage_mark, damaged_blobs
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError, StoreUnavailable
 from kstore.intake import Intake
@@ -28,8 +29,7 @@ from kstore.lost import lost_of
 from kstore.manifest import Entry, Files, Flag, Manifest, meta_of, unit_of
 from kstore.merge import Merged, merge
 from kstore.operations.proposal import Proposal, Published, apart
-from kstore.operations.unchanged import remember_still, report_of, unchanged_since
-from kstore.quarantine import quarantine_mark, quarantined
+from kstore.operations.unchanged import commit_report, remember_still, unchanged_since
 from kstore.refs import Effort, Ref
 from kstore.report import CommitReport, CommitStatus, count_components
 from kstore.snapshot import Snapshot
@@ -53,7 +53,7 @@ def commit(worker: Worker) -> CommitReport:
     with worker.state.locked():
         report = unchanged_since(worker)
         if report is None:
-            mark = quarantine_mark(worker.store.backend)  # before it is known what of it is lost
+            mark = damage_mark(worker.storage.backend)  # before it is known what of it is lost
             state = worker.state.load()
             if not state.synced:
                 worker.ask_host()
@@ -87,7 +87,7 @@ class _Commit:
     def __init__(self, worker: Worker, state: State, found: Scan, intake: Intake, began: float = 0.0) -> None:
         self._began = began
         self._worker = worker
-        self._storage = worker.store
+        self._storage = worker.storage
         self._state = state
         self._base = worker.base(state)
         self._declined = state.declined
@@ -112,7 +112,7 @@ class _Commit:
         for _ in range(_MAX_RACES):
             theirs = self._newest()
             proposal = self._propose(theirs)
-            lost = self._is_lost(theirs.snapshot)
+            lost = self._lost(theirs.snapshot)
             if not proposal.taken and not lost:
                 return self._unchanged(theirs, proposal)
             report = self._try_publish(theirs, proposal, lost)
@@ -132,7 +132,7 @@ class _Commit:
         uploader = self._uploader
         uploader.begin({entry.digest for entry in ours.values()}, is_first=not theirs.generation)
         blobs = sources(self._worker, ours, {}, self._kept)
-        uploader.store(uploader.lacking(blobs, theirs.snapshot, self._base))
+        uploader.upload(uploader.lacking(blobs, theirs.snapshot, self._base))
         return uploader.packs
 
     def _is_current(self) -> bool:
@@ -141,7 +141,7 @@ class _Commit:
             return False
         with suppress(IntegrityError):
             if self._base.is_generation_of(self._newest_ref()):
-                return not (quarantined(self._storage.backend) and self._is_lost(self._base))
+                return not (damaged_blobs(self._storage.backend) and self._lost(self._base))
         return False
 
     def _leave_out_foreign(self) -> None:
@@ -256,7 +256,7 @@ class _Commit:
         manifest = Manifest(proposal.files, proposal.hosts, self._meta(theirs, proposal))
         manifest = noted(self._storage, manifest, theirs.snapshot, {s.digest for s in blobs}, uploader.below)
         data = manifest.dump()
-        refused = uploader.store(wanted, uploader.shortened(data, theirs.snapshot, self._base))
+        refused = uploader.upload(wanted, uploader.shortened(data, theirs.snapshot, self._base))
         if refused:
             self._leave_out(refused)
             return None
@@ -282,7 +282,7 @@ class _Commit:
         ours = {path: entry for path, entry in ours.items() if entry.digest not in written}
         return sources(self._worker, ours, proposal.contents, self._kept)
 
-    def _is_lost(self, newest: Snapshot | None) -> set[bytes]:
+    def _lost(self, newest: Snapshot | None) -> set[bytes]:
         """Digests of ours that the newest generation needs and the store has lost."""
         ours = {entry.digest: entry.size for entry in self._ours.values()}
         return lost_of(self._storage, newest, ours, self._state.missed) if newest else set()
@@ -341,7 +341,7 @@ class _Commit:
         manifest: Manifest | None = None,
         proposal: Proposal | None = None,
     ) -> CommitReport:
-        return report_of(
+        return commit_report(
             self._worker,
             status,
             ref,

@@ -47,9 +47,7 @@ class CopyReport:
             "source": self.source,
             "store": self.target,
             "scopes": [brought.as_json() for brought in self.scopes],
-            "withdrawn": [
-                {"gpu": scope.gpu, "key": scope.key, "environment": scope.environment} for scope in self.withdrawn
-            ],
+            "withdrawn": [scope.describe() for scope in self.withdrawn],
             "damaged": self.damaged,
             "leaning": self.leaning,
         }

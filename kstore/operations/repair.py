@@ -14,12 +14,12 @@ from dataclasses import replace
 
 from kstore.blobs import BlobStore, Layout
 from kstore.blobs.packreader import Blob, PackReader
+from kstore.damaged import damaged_blobs, put_back, set_aside_blob, set_aside_pack, set_aside_ref
 from kstore.errors import IntegrityError, MissError
 from kstore.files import NO_FILE
 from kstore.gc.digests import DigestSet
 from kstore.gc.mark import needs_in
 from kstore.generations import are_present, publish_loss, republish
-from kstore.quarantine import put_back, quarantine_blob, quarantine_pack, quarantine_ref, quarantined
 from kstore.refs import Ref
 from kstore.scope import Scope
 from kstore.storage import Storage
@@ -52,8 +52,8 @@ class Repair:
             self._replace(scope)
         named = self._named()
         for pack in sorted(self._packs - named):
-            quarantine_pack(self._backend, pack)
-        for digest, names in quarantined(self._backend).items():
+            set_aside_pack(self._backend, pack)
+        for digest, names in damaged_blobs(self._backend).items():
             if digest in self._whole and digest not in self._lost:
                 for name in names:
                     self._backend.delete(name)
@@ -62,7 +62,7 @@ class Repair:
     def _give_up(self, lost: dict[bytes, int]) -> None:
         """Leave blobs to whoever has them, but for those that can be stored anew."""
         for digest in sorted(lost):
-            quarantine_blob(self._backend, digest)
+            set_aside_blob(self._backend, digest)
         back = self._put_back(lost) if lost else set()
         self._whole.add(back)
         self._lost = {digest: size for digest, size in (self._lost | lost).items() if digest not in back}
@@ -71,7 +71,7 @@ class Repair:
         """Store anew what lies whole in quarantine, as what a commit healed just before it was moved there, or is whole
         in a pack of another generation.
         """
-        kept = quarantined(self._backend)
+        kept = damaged_blobs(self._backend)
         back = {d for d, size in sorted(lost.items()) if put_back(self._backend, d, size, kept.get(d, ()))}
         packed = {d: size for d, size in lost.items() if d not in back and d in self._whole}
         blobs = BlobStore(self._backend)
@@ -87,7 +87,7 @@ class Repair:
             republish(self._storage, snapshot.ref, upon=generation, after_loss=True)
         else:
             publish_loss(self._storage, scope, upon=generation)
-        quarantine_ref(self._backend, scope, generation)
+        set_aside_ref(self._backend, scope, generation)
 
     def _replace(self, scope: Scope) -> None:
         """Publish anew what names a damaged pack, other keys and what was committed since it was read included."""

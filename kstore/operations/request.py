@@ -26,17 +26,17 @@ class Request:
     """Whether this worker may become that one, if it has patience."""
 
 
-def report_of(worker: Worker, status: RestoreStatus, ref: Ref | None = None, **fields: object) -> RestoreReport:
+def restore_report(worker: Worker, status: RestoreStatus, ref: Ref | None = None, **fields: object) -> RestoreReport:
     """What became of it, with what is known of the worker."""
-    trouble = worker.store.trouble
-    store = worker.store.holder(ref) if ref else worker.store
-    instead = (f"{trouble}; what is in {store.location} is restored instead",) if trouble else ()
+    trouble = worker.storage.trouble
+    storage = worker.storage.holder(ref) if ref else worker.storage
+    instead = (f"{trouble}; what is in {storage.location} is restored instead",) if trouble else ()
     return RestoreReport(
         status=status,
         key=worker.scope.key,
         gpu=worker.scope.gpu,
         environment=worker.scope.environment,
-        store=store.location,
+        store=storage.location,
         cache_root=worker.root.path,
         generation=ref.generation if ref else 0,
         notes=(*worker.root.notes, *instead),

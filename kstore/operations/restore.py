@@ -1,4 +1,9 @@
-"""Restore: ref → manifest → blobs → files."""
+"""Restore: ref → manifest → blobs → files.
+
+`restore` waits if it is told to, and locks the cache root. `choose` finds the generation, the newest, the one asked for
+or a seed's. `place`, which ranks that restore together call by itself, brings it in: a `_Restore` scans the root, fetches
+what is missing, moves it into its place, and remembers that.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +17,7 @@ from functools import partial
 from typing import NamedTuple
 
 from kstore.errors import IntegrityError, KstoreError, StoreUnavailable
-from kstore.layers import attempt, ref_of, remembers
+from kstore.layers import newest_there, ref_of, remembers
 from kstore.leaning import leans_on, substitutes, unavailable
 from kstore.local.found import Scan, Skipped
 from kstore.local.index import Index
@@ -23,7 +28,7 @@ from kstore.local.untouched import UNMARKED, Mark
 from kstore.manifest import Files, Flag, parents_of, unit_of
 from kstore.merge import NOT_TAKEN, Merged, merge
 from kstore.operations.another import Another, answer_of
-from kstore.operations.request import Request, report_of
+from kstore.operations.request import Request, restore_report
 from kstore.operations.wait import Waited, wait
 from kstore.refs import Ref, RefState
 from kstore.report import RestoreReport, RestoreStatus, count_components
@@ -78,12 +83,12 @@ def _restore(worker: Worker, request: Request) -> RestoreReport:
             marking = submit(pool, mark_restored, worker, choice.snapshot)
             return _place(worker, choice.snapshot, choice.status, name, marking.result, request)
     remember_restored(worker, None)
-    return report_of(worker, RestoreStatus.MISS, withdrawn=choice.withdrawn)
+    return restore_report(worker, RestoreStatus.MISS, withdrawn=choice.withdrawn)
 
 
 def wait_for(worker: Worker, request: Request) -> Waited:
     """Wait until there is something to restore, for as long as asked for."""
-    if not request.patience or worker.store.trouble:
+    if not request.patience or worker.storage.trouble:
         return Waited()
     return wait(worker, request.generation, request.patience, lead=request.lead)
 
@@ -97,7 +102,7 @@ def choose(worker: Worker, request: Request) -> Choice:
 def mark_restored(worker: Worker, snapshot: Snapshot) -> None:
     """Have its key stay where gc forgets what nobody uses."""
     if worker.may_write and not snapshot.ref.depth:
-        mark_used(worker.store.backend, snapshot.ref.scope)
+        mark_used(worker.storage.backend, snapshot.ref.scope)
 
 
 def _warn_of_another_key(worker: Worker, request: Request) -> None:
@@ -133,7 +138,7 @@ def _place(
 ) -> RestoreReport:
     """Others who come for the same `request` may rely on this restore, of that `name`: it began before it chose."""
     state = worker.state.load()
-    base = Base(worker.store.holder(snapshot.ref).identity, snapshot)
+    base = Base(worker.storage.holder(snapshot.ref).identity, snapshot)
     if state.base == base:
         state.base = base  # One manifest is enough, and this one has been parsed.
     report = _Restore(worker, snapshot, state).run(status, before_move)
@@ -153,11 +158,11 @@ def remember_restored(
 
 def report_placed(worker: Worker, snapshot: Snapshot, status: RestoreStatus) -> RestoreReport | None:
     """The report of who finds that another process has just placed a generation; None if none has."""
-    if not worker.state.grew_from(worker.store.holder(snapshot.ref).identity, snapshot.ref):
+    if not worker.state.grew_from(worker.storage.holder(snapshot.ref).identity, snapshot.ref):
         return None
     known = worker.root.folders
     files = {p: e for p, e in worker.files_of(snapshot.manifest).items() if p.partition("/")[0] in known}
-    return report_of(
+    return restore_report(
         worker,
         RestoreStatus.CURRENT if status is RestoreStatus.RESTORED else status,
         snapshot.ref,
@@ -168,24 +173,21 @@ def report_placed(worker: Worker, snapshot: Snapshot, status: RestoreStatus) -> 
 
 
 def _choose(worker: Worker, request: Request) -> Choice:
-    store = worker.store
+    storage = worker.storage
     if request.generation is not None:
-        return Choice(store.snapshot(ref_of(store, worker.scope, request.generation)), RestoreStatus.RESTORED)
+        return Choice(storage.snapshot(ref_of(storage, worker.scope, request.generation)), RestoreStatus.RESTORED)
     choice = _newest(worker, worker.scope)
     if choice.snapshot is None and request.seed is not None:
         seed = _newest(worker, replace(worker.scope, key=request.seed))
         choice = seed._replace(status=RestoreStatus.SEEDED) if seed.snapshot else choice
-    if choice.snapshot is None and store.trouble:
-        raise StoreUnavailable(store.trouble)
+    if choice.snapshot is None and storage.trouble:
+        raise StoreUnavailable(storage.trouble)
     return choice
 
 
 def _newest(worker: Worker, scope: Scope) -> Choice:
     """The newest generation that is whole."""
-    store = worker.store
-    nothing: tuple[int, Snapshot | None] = (0, None)
-    generation, snapshot = attempt(store, partial(store.newest_whole, scope), nothing)
-    snapshot = readable(generation, snapshot or store.below.newest(scope), scope)
+    snapshot = readable(*newest_there(worker.storage, scope), scope)
     if snapshot and snapshot.ref.state is not RefState.LIVE:
         return Choice(withdrawn=snapshot.ref.withdrawn)
     return Choice(snapshot, RestoreStatus.RESTORED) if snapshot else Choice()
@@ -211,42 +213,54 @@ class _Restore:
         self._ref = snapshot.ref
         self._state = state
         self._base = worker.base(state)
-        self._found = worker.scan(state)
-        self._drop_foreign()
-        manifest = snapshot.checked
-        if manifest.hosts:
-            worker.ask_host()
-        known = worker.root.folders
-        published = worker.files_of(manifest)
-        self._skipped = [
-            Skipped(component, "this worker does not manage the component")
-            for component in sorted({path.partition("/")[0] for path in published} - set(known))
-        ]
-        self._files = {p: entry for p, entry in published.items() if p.partition("/")[0] in known}
-        every = self._files
-        self._away = self._leave_away()
-        self._has_all = self._files is every
+        self._found = Scan()
+        self._files: Files = {}
+        """What is to be in the root."""
+        self._has_all = False
+        """Whether that is all that the generation has for this worker."""
+        self._away: Files = {}
+        """What no store here has the blobs of."""
+        self._skipped: list[Skipped] = []
 
     def run(self, status: RestoreStatus, before_move: Callable[[], None]) -> RestoreReport:
+        self._look()
         merged = self._compare()
         wanted = choose_wanted(self._files, self._found, merged)
-        worker, store, depth = self._worker, self._worker.store, self._ref.depth
-        blobs, below = store.holder(self._ref).blobs, partial(store.below.blobs, depth)
-        placer = Placer(
-            worker.root, worker.state, blobs, Linker(), worker.progress, worker.waiting, worker.lists, below
-        )
+        placer = self._placer()
         is_fresh = self._has_all and len(wanted) == len(self._files)
         placed = placer.place(wanted, self._ref.packs, self._found.folders, before_move, marks=is_fresh)
         try:
             self._remember(merged, placed)
         except (KstoreError, OSError) as error:
             log.warning("what was restored is in its place, but is not remembered, and will be read again: %s", error)
+        return self._report(status, wanted, placer, placed)
+
+    def _look(self) -> None:
+        """Find out what is in the root, and what is to be there."""
+        worker, manifest = self._worker, self._snapshot.checked
+        self._found = worker.scan(self._state)
+        self._drop_foreign()
+        if manifest.hosts:
+            worker.ask_host()
+        known, published = worker.root.folders, worker.files_of(manifest)
+        unmanaged = sorted({path.partition("/")[0] for path in published} - set(known))
+        self._skipped += [Skipped(component, "this worker does not manage the component") for component in unmanaged]
+        every = self._files = {p: entry for p, entry in published.items() if p.partition("/")[0] in known}
+        self._away = self._leave_away()
+        self._has_all = self._files is every
+
+    def _placer(self) -> Placer:
+        worker, storage = self._worker, self._worker.storage
+        blobs, below = storage.holder(self._ref).blobs, partial(storage.below.blobs, self._ref.depth)
+        return Placer(worker.root, worker.state, blobs, Linker(), worker.progress, worker.waiting, worker.lists, below)
+
+    def _report(self, status: RestoreStatus, wanted: Files, placer: Placer, placed: Placed) -> RestoreReport:
         hindered = hindered_by_others(self._files, self._found, wanted)
         self._skipped += [Skipped(group, "something else is in its place") for group in sorted(set(hindered.values()))]
         linked = placed.modes[LinkMode.REFLINK] + placed.modes[LinkMode.HARDLINK]
         if not wanted and status is RestoreStatus.RESTORED:
             status = RestoreStatus.CURRENT
-        return report_of(
+        return restore_report(
             self._worker,
             status,
             self._ref,
@@ -270,12 +284,12 @@ class _Restore:
 
     def _leave_away(self) -> Files:
         """Take out what no store here has the blobs of, and take what the store below has instead, if anything."""
-        store, snapshot, known = self._worker.store, self._snapshot, self._worker.root.folders
-        away = unavailable(store, snapshot, self._files, self._found.files)
+        storage, snapshot, known = self._worker.storage, self._snapshot, self._worker.root.folders
+        away = unavailable(storage, snapshot, self._files, self._found.files)
         if not away:
             return {}
         self._files = {path: entry for path, entry in self._files.items() if path not in away}
-        found = substitutes(store, snapshot, self._files, self._worker.files_of)
+        found = substitutes(storage, snapshot, self._files, self._worker.files_of)
         found = {path: entry for path, entry in found.items() if path.partition("/")[0] in known}
         try:
             check_entries(found)
@@ -307,7 +321,7 @@ class _Restore:
         if index != self._state.index or placed.paths:
             saved_ns = self._worker.state.save_index(Index(index.files | placed.settled(), index.folders))
             untouched = Mark(placed.marked_ns, saved_ns) if placed.marked_ns else untouched
-        base = Base(self._worker.store.holder(self._ref).identity, self._snapshot)
+        base = Base(self._worker.storage.holder(self._ref).identity, self._snapshot)
         # What stays in the place of base's is no change of it: the next commit must not take it for one.
         stayed = dict.fromkeys((*merged.to_merge, *placed.occupied), NOT_TAKEN)
         self._worker.state.save_base(

@@ -15,7 +15,7 @@ from typing import Any
 from kstore.errors import IntegrityError, KstoreError, StoreUnavailable
 from kstore.layers import find
 from kstore.local.state import LOCK_TIMEOUT, Changed, StateFolder
-from kstore.operations.request import Request, report_of
+from kstore.operations.request import Request, restore_report
 from kstore.operations.restore import Choice, choose, mark_restored, place, remember_restored, report_placed, wait_for
 from kstore.operations.wait import Waited
 from kstore.ranks import Agreement, Board, GroupBoard, Offer, Rank, StoreBoard, Superseded
@@ -119,13 +119,13 @@ class _RankRestore:
         try:
             if choice.snapshot is None:
                 remember_restored(worker, None)
-                return report_of(worker, RestoreStatus.MISS, withdrawn=choice.withdrawn, error=self._vote())
+                return restore_report(worker, RestoreStatus.MISS, withdrawn=choice.withdrawn, error=self._vote())
             if not offer.uniform:
                 self._vote()
                 return _place_alone(worker, choice.snapshot, choice.status)
             return self._place_in_turn(worker, choice.snapshot, choice.status, offer)
         except Refused as reason:
-            return report_of(worker, RestoreStatus.MISS, error=str(reason))
+            return restore_report(worker, RestoreStatus.MISS, error=str(reason))
 
     def _place_in_turn(self, worker: Worker, snapshot: Snapshot, status: RestoreStatus, offer: Offer) -> RestoreReport:
         """One rank of each cache root stages the artifacts; the others are as ready as it is.
@@ -148,8 +148,7 @@ class _RankRestore:
 
     def _agree(self) -> None:
         assert self.worker
-        with self.worker.waiting.visible():
-            pass  # Whoever has been given up is not ready.
+        self.worker.waiting.check()  # Whoever has been given up is not ready.
         self._vote()
 
     def _vote(self, trouble: str = "") -> str:
@@ -191,7 +190,7 @@ def _read_choice(worker: Worker, offer: Offer, seed: str | None) -> Choice:
     scope = replace(worker.scope, key=seed) if seed and seed == wanted["key"] else worker.scope
     if str(scope) != wanted["scope"]:
         raise StoreUnavailable(f"this is a rank of {scope}, and rank 0 restores {wanted['scope']}")
-    snapshot = worker.store.snapshot(find(worker.store, scope, wanted["generation"], wanted["manifest"]))
+    snapshot = worker.storage.snapshot(find(worker.storage, scope, wanted["generation"], wanted["manifest"]))
     if snapshot.ref.manifest.hex() != wanted["manifest"]:
         raise IntegrityError(f"generation {wanted['generation']} of {scope} is not the one that rank 0 has")
     return Choice(snapshot, RestoreStatus(wanted["status"]))

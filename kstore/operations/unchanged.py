@@ -5,11 +5,11 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
+from kstore.damaged import damage_mark
 from kstore.errors import CacheRootError, IntegrityError
 from kstore.layers import base_of, newest_ref
 from kstore.local.found import Scan
 from kstore.local.still import still_since
-from kstore.quarantine import quarantine_mark
 from kstore.refs import Ref
 from kstore.report import CommitReport, CommitStatus
 from kstore.worker import Worker
@@ -21,12 +21,12 @@ def unchanged_since(worker: Worker) -> CommitReport | None:
     if found is None:
         return None
     remembered, declined, still, mark = found
-    store, base = worker.store, base_of(worker.store, remembered)
-    if base is None or not still.holds(worker.root) or quarantine_mark(store.backend) != mark:
+    storage, base = worker.storage, base_of(worker.storage, remembered)
+    if base is None or not still.holds(worker.root) or damage_mark(storage.backend) != mark:
         return None
     with suppress(IntegrityError):
-        if base.is_generation_of(newest_ref(store, worker.scope)):
-            return report_of(worker, CommitStatus.UNCHANGED, base.ref, declined=declined)
+        if base.is_generation_of(newest_ref(storage, worker.scope)):
+            return commit_report(worker, CommitStatus.UNCHANGED, base.ref, declined=declined)
     return None
 
 
@@ -41,14 +41,14 @@ def remember_still(worker: Worker, report: CommitReport, found: Scan, began_ns: 
             worker.state.save_still(still, mark)
 
 
-def report_of(worker: Worker, status: CommitStatus, ref: Ref | None, **fields: Any) -> CommitReport:
+def commit_report(worker: Worker, status: CommitStatus, ref: Ref | None, **fields: Any) -> CommitReport:
     """The report of a commit after which `ref` is the newest generation, with what is known of the worker."""
     return CommitReport(
         status=status,
         key=worker.scope.key,
         gpu=worker.scope.gpu,
         environment=worker.scope.environment,
-        store=worker.store.location,
+        store=worker.storage.location,
         cache_root=worker.root.path,
         generation=ref.generation if ref else 0,
         files=ref.files if ref else 0,

@@ -57,9 +57,7 @@ class Damage(NamedTuple):
     def as_json(self) -> dict[str, Any]:
         """For machines."""
         return {
-            "key": self.scope.key,
-            "gpu": self.scope.gpu,
-            "environment": self.scope.environment,
+            **self.scope.describe(),
             "generation": self.generation,
             "reason": self.reason,
             "paths": list(self.paths),

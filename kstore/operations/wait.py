@@ -70,7 +70,7 @@ class _Wait:
         self._worker = worker
         self._generation = generation
         self._may_lead = may_lead
-        self._lease = lease_of(worker.store, worker.scope, worker.lease_ttl)
+        self._lease = lease_of(worker.storage, worker.scope, worker.lease_ttl)
         self._claim: Claim | None = None
         self._seen_at = self._since = 0.0
         self._newest = -1
@@ -128,15 +128,15 @@ class _Wait:
 
     def _is_over(self) -> bool:
         """Whether there is something to restore, or never will be."""
-        refs = self._worker.store.refs
+        refs = self._worker.storage.refs
         newest = max(refs.generations(self._worker.scope), default=0)
         if newest == self._newest:
             return False
         self._newest = newest
-        if self._generation and (newest or not self._worker.store.below):
+        if self._generation and (newest or not self._worker.storage.below):
             return newest >= self._generation
         try:
-            ref = newest_ref(self._worker.store, self._worker.scope)
+            ref = newest_ref(self._worker.storage, self._worker.scope)
         except (IntegrityError, MissError):  # The restore says what is wrong with it.
             return True
         if self._generation:
@@ -147,7 +147,7 @@ class _Wait:
         """Whether this worker compiles from now on."""
         worker, lease = self._worker, self._lease
         try:
-            worker.store.create()
+            worker.storage.create()
             taken = lease.take(self._claim)
         except OSError as error:
             self._check_trouble(error)

@@ -41,11 +41,6 @@ class Graph(NamedTuple):
         """Name and digest of each attribute: two graphs with the same have the same key."""
         return frozenset((name, attribute.digest) for name, attribute in self.attributes.items())
 
-    @property
-    def code(self) -> str:
-        """Its Python code, as Dynamo captured it."""
-        return self.attributes[CODE].text
-
 
 def read_graphs(path: str, data: bytes) -> list[Graph]:
     """The graphs of an FX or AOT entry: one for a forward or inference graph, one for a backward graph.

@@ -137,7 +137,7 @@ def test_a_file_that_changes_while_it_is_uploaded_is_left_out(
 
     with monkeypatch.context() as patch:
         patch.setattr(
-            "kstore.upload.read_whole", lambda path: b"changed" if path.endswith(changing) else read_whole(path)
+            "kstore.worker.read_whole", lambda path: b"changed" if path.endswith(changing) else read_whole(path)
         )
         patch.setattr("kstore.intake._ROOM", 0)  # as if all files were large
         node.store.upload_ahead(KEY)

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from kstore.damaged import set_aside_blob
 from kstore.digest import digest_of
 from kstore.local.found import Scan
-from kstore.quarantine import quarantine_blob
 from kstore.report import CommitStatus
 from kstore.worker import Worker
 from tests.trees import KEY, Node
@@ -138,7 +138,7 @@ def test_a_key_that_was_forgotten_is_seen(node: Node, scans: list[Worker]) -> No
 def test_what_was_quarantined_of_other_keys_is_looked_at_once(
     node: Node, scans: list[Worker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    quarantine_blob(node.store.storage.backend, digest_of(b"of another key"))
+    set_aside_blob(node.store.storage.backend, digest_of(b"of another key"))
     with monkeypatch.context() as patch:
         patch.setattr("kstore.operations.commit.merge", None)  # Nor is that one merged.
         assert node.commit().status is CommitStatus.UNCHANGED
@@ -147,9 +147,9 @@ def test_what_was_quarantined_of_other_keys_is_looked_at_once(
 
 
 def test_what_is_quarantined_of_its_own_is_put_back(node: Node, scans: list[Worker]) -> None:
-    quarantine_blob(node.store.storage.backend, digest_of(b"of another key"))
+    set_aside_blob(node.store.storage.backend, digest_of(b"of another key"))
     node.commit()
-    quarantine_blob(node.store.storage.backend, digest_of(b"in place"))
+    set_aside_blob(node.store.storage.backend, digest_of(b"in place"))
 
     assert node.commit().status is CommitStatus.COMMITTED
     assert [node.commit().status for _ in range(3)] == [CommitStatus.UNCHANGED] * 3

@@ -10,12 +10,13 @@ from kstore.backends import Backend, NewObject
 from kstore.blobs.loose import blob_name, stamp
 from kstore.blobs.packindex import pack_name
 from kstore.digest import digest_of
+from kstore.refs import ref_name
 from kstore.scope import Scope
 
 FOLDER = "quarantine"
 
 
-def quarantine_blob(backend: Backend, digest: bytes) -> None:
+def set_aside_blob(backend: Backend, digest: bytes) -> None:
     """Move a loose blob aside; of one that is not there, remember that it is lost."""
     name = f"{FOLDER}/{digest.hex()}.{secrets.token_hex(8)}"
     try:
@@ -24,16 +25,16 @@ def quarantine_blob(backend: Backend, digest: bytes) -> None:
         backend.put_if_absent(name, b"")
 
 
-def quarantine_pack(backend: Backend, pack_id: str) -> None:
+def set_aside_pack(backend: Backend, pack_id: str) -> None:
     """Move a pack aside."""
     with suppress(FileNotFoundError):
         backend.move(pack_name(pack_id), f"{FOLDER}/pack-{pack_id}.{secrets.token_hex(8)}")
 
 
-def quarantine_ref(backend: Backend, scope: Scope, generation: int) -> None:
+def set_aside_ref(backend: Backend, scope: Scope, generation: int) -> None:
     """Move a ref aside that is not the newest."""
     with suppress(FileNotFoundError):
-        backend.move(f"{scope.folder}/{generation}", f"{FOLDER}/ref-{generation}.{secrets.token_hex(8)}")
+        backend.move(ref_name(scope, generation), f"{FOLDER}/ref-{generation}.{secrets.token_hex(8)}")
 
 
 def put_back(backend: Backend, digest: bytes, size: int, names: Iterable[str]) -> bool:
@@ -47,7 +48,7 @@ def put_back(backend: Backend, digest: bytes, size: int, names: Iterable[str]) -
     return False
 
 
-def quarantined(backend: Backend) -> dict[bytes, list[str]]:
+def damaged_blobs(backend: Backend) -> dict[bytes, list[str]]:
     """Digests of the blobs that were found damaged, and where they are."""
     found: dict[bytes, list[str]] = {}
     for child in backend.list(FOLDER):
@@ -56,13 +57,13 @@ def quarantined(backend: Backend) -> dict[bytes, list[str]]:
     return found
 
 
-def quarantine_mark(backend: Backend) -> str:
+def damage_mark(backend: Backend) -> str:
     """Another one whenever a blob was moved there or away since; empty while there is none."""
-    names = sorted(name for names in quarantined(backend).values() for name in names)
+    names = sorted(name for names in damaged_blobs(backend).values() for name in names)
     return digest_of("\n".join(names).encode()).hex() if names else ""
 
 
-def sweep_quarantine(backend: Backend, is_needed: Callable[[bytes, bool], bool], before: int) -> None:
+def sweep_damaged(backend: Backend, is_needed: Callable[[bytes, bool], bool], before: int) -> None:
     """Remove what no generation needs, and what is older than `before`, by the store's clock in nanoseconds.
 
     `is_needed` takes a digest, and whether it is a pack's.
