@@ -1,8 +1,8 @@
 """Restore: ref → manifest → blobs → files.
 
-`restore` waits if it is told to, and locks the cache root. `choose` finds the generation, the newest, the one asked for
-or a seed's. `place`, which ranks that restore together call by itself, brings it in: a `_Restore` scans the root, fetches
-what is missing, moves it into its place, and remembers that.
+`restore` waits if it is told to, and locks the cache root. `choose` finds the generation: the newest, the one asked
+for, or a seed's. `place`, which ranks that restore together call by itself, brings it in: a `_Restore` scans the root,
+fetches what is missing, moves it into its place, and remembers that.
 """
 
 from __future__ import annotations
