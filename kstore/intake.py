@@ -14,8 +14,8 @@ from typing import Self
 
 from kstore.blobs import BlobWriter, Layout
 from kstore.errors import KstoreError
-from kstore.layers import newest_ref
 from kstore.local.state import State
+from kstore.published.layers import newest_ref
 from kstore.upload import choose_layout, siblings
 from kstore.worker import Worker
 

@@ -24,7 +24,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
-from kstore.manifest import Files, Flag, folders_of, parents_of, unit_of
+from kstore.published.manifest import Files, Flag, folders_of, parents_of, unit_of
 
 MAX_VARIANTS = 8
 _GROUP, _SLOT, _MERGE = int(Flag.GROUP), int(Flag.SLOT), int(Flag.MERGE)

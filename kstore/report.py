@@ -9,7 +9,7 @@ from typing import Any
 
 from kstore.local.found import Skipped
 from kstore.local.link import LinkMode
-from kstore.manifest import Entry
+from kstore.published.manifest import Entry
 
 SCHEMA = 1
 """Version of the JSON form; fields are added, never changed."""

@@ -4,7 +4,7 @@ order of their paths.
 
 from __future__ import annotations
 
-from kstore.manifest import Entry
+from kstore.published.manifest import Entry
 
 
 def similarity(path: str, size: int) -> tuple[str, int, str]:

@@ -14,12 +14,12 @@ from typing import Any
 from kstore.backends import PosixBackend
 from kstore.backends.base import STAGING
 from kstore.blobs import BlobStore
-from kstore.delta import read_manifest
 from kstore.errors import IntegrityError, MissError, StoreFormatError, StoreUnavailable
-from kstore.layers import PATIENCE, Below
-from kstore.refs import Ref, Refs
+from kstore.published.delta import read_manifest
+from kstore.published.layers import PATIENCE, Below
+from kstore.published.refs import Ref, Refs
+from kstore.published.snapshot import Snapshot
 from kstore.scope import Scope
-from kstore.snapshot import Snapshot
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class Storage:
         self.place: tuple[int, int] | None = None
         """Device and inode of its folder, which are the same by every name; None until a store was found there."""
         self.trouble = ""
-        """Why this store is passed over, where there are others below; empty if it is not. See `kstore.layers`."""
+        """Why this store is passed over, where there are others below; empty if it is not. See `published.layers`."""
         self.patience = PATIENCE
         """Seconds after which it is trouble that it does not answer."""
         self.must_exist = False

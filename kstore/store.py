@@ -16,16 +16,16 @@ from kstore.components.variables import place_components, set_variables
 from kstore.deadline import Waiting
 from kstore.environment import Environment, detect_environment, gpu_slug, influences
 from kstore.errors import AmbiguousScopeError, KstoreError, StoreUnavailable
-from kstore.layers import PATIENCE, attempt, generations, newest_ref, ref_of, scopes, unforgotten
 from kstore.local.cacheroot import CacheRoot, Owner, claim_root, make_usable, numbered_folder, owned_root
 from kstore.polls import check_wait, polls
 from kstore.progress import Progress
+from kstore.published.layers import PATIENCE, attempt, generations, newest_ref, ref_of, scopes, unforgotten
+from kstore.published.refs import Ref, RefState
+from kstore.published.snapshot import Snapshot
 from kstore.ranks import Agreement, Rank, find_rank
-from kstore.refs import Ref, RefState
 from kstore.report import CommitReport, CommitStatus, RestoreReport
 from kstore.scope import Scope, check_generation, check_key, choices, chosen
 from kstore.settings import Mode, Settings, load_settings
-from kstore.snapshot import Snapshot
 from kstore.storage import DEFAULT_GRACE, Storage, reporting_trouble
 from kstore.worker import Worker
 
@@ -264,7 +264,7 @@ class Store:
 
     def rollback(self, key: str, generation: int | None = None) -> Ref:
         """Publish an earlier generation as the newest; by default the last one that holds something else."""
-        from kstore.generations import before_newest, republish
+        from kstore.published.generations import before_newest, republish
 
         check_generation(generation)
         with self._maintaining("roll back in"):
@@ -289,7 +289,7 @@ class Store:
             return scope
 
     def _publish_empty(self, key: str, state: RefState) -> list[Ref]:
-        from kstore.generations import publish_empty
+        from kstore.published.generations import publish_empty
 
         with self._maintaining("write to"):
             published = [publish_empty(self.storage, scope, state, upon=None) for scope in self._scopes_of(key)]

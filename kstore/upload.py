@@ -13,18 +13,18 @@ from kstore.blobs import BlobWriter, Layout, Source
 from kstore.blobs.batches import Fetch, keepable
 from kstore.blobs.blobstore import put_many
 from kstore.condemned import Doomed, read_doomed
-from kstore.delta import difference, may_follow
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError, KstoreError
-from kstore.leaning import kept_by, may_lean
 from kstore.local.link import Linker, LinkMode, probe
-from kstore.lost import lost_of
-from kstore.manifest import Files, Flag
 from kstore.progress import Progress
-from kstore.refs import Delta, Ref, RefState
+from kstore.published.delta import difference, may_follow
+from kstore.published.leaning import kept_by, may_lean
+from kstore.published.lost import lost_of
+from kstore.published.manifest import Files, Flag
+from kstore.published.refs import Delta, Ref, RefState
+from kstore.published.snapshot import Snapshot
 from kstore.scope import Scope
 from kstore.similarity import by_similarity
-from kstore.snapshot import Snapshot
 from kstore.storage import Storage
 from kstore.worker import Worker
 

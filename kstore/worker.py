@@ -12,7 +12,6 @@ from kstore.components import Table
 from kstore.deadline import Waiting
 from kstore.digest import digest_of
 from kstore.environment import Environment, Host, detect_host
-from kstore.layers import base_of
 from kstore.local.cacheroot import CacheRoot
 from kstore.local.finished import read_whole
 from kstore.local.found import Scan
@@ -20,10 +19,11 @@ from kstore.local.relocate import to_stored
 from kstore.local.scan import Offer, scan
 from kstore.local.state import State, StateFolder
 from kstore.local.untouched import UNMARKED, Mark, Untouched
-from kstore.manifest import Entry, Files, Flag, Manifest
 from kstore.progress import Progress
+from kstore.published.layers import base_of
+from kstore.published.manifest import Entry, Files, Flag, Manifest
+from kstore.published.snapshot import Snapshot
 from kstore.scope import Scope
-from kstore.snapshot import Snapshot
 from kstore.threads import Pool, submit
 
 if TYPE_CHECKING:

@@ -111,8 +111,8 @@ def deltas(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def follow_always(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("kstore.delta.WORTHWHILE", -(1 << 20))
-    patch.setattr("kstore.delta._MOST", 8.0)
+    patch.setattr("kstore.published.delta.WORTHWHILE", -(1 << 20))
+    patch.setattr("kstore.published.delta._MOST", 8.0)
 
 
 @pytest.fixture

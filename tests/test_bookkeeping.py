@@ -12,7 +12,7 @@ import pytest
 
 from kstore.environment import Host
 from kstore.local.place import Placed, Placer
-from kstore.manifest import Flag, Manifest
+from kstore.published.manifest import Flag, Manifest
 from kstore.report import CommitStatus, RestoreStatus
 from kstore.store import Store
 from tests.trees import ENVIRONMENT, GPU, KEY, Node, contents, entry, shared_object

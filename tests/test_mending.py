@@ -15,7 +15,7 @@ import pytest
 from kstore.backends import PosixBackend
 from kstore.blobs.loose import blob_name
 from kstore.environment import Host
-from kstore.refs import Refs
+from kstore.published.refs import Refs
 from kstore.report import CommitStatus, RestoreStatus
 from tests.gc.stores import collect_fully, kernels, restored
 from tests.test_repair import OTHER, meanwhile, rot_frame

@@ -3,8 +3,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kstore.manifest import Entry, Files, Flag, unit_of
 from kstore.merge import MAX_VARIANTS, NOT_TAKEN, Merged, merge
+from kstore.published.manifest import Entry, Files, Flag, unit_of
 from tests.trees import entry, grouped
 
 A, B, C = entry("a"), entry("b"), entry("c")

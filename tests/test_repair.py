@@ -16,7 +16,7 @@ from kstore.blobs.packindex import pack_name
 from kstore.environment import Host
 from kstore.operations.repair import Repair
 from kstore.operations.verify import _Verification
-from kstore.refs import Refs
+from kstore.published.refs import Refs
 from kstore.report import RestoreStatus
 from tests.gc.stores import collect, collect_fully, generations, kernels, restored
 from tests.trees import KEY, Node

@@ -36,9 +36,9 @@ from kstore.errors import (
 from kstore.job import synchronized
 from kstore.local import cacheroot
 from kstore.local.link import LinkMode
-from kstore.manifest import Entry, Manifest
 from kstore.progress import Progress
-from kstore.refs import Ref
+from kstore.published.manifest import Entry, Manifest
+from kstore.published.refs import Ref
 from kstore.report import CommitStatus, RestoreStatus
 from kstore.store import Store
 from kstore.worker import Worker

@@ -16,7 +16,7 @@ from kstore.blobs.loose import blob_name
 from kstore.blobs.packreader import Blob, PackReader
 from kstore.damaged import set_aside_blob
 from kstore.errors import StoreFormatError, StoreUnavailable
-from kstore.refs import FORMAT, Ref
+from kstore.published.refs import FORMAT, Ref
 from tests.gc.stores import collect, kernels, pass_time, restored
 from tests.trees import KEY, Node, contents
 

@@ -20,8 +20,8 @@ from kstore.local.found import Scan
 from kstore.local.index import Index
 from kstore.local.scan import scan
 from kstore.local.state import StateFolder
-from kstore.manifest import Entry, Flag
-from kstore.refs import Ref, Refs
+from kstore.published.manifest import Entry, Flag
+from kstore.published.refs import Ref, Refs
 from kstore.report import CommitReport, RestoreReport
 from kstore.store import Store
 

@@ -12,7 +12,7 @@ from kstore.backends import Backend, LocalPaths, NewObject
 from kstore.digest import DIGEST_SIZE, digest_of
 from kstore.files import NO_FILE
 from kstore.local.link import Blob
-from kstore.manifest import Entry
+from kstore.published.manifest import Entry
 
 log = logging.getLogger(__name__)
 

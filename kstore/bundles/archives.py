@@ -20,10 +20,10 @@ import zstandard
 from kstore.blobs.batches import Fetch, fetch_in_order
 from kstore.components import load_table
 from kstore.errors import UsageError
-from kstore.leaning import check_supported, fetch_many
 from kstore.local.relocate import to_local
-from kstore.manifest import Entry, Flag, Manifest
-from kstore.refs import Ref
+from kstore.published.leaning import check_supported, fetch_many
+from kstore.published.manifest import Entry, Flag, Manifest
+from kstore.published.refs import Ref
 from kstore.report import Count, Written
 from kstore.similarity import by_similarity
 from kstore.store import Store

@@ -15,9 +15,9 @@ from kstore.bundles.bundlefile import BundleFile
 from kstore.bundles.format import SEAL_SIZE, Content, Header, load_header, seal
 from kstore.bundles.spool import STDIN, open_anywhere
 from kstore.errors import IntegrityError, StoreFormatError, StoreUnavailable
-from kstore.manifest import Manifest
 from kstore.progress import Progress
-from kstore.untrusted import check_manifest
+from kstore.published.manifest import Manifest
+from kstore.published.untrusted import check_manifest
 
 _CHUNK = 1 << 20
 _MAX_MANIFEST = 1 << 30

@@ -20,12 +20,12 @@ from kstore.blobs.packwriter import PackWriter, Sink
 from kstore.bundles.format import Content, Header, seal
 from kstore.bundles.recovery import recover
 from kstore.digest import digest_of
-from kstore.leaning import check_supported, fetch_many, standing
-from kstore.manifest import Manifest
 from kstore.progress import Progress
-from kstore.refs import Ref
+from kstore.published.leaning import check_supported, fetch_many, standing
+from kstore.published.manifest import Manifest
+from kstore.published.refs import Ref
+from kstore.published.snapshot import Snapshot
 from kstore.similarity import similarity
-from kstore.snapshot import Snapshot
 from kstore.storage import Storage
 
 _OF_THE_STORE = ("nonce", "parent")

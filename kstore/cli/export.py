@@ -19,7 +19,7 @@ from kstore.words import amount, size
 if TYPE_CHECKING:
     from kstore.bundles.writer import Exported
     from kstore.cli.output import Output
-    from kstore.refs import Ref
+    from kstore.published.refs import Ref
     from kstore.report import LeftOut, Written
     from kstore.scope import Scope
     from kstore.store import Store
@@ -111,8 +111,8 @@ def _is_stdout(path: str) -> bool:
 def _choose(store: Store, key: str, settings: dict[str, Any]) -> list[Ref]:
     """The generations that are meant, each of another scope."""
     from kstore.inspect.choice import Wanted
-    from kstore.layers import ref_of
     from kstore.operations.copy import newest_live
+    from kstore.published.layers import ref_of
     from kstore.storage import reporting_trouble
 
     wanted = Wanted.parse(key, settings["gpu"], settings["environment"])
@@ -132,7 +132,7 @@ def _choose(store: Store, key: str, settings: dict[str, Any]) -> list[Ref]:
 
 def _with_files(ref: Ref) -> Ref:
     """The same, if it is none that only says that its key is withdrawn."""
-    from kstore.refs import RefState
+    from kstore.published.refs import RefState
 
     if ref.state is RefState.LIVE:
         return ref

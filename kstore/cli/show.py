@@ -15,8 +15,8 @@ from kstore.words import files, moment, shorten, size
 if TYPE_CHECKING:
     from kstore.cli.output import Output
     from kstore.errors import IntegrityError
-    from kstore.manifest import Manifest
-    from kstore.refs import Ref
+    from kstore.published.manifest import Manifest
+    from kstore.published.refs import Ref
     from kstore.report import Count
     from kstore.scope import Scope
     from kstore.storage import Storage
@@ -63,7 +63,7 @@ def command(invocation: Invocation, key: str) -> int:
     newest generation; a host is a kind of machine that C++ objects were built for.
     """
     from kstore.errors import MissError
-    from kstore.layers import layers
+    from kstore.published.layers import layers
 
     output, store = invocation.output, invocation.store()
     with output.working("reading the store"):
@@ -93,7 +93,7 @@ def _scopes(invocation: Invocation, store: Store, key: str) -> list[Scope]:
 
 def _read(storage: Storage, scope: Scope) -> _Shown:
     from kstore.errors import IntegrityError, MissError
-    from kstore.leaning import leans_on
+    from kstore.published.leaning import leans_on
     from kstore.storage import reporting_trouble
 
     shown, refs = _Shown(scope, storage.location), storage.refs
@@ -173,7 +173,7 @@ def _facts(shown: _Shown) -> Iterator[tuple[str, str]]:
 
 
 def _generation_row(ref: Ref, is_pinned: bool) -> tuple[str, ...]:
-    from kstore.refs import RefState
+    from kstore.published.refs import RefState
 
     parent = str(ref.parent) if ref.parent else "-"
     notes = ["pinned"] * is_pinned + [str(ref.state)] * (ref.state is not RefState.LIVE)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from kstore.digest import digest_of
 from kstore.errors import UsageError
-from kstore.manifest import Flag
+from kstore.published.manifest import Flag
 
 KSTORE_FOLDER = ".kstore"
 """kstore's own folder in a cache root or a component: never an artifact."""

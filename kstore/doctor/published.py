@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from kstore.doctor.check import Check, bad, ok, warning
 from kstore.errors import KstoreError
-from kstore.layers import newest_there, unforgotten
-from kstore.refs import Ref, RefState
+from kstore.published.layers import newest_there, unforgotten
+from kstore.published.refs import Ref, RefState
+from kstore.published.snapshot import Snapshot
 from kstore.scope import Scope, choices
-from kstore.snapshot import Snapshot
 from kstore.store import Store
 from kstore.words import files
 

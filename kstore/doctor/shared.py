@@ -9,7 +9,7 @@ from functools import partial
 from kstore.deadline import Waiting, within
 from kstore.doctor.check import Check, bad, ok, warning
 from kstore.errors import KstoreError, StoreFormatError
-from kstore.layers import attempt
+from kstore.published.layers import attempt
 from kstore.settings import Mode
 from kstore.storage import Storage
 from kstore.store import Store

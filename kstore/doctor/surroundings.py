@@ -18,7 +18,7 @@ from kstore.environment.influences import (
     is_switched_off,
 )
 from kstore.errors import WaitTimeout
-from kstore.manifest import Manifest
+from kstore.published.manifest import Manifest
 from kstore.store import Store
 
 _MOST = 20

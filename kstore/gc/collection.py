@@ -27,11 +27,11 @@ from kstore.gc.repack import repack, worth_rewriting
 from kstore.gc.report import GcReport, GcStatus
 from kstore.gc.room import Room, alone, full, latest
 from kstore.gc.sweep import Sweeper
-from kstore.generations import publish_empty
 from kstore.lease import Lease
 from kstore.progress import Progress
+from kstore.published.generations import publish_empty
+from kstore.published.refs import RefState, ref_name
 from kstore.ranks.board import sweep_notes
-from kstore.refs import RefState, ref_name
 from kstore.report import Count
 from kstore.scope import Scope
 from kstore.stats.pages import sweep_stats

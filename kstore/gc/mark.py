@@ -17,13 +17,13 @@ from dataclasses import dataclass, field
 from kstore.blobs.blobstore import BlobStore
 from kstore.blobs.packreader import PackReader
 from kstore.condemned import Condemned
-from kstore.delta import read_manifest
 from kstore.errors import IntegrityError, MissError
 from kstore.gc.digests import DigestSet
-from kstore.leaning import leaning
-from kstore.manifest import Manifest
 from kstore.progress import Progress
-from kstore.refs import Ref, ref_name
+from kstore.published.delta import read_manifest
+from kstore.published.leaning import leaning
+from kstore.published.manifest import Manifest
+from kstore.published.refs import Ref, ref_name
 from kstore.scope import Scope
 from kstore.storage import Storage
 

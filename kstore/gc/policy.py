@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from kstore.errors import UsageError
-from kstore.refs import RefState
+from kstore.published.refs import RefState
 from kstore.scope import Scope
 
 _SECOND = 1_000_000_000

@@ -20,8 +20,8 @@ from kstore.blobs.packindex import FRAME_SIZE
 from kstore.blobs.packreader import Blob, PackReader
 from kstore.errors import IntegrityError, MissError
 from kstore.gc.mark import Marked
-from kstore.generations import are_present, republish
-from kstore.refs import Ref
+from kstore.published.generations import are_present, republish
+from kstore.published.refs import Ref
 from kstore.storage import Storage
 
 log = logging.getLogger(__name__)

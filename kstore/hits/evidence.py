@@ -28,7 +28,7 @@ from kstore.hits.report import Usage, UsageReport
 from kstore.inspect.kinds import Kind, kind_of
 from kstore.local.index import Known
 from kstore.local.lastrestore import Restored
-from kstore.manifest import Entry, Files, Flag, group_of
+from kstore.published.manifest import Entry, Files, Flag, group_of
 from kstore.report import CommitReport, CommitStatus, RestoreReport, RestoreStatus
 from kstore.store import Store
 from kstore.worker import Worker

@@ -12,7 +12,7 @@ from kstore.inspect.contents import read_contents
 from kstore.inspect.items import Artifact, items_of
 from kstore.inspect.kinds import Kind
 from kstore.inspect.sides import Side
-from kstore.manifest import Flag
+from kstore.published.manifest import Flag
 
 MAX_COMPARED = 8 << 20
 """Bytes: a larger text is not compared line by line."""

@@ -8,8 +8,8 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from kstore.errors import AmbiguousScopeError, MissError, UsageError
-from kstore.layers import in_charge, ref_of, unforgotten
-from kstore.refs import Ref
+from kstore.published.layers import in_charge, ref_of, unforgotten
+from kstore.published.refs import Ref
 from kstore.scope import Scope, check_key
 from kstore.storage import reporting_trouble
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from kstore.inspect.kinds import Kind, kind_of
-from kstore.manifest import Entry, unit_of
+from kstore.published.manifest import Entry, unit_of
 
 _LIST = "__grp__"
 _METADATA = ".json"

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from kstore.errors import MissError
 from kstore.inspect.items import Artifact
-from kstore.leaning import fetch_many
-from kstore.manifest import Files, Flag, Manifest
+from kstore.published.leaning import fetch_many
+from kstore.published.manifest import Files, Flag, Manifest
 from kstore.scope import Scope
 
 if TYPE_CHECKING:
     from kstore.local.found import Skipped
-    from kstore.refs import Ref
+    from kstore.published.refs import Ref
     from kstore.store import Store
     from kstore.worker import Worker
 

@@ -30,7 +30,7 @@ from kstore.errors import ArchiveError
 from kstore.folders import make_folder
 from kstore.local.cacheroot import CacheRoot
 from kstore.local.found import Skipped
-from kstore.manifest import Flag
+from kstore.published.manifest import Flag
 from kstore.report import CommitReport, CommitStatus
 from kstore.settings import Mode
 from kstore.storage import reporting_trouble

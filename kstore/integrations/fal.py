@@ -30,7 +30,7 @@ from kstore.deadline import within
 from kstore.environment import gpu_slug
 from kstore.errors import KstoreError, UsageError
 from kstore.local.cacheroot import make_private
-from kstore.refs import RefState
+from kstore.published.refs import RefState
 from kstore.report import CommitReport, RestoreReport, RestoreStatus
 from kstore.scope import check_key
 from kstore.settings import Mode, load_settings

@@ -11,7 +11,7 @@ from kstore.digest import digest_of
 from kstore.local.finished import Unfinished, check_unlocked, check_whole_object, read_finished
 from kstore.local.index import Known
 from kstore.local.relocate import group_children, to_stored
-from kstore.manifest import MAX_MTIME_NS, MIN_MTIME_NS, NEVER_IN_PLACE, Entry, Flag
+from kstore.published.manifest import MAX_MTIME_NS, MIN_MTIME_NS, NEVER_IN_PLACE, Entry, Flag
 
 _HOST, _LINK, _RELOCATE = int(Flag.HOST), int(Flag.LINK), int(Flag.RELOCATE)
 _EXECUTABLE = 0o111

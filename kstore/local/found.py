@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from kstore.local.index import Index, Known, KnownFolder
-from kstore.manifest import NEVER_IN_PLACE, Files
+from kstore.published.manifest import NEVER_IN_PLACE, Files
 
 
 class Skipped(NamedTuple):

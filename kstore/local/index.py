@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from kstore import tables
 from kstore.errors import IntegrityError
-from kstore.manifest import Entry, pack_files, unpack_files
+from kstore.published.manifest import Entry, pack_files, unpack_files
 
 _STATUS = struct.Struct("<QQ")
 _TIMES = struct.Struct("<qq")

@@ -27,8 +27,8 @@ from kstore.digest import digest_of
 from kstore.errors import CacheRootError
 from kstore.local.finished import read_whole
 from kstore.local.record import UNREADABLE, dump_ref, read_ref, replace_record
-from kstore.refs import Ref
-from kstore.snapshot import Snapshot
+from kstore.published.refs import Ref
+from kstore.published.snapshot import Snapshot
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable, Collection, Iterable
 
 from kstore.folders import make_folder
-from kstore.manifest import Files, Flag, group_of
+from kstore.published.manifest import Files, Flag, group_of
 
 _GROUP = int(Flag.GROUP)
 _OCCUPIED = {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR, errno.EISDIR}

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Mapping
 
-from kstore.manifest import Files, group_of
+from kstore.published.manifest import Files, group_of
 
 
 def refused_names(wanted: Files, stages: Mapping[str, str]) -> dict[str, str]:

@@ -38,8 +38,8 @@ from kstore.local.relocate import to_local
 from kstore.local.stages import find_elsewhere, open_stages
 from kstore.local.state import StateFolder
 from kstore.local.untouched import mark_folders
-from kstore.manifest import NEVER_IN_PLACE, Entry, Files, Flag, folders_of, parents_of, unit_of
 from kstore.progress import Progress
+from kstore.published.manifest import NEVER_IN_PLACE, Entry, Files, Flag, folders_of, parents_of, unit_of
 from kstore.threads import Pool, submit
 
 log = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ from kstore.local.finished import Unfinished
 from kstore.local.found import Scan, Skipped
 from kstore.local.index import Index, Known, KnownFolder, is_settled
 from kstore.local.untouched import Untouched
-from kstore.manifest import Files, Flag
+from kstore.published.manifest import Files, Flag
 from kstore.similarity import similarity
 
 _GROUP, _HOST, _LINK, _RELOCATE = int(Flag.GROUP), int(Flag.HOST), int(Flag.LINK), int(Flag.RELOCATE)

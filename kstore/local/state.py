@@ -32,8 +32,8 @@ from kstore.local.record import UNREADABLE, dump_ref, read_ref, replace_record
 from kstore.local.still import Still
 from kstore.local.turn import Turn, acquire, is_left_turn
 from kstore.local.untouched import UNMARKED, Mark
-from kstore.refs import Ref
-from kstore.snapshot import Snapshot
+from kstore.published.refs import Ref
+from kstore.published.snapshot import Snapshot
 
 log = logging.getLogger(__name__)
 

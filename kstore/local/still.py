@@ -14,7 +14,7 @@ from typing import Any, Self
 from kstore.local.cacheroot import CacheRoot
 from kstore.local.found import Scan
 from kstore.local.index import is_settled
-from kstore.manifest import NEVER_IN_PLACE
+from kstore.published.manifest import NEVER_IN_PLACE
 
 Times = dict[str, int]
 """Path below a component's folder → status-change time, in nanoseconds."""

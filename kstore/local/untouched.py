@@ -18,7 +18,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from kstore.local.index import Known, KnownFolder
-from kstore.manifest import NEVER_IN_PLACE, Files, Flag, parents_of
+from kstore.published.manifest import NEVER_IN_PLACE, Files, Flag, parents_of
 
 _BELOW = int(Flag.BELOW)
 _SECOND = 1_000_000_000

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from kstore.environment.host import surroundings
 from kstore.local.record import UNREADABLE
 from kstore.operations.request import Request, restore_report
-from kstore.refs import Ref
+from kstore.published.refs import Ref
 from kstore.report import Count, RestoreReport, RestoreStatus
 
 if TYPE_CHECKING:

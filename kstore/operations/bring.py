@@ -20,15 +20,15 @@ from kstore.components import load_table
 from kstore.components.mergers import merge_files
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError, StoreUnavailable
-from kstore.layers import newest_whole
-from kstore.leaning import fetch, noted, standing
-from kstore.lost import lost_of
-from kstore.manifest import Entry, Files, Manifest, meta_of
 from kstore.merge import merge
 from kstore.operations.proposal import Published, apart
 from kstore.progress import Progress
+from kstore.published.layers import newest_whole
+from kstore.published.leaning import fetch, noted, standing
+from kstore.published.lost import lost_of
+from kstore.published.manifest import Entry, Files, Manifest, meta_of
+from kstore.published.refs import Ref
 from kstore.ranks.board import FOLDER as NOTES
-from kstore.refs import Ref
 from kstore.report import CommitStatus
 from kstore.scope import Scope
 from kstore.similarity import by_similarity

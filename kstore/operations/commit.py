@@ -19,20 +19,20 @@ from kstore.damaged import damage_mark, damaged_blobs
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError, StoreUnavailable
 from kstore.intake import Intake
-from kstore.layers import newest_ref, newest_whole, remembers
-from kstore.leaning import fetch, noted
 from kstore.local.finished import Unfinished, read_finished
 from kstore.local.found import Scan, Skipped
 from kstore.local.state import Base, State
 from kstore.local.untouched import UNMARKED
-from kstore.lost import lost_of
-from kstore.manifest import Entry, Files, Flag, Manifest, meta_of, unit_of
 from kstore.merge import Merged, merge
 from kstore.operations.proposal import Proposal, Published, apart
 from kstore.operations.unchanged import commit_report, remember_still, unchanged_since
-from kstore.refs import Effort, Ref
+from kstore.published.layers import newest_ref, newest_whole, remembers
+from kstore.published.leaning import fetch, noted
+from kstore.published.lost import lost_of
+from kstore.published.manifest import Entry, Files, Flag, Manifest, meta_of, unit_of
+from kstore.published.refs import Effort, Ref
+from kstore.published.snapshot import Snapshot
 from kstore.report import CommitReport, CommitStatus, count_components
-from kstore.snapshot import Snapshot
 from kstore.upload import Uploader, sources
 from kstore.worker import Worker
 

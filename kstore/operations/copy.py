@@ -12,16 +12,16 @@ from typing import Any
 from kstore.blobs import BlobStore, Layout
 from kstore.errors import IntegrityError, MissError, StoreBelowMissing, StoreUnavailable, UsageError
 from kstore.folders import nearest_writable
-from kstore.layers import newest_whole
-from kstore.leaning import check_supported, fetch_many
 from kstore.local import cacheroot
 from kstore.operations.bring import Brought, Incoming, Target, bring_in
 from kstore.operations.restore import readable
-from kstore.refs import RefState
+from kstore.published.layers import newest_whole
+from kstore.published.leaning import check_supported, fetch_many
+from kstore.published.refs import RefState
+from kstore.published.snapshot import Snapshot
 from kstore.report import SCHEMA
 from kstore.scope import Scope, check_key
 from kstore.settings import Mode
-from kstore.snapshot import Snapshot
 from kstore.storage import Storage, reporting_trouble
 from kstore.store import Store
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from kstore.creator import creator
 from kstore.digest import digest_of
-from kstore.manifest import Files, Manifest
-from kstore.refs import Effort, Ref
+from kstore.published.manifest import Files, Manifest
+from kstore.published.refs import Effort, Ref
+from kstore.published.snapshot import Snapshot
 from kstore.scope import Scope
-from kstore.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from kstore.upload import Uploader

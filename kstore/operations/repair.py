@@ -19,8 +19,8 @@ from kstore.errors import IntegrityError, MissError
 from kstore.files import NO_FILE
 from kstore.gc.digests import DigestSet
 from kstore.gc.mark import needs_in
-from kstore.generations import are_present, publish_loss, republish
-from kstore.refs import Ref
+from kstore.published.generations import are_present, publish_loss, republish
+from kstore.published.refs import Ref
 from kstore.scope import Scope
 from kstore.storage import Storage
 

@@ -17,25 +17,25 @@ from functools import partial
 from typing import NamedTuple
 
 from kstore.errors import IntegrityError, KstoreError, StoreUnavailable
-from kstore.layers import newest_there, ref_of, remembers
-from kstore.leaning import leans_on, substitutes, unavailable
 from kstore.local.found import Scan, Skipped
 from kstore.local.index import Index
 from kstore.local.link import Linker, LinkMode
 from kstore.local.place import Placed, Placer
 from kstore.local.state import Base, State
 from kstore.local.untouched import UNMARKED, Mark
-from kstore.manifest import Files, Flag, parents_of, unit_of
 from kstore.merge import NOT_TAKEN, Merged, merge
 from kstore.operations.another import Another, answer_of
 from kstore.operations.request import Request, restore_report
 from kstore.operations.wait import Waited, wait
-from kstore.refs import Ref, RefState
+from kstore.published.layers import newest_there, ref_of, remembers
+from kstore.published.leaning import leans_on, substitutes, unavailable
+from kstore.published.manifest import Files, Flag, parents_of, unit_of
+from kstore.published.refs import Ref, RefState
+from kstore.published.snapshot import Snapshot
+from kstore.published.untrusted import check_entries, check_paths
 from kstore.report import RestoreReport, RestoreStatus, count_components
 from kstore.scope import Scope
-from kstore.snapshot import Snapshot
 from kstore.threads import Pool, submit
-from kstore.untrusted import check_entries, check_paths
 from kstore.used import mark_used
 from kstore.worker import Worker
 

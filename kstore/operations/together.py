@@ -13,15 +13,15 @@ from functools import partial
 from typing import Any
 
 from kstore.errors import IntegrityError, KstoreError, StoreUnavailable
-from kstore.layers import find
 from kstore.local.state import LOCK_TIMEOUT, Changed, StateFolder
 from kstore.operations.request import Request, restore_report
 from kstore.operations.restore import Choice, choose, mark_restored, place, remember_restored, report_placed, wait_for
 from kstore.operations.wait import Waited
+from kstore.published.layers import find
+from kstore.published.snapshot import Snapshot
 from kstore.ranks import Agreement, Board, GroupBoard, Offer, Rank, StoreBoard, Superseded
 from kstore.ranks.agreement import describe
 from kstore.report import RestoreReport, RestoreStatus
-from kstore.snapshot import Snapshot
 from kstore.storage import Storage
 from kstore.worker import Worker
 

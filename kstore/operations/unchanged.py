@@ -7,10 +7,10 @@ from typing import Any
 
 from kstore.damaged import damage_mark
 from kstore.errors import CacheRootError, IntegrityError
-from kstore.layers import base_of, newest_ref
 from kstore.local.found import Scan
 from kstore.local.still import still_since
-from kstore.refs import Ref
+from kstore.published.layers import base_of, newest_ref
+from kstore.published.refs import Ref
 from kstore.report import CommitReport, CommitStatus
 from kstore.worker import Worker
 

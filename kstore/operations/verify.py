@@ -24,12 +24,12 @@ from kstore.errors import IntegrityError, MissError
 from kstore.files import NO_FILE
 from kstore.gc.digests import DigestSet
 from kstore.gc.mark import needs_in
-from kstore.leaning import leaning, leans_on
 from kstore.local.cacheroot import CacheRoot
-from kstore.manifest import Entry, Flag, Manifest, unit_of
 from kstore.operations.repair import Repair
 from kstore.progress import Progress
-from kstore.refs import Ref
+from kstore.published.leaning import leaning, leans_on
+from kstore.published.manifest import Entry, Flag, Manifest, unit_of
+from kstore.published.refs import Ref
 from kstore.report import SCHEMA
 from kstore.scope import Scope
 from kstore.storage import Storage

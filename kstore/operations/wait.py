@@ -20,11 +20,11 @@ from typing import Any
 from kstore import flight
 from kstore.backends import StagingLost
 from kstore.errors import IntegrityError, MissError
-from kstore.layers import newest_ref
 from kstore.lease import Claim, Lease
 from kstore.polls import polls
 from kstore.progress import Awaited
-from kstore.refs import RefState
+from kstore.published.layers import newest_ref
+from kstore.published.refs import RefState
 from kstore.scope import Scope
 from kstore.storage import Storage
 from kstore.worker import Worker

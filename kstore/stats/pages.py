@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kstore.backends import Backend
-from kstore.refs import walk_scopes
+from kstore.published.refs import walk_scopes
 from kstore.report import RestoreStatus
 from kstore.scope import Scope
 from kstore.stats.totals import Sample, Totals, load_totals

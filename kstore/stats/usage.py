@@ -23,14 +23,14 @@ from kstore.blobs import BlobStore
 from kstore.blobs.loose import FOLDER as LOOSE
 from kstore.blobs.packindex import Frame, pack_name
 from kstore.blobs.packreader import PackReader
-from kstore.delta import read_manifest
 from kstore.digest import DIGEST_SIZE
 from kstore.errors import IntegrityError, MissError
 from kstore.gc.digests import DigestSet
 from kstore.gc.mark import Needs, needs_in
-from kstore.manifest import Manifest
 from kstore.progress import Progress
-from kstore.refs import Ref, RefState
+from kstore.published.delta import read_manifest
+from kstore.published.manifest import Manifest
+from kstore.published.refs import Ref, RefState
 from kstore.report import Count
 from kstore.scope import Scope
 from kstore.storage import Storage

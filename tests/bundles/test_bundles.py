@@ -22,7 +22,7 @@ from kstore.bundles.writer import BundleWriter
 from kstore.environment import Host
 from kstore.errors import IntegrityError, KstoreError, MissError, StoreFormatError, StoreUnavailable, UsageError
 from kstore.operations import bring as bringing
-from kstore.refs import RefState
+from kstore.published.refs import RefState
 from kstore.report import CommitStatus
 from kstore.store import Store
 from tests.bundles.carrying import (

@@ -18,7 +18,7 @@ from kstore.blobs.packwriter import PackWriter
 from kstore.bundles.format import SEAL_SIZE, Content, Header, seal
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError, StoreFormatError
-from kstore.manifest import Entry, Flag, Manifest
+from kstore.published.manifest import Entry, Flag, Manifest
 from kstore.scope import Scope
 from tests.bundles.carrying import bring, bundle_of, other_store, restored
 from tests.trees import ENVIRONMENT, GPU, KEY, contents

@@ -189,7 +189,7 @@ def test_trouble_is_not_reported(cli: Cli, tmp_path: Path) -> None:
 def test_a_store_that_hangs_is_given_up(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     from kstore.cli import keys
     from kstore.cli.options import Invocation
-    from kstore.refs import Refs
+    from kstore.published.refs import Refs
 
     cli.publish("my-model/v1")
     monkeypatch.setattr(keys, "_PATIENCE", 0.05)

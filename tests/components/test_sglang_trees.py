@@ -6,7 +6,7 @@ import re
 import shutil
 from pathlib import Path
 
-from kstore.manifest import Flag
+from kstore.published.manifest import Flag
 from kstore.report import CommitStatus
 from tests.components.serving_trees import Sglang
 from tests.trees import Node, contents

@@ -5,7 +5,7 @@ import pytest
 from kstore.components import Component, load_table
 from kstore.components.table import compile_patterns, parse_table, table_version
 from kstore.errors import UsageError
-from kstore.manifest import Flag
+from kstore.published.manifest import Flag
 
 HEX = "3f2a" * 16
 BASE32 = "KVIMKGUDQ25L5SZV2TJMBXN2FRW6FXYNHHRCNVZZXFPOPLX7CUXQ"

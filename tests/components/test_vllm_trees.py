@@ -14,7 +14,7 @@ import pytest
 from kstore.components import load_table
 from kstore.local import artifact
 from kstore.local.finished import Content
-from kstore.manifest import Entry, Flag
+from kstore.published.manifest import Entry, Flag
 from kstore.report import CommitStatus
 from tests.components.serving_trees import Vllm
 from tests.trees import Node, contents

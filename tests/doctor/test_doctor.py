@@ -21,7 +21,7 @@ from kstore.environment.influences import influence, influences
 from kstore.errors import WaitTimeout
 from kstore.local import cacheroot
 from kstore.local.link import Linker, LinkMode
-from kstore.manifest import Manifest
+from kstore.published.manifest import Manifest
 from kstore.settings import Mode
 from kstore.store import Store
 from tests.layers.images import Fleet

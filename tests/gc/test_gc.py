@@ -27,7 +27,7 @@ from kstore.gc.policy import History, Why
 from kstore.gc.sweep import _delete
 from kstore.lease import Lease
 from kstore.operations.repair import Repair
-from kstore.refs import Ref, Refs
+from kstore.published.refs import Ref, Refs
 from kstore.report import CommitStatus, RestoreStatus
 from tests.gc.stores import HOUR, collect, collect_fully, generations, kernels, pass_time, restored, stored
 from tests.trees import Node, contents

@@ -4,7 +4,7 @@ import pytest
 
 from kstore.errors import UsageError
 from kstore.gc.policy import Decision, Generation, History, Policy, Why, by_worth, decide, over_budget, unused
-from kstore.refs import RefState
+from kstore.published.refs import RefState
 from kstore.scope import Scope
 
 HOUR = 3600

@@ -66,7 +66,7 @@ def reader() -> Iterator[Reader]:
 
 def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
     from kstore.errors import IntegrityError
-    from kstore.manifest import Manifest
+    from kstore.published.manifest import Manifest
 
     while head := requests.read(LENGTH.size):
         data = requests.read(LENGTH.unpack(head)[0])

@@ -16,8 +16,8 @@ from kstore.blobs.loose import blob_name
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError, KstoreError
 from kstore.local.link import LinkMode
-from kstore.manifest import Entry, Flag, Manifest
-from kstore.refs import Ref
+from kstore.published.manifest import Entry, Flag, Manifest
+from kstore.published.refs import Ref
 from kstore.report import RestoreStatus
 from tests.hostile.victim import attempt
 from tests.trees import ENVIRONMENT, GPU, KEY, Node, contents, listing

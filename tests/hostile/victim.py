@@ -17,8 +17,8 @@ import kstore
 from kstore.blobs.loose import blob_name
 from kstore.blobs.packindex import pack_name
 from kstore.errors import KstoreError
-from kstore.manifest import Flag, unit_of
-from kstore.refs import load_ref
+from kstore.published.manifest import Flag, unit_of
+from kstore.published.refs import load_ref
 from kstore.stats.record import finish
 from tests.trees import ENVIRONMENT, GPU, KEY, Node, contents, listing
 

@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 from kstore.digest import digest_of
-from kstore.manifest import Entry, Manifest
-from kstore.refs import Ref
+from kstore.published.manifest import Entry, Manifest
+from kstore.published.refs import Ref
 from kstore.report import RestoreStatus
 from kstore.scope import Scope
 from kstore.stats.pages import add

@@ -14,7 +14,7 @@ from kstore.inspect.comparison import Change, Comparison, Difference, Field, com
 from kstore.inspect.items import Artifact
 from kstore.inspect.kinds import Kind
 from kstore.inspect.sides import Side, Sizes, _published_facts
-from kstore.manifest import Flag, Manifest
+from kstore.published.manifest import Flag, Manifest
 from kstore.report import Count
 from kstore.scope import Scope
 from tests.inspect.caches import (

@@ -22,10 +22,10 @@ from kstore.digest import digest_of
 from kstore.gc import Policy
 from kstore.local.index import Index
 from kstore.local.scan import scan
-from kstore.manifest import Files, Manifest
 from kstore.operations.bring import Incoming, Target, bring_in
 from kstore.progress import Progress
-from kstore.refs import Refs
+from kstore.published.manifest import Files, Manifest
+from kstore.published.refs import Refs
 from kstore.report import CommitStatus
 from kstore.scope import Scope
 from tests.interleavings.conversation import Actor, run_alone

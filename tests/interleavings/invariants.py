@@ -18,11 +18,11 @@ from kstore import condemned
 from kstore.blobs import BlobStore
 from kstore.blobs.loose import ASIDE, blob_name
 from kstore.blobs.packindex import pack_name
-from kstore.delta import read_manifest
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError
-from kstore.manifest import Files, Manifest, unit_of
-from kstore.refs import Ref, load_ref
+from kstore.published.delta import read_manifest
+from kstore.published.manifest import Files, Manifest, unit_of
+from kstore.published.refs import Ref, load_ref
 from kstore.report import CommitStatus
 from kstore.scope import Scope
 from tests.interleavings.actors import Outcome, World

@@ -19,10 +19,10 @@ import pytest
 from kstore.backends import Upload
 from kstore.condemned import Doomed
 from kstore.gc import Policy
-from kstore.generations import republish
 from kstore.lease import Lease
 from kstore.operations import bring as bringing
-from kstore.refs import Ref, Refs
+from kstore.published.generations import republish
+from kstore.published.refs import Ref, Refs
 from kstore.storage import Storage
 from tests.interleavings import actors, toys
 from tests.interleavings.actors import (

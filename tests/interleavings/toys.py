@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from kstore.blobs import BlobStore
 from kstore.blobs.loose import blob_name
 from kstore.blobs.packindex import pack_name
-from kstore.delta import read_manifest
-from kstore.manifest import Manifest
-from kstore.refs import Ref, Refs
+from kstore.published.delta import read_manifest
+from kstore.published.manifest import Manifest
+from kstore.published.refs import Ref, Refs
 from tests.interleavings.memory import MemoryBackend
 
 CONDEMNED = "gc/condemned"

@@ -13,9 +13,9 @@ from kstore.bundles.importing import import_bundle
 from kstore.bundles.partial import finished_as
 from kstore.bundles.writer import BundleWriter
 from kstore.errors import StoreBelowMissing
-from kstore.leaning import leans_on
-from kstore.manifest import Flag
 from kstore.operations.copy import copy_keys
+from kstore.published.leaning import leans_on
+from kstore.published.manifest import Flag
 from kstore.report import CommitStatus
 from kstore.store import Store
 from tests.bundles.carrying import other_store

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from kstore import layers
-from kstore.manifest import Flag
 from kstore.operations.commit import _Commit
 from kstore.operations.proposal import Published
+from kstore.published import layers
+from kstore.published.manifest import Flag
 from kstore.report import CommitStatus
 from kstore.storage import Storage
 from tests.interleavings.actors import Outcome, put_on

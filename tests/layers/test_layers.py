@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from kstore import layers
 from kstore.api import commit, restore
 from kstore.backends import PosixBackend
 from kstore.blobs.loose import blob_name
@@ -18,9 +17,10 @@ from kstore.errors import MissError, StoreUnavailable
 from kstore.gc import Policy
 from kstore.inspect.artifact import find_artifact, read_artifact
 from kstore.inspect.sides import published_side
-from kstore.leaning import leaning, leans_on
-from kstore.manifest import Flag
-from kstore.refs import RefState
+from kstore.published import layers
+from kstore.published.leaning import leaning, leans_on
+from kstore.published.manifest import Flag
+from kstore.published.refs import RefState
 from kstore.report import CommitStatus, RestoreStatus
 from kstore.storage import Storage
 from kstore.store import Store

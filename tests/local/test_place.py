@@ -18,8 +18,8 @@ from kstore.files import NewFile, write_files
 from kstore.local.found import Skipped
 from kstore.local.link import Link, Linker, LinkMode
 from kstore.local.place import Placed, Placer
-from kstore.manifest import Entry, Files, Flag
 from kstore.progress import Progress
+from kstore.published.manifest import Entry, Files, Flag
 from tests.trees import Tree, contents
 
 LINK, GROUP, MTIME = Flag.LINK, Flag.GROUP, Flag.MTIME

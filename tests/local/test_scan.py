@@ -15,7 +15,7 @@ from kstore.local import scan
 from kstore.local.artifact import Artifact
 from kstore.local.finished import Unfinished, check_whole_object
 from kstore.local.index import Index
-from kstore.manifest import Flag
+from kstore.published.manifest import Flag
 from tests.trees import Tree, shared_object
 
 GROUP_FILES = 8

@@ -10,10 +10,10 @@ from kstore.errors import CacheRootError, WaitTimeout
 from kstore.local.cacheroot import CacheRoot
 from kstore.local.index import Index, Known
 from kstore.local.state import Base, State, StateFolder
-from kstore.manifest import Manifest
-from kstore.refs import Ref
+from kstore.published.manifest import Manifest
+from kstore.published.refs import Ref
+from kstore.published.snapshot import Snapshot
 from kstore.scope import Scope
-from kstore.snapshot import Snapshot
 from tests.trees import entry
 
 INDEX = Index({"inductor/ab/c.py": Known(entry(), 1, 2)})

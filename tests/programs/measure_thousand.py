@@ -17,8 +17,8 @@ from pathlib import Path
 from kstore.blobs.loose import blob_name
 from kstore.digest import digest_of
 from kstore.htmlreport.facts import collect_facts
-from kstore.manifest import Entry, Manifest
-from kstore.refs import Ref
+from kstore.published.manifest import Entry, Manifest
+from kstore.published.refs import Ref
 from kstore.scope import Scope
 from kstore.stats.overview import overview
 from kstore.stats.usage import usage_of

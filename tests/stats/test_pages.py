@@ -58,7 +58,10 @@ def test_of_the_keys_that_miss_the_latest_are_known(backend: PosixBackend, monke
 
 def count_restores(root: Path, number: int) -> int:
     backend = PosixBackend(root)
-    return sum(add(backend, SCOPE, sample(worker=f"{number}@here")) for _ in range(EACH))
+    with pytest.MonkeyPatch.context() as patch:
+        # On a busy machine so many others may count before one has looked for its mark, and counts again.
+        patch.setattr(pages, "_MARKS", PROCESSES * EACH)
+        return sum(add(backend, SCOPE, sample(worker=f"{number}@here")) for _ in range(EACH))
 
 
 def test_of_processes_that_count_at_once_nothing_is_lost_that_was_not_given_up(tmp_path: Path) -> None:

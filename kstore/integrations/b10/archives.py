@@ -12,7 +12,7 @@ from kstore.integrations.b10.hardware import archive_key
 from kstore.integrations.b10.space import MIB, check_free
 from kstore.integrations.b10.status import log
 from kstore.integrations.b10.variables import Variables
-from kstore.refs import RefState
+from kstore.published.refs import RefState
 from kstore.store import Store
 
 _PREFIX, _SUFFIX = "cache_", ".latest.tar.gz"

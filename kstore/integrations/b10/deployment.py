@@ -19,7 +19,7 @@ from kstore.integrations.b10.archives import Archives
 from kstore.integrations.b10.space import MIB, check_free, compressed_mb, free_mb
 from kstore.integrations.b10.status import CacheError, OperationStatus, log
 from kstore.integrations.b10.variables import TORCH_VARIABLE, VLLM_VARIABLE, Variables, key_of, store_location
-from kstore.layers import newest_whole
+from kstore.published.layers import newest_whole
 from kstore.report import CommitStatus, RestoreStatus
 from kstore.settings import Mode
 from kstore.store import Store

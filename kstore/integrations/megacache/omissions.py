@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from kstore.components import load_table
 from kstore.integrations.megacache.entries import COMPONENT, Artifact, Kind, artifact_of
-from kstore.manifest import Entry, Flag, Manifest, unit_of
+from kstore.published.manifest import Entry, Flag, Manifest, unit_of
 from kstore.report import LeftOut
 
 # A kernel that a graph bundles is named in it by its folder's name (`TritonKernelArtifacts` in torch's

@@ -16,12 +16,12 @@ from kstore.integrations.megacache import container
 from kstore.integrations.megacache.entries import COMPONENT, Artifact, artifact_of, files_of
 from kstore.integrations.megacache.omissions import bundled_kernels, left_out
 from kstore.integrations.megacache.tree import unchosen, write_files
-from kstore.leaning import check_supported, fetch_many
-from kstore.manifest import Files
-from kstore.refs import Ref
+from kstore.published.leaning import check_supported, fetch_many
+from kstore.published.manifest import Files
+from kstore.published.refs import Ref
+from kstore.published.snapshot import Snapshot
 from kstore.report import CommitReport, Count, LeftOut, Written
 from kstore.settings import Settings
-from kstore.snapshot import Snapshot
 from kstore.storage import reporting_trouble
 from kstore.store import Store
 

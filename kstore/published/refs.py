@@ -49,7 +49,7 @@ class Effort:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What is stored of a manifest that follows on an earlier one. See `kstore.delta`."""
+    """What is stored of a manifest that follows on an earlier one. See `kstore.published.delta`."""
 
     digest: bytes
     """Of the blob."""
@@ -91,7 +91,7 @@ class Ref:
     state: RefState = RefState.LIVE
     line: int = 1
     """The first of the generations that led to this one without a loss. What an earlier one had and this one lacks may
-    have been damaged, and not been taken out. 0 if that is before the first one of this store: see `kstore.layers`."""
+    have been damaged, and not been taken out. 0 if that is before the first one of this store: see `layers`."""
     delta: Delta | None = None
     """None if the manifest is stored whole."""
     effort: Effort | None = None
@@ -114,7 +114,7 @@ class Ref:
     @property
     def withdrawn(self) -> str:
         """`forgotten` or `quarantined` if somebody took the key out; empty too if a repair found nothing left of it."""
-        is_loss = self.line == self.generation  # see `kstore.generations.publish_loss`
+        is_loss = self.line == self.generation  # see `kstore.published.generations.publish_loss`
         return "" if self.state is RefState.LIVE or is_loss else self.state
 
     def remembers(self, base: Ref) -> bool:

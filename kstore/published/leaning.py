@@ -12,10 +12,10 @@ from contextlib import suppress
 from typing import Any
 
 from kstore.errors import IntegrityError, StoreBelowMissing
-from kstore.layers import BASE
-from kstore.manifest import Entry, Files, Flag, Manifest, group_of, unit_of
-from kstore.refs import Ref
-from kstore.snapshot import Snapshot
+from kstore.published.layers import BASE
+from kstore.published.manifest import Entry, Files, Flag, Manifest, group_of, unit_of
+from kstore.published.refs import Ref
+from kstore.published.snapshot import Snapshot
 from kstore.storage import Storage
 
 log = logging.getLogger(__name__)

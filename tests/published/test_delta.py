@@ -11,18 +11,18 @@ from typing import Any
 
 import pytest
 
-from kstore import delta
 from kstore.blobs.loose import blob_name
 from kstore.blobs.packindex import pack_name
 from kstore.blobs.packreader import PackReader
 from kstore.damaged import damaged_blobs
-from kstore.delta import difference, follow, read_manifest
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError
 from kstore.gc import GcStatus
-from kstore.manifest import Flag, Manifest
 from kstore.operations.repair import Repair
-from kstore.refs import Delta, Ref, load_ref
+from kstore.published import delta
+from kstore.published.delta import difference, follow, read_manifest
+from kstore.published.manifest import Flag, Manifest
+from kstore.published.refs import Delta, Ref, load_ref
 from kstore.report import CommitStatus
 from kstore.scope import Scope
 from tests.gc.stores import collect, collect_fully, generations, kernels, pass_time, restored, stored

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from kstore import tables
 from kstore.errors import IntegrityError
-from kstore.manifest import Entry, Files, Flag, Manifest, unit_of
+from kstore.published.manifest import Entry, Files, Flag, Manifest, unit_of
 from tests.trees import entry, grouped
 
 PATHS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=60)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from kstore.components.table import KSTORE_FOLDER
 from kstore.errors import IntegrityError
-from kstore.manifest import Files, Flag, Manifest, parents_of
+from kstore.published.manifest import Files, Flag, Manifest, parents_of
 
 _GROUP, _SLOT, _LINK = int(Flag.GROUP), int(Flag.SLOT), int(Flag.LINK)
 _NEVER_LINKED = int(Flag.MERGE | Flag.RELOCATE | Flag.MTIME)

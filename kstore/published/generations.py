@@ -21,9 +21,9 @@ from kstore.condemned import read_doomed
 from kstore.creator import creator
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError, MissError, StoreUnavailable
-from kstore.leaning import leaning, noted
-from kstore.manifest import Manifest, meta_of
-from kstore.refs import Ref, RefState
+from kstore.published.leaning import leaning, noted
+from kstore.published.manifest import Manifest, meta_of
+from kstore.published.refs import Ref, RefState
 from kstore.scope import Scope
 from kstore.storage import Storage
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from kstore.manifest import Manifest
-from kstore.refs import Ref
-from kstore.untrusted import check_manifest
+from kstore.published.manifest import Manifest
+from kstore.published.refs import Ref
+from kstore.published.untrusted import check_manifest
 
 
 @dataclass(frozen=True)

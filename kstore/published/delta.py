@@ -11,7 +11,7 @@ import zstandard
 from kstore.blobs import BlobStore
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError
-from kstore.refs import Ref
+from kstore.published.refs import Ref
 
 WORTHWHILE = 64 << 10
 """Bytes that a delta must save, before compression: below that, a second read costs more."""

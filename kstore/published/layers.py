@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, TypeVar
 
 from kstore.deadline import Waiting, within
 from kstore.errors import KstoreError, MissError, StoreUnavailable, WaitTimeout
-from kstore.refs import RefState
-from kstore.snapshot import Snapshot
+from kstore.published.refs import RefState
+from kstore.published.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from kstore.blobs import BlobStore
     from kstore.local.state import Base
-    from kstore.refs import Ref
+    from kstore.published.refs import Ref
     from kstore.scope import Scope
     from kstore.storage import Storage
 

@@ -9,7 +9,7 @@ import pytest
 from kstore.backends import PosixBackend
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError, MissError, StoreFormatError
-from kstore.refs import Effort, Ref, Refs, load_ref
+from kstore.published.refs import Effort, Ref, Refs, load_ref
 from kstore.scope import Scope
 from tests.trees import in_processes, publish
 

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Set
 
 from kstore.blobs import Part
 from kstore.damaged import damaged_blobs
-from kstore.leaning import unsupported
-from kstore.refs import Ref
-from kstore.snapshot import Snapshot
+from kstore.published.leaning import unsupported
+from kstore.published.refs import Ref
+from kstore.published.snapshot import Snapshot
 from kstore.storage import Storage
 
 
