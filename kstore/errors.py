@@ -48,6 +48,10 @@ class IntegrityError(KstoreError):
     exit_code = 4
 
 
+class FileError(KstoreError):
+    """A file that was named, such as a bundle, cannot be read or written."""
+
+
 class CacheRootError(KstoreError):
     """The local cache root cannot be used."""
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING
 
-from kstore.errors import KstoreError, StoreUnavailable
+from kstore.errors import FileError, KstoreError
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -70,7 +70,7 @@ def _reporting(path: str) -> Iterator[None]:
     except BrokenPipeError:
         raise
     except OSError as error:
-        raise StoreUnavailable(f"cannot write {path}: {error.strerror}; check the folder and its space") from error
+        raise FileError(f"cannot write {path}: {error.strerror}; check the folder and its space") from error
 
 
 def _opened(path: str) -> io.BufferedRandom:

@@ -14,7 +14,7 @@ from kstore.blobs.packreader import PackReader
 from kstore.bundles.bundlefile import BundleFile
 from kstore.bundles.format import SEAL_SIZE, Content, Header, load_header, seal
 from kstore.bundles.spool import STDIN, open_anywhere
-from kstore.errors import IntegrityError, StoreFormatError, StoreUnavailable
+from kstore.errors import FileError, IntegrityError, StoreFormatError
 from kstore.progress import Progress
 from kstore.published.manifest import Manifest
 from kstore.published.untrusted import check_manifest
@@ -94,7 +94,7 @@ class BundleReader:
         try:
             yield
         except OSError as error:
-            raise StoreUnavailable(f"cannot read {self.path}: {error.strerror}") from error
+            raise FileError(f"cannot read {self.path}: {error.strerror}") from error
 
     def _check_seal(self) -> None:
         found = blake3()

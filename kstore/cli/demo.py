@@ -16,7 +16,7 @@ import click
 
 from kstore.cli.columns import Column
 from kstore.cli.options import ERROR, Command, Invocation, output_options, pass_invocation
-from kstore.errors import KstoreError
+from kstore.errors import KstoreError, PackageMissing
 from kstore.words import amount, duration, size
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def command(invocation: Invocation, keep: bool) -> None:
     from kstore.environment.software import torch_folder
 
     if torch_folder() is None:
-        raise KstoreError("torch is not installed here; pip install torch")
+        raise PackageMissing("torch is not installed here; pip install torch")
     folder = Path(tempfile.mkdtemp(prefix="kstore-demo-"))
     try:
         cold, restored = _compare(invocation.output, folder)

@@ -38,7 +38,7 @@ def command(invocation: Invocation, key: str) -> int:
     come free if gc rewrites the pack. All of a key's GPUs, environments and generations are counted. Every manifest
     is read, for one KEY too.
     """
-    from kstore.errors import MissError
+    from kstore.errors import IntegrityError, MissError
     from kstore.scope import check_key
     from kstore.stats.usage import usage_of
     from kstore.storage import reporting_trouble
@@ -58,7 +58,7 @@ def command(invocation: Invocation, key: str) -> int:
         output.document(_document(store.location, usage, rows))
     else:
         _tell(output, usage, rows)
-    return 4 if usage.unreadable else 0
+    return IntegrityError.exit_code if usage.unreadable else 0
 
 
 def _document(location: str, usage: Usage[str], rows: dict[str, Held]) -> dict[str, object]:

@@ -8,6 +8,7 @@ import click
 
 from kstore.cli.columns import Column
 from kstore.cli.options import ERROR, INTEGRITY, Command, Invocation, as_bytes, as_seconds_or_none, on_store
+from kstore.errors import IntegrityError
 from kstore.words import amount, duration, long_duration, plural, size
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def command(
         output.summary("another gc is at work; nothing was done")
     else:
         _tell(output, report)
-    return 4 if report.status is GcStatus.INCOMPLETE else 0
+    return IntegrityError.exit_code if report.status is GcStatus.INCOMPLETE else 0
 
 
 def _tell(output: Output, report: GcReport) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kstore.cli.options import ERROR, INTEGRITY, Command, Invocation, on_store
-from kstore.errors import KstoreError, UsageError
+from kstore.errors import FileError, IntegrityError, UsageError
 from kstore.words import plural, size
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def command(invocation: Invocation, path: str) -> int:
         output.document({"store": store.location, "file": path, "bytes": len(page), "keys": keys})
     else:
         output.summary(f"{path}: {plural(keys, 'key')}, {size(len(page))}")
-    return 4 if facts["unreadable"] else 0
+    return IntegrityError.exit_code if facts["unreadable"] else 0
 
 
 def _check_target(path: Path) -> None:
@@ -62,7 +62,7 @@ def _write(path: str, page: bytes) -> None:
     try:
         Path(path).write_bytes(page)
     except OSError as error:
-        raise KstoreError(f"cannot write {path}: {error.strerror}; name another file with -o") from error
+        raise FileError(f"cannot write {path}: {error.strerror}; name another file with -o") from error
 
 
 def _may_write(store: Store) -> bool:

@@ -40,7 +40,7 @@ def command(invocation: Invocation, key: str, prometheus: bool) -> int:
     which those with the mode `read` do not; RESTORE and COMMIT are what one takes on average. To know what is
     stored, every manifest is read.
     """
-    from kstore.errors import MissError, UsageError
+    from kstore.errors import IntegrityError, MissError, UsageError
     from kstore.scope import check_key
     from kstore.stats.overview import overview
     from kstore.stats.prometheus import as_prometheus
@@ -64,7 +64,7 @@ def command(invocation: Invocation, key: str, prometheus: bool) -> int:
         output.exact(as_prometheus(found).encode())
     else:
         _tell(output, found)
-    return 4 if found.unreadable else 0
+    return IntegrityError.exit_code if found.unreadable else 0
 
 
 def _tell(output: Output, found: Overview) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kstore.cli.options import ERROR, INTEGRITY, MISSING, WORKERS, Command, Invocation, complete_key, on_worker
+from kstore.errors import IntegrityError
 from kstore.words import duration, plural, size
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def command(invocation: Invocation, key: str, repair: bool) -> int:
         _tell(output, report)
         if report.is_damaged:
             output.say(_next(invocation, report, key))
-    return 0 if report.ok else 4
+    return 0 if report.ok else IntegrityError.exit_code
 
 
 def _tell(output: Output, report: VerifyReport) -> None:

@@ -15,7 +15,7 @@ from importlib import import_module
 from importlib.resources import files
 from typing import Any
 
-from kstore.errors import KstoreError
+from kstore.errors import PackageMissing
 
 _UNSAFE = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
 
@@ -24,7 +24,7 @@ def make_page(facts: Mapping[str, Any]) -> str:
     """The page that shows what `collect_facts` has found.
 
     Raises:
-        KstoreError: plotly is not installed.
+        PackageMissing: plotly is not installed.
     """
     plotly, own = _script(_plotly()), _script(_read("report.js"))
     policy = f"default-src 'none'; script-src {_hash(plotly)} {_hash(own)}; style-src 'unsafe-inline'; img-src data:"
@@ -48,7 +48,7 @@ def _plotly() -> str:
     try:
         script: str = import_module("plotly.offline").get_plotlyjs()
     except ImportError as error:
-        raise KstoreError(f"a report needs plotly ({error}): pip install plotly") from error
+        raise PackageMissing(f"a report needs plotly ({error}): pip install plotly") from error
     return script
 
 

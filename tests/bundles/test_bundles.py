@@ -20,7 +20,15 @@ from kstore.bundles.partial import finished_as
 from kstore.bundles.reader import BundleReader
 from kstore.bundles.writer import BundleWriter
 from kstore.environment import Host
-from kstore.errors import IntegrityError, KstoreError, MissError, StoreFormatError, StoreUnavailable, UsageError
+from kstore.errors import (
+    FileError,
+    IntegrityError,
+    KstoreError,
+    MissError,
+    StoreFormatError,
+    StoreUnavailable,
+    UsageError,
+)
 from kstore.operations import bring as bringing
 from kstore.published.refs import RefState
 from kstore.report import CommitStatus
@@ -469,27 +477,27 @@ class TestExportAgain:
 
 
 def test_where_the_file_cannot_be_written_the_error_says_so(source: Node, tmp_path: Path) -> None:
-    with pytest.raises(StoreUnavailable, match="cannot write"):
+    with pytest.raises(FileError, match="cannot write"):
         export(source, tmp_path / "missing" / "bundle.kstore")
 
 
 def test_a_folder_is_no_file(source: Node, tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
-    with pytest.raises(StoreUnavailable, match="directory"):
+    with pytest.raises(FileError, match="directory"):
         export(source, tmp_path / "folder")
 
 
 def test_a_full_disk_is_told_of_the_file(source: Node) -> None:
     writer = BundleWriter(source.store.storage, [source.store.snapshot(source.newest())])
     with (
-        pytest.raises(StoreUnavailable, match="cannot write /dev/full"),
+        pytest.raises(FileError, match="cannot write /dev/full"),
         finished_as("/dev/full", resumable=True) as file,
     ):
         writer.write(file)
 
 
 def test_a_file_that_is_missing_is_told(tmp_path: Path) -> None:
-    with pytest.raises(StoreUnavailable, match="cannot read"):
+    with pytest.raises(FileError, match="cannot read"):
         bring(other_store(tmp_path / "target"), tmp_path / "missing.kstore")
 
 
