@@ -13,7 +13,7 @@ from kstore.words import amount, size
 
 if TYPE_CHECKING:
     from kstore.cli.output import Output
-    from kstore.stats.usage import Held, Usage
+    from kstore.stats.space import Held, Space
 
 _COLUMNS = (
     Column("KEY", floor=12, last_resort=True),
@@ -40,7 +40,7 @@ def command(invocation: Invocation, key: str) -> int:
     """
     from kstore.errors import IntegrityError, MissError
     from kstore.scope import check_key
-    from kstore.stats.usage import usage_of
+    from kstore.stats.space import space_of
     from kstore.storage import reporting_trouble
 
     output, store = invocation.output, invocation.store()
@@ -48,43 +48,43 @@ def command(invocation: Invocation, key: str) -> int:
         check_key(key)
     with output.working("reading the store", store.progress), reporting_trouble(store.location, "read"):
         store.storage.open_existing()
-        usage = usage_of(store.storage, lambda scope: scope.key, progress=store.progress)
-    if key and key not in usage.groups:
+        space = space_of(store.storage, lambda scope: scope.key, progress=store.progress)
+    if key and key not in space.groups:
         raise MissError(f"nothing is published for {key}; `kstore ls` lists what is")
-    rows = {name: held for name, held in usage.groups.items() if key in ("", name)}
-    for trouble in usage.unreadable:
+    rows = {name: held for name, held in space.groups.items() if key in ("", name)}
+    for trouble in space.unreadable:
         output.warn(f"cannot be read, and is not counted: {trouble}")
     if output.json:
-        output.document(_document(store.location, usage, rows))
+        output.document(_document(store.location, space, rows))
     else:
-        _tell(output, usage, rows)
-    return IntegrityError.exit_code if usage.unreadable else 0
+        _tell(output, space, rows)
+    return IntegrityError.exit_code if space.unreadable else 0
 
 
-def _document(location: str, usage: Usage[str], rows: dict[str, Held]) -> dict[str, object]:
+def _document(location: str, space: Space[str], rows: dict[str, Held]) -> dict[str, object]:
     return {
         "store": location,
         "keys": [{"key": key, **asdict(held), "shared": held.shared} for key, held in rows.items()],
-        "total": {**asdict(usage.whole), "shared": usage.whole.shared, "dead_frames": usage.dead_frames},
-        "objects": asdict(usage.objects),
-        "unneeded": asdict(usage.unneeded),
-        "unreadable": usage.unreadable,
+        "total": {**asdict(space.whole), "shared": space.whole.shared, "dead_frames": space.dead_frames},
+        "objects": asdict(space.objects),
+        "unneeded": asdict(space.unneeded),
+        "unreadable": space.unreadable,
     }
 
 
-def _tell(output: Output, usage: Usage[str], rows: dict[str, Held]) -> None:
+def _tell(output: Output, space: Space[str], rows: dict[str, Held]) -> None:
     if rows:
         by_size = sorted(rows.items(), key=lambda item: -item[1].alone)
         output.table(_COLUMNS, [_row(key, held) for key, held in by_size])
         output.line()
-    whole = usage.whole
+    whole = space.whole
     output.summary(f"needed: {size(whole.stored)}, of which {size(whole.shared)} are shared between keys or pinned")
-    if usage.dead_frames:
-        output.summary(f"in packs that are needed, of no use: {size(usage.dead_frames)}")
-    if usage.unneeded.files:
-        unneeded = amount(usage.unneeded.files, usage.unneeded.bytes)
+    if space.dead_frames:
+        output.summary(f"in packs that are needed, of no use: {size(space.dead_frames)}")
+    if space.unneeded.files:
+        unneeded = amount(space.unneeded.files, space.unneeded.bytes)
         output.summary(f"needed by none: {unneeded}; gc deletes them")
-    output.summary(f"in the store: {amount(usage.objects.files, usage.objects.bytes)}")
+    output.summary(f"in the store: {amount(space.objects.files, space.objects.bytes)}")
 
 
 def _row(key: str, held: Held) -> tuple[str, ...]:

@@ -15,8 +15,8 @@ from kstore.report import RestoreStatus, count_components
 from kstore.scope import Scope
 from kstore.stats.overview import Overview, Shelf, overview_with, restores_of
 from kstore.stats.pages import read_misses
+from kstore.stats.space import Accounts, Holding, holdings
 from kstore.stats.totals import Sample
-from kstore.stats.usage import Accounts, Holding, holdings
 from kstore.storage import Storage
 
 COMPARED = 40
@@ -58,24 +58,24 @@ def collect_facts(storage: Storage, candidates: GcReport | None, progress: Progr
     """
     kept: dict[Scope, _Kept] = {}
     with Accounts(storage, Shelf.of) as accounts:
-        for holding in holdings(storage, storage.refs.scopes(), accounts.usage.unreadable, progress):
+        for holding in holdings(storage, storage.refs.scopes(), accounts.space.unreadable, progress):
             kept.setdefault(holding.ref.scope, _Kept()).add(holding)
             accounts.add(holding)
-        usage = accounts.finish()
-        largest = sorted(usage.groups, key=lambda shelf: -usage.groups[shelf].unique)[:COMPARED]
+        space = accounts.finish()
+        largest = sorted(space.groups, key=lambda shelf: -space.groups[shelf].unique)[:COMPARED]
         sharing = _sharing(accounts, largest)
-    found = overview_with(storage, usage, kept)
+    found = overview_with(storage, space, kept)
     return {
         "store": found.store,
         "made": time.time(),
         "version": __version__,
-        "total": {**found.whole.as_json(), "alone": usage.whole.alone, "unneeded": usage.unneeded.bytes},
+        "total": {**found.whole.as_json(), "alone": space.whole.alone, "unneeded": space.unneeded.bytes},
         "keys": _keys(found),
         "scopes": [{**scope.describe(), **asdict(one)} for scope, one in kept.items()],
         "sharing": {"keys": [shelf._asdict() for shelf in largest], "pairs": sharing},
         "restores": _restores(storage, kept),
         "gc": _candidates(candidates) if candidates else None,
-        "unreadable": [_short(text) for text in usage.unreadable],
+        "unreadable": [_short(text) for text in space.unreadable],
     }
 
 

@@ -13,8 +13,8 @@ from kstore.published.refs import Ref
 from kstore.report import RestoreStatus
 from kstore.scope import Scope
 from kstore.stats.pages import read_hits, read_misses
+from kstore.stats.space import Held, Space, space_of
 from kstore.stats.totals import Totals, sum_of
-from kstore.stats.usage import Held, Usage, usage_of
 from kstore.storage import Storage
 
 
@@ -107,19 +107,19 @@ def overview(storage: Storage, key: str | None = None, progress: Progress | None
         OSError: the store cannot be read.
     """
     scopes = [scope for scope in storage.refs.scopes(under=key or "") if key in (None, scope.key)]
-    return overview_with(storage, usage_of(storage, Shelf.of, scopes if key else None, progress), scopes, key)
+    return overview_with(storage, space_of(storage, Shelf.of, scopes if key else None, progress), scopes, key)
 
 
-def overview_with(storage: Storage, usage: Usage[Shelf], scopes: Iterable[Scope], key: str | None = None) -> Overview:
+def overview_with(storage: Storage, space: Space[Shelf], scopes: Iterable[Scope], key: str | None = None) -> Overview:
     """The same, where the bytes of these scopes have been counted already."""
     misses = {s: totals for s, totals in read_misses(storage.backend).items() if key in (None, s.key)}
-    rows = _rows(storage, scopes, misses, usage)
-    whole = Row(sum_of(row.restores for row in rows.values()), held=usage.whole)
+    rows = _rows(storage, scopes, misses, space)
+    whole = Row(sum_of(row.restores for row in rows.values()), held=space.whole)
     for row in rows.values():
         whole.environments += row.environments
         whole.commits.add(row.commits)
     return Overview(storage.location, key, dict(sorted(rows.items(), key=lambda item: item[0][::-1])), whole,
-                    usage.unreadable)  # fmt: skip
+                    space.unreadable)  # fmt: skip
 
 
 def restores_of(storage: Storage, scope: Scope, misses: Mapping[Scope, Totals]) -> Totals:
@@ -128,11 +128,11 @@ def restores_of(storage: Storage, scope: Scope, misses: Mapping[Scope, Totals]) 
 
 
 def _rows(
-    storage: Storage, scopes: Iterable[Scope], misses: Mapping[Scope, Totals], usage: Usage[Shelf]
+    storage: Storage, scopes: Iterable[Scope], misses: Mapping[Scope, Totals], space: Space[Shelf]
 ) -> dict[Shelf, Row]:
     rows: dict[Shelf, Row] = {}
     for scope in dict.fromkeys((*scopes, *misses)):
-        row = rows.setdefault(Shelf.of(scope), Row(held=usage.groups.get(Shelf.of(scope), Held())))
+        row = rows.setdefault(Shelf.of(scope), Row(held=space.groups.get(Shelf.of(scope), Held())))
         row.environments += 1
         row.restores.add(restores_of(storage, scope, misses))
         row.commits.add(_commits_of(storage, scope))

@@ -21,7 +21,7 @@ from kstore.published.manifest import Entry, Manifest
 from kstore.published.refs import Ref
 from kstore.scope import Scope
 from kstore.stats.overview import overview
-from kstore.stats.usage import usage_of
+from kstore.stats.space import space_of
 from kstore.storage import Storage
 
 OWN, COMMON = 150, 50
@@ -86,14 +86,14 @@ def main() -> None:
     expected = fill(storage, int(sys.argv[2]))
     memory, seconds = Memory(), []
     started = time.perf_counter()
-    usage = usage_of(storage, lambda scope: scope.key)
+    space = space_of(storage, lambda scope: scope.key)
     seconds.append(round(time.perf_counter() - started, 1))
     rows = len(overview(storage).rows)
     seconds.append(round(time.perf_counter() - started, 1))
     facts = collect_facts(storage, None)
     seconds.append(round(time.perf_counter() - started, 1))
     assert rows == len(facts["keys"])
-    print(json.dumps({"keys": len(usage.groups), "alone": usage.whole.alone, "expected": expected,
+    print(json.dumps({"keys": len(space.groups), "alone": space.whole.alone, "expected": expected,
                       "memory": memory.peak - memory.start, "seconds": seconds}))  # fmt: skip
 
 

@@ -119,7 +119,7 @@ class Held:
 
 
 @dataclass(slots=True)
-class Usage(Generic[Group]):
+class Space(Generic[Group]):
     """Whose bytes a store holds."""
 
     groups: dict[Group, Held] = field(default_factory=dict)
@@ -144,7 +144,7 @@ class Accounts(Generic[Group]):
         self._numbers: dict[Group, int] = {}
         self._kinds: dict[str, int] = {_MANIFEST: 0}
         self._packs: dict[str, set[int]] = {}
-        self.usage: Usage[Group] = Usage()
+        self.space: Space[Group] = Space()
 
     def __enter__(self) -> Self:
         self._open = ExitStack()
@@ -163,7 +163,7 @@ class Accounts(Generic[Group]):
         ref, group = holding.ref, self._by(holding.ref.scope)
         owners = [self._numbers.setdefault(group, len(self._numbers) + 1)] + [_PINNED] * holding.is_pinned
         size = sum(entry.size for entry in holding.manifest.entries())
-        for held in (self.usage.groups.setdefault(group, Held()), self.usage.whole):
+        for held in (self.space.groups.setdefault(group, Held()), self.space.whole):
             held.generations += 1
             held.live += ref.state is RefState.LIVE
             held.artifacts += size
@@ -188,9 +188,9 @@ class Accounts(Generic[Group]):
             component = OTHER
         return bytes([self._kinds.setdefault(component, len(self._kinds))])
 
-    def finish(self, *, survey: bool = True) -> Usage[Group]:
+    def finish(self, *, survey: bool = True) -> Space[Group]:
         """What it comes to. Without `survey`, nothing is said of what no generation of those that were added needs."""
-        held = dict(zip(self._numbers.values(), map(self.usage.groups.__getitem__, self._numbers), strict=True))
+        held = dict(zip(self._numbers.values(), map(self.space.groups.__getitem__, self._numbers), strict=True))
         for _, owners, kind, size in self._each(self._blobs):
             for one in self._of(held, owners):
                 one.unique += size if kind else 0
@@ -205,10 +205,10 @@ class Accounts(Generic[Group]):
                 self._count_frames(held, reader, owners)
                 self._count_object(held, owners, reader.size)
             except (IntegrityError, OSError) as error:
-                self.usage.unreadable.append(f"pack {pack}: {error}")
+                self.space.unreadable.append(f"pack {pack}: {error}")
         if survey:
             self._survey()
-        return self.usage
+        return self.space
 
     def blobs(self) -> Iterator[tuple[frozenset[Group], str, int]]:
         """(groups that have it, component, bytes) of each blob; manifests left out."""
@@ -233,18 +233,18 @@ class Accounts(Generic[Group]):
                     one.elsewhere += 0 if digest in there else size
         if lost.files:
             blobs = f"lost blob{'s' * (lost.files > 1)}"
-            self.usage.unreadable.append(f"{lost.files} {blobs}, {lost.bytes} bytes; `kstore verify` says of what")
+            self.space.unreadable.append(f"{lost.files} {blobs}, {lost.bytes} bytes; `kstore verify` says of what")
 
     def _count_object(self, held: dict[int, Held], owners: set[int], size: int) -> None:
         for one in self._of(held, owners):
             one.stored += size
         if len(owners) == 1:
             held[next(iter(owners))].alone += size
-            self.usage.whole.alone += size
+            self.space.whole.alone += size
 
     def _of(self, held: dict[int, Held], owners: set[int]) -> list[Held]:
         """The whole and these."""
-        return [self.usage.whole, *(held[owner] for owner in owners - {_PINNED})]
+        return [self.space.whole, *(held[owner] for owner in owners - {_PINNED})]
 
     def _count_frames(self, held: dict[int, Held], reader: PackReader, owners: set[int]) -> None:
         """What is needed of a pack that these need."""
@@ -262,7 +262,7 @@ class Accounts(Generic[Group]):
 
     def _count_frame(self, held: dict[int, Held], frame: Frame, owners: set[int], *, is_shared: bool) -> None:
         if not owners:
-            self.usage.dead_frames += frame.packed_size
+            self.space.dead_frames += frame.packed_size
         elif is_shared and len(owners) == 1:
             held[next(iter(owners))].frames += frame.packed_size
 
@@ -294,13 +294,13 @@ class Accounts(Generic[Group]):
         return {f"{shard}/{name}": name in needed for name in names}
 
     def _count_stored(self, names: Mapping[str, bool]) -> None:
-        usage = self.usage
+        space = self.space
         for name, is_needed in names.items():
             with suppress(FileNotFoundError):  # gc has removed it since
                 size = self._storage.backend.stat(name).size
-                usage.objects = Count(usage.objects.files + 1, usage.objects.bytes + size)
+                space.objects = Count(space.objects.files + 1, space.objects.bytes + size)
                 if not is_needed:
-                    usage.unneeded = Count(usage.unneeded.files + 1, usage.unneeded.bytes + size)
+                    space.unneeded = Count(space.unneeded.files + 1, space.unneeded.bytes + size)
 
 
 def _owner(name: bytes) -> int:
@@ -308,12 +308,12 @@ def _owner(name: bytes) -> int:
     return number
 
 
-def usage_of(
+def space_of(
     storage: Storage,
     by: Callable[[Scope], Group],
     scopes: Iterable[Scope] | None = None,
     progress: Progress | None = None,
-) -> Usage[Group]:
+) -> Space[Group]:
     """Whose bytes a store holds; of these scopes alone, if they are given.
 
     Raises:
@@ -321,6 +321,6 @@ def usage_of(
     """
     with Accounts(storage, by) as accounts:
         chosen = storage.refs.scopes() if scopes is None else scopes
-        for holding in holdings(storage, chosen, accounts.usage.unreadable, progress):
+        for holding in holdings(storage, chosen, accounts.space.unreadable, progress):
             accounts.add(holding)
         return accounts.finish(survey=scopes is None)

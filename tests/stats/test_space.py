@@ -16,7 +16,7 @@ from kstore.environment import Host
 from kstore.gc import Policy
 from kstore.report import Count
 from kstore.stats.overview import Shelf, overview
-from kstore.stats.usage import Usage, usage_of
+from kstore.stats.space import Space, space_of
 from kstore.storage import Storage
 from kstore.store import Store
 from tests.layers.images import Fleet
@@ -42,8 +42,8 @@ def objects(storage: Storage) -> dict[str, int]:
     return {str(path.relative_to(root)): path.stat().st_size for path in files}
 
 
-def by_key(storage: Storage) -> Usage[str]:
-    return usage_of(storage, lambda scope: scope.key)
+def by_key(storage: Storage) -> Space[str]:
+    return space_of(storage, lambda scope: scope.key)
 
 
 def freed_by_forgetting(storage: Storage, key: str, folder: Path) -> int:
@@ -78,11 +78,11 @@ def test_a_pack_that_another_key_relies_on_is_shared_whole(tmp_path: Path) -> No
     commit(tmp_path, "model/v1", "one", "two")
     before = sum(objects(commit(tmp_path, "model/v2", "one", "three").store.storage).values())
     storage = Storage(tmp_path / "store")
-    usage = by_key(storage)
-    assert usage.groups["model/v2"].shared == usage.groups["model/v1"].stored
-    assert usage.groups["model/v1"].alone == 0
+    space = by_key(storage)
+    assert space.groups["model/v2"].shared == space.groups["model/v1"].stored
+    assert space.groups["model/v1"].alone == 0
     assert freed_by_forgetting(storage, "model/v1", tmp_path / "copies") == 0
-    assert usage.whole.stored == before
+    assert space.whole.stored == before
 
 
 def test_the_frames_of_a_shared_pack_that_one_key_needs_are_told(tmp_path: Path) -> None:
@@ -94,9 +94,9 @@ def test_the_frames_of_a_shared_pack_that_one_key_needs_are_told(tmp_path: Path)
     second = Node(tmp_path, "second", layout="packed")
     second.tree.kernel("shared")
     second.commit("model/v2")
-    usage = by_key(second.store.storage)
-    assert 4 << 20 <= usage.groups["model/v1"].frames < (4 << 20) + 10_000
-    assert usage.groups["model/v2"].frames == 0
+    space = by_key(second.store.storage)
+    assert 4 << 20 <= space.groups["model/v1"].frames < (4 << 20) + 10_000
+    assert space.groups["model/v2"].frames == 0
 
     first.store.forget("model/v1")
     first.store.gc(Policy(offline=True, max_size=None))
@@ -106,12 +106,12 @@ def test_the_frames_of_a_shared_pack_that_one_key_needs_are_told(tmp_path: Path)
 
 def test_the_totals_are_those_of_the_folder(tmp_path: Path) -> None:
     storage = busy_store(tmp_path)
-    usage, found = by_key(storage), objects(storage)
-    assert usage.objects == Count(len(found), sum(found.values()))
-    assert usage.unneeded == Count()
-    assert usage.whole.stored == sum(found.values())
-    assert usage.whole.alone == sum(held.alone for held in usage.groups.values())
-    assert usage.unreadable == []
+    space, found = by_key(storage), objects(storage)
+    assert space.objects == Count(len(found), sum(found.values()))
+    assert space.unneeded == Count()
+    assert space.whole.stored == sum(found.values())
+    assert space.whole.alone == sum(held.alone for held in space.groups.values())
+    assert space.unreadable == []
 
 
 def test_what_no_generation_needs_is_told_apart(tmp_path: Path) -> None:
@@ -120,16 +120,16 @@ def test_what_no_generation_needs_is_told_apart(tmp_path: Path) -> None:
     store = Store(storage.location, environ={})
     store.forget("flux/dev")
     store.gc(Policy(keep=1))
-    usage, found = by_key(storage), objects(storage)
-    assert usage.unneeded.bytes == 0  # superseded a short time ago
+    space, found = by_key(storage), objects(storage)
+    assert space.unneeded.bytes == 0  # superseded a short time ago
     store.gc(Policy(keep=1, grace=0, offline=True), dry_run=True)
     copy = Store(shutil.copytree(storage.location, tmp_path / "copy"), environ={})
     for path in (Path(copy.location) / "refs").rglob("*/1"):
         if path.with_name("2").exists():
             path.unlink()
-    usage, found = by_key(copy.storage), objects(copy.storage)
-    assert usage.unneeded.bytes == sum(found.values()) - usage.whole.stored > 0
-    assert usage.whole.stored < needed + 10_000_000
+    space, found = by_key(copy.storage), objects(copy.storage)
+    assert space.unneeded.bytes == sum(found.values()) - space.whole.stored > 0
+    assert space.whole.stored < needed + 10_000_000
 
 
 def test_equal_files_are_counted_once(tmp_path: Path) -> None:
@@ -141,21 +141,21 @@ def test_equal_files_are_counted_once(tmp_path: Path) -> None:
             node.tree.put("inductor/ab/module.py", data)
             node.commit(key)
     storage = Storage(tmp_path / "store")
-    usage = by_key(storage)
-    assert (usage.whole.artifacts, usage.whole.unique) == (200_000, 50_000)
-    assert usage.whole.deduplicated == 150_000
-    assert usage.groups["model/v1"].unique == 50_000
-    assert usage.whole.stored == 50_000 + usage.whole.manifests == sum(objects(storage).values())
-    assert usage.whole.compressed == 0
+    space = by_key(storage)
+    assert (space.whole.artifacts, space.whole.unique) == (200_000, 50_000)
+    assert space.whole.deduplicated == 150_000
+    assert space.groups["model/v1"].unique == 50_000
+    assert space.whole.stored == 50_000 + space.whole.manifests == sum(objects(storage).values())
+    assert space.whole.compressed == 0
 
 
 def test_what_compression_saves_is_the_difference_to_the_folder(tmp_path: Path) -> None:
     node = Node(tmp_path, layout="packed")
     node.tree.put("inductor/ab/module.py", b"pass\n" * 100_000)
     node.commit()
-    usage = by_key(node.store.storage)
-    assert usage.whole.compressed == 500_000 + usage.whole.manifests - sum(objects(node.store.storage).values())
-    assert usage.whole.compressed > 490_000
+    space = by_key(node.store.storage)
+    assert space.whole.compressed == 500_000 + space.whole.manifests - sum(objects(node.store.storage).values())
+    assert space.whole.compressed > 490_000
 
 
 def test_what_two_packs_have_is_neither_deduplicated_nor_badly_compressed(tmp_path: Path) -> None:
@@ -188,9 +188,9 @@ def test_an_unreadable_generation_is_named(tmp_path: Path) -> None:
     ref = Path(storage.location) / "refs" / H100 / "llama/v2/@torch-test/1"
     ref.chmod(0o644)
     ref.write_text("damaged")
-    usage = by_key(storage)
-    assert "llama/v2" not in usage.groups
-    assert len(usage.unreadable) == 1 and "llama/v2" in usage.unreadable[0]
+    space = by_key(storage)
+    assert "llama/v2" not in space.groups
+    assert len(space.unreadable) == 1 and "llama/v2" in space.unreadable[0]
 
 
 def test_a_blob_that_is_lost_is_not_stored(tmp_path: Path) -> None:
@@ -198,12 +198,12 @@ def test_a_blob_that_is_lost_is_not_stored(tmp_path: Path) -> None:
     found = objects(storage)
     lost = min((name for name in found if name.startswith("blobs/")), key=lambda name: found[name])
     (Path(storage.location) / lost).unlink()
-    usage = by_key(storage)
-    assert usage.whole.stored == usage.objects.bytes == sum(objects(storage).values())
-    assert usage.whole.elsewhere == found[lost]
-    assert usage.whole.alone == sum(held.alone for held in usage.groups.values())
-    assert usage.unreadable == [f"1 lost blob, {found[lost]} bytes; `kstore verify` says of what"]
-    assert overview(storage).unreadable == usage.unreadable
+    space = by_key(storage)
+    assert space.whole.stored == space.objects.bytes == sum(objects(storage).values())
+    assert space.whole.elsewhere == found[lost]
+    assert space.whole.alone == sum(held.alone for held in space.groups.values())
+    assert space.unreadable == [f"1 lost blob, {found[lost]} bytes; `kstore verify` says of what"]
+    assert overview(storage).unreadable == space.unreadable
 
 
 def test_a_blob_that_gc_has_aside_is_stored(tmp_path: Path) -> None:
