@@ -16,7 +16,7 @@ from kstore.blobs.packindex import pack_name
 from kstore.environment import Host
 from kstore.operations.repair import Repair
 from kstore.operations.verify import _Verification
-from kstore.published.refs import Refs
+from kstore.published.refs import Refs, RefState
 from kstore.report import RestoreStatus
 from tests.gc.stores import collect, collect_fully, generations, kernels, restored
 from tests.trees import KEY, Node
@@ -234,6 +234,7 @@ def test_what_a_repair_found_nothing_of_was_withdrawn_by_nobody(tmp_path: Path) 
     path.chmod(0o644)
     path.write_bytes(path.read_bytes()[:100])
     assert node.store.verify(repair=True).repaired
+    assert node.newest().state is RefState.LOST
     report = Node(tmp_path, "fresh").restore()
     assert (report.status, report.withdrawn) == (RestoreStatus.MISS, "")
     node.store.quarantine(KEY)

@@ -174,7 +174,8 @@ def _import_old(cache_key: str, key: str) -> bool:
 def _adopt_first(store: Store, cache_key: str, key: str) -> bool:
     if store.settings.mode is Mode.READ or not OLD_CACHES.is_dir():
         return False
-    if newest := store.newest(store.scope(key)):
+    newest = store.newest(store.scope(key))
+    if newest and newest.state is not RefState.LOST:
         # Another worker has imported it just now. Or it was forgotten or quarantined, and must not come back.
         return newest.state is RefState.LIVE
     candidates = (OLD_CACHES / folder / f"{cache_key}.zip" for folder in (old_gpu_type(), ""))

@@ -37,7 +37,7 @@ def publish_empty(storage: Storage, scope: Scope, state: RefState, *, upon: int 
 
 def publish_loss(storage: Storage, scope: Scope, *, upon: int) -> Ref | None:
     """Publish that nothing is left of a scope: whoever still has what there was brings it back."""
-    return _publish_empty(storage, scope, RefState.QUARANTINED, upon, line=upon + 1)
+    return _publish_empty(storage, scope, RefState.LOST, upon, line=upon + 1)
 
 
 def _publish_empty(storage: Storage, scope: Scope, state: RefState, upon: int | None, *, line: int) -> Ref | None:

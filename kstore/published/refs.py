@@ -33,6 +33,8 @@ class RefState(StrEnum):
     """What was before it is no longer wanted."""
     QUARANTINED = "quarantined"
     """What was before it is not to be restored, but may be rolled back to."""
+    LOST = "lost"
+    """A repair found that nothing was left of what was before it. Nobody took it out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +115,8 @@ class Ref:
 
     @property
     def withdrawn(self) -> str:
-        """`forgotten` or `quarantined` if somebody took the key out; empty too if a repair found nothing left of it."""
-        is_loss = self.line == self.generation  # see `kstore.published.generations.publish_loss`
-        return "" if self.state is RefState.LIVE or is_loss else self.state
+        """`forgotten` or `quarantined` if somebody took the key out; else empty."""
+        return self.state if self.state in (RefState.FORGOTTEN, RefState.QUARANTINED) else ""
 
     def remembers(self, base: Ref) -> bool:
         """Whether what `base` has and this one lacks was taken out on purpose."""

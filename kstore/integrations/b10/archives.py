@@ -41,7 +41,8 @@ class Archives:
 
         One that cannot be read is told to the log and left alone: the replica compiles.
         """
-        if newest := store.newest(store.scope(key)):
+        newest = store.newest(store.scope(key))
+        if newest and newest.state is not RefState.LOST:
             # Another replica has imported it just now. Or it was forgotten or quarantined, and must not come back.
             return newest.state is RefState.LIVE
         if not (archive := self.own()):
