@@ -25,6 +25,14 @@ def set_aside_blob(backend: Backend, digest: bytes) -> None:
         backend.put_if_absent(name, b"")
 
 
+def drop_notes(backend: Backend, names: Iterable[str]) -> None:
+    """Of what was moved there for one blob, remove what only says that it is lost."""
+    for name in names:
+        with suppress(FileNotFoundError):
+            if not backend.stat(name).size:
+                backend.delete(name)
+
+
 def set_aside_pack(backend: Backend, pack_id: str) -> None:
     """Move a pack aside."""
     with suppress(FileNotFoundError):

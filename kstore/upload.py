@@ -295,12 +295,12 @@ class Uploader:
         return tuple(pack for pack in packs if self._doomed.is_complete and pack not in self._doomed.packs)
 
     def _present(self, packs: tuple[str, ...]) -> tuple[str, ...]:
-        """Those to rely on of packs that no ref names yet. What has been deleted is on no list any more."""
+        """Those to rely on of packs that may have gone. What has been deleted is on no list any more."""
         return tuple(pack for pack in self._reliable(packs) if self._storage.blobs.has_pack(pack))
 
     def _may_rely_on(self, ref: Ref) -> bool:
-        """Whether all that the generation has is there, but for the condemned blobs."""
-        is_reliable = not ref.depth and self._reliable(ref.packs) == ref.packs
+        """Whether all that the generation has is there, but for the condemned blobs. A repair may have moved a pack."""
+        is_reliable = not ref.depth and self._present(ref.packs) == ref.packs
         return is_reliable and self._doomed.is_complete and self._storage.refs.is_kept(ref)
 
 

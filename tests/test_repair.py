@@ -13,11 +13,17 @@ import pytest
 
 from kstore.blobs.loose import blob_name
 from kstore.blobs.packindex import pack_name
+from kstore.condemned import Condemned, write_lists
 from kstore.environment import Host
+from kstore.gc import GcStatus
+from kstore.gc.digests import DigestSet
+from kstore.gc.mark import needs_of
+from kstore.gc.seek import seek
 from kstore.operations.repair import Repair
 from kstore.operations.verify import _Verification
-from kstore.published.refs import Refs, RefState
-from kstore.report import RestoreStatus
+from kstore.published.refs import Ref, Refs, RefState
+from kstore.report import CommitStatus, RestoreStatus
+from kstore.storage import Storage
 from tests.gc.stores import collect, collect_fully, generations, kernels, restored
 from tests.trees import KEY, Node
 
@@ -213,16 +219,134 @@ def test_a_pinned_generation_whose_pack_was_taken_away_keeps_what_was_saved_of_i
     assert placed(tmp_path, "after", pinned) == whole(kernels(node))
 
 
-def test_packs_in_which_a_generation_looks_for_what_it_lacks_are_not_rewritten(tmp_path: Path) -> None:
+def test_what_a_pinned_generation_lacks_goes_along_when_packs_become_one(tmp_path: Path) -> None:
     node = salvaged(tmp_path)
     node.store.pin(KEY, 1)
-    (saved,) = set(node.newest().packs) - set(node.store.storage.refs.get(node.store.scope(KEY), 2).packs)
-    for number in range(10):  # Small packs of one key: gc makes one of them.
+    before = set(node.newest().packs)
+    for number in range(10):
         node.tree.wrapper(f"{number}")
         node.commit()
     collect_fully(node, keep=1)
-    assert saved in node.newest().packs
+    assert before.isdisjoint(node.newest().packs)
+    collect_fully(node, keep=1)
     assert placed(tmp_path, "after", 1) == whole(kernels(node))
+
+
+def test_what_is_whole_of_a_pack_that_only_earlier_generations_name_is_saved(tmp_path: Path) -> None:
+    node = Node(tmp_path, layout="packed")
+    node.tree.kernel("whole")
+    large(node)
+    node.commit()
+    node.store.pin(KEY, 1)
+    rot_frame(node, "inductor/ab/clarge.py")
+    node.store.forget(KEY)
+    assert node.store.verify(repair=True).repaired
+    assert collect_fully(node, keep=1).status is GcStatus.COLLECTED
+    assert placed(tmp_path, "after", 1) == whole(kernels(node))
+    assert node.store.rollback(KEY, 1)
+    assert placed(tmp_path, "newest") == whole(kernels(node))
+
+
+def test_a_store_with_damage_goes_on_shrinking(tmp_path: Path) -> None:
+    """What a pinned generation lacks is in the packs of many others: that with its manifest and one more are enough."""
+    node = salvaged(tmp_path)
+    node.store.pin(KEY, 1)
+    for number in range(5):
+        other = Node(tmp_path, f"other {number}", layout="packed")
+        other.tree.kernel("whole")
+        large(other)
+        other.commit(f"{number}/v1")
+        other.store.forget(f"{number}/v1")
+    node.store.forget(KEY)
+    collect_fully(node, keep=1)
+    collect_fully(node, keep=1)
+    blobs = node.store.storage.blobs
+    assert len([pack for pack in blobs.packs() if len(blobs.pack(pack).index.digests) > 2]) <= 2
+    assert placed(tmp_path, "after", 1) == whole(kernels(node))
+
+
+def test_what_gc_may_be_about_to_delete_does_not_do_in_the_place_of_what_it_keeps(tmp_path: Path) -> None:
+    node = salvaged(tmp_path)
+    storage = node.store.storage
+    ref = storage.refs.get(node.store.scope(KEY), 1)
+    (saved,) = [pack for pack in storage.blobs.packs() if ref.stored.keys() <= storage.blobs.digests_in([pack])]
+    other = Node(tmp_path, "other", layout="packed")
+    other.tree.kernel("whole")
+    other.commit("other/v1")
+    (other_pack,) = other.newest("other/v1").packs
+    condemn(storage, other_pack)
+    assert sought(storage, ref) == {saved}
+    condemn(storage, saved)
+    assert sought(storage, ref) == {saved, other_pack}
+
+
+def condemn(storage: Storage, pack: str) -> None:
+    """As gc does with one that no ref names."""
+    found = storage.backend.stat(pack_name(pack))
+    write_lists(storage.backend, [Condemned(True, bytes.fromhex(pack), found.inode, found.mtime_ns, found.size)])
+
+
+def sought(storage: Storage, ref: Ref) -> set[str]:
+    """What gc keeps for a generation if it goes by that one alone."""
+    with DigestSet() as lacking:
+        lacking.add(needs_of(storage, ref).lacking)
+        return seek(storage, lacking, ())
+
+
+def test_verify_knows_what_was_saved_and_notes_what_is_lost_once(tmp_path: Path) -> None:
+    node = salvaged(tmp_path)
+    node.store.pin(KEY, 1)
+    node.store.forget(KEY)
+    collect_fully(node, keep=1)
+    noted = set[str]()
+    for _ in range(3):
+        report = node.store.verify(repair=True)
+        assert [(damage.generation, damage.paths) for damage in report.damage] == [(1, ("inductor/ab/clarge.py",))]
+        assert report.packs == []
+        noted = {path.name.partition(".")[0] for path in (node.location / "quarantine").iterdir()}
+        assert len(noted) == len(list((node.location / "quarantine").iterdir()))
+    assert len(noted) == 2  # The pack, and the blob.
+
+
+def test_who_rolls_back_while_a_repair_moves_packs_gets_what_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Node(tmp_path, layout="packed")
+    node.tree.kernel("whole")
+    large(node)
+    node.commit()
+    node.tree.wrapper("of the second generation")
+    node.commit()
+    rot_blob(node, node.published()["inductor/ab/clarge.py"].digest)
+    named = Repair._named
+
+    def rolled_back(repair: Repair) -> set[str]:
+        found = named(repair)
+        Node(tmp_path, "operator").store.rollback(KEY, 1)
+        return found
+
+    monkeypatch.setattr(Repair, "_named", rolled_back)
+    assert node.store.verify(repair=True).repaired
+    monkeypatch.undo()
+    collect_fully(node, keep=1)
+    assert all(map(node.store.storage.blobs.has_pack, node.newest().packs))
+    assert placed(tmp_path, "after") == whole(kernels(node))
+
+
+def test_a_commit_does_not_rely_on_what_a_repair_has_moved(tmp_path: Path) -> None:
+    node = Node(tmp_path, layout="packed")
+    path = node.tree.wrapper("that comes back")
+    large(node)
+    node.commit()
+    rot_frame(node, "inductor/ab/clarge.py")
+    operator = Node(tmp_path, "operator")
+    assert operator.store.verify(repair=True).repaired
+    operator.store.forget(KEY)
+    fresh = Node(tmp_path, layout="packed")
+    fresh.tree.put("inductor/cd/csame.py", fresh.tree.read(path))
+    assert fresh.commit().status is CommitStatus.COMMITTED
+    storage, ref = fresh.store.storage, fresh.newest()
+    assert {entry.digest for entry in fresh.published().values()} <= storage.blobs.digests_in(ref.packs)
 
 
 def test_what_a_repair_found_nothing_of_was_withdrawn_by_nobody(tmp_path: Path) -> None:

@@ -43,6 +43,13 @@ class DigestSet:
         with self._env.begin(write=True) as txn:
             return [digest for digest in names if txn.put(digest, b"", overwrite=False)]
 
+    def remove(self, digests: Iterable[bytes]) -> None:
+        """Take out those that are in it."""
+        if len(self):
+            with self._env.begin(write=True) as txn:
+                for digest in digests:
+                    txn.delete(digest)
+
     def update(self, values: Mapping[bytes, bytes]) -> None:
         """Add digests with these values, whatever they had."""
         with self._env.begin(write=True) as txn, txn.cursor() as cursor:

@@ -1,7 +1,7 @@
 """Mark: what the generations of a store need.
 
-A pack is live if a ref names it. So is one that holds what a generation needs one of whose own packs cannot be read:
-what a repair saves of a damaged pack goes into another, which only the newest generation's ref names.
+A pack is live if a ref names it, or if it is kept for a generation one of whose own packs cannot be read: see
+`kstore.gc.seek`.
 
 A loose blob is live if a generation has it and none of that generation's packs does: so a loose blob that was
 condemned, and then uploaded again into a pack, dies all the same, and a name that is about to be deleted never becomes
@@ -11,14 +11,14 @@ live again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 
 from kstore.blobs.blobstore import BlobStore
-from kstore.blobs.packreader import PackReader
 from kstore.condemned import Condemned
 from kstore.errors import IntegrityError, MissError
 from kstore.gc.digests import DigestSet
+from kstore.gc.seek import seek
 from kstore.progress import Progress
 from kstore.published.delta import read_manifest
 from kstore.published.leaning import leaning
@@ -41,6 +41,8 @@ class Needs:
     """The same of those that are."""
     leant: dict[bytes, int]
     """The same of those that were not uploaded, for a store below had them: they may not be here."""
+    lacking: tuple[bytes, ...] = ()
+    """Of the loose ones, those that are not there: another pack may have them, for one of these cannot be read."""
 
 
 @dataclass(slots=True)
@@ -52,7 +54,7 @@ class Marked:
     leant: DigestSet
     """Kept if they are here, and not counted."""
     lacking: DigestSet
-    """Needed by generations one of whose packs cannot be read, and in none of their others."""
+    """Needed by generations one of whose packs cannot be read, and neither in the others nor loose."""
     packs: dict[str, set[Ref]] = field(default_factory=dict)
     """Live pack → the refs that name it."""
     newest: set[Ref] = field(default_factory=set)
@@ -60,7 +62,7 @@ class Marked:
     unread_packs: set[str] = field(default_factory=set)
     """Live packs that could not say, at least once, what they hold: nobody knows what of it is dead."""
     sought: set[str] = field(default_factory=set)
-    """Packs that hold something of what is lacking: live, whether or not a ref names them."""
+    """Live packs that no ref names: they hold what is lacking."""
     loose_bytes: int = 0
     unreadable: list[str] = field(default_factory=list)
     """What cannot be read: it may need anything."""
@@ -103,7 +105,11 @@ def needs_in(blobs: BlobStore, ref: Ref, manifest: Manifest) -> Needs:
     inside = sizes.keys() & blobs.digests_in(ref.packs)
     leant = {digest: size for digest, size in leaning(manifest).items() if digest not in inside}
     loose = {digest: size for digest, size in sizes.items() if digest not in inside and digest not in leant}
-    return Needs(ref.packs, loose, {digest: sizes[digest] for digest in inside}, leant)
+    packed = {digest: sizes[digest] for digest in inside}
+    if all(map(blobs.can_read, ref.packs)):
+        return Needs(ref.packs, loose, packed, leant)
+    lacking = tuple(digest for digest, size in loose.items() if not blobs.loose.has(digest, size))
+    return Needs(ref.packs, loose, packed, leant, lacking)
 
 
 def mark(storage: Storage, gone: Container[str], marked: Marked, progress: Progress) -> None:
@@ -114,7 +120,7 @@ def mark(storage: Storage, gone: Container[str], marked: Marked, progress: Progr
         for ref in refs:
             _mark_ref(storage, ref, marked)
             progress.done += 1
-    marked.sought.update(_holders(storage, marked.lacking))
+    marked.sought |= seek(storage, marked.lacking, marked.packs)
 
 
 def _refs(storage: Storage, scope: Scope, gone: Container[str], marked: Marked) -> list[Ref]:
@@ -146,20 +152,7 @@ def _mark_ref(storage: Storage, ref: Ref, marked: Marked) -> None:
             marked.unreadable.append(f"generation {ref.generation} of {ref.scope}: {error}")
         return
     marked.loose_bytes += sum(needs.loose[digest] for digest in marked.loose.add(needs.loose))
-    if not marked.unread_packs.isdisjoint(ref.packs):
-        marked.lacking.add(needs.loose)
     marked.packed.add(needs.packed)
+    marked.lacking.add(needs.lacking)
+    marked.packed.add(needs.lacking)  # Where they are found they go along if that pack is rewritten.
     marked.leant.add(needs.leant)
-
-
-def _holders(storage: Storage, lacking: DigestSet) -> Iterator[str]:
-    """The packs that have something of what is lacking, or may have it, for they cannot be read just now."""
-    for pack in storage.blobs.packs() if len(lacking) else ():
-        try:
-            digests = PackReader(storage.backend, pack).index.digests
-            if len(lacking.absent(digests)) < len(digests):
-                yield pack
-        except IntegrityError as error:
-            log.debug("nothing can be found in pack %s: %s", pack, error)
-        except OSError:
-            yield pack

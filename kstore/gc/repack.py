@@ -45,7 +45,7 @@ def worth_rewriting(storage: Storage, marked: Marked) -> list[tuple[str, ...]]:
     dead: list[tuple[str, ...]] = []
     small: dict[frozenset[Ref], list[tuple[int, str]]] = defaultdict(list)
     for pack, refs in sorted(marked.packs.items()):
-        if pack in marked.unread_packs or pack in marked.sought:
+        if pack in marked.unread_packs:
             continue
         users = frozenset(refs & marked.newest)
         if users == refs and _is_mostly_dead(storage, pack, marked):

@@ -1,7 +1,8 @@
 """Repair: what `verify` found damaged goes to `quarantine/`, and what is whole is published without it.
 
-Only newest generations are mended, for those are restored. A damaged pack that one of them still names in the end,
-because it could not be published again, stays where it is. What is lost and lies whole in `quarantine/` is put back: it
+Only newest generations are published again, for those are restored; what is whole of a pack that earlier ones name is
+saved for them. A damaged pack that a newest one still names in the end, because it could not be published again, stays
+where it is. What is lost and lies whole in `quarantine/` is put back: it
 could just not be read when it was moved there.
 """
 
@@ -14,7 +15,7 @@ from dataclasses import replace
 
 from kstore.blobs import BlobStore, Layout
 from kstore.blobs.packreader import Blob, PackReader
-from kstore.damaged import damaged_blobs, put_back, set_aside_blob, set_aside_pack, set_aside_ref
+from kstore.damaged import damaged_blobs, drop_notes, put_back, set_aside_blob, set_aside_pack, set_aside_ref
 from kstore.errors import IntegrityError, MissError
 from kstore.files import NO_FILE
 from kstore.gc.digests import DigestSet
@@ -48,11 +49,12 @@ class Repair:
         self._give_up(self._lost)
         for scope, generation in broken:
             self._pass_over(scope, generation)
-        for scope in self._storage.refs.scopes() if self._packs else ():
-            self._replace(scope)
+        self._replace_all()
         named = self._named()
         for pack in sorted(self._packs - named):
+            self._save(pack)  # for earlier generations: gc keeps what they need wherever it is
             set_aside_pack(self._backend, pack)
+        self._replace_all()  # Somebody may have published meanwhile what names one of them, as a rollback does.
         for digest, names in damaged_blobs(self._backend).items():
             if digest in self._whole and digest not in self._lost:
                 for name in names:
@@ -61,8 +63,10 @@ class Repair:
 
     def _give_up(self, lost: dict[bytes, int]) -> None:
         """Leave blobs to whoever has them, but for those that can be stored anew."""
+        noted = damaged_blobs(self._backend) if lost else {}
         for digest in sorted(lost):
             set_aside_blob(self._backend, digest)
+            drop_notes(self._backend, noted.get(digest, ()))
         back = self._put_back(lost) if lost else set()
         self._whole.add(back)
         self._lost = {digest: size for digest, size in (self._lost | lost).items() if digest not in back}
@@ -88,6 +92,10 @@ class Repair:
         else:
             publish_loss(self._storage, scope, upon=generation)
         set_aside_ref(self._backend, scope, generation)
+
+    def _replace_all(self) -> None:
+        for scope in self._storage.refs.scopes() if self._packs else ():
+            self._replace(scope)
 
     def _replace(self, scope: Scope) -> None:
         """Publish anew what names a damaged pack, other keys and what was committed since it was read included."""

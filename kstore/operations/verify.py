@@ -179,6 +179,7 @@ class _Verification:
         for pack in sorted({pack for ref in self.refs for pack in ref.packs}):
             self._check_pack(pack)
         self._read_loose()
+        self._read_elsewhere()
         self._read_below()
         lost, self.lost = self.lost, {}
         for ref in self.refs if lost else ():
@@ -230,7 +231,7 @@ class _Verification:
     def _check_pack(self, pack: str) -> None:
         reader = PackReader(self._storage.backend, pack)
         trouble = self._read_pack(reader) and self._read_pack(reader)  # It may pass.
-        if trouble is None or not self._is_named(pack):
+        if trouble is None or not self._is_named(pack) or self._was_moved(pack):
             return
         log.warning("pack %s: %s", pack, _reason(trouble))
         if _is_damage(trouble):
@@ -242,6 +243,11 @@ class _Verification:
     def _is_named(self, pack: str) -> bool:
         """Whether a generation that names it is still there: gc may have removed all of them since they were read."""
         return any(self._storage.refs.exists(ref) for ref in self.refs if pack in ref.packs)
+
+    def _was_moved(self, pack: str) -> bool:
+        """Whether a pack that only earlier generations name is not there, as after a repair: what they lack is told."""
+        newest = {ref.scope: ref for ref in sorted(self.refs, key=lambda ref: ref.generation)}
+        return not self._storage.blobs.has_pack(pack) and all(pack not in ref.packs for ref in newest.values())
 
     def _read_pack(self, reader: PackReader) -> Exception | None:
         """What keeps all of it from being whole."""
@@ -274,6 +280,13 @@ class _Verification:
                 self._report.unreadable += unreadable.values()
                 gone = batch.keys() - whole - again - unreadable.keys() - self._hidden
                 self.lost.update({digest: batch[digest] for digest in gone})
+
+    def _read_elsewhere(self) -> None:
+        """What gc keeps in other packs for generations one of whose own cannot be read: a repair has saved it there."""
+        wanted = {digest: size for digest, size in self.lost.items() if digest not in self._loose}
+        for digest, data in BlobStore(self._storage.backend).fetch_many(wanted) if wanted else ():
+            self._count(digest, len(data))
+            del self.lost[digest]
 
     def _read_below(self) -> None:
         """What this store lacks."""

@@ -27,6 +27,7 @@ from kstore.digest import DIGEST_SIZE
 from kstore.errors import IntegrityError, MissError
 from kstore.gc.digests import DigestSet
 from kstore.gc.mark import Needs, needs_in
+from kstore.gc.seek import seek
 from kstore.progress import Progress
 from kstore.published.delta import read_manifest
 from kstore.published.manifest import Manifest
@@ -151,6 +152,7 @@ class Accounts(Generic[Group]):
         self._blobs = self._open.enter_context(DigestSet())
         self._loose = self._open.enter_context(DigestSet())
         self._leant = self._open.enter_context(DigestSet())
+        self._lacking = self._open.enter_context(DigestSet())
         return self
 
     def __exit__(
@@ -167,6 +169,7 @@ class Accounts(Generic[Group]):
             held.generations += 1
             held.live += ref.state is RefState.LIVE
             held.artifacts += size
+        self._lacking.add(holding.needs.lacking)
         for owner in owners:
             tail = _OWNER.pack(owner)
             self._blobs.update({name[:DIGEST_SIZE] + tail + name[-1:]: size for name, size in self._rows(holding)})
@@ -281,7 +284,8 @@ class Accounts(Generic[Group]):
 
     def _survey(self) -> None:
         """Count what is in the store, and what of it is needed by none."""
-        packs = {pack: pack in self._packs for pack in self._storage.blobs.packs()}
+        needed = self._packs.keys() | seek(self._storage, self._lacking, self._packs)
+        packs = {pack: pack in needed for pack in self._storage.blobs.packs()}
         self._count_stored({pack_name(pack): is_needed for pack, is_needed in packs.items()})
         for shard in list(self._storage.backend.list(LOOSE)):
             self._count_stored(self._loose_in(f"{LOOSE}/{shard.name}"))

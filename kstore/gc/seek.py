@@ -1,0 +1,55 @@
+"""Seek: where what a generation needs is, if one of its own packs cannot be read.
+
+What a repair saves of a damaged pack goes into another, which only the newest generation's ref names.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+
+from kstore.blobs.packreader import PackReader
+from kstore.condemned import read_doomed
+from kstore.errors import IntegrityError
+from kstore.gc.digests import DigestSet
+from kstore.storage import Storage
+
+log = logging.getLogger(__name__)
+
+
+def seek(storage: Storage, lacking: DigestSet, named: Collection[str]) -> set[str]:
+    """The packs to keep for what is `lacking`, which is used up, beside those that refs name, and that are kept anyway.
+
+    One that gc may be about to delete is kept, but does not do in the place of another, since another gc may be doing
+    it just now. Of the others one does for each blob: the first by name, for every gc must choose alike.
+    """
+    if not len(lacking):
+        return set()
+    doomed = read_doomed(storage.backend, ())
+    doubtful = doomed.packs if doomed.is_complete else set(storage.blobs.packs())
+    for pack in named:
+        lacking.remove(_held(storage, pack) or ())
+    kept = set()
+    others = set(storage.blobs.packs()).difference(named)
+    for pack in sorted(others, key=lambda pack: (pack in doubtful, pack)):
+        if not len(lacking):
+            break
+        held = _held(storage, pack)
+        if held is None or len(lacking.absent(held)) < len(held):
+            kept.add(pack)
+        if held and pack not in doubtful:
+            lacking.remove(held)
+    return kept
+
+
+def _held(storage: Storage, pack: str) -> tuple[bytes, ...] | None:
+    """Digests of what can be found in a pack; None if it may be anything, for the pack cannot be read just now."""
+    try:
+        return tuple(PackReader(storage.backend, pack).index.digests)
+    except IntegrityError as error:
+        log.debug("nothing can be found in pack %s: %s", pack, error)
+    except FileNotFoundError:
+        pass
+    except OSError:
+        return None
+    return ()
