@@ -20,9 +20,11 @@ from kstore.blobs import BlobStore, Layout
 from kstore.components import load_table
 from kstore.digest import digest_of
 from kstore.gc import Policy
+from kstore.gc.digests import DigestSet
 from kstore.local.index import Index
 from kstore.local.scan import scan
 from kstore.operations.bring import Incoming, Target, bring_in
+from kstore.operations.repair import Repair
 from kstore.progress import Progress
 from kstore.published.manifest import Files, Manifest
 from kstore.published.refs import Refs
@@ -144,6 +146,30 @@ def forgotten_and_condemned(backend: MemoryBackend) -> None:
     put_on(node, backend)
     assert node.store.forget(KEY)
     old_and_condemned(backend)
+
+
+def repaired(backend: MemoryBackend) -> None:
+    """The key was forgotten, and its first generation is pinned; but a repair has taken away the pack that this names.
+
+    All of it is in two other packs, which no ref names: what was saved, and what another key had. gc keeps one of them,
+    and has condemned the other for long enough that it is to be deleted.
+    """
+    node = Node(Path("/nowhere"))
+    put_on(node, backend)
+    storage, scope = node.store.storage, node.store.scope(KEY)
+    storage.refs.pin(scope, 1)
+    packs = storage.refs.get(scope, 1).packs
+    with storage.blobs.writer(Layout.PACKED) as writer:
+        for pack in packs:
+            for digest, data in storage.blobs.pack(pack).salvage():
+                writer.put(digest, bytes(data))
+        writer.finish()
+    with DigestSet() as whole:
+        assert Repair(storage, packs, {}, whole).run(())
+    assert node.store.forget(KEY)
+    backend.wait(2 * HOUR)
+    assert node.store.gc(Policy(keep=1)).condemned.files
+    backend.wait(2 * HOUR)
 
 
 def put_on(node: Node, backend: MemoryBackend) -> None:

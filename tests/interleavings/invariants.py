@@ -1,6 +1,7 @@
 """What must be true of a store whenever one looks, whoever was killed where.
 
-- Every published generation can be restored completely, from the packs that its ref names and from loose blobs.
+- Every published generation can be restored completely, from the packs that its ref names and from loose blobs; if
+  a repair has taken away one of these packs, from any pack.
 - What a commit reported as published is in the newest generation: its own files or, where another worker offered
   others under the same names, theirs, and each group from one worker only. Except what a `forget` dropped: all that
   was there before the generation that it published, which is empty.
@@ -180,8 +181,10 @@ def _places(contents: Contents, digest: bytes) -> Iterator[Object | None]:
 
 
 def _packed(contents: Contents, ref: Ref) -> set[bytes]:
-    """What the packs of a ref hold."""
-    packs = (contents.objects.get(pack_name(pack)) for pack in ref.packs)
+    """What the packs hold in which a ref's blobs are looked for."""
+    packs = [contents.objects.get(pack_name(pack)) for pack in ref.packs]
+    if None in packs:
+        packs = [found for name, found in contents.objects.items() if name.startswith("packs/")]
     return set().union(*(_digests_in(found.data) for found in packs if found))
 
 

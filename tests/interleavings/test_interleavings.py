@@ -33,6 +33,7 @@ from tests.interleavings.actors import (
     compile_kernel,
     forgotten_and_condemned,
     old_and_condemned,
+    repaired,
     unchanged,
     write_wrapper,
 )
@@ -152,11 +153,22 @@ MERGING_SCENES = [
     Scene(("gc 1", "restore R"), **MERGING),
     Scene(("gc 1", "forget F"), **MERGING),
 ]
+REPAIRED = {"published": (FIRST, SECOND), "history": repaired, "keys": {"commit A": "model/v2"}}
+"""Committer A has what the pinned generation lacks, under another key."""
+REPAIRED_SCENES = [
+    Scene(("gc 1", "gc 2"), **REPAIRED),
+    Scene(("gc 1", "gc 2", "wait 4000"), **REPAIRED),
+    Scene(("gc 1", "commit A", "wait 4000"), **REPAIRED),
+]
+LARGE_REPAIRED_SCENES = [
+    Scene(("gc 1", "gc 2", "commit A"), **REPAIRED),
+    Scene(("gc 1", "gc 2", "commit A", "wait 4000"), **REPAIRED),
+]
 LARGE_MERGING_SCENES = [
     Scene(("gc 1", "gc 2"), **MERGING),
     Scene(("gc 1", "gc 2", "wait 4000"), **MERGING),
-    Scene(("gc 1", "gc 2", "commit A"), **MERGING),
 ]
+"""With a commit beside both there are more states than 20 GB hold."""
 
 
 @pytest.fixture
@@ -259,6 +271,28 @@ def test_nothing_is_lost_where_small_packs_become_one(
     scene: Scene, tmp_path: Path, tell: Callable[[Scene, str, Explored], None]
 ) -> None:
     tell(scene, "packed, merged", check(scene, tmp_path, "packed"))
+
+
+@pytest.mark.parametrize(
+    "scene",
+    [*REPAIRED_SCENES, *(pytest.param(scene, marks=pytest.mark.exhaustive) for scene in LARGE_REPAIRED_SCENES)],
+    ids=str,
+)
+def test_nothing_is_lost_of_a_generation_whose_pack_a_repair_has_taken_away(
+    scene: Scene, tmp_path: Path, tell: Callable[[Scene, str, Explored], None]
+) -> None:
+    tell(scene, "packed, repaired", check(scene, tmp_path, "packed"))
+
+
+def test_a_gc_that_keeps_nothing_for_what_a_repair_has_taken_away_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = REPAIRED_SCENES[1]
+    world = scene.world(tmp_path, "packed")
+    invariants = Invariants(world)
+    monkeypatch.setattr("kstore.gc.mark.seek", lambda storage, lacking, named: set())
+    with pytest.raises(Violation, match="is missing"):
+        explore([world.actor(name) for name in scene.actors], world.start, invariants)
 
 
 @pytest.mark.exhaustive
