@@ -2,7 +2,7 @@
 
 Only newest generations are published again, for those are restored; what is whole of a pack that earlier ones name is
 saved for them. A damaged pack that a newest one still names in the end, because it could not be published again, stays
-where it is. What is lost and lies whole in `quarantine/` is put back: it could just not be read when it was moved there.
+where it is. What is lost and lies whole in `quarantine/` is put back: it could just not be read when it was moved.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from kstore.deadline import Waiting, within
@@ -45,6 +45,7 @@ class Below:
     def __init__(self, above: Storage, storages: Sequence[Storage]) -> None:
         self._above = above
         self._storages = storages
+        self._found: tuple[Storage, ...] | None = None
 
     def __bool__(self) -> bool:
         """Whether any was named."""
@@ -64,9 +65,12 @@ class Below:
                 found.append(storage)
         return tuple(found[1:])
 
-    @cached_property
+    @property
     def _readable(self) -> tuple[Storage, ...]:
-        return tuple(storage for storage in self._storages if _is_there(storage))
+        """No `cached_property`: one that hangs would hold up all others before Python 3.12 (python/cpython#87634)."""
+        if self._found is None:
+            self._found = tuple(storage for storage in self._storages if _is_there(storage))
+        return self._found
 
     def at(self, depth: int) -> Storage:
         """The one with so many stores above it."""

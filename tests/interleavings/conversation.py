@@ -10,8 +10,11 @@ import ctypes
 import hashlib
 import os
 import secrets
+import sys
 import threading
 import time
+import traceback
+import warnings
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +27,8 @@ from kstore.threads import Pool
 from tests.interleavings.memory import Answer, Kind, Memory, MemoryBackend, Step
 
 _PATIENCE = 60.0
+_LAST_PATIENCE = 10.0
+"""Seconds for an actor that is to end; one that does not is told of."""
 _M_MMAP_THRESHOLD = -3
 """Of glibc's mallopt(3)."""
 _ZEROED, _MOST = 1 << 20, 32 << 20
@@ -86,7 +91,10 @@ class Conversation:
         """End it where it is."""
         self._is_abandoned = True
         self._answers.put(None)
-        self._thread.join(_PATIENCE)
+        self._thread.join(_LAST_PATIENCE)
+        if self._thread.is_alive():
+            where = sys._current_frames().get(self._thread.ident or 0)
+            warnings.warn(f"{self._actor.name} does not end:\n{''.join(traceback.format_stack(where))}", stacklevel=2)
 
     def perform(self, step: Step) -> Any:
         """What the actor's backend calls."""
