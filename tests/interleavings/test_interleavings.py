@@ -162,7 +162,6 @@ REPAIRED_SCENES = [
 ]
 LARGE_REPAIRED_SCENES = [
     Scene(("gc 1", "gc 2", "commit A"), **REPAIRED),
-    Scene(("gc 1", "gc 2", "commit A", "wait 4000"), **REPAIRED),
 ]
 LARGE_MERGING_SCENES = [
     Scene(("gc 1", "gc 2"), **MERGING),
