@@ -165,16 +165,21 @@ def test_what_gc_removes_while_verify_reads_is_no_damage(
     assert (report.ok, report.damage, report.packs) == (True, [], [])
 
 
-def salvaged(tmp_path: Path) -> Node:
-    """Of two generations that share a pack, a frame of which was damaged; a repair has published a third."""
+def damaged(tmp_path: Path) -> Node:
+    """Of two generations that share a pack, a frame of which is damaged."""
     node = Node(tmp_path, layout="packed")
     node.tree.kernel("whole")
     large(node)
     node.commit()
     node.tree.wrapper("of the second generation")
     node.commit()
-    damaged = node.published()["inductor/ab/clarge.py"].digest
-    rot_blob(node, damaged)
+    rot_blob(node, node.published()["inductor/ab/clarge.py"].digest)
+    return node
+
+
+def salvaged(tmp_path: Path) -> Node:
+    """The same, after a repair, which has published a third."""
+    node = damaged(tmp_path)
     assert node.store.verify(repair=True).repaired
     assert node.newest().generation == 3
     return node
@@ -311,13 +316,7 @@ def test_verify_knows_what_was_saved_and_notes_what_is_lost_once(tmp_path: Path)
 def test_who_rolls_back_while_a_repair_moves_packs_gets_what_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    node = Node(tmp_path, layout="packed")
-    node.tree.kernel("whole")
-    large(node)
-    node.commit()
-    node.tree.wrapper("of the second generation")
-    node.commit()
-    rot_blob(node, node.published()["inductor/ab/clarge.py"].digest)
+    node = damaged(tmp_path)
     named = Repair._named
 
     def rolled_back(repair: Repair) -> set[str]:

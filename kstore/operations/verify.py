@@ -187,12 +187,16 @@ class _Verification:
 
     def is_newest_damaged(self) -> bool:
         """Whether a newest generation is damaged, or names a pack that is."""
-        newest = {ref.scope: ref for ref in sorted(self.refs, key=lambda ref: ref.generation)}
+        newest = self._newest()
         named = {pack for ref in newest.values() for pack in ref.packs}
         here = (damage for damage in self._report.damage if damage.store == self._storage.location)
         return not named.isdisjoint(self._report.packs) or any(
             damage.scope not in newest or damage.generation >= newest[damage.scope].generation for damage in here
         )
+
+    def _newest(self) -> dict[Scope, Ref]:
+        """Of each scope."""
+        return {ref.scope: ref for ref in sorted(self.refs, key=lambda ref: ref.generation)}
 
     def _survey(self, scope: Scope, generation: int) -> None:
         try:
@@ -246,8 +250,8 @@ class _Verification:
 
     def _was_moved(self, pack: str) -> bool:
         """Whether a pack that only earlier generations name is not there, as after a repair: what they lack is told."""
-        newest = {ref.scope: ref for ref in sorted(self.refs, key=lambda ref: ref.generation)}
-        return not self._storage.blobs.has_pack(pack) and all(pack not in ref.packs for ref in newest.values())
+        is_newest = any(pack in ref.packs for ref in self._newest().values())
+        return not is_newest and not self._storage.blobs.has_pack(pack)
 
     def _read_pack(self, reader: PackReader) -> Exception | None:
         """What keeps all of it from being whole."""
