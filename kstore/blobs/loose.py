@@ -6,9 +6,10 @@ import logging
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from kstore.backends import Backend, LocalPaths, NewObject
+from kstore.calls import call_each
 from kstore.digest import DIGEST_SIZE, digest_of
 from kstore.files import NO_FILE
 from kstore.local.link import Blob
@@ -20,6 +21,8 @@ _NAME = re.compile(rf"[0-9a-f]{{{2 * DIGEST_SIZE}}}")
 FOLDER = "blobs"
 ASIDE = "gc/aside"
 """Where gc puts a blob for the moment in which it decides: `<digest>.<nonce>`."""
+_LOOKED_AT = 1024
+"""Files whose status is in memory at once."""
 
 
 def blob_name(digest: bytes) -> str:
@@ -107,26 +110,27 @@ class LooseBlobs:
                     return self._backend.get(f"{ASIDE}/{child.name}", 0, size + 1)
             return self._backend.get(blob_name(digest), 0, size + 1)  # or gc has put it back in between
 
-    def untouched_many(self, wanted: Iterable[Entry]) -> list[Blob | None]:
+    def untouched_many(self, entries: Sequence[Entry]) -> list[Blob | None]:
         """For each artifact the file of its blob, if that can be linked: here, and as it was published."""
         if self._folder is None:
-            return [None for _ in wanted]
-        return [_untouched(self._folder, entry.digest, entry.size) for entry in wanted]
+            return [None] * len(entries)
+        blobs: list[Blob | None] = []
+        for at in range(0, len(entries), _LOOKED_AT):
+            blobs += _untouched(self._folder, entries[at : at + _LOOKED_AT])
+        return blobs
 
 
-def _untouched(folder: str, digest: bytes, size: int) -> Blob | None:
-    text = digest.hex()
-    path = f"{folder}/{text[:2]}/{text}"
-    try:
-        found = os.lstat(path)
-    except OSError:
-        return None
-    # What a symbolic link leads to is somebody else's to change: its bytes are copied.
-    if found.st_size != size or not stat.S_ISREG(found.st_mode):
-        return None
-    return (
-        Blob(path, found.st_mtime_ns) if bears_stamp(found.st_mtime_ns, digest) or _has_digest(path, digest) else None
-    )
+def _untouched(folder: str, entries: Sequence[Entry]) -> Iterator[Blob | None]:
+    texts = [entry.digest.hex() for entry in entries]
+    paths = [f"{folder}/{text[:2]}/{text}" for text in texts]
+    for path, found, entry in zip(paths, call_each(os.lstat, paths), entries, strict=True):
+        # What a symbolic link leads to is somebody else's to change: its bytes are copied.
+        if isinstance(found, OSError) or found.st_size != entry.size or not stat.S_ISREG(found.st_mode):
+            yield None
+        elif bears_stamp(found.st_mtime_ns, entry.digest) or _has_digest(path, entry.digest):
+            yield Blob(path, found.st_mtime_ns)
+        else:
+            yield None
 
 
 def _has_digest(path: str, digest: bytes) -> bool:

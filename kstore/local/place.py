@@ -27,7 +27,7 @@ from kstore.blobs.packreader import Blob
 from kstore.deadline import Waiting
 from kstore.errors import CacheRootError
 from kstore.files import NewFile, write_files
-from kstore.folders import make_folder
+from kstore.folders import make_folders
 from kstore.local.cacheroot import CacheRoot
 from kstore.local.found import Skipped
 from kstore.local.index import Known, is_settled
@@ -176,7 +176,7 @@ class Placer:
             placed = staging.fill(self._sources[0], packs, self._others, self._progress)
             staging.drop_incomplete(placed, self._lists)
             if marks and len(placed.paths) == len(wanted):
-                placed.marked_ns = mark_folders(map(staging.staged, folders_of(wanted)))
+                placed.marked_ns = mark_folders(staging.folders)
             mover = Mover(staging.staged, self._root.local_path, wanted)
             before_move()
             with self._waiting.visible():
@@ -207,6 +207,8 @@ class _Staging:
         self._stages = stages
         self._now = time.time_ns() // _SECOND * _SECOND
         self.wanted = wanted
+        self.folders = [self.staged(folder) for folder in sorted(folders_of(wanted))]
+        """Where all is being built, each after those above it."""
 
     def staged(self, path: str) -> str:
         """Where an artifact, or a folder of them, is being built."""
@@ -274,14 +276,13 @@ class _Staging:
             os.unlink(self.staged(path))
 
     def _make_folders(self) -> None:
-        for folder in sorted({path[: path.rindex("/")] for path in self.wanted}):
-            make_folder(self.staged(folder))
+        make_folders(self.folders)
 
     def _links(self, among: Files, blobs: BlobStore, packs: Sequence[str]) -> list[Link]:
         """What is loose and has not been touched since it was published."""
         packed = blobs.digests_in(packs)
         wanted = {p: e for p, e in among.items() if e.flags & _LINK and e.digest not in packed}
-        untouched = blobs.loose.untouched_many(wanted.values())
+        untouched = blobs.loose.untouched_many(list(wanted.values()))
         return [
             Link(blob, self.staged(path), _mode(entry), path)
             for (path, entry), blob in zip(wanted.items(), untouched, strict=True)

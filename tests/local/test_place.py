@@ -15,6 +15,7 @@ from kstore.deadline import Waiting
 from kstore.digest import digest_of
 from kstore.errors import CacheRootError
 from kstore.files import NewFile, write_files
+from kstore.folders import make_folders
 from kstore.local.found import Skipped
 from kstore.local.link import Link, Linker, LinkMode
 from kstore.local.place import Placed, Placer
@@ -161,13 +162,13 @@ def test_what_is_found_only_when_all_are_looked_for_once_more_waits_for_its_fold
         written.set()
         write_files(files)
 
-    def make_folder(path: str) -> None:
+    def make_late(paths: Sequence[str]) -> None:
         written.wait(0.5)  # It is not: who writes waits.
-        os.makedirs(path)
+        make_folders(paths)
 
     monkeypatch.setattr(place.blobs, "parts", lambda *asked: ())
     monkeypatch.setattr("kstore.local.place.write_files", write)
-    monkeypatch.setattr("kstore.local.place.make_folder", make_folder)
+    monkeypatch.setattr("kstore.local.place.make_folders", make_late)
     assert place.place(wanted).paths == wanted.keys() == contents(place.tree.root).keys()
 
 
@@ -191,7 +192,7 @@ def test_a_blob_that_goes_before_it_is_linked_costs_its_group(tmp_path: Path, mo
 def test_where_a_folder_goes_before_it_is_filled_nothing_is_placed(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kstore.local.place.make_folder", lambda path: None)
+    monkeypatch.setattr("kstore.local.place.make_folders", lambda paths: None)
     with pytest.raises(CacheRootError, match="No such file"):
         place.place({f"inductor/{number:02}/c.py": place.store(b"%d" % number) for number in range(3)})
 
