@@ -57,13 +57,15 @@ def merge(base: Files, theirs: Files, ours: Files, declined: Declined, beside: S
     merged = Merged(dict(theirs), declined={p: d for p, d in declined.items() if _digest(ours, p) == d})
     merged.outdated.update(_outdated(base, theirs, ours))
     merged.declined.update((path, ours[path].digest) for path in merged.outdated)
-    changed = [
-        path
-        for path, entry in ours.items()
-        if entry.digest != _digest(base, path)
-        and entry.digest != _digest(theirs, path)
-        and entry.digest != merged.declined.get(path)
-    ]
+    changed = list(ours)
+    if base or theirs or merged.declined:
+        changed = [
+            path
+            for path, entry in ours.items()
+            if entry.digest != _digest(theirs, path)
+            and entry.digest != _digest(base, path)
+            and entry.digest != merged.declined.get(path)
+        ]
     if changed:
         _merge_changed(merged, base, theirs, ours, changed, declined)
     if merged.taken:
@@ -81,18 +83,19 @@ def _outdated(base: Files, theirs: Files, ours: Files) -> list[str]:
 def _merge_changed(
     merged: Merged, base: Files, theirs: Files, ours: Files, changed: list[str], declined: Declined
 ) -> None:
-    groups: set[str] = set()
+    groups: dict[str, list[str]] = defaultdict(list)
     slots: dict[str, list[str]] = defaultdict(list)
     for path in changed:
         flags = ours[path].flags
         if flags & _GROUP:
-            groups.add(unit_of(path, ours[path]))
+            groups[unit_of(path, ours[path])].append(path)
         elif flags & _SLOT:
             slots[unit_of(path, ours[path])].append(path)
         else:
             _merge_file(merged, base, theirs, ours, path, path in declined)
     if groups:
-        _merge_groups(merged, base, theirs, ours, groups)
+        every = groups if len(changed) == len(ours) else _by_unit(ours, groups)
+        _merge_groups(merged, base, theirs, ours, every)
     if slots:
         _merge_slots(merged, base, theirs, ours, slots)
 
@@ -109,16 +112,18 @@ def _merge_file(merged: Merged, base: Files, theirs: Files, ours: Files, path: s
         merged.declined[path] = ours[path].digest
 
 
-def _merge_groups(merged: Merged, base: Files, theirs: Files, ours: Files, groups: set[str]) -> None:
-    of_base, of_theirs, of_ours = (_by_unit(files, groups) for files in (base, theirs, ours))
-    for group in sorted(groups):
+def _merge_groups(merged: Merged, base: Files, theirs: Files, ours: Files, groups: Mapping[str, list[str]]) -> None:
+    """`groups` has all of ours in each."""
+    of_theirs = _by_unit(theirs, groups)
+    of_base = of_theirs if base is theirs else _by_unit(base, groups)
+    for group, paths in sorted(groups.items()):
         published = of_theirs[group]
         if published and _content(theirs, published) != _content(base, of_base[group]):
-            merged.declined.update((path, ours[path].digest) for path in of_ours[group])
+            merged.declined.update((path, ours[path].digest) for path in paths)
             continue
         for path in published:
             del merged.files[path]
-        for path in of_ours[group]:
+        for path in paths:
             _take(merged, ours, path)
 
 

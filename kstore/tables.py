@@ -46,14 +46,13 @@ def dump(tables: Mapping[str, Mapping[bytes, bytes]]) -> bytes:
         ) from error
 
 
-def load(data: bytes, *, is_own: bool = False) -> dict[str, Table]:
-    """Return the tables in `data`. `is_own` says that this user has dumped exactly these bytes.
+def load(data: bytes) -> dict[str, Table]:
+    """Return the tables in `data`.
 
     Raises:
         IntegrityError: it is not such a file.
     """
-    if not is_own:
-        check_pages(data)
+    check_pages(data)
     try:
         with _memory_file() as fd:
             _write_all(fd, data)

@@ -9,17 +9,18 @@ from __future__ import annotations
 import os
 import struct
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import accumulate, islice, pairwise
 from typing import NamedTuple
 
-from kstore import tables
 from kstore.errors import IntegrityError
-from kstore.published.manifest import Entry, pack_files, unpack_files
+from kstore.published.manifest import Entry, pack_entries, unpack_entries
 
+_MAGIC = b"kstore index 2\n"
+_LENGTHS = struct.Struct("<4Q")
 _STATUS = struct.Struct("<QQ")
-_TIMES = struct.Struct("<qq")
-_FOLDERS = "folders and their times"
-"""An index whose folders are under another name is one of an older kstore, and cannot be read."""
+_FOLDER = struct.Struct("<qqII")
 _SEPARATOR = "\0"
 _TICK_NS = 100_000_000
 _COARSE_TICK_NS = 2_000_000_000
@@ -62,13 +63,17 @@ class Index:
     folders: dict[str, KnownFolder] = field(default_factory=dict)
 
     def dump(self) -> bytes:
-        """As the bytes of an LMDB file."""
-        status = {
-            path.encode("utf-8", "surrogateescape"): _STATUS.pack(known.size, known.inode)
-            for path, known in self.files.items()
-        }
-        entries = pack_files({path: known.entry for path, known in self.files.items()})
-        return tables.dump({"entries": entries, "status": status, _FOLDERS: _pack_folders(self.folders)})
+        """As bytes: entries, statuses, folders, and the names of all of them. It is only ever read whole."""
+        files, folders, names = self.files.values(), self.folders.values(), list(self.files)
+        for path, folder in self.folders.items():
+            names += (path, *folder.folders, *folder.files)
+        sections = (
+            b"".join(pack_entries(known.entry for known in files)),
+            b"".join(_STATUS.pack(known.size, known.inode) for known in files),
+            b"".join(_FOLDER.pack(f.mtime_ns, f.ctime_ns, len(f.folders), len(f.files)) for f in folders),
+            _SEPARATOR.join(names).encode("utf-8", "surrogateescape"),
+        )
+        return b"".join((_MAGIC, _LENGTHS.pack(*map(len, sections)), *sections))
 
     @classmethod
     def load(cls, data: bytes) -> Index:
@@ -77,18 +82,14 @@ class Index:
         Raises:
             IntegrityError: it is damaged.
         """
-        found = tables.load(data, is_own=True)
         try:
-            entries = unpack_files(found["entries"])
-            status = map(_STATUS.unpack, found["status"].values())
-            return cls(
-                files={
-                    path: Known(entry, size, inode)
-                    for (path, entry), (size, inode) in zip(entries.items(), status, strict=True)
-                },
-                folders=_unpack_folders(found[_FOLDERS]),
-            )
-        except (KeyError, ValueError, struct.error) as error:
+            entries, statuses, folders, text = _sections(data)
+            names = iter(bytes(text).decode("utf-8", "surrogateescape").split(_SEPARATOR))
+            pairs = zip(unpack_entries(entries), _STATUS.iter_unpack(statuses), strict=True)
+            known = [Known(entry, size, inode) for entry, (size, inode) in pairs]
+            files = dict(zip(_take(names, len(known)), known, strict=True))
+            return cls(files, dict(_take_folder(names, *found) for found in _FOLDER.iter_unpack(folders)))
+        except (ValueError, struct.error) as error:
             raise IntegrityError(f"a local index of {len(data)} bytes cannot be read: {error!r}") from error
 
 
@@ -102,19 +103,25 @@ def is_settled(mtime_ns: int, now_ns: int | None = None) -> bool:
     return 0 <= mtime_ns < (now_ns or time.time_ns()) - tick
 
 
-def _pack_folders(folders: dict[str, KnownFolder]) -> tables.Table:
-    return {
-        path.encode("utf-8", "surrogateescape"): _TIMES.pack(folder.mtime_ns, folder.ctime_ns)
-        + _SEPARATOR.join((str(len(folder.folders)), *folder.folders, *folder.files)).encode("utf-8", "surrogateescape")
-        for path, folder in folders.items()
-    }
+def _sections(data: bytes) -> list[memoryview]:
+    start = len(_MAGIC) + _LENGTHS.size
+    if not data.startswith(_MAGIC) or len(data) < start:
+        raise ValueError("it is none, or one of another kstore")
+    ends = list(accumulate(_LENGTHS.unpack_from(data, len(_MAGIC)), initial=start))
+    if ends[-1] != len(data):
+        raise ValueError("it is cut short")
+    return [memoryview(data)[start:end] for start, end in pairwise(ends)]
 
 
-def _unpack_folders(table: tables.Table) -> dict[str, KnownFolder]:
-    return {key.decode("utf-8", "surrogateescape"): _unpack_folder(row) for key, row in table.items()}
+def _take(names: Iterator[str], count: int) -> tuple[str, ...]:
+    taken = tuple(islice(names, count))
+    if len(taken) != count:
+        raise ValueError("it lacks names")
+    return taken
 
 
-def _unpack_folder(row: bytes) -> KnownFolder:
-    mtime_ns, ctime_ns = _TIMES.unpack_from(row)
-    count, *names = row[_TIMES.size :].decode("utf-8", "surrogateescape").split(_SEPARATOR)
-    return KnownFolder(mtime_ns, ctime_ns, tuple(names[: int(count)]), tuple(names[int(count) :]))
+def _take_folder(
+    names: Iterator[str], mtime_ns: int, ctime_ns: int, folders: int, files: int
+) -> tuple[str, KnownFolder]:
+    (path,) = _take(names, 1)
+    return path, KnownFolder(mtime_ns, ctime_ns, _take(names, folders), _take(names, files))

@@ -337,7 +337,7 @@ def _texts(digests: Mapping[str, bytes]) -> dict[str, str]:
 
 
 def _checked(data: bytes) -> tuple[bytes, bytes]:
-    """LMDB trusts what it maps: pages of zeros, as a power cut leaves them, would end the process."""
+    """A power cut leaves pages of zeros, which would vouch for files that are not so."""
     digest, rest = data[:DIGEST_SIZE], data[DIGEST_SIZE:]
     if digest_of(rest) != digest:
         raise IntegrityError(f"a local index of {len(data)} bytes is damaged")

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntFlag
 from functools import partial
+from itertools import starmap
 from typing import Any, NamedTuple
 
 from kstore import tables
@@ -158,8 +159,8 @@ def meta_of(scope: Scope, parent: int) -> dict[str, Any]:
 
 def pack_files(files: Files) -> tables.Table:
     """Paths and entries as table rows."""
-    pack = _RECORD.pack
-    return {path.encode("utf-8", "surrogateescape"): pack(*entry) for path, entry in files.items()}
+    paths = (path.encode("utf-8", "surrogateescape") for path in files)
+    return dict(zip(paths, pack_entries(files.values()), strict=True))
 
 
 def unpack_files(table: tables.Table) -> Files:
@@ -167,6 +168,15 @@ def unpack_files(table: tables.Table) -> Files:
     if not {_RECORD.size}.issuperset(map(len, table.values())):
         raise ValueError("a record has another size")
     paths = [key.decode("utf-8", "surrogateescape") for key in table]
+    return dict(zip(paths, unpack_entries(b"".join(table.values())), strict=True))
+
+
+def pack_entries(entries: Iterable[Entry]) -> Iterator[bytes]:
+    """Each as a record of the same length."""
+    return starmap(_RECORD.pack, entries)
+
+
+def unpack_entries(records: bytes | memoryview) -> Iterator[Entry]:
+    """The reverse of `pack_entries`, of the records in a row."""
     # Entry._make, without a step of the interpreter for each of ten thousand.
-    entries = map(partial(tuple.__new__, Entry), _RECORD.iter_unpack(b"".join(table.values())))
-    return dict(zip(paths, entries, strict=True))
+    return map(partial(tuple.__new__, Entry), _RECORD.iter_unpack(records))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import struct
 import subprocess
 import sys
 import time
@@ -30,29 +31,37 @@ def test_what_was_dumped_is_loaded() -> None:
     assert Index.load(Index().dump()) == Index()
 
 
-FOLDERS = "folders and their times"
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"",
-        b"garbage",
-        tables.dump({}),
-        tables.dump({"entries": {b"a": b"short"}, "status": {b"a": b""}, FOLDERS: {}}),
-        tables.dump({"entries": {}, "status": {b"a": bytes(16)}, FOLDERS: {}}),
-        tables.dump({"entries": {}, "status": {}, FOLDERS: {b"a": bytes(16) + b"no number"}}),
-    ],
+INDEX = Index(
+    {"inductor/ab/c.py": Known(entry("a"), 1, 42), "inductor/ab/d.py": Known(entry("b"), 2, 43)},
+    {"inductor": KnownFolder(5, 7, ("ab",), ()), "inductor/ab": KnownFolder(6, 8, (), ("c.py", "d.py"))},
 )
-def test_a_damaged_index_is_an_integrity_error(data: bytes) -> None:
-    with pytest.raises(IntegrityError):
+
+
+@pytest.mark.parametrize("data", [b"", b"garbage", tables.dump({})])
+def test_what_is_no_index_is_an_integrity_error(data: bytes) -> None:
+    with pytest.raises(IntegrityError, match="another kstore"):
         Index.load(data)
 
 
-def test_an_index_that_knows_one_time_of_its_folders_is_not_read() -> None:
-    """As an older kstore wrote it."""
+def test_no_part_of_an_index_is_taken_for_one() -> None:
+    whole = INDEX.dump()
+    for cut in range(len(whole)):
+        with pytest.raises(IntegrityError):
+            Index.load(whole[:cut])
+
+
+def test_an_index_whose_parts_contradict_each_other_is_an_integrity_error() -> None:
+    whole = INDEX.dump()
+    other = Index(INDEX.files).dump()
+    lengths = slice(len(b"kstore index 2\n"), len(b"kstore index 2\n") + 32)
+    for size in range(1, 200):
+        moved = list(struct.unpack("<4Q", whole[lengths]))
+        for at in range(3):
+            moved[at : at + 2] = moved[at] + size, max(moved[at + 1] - size, 0)
+            with pytest.raises(IntegrityError):
+                Index.load(whole[: lengths.start] + struct.pack("<4Q", *moved) + whole[lengths.stop :])
     with pytest.raises(IntegrityError):
-        Index.load(tables.dump({"entries": {}, "status": {}, "folders": {b"inductor": bytes(8) + b"0"}}))
+        Index.load(whole[: lengths.stop] + other[lengths.stop :])
 
 
 def test_a_file_is_the_same_while_its_status_is(tmp_path: Path) -> None:
@@ -108,7 +117,7 @@ for at in range(0, len(whole), 4096):
 
 
 def test_no_damage_to_an_index_ends_the_process(tmp_path: Path) -> None:
-    """LMDB trusts what it maps; a power cut can leave pages of zeros."""
+    """A power cut can leave pages of zeros."""
     tree = Tree(tmp_path)
     for number in range(100):
         tree.kernel(str(number))
