@@ -54,6 +54,9 @@ class Count:
     files: int = 0
     bytes: int = 0
 
+    def __add__(self, other: Count) -> Count:
+        return Count(self.files + other.files, self.bytes + other.bytes)
+
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:

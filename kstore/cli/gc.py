@@ -14,7 +14,7 @@ from kstore.words import amount, duration, long_duration, plural, size
 if TYPE_CHECKING:
     from kstore.cli.output import Output
     from kstore.gc import GcReport
-    from kstore.gc.policy import Decision
+    from kstore.gc.policy import Decision, Policy
 
 _COLUMNS = (
     Column("KEY", floor=12, last_resort=True),
@@ -82,6 +82,7 @@ def command(
         output.summary("another gc is at work; nothing was done")
     else:
         _tell(output, report)
+        _tell_excess(output, report, policy)
     return IntegrityError.exit_code if report.status is GcStatus.INCOMPLETE else 0
 
 
@@ -89,9 +90,9 @@ def _tell(output: Output, report: GcReport) -> None:
     shown = [d for d in report.decisions if not d.stays or output.verbosity > 0]
     if shown:
         output.table(_COLUMNS, map(_row, shown))
-    for scope in report.forgotten:
-        output.summary(f"forgotten: {scope}")
     would = "would be " if report.dry_run else ""
+    for scope in report.forgotten:
+        output.summary(f"{would}forgotten: {scope}")
     gone = sum(1 for decision in report.decisions if not decision.stays)
     output.summary(f"{plural(gone, 'generation')} of {len(report.decisions)} {would}removed")
     if report.rewritten:
@@ -106,8 +107,17 @@ def _tell(output: Output, report: GcReport) -> None:
     output.summary(f"needed: {amount(report.live.files, report.live.bytes)} ({duration(report.seconds)})")
     if report.no_room:
         output.warn(f"there was no room for all that gc writes ({report.no_room}); run it again")
+
+
+def _tell_excess(output: Output, report: GcReport, policy: Policy) -> None:
     if report.excess:
-        output.warn(f"{size(report.excess)} over --max-size must stay; --allow-live lets keys be forgotten")
+        why = "--allow-live lets keys be forgotten"
+        if policy.allow_live:
+            why = "it is pinned, or was superseded a short time ago"
+        output.warn(f"{size(report.excess)} over --max-size must stay; {why}")
+    if report.forgotten and not report.dry_run:
+        later = f"condemned by a gc in {long_duration(int(report.grace))} or later" if report.grace else "the next gc's"
+        output.say(f"what forgotten keys took is {later}")
 
 
 def _row(decision: Decision) -> tuple[str, ...]:

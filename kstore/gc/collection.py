@@ -85,7 +85,15 @@ class _Collection:
         if not self._report.dry_run:
             sweep_notes(self._storage.backend, now - int(self._report.grace * _SECOND))
         self._collect(now, gone=self._retain(now))
-        if self._policy.offline and not self._report.dry_run and self._report.status is GcStatus.COLLECTED:
+        if self._policy.offline and self._report.status is GcStatus.COLLECTED:
+            self._collect_condemned()
+
+    def _collect_condemned(self) -> None:
+        """At once: nobody uses the store."""
+        report = self._report
+        if report.dry_run:
+            report.deleted, report.condemned = report.deleted + report.condemned, Count()
+        else:
             self._collect(latest(self._storage, self._room), gone=set())
 
     def _now(self) -> int:
@@ -170,9 +178,10 @@ class _Collection:
                 there.add(digests)
             worth = by_worth(histories, decisions)
             costs = ((d, 0 if is_passing(d, histories[d.scope]) else self._cost(d, counted, there)) for d in worth)
-            taken, self._report.excess = over_budget(costs, self._policy.max_size, self._policy.allow_live)
+            limit, allow_live = self._policy.max_size, self._policy.allow_live
+            taken, self._report.excess = over_budget(costs, histories, limit, allow_live)
         for decision in taken:
-            if decision.why is Why.NEWEST and decision.generation.state is not RefState.FORGOTTEN:
+            if decision.why is Why.NEWEST:
                 self._forget(decision.scope, decision.generation.number)
         over = {_name(decision) for decision in taken if decision.why is not Why.NEWEST}
         return [Decision(d.scope, d.generation, Why.SIZE, False) if _name(d) in over else d for d in decisions]
@@ -213,7 +222,7 @@ class _Collection:
 
     def _count(self, sweeper: Sweeper, marked: Marked) -> None:
         report, swept = self._report, sweeper.swept
-        report.deleted = Count(report.deleted.files + swept.deleted.files, report.deleted.bytes + swept.deleted.bytes)
+        report.deleted += swept.deleted
         report.condemned, report.waiting = swept.condemned, swept.waiting
         report.live = self._live(marked)
         if swept.unreadable:

@@ -146,7 +146,8 @@ def _may_forget(history: History) -> bool:
 
 def by_worth(histories: Mapping[Scope, History], decisions: Iterable[Decision]) -> list[Decision]:
     """The generations that stay: what must stay first, then newest ones, then older ones; last used first."""
-    return sorted((d for d in decisions if d.stays), key=lambda d: (_tier(d), -histories[d.scope].used_at))
+    staying = ((d, histories[d.scope]) for d in decisions if d.stays)
+    return [d for d, _ in sorted(staying, key=lambda pair: (_tier(*pair), -pair[1].used_at))]
 
 
 def is_passing(decision: Decision, history: History) -> bool:
@@ -156,20 +157,25 @@ def is_passing(decision: Decision, history: History) -> bool:
     return decision.why is Why.RECENT and newer is not None and manifest == newer.manifest is not None
 
 
-def over_budget(costs: Iterable[tuple[Decision, int]], limit: int, allow_live: bool) -> tuple[list[Decision], int]:
-    """What a size limit takes, and how many bytes over it must stay all the same.
+def over_budget(
+    costs: Iterable[tuple[Decision, int]], histories: Mapping[Scope, History], limit: int, allow_live: bool
+) -> tuple[list[Decision], int]:
+    """What a size limit takes, and how many bytes over it must stay all the same. What is pinned stays, with its key.
 
     `costs` says, in the order of `by_worth`, what each generation takes beyond those before it, in bytes.
     """
     taken, size = [], 0
     for decision, cost in costs:
-        may_go = _tier(decision) == 2 or (_tier(decision) == 1 and allow_live)
-        if size + cost > limit and may_go:
+        tier = _tier(decision, histories[decision.scope])
+        if size + cost > limit and (tier == 2 or (tier == 1 and allow_live)):
             taken.append(decision)
         else:
             size += cost
     return taken, max(size - limit, 0)
 
 
-def _tier(decision: Decision) -> int:
-    return {Why.PINNED: 0, Why.RECENT: 0, Why.NEWEST: 1}.get(decision.why, 2)
+def _tier(decision: Decision, history: History) -> int:
+    """0 for what must stay, 1 for a key that may be forgotten, 2 for its past."""
+    if decision.why is Why.NEWEST:
+        return 1 if _may_forget(history) else 0
+    return 0 if decision.why in (Why.PINNED, Why.RECENT) else 2

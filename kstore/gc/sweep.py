@@ -224,4 +224,4 @@ def _identity(entry: Condemned) -> bytes:
 
 def _more(count: Count, entries: Iterable[Condemned]) -> Count:
     sizes = [entry.size for entry in entries]
-    return Count(count.files + len(sizes), count.bytes + sum(sizes))
+    return count + Count(len(sizes), sum(sizes))

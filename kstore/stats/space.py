@@ -230,7 +230,7 @@ class Accounts(Generic[Group]):
                 if digest in there:
                     self._count_object(held, owners, size)
                 else:
-                    lost = Count(lost.files + 1, lost.bytes + size)
+                    lost += Count(1, size)
                 for one in self._of(held, owners):
                     one.copies += size if digest in there else 0
                     one.elsewhere += 0 if digest in there else size
@@ -302,9 +302,9 @@ class Accounts(Generic[Group]):
         for name, is_needed in names.items():
             with suppress(FileNotFoundError):  # gc has removed it since
                 size = self._storage.backend.stat(name).size
-                space.objects = Count(space.objects.files + 1, space.objects.bytes + size)
+                space.objects += Count(1, size)
                 if not is_needed:
-                    space.unneeded = Count(space.unneeded.files + 1, space.unneeded.bytes + size)
+                    space.unneeded += Count(1, size)
 
 
 def _owner(name: bytes) -> int:

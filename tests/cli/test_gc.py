@@ -40,6 +40,25 @@ def test_a_dry_run_needs_to_write_too_and_says_so(cli: Cli, monkeypatch: pytest.
     assert "Permission denied; gc makes a file there for that, in a dry run too" in result.err
 
 
+def test_a_limit_that_cannot_be_kept_says_why(cli: Cli) -> None:
+    cli.publish("my/v1")
+    assert "must stay; --allow-live lets keys" in cli("gc", "--max-size", "1").err
+
+    planned = cli("gc", "--max-size", "1", "--allow-live", "--dry-run")
+    assert "would be forgotten: my/v1" in planned.out
+    assert cli("show", "my/v1").code == 0
+
+    cli("pin", "my/v1", "1")
+    pinned = cli("gc", "--max-size", "1", "--allow-live")
+    assert "forgotten" not in pinned.out
+    assert "must stay; it is pinned" in pinned.err
+
+    cli("unpin", "my/v1", "1")
+    done = cli("gc", "--max-size", "1", "--allow-live")
+    assert "forgotten: my/v1" in done.out
+    assert "what forgotten keys took is condemned by a gc in 1 h or later" in done.err
+
+
 def test_json_has_every_decision(cli: Cli) -> None:
     cli.publish("my/v1")
     content = cli("gc", "--json").json

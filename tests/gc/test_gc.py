@@ -281,10 +281,22 @@ def test_a_large_limit_takes_nothing(node: Node) -> None:
     assert (generations(node), report.excess) == ([1, 2, 3], 0)
 
 
+def test_a_size_limit_forgets_no_key_that_is_pinned(node: Node, tmp_path: Path) -> None:
+    grow(node, "one")
+    pass_time(node)
+    node.commit("model/v2")
+    node.store.pin("model/v1", 1)
+    report = collect(node, max_size=1, allow_live=True)
+    assert [scope.key for scope in report.forgotten] == ["model/v2"]
+    assert restored(tmp_path, "other") == kernels(node)
+
+
 def test_offline_both_phases_are_one(node: Node, tmp_path: Path) -> None:
     for variant in "abcd":
         replace_kernels(node, variant)
+    planned = collect(node, keep=1, offline=True, dry_run=True)
     report = collect(node, keep=1, offline=True)
+    assert (planned.deleted, planned.condemned) == (report.deleted, report.condemned)
     assert generations(node) == [4]
     assert report.deleted.files > 0
     assert collect(node, keep=1, offline=True).deleted.files == 0
@@ -670,10 +682,12 @@ def test_the_one_pack_has_no_manifest_of_earlier_generations(scattered: Node) ->
 
 def test_a_key_that_is_forgotten_for_its_size_is_so_once(node: Node) -> None:
     grow(node, "one")
+    pass_time(node)
+    collect(node, max_size=1, allow_live=True)
     node.store.storage.refs.pin(node.newest().scope, 1)
     for _ in range(3):
         pass_time(node)
-        collect(node, max_size=1, allow_live=True)
+        assert collect(node, max_size=1, allow_live=True).forgotten == []
     assert generations(node) == [1, 2]
 
 

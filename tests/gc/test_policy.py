@@ -96,23 +96,36 @@ def costed(*kinds: tuple[Why, int]) -> list[tuple[Decision, int]]:
 
 def test_a_size_limit_takes_older_generations_and_never_the_newest() -> None:
     costs = costed((Why.PINNED, 10), (Why.NEWEST, 10), (Why.NEWEST, 10), (Why.KEPT, 10), (Why.KEPT, 5))
-    taken, excess = over_budget(costs, 36, allow_live=False)
+    taken, excess = over_budget(costs, {SCOPE: history(generation(1, 9))}, 36, allow_live=False)
     assert ([d.generation.number for d in taken], excess) == ([3], 0)
-    taken, excess = over_budget(costs, 15, allow_live=False)
+    taken, excess = over_budget(costs, {SCOPE: history(generation(1, 9))}, 15, allow_live=False)
     assert ([d.generation.number for d in taken], excess) == ([3, 4], 15)
 
 
 def test_a_size_limit_takes_the_newest_only_if_allowed_and_never_a_pinned_one() -> None:
     costs = costed((Why.PINNED, 10), (Why.NEWEST, 10), (Why.NEWEST, 10))
-    taken, excess = over_budget(costs, 20, allow_live=True)
+    taken, excess = over_budget(costs, {SCOPE: history(generation(1, 9))}, 20, allow_live=True)
     assert ([d.generation.number for d in taken], excess) == ([2], 0)
-    taken, excess = over_budget(costs, 5, allow_live=True)
+    taken, excess = over_budget(costs, {SCOPE: history(generation(1, 9))}, 5, allow_live=True)
     assert ([d.generation.number for d in taken], excess) == ([1, 2], 5)
+
+
+@pytest.mark.parametrize("pinned", [1, 2])
+def test_a_size_limit_takes_no_key_with_a_pin(pinned: int) -> None:
+    scopes = [Scope("gpu", key, "env") for key in ("pinned", "other")]
+    generations = [generation(n, 9 - n, is_pinned=n == pinned) for n in (1, 2)]
+    histories = {scopes[0]: history(*generations, used=9, scope=scopes[0])}
+    histories[scopes[1]] = history(generation(1, 9), used=1, scope=scopes[1])
+    decisions = [d for found in histories.values() for d in decide(found, 1, HOUR, NOW)]
+    worth = by_worth(histories, decisions)
+    assert worth[0].scope == scopes[0]
+    taken, _ = over_budget([(d, 10) for d in worth], histories, 5, allow_live=True)
+    assert [d.scope for d in taken] == [scopes[1]]
 
 
 def test_the_last_used_key_is_worth_most_and_history_least() -> None:
     scopes = [Scope("gpu", key, "env") for key in ("a", "b")]
-    histories = {scopes[0]: history(used=9, scope=scopes[0]), scopes[1]: history(used=1, scope=scopes[1])}
+    histories = {s: history(generation(1, 9), used=used, scope=s) for s, used in zip(scopes, (9, 1), strict=True)}
     decisions = [
         Decision(scopes[0], generation(1, 9), Why.KEPT, True),
         Decision(scopes[0], generation(2, 8), Why.NEWEST, True),
