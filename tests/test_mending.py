@@ -15,6 +15,7 @@ import pytest
 from kstore.backends import PosixBackend
 from kstore.blobs.loose import blob_name
 from kstore.environment import Host
+from kstore.errors import IntegrityError
 from kstore.published.refs import Refs
 from kstore.report import CommitStatus, RestoreStatus
 from tests.gc.stores import collect_fully, kernels, restored
@@ -230,3 +231,62 @@ def test_a_restore_does_not_look_through_all_packs_of_a_large_store(
     opened.clear()
     assert writer.store.verify().is_damaged
     assert len({name for name in opened if name.startswith("packs/")}) > 20
+
+
+@pytest.fixture(params=["packed", "loose"])
+def unreadable(request: pytest.FixtureRequest, tmp_path: Path) -> Node:
+    """A worker that has all of its key, of which the store cannot read the only generation any more."""
+    node = Node(tmp_path, layout=request.param)
+    compile_all(node)
+    node.commit()
+    for file in [*node.location.glob("packs/*"), node.location / blob_name(node.newest().manifest)]:
+        file.unlink(missing_ok=True)
+    return Node(tmp_path, layout=request.param)
+
+
+def test_a_generation_that_cannot_be_read_is_put_back_by_who_has_it(unreadable: Node, tmp_path: Path) -> None:
+    with pytest.raises(IntegrityError, match="no generation"):
+        unreadable.restore()
+    report = unreadable.commit()
+    assert (report.status, report.generation) == (CommitStatus.COMMITTED, 2)
+    assert restored(tmp_path, "other") == kernels(unreadable)
+    assert unreadable.commit().status is CommitStatus.UNCHANGED
+
+
+def test_one_more_kernel_does_not_rely_on_it(unreadable: Node, tmp_path: Path) -> None:
+    with pytest.raises(IntegrityError, match="no generation"):
+        unreadable.restore()
+    unreadable.tree.kernel("one more")
+    unreadable.commit()
+    assert restored(tmp_path, "other") == kernels(unreadable)
+
+
+def test_what_can_be_read_again_is_published_once(tmp_path: Path) -> None:
+    node = Node(tmp_path, layout="packed")
+    compile_all(node)
+    node.commit()
+    (pack,) = node.location.glob("packs/*")
+    pack.rename(tmp_path / "away")
+    node = Node(tmp_path, layout="packed")
+    with pytest.raises(IntegrityError, match="no generation"):
+        node.restore()
+    (tmp_path / "away").rename(pack)
+    node = Node(tmp_path, layout="packed")
+    assert node.commit().status is CommitStatus.UNCHANGED
+    node.tree.wrapper()
+    assert node.commit().new_files == 1
+    assert restored(tmp_path, "other") == kernels(node)
+
+
+def test_a_pack_that_has_gone_is_put_back_by_a_commit_with_nothing_new(tmp_path: Path) -> None:
+    node = Node(tmp_path, layout="packed")
+    compile_all(node)
+    node.commit()
+    (first,) = node.location.glob("packs/*")
+    node.tree.wrapper()
+    node.commit()
+    assert node.commit().status is CommitStatus.UNCHANGED
+    first.unlink()
+    node = Node(tmp_path, layout="packed")
+    assert node.commit().status is CommitStatus.COMMITTED
+    assert restored(tmp_path, "other") == kernels(node)

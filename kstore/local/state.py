@@ -71,7 +71,7 @@ class State:
     foreign: Mapping[str, bytes] = field(default_factory=dict)
     """Artifacts, with their digests, that came from a host before that one and are still in the root."""
     missed: frozenset[bytes] = frozenset()
-    """Digests of what restores found missing or damaged in the store: whoever compiles it again puts it back."""
+    """Digests of what restores found missing or damaged in the store, a manifest too: who has it puts it back."""
     synced: bool = False
     """Whether the root, as the index has it, has nothing that is not in the base or declined."""
     untouched: Mark = UNMARKED
@@ -268,6 +268,13 @@ class StateFolder:
         # The ref names the manifest by its digest: a crash between the two leaves no base rather than a wrong one.
         replace_record(self._base, base.snapshot.data)
         replace_record(self._sync, json.dumps(content).encode())
+
+    def doubt_base(self) -> None:
+        """Remember that the store could not give what the root grew from, if it grew from anything."""
+        with suppress(*UNREADABLE, CacheRootError):
+            content = json.loads(read_whole(self._sync))
+            content["missed"] = sorted({*content.get("missed", ()), read_ref(content).manifest.hex()})
+            replace_record(self._sync, json.dumps(content).encode())
 
     def lease(self) -> str:
         """The nonce of the lease under which this root is filled for others; empty for none."""

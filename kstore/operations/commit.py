@@ -28,7 +28,7 @@ from kstore.operations.proposal import Proposal, Published, apart
 from kstore.operations.unchanged import commit_report, remember_still, unchanged_since
 from kstore.published.layers import newest_ref, newest_whole, remembers
 from kstore.published.leaning import fetch, noted
-from kstore.published.lost import lost_of
+from kstore.published.lost import lacks_pack, lost_of
 from kstore.published.manifest import Entry, Files, Flag, Manifest, meta_of, unit_of
 from kstore.published.refs import Effort, Ref
 from kstore.published.snapshot import Snapshot
@@ -89,7 +89,7 @@ class _Commit:
         self._worker = worker
         self._storage = worker.storage
         self._state = state
-        self._base = worker.base(state)
+        self._base = _base(worker, state)
         self._declined = state.declined
         self._ours = found.files
         self._found = found
@@ -140,7 +140,7 @@ class _Commit:
         if not self._is_synced or not self._base:
             return False
         with suppress(IntegrityError):
-            if self._base.is_generation_of(self._newest_ref()):
+            if self._base.is_generation_of(self._newest_ref()) and not lacks_pack(self._storage, self._base.ref):
                 return not (damaged_blobs(self._storage.backend) and self._lost(self._base))
         return False
 
@@ -157,7 +157,9 @@ class _Commit:
             if ref is None:
                 return Published()
             known = self._base if self._base and self._base.is_generation_of(ref) else None
-            return Published(0 if ref.depth else ref.generation, known or self._storage.snapshot(ref))
+            if known is None or lacks_pack(self._storage, ref):  # which may have held its manifest
+                known = self._storage.snapshot(ref)
+            return Published(0 if ref.depth else ref.generation, known)
         except IntegrityError:
             return Published(*newest_whole(self._storage, self._worker.scope))
 
@@ -331,7 +333,7 @@ class _Commit:
             synced=self._is_complete,
             untouched=self._worker.untouched(self._state, self._base) if keeps_base else UNMARKED,
             foreign=self._foreign,
-            missed=self._state.missed - {entry.digest for entry in self._ours.values()},
+            missed=self._state.missed - {snapshot.ref.manifest, *(entry.digest for entry in self._ours.values())},
         )
 
     def _report(
@@ -354,3 +356,9 @@ class _Commit:
             skipped=tuple(self._skipped),
             found=len(self._found.known),
         )
+
+
+def _base(worker: Worker, state: State) -> Snapshot | None:
+    """What the root grew from, unless a restore could not read it in the store: then nothing of it is relied upon."""
+    base = worker.base(state)
+    return None if base and base.ref.manifest in state.missed else base

@@ -77,7 +77,11 @@ def restore(worker: Worker, request: Request) -> RestoreReport:
 
 def _restore(worker: Worker, request: Request) -> RestoreReport:
     name = worker.state.last_restore.begin()
-    choice = choose(worker, request)
+    try:
+        choice = choose(worker, request)
+    except IntegrityError:
+        worker.state.doubt_base()
+        raise
     if choice.snapshot:
         with Pool(1) as pool:  # It is several round trips to the store, and only the end must wait for them.
             marking = submit(pool, mark_restored, worker, choice.snapshot)

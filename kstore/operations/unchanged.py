@@ -10,6 +10,7 @@ from kstore.errors import CacheRootError, IntegrityError
 from kstore.local.found import Scan
 from kstore.local.still import still_since
 from kstore.published.layers import base_of, newest_ref
+from kstore.published.lost import lacks_pack
 from kstore.published.refs import Ref
 from kstore.report import CommitReport, CommitStatus
 from kstore.worker import Worker
@@ -25,7 +26,7 @@ def unchanged_since(worker: Worker) -> CommitReport | None:
     if base is None or not still.holds(worker.root) or damage_mark(storage.backend) != mark:
         return None
     with suppress(IntegrityError):
-        if base.is_generation_of(newest_ref(storage, worker.scope)):
+        if base.is_generation_of(newest_ref(storage, worker.scope)) and not lacks_pack(storage, base.ref):
             return commit_report(worker, CommitStatus.UNCHANGED, base.ref, declined=declined)
     return None
 

@@ -17,16 +17,27 @@ def lost_of(
 ) -> set[bytes]:
     """Of the blobs in `among`, with their sizes in bytes, those that a generation needs and has lost.
 
-    That is what `verify` found damaged, what no store has that the generation leans on, and what a restore has
-    `missed` and cannot be read now. Of a generation in a store below it is the last alone: that store is not ours.
+    That is what `verify` found damaged, what was in a pack that has gone, what no store has that the generation leans
+    on, and what a restore has `missed` and cannot be read now. Of a generation in a store below it is the last alone:
+    that store is not ours.
     """
     depth = snapshot.ref.depth
     found = among.keys() & (missed if depth else missed | damaged_blobs(storage.backend).keys())
+    if lacks_pack(storage, snapshot.ref):
+        found = set(among)
     if found:
         found &= {entry.digest for entry in snapshot.manifest.entries()}
     doubted, damaged = ({d: among[d] for d in chosen} for chosen in (found & missed, found - missed))
     lost = _unreadable(storage, snapshot.ref, doubted) | _missing(storage, snapshot.ref, damaged)
     return lost if depth else lost | unsupported(storage, snapshot, among)
+
+
+def lacks_pack(storage: Storage, ref: Ref) -> bool:
+    """Whether a pack that a generation of this store needs has gone. An error says nothing of that."""
+    try:
+        return not ref.depth and not all(map(storage.blobs.has_pack, ref.packs))
+    except OSError:
+        return False
 
 
 def _missing(storage: Storage, ref: Ref, blobs: Mapping[bytes, int]) -> set[bytes]:
