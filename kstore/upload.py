@@ -120,6 +120,8 @@ class Uploader:
         self._sibling: Ref | None = None
         self._ahead: tuple[str, ...] = ()
         self._relied: tuple[str, ...] = ()
+        self._shadowed: set[bytes] = set()
+        """What is lost, and seems to be in a pack of the newest generation."""
         self._stored: list[tuple[tuple[str, ...], set[bytes]]] = []
         self.delta: Delta | None = None
         """What is stored of this attempt's manifest, if that is not stored whole."""
@@ -143,7 +145,7 @@ class Uploader:
         self._stored = [(packs, blobs) for packs, blobs in self._stored if self._present(packs) == packs]
         self.packs = tuple(pack for packs, _ in self._stored for pack in packs)
         self._ahead = self._present(self._committer.ahead)
-        self._siblings, self._sibling, self._relied = (), None, ()
+        self._siblings, self._sibling, self._relied, self._shadowed = (), None, (), set()
         if self._begun and not is_first:
             self._begun.discard()
             self._begun = None
@@ -178,6 +180,8 @@ class Uploader:
             wanted = [s for s in wanted if s.digest in gone or not has(s.digest, s.size)]
         may_be_below = wanted if may_lean(self._storage, theirs) else []
         unsure = lost | self._missed
+        if unsure and theirs and not theirs.ref.depth:
+            self._shadowed = held(theirs.ref.packs) & unsure
         self.below = self._storage.below.held({s.digest: s.size for s in may_be_below if s.digest not in unsure})
         return [source for source in wanted if source.digest not in self.below]
 
@@ -235,9 +239,14 @@ class Uploader:
         return refused
 
     def _is_taken(self, digest: bytes, size: int) -> bool:
-        """Whether a blob's name as a loose one is condemned, or that of one that a restore could not read."""
-        if digest in self._doomed.blobs or self.layout is not Layout.LOOSE or digest not in self._missed:
-            return digest in self._doomed.blobs
+        """Whether a blob's name as a loose one is condemned, or that of one that a restore could not read.
+
+        Of what a damaged pack holds, which the ref goes on naming, gc would take a loose one for not needed.
+        """
+        if digest in self._doomed.blobs or (self.layout is Layout.LOOSE and digest in self._shadowed):
+            return True
+        if self.layout is not Layout.LOOSE or digest not in self._missed:
+            return False
         try:
             return self._storage.blobs.loose.has(digest, size)
         except OSError:

@@ -14,6 +14,7 @@ import pytest
 
 from kstore.backends import PosixBackend
 from kstore.blobs.loose import blob_name
+from kstore.damaged import set_aside_blob
 from kstore.environment import Host
 from kstore.errors import IntegrityError
 from kstore.published.refs import Refs
@@ -290,3 +291,29 @@ def test_a_pack_that_has_gone_is_put_back_by_a_commit_with_nothing_new(tmp_path:
     node = Node(tmp_path, layout="packed")
     assert node.commit().status is CommitStatus.COMMITTED
     assert restored(tmp_path, "other") == kernels(node)
+
+
+def test_what_a_pack_has_lost_outlives_gc_where_new_blobs_are_loose(tmp_path: Path) -> None:
+    """The pack stays named, and has the blob in its index."""
+    node = Node(tmp_path, layout="packed")
+    kernel = compile_all(node)
+    node.commit()
+    rot_frame(node, f"{kernel}/k.cubin")
+    other = Node(tmp_path, "other", layout="loose")
+    assert other.restore().left_out
+    compile_all(other)
+    other.commit()
+    collect_fully(other, keep=1)
+    assert restored(tmp_path, "third") == kernels(node)
+
+
+def test_what_is_noted_as_lost_is_put_back_although_its_pack_could_not_be_replaced(tmp_path: Path) -> None:
+    node = Node(tmp_path, layout="packed")
+    kernel = compile_all(node)
+    node.commit()
+    rot_frame(node, f"{kernel}/k.cubin")
+    for entry in node.published().values():
+        set_aside_blob(node.store.storage.backend, entry.digest)
+    assert Node(tmp_path, layout="packed").commit().status is CommitStatus.COMMITTED
+    assert restored(tmp_path, "third") == kernels(node)
+    assert Node(tmp_path, layout="packed").commit().status is CommitStatus.UNCHANGED

@@ -17,18 +17,17 @@ def lost_of(
 ) -> set[bytes]:
     """Of the blobs in `among`, with their sizes in bytes, those that a generation needs and has lost.
 
-    That is what `verify` found damaged, what was in a pack that has gone, what no store has that the generation leans
-    on, and what a restore has `missed` and cannot be read now. Of a generation in a store below it is the last alone:
+    That is what `verify` found damaged, or a restore has `missed`, and cannot be read now, what was in a pack that has
+    gone, and what no store has that the generation leans on. Of a generation in a store below it is the last alone:
     that store is not ours.
     """
     depth = snapshot.ref.depth
-    found = among.keys() & (missed if depth else missed | damaged_blobs(storage.backend).keys())
-    if lacks_pack(storage, snapshot.ref):
-        found = set(among)
+    noted = missed if depth else missed | damaged_blobs(storage.backend).keys()
+    found = among.keys() if lacks_pack(storage, snapshot.ref) else among.keys() & noted
     if found:
         found &= {entry.digest for entry in snapshot.manifest.entries()}
-    doubted, damaged = ({d: among[d] for d in chosen} for chosen in (found & missed, found - missed))
-    lost = _unreadable(storage, snapshot.ref, doubted) | _missing(storage, snapshot.ref, damaged)
+    doubted, others = ({d: among[d] for d in chosen} for chosen in (found & noted, found - noted))
+    lost = _unreadable(storage, snapshot.ref, doubted) | _missing(storage, snapshot.ref, others)
     return lost if depth else lost | unsupported(storage, snapshot, among)
 
 
