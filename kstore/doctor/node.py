@@ -102,8 +102,8 @@ def _check_root(path: str, newest: Newest | None) -> Check:
     return warning(
         "cache root",
         f"{path}, and what is published was built in {built}",
-        "kernels and graphs hit, for their paths are rewritten; C++ objects are compiled anew, and releases share "
-        f"fewer bytes: {same} avoids that",
+        "graphs and kernels hit; Triton kernels with several configurations are tuned again, C++ extensions may be "
+        f"built again, and releases share fewer bytes: {same} avoids that",
     )
 
 

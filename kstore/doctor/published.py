@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from kstore.doctor.check import Check, bad, ok, warning
 from kstore.errors import KstoreError
 from kstore.published.layers import newest_there, unforgotten
+from kstore.published.leaning import leans_on, unavailable
 from kstore.published.refs import Ref, RefState
 from kstore.published.snapshot import Snapshot
 from kstore.scope import Scope, choices
 from kstore.store import Store
-from kstore.words import files
+from kstore.words import files, plural
 
 _NAMES = {"torch": "torch", "cuda": "CUDA", "hip": "HIP", "triton": "Triton", "python": "Python ABI"}
 _SHOWN = 4
@@ -79,6 +80,7 @@ def check_published(store: Store, key: str, newest: Newest) -> Iterator[Check]:
     """Whether there is something that could hit."""
     scope = store.scope(key)
     yield from _check_generation(key, newest)
+    yield from _check_contents(store, key, newest)
     if store.environment.facts.get("torch", "none") == "none" and not store.settings.environment:
         yield _check_choice(newest)
         return
@@ -99,6 +101,23 @@ def _check_generation(key: str, newest: Newest) -> Iterator[Check]:
         yield ok("generation", f"{ref.generation} of {key}: {files(ref.files)} by {ref.creator}")
     elif not newest.others and not newest.trouble:
         yield bad("generation", f"nothing is published for {key}", f"`kstore exec {key} -- …` compiles and commits")
+
+
+def _check_contents(store: Store, key: str, newest: Newest) -> Iterator[Check]:
+    """Whether what it needs is there, as far as that can be told without reading all of it."""
+    if newest.snapshot is None or not newest.is_own:
+        return
+    ref = newest.snapshot.ref
+    blobs = store.storage.holder(ref).blobs
+    broken = [pack for pack in ref.packs if not blobs.can_read(pack)]
+    if broken:
+        found = f"{plural(len(broken), 'pack')} of generation {ref.generation} cannot be read: what is there is missed"
+        advice = f"`kstore verify {key} --repair` saves the rest; then commit from a worker that has the files"
+        yield bad("contents", found, advice)
+    if away := unavailable(store.storage, newest.snapshot, dict(newest.snapshot.manifest.items()), {}):
+        where = ", ".join(leans_on(newest.snapshot.manifest))
+        found = f"only {where} has {files(len(away))} of generation {ref.generation}, and it is none of the stores here"
+        yield bad("contents", found, f"add {where} to the stores")
 
 
 def _check_choice(newest: Newest) -> Check:

@@ -295,6 +295,33 @@ def test_a_generation_that_cannot_be_read_is_bad(published: Node) -> None:
     assert "kstore verify" in worst(published.store)["generation"].advice
 
 
+def test_a_pack_that_cannot_be_read_is_bad(tmp_path: Path) -> None:
+    node = Node(tmp_path, "builder", layout="packed")
+    node.tree.kernel()
+    node.commit()
+    first = node.newest().packs
+    node.tree.graph()
+    node.commit()
+    for pack in first:
+        (node.location / "packs" / pack).unlink()
+
+    found = worst(Node(tmp_path, "builder", layout="packed").store)["contents"]
+    assert found.verdict is Verdict.BAD
+    assert found.found == "1 pack of generation 2 cannot be read: what is there is missed"
+    assert f"kstore verify {KEY} --repair" in found.advice
+
+
+def test_what_only_a_store_has_that_is_not_given_is_bad(image: Fleet) -> None:
+    worker = image.worker("worker")
+    worker.restore()
+    worker.tree.kernel("above")
+    worker.commit()
+
+    found = worst(image.without("alone").store)["contents"]
+    assert found.verdict is Verdict.BAD
+    assert "it is none of the stores here" in found.found
+
+
 def damage(node: Node) -> None:
     """The manifest of the newest generation is cut short."""
     for path in (node.location / "blobs").glob(f"*/{node.newest().manifest.hex()}*"):
