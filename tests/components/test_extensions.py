@@ -1,0 +1,56 @@
+"""Torch's C++ extensions: ninja goes by times, and would load what another source was built to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kstore.environment import Host
+from tests.trees import Node, contents, shared_object
+
+FOLDER = "extensions/twice"
+
+
+@pytest.fixture(autouse=True)
+def known(host: Host) -> None:
+    """A host that is known without running the compiler."""
+
+
+def build(node: Node, source: str, flag: str) -> None:
+    """What `load_inline` leaves."""
+    node.tree.put(f"{FOLDER}/main.cpp", source.encode())
+    node.tree.put(f"{FOLDER}/build.ninja", f"cflags = -DFLAG={flag}".encode())
+    for name in ("main.o", "twice.so"):
+        node.tree.put(f"{FOLDER}/{name}", shared_object() + f"{source}, {flag}".encode())
+
+
+def built(node: Node) -> dict[str, bytes]:
+    return contents(node.tree.root / FOLDER)
+
+
+def test_source_and_objects_of_two_workers_are_never_mixed(tmp_path: Path) -> None:
+    base = Node(tmp_path, "base")
+    build(base, "source 1", "1")
+    base.commit()
+    changes_source, changes_flag = Node(tmp_path, "source"), Node(tmp_path, "flag")
+    for node in (changes_source, changes_flag):
+        node.restore()
+        assert built(node) == built(base)
+    build(changes_source, "source 2", "1")
+    build(changes_flag, "source 1", "2")
+    assert changes_flag.commit().new_files == 4
+    assert changes_source.commit().declined == 4
+    other = Node(tmp_path, "other")
+    other.restore()
+    assert built(other) == built(changes_flag)
+
+
+def test_one_that_is_being_built_waits_for_the_next_commit(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    build(node, "source", "1")
+    lock = node.tree.root / FOLDER / "lock"
+    lock.touch()
+    assert node.commit().new_files == 0
+    lock.unlink()
+    assert node.commit().new_files == 4
