@@ -121,15 +121,17 @@ class Worker:
         """Fingerprint of this host, if anybody needed it; else what the cache root remembers."""
         return self.host.fingerprint if "_host" in self.__dict__ else state.host
 
-    def foreign(self, state: State, found: Scan) -> dict[str, bytes]:
+    def foreign(self, state: State, found: Scan, *, built_here: bool = True) -> dict[str, bytes]:
         """Host-bound artifacts, with their digests, that were in the root already when it was on another host.
 
         A root on a node's disk outlives a new image or another processor: code built for one
-        must never reach the other.
+        must never reach the other. `built_here` says that some may have been built since it is on this one.
         """
         bound = {path: known.entry.digest for path, known in found.known.items() if known.entry.flags & _HOST}
         foreign = {path: digest for path, digest in state.foreign.items() if bound.get(path) == digest}
         if bound and state.host and state.host != self.host.fingerprint:
+            if not built_here:
+                return bound
             base = self.base(state)
             old = base.manifest.hosts.get(state.host, {}) if base else {}
             foreign |= {path: digest for path, digest in bound.items() if path in state.index.files or path in old}

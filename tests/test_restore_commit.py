@@ -910,6 +910,24 @@ def test_host_bound_artifacts_go_only_to_equal_hosts(
     assert set(manifest.hosts) == {"a" * 16, "b" * 16}
 
 
+def test_what_another_host_left_without_a_commit_is_nobodys(
+    tmp_path: Path, layout: str, host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a job was killed, and the root outlives the image."""
+    node = Node(tmp_path, layout=layout)
+    node.tree.put("inductor/ab/cone.so", shared_object())
+    node.commit()
+    left = node.tree.put("inductor/ab/ctwo.so", shared_object() + b"two")
+    monkeypatch.setattr("kstore.worker.detect_host", lambda: Host("b" * 16, {"cpu": "other"}))
+    node = Node(tmp_path, layout=layout)
+    node.restore()
+    assert left not in contents(node.tree.root)
+    own = node.tree.put("inductor/ab/cthree.so", shared_object() + b"three")
+    node.commit()
+    hosts = node.store.snapshot(node.newest()).manifest.hosts
+    assert {name: list(files) for name, files in hosts.items()} == {"a" * 16: ["inductor/ab/cone.so"], "b" * 16: [own]}
+
+
 @pytest.mark.parametrize("folder", ["halide-runtime-host-0a1b", "ab/cabc.halide"])
 def test_the_mark_of_halide_never_comes_without_what_it_vouches_for(
     tmp_path: Path, folder: str, layout: str, host: Host, monkeypatch: pytest.MonkeyPatch

@@ -281,7 +281,7 @@ class _Restore:
 
     def _drop_foreign(self) -> None:
         """Take out what was built on another host, before anybody loads it."""
-        for path in self._worker.foreign(self._state, self._found):
+        for path in self._worker.foreign(self._state, self._found, built_here=False):
             with self._worker.waiting.visible(), suppress(FileNotFoundError):
                 os.unlink(self._worker.root.local_path(path))
             del self._found.known[path]
