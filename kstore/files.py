@@ -14,6 +14,7 @@ from typing import NamedTuple
 NO_FILE = {errno.ENOENT, errno.EISDIR, errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.ESPIPE, errno.EINVAL}
 """What reading says of a name that is free, or taken by a folder, a pipe, a socket or a link to itself. Other trouble
 may pass."""
+_NO_DESCRIPTOR = {errno.EMFILE, errno.ENFILE}
 _SECOND = 1_000_000_000
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
@@ -35,10 +36,16 @@ def write_files(files: Sequence[NewFile]) -> None:
     Raises:
         OSError: one cannot be made (ENOSPC, EROFS, EDQUOT …).
     """
+    while files:
+        files = files[_write_first(files) :]
+
+
+def _write_first(files: Sequence[NewFile]) -> int:
+    """As many as the process may have open: how many were made."""
     descriptors: list[int] = []
     try:
-        for file in files:
-            descriptors.append(os.open(file.path, _CREATE, file.mode))
+        _open_first(files, descriptors)
+        files = files[: len(descriptors)]
         written = [os.write(fd, file.data) for fd, file in zip(descriptors, files, strict=True)]
         for fd, file, done in zip(descriptors, files, written, strict=True):
             if done < len(file.data):
@@ -48,6 +55,17 @@ def write_files(files: Sequence[NewFile]) -> None:
                 os.utime(fd, ns=times(file.mtime_ns))
     finally:
         _close_all(descriptors)
+    return len(files)
+
+
+def _open_first(files: Sequence[NewFile], descriptors: list[int]) -> None:
+    for file in files:
+        try:
+            descriptors.append(os.open(file.path, _CREATE, file.mode))
+        except OSError as error:
+            if error.errno not in _NO_DESCRIPTOR or not descriptors:
+                raise
+            return
 
 
 def times(mtime_ns: int) -> tuple[int, int]:

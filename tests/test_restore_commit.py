@@ -1208,6 +1208,18 @@ def test_a_root_with_the_kernels_of_another_key_is_a_warning(first: Node, caplog
     assert warnings(caplog) == [line]
 
 
+def test_a_root_with_the_kernels_of_another_environment_is_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    node = Node(tmp_path)
+    node.tree.wrapper()
+    node.commit()
+    Node(tmp_path, environment="newer").restore()
+    (line,) = warnings(caplog)
+    assert f"has the kernels of {node.store.scope(KEY)}, and is used for " in line
+    assert "give each GPU and environment a cache root of its own" in line
+
+
 def test_a_root_with_the_kernels_of_the_seed_is_none(
     first: Node, second: Node, caplog: pytest.LogCaptureFixture
 ) -> None:

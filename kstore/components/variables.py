@@ -116,7 +116,14 @@ def default_folder(component: Component) -> str:
 
 def _filled_in(text: str, inductor: str = "", device: str = "") -> str:
     home, user = os.path.expanduser("~"), _user()
-    return text.format(tmp=tempfile.gettempdir(), home=home, user=user, inductor=inductor, device=device)
+    return text.format(tmp=_tmp(), home=home, user=user, inductor=inductor, device=device)
+
+
+def _tmp() -> str:
+    try:
+        return tempfile.gettempdir()
+    except FileNotFoundError:  # None can be written. Nothing is there then, whatever its name.
+        return "/tmp"
 
 
 def _user() -> str:

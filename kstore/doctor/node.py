@@ -13,6 +13,7 @@ from kstore.doctor.published import Newest
 from kstore.errors import KstoreError
 from kstore.local.cacheroot import Owner, expected_root, is_numbered, numbered_folder
 from kstore.local.link import Linker, LinkMode
+from kstore.scope import Scope
 from kstore.settings import Mode
 from kstore.store import Store
 from kstore.upload import probe_link
@@ -38,7 +39,7 @@ def check_node(store: Store, key: str, newest: Newest | None, *, may_link: bool)
         except (KstoreError, OSError) as error:
             yield bad("cache root", str(error), "set KSTORE_CACHE_ROOT to a folder that this user can write")
         else:
-            yield _check_key(path, key, worker.state.key()) or _check_root(path, newest)
+            yield _check_key(path, key, worker.state.scope()) or _check_root(path, newest)
             link, is_copy = _check_link(store, worker) if may_link else (None, False)
             if link:
                 yield link
@@ -85,15 +86,18 @@ def _check_disk(path: str, newest: Newest | None, *, takes_all: bool) -> Iterato
     yield _check_inodes(path, newest)
 
 
-def _check_key(path: str, key: str, other: str) -> Check | None:
+def _check_key(path: str, key: str, other: Scope | None) -> Check | None:
     """Whether the root is another key's; a seed's it may be until the first commit."""
-    if not key or other in ("", key):
+    if not key or other is None or other.key == key:
         return None
-    found = f"{path} has the kernels of {other}, and a commit publishes all of them under {key}"
-    return warning("cache root", found, f"give each key a cache root of its own, unless {other} is the seed of {key}")
+    found = f"{path} has the kernels of {other.key}, and a commit publishes all of them under {key}"
+    advice = f"give each key a cache root of its own, unless {other.key} is the seed of {key}"
+    return warning("cache root", found, advice)
 
 
 def _check_root(path: str, newest: Newest | None) -> Check:
+    if any(map(str.isspace, path)):
+        return warning("cache root", f"{path!r} has a blank in it", "torch's C++ compiles fail there: choose another")
     snapshot = newest.snapshot if newest and newest.is_own else None
     built = snapshot.manifest.meta.get("cache_root") if snapshot else None
     if not isinstance(built, str) or built == path:

@@ -34,6 +34,7 @@ from kstore.local.turn import Turn, acquire, is_left_turn
 from kstore.local.untouched import UNMARKED, Mark
 from kstore.published.refs import Ref
 from kstore.published.snapshot import Snapshot
+from kstore.scope import Scope
 
 log = logging.getLogger(__name__)
 
@@ -228,11 +229,11 @@ class StateFolder:
             return content["store"] == store and read_ref(content) == ref
         return False
 
-    def key(self) -> str:
-        """The key of the generation that the root grew from; empty if it has no base. Needs no lock."""
+    def scope(self) -> Scope | None:
+        """That of the generation that the root grew from; None if it has no base. Needs no lock."""
         with suppress(*UNREADABLE):
-            return read_ref(json.loads(read_whole(self._sync))).scope.key
-        return ""
+            return read_ref(json.loads(read_whole(self._sync))).scope
+        return None
 
     def save_index(self, index: Index) -> int:
         """Replace the index. Returns when, by the clock of the root's filesystem, in nanoseconds."""

@@ -99,7 +99,7 @@ def wait_for(worker: Worker, request: Request) -> Waited:
 
 def choose(worker: Worker, request: Request) -> Choice:
     """What there is to restore."""
-    _warn_of_another_key(worker, request)
+    _warn_of_another_scope(worker, request)
     return _choose(worker, request)
 
 
@@ -109,14 +109,17 @@ def mark_restored(worker: Worker, snapshot: Snapshot) -> None:
         mark_used(worker.storage.backend, snapshot.ref.scope)
 
 
-def _warn_of_another_key(worker: Worker, request: Request) -> None:
-    """A commit takes a whole root: what is in it of another key would be published under this one as well."""
-    key, other = worker.scope.key, worker.state.key()
-    if other not in ("", key, request.seed):
-        log.warning(
-            "the cache root %s has the kernels of %s, and is used for %s now: a commit publishes all of them under it; "
-            "give each key a cache root of its own", worker.root.path, other, key,
-        )  # fmt: skip
+def _warn_of_another_scope(worker: Worker, request: Request) -> None:
+    """A commit takes a whole root: what is in it of another key, GPU or environment would be published here as well."""
+    scope, other = worker.scope, worker.state.scope()
+    if other is None or other == scope or other.key == request.seed:
+        return
+    of_keys = other.key != scope.key
+    log.warning(
+        "the cache root %s has the kernels of %s, and is used for %s now: a commit publishes all of them under it; "
+        "give each %s a cache root of its own",
+        worker.root.path, *((other.key, scope.key, "key") if of_keys else (other, scope, "GPU and environment")),
+    )  # fmt: skip
 
 
 def place(

@@ -3,6 +3,7 @@ from __future__ import annotations
 import sys
 import types
 from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 
@@ -167,3 +168,15 @@ def test_a_user_without_a_name_is_called_by_number(monkeypatch: pytest.MonkeyPat
 
 def test_every_default_can_be_named() -> None:
     assert all(default_folder(component) for component in load_table().values())
+
+
+def test_where_no_temporary_folder_can_be_written_nothing_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> str:
+        raise FileNotFoundError("No usable temporary directory found")
+
+    monkeypatch.setattr("tempfile.gettempdir", fail)
+    environ = {"TRITON_CACHE_DIR": str(tmp_path / "own")}
+    placement = place_components(load_table(), ["triton"], str(tmp_path), environ, before_import=True)
+    assert placement.folders == {"triton": str(tmp_path / "own")}

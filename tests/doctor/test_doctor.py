@@ -336,6 +336,13 @@ def test_another_cache_root_costs_something(published: Node) -> None:
     assert f"KSTORE_CACHE_ROOT={published.tree.root}" in found.advice
 
 
+def test_a_cache_root_with_a_blank_costs_every_cpp_compile(published: Node) -> None:
+    found = worst(Node(published.location.parent, "else where").store)["cache root"]
+
+    assert "has a blank in it" in found.found
+    assert "choose another" in found.advice
+
+
 @pytest.mark.parametrize("user", ["", "-1000"])
 def test_a_numbered_root_is_not_to_be_taken_from_whoever_has_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, user: str
