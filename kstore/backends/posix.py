@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 
 from kstore.backends.base import STAGING, Child, NewObject, StagingLost, Stat, check_name
-from kstore.files import NewFile, times, write_files
+from kstore.files import NewFile, open_unnoticed, times, write_files
 from kstore.folders import make_folder
 
 FILE_MODE = 0o444
@@ -235,7 +235,7 @@ def _rename_if_absent(source: str, target: str) -> bool:
 
 def _read(path: str, offset: int, length: int | None) -> bytes:
     # Nobody waits for the writer of a pipe that is in an object's place.
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    fd = open_unnoticed(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         left = max(os.fstat(fd).st_size - offset, 0)
         return _read_fully(fd, offset, left if length is None else min(length, left))

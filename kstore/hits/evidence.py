@@ -10,7 +10,8 @@ A file that a compiler wrote since has a later status-change time and lacks the 
 store: links to a blob that others make or gc removes change the time of the file as well.
 
 A hard link shares its times with the blob: where another worker on this node reads the same blob meanwhile, it counts
-as read here too. All processes that share a cache root share what it tells, since the last of them restored.
+as read here too; kstore itself leaves no trace of what it reads. All processes that share a cache root share what it
+tells, since the last of them restored.
 """
 
 from __future__ import annotations

@@ -7,6 +7,8 @@ import os
 import struct
 from typing import NamedTuple
 
+from kstore.files import open_unnoticed
+
 _ELF = b"\x7fELF"
 _ELF64 = 2
 _SECTION_TABLE = struct.Struct("<Q")
@@ -31,7 +33,7 @@ def read_finished(path: str) -> Content:
         Unfinished: it changed while it was read, or has gone.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fd = open_unnoticed(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError as error:
         raise Unfinished("it has gone") from error
     try:
@@ -51,7 +53,7 @@ def read_whole(path: str) -> bytes:
     Raises:
         OSError: it cannot be read, or is a link.
     """
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    fd = open_unnoticed(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         return _read_all(fd, os.fstat(fd).st_size)
     finally:

@@ -61,7 +61,7 @@ class LastRestore:
     def load(self) -> Restored | None:
         """What it put here; None if nobody has restored, or it is not known any more."""
         with suppress(*UNREADABLE):
-            content = json.loads(read_whole(self._record))
+            content = json.loads(read_noticed(self._record))
             status = os.stat(self._record)
             mark_ns, notes_reads = status.st_mtime_ns, status.st_atime_ns > status.st_mtime_ns
             if not content:
@@ -117,3 +117,9 @@ class LastRestore:
             if before is not None and before != last == content["whole"] and content["placing"] == self._placing:
                 return read_ref(content), content["answer"]
         return None
+
+
+def read_noticed(path: str) -> bytes:
+    """A whole file, so that its access time tells of that where the filesystem notes any."""
+    with open(path, "rb") as file:
+        return file.read()

@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from kstore.blobs import BlobStore
@@ -25,6 +24,7 @@ from kstore.files import NO_FILE
 from kstore.gc.digests import DigestSet
 from kstore.gc.mark import needs_in
 from kstore.local.cacheroot import CacheRoot
+from kstore.local.finished import read_whole
 from kstore.operations.repair import Repair
 from kstore.progress import Progress
 from kstore.published.leaning import leaning, leans_on
@@ -370,7 +370,7 @@ def _is_altered(path: str, entry: Entry) -> bool:
     try:
         found = os.lstat(path)
         is_blob = found.st_size == entry.size and bears_stamp(found.st_mtime_ns, entry.digest)
-        return is_blob and digest_of(Path(path).read_bytes()) != entry.digest
+        return is_blob and digest_of(read_whole(path)) != entry.digest
     except OSError:
         return False
 

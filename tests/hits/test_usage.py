@@ -15,6 +15,7 @@ from kstore.errors import WaitTimeout
 from kstore.hits import Usage, UsageReport, unknowable, usage_of
 from kstore.hits.counters import Counters
 from kstore.hits.evidence import CHANGED_IN_PLACE, NO_ACCESS_TIMES, READ_BEFORE
+from kstore.local.finished import read_finished
 from kstore.report import CommitReport, CommitStatus, RestoreReport, RestoreStatus
 from tests.trees import KEY, Node
 
@@ -149,6 +150,15 @@ def test_of_what_was_read_before_a_second_restore_nobody_can_tell(node: Node) ->
     assert "inductor" not in found.unused
 
 
+def test_what_kstore_itself_reads_was_not_used(node: Node) -> None:
+    """Its blobs are the same files, and a commit that heals reads the cache root."""
+    assert node.store.verify(KEY).ok
+    for path in node.tree.root.glob("triton/*/*"):
+        read_finished(str(path))
+
+    assert usage(node).components["triton"].hits == 0
+
+
 def test_what_is_compiled_over_a_restored_kernel_is_a_miss(node: Node) -> None:
     """As with TRITON_ALWAYS_COMPILE: the same files, with the same bytes, written by the compiler."""
     folder = node.tree.kernel("one")
@@ -217,7 +227,7 @@ def test_of_files_that_are_changed_in_place_nobody_can_tell(tmp_path: Path) -> N
 
 def test_where_reads_leave_no_trace_the_report_sees_it(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on some network and FUSE filesystems, whatever they are mounted with."""
-    monkeypatch.setattr("kstore.local.lastrestore.read_whole", read_without_a_trace)
+    monkeypatch.setattr("kstore.local.lastrestore.read_noticed", read_without_a_trace)
 
     found = usage(node)
     assert found.components["inductor"].hits is None
