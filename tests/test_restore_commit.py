@@ -312,6 +312,8 @@ def test_a_group_in_whose_place_something_else_is_is_named(first: Node, second: 
 
     assert [skipped.path for skipped in report.skipped] == [group]
     assert report.left_out == GROUP_FILES
+    assert report.components is not None
+    assert sum(count.files for count in report.components.values()) == report.files - GROUP_FILES
     assert second.tree.read(group) == b"own"
     assert second.commit().status is CommitStatus.UNCHANGED
 

@@ -264,6 +264,7 @@ class _Restore:
     def _report(self, status: RestoreStatus, wanted: Files, placer: Placer, placed: Placed) -> RestoreReport:
         hindered = hindered_by_others(self._files, self._found, wanted)
         self._skipped += [Skipped(group, "something else is in its place") for group in sorted(set(hindered.values()))]
+        missed = wanted.keys() - placed.paths - placed.occupied | hindered.keys()
         linked = placed.modes[LinkMode.REFLINK] + placed.modes[LinkMode.HARDLINK]
         if not wanted and status is RestoreStatus.RESTORED:
             status = RestoreStatus.CURRENT
@@ -274,11 +275,11 @@ class _Restore:
             files=len(self._files) + len(self._away),
             bytes=sum(entry.size for files in (self._files, self._away) for entry in files.values()),
             placed=len(placed.paths),
-            left_out=len(wanted.keys() - placed.paths - placed.occupied) + len(self._away) + len(hindered),
+            left_out=len(missed) + len(self._away),
             link_mode=next((mode for mode in LinkMode if placed.modes[mode]), None),
             link_why=placer.link_why or ("the blobs are packed" if placed.paths and not linked else ""),
             used_modes={str(mode): count for mode, count in placed.modes.items()},
-            components=count_components(self._files.items()),
+            components=count_components(item for item in self._files.items() if item[0] not in missed),
             skipped=(*self._skipped, *placed.skipped),
         )
 
