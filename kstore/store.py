@@ -380,7 +380,7 @@ class Store:
             load_table(), self.settings.components, path, self.environ, before_import=before_import
         )
         root = CacheRoot(path, placement.folders, placement.variables, placement.notes)
-        make_usable(root, load_table())
+        make_usable(root, load_table(), self.location)
         return root
 
     def _published_scope(self, scope: Scope, wait: float) -> Scope:

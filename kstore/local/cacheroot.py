@@ -211,12 +211,17 @@ def _claim_free(folder: Path, owner: Owner, taken: set[int]) -> int:
         finished.unlink()
 
 
-def make_usable(root: CacheRoot, table: Table) -> None:
+def make_usable(root: CacheRoot, table: Table, store: str) -> None:
     """Before any variable points at it: a compiler that cannot write its cache fails the job.
 
     Raises:
-        CacheRootError: it cannot be made or written.
+        CacheRootError: it cannot be made or written, or is in the folder of the `store`.
     """
+    if f"{root.path}/".startswith(f"{store}/"):
+        raise CacheRootError(
+            f"the cache root {root.path} is in the store at {store}, which may hold nothing else; "
+            "set KSTORE_CACHE_ROOT to a local folder"
+        )
     try:
         os.makedirs(root.state, mode=0o700, exist_ok=True)
         _make_folders_of_files(root, table)

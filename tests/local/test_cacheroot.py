@@ -17,7 +17,8 @@ from kstore.local.cacheroot import (
     owned_root,
     release_root,
 )
-from tests.trees import in_processes
+from kstore.store import Store
+from tests.trees import ENVIRONMENT, GPU, KEY, Node, contents, in_processes
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
 
@@ -168,3 +169,17 @@ def test_where_another_user_owns_the_shared_folder_the_roots_are_in_ones_own(
     assert numbered_folder("env") == shared / "env"
     os.chown(shared / foreign, 12345, -1)
     assert numbered_folder("env") == tmp_path / "shared-0" / "env"
+
+
+@pytest.mark.parametrize("inside", ["", "packs", "roots/0"])
+def test_a_cache_root_in_the_store_is_refused_and_nothing_is_made(tmp_path: Path, inside: str) -> None:
+    node = Node(tmp_path)
+    node.tree.kernel()
+    node.commit()
+    before = contents(node.location)
+    store = Store(node.location, cache_root=node.location / inside, gpu=GPU, environment=ENVIRONMENT, environ={})
+    for verb in (store.restore, store.commit):
+        with pytest.raises(CacheRootError, match="is in the store at"):
+            verb(KEY)
+    assert contents(node.location) == before
+    assert not (node.location / inside / ".kstore").exists()
