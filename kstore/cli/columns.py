@@ -1,4 +1,4 @@
-"""Tables for terminals and pipes of 80 columns."""
+"""Tables, and what else must fit a terminal. Where there is none, nothing is cut."""
 
 from __future__ import annotations
 
@@ -22,15 +22,26 @@ class Column:
     floor: int = 0
     """To how many characters its cells may be shortened; 0 for not at all."""
     last_resort: bool = False
-    """Shortened only when the other columns are at their floor."""
+    """Of columns that are equally wide, it is shortened last."""
 
 
-def screen_width() -> int:
-    """Columns of the terminal; 80 where there is none."""
+def terminal_width() -> int | None:
+    """Columns of the terminal, and never less than 80; None where stdout is no terminal."""
     try:
         return max(NARROW, os.get_terminal_size(sys.stdout.fileno()).columns)
     except (OSError, ValueError):
-        return NARROW
+        return None
+
+
+def screen_width() -> int:
+    """Where sentences are wrapped: 80 columns where there is no terminal."""
+    return terminal_width() or NARROW
+
+
+def cut(text: str, indent: int) -> str:
+    """What the terminal has room for behind so many characters; all of it where there is none."""
+    width = terminal_width()
+    return text if width is None else shorten(text, width - indent)
 
 
 def render(columns: Sequence[Column], rows: Sequence[Sequence[str]], indent: int = 0) -> Iterator[str]:
@@ -39,27 +50,27 @@ def render(columns: Sequence[Column], rows: Sequence[Sequence[str]], indent: int
     from rich.table import Table
     from rich.text import Text
 
-    room = screen_width() - indent
-    widths = fit(columns, rows, room)
+    width = terminal_width()
+    widths = fit(columns, rows, None if width is None else width - indent)
     style = "" if os.environ.get("NO_COLOR") else "bold"
     table = Table(box=None, padding=(0, _GAP, 0, 0), header_style=style)
     for column, width in zip(columns, widths, strict=True):
         table.add_column(column.title, justify="right" if column.right else "left", no_wrap=True, width=width)
     for row in rows:
         table.add_row(*(Text(shorten(cell, width)) for cell, width in zip(row, widths, strict=True)))
-    console = Console(file=sys.stdout, width=room + _GAP, highlight=False)
+    # As wide as the table, or rich would cut numbers and headings to make it fit.
+    console = Console(file=sys.stdout, width=sum(widths) + _GAP * len(widths), highlight=False)
     with console.capture() as captured:
         console.print(table)
     yield from (f"{' ' * indent}{line.rstrip()}" for line in captured.get().splitlines())
 
 
-def fit(columns: Sequence[Column], rows: Sequence[Sequence[str]], room: int) -> list[int]:
-    """Widths that fit into `room`: the widest column that may be shortened loses first."""
+def fit(columns: Sequence[Column], rows: Sequence[Sequence[str]], room: int | None) -> list[int]:
+    """Widths that fit into `room`, if it is limited: the widest column that may be shortened loses first."""
     widths = [max(map(len, cells)) for cells in zip([column.title for column in columns], *rows, strict=True)]
-    excess = sum(widths) + _GAP * (len(columns) - 1) - room
-    for last_resort in (False, True):
-        able = [i for i, column in enumerate(columns) if column.floor and column.last_resort is last_resort]
-        while excess > 0 and (wide := [i for i in able if widths[i] > columns[i].floor]):
-            widths[max(wide, key=widths.__getitem__)] -= 1
-            excess -= 1
+    excess = 0 if room is None else sum(widths) + _GAP * (len(columns) - 1) - room
+    able = [i for i, column in enumerate(columns) if column.floor]
+    while excess > 0 and (wide := [i for i in able if widths[i] > columns[i].floor]):
+        widths[max(wide, key=lambda i: (widths[i], not columns[i].last_resort))] -= 1
+        excess -= 1
     return widths

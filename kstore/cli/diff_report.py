@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from kstore.cli.columns import Column, screen_width
+from kstore.cli.columns import Column, cut, screen_width
 from kstore.inspect.comparison import Change
 from kstore.inspect.kinds import Kind
 from kstore.words import amount, in_line, plural, shorten, size
@@ -115,11 +115,10 @@ def _section(output: Output, kind: Kind, differences: list[Difference]) -> None:
 
 def _entry(output: Output, change: Change, name: str, what: str) -> None:
     mark, color = _MARKS[change]
-    width = screen_width()
-    if what and len(name) + len(what) + 6 <= width:
+    if what and len(name) + len(what) + 6 <= screen_width():
         output.line(f"  {mark} {name}  {what}", color)
         return
-    output.line(f"  {mark} {shorten(name, width - 4)}", color)
+    output.line(f"  {mark} {cut(name, 4)}", color)
     for line in _wrapped(what, "      "):
         output.line(line)
 

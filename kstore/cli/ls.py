@@ -37,8 +37,8 @@ _STORE = Column("STORE", floor=8)
 def command(invocation: Invocation, prefix: str) -> int:
     """List what the store holds, or the part whose keys begin with PREFIX.
 
-    One row for each key, GPU and environment: kernels are shared within a row. What is cut short is whole in
-    --json.
+    One row for each key, GPU and environment: kernels are shared within a row. What a terminal has no room for is
+    whole in a pipe, and in --json.
     """
     from kstore.published.refs import RefState
 

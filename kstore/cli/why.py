@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kstore.cli.columns import screen_width
+from kstore.cli.columns import cut, screen_width
 from kstore.cli.options import ERROR, MISSING, Command, Invocation, key_argument, on_worker
 from kstore.words import plural, shorten
 
@@ -134,7 +134,7 @@ def _tell_difference(output: Output, difference: Difference) -> None:
     if difference.name == CODE:
         output.line(f"  the code  {where}")
         for line in code_difference(difference):
-            output.line(f"    {shorten(line, screen_width() - 4)}")
+            output.line(f"    {cut(line, 4)}")
         return
     old, new = _values(difference, 10_000 if output.verbosity > 0 else _VALUE)
     _wrap(output, f"{_value(difference.name, _NAME)}: {old} → {new}", where)

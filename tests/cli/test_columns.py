@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from kstore.cli import columns
 from kstore.cli.columns import Column, fit, render
 
 NAME = Column("NAME", floor=5, last_resort=True)
@@ -17,8 +18,16 @@ def test_a_column_that_may_be_shortened_makes_room() -> None:
     assert fit([NAME, PLACE, COUNT], [["n" * 10, "p" * 30, "1"]], room=40) == [10, 21, 5]
 
 
-def test_the_last_resort_is_shortened_last() -> None:
-    assert fit([NAME, PLACE, COUNT], [["n" * 30, "p" * 30, "1"]], room=30) == [16, 5, 5]
+def test_the_widest_column_is_shortened_first() -> None:
+    assert fit([NAME, PLACE, COUNT], [["n" * 100, "p" * 20, "1"]], room=80) == [51, 20, 5]
+
+
+def test_of_columns_that_are_equally_wide_the_last_resort_is_shortened_last() -> None:
+    assert fit([NAME, PLACE, COUNT], [["n" * 30, "p" * 30, "1"]], room=30) == [11, 10, 5]
+
+
+def test_without_a_limit_nothing_is_shortened() -> None:
+    assert fit([NAME, COUNT], [["n" * 300, "9" * 300]], room=None) == [300, 300]
 
 
 def test_nothing_is_shortened_below_its_floor() -> None:
@@ -31,6 +40,14 @@ def test_numbers_end_in_one_column_and_lines_do_not_end_in_spaces() -> None:
         " a           1  here",
         " b     1234567",
     ]
+
+
+def test_neither_numbers_nor_headings_are_cut_where_there_is_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(columns, "terminal_width", lambda: 20)
+    lines = list(render([NAME, *[COUNT] * 5], [["n" * 30, *["1234567"] * 5]]))
+
+    assert lines[0].split() == ["NAME", *["COUNT"] * 5]
+    assert lines[1].split()[1:] == ["1234567"] * 5
 
 
 def test_brackets_are_no_markup() -> None:

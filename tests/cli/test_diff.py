@@ -141,14 +141,15 @@ def test_equal_lines_are_counted(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize("arguments", [(), ("--stat",), ("-v",)])
-def test_it_fits_80_columns(cli: Cli, arguments: tuple[str, ...]) -> None:
+def test_it_fits_a_terminal_and_a_pipe_gets_every_name_whole(cli: Cli, arguments: tuple[str, ...]) -> None:
     name = "triton_red_fused__unsafe_view_add_mul_native_layer_norm_native_layer_norm_backward_sum_view_17"
     commit(cli, "my/v1", lambda tree: put_kernel(tree, name, num_warps=4, num_stages=1, shared=1, maxnreg=255))
     commit(cli, "my/v2", lambda tree: put_kernel(tree, name, num_warps=8, num_stages=2, shared=999_999, maxnreg=None))
-    lines = cli("diff", "my/v1", "my/v2", *arguments).out.splitlines()
+    lines = on_terminal("diff", "my/v1", "my/v2", *arguments, NO_COLOR="1").splitlines()
 
     # Only a path can be longer, which must stay whole to be of any use.
     assert max(len(line) for line in lines if str(cli.folder) not in line) <= 80
+    assert (name in cli("diff", "my/v1", "my/v2", *arguments).out) is (arguments != ("--stat",))
 
 
 def test_generations_of_one_key_are_compared(cli: Cli) -> None:

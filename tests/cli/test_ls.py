@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.cli.commandline import ENVIRONMENT, GPU, Cli
+from tests.cli.commandline import ENVIRONMENT, GPU, Cli, on_terminal
 
 
 def test_it_lists_a_row_for_each_scope(cli: Cli) -> None:
@@ -24,17 +24,33 @@ def test_it_lists_a_row_for_each_scope(cli: Cli) -> None:
     ]
 
 
-def test_it_fits_80_columns_and_keeps_what_tells_environments_apart(cli: Cli) -> None:
-    key, gpu = "a-team/a-rather-long-name/v1", "nvidia-rtx-pro-6000-blackwell-server-edition-sm120"
+LONG = (
+    "a-team/a-rather-long-name/v1",
+    "nvidia-rtx-pro-6000-blackwell-server-edition-sm120",
+    "torch2.13.0-cu130-triton3.7.1-cp312-x86_64-3f2a9c1e",
+)
+
+
+@pytest.fixture
+def long_names(cli: Cli) -> None:
+    key, gpu, environment = LONG
     cli.write("inductor/ab/cone.py")
-    cli("commit", key, "--gpu", gpu, "--environment", "torch2.13.0-cu130-triton3.7.1-cp312-x86_64-3f2a9c1e")
-    lines = cli("ls").out.splitlines()
+    cli("commit", key, "--gpu", gpu, "--environment", environment)
+
+
+@pytest.mark.usefixtures("long_names")
+def test_it_fits_a_terminal_and_keeps_what_tells_environments_apart() -> None:
+    lines = on_terminal("ls", NO_COLOR="1").splitlines()
 
     assert max(map(len, lines)) <= 80
-    assert lines[1].split()[0] == key
-    assert "3f2a9c1e" in lines[1]
-    but_for_ages = [line.rpartition("  ")[0] for line in lines]
-    assert [line.rpartition("  ")[0] for line in cli.process("ls").out.splitlines()] == but_for_ages
+    assert lines[0].split() == ["KEY", "GPU", "ENVIRONMENT", "GEN", "FILES", "SIZE", "AGE"]
+    assert lines[1].startswith("a-team/") and "/v1 " in lines[1] and "3f2a9c1e" in lines[1]
+    assert lines[1].split()[3:6] == ["1", "1", "7"]
+
+
+@pytest.mark.usefixtures("long_names")
+def test_a_pipe_gets_every_name_whole(cli: Cli) -> None:
+    assert tuple(cli.process("ls").out.splitlines()[1].split()[:3]) == LONG
 
 
 def test_a_prefix_limits_it(cli: Cli) -> None:
