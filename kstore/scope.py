@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from kstore.errors import MissError, UsageError
+from kstore.errors import UsageError
 
 MAX_KEY_LENGTH = 200
 _PART = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
@@ -38,7 +38,7 @@ def check_generation(generation: int | None) -> None:
     if generation is None:
         return
     if not isinstance(generation, int) or isinstance(generation, bool) or generation < 1:
-        raise UsageError(f"generation={generation!r} is no whole number from 1; `kstore show` lists generations")
+        raise UsageError(f"generation={generation!r} is no whole number from 1; `kstore show KEY` lists them")
 
 
 def _check_tag(kind: str, tag: str) -> None:
@@ -79,22 +79,6 @@ class Scope:
         return f"{self.key} ({self.gpu}, {self.environment})"
 
 
-def chosen(key: str, every: Iterable[Scope], gpu: str | None, environment: str | None) -> list[Scope]:
-    """Of the scopes that `key` has, forgotten ones too, those that the settings do not exclude.
-
-    Raises:
-        MissError: there is none.
-    """
-    every = list(every)
-    found = [scope for scope in every if scope.is_of(gpu, environment)]
-    if not every:
-        raise MissError(f"nothing is published for {key}; `kstore ls` lists what is")
-    if not found:
-        wanted = " and ".join(filter(None, (gpu, environment)))
-        raise MissError(f"{key} is not published for {wanted}, as the settings say; choose: {choices(every)}")
-    return found
-
-
-def choices(scopes: Iterable[Scope]) -> str:
-    """As the command line takes them."""
-    return "; ".join(f"--gpu {scope.gpu} --environment {scope.environment}" for scope in scopes)
+def choices(scopes: Iterable[Scope], suffix: str = "") -> str:
+    """As the command line takes them, by options that end in `suffix`."""
+    return "; ".join(f"--gpu{suffix} {scope.gpu} --environment{suffix} {scope.environment}" for scope in scopes)

@@ -21,10 +21,11 @@ from kstore.polls import check_wait, polls
 from kstore.progress import Progress
 from kstore.published.layers import PATIENCE, attempt, generations, newest_ref, ref_of, scopes, unforgotten
 from kstore.published.refs import Ref, RefState
+from kstore.published.scopes import scopes_of
 from kstore.published.snapshot import Snapshot
 from kstore.ranks import Agreement, Rank, find_rank
 from kstore.report import CommitReport, CommitStatus, RestoreReport
-from kstore.scope import Scope, check_generation, check_key, choices, chosen
+from kstore.scope import Scope, check_generation, check_key, choices
 from kstore.settings import Mode, Settings, load_settings
 from kstore.storage import DEFAULT_GRACE, Storage, reporting_trouble
 from kstore.worker import Worker
@@ -296,12 +297,8 @@ class Store:
             return [ref for ref in published if ref]
 
     def _scopes_of(self, key: str) -> list[Scope]:
-        """Every scope of `key` that the settings do not exclude, forgotten ones too.
-
-        Raises:
-            MissError: there is none.
-        """
-        return chosen(key, self.scopes(check_key(key)), self.settings.gpu, self.settings.environment)
+        """Every scope of `key` that the settings do not exclude, forgotten ones too."""
+        return scopes_of(self.storage, check_key(key), self.settings.gpu, self.settings.environment)
 
     def _one_scope(self, key: str) -> Scope:
         """This worker's own scope of `key`, else its only one, else the only one that was not forgotten."""

@@ -38,7 +38,8 @@ def command(invocation: Invocation, key: str) -> int:
     come free if gc rewrites the pack. All of a key's GPUs, environments and generations are counted. Every manifest
     is read, for one KEY too.
     """
-    from kstore.errors import IntegrityError, MissError
+    from kstore.errors import IntegrityError
+    from kstore.published.scopes import missing
     from kstore.scope import check_key
     from kstore.stats.space import space_of
     from kstore.storage import reporting_trouble
@@ -50,7 +51,7 @@ def command(invocation: Invocation, key: str) -> int:
         store.storage.open_existing()
         space = space_of(store.storage, lambda scope: scope.key, progress=store.progress)
     if key and key not in space.groups:
-        raise MissError(f"nothing is published for {key}; `kstore ls` lists what is")
+        raise missing(store.storage, key)
     rows = {name: held for name, held in space.groups.items() if key in ("", name)}
     for trouble in space.unreadable:
         output.warn(f"cannot be read, and is not counted: {trouble}")

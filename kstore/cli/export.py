@@ -30,7 +30,7 @@ Found = TypeVar("Found")
 
 _STDOUT = "-"
 _SHOWN = 3
-_OTHER_HOSTS = "they run on hosts like their builder's only; --host HOST adds those of one that `kstore show` lists"
+_OTHER_HOSTS = "they run on hosts like their builder's only; --host HOST adds those of one that `kstore show KEY` lists"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,20 +113,19 @@ def _choose(store: Store, key: str, settings: dict[str, Any]) -> list[Ref]:
     from kstore.inspect.choice import Wanted
     from kstore.operations.copy import newest_live
     from kstore.published.layers import ref_of
+    from kstore.published.scopes import scopes_of
     from kstore.storage import reporting_trouble
 
     wanted = Wanted.parse(key, settings["gpu"], settings["environment"])
     key = wanted.key
-    scopes = [scope for scope in store.scopes(key) if scope.is_of(wanted.gpu, wanted.environment)]
+    scopes = scopes_of(store.storage, key, wanted.gpu, wanted.environment)
     with reporting_trouble(store.location, "read"):
-        if wanted.generation and scopes:
+        if wanted.generation:
             return [_with_files(ref_of(store.storage, _only(scopes, scopes), wanted.generation))]
-        snapshots = [newest_live(store.storage, scope) for scope in sorted(scopes)]
+        snapshots = [newest_live(store.storage, scope) for scope in scopes]
     refs = [snapshot.ref for snapshot in snapshots if snapshot]
-    if scopes and not refs:
-        raise MissError(f"{key} was forgotten or quarantined; name a generation that `kstore show {key}` lists")
     if not refs:
-        raise MissError(f"{store.location} has nothing under {key}; `kstore ls` lists what it has")
+        raise MissError(f"{key} was forgotten or quarantined; name a generation that `kstore show {key}` lists")
     return refs
 
 

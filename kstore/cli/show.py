@@ -62,15 +62,15 @@ def command(invocation: Invocation, key: str) -> int:
     For each GPU and environment, or the one that is named. The components, packs and hosts are those of the
     newest generation; a host is a kind of machine that C++ objects were built for.
     """
-    from kstore.errors import MissError
     from kstore.published.layers import layers
+    from kstore.published.scopes import missing
 
     output, store = invocation.output, invocation.store()
     with output.working("reading the store"):
         read = [_read(layer, scope) for scope in _scopes(invocation, store, key) for layer in layers(store.storage)]
     shown = [one for one in read if one.refs or one.damaged]
     if not shown:
-        raise MissError(f"{store.location} has nothing under {key}; `kstore ls` lists what it has")
+        raise missing(store.storage, key)
     damaged = [error for one in shown for error in one.damaged]
     for error in damaged:
         output.warn(str(error))
@@ -85,10 +85,10 @@ def command(invocation: Invocation, key: str) -> int:
 
 
 def _scopes(invocation: Invocation, store: Store, key: str) -> list[Scope]:
+    from kstore.published.scopes import scopes_of
     from kstore.scope import check_key
 
-    gpu, environment = invocation.text("gpu"), invocation.text("environment")
-    return sorted(scope for scope in store.scopes(check_key(key)) if scope.is_of(gpu, environment))
+    return scopes_of(store.storage, check_key(key), invocation.text("gpu"), invocation.text("environment"))
 
 
 def _read(storage: Storage, scope: Scope) -> _Shown:

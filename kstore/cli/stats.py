@@ -40,7 +40,8 @@ def command(invocation: Invocation, key: str, prometheus: bool) -> int:
     which those with the mode `read` do not; RESTORE and COMMIT are what one takes on average. To know what is
     stored, every manifest is read.
     """
-    from kstore.errors import IntegrityError, MissError, UsageError
+    from kstore.errors import IntegrityError, UsageError
+    from kstore.published.scopes import missing
     from kstore.scope import check_key
     from kstore.stats.overview import overview
     from kstore.stats.prometheus import as_prometheus
@@ -55,7 +56,7 @@ def command(invocation: Invocation, key: str, prometheus: bool) -> int:
         store.storage.open_existing()
         found = overview(store.storage, key or None, store.progress)
     if key and not found.rows:
-        raise MissError(f"{store.location} knows nothing of {key}; `kstore ls` lists what it has")
+        raise missing(store.storage, key)
     for trouble in found.unreadable:
         output.warn(f"cannot be read, and is not counted: {trouble}")
     if output.json:

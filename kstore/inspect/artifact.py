@@ -51,7 +51,8 @@ def read_artifact(side: Side, artifact: Artifact) -> bytes:
         return data
     if artifact.entry.flags & Flag.BELOW:
         raise MissError(
-            f"{artifact.path} of {side.label} is in no store here: a store below had it; `kstore show` names that"
+            f"{artifact.path} of {side.label} is in no store here: a store below had it; "
+            f"`kstore show {side.scope.key}` names that"
         )
     raise IntegrityError(f"{artifact.path} of {side.label} is missing or damaged; `kstore verify` says more")
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from kstore.errors import AmbiguousScopeError, MissError, UsageError
 from kstore.published.layers import in_charge, ref_of, unforgotten
 from kstore.published.refs import Ref
-from kstore.scope import Scope, check_key
+from kstore.published.scopes import missing, scopes_of
+from kstore.scope import Scope, check_key, choices
 from kstore.storage import reporting_trouble
 
 if TYPE_CHECKING:
@@ -86,18 +87,15 @@ def _closest(pairs: list[Pair]) -> list[Pair]:
 
 
 def _candidates(store: Store, wanted: Wanted) -> list[Scope]:
-    every = sorted(store.scopes(wanted.key))
-    named = [scope for scope in every if scope.is_of(wanted.gpu, wanted.environment)]
-    if every and not named:
-        raise MissError(f"nothing of {wanted.key} is published there; {_choices(wanted, every)}")
+    named = scopes_of(store.storage, wanted.key, wanted.gpu, wanted.environment, wanted.suffix)
     with reporting_trouble(store.location, "read"):
         found = [scope for scope in named if _has(store, wanted, scope)]
-    if named and not found and wanted.generation:
+    if not found and wanted.generation:
         raise MissError(
             f"{wanted.key} has no generation {wanted.generation}; `kstore show {wanted.key}` lists those that it has"
         )
     if not found:
-        raise MissError(f"nothing is published for {wanted.key}; `kstore ls` lists what is")
+        raise missing(store.storage, wanted.key)
     return found if wanted.generation else _unforgotten(store, wanted, found)
 
 
@@ -122,12 +120,11 @@ def _ref(store: Store, wanted: Wanted, scope: Scope) -> Ref:
     if wanted.generation is None:
         newest = store.newest(scope)
         if newest is None:
-            raise MissError(f"nothing is published for {wanted.key}; `kstore ls` lists what is")
+            raise missing(store.storage, wanted.key)
         return newest
     with reporting_trouble(store.location, "read"):
         return ref_of(store.storage, scope, wanted.generation)
 
 
 def _choices(wanted: Wanted, scopes: Iterable[Scope]) -> str:
-    options = (f"--gpu{wanted.suffix} {scope.gpu} --environment{wanted.suffix} {scope.environment}" for scope in scopes)
-    return f"for {wanted.key} choose: {'; '.join(options)}"
+    return f"for {wanted.key} choose: {choices(scopes, wanted.suffix)}"

@@ -120,7 +120,7 @@ def before_newest(storage: Storage, scope: Scope) -> Ref:
     below = storage.below.newest(scope) if newest and storage.below else None
     if below and below.ref.state is RefState.LIVE:
         return below.ref
-    raise MissError(f"{scope} has no earlier generation to roll back to; `kstore show` lists them")
+    raise MissError(f"{scope} has no earlier generation to roll back to; `kstore show {scope.key}` lists them")
 
 
 def _copy_doomed(storage: Storage, ref: Ref) -> tuple[str, ...]:

@@ -273,7 +273,7 @@ class Refs:
         try:
             return self._backend.get(ref_name(scope, generation))
         except FileNotFoundError:
-            raise MissError(f"{scope} has no generation {generation}; `kstore show` lists them") from None
+            raise MissError(f"{scope} has no generation {generation}; `kstore show {scope.key}` lists them") from None
 
     def newest(self, scope: Scope) -> Ref | None:
         """The newest generation, an empty one too; None if nothing is published."""
@@ -336,7 +336,7 @@ class Refs:
             self._backend.stat(name)
         except FileNotFoundError:
             self._backend.delete(name + _PIN)
-            raise MissError(f"{scope} has no generation {generation}; `kstore show` lists them") from None
+            raise MissError(f"{scope} has no generation {generation}; `kstore show {scope.key}` lists them") from None
 
     def unpin(self, scope: Scope, generation: int) -> None:
         """Let gc decide about a generation again."""

@@ -213,12 +213,12 @@ def test_where_several_could_be_meant_they_are_listed(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (("no/key", "my/v1"), 3, "nothing is published for no/key; `kstore ls`"),
-        (("my/v1", "no/key"), 3, "nothing is published for no/key; `kstore ls`"),
+        (("no/key", "my/v1"), 3, "nothing is published for no/key in"),
+        (("my/v1", "no/key"), 3, "nothing is published for no/key in"),
         (("my/v1@9", "my/v1"), 3, "my/v1 has no generation 9; `kstore show my/v1`"),
         (("my/v1@x", "my/v1"), 2, "no KEY@GENERATION such as"),
         (("/", "my/v1"), 2, "is not made of parts"),
-        (("my/v1", "my/v1", "--gpu", "x"), 3, "nothing of my/v1 is published there; for my/v1 choose: --gpu1"),
+        (("my/v1", "my/v1", "--gpu", "x"), 3, "my/v1 is not published for x; choose: --gpu1"),
         (("my/v1", "my/v1", "--stat", "--name-only"), 2, "exclude each other"),
         (("my/v1", "my/v1", "--path", "nothing"), 3, "my/v1@1 has no artifact 'nothing'"),
     ],

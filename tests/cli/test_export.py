@@ -98,7 +98,7 @@ def test_what_holds_no_files_is_not_said_to_be_there(cli: Cli, bundle: str) -> N
 
 def test_a_key_that_is_not_there_is_a_miss(cli: Cli, bundle: str) -> None:
     result = cli("export", "missing", "-o", bundle)
-    assert (result.code, "nothing under missing" in result.err) == (3, True)
+    assert (result.code, "nothing is published for missing in" in result.err) == (3, True)
     assert cli("export", KEY, "--gpu", "another", "-o", bundle).code == 3
 
 

@@ -76,7 +76,7 @@ def test_an_unknown_key_is_a_miss(cli: Cli) -> None:
     result = cli("show", "my/v1")
 
     assert (result.code, result.out) == (3, "")
-    assert "nothing under my/v1" in result.err
+    assert "nothing is published for my/v1 in" in result.err
 
 
 def test_a_bad_key_is_a_usage_error(cli: Cli) -> None:

@@ -152,9 +152,9 @@ def test_a_scope_without_the_generation_is_none_to_choose(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("wanted", "message"),
     [
-        (Wanted("n"), "nothing is published for n; `kstore ls`"),
+        (Wanted("n"), "nothing is published for n in"),
         (Wanted("m", 7), "m has no generation 7; `kstore show m`"),
-        (Wanted("m", gpu="x"), "nothing of m is published there; for m choose: --gpu a"),
+        (Wanted("m", gpu="x"), "m is not published for x; choose: --gpu a"),
     ],
 )
 def test_what_is_not_there_is_a_miss_that_says_what_is(folder: Path, wanted: Wanted, message: str) -> None:

@@ -1,0 +1,37 @@
+"""The scopes of a key, and what to say where it has none."""
+
+from __future__ import annotations
+
+from kstore.errors import MissError
+from kstore.published.layers import scopes
+from kstore.scope import Scope, choices
+from kstore.storage import Storage, reporting_trouble
+
+
+def scopes_of(
+    storage: Storage, key: str, gpu: str | None = None, environment: str | None = None, suffix: str = ""
+) -> list[Scope]:
+    """Every scope of `key`, forgotten ones too; only those of `gpu` and `environment` where these are given.
+
+    `suffix` is what the options end in that choose one.
+
+    Raises:
+        MissError: there is none.
+        StoreUnavailable: there is no store, or it cannot be read.
+    """
+    with reporting_trouble(storage.location, "read"):
+        every = sorted(scope for scope in scopes(storage, under=key) if scope.key == key)
+        if not (every or storage.below.there):
+            storage.open_existing()
+    if not every:
+        raise missing(storage, key)
+    found = [scope for scope in every if scope.is_of(gpu, environment)]
+    if not found:
+        wanted = " and ".join(filter(None, (gpu, environment)))
+        raise MissError(f"{key} is not published for {wanted}; choose: {choices(every, suffix)}")
+    return found
+
+
+def missing(storage: Storage, key: str) -> MissError:
+    """What a command says that finds nothing of `key`."""
+    return MissError(f"nothing is published for {key} in {storage.location}; `kstore ls` lists what is")

@@ -1,0 +1,55 @@
+"""What every command says that is asked for a key that is not there."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.cli.commandline import ENVIRONMENT, GPU, Cli
+
+COUNTING = [("du",), ("stats",)]
+CHOOSING = [
+    ("show",),
+    ("export", "-o", "-", "--format", "kstore"),
+    ("cat", "one.py"),
+    ("diff", "my/v1"),
+    ("forget",),
+    ("quarantine",),
+    ("rollback",),
+    ("pin", "1"),
+    ("unpin", "1"),
+]
+
+
+def ask(command: tuple[str, ...], key: str) -> tuple[str, ...]:
+    return (command[0], key, *command[1:])
+
+
+@pytest.mark.parametrize("command", [*COUNTING, *CHOOSING, ("verify",)])
+def test_a_key_that_is_not_there_is_a_miss_in_the_same_words(cli: Cli, command: tuple[str, ...]) -> None:
+    cli.publish("my/v1")
+    result = cli(*ask(command, "no/key"))
+
+    assert (result.code, result.out) == (3, "")
+    assert result.err == f"kstore: nothing is published for no/key in {cli.store}; `kstore ls` lists what is\n"
+
+
+@pytest.mark.parametrize("command", CHOOSING)
+@pytest.mark.parametrize("option", ["--gpu", "--environment"])
+def test_where_a_key_is_there_for_others_they_are_named(cli: Cli, command: tuple[str, ...], option: str) -> None:
+    cli.publish("my/v1")
+    result = cli(*ask(command, "my/v1"), option, "another")
+
+    assert (result.code, result.out) == (3, "")
+    number = "1" if command[0] == "diff" else ""
+    said, _, choice = result.err.partition("; ")
+    assert said.startswith("kstore: my/v1 is not published for ") and "another" in said
+    assert choice == f"choose: --gpu{number} {GPU} --environment{number} {ENVIRONMENT}\n"
+
+
+@pytest.mark.parametrize("command", [*COUNTING, *CHOOSING, ("verify",)])
+def test_where_there_is_no_store_that_is_what_is_said(cli: Cli, command: tuple[str, ...]) -> None:
+    result = cli(*ask(command, "my/v1"))
+
+    assert (result.code, result.out) == (1, "")
+    assert f"there is no store at {cli.store}" in result.err
+    assert not cli.store.exists()
