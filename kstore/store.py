@@ -90,7 +90,7 @@ class Store:
 
     def create(self, grace: int = DEFAULT_GRACE) -> bool:
         """Make the store unless it exists; returns whether it was made now. `grace` is in seconds."""
-        if self.settings.mode is Mode.READ:
+        if self.settings.mode is Mode.READ and not self.storage.settings:
             raise self._refusal("create")
         return self.storage.create(grace)
 

@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import click
 
-from kstore.cli.options import ERROR, Command, Invocation, as_seconds, on_store
+from kstore.cli.options import ERROR, Command, Invocation, as_seconds_or_none, on_store
+from kstore.errors import UsageError
+from kstore.storage import DEFAULT_GRACE
 from kstore.words import age, long_duration
 
 
 @click.command("init", cls=Command, exit_codes=ERROR)
 @click.option(
-    "--grace", metavar="DURATION", default="1h", show_default=True, callback=as_seconds,
+    "--grace", metavar="DURATION", show_default="1h", callback=as_seconds_or_none,
     help="How long what was superseded or condemned is kept, as 90s, 15m, 1h or 30d.",
 )  # fmt: skip
 @on_store
-def command(invocation: Invocation, grace: int) -> None:
+def command(invocation: Invocation, grace: int | None) -> None:
     """Make a store.
 
-    Optional: the first commit makes one too. The folder above it must be there. A store that exists is left
-    as it is.
+    Optional: the first commit makes one too, with a grace of an hour. The folder above it must be there. A store that
+    exists is left as it is; with another grace than --grace names, that is an error.
     """
     output, store = invocation.output, invocation.store()
-    made = store.create(grace)
+    made = store.create(DEFAULT_GRACE if grace is None else grace)
     settings = store.storage.settings
+    if grace not in (None, store.storage.grace):
+        raise UsageError(_refuse(invocation, store.location, store.storage.grace, grace))
     if output.json:
         output.document({"store": store.location, "made": made, **settings})
         return
@@ -32,3 +36,13 @@ def command(invocation: Invocation, grace: int) -> None:
         output.say(f"next, on every worker: {invocation.again('exec', 'my-model/v1')} -- python train.py")
     else:
         output.summary(f"{store.location} is a store already, made {age(settings['created'])} ago; {kept}")
+
+
+def _refuse(invocation: Invocation, location: str, has: float, wanted: float) -> str:
+    """Why a store's grace stays, and what can be done: a longer one is safe for any gc, a shorter one is not."""
+    longer = f"for a longer one: `{invocation.again('gc', '--grace', f'{wanted:.0f}s')}`, each time"
+    shorter = f"for a shorter one: end all workers and gcs, then change it in {location}/kstore.json"
+    return (
+        f"{location} is a store already and keeps its grace of {has:g} s, not {wanted:g} s, which running commits "
+        f"count on; {longer if wanted > has else shorter}"
+    )

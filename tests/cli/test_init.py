@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from tests.cli.commandline import Cli
 
 
@@ -17,11 +19,36 @@ def test_it_makes_a_store_and_says_what_to_do_next(cli: Cli) -> None:
 def test_a_store_that_is_there_is_left_as_it_is(cli: Cli) -> None:
     cli("init")
     before = (cli.store / "kstore.json").read_text()
-    result = cli("init", "--grace", "5h")
+    results = [cli("init"), cli("init", "--grace", "1h")]
 
-    assert result.code == 0
-    assert "is a store already" in result.out
+    assert [result.code for result in results] == [0, 0]
+    assert all("is a store already" in result.out for result in results)
     assert (cli.store / "kstore.json").read_text() == before
+
+
+@pytest.mark.parametrize(
+    ("grace", "advice"),
+    [("5h", "for a longer one: `kstore gc --grace 18000s`, each time"), ("5m", "for a shorter one: end all workers")],
+)
+def test_the_grace_of_a_store_that_is_there_is_not_changed(cli: Cli, grace: str, advice: str) -> None:
+    cli.publish("my/v1")  # which makes the store
+    before = (cli.store / "kstore.json").read_text()
+    result = cli("init", "--grace", grace)
+
+    assert (result.code, result.out) == (2, "")
+    assert f"{cli.store} is a store already and keeps its grace of 3600 s, not" in result.err
+    assert advice in result.err
+    assert (cli.store / "kstore.json").read_text() == before
+
+
+def test_who_only_reads_leaves_a_store_as_it_is_and_makes_none(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KSTORE_MODE", "read")
+    assert (cli("init").code, cli.store.exists()) == (1, False)
+    monkeypatch.delenv("KSTORE_MODE")
+    cli("init")
+    monkeypatch.setenv("KSTORE_MODE", "read")
+
+    assert "is a store already" in cli("init").out
 
 
 def test_the_grace_is_a_duration(cli: Cli) -> None:
