@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from typing import IO, TYPE_CHECKING, Any, TypeVar
@@ -13,6 +13,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 import click
 
 from kstore.cli.options import ERROR, INTEGRITY, MISSING, Command, Invocation, complete_key, on_scope
+from kstore.cli.streams import STDOUT, is_stdout
 from kstore.errors import MissError, UsageError
 from kstore.words import amount, size
 
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 Found = TypeVar("Found")
 
-_STDOUT = "-"
 _SHOWN = 3
 _OTHER_HOSTS = "they run on hosts like their builder's only; --host HOST adds those of one that `kstore show KEY` lists"
 
@@ -83,7 +83,7 @@ def command(invocation: Invocation, key: str, path: str, name: str | None, under
     options = {option: value for option, value in (("under", under), ("host", host)) if value is not None}
     for option in options.keys() - set(FORMATS[name].takes):
         raise UsageError(f"--{option} is not for the format {name}")
-    output.stdout_is_lent = _is_stdout(path)
+    output.stdout_is_lent = is_stdout(path)
     refs = _choose(store, key, invocation.settings)
     left_out: _LeftOut = ()
     with output.working(f"exporting {key}", store.progress):
@@ -99,13 +99,6 @@ def _format_of(path: str) -> str:
         if path.endswith(found.suffixes):
             return name
     raise UsageError(f"the name {path!r} says no format; choose one with --format: {', '.join(FORMATS)}")
-
-
-def _is_stdout(path: str) -> bool:
-    """Also as /dev/stdout."""
-    with suppress(OSError):
-        return path == _STDOUT or os.path.samestat(os.stat(path), os.fstat(1))
-    return False
 
 
 def _choose(store: Store, key: str, settings: dict[str, Any]) -> list[Ref]:
@@ -177,7 +170,7 @@ def _export_one(
 def _opened(path: str, *, resumable: bool) -> AbstractContextManager[IO[bytes]]:
     from kstore.bundles.partial import finished_as
 
-    return nullcontext(sys.stdout.buffer) if path == _STDOUT else finished_as(path, resumable=resumable)
+    return nullcontext(sys.stdout.buffer) if path == STDOUT else finished_as(path, resumable=resumable)
 
 
 def _tell(output: Output, store: Store, path: str, name: str, exported: Exported, left_out: _LeftOut) -> None:
@@ -197,7 +190,7 @@ def _tell(output: Output, store: Store, path: str, name: str, exported: Exported
     for ref in exported.refs:
         tell(f"exported {ref.scope} generation {ref.generation}: {amount(ref.files, ref.size)}")
     if exported.bytes:
-        tell(f"{path} has {size(exported.bytes)}")
+        tell(f"{path} has {size(exported.bytes)}" if path != STDOUT else f"{size(exported.bytes)} went to stdout")
 
 
 def _text(left_out: str | LeftOut) -> str:

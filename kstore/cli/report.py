@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kstore.cli.options import ERROR, INTEGRITY, Command, Invocation, on_store
+from kstore.cli.streams import STDOUT, is_stdout
 from kstore.errors import FileError, IntegrityError, UsageError
 from kstore.words import plural, size
 
@@ -17,8 +18,9 @@ if TYPE_CHECKING:
 
 @click.command("report", cls=Command, exit_codes=ERROR | INTEGRITY)
 @click.option(
-    "-o", "--output", "path", metavar="FILE", default="report.html", show_default=True, help="Where to write it."
-)
+    "-o", "--output", "path", metavar="FILE", default="report.html", show_default=True,
+    help="Where to write it; - is stdout.",
+)  # fmt: skip
 @on_store
 def command(invocation: Invocation, path: str) -> int:
     """Write all that is known of the store's use as one HTML page.
@@ -32,21 +34,27 @@ def command(invocation: Invocation, path: str) -> int:
     from kstore.storage import reporting_trouble
 
     output, store = invocation.output, invocation.store()
-    _check_target(Path(path))
+    output.stdout_is_lent = is_stdout(path)
+    if path != STDOUT:
+        _check_target(Path(path))
     with output.working("reading the store", store.progress):
         with reporting_trouble(store.location, "read"):
             store.storage.open_existing()
             candidates = store.gc(dry_run=True) if _may_write(store) else None
             facts = collect_facts(store.storage, candidates, store.progress)
         page = make_page(facts).encode()
-    _write(path, page)
+    if path == STDOUT:
+        output.exact(page)
+    else:
+        _write(path, page)
     for trouble in facts["unreadable"]:
         output.warn(f"cannot be read, and is not counted: {trouble}")
     keys = len({row["key"] for row in facts["keys"] if row["live"]})
     if output.json:
         output.document({"store": store.location, "file": path, "bytes": len(page), "keys": keys})
     else:
-        output.summary(f"{path}: {plural(keys, 'key')}, {size(len(page))}")
+        tell = output.say if output.stdout_is_lent else output.summary
+        tell(f"{path}: {plural(keys, 'key')}, {size(len(page))}")
     return IntegrityError.exit_code if facts["unreadable"] else 0
 
 

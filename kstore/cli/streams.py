@@ -7,6 +7,8 @@ import sys
 from contextlib import suppress
 from typing import IO, Any, TextIO
 
+STDOUT = "-"
+"""Its name where a command asks for a file."""
 _STREAMS = {"stdin": "r", "stdout": "w", "stderr": "w"}
 
 
@@ -19,6 +21,13 @@ def prepare_streams() -> None:
     for stream in (sys.stdout, sys.stderr):
         with suppress(AttributeError):  # of somebody's own
             stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+
+
+def is_stdout(path: str) -> bool:
+    """Also as /dev/stdout."""
+    with suppress(OSError):
+        return path == STDOUT or os.path.samestat(os.stat(path), os.fstat(1))
+    return False
 
 
 def _open_nothing(mode: str) -> IO[Any]:

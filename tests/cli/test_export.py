@@ -14,6 +14,7 @@ from kstore.cli.sentences import brought_in
 from kstore.operations.bring import Brought
 from kstore.report import CommitStatus
 from kstore.scope import Scope
+from kstore.words import size
 from tests.cli.commandline import ENVIRONMENT, GPU, Cli
 from tests.trees import shared_object
 
@@ -172,6 +173,12 @@ def test_stdout_gets_the_file_and_nothing_else(cli: Cli, bundle: str) -> None:
         assert data == Path(path).read_bytes()
         assert '"command": "export"' in err.read()
         assert process.wait(60) == 0
+
+
+def test_what_went_to_stdout_is_said_on_stderr(cli: Cli, bundle: str) -> None:
+    result = cli.process("export", KEY, "-o", "-", "--format", "kstore", errors="replace")
+
+    assert f" {size(os.path.getsize(bundle))} went to stdout\n" in result.err
 
 
 def test_an_archive_goes_through_a_pipe(cli: Cli, bundle: str) -> None:

@@ -36,6 +36,18 @@ def test_json_says_where(cli: Cli, path: Path) -> None:
     assert content["bytes"] == path.stat().st_size
 
 
+@pytest.mark.usefixtures("path")
+def test_stdout_gets_the_page_and_nothing_else(cli: Cli) -> None:
+    cli.publish("my/v1", "one")
+    for options in ((), ("--json",)):
+        result = cli.process("report", "-o", "-", *options, cwd=cli.folder)
+
+        assert result.code == 0, result.err
+        assert result.out.startswith("<!") and result.out.rstrip().endswith("</html>")
+        assert ('"file": "-"' if options else "kstore: -: 1 key") in result.err
+    assert not (cli.folder / "-").exists()
+
+
 def test_a_worker_that_only_reads_writes_nothing_to_the_store(
     cli: Cli, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
