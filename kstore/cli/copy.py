@@ -12,10 +12,10 @@ from kstore.cli.options import (
     MISSING,
     Command,
     Invocation,
+    choice_options,
     layout_option,
     output_options,
     pass_invocation,
-    scope_options,
 )
 from kstore.errors import IntegrityError, StoreBelowMissing
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 @click.argument("source", metavar="SRC")
 @click.argument("target", metavar="DST")
 @click.argument("keys", metavar="[KEY]...", nargs=-1)
-@scope_options
+@choice_options
 @layout_option
 @output_options
 @pass_invocation

@@ -6,7 +6,20 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kstore.cli.options import DIFFERENT, ERROR, INTEGRITY, MISSING, Command, Invocation, complete_key, on_worker
+from kstore.cli.options import (
+    DIFFERENT,
+    ERROR,
+    INTEGRITY,
+    MISSING,
+    Command,
+    Invocation,
+    cache_root_option,
+    choice_options,
+    complete_key,
+    output_options,
+    pass_invocation,
+    store_option,
+)
 from kstore.words import plural
 
 if TYPE_CHECKING:
@@ -26,7 +39,11 @@ if TYPE_CHECKING:
 @click.option("--gpu2", metavar="NAME", help="The GPU of KEY2.")
 @click.option("--environment1", metavar="TAG", help="The environment of KEY1 alone.")
 @click.option("--environment2", metavar="TAG", help="The environment of KEY2.")
-@on_worker
+@store_option
+@cache_root_option
+@choice_options
+@output_options
+@pass_invocation
 def command(
     invocation: Invocation, left: str, right: str, stat: bool, name_only: bool, path: str | None, exit_code: bool,
     gpu1: str | None, gpu2: str | None, environment1: str | None, environment2: str | None,

@@ -183,6 +183,14 @@ def scope_options(function: Function) -> Function:
     )(function)
 
 
+def choice_options(function: Function) -> Function:
+    """Whose kernels, of a command that takes all there are, or finds out which are meant."""
+    return _decorate(
+        _setting("--gpu", "NAME", "Only this GPU's; `kstore ls --json` has the names."),
+        _setting("--environment", "TAG", "Only this software's; `kstore ls --json` has the tags."),
+    )(function)
+
+
 def layout_option(function: Function) -> Function:
     """How new blobs are stored."""
     return click.option(
@@ -251,7 +259,7 @@ def on_store(function: Callable[Concatenate[Invocation, P], R]) -> Callable[P, R
 
 def on_scope(function: Callable[Concatenate[Invocation, P], R]) -> Callable[P, R]:
     """What a command takes that works on one key's kernels in it."""
-    return _decorate(store_option, scope_options, output_options)(pass_invocation(function))
+    return _decorate(store_option, choice_options, output_options)(pass_invocation(function))
 
 
 def on_worker(function: Callable[Concatenate[Invocation, P], R]) -> Callable[P, R]:

@@ -81,6 +81,17 @@ def test_every_command_has_the_common_options(words: tuple[str, ...]) -> None:
     assert "--store" in options or words[0] in ("demo", "copy", "completion")
 
 
+DETECTING = {"exec", "restore", "commit", "watch", "env", "doctor", "why", "verify", "fal", "b10", "megacache"}
+
+
+@pytest.mark.parametrize("words", LINES, ids=" ".join)
+def test_the_help_says_whether_a_gpu_takes_the_place_of_the_one_that_is_detected(words: tuple[str, ...]) -> None:
+    texts = [option.help for option in command_of(*words).params if isinstance(option, click.Option)
+             and option.name in ("gpu", "environment")]  # fmt: skip
+
+    assert all(text and text.startswith("Instead of" if words[-1] in DETECTING else "Only this") for text in texts)
+
+
 def test_the_help_fits_80_columns(cli: Cli) -> None:
     for words in [("import",), *LINES]:
         assert max(map(len, cli(*words, "--help").out.splitlines())) <= 80

@@ -12,10 +12,10 @@ from kstore.cli.options import (
     MISSING,
     Command,
     Invocation,
+    choice_options,
     layout_option,
     output_options,
     pass_invocation,
-    scope_options,
     store_option,
 )
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 @click.argument("path", metavar="FILE")
 @click.argument("key", required=False)
 @store_option
-@scope_options
+@choice_options
 @layout_option
 @output_options
 @pass_invocation
