@@ -178,7 +178,7 @@ def _restore(
         return RestoreReport(RestoreStatus.TIMEOUT if is_late else RestoreStatus.FAILED, key, error=_describe(error))
     record(store, report)
     if require:
-        check_required(report)
+        check_required(report, seed)
     tell_trouble(output, report)
     output.say(restored(report, seed))
     return report

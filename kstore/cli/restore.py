@@ -65,7 +65,7 @@ def command(
         if report.leads:
             flight.leave_all()
     if require:
-        check_required(report)
+        check_required(report, seed)
     tell_trouble(output, report)
     if output.json:
         output.document(report.as_json())

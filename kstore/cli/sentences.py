@@ -32,13 +32,15 @@ def _waited(report: RestoreReport) -> str:
 
 
 def _restored(report: RestoreReport, seed: str | None) -> str:
+    """`seed` is the key that would be started from if there is nothing else."""
     if report.status is RestoreStatus.MISS and report.error:
         return f"no rank restores {report.key}: {report.error}"
     if report.withdrawn:
         what = f"{report.key} was {report.withdrawn}: nothing is restored until something is committed"
         return f"{what}; {_way_back(report)}"
     if report.status is RestoreStatus.MISS:
-        return f"nothing is published for {report.key} on {report.gpu}, {report.environment} yet"
+        nor = f", nor for the seed {seed}" if seed else ""
+        return f"nothing is published for {report.key} on {report.gpu}, {report.environment} yet{nor}"
     what = f"generation {report.generation}"
     held, took = amount(report.files, report.bytes), duration(report.seconds)
     if report.status is RestoreStatus.CURRENT:
@@ -56,7 +58,7 @@ def _way_back(report: RestoreReport | CommitReport) -> str:
     return f"`{command}` takes that back, until gc has removed what it had"
 
 
-def check_required(report: RestoreReport) -> None:
+def check_required(report: RestoreReport, seed: str | None) -> None:
     """For --require.
 
     Raises:
@@ -69,7 +71,7 @@ def check_required(report: RestoreReport) -> None:
             "restored; leave out --require to start without, and run `kstore verify --repair`"
         )
     if not report.ok:
-        raise MissError(f"{restored(report, None)}; leave out --require to start without")
+        raise MissError(f"{restored(report, seed)}; leave out --require to start without")
 
 
 def committed(report: CommitReport, checkpoints: Sequence[CommitReport] = ()) -> str:

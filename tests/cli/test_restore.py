@@ -99,6 +99,15 @@ def test_a_seed_is_what_a_new_key_starts_from(cli: Cli) -> None:
     assert result.out.startswith("restored my/v2 from seed my/v1 generation 1: 1 file")
 
 
+def test_where_a_seed_has_nothing_either_that_is_said(cli: Cli) -> None:
+    arguments = ("my/v2", "--seed", "typo/v0")
+
+    said = f"nothing is published for my/v2 on {GPU}, {ENVIRONMENT} yet, nor for the seed typo/v0"
+    assert cli("restore", *arguments).out.startswith(f"{said}\n")
+    assert f"kstore: {said}; leave out --require" in cli("restore", *arguments, "--require").err
+    assert f"kstore: {said}\n" in cli.process("exec", *arguments, "--", "true").err
+
+
 def test_json_is_the_report(cli: Cli) -> None:
     cli.publish("my/v1")
     result = cli("restore", "my/v1", "--json")
