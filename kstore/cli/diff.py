@@ -18,6 +18,7 @@ from kstore.cli.options import (
     complete_key,
     output_options,
     pass_invocation,
+    refuse,
     store_option,
 )
 from kstore.words import plural
@@ -65,6 +66,10 @@ def command(
 
     if stat + name_only + (path is not None) > 1:
         raise UsageError("--stat, --name-only and --path exclude each other")
+    if right:
+        refuse("is for a single KEY, which is compared with that folder", "cache_root")
+    if invocation.output.json:
+        refuse("is for people: --json has all of it", "stat", "name_only")
     gpu, environment = invocation.text("gpu"), invocation.text("environment")
     one = Wanted.parse(left, gpu1 or gpu, environment1 or environment, "1" if right else "")
     other = Wanted.parse(right, gpu2 or gpu, environment2 or environment, "2") if right else None

@@ -25,6 +25,7 @@ from kstore.cli.options import (
     live_options,
     pass_invocation,
     ready_option,
+    refuse,
     scope_options,
     store_option,
     wait_options,
@@ -126,6 +127,8 @@ def command(
     output, environ = invocation.output, dict(os.environ)
     store = invocation.store(environ)
     environ.update(invocation.variables(store))
+    if no_live:
+        refuse("is for commits while the command runs, which --no-live switches off", "settle", "every")
     if seed:
         check_key(seed)
     store.scope(key)  # A bad key or setting stops here. What follows is trouble, which does not.

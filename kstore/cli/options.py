@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from kstore.cli.output import Output
 from kstore.words import parse_duration, parse_size
@@ -117,13 +118,30 @@ def _set_json(ctx: click.Context, param: click.Parameter, value: bool) -> None:
 
 
 def _set_quiet(ctx: click.Context, param: click.Parameter, value: bool) -> None:
-    if value:
-        ctx.ensure_object(Invocation).output.verbosity = -1
+    _set_verbosity(ctx, -1 if value else 0)
 
 
 def _set_verbose(ctx: click.Context, param: click.Parameter, value: int) -> None:
-    if value:
-        ctx.ensure_object(Invocation).output.verbosity = value
+    _set_verbosity(ctx, value)
+
+
+def _set_verbosity(ctx: click.Context, value: int) -> None:
+    output = ctx.ensure_object(Invocation).output
+    if value and output.verbosity:
+        raise click.UsageError("--quiet and --verbose exclude each other", ctx)
+    output.verbosity = value or output.verbosity
+
+
+def refuse(why: str, *names: str) -> None:
+    """For options that can have no effect beside another, or without one: `why` says so.
+
+    Raises:
+        UsageError: the command line has one of them.
+    """
+    ctx = click.get_current_context()
+    for name in names:
+        if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"--{name.replace('_', '-')} {why}", ctx)
 
 
 def _setting(name: str, metavar: str, text: str) -> Callable[[Function], Function]:

@@ -19,6 +19,7 @@ from kstore.cli.options import (
     group_option,
     key_argument,
     on_worker,
+    refuse,
     wait_options,
 )
 from kstore.cli.termination import terminable
@@ -53,6 +54,10 @@ def command(
     from kstore.deadline import within
     from kstore.stats.record import record
 
+    if generation:
+        refuse("is for a KEY that has nothing yet, and --generation asks for what it has", "seed")
+    if wait is None:
+        refuse("is for a worker that compiles while others wait, which it does with --wait", "lease_ttl")
     output = invocation.output
     store = invocation.store()
     choice: dict[str, Any] = {"generation": generation, "seed": seed, "wait": wait or 0, "group": group}

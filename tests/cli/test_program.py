@@ -165,6 +165,40 @@ def test_json_stays_one_line_whatever_a_name_holds(capsys: pytest.CaptureFixture
     assert json.loads(line)["name"] == "a\nb\udc80"
 
 
+# ---- options that exclude each other
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (("ls", "-q", "-v"), "--quiet and --verbose exclude each other"),
+        (("ls", "-vv", "--quiet"), "--quiet and --verbose exclude each other"),
+        (("exec", "my/v1", "--no-live", "--settle", "5s", "--", "false"), "--settle is for commits while the command"),
+        (("exec", "my/v1", "--no-live", "--every", "1m", "--", "false"), "--every is for commits while the command"),
+        (("restore", "my/v1", "--generation", "1", "--seed", "my/v0"), "--seed is for a KEY that has nothing yet"),
+        (("restore", "my/v1", "--lease-ttl", "10m"), "which it does with --wait"),
+        (("diff", "my/v1", "my/v1", "--cache-root", "/tmp"), "--cache-root is for a single KEY"),
+        (("diff", "my/v1", "my/v1", "--stat", "--json"), "--stat is for people: --json has all of it"),
+        (("diff", "my/v1", "my/v1", "--name-only", "--json"), "--name-only is for people: --json has all of it"),
+    ],
+)
+def test_an_option_that_another_leaves_without_effect_is_a_usage_error(
+    cli: Cli, arguments: tuple[str, ...], why: str
+) -> None:
+    cli.publish("my/v1")
+    result = cli.process(*arguments)
+
+    assert (result.code, why in result.err) == (2, True)
+
+
+def test_a_setting_is_no_option_that_another_leaves_without_effect(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    cli.publish("my/v1")
+    monkeypatch.setenv("KSTORE_LEASE_TTL", "600")
+
+    assert cli("restore", "my/v1").code == 0
+    assert cli("diff", "my/v1", "my/v1").code == 0  # with KSTORE_CACHE_ROOT
+
+
 # ---- no store
 
 LOOKING_AFTER = ["verify", "gc", "stats", "report", "du"]
