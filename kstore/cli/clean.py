@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kstore.cli.options import ERROR, Command, Invocation, complete_key, on_store
+from kstore.cli.options import ERROR, Command, Invocation, on_store, optional_key_argument
 from kstore.errors import KstoreError
 from kstore.words import plural, size
 
@@ -34,19 +34,21 @@ class _Root:
 
 
 @click.command("clean", cls=Command, exit_codes=ERROR)
-@click.argument("key", required=False, shell_complete=complete_key)
+@optional_key_argument
 @click.option("--all", "every", is_flag=True, help="Those of every key and store.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask; needed where there is no terminal.")
 @on_store
-def command(invocation: Invocation, key: str | None, every: bool, dry_run: bool, yes: bool) -> int:
+def command(invocation: Invocation, key: str, every: bool, dry_run: bool, yes: bool) -> int:
     """Remove local cache roots.
 
     Those below /tmp/kstore that belong to this user, for KEY of this store or for --all. What was compiled in
     them and not committed is lost. A root that kstore is restoring into or committing from is left alone; that
     a program is still using one cannot be seen, so stop it first.
     """
-    if every == bool(key):
+    if every and key:
+        raise click.UsageError(f"--all is for every key: leave it out to clean {key} alone")
+    if not (every or key):
         raise click.UsageError("name a KEY, or give --all")
     output = invocation.output
     roots = list(_find(None if every else key, None if every else invocation.store().location))

@@ -12,8 +12,8 @@ from kstore.cli.options import (
     Command,
     Invocation,
     cache_root_option,
-    complete_key,
     layout_option,
+    optional_key_argument,
     output_options,
     pass_invocation,
     scope_options,
@@ -31,7 +31,7 @@ _EXIT_CODES = {"0": "nothing prevents hits", "1": "something does", "2": "usage"
 
 
 @click.command("doctor", cls=Command, exit_codes=_EXIT_CODES)
-@click.argument("key", default="", shell_complete=complete_key)
+@optional_key_argument
 @store_option
 @cache_root_option
 @scope_options

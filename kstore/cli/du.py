@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kstore.cli.columns import Column
-from kstore.cli.options import ERROR, INTEGRITY, MISSING, Command, Invocation, complete_key, on_store
+from kstore.cli.options import ERROR, INTEGRITY, MISSING, Command, Invocation, on_store, optional_key_argument
 from kstore.words import amount, size
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ _COLUMNS = (
 
 
 @click.command("du", cls=Command, exit_codes=ERROR | MISSING | INTEGRITY)
-@click.argument("key", default="", shell_complete=complete_key)
+@optional_key_argument
 @on_store
 def command(invocation: Invocation, key: str) -> int:
     """Show whose bytes the store holds, and what each key alone would free.

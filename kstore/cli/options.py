@@ -265,8 +265,23 @@ def complete_key(ctx: click.Context, param: click.Parameter, incomplete: str) ->
     return keys_beginning(ctx.ensure_object(Invocation), incomplete)
 
 
+def _alone(ctx: click.Context, param: click.Parameter, value: str) -> str:
+    """Callback of a KEY of which no generation can be named by @N."""
+    if "@" not in value:
+        return value
+    places = {type(other): other for other in ctx.command.params if other.name == "generation"}
+    if click.Option in places:
+        where = "name the generation by --generation N"
+    elif click.Argument in places:
+        where = "name the generation behind KEY, as an argument of its own"
+    else:
+        where = "`kstore cat`, `kstore diff` and `kstore export` do"
+    raise click.BadParameter(f"{value!r}: this command takes no KEY@N; {where}", ctx, param)
+
+
 group_option = click.option("--group", is_flag=True, help="All ranks of a torchrun job restore the same, or none does.")
-key_argument = click.argument("key", shell_complete=complete_key)
+key_argument = click.argument("key", callback=_alone, shell_complete=complete_key)
+optional_key_argument = click.argument("key", default="", callback=_alone, shell_complete=complete_key)
 pass_invocation = click.make_pass_decorator(Invocation, ensure=True)
 
 

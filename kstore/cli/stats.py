@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kstore.cli.columns import Column
-from kstore.cli.options import ERROR, INTEGRITY, MISSING, Command, Invocation, complete_key, on_store
+from kstore.cli.options import ERROR, INTEGRITY, MISSING, Command, Invocation, on_store, optional_key_argument
 from kstore.words import age, duration, plural, size
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ _COLUMNS = (
 
 
 @click.command("stats", cls=Command, exit_codes=ERROR | MISSING | INTEGRITY)
-@click.argument("key", default="", shell_complete=complete_key)
+@optional_key_argument
 @click.option("--prometheus", is_flag=True, help="In the text format of Prometheus.")
 @on_store
 def command(invocation: Invocation, key: str, prometheus: bool) -> int:

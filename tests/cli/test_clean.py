@@ -159,9 +159,12 @@ def test_json_lists_what_was_removed_and_what_stays(cli: Cli, roots: Path) -> No
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("arguments", [[], ["my/v1", "--all"]])
-def test_it_wants_a_key_or_all(cli: Cli, arguments: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [([], "name a KEY, or give --all"), (["my/v1", "--all"], "--all is for every key: leave it out to clean my/v1")],
+)
+def test_it_wants_a_key_or_all(cli: Cli, arguments: list[str], why: str) -> None:
     result = cli("clean", *arguments)
 
     assert result.code == 2
-    assert "name a KEY, or give --all" in result.err
+    assert why in result.err

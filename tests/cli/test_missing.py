@@ -1,4 +1,4 @@
-"""What every command says that is asked for a key that is not there."""
+"""What every command says that is asked for a key, or a generation, that is not there."""
 
 from __future__ import annotations
 
@@ -53,3 +53,24 @@ def test_where_there_is_no_store_that_is_what_is_said(cli: Cli, command: tuple[s
     assert (result.code, result.out) == (1, "")
     assert f"there is no store at {cli.store}" in result.err
     assert not cli.store.exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "where"),
+    [
+        (("restore",), "name the generation by --generation N"),
+        (("pin", "1"), "name the generation behind KEY"),
+        (("rollback",), "name the generation behind KEY"),
+        (("show",), "`kstore cat`, `kstore diff` and `kstore export` do"),
+        (("stats",), "`kstore cat`, `kstore diff` and `kstore export` do"),
+        (("clean", "--yes"), "`kstore cat`, `kstore diff` and `kstore export` do"),
+    ],
+)
+def test_where_no_generation_can_be_named_by_key_and_number_the_other_way_is_said(
+    cli: Cli, command: tuple[str, ...], where: str
+) -> None:
+    cli.publish("my/v1")
+    result = cli(*ask(command, "my/v1@1"))
+
+    assert (result.code, result.out) == (2, "")
+    assert f"'my/v1@1': this command takes no KEY@N; {where}" in result.err
