@@ -15,6 +15,7 @@ from typing import Any
 from kstore.blobs import Layout
 from kstore.components import load_table
 from kstore.errors import UsageError
+from kstore.words import parse_duration
 
 
 class Mode(StrEnum):
@@ -105,11 +106,18 @@ def _from_files(folder: Path) -> dict[str, tuple[Any, str, Path | None]]:
         for name in _FILES:
             path = parent / name
             if _is_file(path) and (section := _section(path, owners)):
-                unknown = set(section) - set(_NAMES)
-                if unknown:
-                    raise UsageError(f"{path} has unknown settings: {', '.join(sorted(unknown))}")
+                _check_names(path, section)
                 return {key: (value, str(path), parent) for key, value in section.items()}
     return {}
+
+
+def _check_names(path: Path, section: Mapping[str, Any]) -> None:
+    unknown = sorted(set(section) - set(_NAMES))
+    if not unknown:
+        return
+    is_table = path.name == _FILES[0] and isinstance(section[unknown[0]], dict)
+    hint = f"; {path.name} has no tables: the settings are its first lines" if is_table else ""
+    raise UsageError(f"{path} has unknown settings: {', '.join(unknown)}; there are {', '.join(_NAMES)}{hint}")
 
 
 def _trusted(folder: Path) -> set[int]:
@@ -173,7 +181,7 @@ def _parse(name: str, value: Any, origin: str, folder: Path | None) -> Any:
     try:
         return _PATHS[name](value, folder) if name in _PATHS else _PARSERS[name](value)
     except (ValueError, TypeError, OverflowError) as error:
-        raise UsageError(f"{origin}: {value!r} is no {name.replace('_', ' ')}: {error}") from error
+        raise UsageError(f"{origin}: {value!r} is no value for {name}: {error}") from error
 
 
 def _layout(value: str) -> Layout | None:
@@ -224,6 +232,8 @@ def _stores(value: str | os.PathLike[str] | list[str] | tuple[str, ...], folder:
 
 def _components(value: str | list[str] | tuple[str, ...]) -> tuple[str, ...]:
     names = value.replace(",", " ").split() if isinstance(value, str) else value
+    if not (isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)):
+        raise ValueError(f"it must be a list of names, of {', '.join(load_table())}")
     unknown = set(names) - set(load_table())
     if unknown:
         raise ValueError(f"{', '.join(sorted(unknown))} unknown; known are {', '.join(load_table())}")
@@ -233,9 +243,18 @@ def _components(value: str | list[str] | tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _seconds(value: str | float) -> float:
-    if isinstance(value, bool) or not 0 <= float(value) <= _MOST_SECONDS:
-        raise ValueError(f"it must be a number of seconds from 0 to {_MOST_SECONDS}, a hundred years")
-    return float(value)
+    with suppress(ValueError, TypeError, OverflowError):
+        if not isinstance(value, bool) and 0 <= (seconds := _as_seconds(value)) <= _MOST_SECONDS:
+            return seconds
+    number = f"a number of seconds from 0 to {_MOST_SECONDS}, a hundred years"
+    raise ValueError(f"it must be a duration such as 90s, 15m or 1h, or {number}")
+
+
+def _as_seconds(value: str | float) -> float:
+    try:
+        return float(value)
+    except ValueError:
+        return float(parse_duration(str(value)))
 
 
 def _ttl(value: str | float) -> float:

@@ -119,8 +119,22 @@ def test_paths_in_a_file_count_from_its_folder(tmp_path: Path, file: str) -> Non
 def test_an_unknown_setting_is_refused(tmp_path: Path, file: str) -> None:
     section = "[tool.kstore]\n" if file == "pyproject.toml" else ""
     (tmp_path / file).write_text(f'{section}stroe = "/x"\n')
-    with pytest.raises(UsageError, match="stroe"):
+    with pytest.raises(UsageError, match="stroe; there are store, cache_root, "):
         load(tmp_path)
+
+
+@pytest.mark.parametrize("table", ["kstore", "tool.kstore"])
+def test_a_table_in_kstore_toml_is_refused_with_what_is_right(tmp_path: Path, table: str) -> None:
+    (tmp_path / "kstore.toml").write_text(f'[{table}]\nstore = "/x"\n')
+    with pytest.raises(UsageError, match=r"kstore\.toml has no tables: the settings are its first lines"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("value", ["10m", "600", "600s", 600, 600.0])
+def test_durations_are_taken_as_options_take_them_and_as_numbers(tmp_path: Path, value: object) -> None:
+    assert load(tmp_path, {"KSTORE_TIMEOUT": str(value)}).timeout == 600
+    (tmp_path / "kstore.toml").write_text(f"timeout = {value!r}\nlease_ttl = {value!r}\n")
+    assert (load(tmp_path).timeout, load(tmp_path).lease_ttl) == (600, 600)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +175,12 @@ def test_a_malformed_setting_is_refused_with_its_origin(tmp_path: Path, argument
         ({"layout": "zip"}, "one of auto, loose, packed"),
         ({"mode": "ro"}, "one of readwrite, read"),
         ({"timeout": "inf"}, "from 0 to 3153600000, a hundred years"),
+        ({"timeout": "ten minutes"}, "is no value for timeout: it must be a duration such as 90s, 15m or 1h"),
+        ({"timeout": []}, "it must be a duration such as 90s"),
         ({"components": ","}, "at least one of inductor, "),
+        ({"components": "nothing"}, "nothing unknown; known are inductor, "),
+        ({"components": 5}, "a list of names, of inductor, "),
+        ({"stats": "maybe"}, "'maybe' is no value for stats: it must be true or false"),
     ],
     ids=str,
 )
