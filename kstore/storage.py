@@ -156,7 +156,8 @@ class Storage:
         self.open()
         if not (self.settings or self.is_made()):
             raise StoreUnavailable(
-                f"there is no store at {self.location}; see whether its filesystem is mounted, or set KSTORE_ROOT"
+                f"there is no store at {self.location}; see whether its filesystem is mounted, "
+                "or name another store with --store or KSTORE_ROOT"
             )
 
     def is_made(self) -> bool:
@@ -211,7 +212,7 @@ class Storage:
         if not os.path.isdir(parent):
             raise StoreUnavailable(
                 f"there is no store at {self.location}, nor the folder {parent} to make one in; "
-                "mount it, or set KSTORE_ROOT"
+                "mount it, or name another store with --store or KSTORE_ROOT"
             )
 
 

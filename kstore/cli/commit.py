@@ -49,5 +49,5 @@ def command(invocation: Invocation, key: str) -> None:
     if report.status is CommitStatus.COMMITTED:
         tell_components(output, report.cache_root, report.components)
     elif report.status is CommitStatus.UNCHANGED and report.found == 0:
-        variables = invocation.again("env", key, names=WORKERS)
+        variables = invocation.again("env", key=key, names=WORKERS)
         output.say(f'did the program run with the variables of `eval "$({variables})"`?')

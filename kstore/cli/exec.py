@@ -208,7 +208,7 @@ def _find_usage(
     if usage.generation:
         output.say(used(usage))
     if usage.unused and not output.json:
-        command = invocation.again("why", key, names=WORKERS)
+        command = invocation.again("why", key=key, names=WORKERS)
         output.warn(f"{', '.join(usage.unused)}: restored but unused; `{command}` says what differs")
     return usage
 

@@ -33,7 +33,7 @@ def command(invocation: Invocation, grace: int | None) -> None:
     kept = f"what is superseded is kept for {long_duration(settings['grace'])}"
     if made:
         output.summary(f"made a store in {store.location}; {kept}")
-        output.say(f"next, on every worker: {invocation.again('exec', 'my-model/v1')} -- python train.py")
+        output.say(f"next, on every worker: {invocation.again('exec', key='my-model/v1')} -- python train.py")
     else:
         output.summary(f"{store.location} is a store already, made {age(settings['created'])} ago; {kept}")
 

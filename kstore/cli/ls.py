@@ -102,7 +102,7 @@ def _print(output: Output, store: Store, refs: list[Ref]) -> None:
 def _say_forgotten(invocation: Invocation, forgotten: list[Ref]) -> None:
     keys = sorted({ref.scope.key for ref in forgotten})
     what = f"{keys[0]} and {len(keys) - 1} more were" if keys[1:] else f"{keys[0]} was"
-    back = f"`{invocation.again('rollback', keys[0])}` takes that back until gc has removed what it had"
+    back = f"`{invocation.again('rollback', key=keys[0])}` takes that back until gc has removed what it had"
     invocation.output.say(f"nothing is published, {what} forgotten; {back}")
 
 
@@ -111,7 +111,7 @@ def _say_empty(invocation: Invocation, store: Store, prefix: str) -> None:
     if prefix:
         output.say(f"no key in {store.location} begins with {prefix!r}; `{again('ls')}` lists them all")
     elif store.storage.settings:
-        output.say(f"{store.location} is empty; to fill it: {again('exec', 'my-model/v1')} -- python train.py")
+        output.say(f"{store.location} is empty; to fill it: {again('exec', key='my-model/v1')} -- python train.py")
     else:
         makes = f"`{again('init')}` makes it, and so does the first commit"
         output.say(f"there is no store in {store.location} yet; {makes}")

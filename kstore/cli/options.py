@@ -45,10 +45,10 @@ class Invocation:
         value = self.settings.get(name)
         return None if value is None else str(value)
 
-    def again(self, *words: str, names: tuple[str, ...] = ("store",)) -> str:
+    def again(self, command: str, *words: str, key: str = "", names: tuple[str, ...] = ("store",)) -> str:
         """Another command line, to be copied, with those of the settings that this one was given."""
-        given = [(f"--{name.replace('_', '-')}", self.text(name)) for name in names]
-        return shlex.join(["kstore", *words, *(word for option, value in given if value for word in (option, value))])
+        given = [(f"--{name.replace('_', '-')}", value) for name in names if (value := self.text(name))]
+        return command_line(command, key, *words, *(word for pair in given for word in pair))
 
     def store(self, environ: MutableMapping[str, str] = os.environ) -> Store:
         """The store to work on. Its settings are checked now."""
@@ -62,6 +62,12 @@ class Invocation:
         from kstore.settings import variables_of
 
         return variables_of(store.settings, [name for name, value in self.settings.items() if value is not None])
+
+
+def command_line(command: str, key: str, *words: str) -> str:
+    """A command, to be copied. A KEY that looks like an option comes last, behind "--"."""
+    placed = (*words, "--", key) if key.startswith("-") else (*((key,) if key else ()), *words)
+    return shlex.join(["kstore", command, *placed])
 
 
 class Command(click.Command):

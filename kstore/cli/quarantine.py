@@ -26,4 +26,4 @@ def command(invocation: Invocation, key: str) -> None:
     is_one = len(list(store.scopes(key))) == 1
     for ref in refs:
         choice = () if is_one else ("--gpu", ref.scope.gpu, "--environment", ref.scope.environment)
-        output.say(f"to undo it: {invocation.again('rollback', key, *choice)}")
+        output.say(f"to undo it: {invocation.again('rollback', *choice, key=key)}")

@@ -81,5 +81,5 @@ def command(
         output.detail(report.link_why)
     again = partial(invocation.again, names=WORKERS)
     if report.leads:
-        output.say(f"others wait for `{again('commit', key)}`, for {store.settings.lease_ttl:g} s (--lease-ttl)")
-    output.say(f'for the variables of this shell: eval "$({again("env", key)})"')
+        output.say(f"others wait for `{again('commit', key=key)}`, for {store.settings.lease_ttl:g} s (--lease-ttl)")
+    output.say(f'for the variables of this shell: eval "$({again("env", key=key)})"')

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from kstore.cli.options import command_line
 from kstore.cli.output import Output
 from kstore.errors import IntegrityError, MissError
 from kstore.hits import Usage, UsageReport
@@ -54,8 +54,7 @@ def _restored(report: RestoreReport, seed: str | None) -> str:
 
 def _way_back(report: RestoreReport | CommitReport) -> str:
     where = ("--store", report.store, "--gpu", report.gpu, "--environment", report.environment)
-    command = shlex.join(["kstore", "rollback", report.key, *where])
-    return f"`{command}` takes that back, until gc has removed what it had"
+    return f"`{command_line('rollback', report.key, *where)}` takes that back, until gc has removed what it had"
 
 
 def check_required(report: RestoreReport, seed: str | None) -> None:

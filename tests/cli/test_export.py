@@ -224,6 +224,15 @@ def test_an_unknown_source_of_an_import_is_a_file(cli: Cli) -> None:
     assert (result.code, "cannot read missing.kstore" in result.err) == (1, True)
 
 
+def test_a_mega_cache_is_no_bundle_and_its_own_command_is_named(cli: Cli) -> None:
+    path = cli.folder / "saved.megacache"
+    path.write_bytes(b"x" * 5000)
+    result = cli("import", str(path), "my/v1")
+
+    assert (result.code, result.out) == (2, "")
+    assert f"`kstore import megacache {path} my/v1`" in result.err
+
+
 def test_copy_brings_keys_to_another_store(cli: Cli, bundle: str) -> None:
     cli.publish("other/key", "three")
     target = str(cli.folder / "copy")

@@ -108,6 +108,11 @@ def test_where_a_seed_has_nothing_either_that_is_said(cli: Cli) -> None:
     assert f"kstore: {said}\n" in cli.process("exec", *arguments, "--", "true").err
 
 
+def test_a_key_that_looks_like_an_option_is_advised_as_it_can_be_given(cli: Cli) -> None:
+    assert 'eval "$(kstore env -- -x)"' in cli("restore", "--", "-x").err
+    assert cli("env", "--", "-x").code == 0
+
+
 def test_json_is_the_report(cli: Cli) -> None:
     cli.publish("my/v1")
     result = cli("restore", "my/v1", "--json")

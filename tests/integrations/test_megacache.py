@@ -445,7 +445,7 @@ def test_the_command_says_what_is_wrong_with_a_damaged_mega_cache(fleet: Fleet) 
     done = fleet.kstore("import", "megacache", fleet.folder / "damaged.bin", KEY)
 
     assert done.returncode == 4
-    assert done.stderr.startswith("kstore: 8 bytes are no mega-cache")
+    assert done.stderr.startswith(f"kstore: {fleet.folder}/damaged.bin: 8 bytes are no mega-cache")
     assert len(done.stderr.splitlines()) == 1
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import click
@@ -18,10 +21,13 @@ from kstore.cli.options import (
     pass_invocation,
     store_option,
 )
+from kstore.errors import IntegrityError, UsageError
 
 if TYPE_CHECKING:
     from kstore.bundles.importing import ImportReport
     from kstore.cli.output import Output
+
+_MEGACACHE = ".megacache"
 
 
 @click.command("bundle", cls=Command, exit_codes=ERROR | MISSING | INTEGRITY)
@@ -43,12 +49,24 @@ def command(invocation: Invocation, path: str, key: str | None) -> None:
 
     output, store = invocation.output, invocation.store()
     gpu, environment = invocation.settings["gpu"], invocation.settings["environment"]
-    with output.working(f"importing {path}", store.progress):
+    with output.working(f"importing {path}", store.progress), _recognising(path, key):
         report = import_bundle(store, path, key, gpu=gpu, environment=environment)  # type: ignore[arg-type]
     if output.json:
         output.document(report.as_json())
     else:
         _tell(output, report)
+
+
+@contextmanager
+def _recognising(path: str, key: str | None) -> Iterator[None]:
+    """Say of what is no bundle, and has the name of a mega-cache, which command takes it."""
+    try:
+        yield
+    except IntegrityError as error:
+        if not path.endswith(_MEGACACHE):
+            raise
+        command = f"kstore import megacache {shlex.quote(path)} {key or 'KEY'}"
+        raise UsageError(f"{path} is no bundle; it has the name of a mega-cache, which `{command}` takes") from error
 
 
 def _tell(output: Output, report: ImportReport) -> None:

@@ -46,7 +46,7 @@ def command(invocation: Invocation, file: BinaryIO, key: str) -> None:
     output, store = invocation.output, invocation.store()
     check_mode(store)
     with output.working(f"importing {file.name}"):
-        imported = bring_in(store, file.read(), key)
+        imported = bring_in(store, file.read(), key, file.name)
     tell_trouble(output, imported.committed)
     if output.json:
         output.document(

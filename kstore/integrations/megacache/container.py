@@ -31,8 +31,8 @@ def check_torch() -> None:
     _serialiser()
 
 
-def read(data: bytes) -> list[Artifact]:
-    """All entries, in the order in which they were recorded. Nothing is unpickled.
+def read(data: bytes, source: str = "") -> list[Artifact]:
+    """All entries of what came from `source`, in the order in which they were recorded. Nothing is unpickled.
 
     Raises:
         IntegrityError: the bytes are damaged, or no mega-cache.
@@ -43,7 +43,8 @@ def read(data: bytes) -> list[Artifact]:
         sections = serialiser.to_list(data, deserialize_fn=_read_section)
     except _DAMAGED as error:
         raise IntegrityError(
-            f"{len(data)} bytes are no mega-cache of torch.compiler.save_cache_artifacts, or damaged: {error}"
+            f"{source and f'{source}: '}{len(data)} bytes are no mega-cache of torch.compiler.save_cache_artifacts, "
+            f"or damaged: {error}"
         ) from error
     return [artifact for _, artifacts in sections for artifact in artifacts]
 

@@ -60,8 +60,10 @@ def export(store: Store, ref: Ref, stream: BinaryIO) -> Written:
     return Written(held, left_out(manifest, bundled_kernels(artifacts)))
 
 
-def bring_in(store: Store, data: bytes, key: str) -> Imported:
+def bring_in(store: Store, data: bytes, key: str, source: str = "") -> Imported:
     """Publish a mega-cache under `key`, merged with what is published already. Nothing of it is unpickled.
+
+    `source` is the file that `data` was read from, for errors.
 
     It is committed from a temporary folder: neither the cache root nor a folder that the user chose is touched.
 
@@ -70,7 +72,7 @@ def bring_in(store: Store, data: bytes, key: str) -> Imported:
         PackageMissing: torch is not installed.
         KstoreError: the store, or a temporary folder, cannot be written.
     """
-    artifacts = container.read(data)
+    artifacts = container.read(data, source)
     files, unknown = files_of(artifacts)
     with _unpacked(files) as root:
         committed = _committing_from(root, store.settings).commit(key)
