@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 from importlib import import_module
 from typing import ClassVar
 
@@ -19,6 +20,16 @@ class CommandTable(click.Group):
     heading: ClassVar[str] = "Commands"
     elsewhere: ClassVar[Mapping[str, str]] = {}
     """Name → module, where that cannot have the name."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command that the first word names. A word that names none is told from what it may be meant for."""
+        name = args[0]
+        if not (name in self.table or name.startswith("-") or ctx.resilient_parsing):
+            meant = get_close_matches(name, self.table)
+            ctx.fail(f"No such command {name!r}" + (f"; did you mean {' or '.join(meant)}?" if meant else ""))
+        return super().resolve_command(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """All names, in the order of the help."""

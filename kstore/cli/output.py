@@ -7,14 +7,15 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import click
 
 from kstore.cli.columns import Column
+from kstore.errors import FileError
 from kstore.progress import Awaited, Progress
 from kstore.words import printable
 
@@ -37,18 +38,20 @@ class Output:
 
     def document(self, content: Mapping[str, Any]) -> None:
         """The command's data for machines, on one line: the only thing on stdout. On stderr it is talk."""
-        with suppress(OSError) if self.stdout_is_lent else nullcontext():
+        with suppress(OSError) if self.stdout_is_lent else _writing():
             told = {"schema": SCHEMA, "command": self.command, **_without_empty_errors(content)}
             click.echo(json.dumps(told), err=self.stdout_is_lent)
 
     def line(self, text: str = "", color: str = "") -> None:
         """Data for people: what was asked for. Coloured only on a terminal, and not with NO_COLOR."""
         text = printable(text)
-        click.echo(click.style(text, fg=color) if color and not os.environ.get("NO_COLOR") else text)
+        with _writing():
+            click.echo(click.style(text, fg=color) if color and not os.environ.get("NO_COLOR") else text)
 
     def exact(self, text: bytes) -> None:
         """Data for another program, to the byte."""
-        click.echo(text, nl=False)
+        with _writing():
+            click.echo(text, nl=False)
 
     def summary(self, text: str) -> None:
         """What a command did; the only data that --quiet drops."""
@@ -59,8 +62,9 @@ class Output:
         """Rows under headings."""
         from kstore.cli.columns import render
 
-        for line in render(columns, [[printable(cell) for cell in row] for row in rows], indent):
-            click.echo(line)
+        with _writing():
+            for line in render(columns, [[printable(cell) for cell in row] for row in rows], indent):
+                click.echo(line)
 
     def say(self, text: str) -> None:
         """Talk."""
@@ -82,7 +86,7 @@ class Output:
         message = message or str(error) or repr(error)
         self._talk(message)
         if self.json:
-            with suppress(OSError):
+            with suppress(OSError, FileError):
                 self.document({"error": {"type": type(error).__name__, "message": message}})
 
     def unexpected(self, error: Exception) -> None:
@@ -121,6 +125,18 @@ class Output:
         """Nobody listening is no reason to fail."""
         with suppress(OSError):
             click.echo("\n".join(f"{PREFIX}{printable(line)}" for line in text.split("\n")), err=True)
+
+
+@contextmanager
+def _writing() -> Iterator[None]:
+    """To stdout. That nobody reads it any more is no error to speak of."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        why = error.strerror or error
+        raise FileError(f"cannot write to stdout: {why}; make room there, or send it elsewhere") from error
 
 
 def _without_empty_errors(content: Any) -> Any:

@@ -125,9 +125,11 @@ def _invoke(arguments: list[str], output: Output) -> int:
 
 
 def _usage(error: click.ClickException) -> str:
+    """On one line: click lists choices below each other."""
     context = getattr(error, "ctx", None)
     hint = f" (see `{context.command_path} --help`)" if context else ""
-    return f"{error.format_message().rstrip('.')}{hint}"
+    message = " ".join(error.format_message().split())
+    return f"{message.rstrip('.')}{hint}"
 
 
 def _interrupted(error: BaseException, output: Output) -> int:

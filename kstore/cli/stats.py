@@ -91,13 +91,13 @@ def _facts(found: Overview) -> Iterator[tuple[str, str]]:
     yield "deduplicated", _saved(held.deduplicated)
     if held.elsewhere:
         yield "elsewhere", _saved(held.elsewhere)
-    yield "manifests", f"+{size(held.manifests)}"
+    yield "manifests", _saved(-held.manifests)
     yield "compressed", _saved(held.compressed)
     yield "stored", size(held.stored)
 
 
 def _saved(bytes: int) -> str:
-    return f"{'-' if bytes >= 0 else '+'}{size(abs(bytes))}"
+    return f"{'-' if bytes > 0 else '+' if bytes < 0 else ''}{size(abs(bytes))}"
 
 
 def _restores(restores: Totals) -> str:
@@ -107,7 +107,8 @@ def _restores(restores: Totals) -> str:
         return "none counted"
     hits, seeded, misses = restores.hits, restores.count(RestoreStatus.SEEDED), restores.count(RestoreStatus.MISS)
     rate = f"{100 * hits / restores.restores:.1f} % hits"
-    return f"{restores.restores} in {age(restores.since)}: {hits} hits, {misses} misses, {seeded} seeded; {rate}"
+    counts = f"{plural(hits, 'hit')}, {plural(misses, 'miss', 'misses')}, {seeded} seeded"
+    return f"{restores.restores} in {age(restores.since)}: {counts}; {rate}"
 
 
 def _restore_time(restores: Totals) -> str:

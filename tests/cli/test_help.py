@@ -108,6 +108,20 @@ def test_an_unknown_command_is_a_usage_error(cli: Cli) -> None:
     assert result.err.startswith("kstore: No such command 'unknown'")
 
 
+@pytest.mark.parametrize(("word", "meant"), [("lss", "ls?"), ("restor", "restore or report?"), ("frobnicate", None)])
+def test_an_unknown_command_is_told_from_what_it_may_be_meant_for(cli: Cli, word: str, meant: str | None) -> None:
+    hint = f"; did you mean {meant}" if meant else ""
+
+    assert cli(word).err == f"kstore: No such command '{word}'{hint} (see `kstore --help`)\n"
+
+
+def test_a_choice_that_is_missing_is_named_on_one_line(cli: Cli) -> None:
+    result = cli("completion")
+
+    assert result.err.startswith("kstore: Missing argument '{bash|zsh|fish}'. Choose from: bash, zsh, fish (see")
+    assert len(result.err.splitlines()) == 1
+
+
 def test_an_unknown_option_says_where_the_help_is(cli: Cli) -> None:
     result = cli("ls", "--unknown")
 

@@ -19,7 +19,7 @@ def test_hits_and_misses_are_shown_by_key(cli: Cli) -> None:
     result = cli("stats")
 
     assert result.code == 0
-    assert "2 hits, 1 misses, 0 seeded; 66.7 % hits" in result.out
+    assert "2 hits, 1 miss, 0 seeded; 66.7 % hits" in result.out
     rows = {line.split()[0]: line.split() for line in result.out.splitlines() if line.startswith("my/")}
     assert rows["my/v1"][1:5] == [GPU, "2", "0", "1"]
     assert rows["my/v2"][1:5] == [GPU, "0", "1", "0"]
@@ -95,6 +95,7 @@ def test_an_empty_store_has_no_figures(cli: Cli) -> None:
 
     assert result.code == 0
     assert "none counted" in result.out
+    assert "deduplicated  0 B\n" in result.out and "manifests     0 B\n" in result.out
 
 
 def test_what_cannot_be_read_is_named(cli: Cli) -> None:
