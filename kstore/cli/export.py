@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import os
-import sys
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from typing import IO, TYPE_CHECKING, Any, TypeVar
@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 import click
 
 from kstore.cli.options import ERROR, INTEGRITY, MISSING, Command, Invocation, complete_key, on_scope
-from kstore.cli.streams import STDOUT, is_stdout
+from kstore.cli.streams import STDOUT, Stdout, is_stdout
 from kstore.errors import MissError, UsageError
 from kstore.words import amount, size
 
@@ -170,7 +170,7 @@ def _export_one(
 def _opened(path: str, *, resumable: bool) -> AbstractContextManager[IO[bytes]]:
     from kstore.bundles.partial import finished_as
 
-    return nullcontext(sys.stdout.buffer) if path == STDOUT else finished_as(path, resumable=resumable)
+    return io.BufferedWriter(Stdout()) if path == STDOUT else finished_as(path, resumable=resumable)
 
 
 def _tell(output: Output, store: Store, path: str, name: str, exported: Exported, left_out: _LeftOut) -> None:

@@ -7,14 +7,15 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import click
 
 from kstore.cli.columns import Column
+from kstore.cli.streams import writing_stdout
 from kstore.errors import FileError
 from kstore.progress import Awaited, Progress
 from kstore.words import printable
@@ -38,19 +39,19 @@ class Output:
 
     def document(self, content: Mapping[str, Any]) -> None:
         """The command's data for machines, on one line: the only thing on stdout. On stderr it is talk."""
-        with suppress(OSError) if self.stdout_is_lent else _writing():
+        with suppress(OSError) if self.stdout_is_lent else writing_stdout():
             told = {"schema": SCHEMA, "command": self.command, **_without_empty_errors(content)}
             click.echo(json.dumps(told), err=self.stdout_is_lent)
 
     def line(self, text: str = "", color: str = "") -> None:
         """Data for people: what was asked for. Coloured only on a terminal, and not with NO_COLOR."""
         text = printable(text)
-        with _writing():
+        with writing_stdout():
             click.echo(click.style(text, fg=color) if color and not os.environ.get("NO_COLOR") else text)
 
     def exact(self, text: bytes) -> None:
         """Data for another program, to the byte."""
-        with _writing():
+        with writing_stdout():
             click.echo(text, nl=False)
 
     def summary(self, text: str) -> None:
@@ -62,7 +63,7 @@ class Output:
         """Rows under headings."""
         from kstore.cli.columns import render
 
-        with _writing():
+        with writing_stdout():
             for line in render(columns, [[printable(cell) for cell in row] for row in rows], indent):
                 click.echo(line)
 
@@ -125,18 +126,6 @@ class Output:
         """Nobody listening is no reason to fail."""
         with suppress(OSError):
             click.echo("\n".join(f"{PREFIX}{printable(line)}" for line in text.split("\n")), err=True)
-
-
-@contextmanager
-def _writing() -> Iterator[None]:
-    """To stdout. That nobody reads it any more is no error to speak of."""
-    try:
-        yield
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        why = error.strerror or error
-        raise FileError(f"cannot write to stdout: {why}; make room there, or send it elsewhere") from error
 
 
 def _without_empty_errors(content: Any) -> Any:

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
-from contextlib import suppress
-from typing import IO, Any, TextIO
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import IO, TYPE_CHECKING, Any, TextIO
+
+from kstore.errors import FileError
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 STDOUT = "-"
 """Its name where a command asks for a file."""
@@ -28,6 +35,30 @@ def is_stdout(path: str) -> bool:
     with suppress(OSError):
         return path == STDOUT or os.path.samestat(os.stat(path), os.fstat(1))
     return False
+
+
+@contextmanager
+def writing_stdout() -> Iterator[None]:
+    """Say that it is stdout which cannot be written. That nobody reads it any more is no error to speak of."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        why = error.strerror or error
+        raise FileError(f"cannot write to stdout: {why}; make room there, or send it elsewhere") from error
+
+
+class Stdout(io.FileIO):
+    """For bytes that another program gets, as a file."""
+
+    def __init__(self) -> None:
+        super().__init__(sys.stdout.fileno(), "wb", closefd=False)
+
+    def write(self, data: Buffer, /) -> int:
+        """As a file does, but what fails is said."""
+        with writing_stdout():
+            return super().write(data)
 
 
 def _open_nothing(mode: str) -> IO[Any]:

@@ -100,7 +100,17 @@ def reader_gone() -> Iterator[int]:
 
 
 @pytest.mark.parametrize(
-    "command", [("init",), ("ls",), ("ls", "--json"), ("env", "my/v1"), ("show", "my/v1"), ("completion", "bash")]
+    "command",
+    [
+        ("init",),
+        ("ls",),
+        ("ls", "--json"),
+        ("env", "my/v1"),
+        ("show", "my/v1"),
+        ("completion", "bash"),
+        ("export", "my/v1", "-o", "-", "--format", "kstore"),
+        ("export", "my/v1", "-o", "-", "--format", "tar"),
+    ],
 )
 def test_a_full_disk_is_an_error_that_says_what_to_do(cli: Cli, command: tuple[str, ...]) -> None:
     cli.publish("my/v1")
