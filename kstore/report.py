@@ -128,7 +128,8 @@ class RestoreReport:
 
     def as_json(self) -> dict[str, Any]:
         """For machines."""
-        return {"schema": SCHEMA, **asdict(self), "skipped": _skipped(self.skipped)}
+        content = _describe(self) | {"used_modes": dict(self.used_modes or {})}
+        return {"schema": SCHEMA, "ok": self.ok, **content}
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +172,7 @@ class CommitReport:
 
     def as_json(self) -> dict[str, Any]:
         """For machines."""
-        return {"schema": SCHEMA, **asdict(self), "skipped": _skipped(self.skipped)}
+        return {"schema": SCHEMA, "ok": self.ok, **_describe(self)}
 
 
 def summed(checkpoints: Sequence[CommitReport], last: CommitReport) -> CommitReport:
@@ -201,5 +202,10 @@ def count_components(entries: Iterable[tuple[str, Entry]]) -> dict[str, Count]:
     return {name: Count(files[name], sizes[name]) for name in sorted(files)}
 
 
-def _skipped(skipped: Iterable[Skipped]) -> list[dict[str, str]]:
-    return [skip._asdict() for skip in skipped]
+def _describe(report: RestoreReport | CommitReport) -> dict[str, Any]:
+    """Every field; an object is one where there is nothing to tell, too."""
+    content = asdict(report)
+    return content | {
+        "components": content["components"] or {},
+        "skipped": [skip._asdict() for skip in report.skipped],
+    }

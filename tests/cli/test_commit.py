@@ -82,6 +82,18 @@ def test_json_is_the_report(cli: Cli) -> None:
     assert (result.json["command"], result.json["status"], result.json["new_files"]) == ("commit", "committed", 1)
 
 
+def test_json_has_the_same_types_whatever_became_of_it(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    empty = cli("commit", "my/v1", "--json").json
+    cli.write("inductor/ab/cone.py")
+    committed = cli("commit", "my/v1", "--json").json
+    monkeypatch.setenv("KSTORE_MODE", "read")
+    refused = cli("commit", "my/v1", "--json").json
+
+    assert [done["ok"] for done in (empty, committed, refused)] == [True, True, False]
+    counted = {"inductor": {"files": 1, "bytes": 7}}
+    assert [done["components"] for done in (empty, committed, refused)] == [{}, counted, {}]
+
+
 @pytest.mark.parametrize("layout", ["loose", "packed"])
 def test_the_layout_can_be_chosen(cli: Cli, layout: str) -> None:
     cli.write("inductor/ab/cone.py")

@@ -113,6 +113,15 @@ def test_a_key_that_looks_like_an_option_is_advised_as_it_can_be_given(cli: Cli)
     assert cli("env", "--", "-x").code == 0
 
 
+def test_json_has_the_same_types_after_a_miss(cli: Cli) -> None:
+    missed = cli("restore", "my/v1", "--json").json
+    cli.publish("my/v1")
+    restored = cli("restore", "my/v1", "--json").json
+
+    assert (missed["ok"], missed["components"], missed["used_modes"]) == (False, {}, {})
+    assert restored["ok"] and restored["components"] and restored["used_modes"]
+
+
 def test_json_is_the_report(cli: Cli) -> None:
     cli.publish("my/v1")
     result = cli("restore", "my/v1", "--json")
