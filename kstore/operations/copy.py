@@ -18,6 +18,7 @@ from kstore.operations.restore import readable
 from kstore.published.layers import newest_whole
 from kstore.published.leaning import check_supported, fetch_many
 from kstore.published.refs import RefState
+from kstore.published.scopes import scopes_of
 from kstore.published.snapshot import Snapshot
 from kstore.report import SCHEMA
 from kstore.scope import Scope, check_key
@@ -84,18 +85,16 @@ def copy_keys(
 
 def _check_stores(source: Store, target: Store) -> None:
     if not source.storage.settings:
-        raise StoreUnavailable(f"there is no store at {source.location}")
+        source.storage.open_existing()
     if os.path.realpath(source.location) == os.path.realpath(target.location):
         raise UsageError(f"{source.location} and {target.location} are the same store")
 
 
 def _scopes(source: Store, keys: Sequence[str], gpu: str | None, environment: str | None) -> Iterator[Scope]:
-    for key in dict.fromkeys(keys) or [None]:
-        scopes = source.scopes(key and check_key(key))
-        found = [scope for scope in scopes if scope.is_of(gpu, environment)]
-        if key and not found:
-            raise MissError(f"{source.location} has nothing under {key}; `kstore ls` lists what it has")
-        yield from found
+    if not keys:
+        yield from (scope for scope in source.scopes() if scope.is_of(gpu, environment))
+    for key in dict.fromkeys(keys):
+        yield from scopes_of(source.storage, check_key(key), gpu, environment)
 
 
 def _copy(source: Storage, target: Store, scope: Scope, report: CopyReport, *, revive: bool) -> None:

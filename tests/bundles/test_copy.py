@@ -71,7 +71,7 @@ def test_keys_and_environments_can_be_chosen(source: Node, target: Node, tmp_pat
     assert {b.scope.key for b in copy(source, target, "another/key").scopes} == {"another/key"}
     assert {b.scope.environment for b in copy(source, target, KEY, environment=ENVIRONMENT).scopes} == {ENVIRONMENT}
     assert copy(source, target, gpu="another").scopes == []
-    with pytest.raises(MissError, match="nothing under missing"):
+    with pytest.raises(MissError, match="nothing is published for missing"):
         copy(source, target, "missing")
 
 
