@@ -13,11 +13,13 @@ import pytest
 
 from kstore.backends import PosixBackend
 from kstore.blobs.loose import blob_name
+from kstore.blobs.packindex import pack_name
 from kstore.blobs.packreader import Blob, PackReader
 from kstore.damaged import set_aside_blob
 from kstore.errors import StoreFormatError, StoreUnavailable
 from kstore.published.refs import FORMAT, Ref
-from tests.gc.stores import collect, kernels, pass_time, restored
+from tests.gc.stores import collect, collect_fully, generations, kernels, pass_time, restored
+from tests.test_repair import placed, rot, salvaged, whole
 from tests.trees import KEY, Node, contents
 
 AWAY = OSError(errno.EIO, os.strerror(errno.EIO))
@@ -84,14 +86,16 @@ def test_a_generation_that_cannot_be_read_keeps_no_other_from_being_checked(
     other = Node(tmp_path, "other", layout=layout)
     path = other.tree.wrapper()
     other.commit("z/v1")
-    (other.location / place_of(other, other.published("z/v1")[path].digest, other.newest("z/v1"))).unlink()
+    rot(other.location / place_of(other, other.published("z/v1")[path].digest, other.newest("z/v1")), 20)
     newest, before = node.newest(), contents(node.location)
     trouble_with(monkeypatch, newest.name if what == "ref" else place_of(node, newest.manifest, newest), trouble)
     report = other.store.verify()
 
-    (told,) = report.unreadable
+    told, *_ = report.unreadable
     assert "generation 2 of model/v1" in told
-    assert {damage.scope.key for damage in report.damage} == {"z/v1"}
+    assert report.packs == list(other.newest("z/v1").packs)
+    assert report.is_damaged
+    assert {damage.scope.key for damage in report.damage} <= {"z/v1"}
     assert contents(node.location) == before
 
 
@@ -140,6 +144,23 @@ def test_a_damaged_pack_stays_while_what_is_whole_of_it_cannot_be_saved(
     with pytest.raises(StoreUnavailable, match="Input/output error"):
         node.store.verify(repair=True)
     assert pack.exists()
+
+
+def test_a_generation_stays_while_the_pack_cannot_be_read_that_a_repair_has_saved_its_manifest_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = salvaged(tmp_path)
+    node.store.pin(KEY, 1)
+    node.store.forget(KEY)
+    collect_fully(node, keep=1)
+    (saved,) = set(node.store.storage.blobs.packs()) - set(node.newest().packs)
+    with monkeypatch.context() as patch:
+        trouble_with(patch, pack_name(saved), AWAY)
+        report = node.store.verify(repair=True)
+    (told,) = report.unreadable
+    assert "generation 1 of model/v1" in told
+    assert (report.repaired, generations(node)) == (False, [1, 4])
+    assert placed(tmp_path, "after", 1) == whole(kernels(node))
 
 
 def test_a_repair_puts_back_what_was_quarantined_whole(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import NamedTuple, Protocol, Self
 
 from kstore.backends import Backend
-from kstore.blobs.loose import LooseBlobs, blob_name
+from kstore.blobs.loose import LooseBlobs
 from kstore.blobs.packindex import FOLDER, pack_name
 from kstore.blobs.packreader import Blob, PackReader, Part, Tails
 from kstore.blobs.packwriter import PackWriter
@@ -192,15 +192,19 @@ class BlobStore:
             log.debug("pack %s: %s", pack_id, error)
             return True
 
-    def fetch_many(self, wanted: Mapping[bytes, int], packs: Sequence[str] = ()) -> Iterator[tuple[bytes, memoryview]]:
+    def fetch_many(
+        self, wanted: Mapping[bytes, int], packs: Sequence[str] = (), troubles: list[Exception] | None = None
+    ) -> Iterator[tuple[bytes, memoryview]]:
         """Yield (digest, bytes) of each wanted blob once, verified. What is missing or damaged is left out.
 
         `wanted` says how large each is, in bytes: whatever the store holds instead, no more memory is taken.
-        `packs` says where to look first; then come the loose blobs, and at last the other packs.
+        `packs` says where to look first; then come the loose blobs, and at last the other packs. What may pass of what
+        kept a place from being read is added to `troubles`: what was left out may be there.
         """
         left = dict(wanted)
-        yield from self._from_packs(left, packs, self.pack)
-        for digest, data in self.loose.fetch(dict(left)):
+        troubles = [] if troubles is None else troubles
+        yield from self._from_packs(left, packs, self.pack, troubles)
+        for digest, data in self.loose.fetch(dict(left), troubles):
             left.pop(digest, None)
             yield digest, data
             del data
@@ -209,7 +213,7 @@ class BlobStore:
             others = [pack for pack in self.packs() if pack not in tried]
             chosen = self._search.among(others, left) if self._search else others
             # A store may have thousands: what each holds is not kept once it was looked at.
-            yield from self._from_packs(left, chosen, partial(PackReader, self._backend))
+            yield from self._from_packs(left, chosen, partial(PackReader, self._backend), troubles)
 
     def parts(self, wanted: Mapping[bytes, int], packs: Sequence[str] = ()) -> Iterator[Part]:
         """The wanted blobs, given with their sizes in bytes, in parts that threads may load side by side.
@@ -253,24 +257,21 @@ class BlobStore:
 
         Raises:
             IntegrityError: it is missing or damaged.
-            OSError: it cannot be read just now, which is no damage.
+            OSError, MemoryError: a place where it may be cannot be read just now, which is no damage.
         """
+        troubles: list[Exception] = []
         for _ in range(_ATTEMPTS):
-            for _, data in self.fetch_many({digest: size}, packs):
+            troubles.clear()
+            for _, data in self.fetch_many({digest: size}, packs, troubles):
                 return bytes(data)
-            for name in (blob_name(digest), *map(pack_name, packs)):
-                self._check_readable(name)
-        raise IntegrityError(f"blob {digest.hex()} is missing or damaged")
-
-    def _check_readable(self, name: str) -> None:
-        try:
-            self._backend.get(name, 0, 1)
-        except OSError as error:
-            if error.errno not in NO_FILE:
-                raise
+        raise troubles[0] if troubles else IntegrityError(f"blob {digest.hex()} is missing or damaged")
 
     def _from_packs(
-        self, left: dict[bytes, int], packs: Iterable[str], reader: Callable[[str], PackReader]
+        self,
+        left: dict[bytes, int],
+        packs: Iterable[str],
+        reader: Callable[[str], PackReader],
+        troubles: list[Exception],
     ) -> Iterator[tuple[bytes, memoryview]]:
         for pack_id in packs:
             if not left:
@@ -283,6 +284,8 @@ class BlobStore:
                     del data
             except (IntegrityError, OSError) as error:
                 log.warning("pack %s cannot be read, its blobs are looked for elsewhere: %s", pack_id, error)
+                if isinstance(error, OSError) and error.errno not in NO_FILE:
+                    troubles.append(error)
 
 
 class LooseBlobWriter:

@@ -74,13 +74,20 @@ class LooseBlobs:
                 created[number] = True
         return created
 
-    def fetch(self, wanted: Mapping[bytes, int]) -> Iterator[tuple[bytes, memoryview]]:
-        """Yield (digest, bytes) of the wanted blobs that are here and undamaged; `wanted` says how large they are."""
+    def fetch(
+        self, wanted: Mapping[bytes, int], troubles: list[Exception] | None = None
+    ) -> Iterator[tuple[bytes, memoryview]]:
+        """Yield (digest, bytes) of the wanted blobs that are here and undamaged; `wanted` says how large they are.
+
+        What keeps others from being read just now is added to `troubles`.
+        """
         for digest, size in wanted.items():
             try:
                 data = self.read(digest, size)
             except (OSError, MemoryError) as error:
                 log.warning("blob %s cannot be read: %r", digest.hex(), error)
+                if troubles is not None:
+                    troubles.append(error)
                 continue
             if data is not None:
                 yield digest, memoryview(data)

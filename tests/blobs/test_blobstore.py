@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import gc
 import os
 from contextlib import ExitStack
@@ -262,6 +263,48 @@ def test_fetch_returns_one_blob_or_says_that_it_is_lost(blobs: BlobStore) -> Non
     assert blobs.fetch(digest_of(b"one"), 3) == b"one"
     with pytest.raises(IntegrityError, match=digest_of(b"two").hex()):
         blobs.fetch(digest_of(b"two"), 3)
+
+
+@pytest.mark.parametrize("layout", Layout)
+def test_a_blob_is_not_lost_while_a_place_where_it_may_be_cannot_be_read(
+    backend: PosixBackend, layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest = digest_of(b"one")
+    (pack, *_) = (*store(BlobStore(backend), layout, b"one"), "")
+    trouble_with(monkeypatch, pack_name(pack) if pack else blob_name(digest), times=2)
+    with pytest.raises(OSError, match="Input/output error"):
+        BlobStore(backend).fetch(digest, 3)
+    assert BlobStore(backend).fetch(digest, 3) == b"one"
+
+
+def test_trouble_that_passes_does_not_hide_that_a_blob_is_lost(
+    backend: PosixBackend, blobs: BlobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (pack,) = store(blobs, Layout.PACKED, b"one")
+    trouble_with(monkeypatch, pack_name(pack), times=1)
+    with pytest.raises(IntegrityError):
+        BlobStore(backend).fetch(digest_of(b"two"), 3)
+
+
+def test_what_can_be_read_comes_although_another_place_cannot(
+    backend: PosixBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (pack,) = store(BlobStore(backend), Layout.PACKED, b"one")
+    store(BlobStore(backend), Layout.LOOSE, b"two")
+    trouble_with(monkeypatch, pack_name(pack), times=1)
+    assert fetch(BlobStore(backend), [b"one", b"two"]) == [b"two"]
+
+
+def trouble_with(patch: pytest.MonkeyPatch, name: str, times: int) -> None:
+    """Reading one file fails, so many times."""
+    real, left = PosixBackend.get, [OSError(errno.EIO, os.strerror(errno.EIO))] * times
+
+    def get(self: PosixBackend, asked: str, *where: Any) -> bytes:
+        if asked == name and left:
+            raise left.pop()
+        return real(self, asked, *where)
+
+    patch.setattr(PosixBackend, "get", get)
 
 
 def test_what_packs_hold_is_known_from_their_indexes(blobs: BlobStore) -> None:
