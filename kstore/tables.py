@@ -7,6 +7,7 @@ on no disk that could be full, after a look at its pages; what is shared is only
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 from collections.abc import Iterator, Mapping
@@ -51,6 +52,7 @@ def load(data: bytes) -> dict[str, Table]:
 
     Raises:
         IntegrityError: it is not such a file.
+        OSError: this process has no memory, or no file descriptor, for it.
     """
     check_pages(data)
     try:
@@ -59,7 +61,13 @@ def load(data: bytes) -> dict[str, Table]:
             with _environment(fd, readonly=True) as env:
                 return {name.decode(): _load_table(env, name) for name in _names(env)}
     except (lmdb.Error, UnicodeDecodeError) as error:
-        raise IntegrityError(f"a table file of {len(data)} bytes cannot be read: {error}") from error
+        what = f"a table file of {len(data)} bytes cannot be read: {error}"
+        raise OSError(code, what) if (code := _errno(error)) > 0 else IntegrityError(what) from error
+
+
+def _errno(error: Exception) -> int:
+    """What the operating system said, which says nothing of the file; LMDB's own codes are negative."""
+    return int(getattr(error, "code", errno.ENOMEM if isinstance(error, lmdb.MemoryError) else 0))
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -106,6 +107,33 @@ except KstoreError as error:
 def test_who_has_no_room_for_a_table_says_so() -> None:
     done = subprocess.run([sys.executable, "-c", NO_ROOM], capture_output=True, text=True, check=False)
     assert done.stdout.startswith("cannot build a table file of 2000 rows in memory: "), done.stderr
+
+
+NO_DESCRIPTOR = """
+import os, resource, sys
+from kstore import tables
+data = tables.dump({"t": {b"a": b"b"}})
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+taken = []
+try:
+    while True:
+        taken.append(os.dup(0))
+except OSError:
+    pass
+for _ in range(int(sys.argv[1])):
+    os.close(taken.pop())
+try:
+    tables.load(data)
+except OSError as error:
+    print(error.errno)
+"""
+
+
+@pytest.mark.parametrize("left", ["0", "1"])
+def test_a_process_without_file_descriptors_does_not_take_a_table_file_for_damaged(left: str) -> None:
+    command = [sys.executable, "-c", NO_DESCRIPTOR, left]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == str(errno.EMFILE), done.stderr
 
 
 def test_nothing_is_left_open() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import lmdb
 import pytest
 
 from kstore.backends import PosixBackend
@@ -161,6 +162,44 @@ def test_a_generation_stays_while_the_pack_cannot_be_read_that_a_repair_has_save
     assert "generation 1 of model/v1" in told
     assert (report.repaired, generations(node)) == (False, [1, 4])
     assert placed(tmp_path, "after", 1) == whole(kernels(node))
+
+
+def no_memory(patch: pytest.MonkeyPatch, times: int) -> None:
+    """This process has no memory for a manifest, so many times."""
+    real, left = lmdb.open, [lmdb.MemoryError("mmap: Cannot allocate memory")] * times
+
+    def mapped(*arguments: Any, **options: Any) -> lmdb.Environment:
+        if options.get("readonly") and left:
+            raise left.pop()
+        return real(*arguments, **options)
+
+    patch.setattr(lmdb, "open", mapped)
+
+
+def test_a_repair_without_memory_for_a_manifest_takes_no_generation_out(
+    layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Node(tmp_path, layout=layout)
+    for name in ("one", "two"):
+        node.tree.kernel(name)
+        node.commit()
+    before = contents(node.location)
+    with monkeypatch.context() as patch:
+        no_memory(patch, times=2)
+        report = node.store.verify(repair=True)
+    assert (report.repaired, report.damage, len(report.unreadable)) == (False, [], 2)
+    assert contents(node.location) == before
+    assert node.store.verify().ok
+
+
+def test_a_restore_without_memory_for_a_manifest_takes_none_before_it(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.store.quarantine(KEY)
+    with monkeypatch.context() as patch:
+        no_memory(patch, times=1)
+        with pytest.raises(StoreUnavailable, match="Cannot allocate memory"):
+            Node(tmp_path, "other").restore()
 
 
 def test_a_repair_puts_back_what_was_quarantined_whole(tmp_path: Path) -> None:

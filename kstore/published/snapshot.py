@@ -24,6 +24,7 @@ class Snapshot:
 
         Raises:
             IntegrityError: it cannot be read.
+            OSError: this process has no memory for it.
         """
         return Manifest.load(self.data)
 
