@@ -9,15 +9,17 @@ import secrets
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 from kstore.backends import PosixBackend
 from kstore.backends.base import STAGING
 from kstore.blobs import BlobStore
+from kstore.digest import digest_of
 from kstore.errors import IntegrityError, MissError, StoreFormatError, StoreUnavailable
 from kstore.published.delta import read_manifest
 from kstore.published.layers import PATIENCE, Below
-from kstore.published.refs import Ref, Refs
+from kstore.published.refs import Ref, Refs, RefState
 from kstore.published.snapshot import Snapshot
 from kstore.scope import Scope
 
@@ -189,19 +191,23 @@ class Storage:
         return settings
 
     def snapshot(self, ref: Ref) -> Snapshot:
-        """The generation that `ref` publishes.
+        """The generation that `ref` publishes. Of one that is not live, and whose manifest is lost, the ref of what is
+        returned names an empty one: what grows from it is known by that.
 
         Raises:
             IntegrityError: its manifest is missing or damaged.
         """
         blobs = self.holder(ref).blobs
         try:
-            return Snapshot(ref, read_manifest(blobs, ref))
+            data = read_manifest(blobs, ref)
         except IntegrityError as error:
             raise IntegrityError(
                 f"the manifest of generation {ref.generation} of {ref.scope} is lost: {error}; "
                 "an earlier generation may still be whole"
             ) from error
+        if ref.state is not RefState.LIVE and digest_of(data) != ref.manifest:  # An empty one stands for it.
+            ref = replace(ref, manifest=digest_of(data), manifest_size=len(data), packs=(), delta=None)
+        return Snapshot(ref, data)
 
     def holder(self, ref: Ref) -> Storage:
         """The store that a generation is in: this one, or one of those below."""

@@ -19,8 +19,8 @@ from kstore.errors import IntegrityError, MissError
 from kstore.files import NO_FILE
 from kstore.gc.digests import DigestSet
 from kstore.gc.mark import needs_in
-from kstore.published.generations import are_present, publish_loss, republish
-from kstore.published.refs import Ref
+from kstore.published.generations import are_present, publish_empty, publish_loss, republish
+from kstore.published.refs import Ref, RefState
 from kstore.scope import Scope
 from kstore.storage import Storage
 
@@ -108,10 +108,18 @@ class Repair:
     def _republish(self, ref: Ref) -> bool:
         """False if it is not the newest any more."""
         try:
-            return republish(self._storage, ref, self._whole_packs, upon=ref.generation) is not None
+            return self._publish_anew(ref) is not None
         except (IntegrityError, MissError) as error:
             log.warning("generation %d of %s is not published again: %s", ref.generation, ref.scope, error)
             return True
+
+    def _publish_anew(self, ref: Ref) -> Ref | None:
+        """Of a generation that is not live only its state is needed."""
+        if ref.state is RefState.LIVE:
+            return republish(self._storage, ref, self._whole_packs, upon=ref.generation)
+        if ref.state is RefState.LOST:
+            return publish_loss(self._storage, ref.scope, upon=ref.generation)
+        return publish_empty(self._storage, ref.scope, ref.state, upon=ref.generation)
 
     def _whole_packs(self, ref: Ref) -> tuple[str, ...]:
         """Where the blobs of a generation are, without the damaged packs. Called once a place for its ref is reserved:

@@ -6,12 +6,17 @@ follows on is always stored whole, so two reads give any manifest, however many 
 
 from __future__ import annotations
 
+import logging
+
 import zstandard
 
 from kstore.blobs import BlobStore
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError
-from kstore.published.refs import Ref
+from kstore.published.manifest import Manifest
+from kstore.published.refs import Ref, RefState
+
+log = logging.getLogger(__name__)
 
 WORTHWHILE = 64 << 10
 """Bytes that a delta must save, before compression: below that, a second read costs more."""
@@ -57,12 +62,23 @@ def follow(delta: bytes, base: bytes, size: int) -> bytes:
 
 
 def read_manifest(blobs: BlobStore, ref: Ref) -> bytes:
-    """The manifest that a ref names.
+    """The manifest that a ref names; an empty one instead if that is lost of a generation that is not live: what such a
+    one stands for, its ref says.
 
     Raises:
         IntegrityError: it, or what it follows on, is missing or damaged.
-        OSError: it cannot be read just now.
+        OSError, MemoryError: it cannot be read just now.
     """
+    try:
+        return _read(blobs, ref)
+    except IntegrityError as error:
+        if ref.state is RefState.LIVE:
+            raise
+        log.debug("generation %d of %s is %s: %s", ref.generation, ref.scope, ref.state, error)
+        return Manifest().dump()
+
+
+def _read(blobs: BlobStore, ref: Ref) -> bytes:
     delta = ref.delta
     if delta is None:
         return blobs.fetch(ref.manifest, ref.manifest_size, ref.packs)

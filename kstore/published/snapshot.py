@@ -16,7 +16,7 @@ class Snapshot:
 
     ref: Ref
     data: bytes
-    """The manifest's bytes, checked against the ref's digest."""
+    """The manifest's bytes, checked against the ref's digest; an empty one's if that is lost, and not needed."""
 
     @cached_property
     def manifest(self) -> Manifest:

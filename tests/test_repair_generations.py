@@ -1,0 +1,82 @@
+"""Verify and repair where it is generations that are damaged: their refs, their manifests, and all that they had."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kstore.blobs.packindex import pack_name
+from kstore.environment import Host
+from kstore.gc import GcStatus
+from kstore.operations.copy import copy_keys
+from kstore.published.refs import RefState
+from kstore.report import RestoreStatus
+from tests.bundles.carrying import other_store
+from tests.gc.stores import collect_fully, generations
+from tests.trees import KEY, Node
+
+
+@pytest.fixture(autouse=True)
+def known(host: Host) -> None:
+    """A host that is known without running the compiler."""
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    node = Node(tmp_path, layout="packed")
+    node.tree.kernel("one")
+    node.commit()
+    return node
+
+
+def overwrite(path: Path, data: bytes = b"") -> None:
+    """As a server's crash leaves it."""
+    path.chmod(0o644)
+    path.write_bytes(data)
+
+
+def empty_pack(node: Node) -> None:
+    """The one pack of the newest generation."""
+    (pack,) = node.newest().packs
+    overwrite(node.location / pack_name(pack))
+
+
+@pytest.fixture(params=[RefState.FORGOTTEN, RefState.QUARANTINED])
+def withdrawn(request: pytest.FixtureRequest, node: Node) -> Node:
+    """Of a key that somebody took out; nothing but the ref can be read of the generation that says so."""
+    node.store.forget(KEY) if request.param is RefState.FORGOTTEN else node.store.quarantine(KEY)
+    empty_pack(node)
+    return node
+
+
+def test_what_was_taken_out_does_not_come_back_with_damage(withdrawn: Node, tmp_path: Path) -> None:
+    state = withdrawn.newest().state
+    for name in ("before", "after"):
+        report = Node(tmp_path, name).restore()
+        assert (report.status, report.withdrawn) == (RestoreStatus.MISS, str(state))
+        withdrawn.commit()
+        assert withdrawn.store.verify(repair=True).repaired
+        assert withdrawn.newest().state is state
+    assert generations(withdrawn) == [1, 2, 3]
+    withdrawn.tree.kernel("compiled since")
+    withdrawn.commit()
+    assert withdrawn.store.verify().ok
+
+
+def test_what_was_taken_out_is_not_copied_for_damage(withdrawn: Node, tmp_path: Path) -> None:
+    target = other_store(tmp_path / "target", "packed")
+    assert copy_keys(withdrawn.store, target.store).scopes == []
+
+
+def test_gc_goes_on_where_damage_has_hit_a_generation_that_is_empty(withdrawn: Node) -> None:
+    assert collect_fully(withdrawn, keep=1).status is GcStatus.COLLECTED
+
+
+def test_what_is_lost_stays_so_when_the_generation_that_says_it_is_damaged(node: Node, tmp_path: Path) -> None:
+    for generation in (2, 3):
+        empty_pack(node)
+        assert node.store.verify(repair=True).repaired
+        newest = node.newest()
+        assert (newest.generation, newest.state, newest.line) == (generation, RefState.LOST, generation)
+    assert Node(tmp_path, "fresh").restore().withdrawn == ""
