@@ -1,7 +1,8 @@
 """Stores below the one that is written, as an image brings them along. They are only read.
 
 The store in charge of a scope is the first with a generation of it that can be read. So an empty generation above, of
-a key that was forgotten or quarantined, hides what is below.
+a key that was forgotten or quarantined, hides what is below. That a repair found nothing left of a key hides nothing:
+nobody took it out.
 
 A store numbers its own generations. That of a store above which grew from one below names that by its manifest's
 digest, in its own manifest, and has a line that begins with 0.
@@ -77,13 +78,15 @@ class Below:
         return self._storages[depth - 1]
 
     def newest(self, scope: Scope) -> Snapshot | None:
-        """The newest generation of the first that has one that can be read."""
+        """The newest generation of the first that has one that can be read, and that is not just lost."""
+        found: Snapshot | None = None
         for storage in self.there:
             with _passing_over(storage):
                 _, snapshot = storage.newest_whole(scope)
-                if snapshot:
+                found = found or snapshot
+                if snapshot and snapshot.ref.state is not RefState.LOST:
                     return snapshot
-        return None
+        return found
 
     def blobs(self, depth: int = 0) -> list[BlobStore]:
         """The blobs of those that are deeper than `depth`, in their order."""
@@ -150,14 +153,21 @@ def attempt(storage: Storage, look: Callable[[], Found], nothing: Found) -> Foun
 def newest_whole(storage: Storage, scope: Scope) -> tuple[int, Snapshot | None]:
     """The number of the newest generation in `storage`, 0 for none, and the newest of the store in charge."""
     number, snapshot = storage.newest_whole(scope)
-    return number, snapshot or storage.below.newest(scope)
+    return number, _or_below(storage, scope, snapshot)
+
+
+def _or_below(storage: Storage, scope: Scope, snapshot: Snapshot | None) -> Snapshot | None:
+    """What is below if above there is nothing, or no more than that what there was is lost."""
+    if snapshot and snapshot.ref.state is not RefState.LOST:
+        return snapshot
+    return storage.below.newest(scope) or snapshot
 
 
 def newest_there(storage: Storage, scope: Scope) -> tuple[int, Snapshot | None]:
     """As `newest_whole`; where there is a store below, whatever ails `storage`."""
     nothing: tuple[int, Snapshot | None] = (0, None)
     number, snapshot = attempt(storage, partial(storage.newest_whole, scope), nothing)
-    return number, snapshot or storage.below.newest(scope)
+    return number, _or_below(storage, scope, snapshot)
 
 
 def newest_ref(storage: Storage, scope: Scope) -> Ref | None:
