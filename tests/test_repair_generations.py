@@ -10,10 +10,12 @@ from kstore.blobs.packindex import pack_name
 from kstore.environment import Host
 from kstore.gc import GcStatus
 from kstore.operations.copy import copy_keys
-from kstore.published.refs import RefState
+from kstore.published.refs import Refs, RefState
 from kstore.report import RestoreStatus
 from tests.bundles.carrying import other_store
 from tests.gc.stores import collect_fully, generations
+from tests.test_repair import OTHER, meanwhile
+from tests.test_unreadable import AWAY, trouble_with
 from tests.trees import KEY, Node
 
 
@@ -80,3 +82,37 @@ def test_what_is_lost_stays_so_when_the_generation_that_says_it_is_damaged(node:
         newest = node.newest()
         assert (newest.generation, newest.state, newest.line) == (generation, RefState.LOST, generation)
     assert Node(tmp_path, "fresh").restore().withdrawn == ""
+
+
+def twice(tmp_path: Path, key: str) -> Node:
+    """Two generations of a key, the newer of which cannot be read."""
+    node = Node(tmp_path, key.replace("/", " "), layout="packed")
+    for name in ("one", "two"):
+        node.tree.kernel(name)
+        node.commit(key)
+    overwrite(node.location / node.newest(key).name)
+    return node
+
+
+def test_a_generation_that_cannot_be_published_again_just_now_keeps_no_other_key_from_being_repaired(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, other = twice(tmp_path, KEY), twice(tmp_path, OTHER)
+    refs = node.store.storage.refs
+    meanwhile(monkeypatch, Refs, "reserve", lambda: refs.drop(node.store.scope(KEY), 1))
+    assert not node.store.verify(repair=True).repaired
+    assert (generations(node), other.newest(OTHER).generation) == ([2], 3)
+    assert node.store.verify(repair=True).repaired
+    assert node.newest().state is RefState.LOST
+
+
+def test_trouble_with_an_earlier_generation_keeps_no_other_key_from_being_repaired(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, other = twice(tmp_path, KEY), twice(tmp_path, OTHER)
+    with monkeypatch.context() as patch:
+        trouble_with(patch, f"{node.store.scope(KEY).folder}/1", AWAY)
+        assert not node.store.verify(repair=True).repaired
+    assert (generations(node), other.newest(OTHER).generation) == ([1, 2], 3)
+    assert node.store.verify(repair=True).repaired
+    assert node.newest().generation == 3

@@ -15,18 +15,20 @@ from dataclasses import replace
 from kstore.blobs import BlobStore, Layout
 from kstore.blobs.packreader import Blob, PackReader
 from kstore.damaged import damaged_blobs, drop_notes, put_back, set_aside_blob, set_aside_pack, set_aside_ref
-from kstore.errors import IntegrityError, MissError
+from kstore.errors import IntegrityError, MissError, StoreUnavailable
 from kstore.files import NO_FILE
 from kstore.gc.digests import DigestSet
 from kstore.gc.mark import needs_in
 from kstore.published.generations import are_present, publish_empty, publish_loss, republish
 from kstore.published.refs import Ref, RefState
 from kstore.scope import Scope
-from kstore.storage import Storage
+from kstore.storage import Storage, reporting_trouble
 
 log = logging.getLogger(__name__)
 
 _MAX_RACES = 100
+_LATER = (IntegrityError, MissError, StoreUnavailable)
+"""What keeps one generation from being published again, and no other."""
 
 
 class Repair:
@@ -46,8 +48,7 @@ class Repair:
     def run(self, broken: Iterable[tuple[Scope, int]]) -> bool:
         """Mend what can be; `broken` are generations. Returns whether nothing is left in the way."""
         self._give_up(self._lost)
-        for scope, generation in broken:
-            self._pass_over(scope, generation)
+        left = [generation for scope, generation in broken if not self._pass_over(scope, generation)]
         self._replace_all()
         named = self._named()
         for pack in sorted(self._packs - named):
@@ -58,7 +59,7 @@ class Repair:
             if digest in self._whole and digest not in self._lost:
                 for name in names:
                     self._backend.delete(name)
-        return not named
+        return not named and not left
 
     def _give_up(self, lost: dict[bytes, int]) -> None:
         """Leave blobs to whoever has them, but for those that can be stored anew."""
@@ -83,14 +84,20 @@ class Repair:
             back.add(digest)
         return back
 
-    def _pass_over(self, scope: Scope, generation: int) -> None:
-        """Publish what can be read as the newest, if the damaged one is that, and take it out."""
-        _, snapshot = self._storage.newest_whole(scope)
-        if snapshot:
-            republish(self._storage, snapshot.ref, upon=generation, after_loss=True)
-        else:
-            publish_loss(self._storage, scope, upon=generation)
+    def _pass_over(self, scope: Scope, generation: int) -> bool:
+        """Publish what can be read as the newest, if the damaged one is that, and take it out. False if it stays."""
+        try:
+            with reporting_trouble(self._storage.location, "read"):
+                _, snapshot = self._storage.newest_whole(scope)
+            if snapshot:
+                republish(self._storage, snapshot.ref, upon=generation, after_loss=True)
+            else:
+                publish_loss(self._storage, scope, upon=generation)
+        except _LATER as error:
+            log.warning("nothing takes the place of generation %d of %s yet: %s", generation, scope, error)
+            return False
         set_aside_ref(self._backend, scope, generation)
+        return True
 
     def _replace_all(self) -> None:
         for scope in self._storage.refs.scopes() if self._packs else ():
@@ -109,7 +116,7 @@ class Repair:
         """False if it is not the newest any more."""
         try:
             return self._publish_anew(ref) is not None
-        except (IntegrityError, MissError) as error:
+        except _LATER as error:
             log.warning("generation %d of %s is not published again: %s", ref.generation, ref.scope, error)
             return True
 
