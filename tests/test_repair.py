@@ -152,6 +152,24 @@ def test_a_loose_blob_is_damaged_although_a_pack_of_another_key_has_it_whole(is_
     assert not any((loose.location / "quarantine").iterdir())
 
 
+def test_the_repair_of_a_key_keeps_what_is_noted_of_others(tmp_path: Path) -> None:
+    loose, packed = Node(tmp_path, "loose", layout="loose"), Node(tmp_path, "packed", layout="packed")
+    path = loose.tree.wrapper()
+    loose.commit()
+    packed.tree.wrapper()
+    packed.commit(OTHER)
+    (loose.location / blob_name(loose.published()[path].digest)).unlink()
+    assert loose.store.verify(KEY, repair=True).damage
+    assert loose.store.verify(OTHER, repair=True).repaired
+    loose.tree.kernel("more")
+    loose.commit()
+    packed.store.forget(OTHER)
+    collect_fully(packed, keep=1)
+    assert restored(tmp_path, "fresh") == kernels(loose)
+    assert loose.store.verify(repair=True).repaired
+    assert not any((loose.location / "quarantine").iterdir())
+
+
 def test_what_gc_removes_while_verify_reads_is_no_damage(
     layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

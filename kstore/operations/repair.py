@@ -8,7 +8,7 @@ where it is. What is lost and lies whole in `quarantine/` is put back: it could 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
@@ -44,9 +44,13 @@ class Repair:
         self._lost = dict(lost)
         self._whole = whole
         self._saved: dict[str, tuple[str, ...]] = {}
+        self._back: set[bytes] = set()
+        """Digests of the lost blobs that are loose again."""
 
-    def run(self, broken: Iterable[tuple[Scope, int]]) -> bool:
-        """Mend what can be; `broken` are generations. Returns whether nothing is left in the way."""
+    def run(self, broken: Iterable[tuple[Scope, int]], verified: Container[Scope] = ()) -> bool:
+        """Mend what can be; `broken` are generations. Of the scopes that were `verified` it is known what they need.
+        Returns whether nothing is left in the way.
+        """
         self._give_up(self._lost)
         left = [generation for scope, generation in broken if not self._pass_over(scope, generation)]
         self._replace_all()
@@ -55,11 +59,17 @@ class Repair:
             self._save(pack)  # for earlier generations: gc keeps what they need wherever it is
             set_aside_pack(self._backend, pack)
         self._replace_all()  # Somebody may have published meanwhile what names one of them, as a rollback does.
+        self._drop_needless(is_all_known=all(scope in verified for scope in self._storage.refs.scopes()))
+        return not named and not left
+
+    def _drop_needless(self, *, is_all_known: bool) -> None:
+        """Delete what is in quarantine of blobs that are whole where they must be. A key of which that is not known may
+        lack as a loose one what is in a pack of another.
+        """
         for digest, names in damaged_blobs(self._backend).items():
-            if digest in self._whole and digest not in self._lost:
+            if digest in self._back or (is_all_known and digest in self._whole and digest not in self._lost):
                 for name in names:
                     self._backend.delete(name)
-        return not named and not left
 
     def _give_up(self, lost: dict[bytes, int]) -> None:
         """Leave blobs to whoever has them, but for those that can be stored anew."""
@@ -69,6 +79,7 @@ class Repair:
             drop_notes(self._backend, noted.get(digest, ()))
         back = self._put_back(lost) if lost else set()
         self._whole.add(back)
+        self._back = (self._back - lost.keys()) | back
         self._lost = {digest: size for digest, size in (self._lost | lost).items() if digest not in back}
 
     def _put_back(self, lost: Mapping[bytes, int]) -> set[bytes]:

@@ -147,7 +147,8 @@ def _verify(
         report.is_newest_damaged |= verification.is_newest_damaged()
         if repair:
             broken = [(damage.scope, damage.generation) for damage in report.damage if damage.reason]
-            is_mended = Repair(storage, report.packs, verification.lost, whole).run(broken)
+            verified = () if report.unreadable else scopes
+            is_mended = Repair(storage, report.packs, verification.lost, whole).run(broken, verified)
             report.repaired = is_mended and not report.unreadable
 
 

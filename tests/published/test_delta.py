@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -324,10 +324,10 @@ def test_what_was_committed_while_its_pack_was_repaired_has_its_manifest(
     rot(packed, packed.newest().packs[0])
     run = Repair.run
 
-    def late(repair: Repair, unreadable: list[tuple[Scope, int]]) -> bool:
+    def late(repair: Repair, unreadable: list[tuple[Scope, int]], verified: Sequence[Scope]) -> bool:
         packed.tree.kernel("meanwhile")
         packed.commit()
-        return run(repair, unreadable)
+        return run(repair, unreadable, verified)
 
     with monkeypatch.context() as patch:
         patch.setattr(Repair, "run", late)
