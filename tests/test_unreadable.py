@@ -18,9 +18,10 @@ from kstore.blobs.packindex import pack_name
 from kstore.blobs.packreader import Blob, PackReader
 from kstore.damaged import set_aside_blob
 from kstore.errors import StoreFormatError, StoreUnavailable
+from kstore.operations.repair import Repair
 from kstore.published.refs import FORMAT, Ref
 from tests.gc.stores import collect, collect_fully, generations, kernels, pass_time, restored
-from tests.test_repair import placed, rot, salvaged, whole
+from tests.test_repair import large, meanwhile, placed, rot, rot_frame, salvaged, whole
 from tests.trees import KEY, Node, contents
 
 AWAY = OSError(errno.EIO, os.strerror(errno.EIO))
@@ -162,6 +163,49 @@ def test_a_generation_stays_while_the_pack_cannot_be_read_that_a_repair_has_save
     assert "generation 1 of model/v1" in told
     assert (report.repaired, generations(node)) == (False, [1, 4])
     assert placed(tmp_path, "after", 1) == whole(kernels(node))
+
+
+def spread(tmp_path: Path) -> tuple[Node, str, str]:
+    """The newest generation's pack has lost a part of a kernel; returns the name of another key's pack that has it."""
+    other, node = Node(tmp_path, "other", layout="packed"), Node(tmp_path, layout="packed")
+    other.tree.kernel("one")
+    other.commit("z/v1")
+    (pack,) = other.newest("z/v1").packs
+    large(node)
+    kernel = node.tree.kernel("one")
+    node.commit()
+    rot_frame(node, f"{kernel}/k.cubin")
+    return node, f"{kernel}/k.cubin", pack_name(pack)
+
+
+def test_what_may_be_in_a_pack_that_cannot_be_read_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node, _, pack = spread(tmp_path)
+    with monkeypatch.context() as patch:
+        trouble_with(patch, pack, AWAY)
+        report = node.store.verify(KEY, repair=True)
+    assert (report.repaired, report.damage) == (False, [])
+    assert "blobs that may be in another pack" in report.unreadable[0]
+    assert node.newest().generation == 1
+    assert node.store.verify(repair=True).repaired
+    assert restored(tmp_path, "fresh") == kernels(node)
+
+
+def test_a_repair_publishes_nothing_without_what_may_be_in_a_pack_that_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, path, pack = spread(tmp_path)
+    before = node.newest()
+    with monkeypatch.context() as patch:
+        meanwhile(patch, Repair, "run", lambda: trouble_with(patch, pack, AWAY))
+        report = node.store.verify(repair=True)
+    assert (report.repaired, report.unreadable, report.packs) == (False, [], list(before.packs))
+    assert node.newest() == before
+    assert node.store.verify(repair=True).repaired
+    node.store.forget("z/v1")
+    collect_fully(node, keep=1)
+    fresh = Node(tmp_path, "fresh")
+    fresh.restore()
+    assert fresh.tree.read(path) == node.tree.read(path)
 
 
 def no_memory(patch: pytest.MonkeyPatch, times: int) -> None:

@@ -126,6 +126,8 @@ class Repair:
     def _republish(self, ref: Ref) -> bool:
         """False if it is not the newest any more."""
         try:
+            with reporting_trouble(self._storage.location, "read"):
+                self._storage.snapshot(ref)
             return self._publish_anew(ref) is not None
         except _LATER as error:
             log.warning("generation %d of %s is not published again: %s", ref.generation, ref.scope, error)
@@ -155,13 +157,19 @@ class Repair:
     def _found_elsewhere(self, ref: Ref, packs: tuple[str, ...]) -> tuple[str, ...]:
         """Copy what a generation needs, and these packs lack, from packs that may go with earlier ones. What none of
         them has is given up: it may be of a key that was not verified.
+
+        Raises:
+            StoreUnavailable: some of it may be where nothing can be read just now.
         """
+        troubles: list[Exception] = []
         blobs = BlobStore(self._backend)
         needs = needs_in(blobs, replace(ref, packs=packs), self._storage.snapshot(ref).manifest)
         wanted = {digest: size for digest, size in needs.loose.items() if not blobs.loose.has(digest, size)}
-        copied = self._copy(blobs.fetch_many(wanted))
+        copied = self._copy(blobs.fetch_many(wanted, troubles=troubles))
         settled = blobs.digests_in(copied) | self._lost.keys()
         lost = {digest: size for digest, size in wanted.items() if digest not in settled}
+        if lost and troubles:
+            raise StoreUnavailable(f"{len(lost)} of its blobs may be where just now nothing can be read: {troubles[0]}")
         self._give_up(lost)
         return copied
 

@@ -34,6 +34,7 @@ from kstore.report import SCHEMA
 from kstore.scope import Scope
 from kstore.storage import Storage
 from kstore.threads import Pool, submit
+from kstore.words import plural
 
 log = logging.getLogger(__name__)
 
@@ -180,8 +181,10 @@ class _Verification:
         for pack in sorted({pack for ref in self.refs for pack in ref.packs}):
             self._check_pack(pack)
         self._read_loose()
-        self._read_elsewhere()
+        troubles = self._read_elsewhere()
         self._read_below()
+        if troubles:
+            self._spare(troubles[0])
         lost, self.lost = self.lost, {}
         for ref in self.refs if lost else ():
             self._tell_lost(ref, lost)
@@ -286,12 +289,23 @@ class _Verification:
                 gone = batch.keys() - whole - again - unreadable.keys() - self._hidden
                 self.lost.update({digest: batch[digest] for digest in gone})
 
-    def _read_elsewhere(self) -> None:
-        """What gc keeps in other packs for generations one of whose own cannot be read: a repair has saved it there."""
+    def _read_elsewhere(self) -> list[Exception]:
+        """What gc keeps in other packs for generations one of whose own cannot be read: a repair has saved it there.
+        Returns what keeps packs from being read just now.
+        """
         wanted = {digest: size for digest, size in self.lost.items() if digest not in self._loose}
-        for digest, data in BlobStore(self._storage.backend).fetch_many(wanted) if wanted else ():
+        troubles: list[Exception] = []
+        for digest, data in BlobStore(self._storage.backend).fetch_many(wanted, troubles=troubles) if wanted else ():
             self._count(digest, len(data))
             del self.lost[digest]
+        return troubles
+
+    def _spare(self, trouble: Exception) -> None:
+        """What may be in a pack that cannot be read just now is not lost."""
+        lost = {digest: size for digest, size in self.lost.items() if digest in self._loose}
+        if hidden := len(self.lost) - len(lost):
+            self._report.unreadable.append(f"{plural(hidden, 'blob')} that may be in another pack: {_reason(trouble)}")
+        self.lost = lost
 
     def _read_below(self) -> None:
         """What this store lacks."""
