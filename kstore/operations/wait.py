@@ -23,7 +23,7 @@ from kstore.errors import IntegrityError, MissError
 from kstore.lease import Claim, Lease
 from kstore.polls import polls
 from kstore.progress import Awaited
-from kstore.published.layers import newest_ref
+from kstore.published.layers import newest_ref, newest_whole
 from kstore.published.refs import RefState
 from kstore.scope import Scope
 from kstore.storage import Storage
@@ -136,12 +136,14 @@ class _Wait:
         if self._generation and (newest or not self._worker.storage.below):
             return newest >= self._generation
         try:
-            ref = newest_ref(self._worker.storage, self._worker.scope)
+            if self._generation:
+                ref = newest_ref(self._worker.storage, self._worker.scope)
+                return ref is not None and ref.generation >= self._generation
+            _, snapshot = newest_whole(self._worker.storage, self._worker.scope)
         except (IntegrityError, MissError):  # The restore says what is wrong with it.
             return True
-        if self._generation:
-            return ref is not None and ref.generation >= self._generation
-        return ref is not None and ref.state is RefState.LIVE
+        # Where no generation can be read, whoever compiles publishes one that can be.
+        return snapshot is not None and snapshot.ref.state is RefState.LIVE
 
     def _take(self) -> bool:
         """Whether this worker compiles from now on."""

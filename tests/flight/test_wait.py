@@ -18,9 +18,10 @@ import pytest
 
 import kstore
 from kstore import flight
+from kstore.blobs.loose import blob_name
 from kstore.deadline import Abandoned
 from kstore.environment import Environment
-from kstore.errors import MissError, StoreUnavailable, UsageError
+from kstore.errors import IntegrityError, MissError, StoreUnavailable, UsageError
 from kstore.lease import Claim, Lease
 from kstore.operations.wait import lease_of
 from kstore.progress import Awaited
@@ -148,6 +149,38 @@ def test_a_key_that_was_forgotten_is_compiled_anew(tmp_path: Path) -> None:
     second.tree.kernel("two")
     second.commit()
     assert waiter.result().generation == 3
+
+
+@pytest.fixture(params=["ref", "manifest"])
+def unreadable(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """Of the one generation that there is nothing can be read; returns the folder of the store."""
+    node = Node(tmp_path, "before", layout="loose")
+    node.tree.kernel("before")
+    node.commit()
+    ref = node.newest()
+    path = node.location / (ref.name if request.param == "ref" else blob_name(ref.manifest))
+    path.chmod(0o644)
+    path.write_bytes(b"garbage")
+    return tmp_path
+
+
+def test_where_nothing_can_be_read_one_leads_and_the_others_get_what_it_commits(unreadable: Path) -> None:
+    first = Node(unreadable, "first")
+    with pytest.raises(IntegrityError):
+        first.restore(wait=LONG)
+    waiters = [Waiter(Node(unreadable, f"waiter-{number}")).until_it_waits() for number in range(3)]
+    first.tree.kernel("one")
+    first.commit()
+    for waiter in waiters:
+        assert waiter.result().status is RestoreStatus.RESTORED
+        assert not waiter.result().leads
+
+
+def test_where_nothing_can_be_read_at_the_end_of_the_wait_that_is_told(unreadable: Path) -> None:
+    with pytest.raises(IntegrityError):
+        Node(unreadable, "first").restore(wait=LONG)
+    with pytest.raises(IntegrityError, match="kstore verify"):
+        Node(unreadable, "waiter").restore(wait=SHORT)
 
 
 def test_keys_gpus_and_environments_have_leases_of_their_own(tmp_path: Path) -> None:

@@ -283,7 +283,8 @@ def test_that_nothing_is_left_above_hides_nothing_below(fleet: Fleet) -> None:
     worker.commit()
     lose_all(worker)
     fresh = fleet.worker("fresh")
-    assert (fresh.restore().status, has(fresh)) == (RestoreStatus.RESTORED, {"one"})
+    report = fresh.restore(wait=10)
+    assert (report.status, report.leads, has(fresh)) == (RestoreStatus.RESTORED, False, {"one"})
     fill(fresh, "three")
     assert fresh.commit().generation == 3
     worker.commit()
