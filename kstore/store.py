@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from kstore.gc import GcReport, Policy
     from kstore.operations.request import Request
-    from kstore.operations.verify import VerifyReport
+    from kstore.operations.verified import VerifyReport
 
 
 class Store:

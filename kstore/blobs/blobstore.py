@@ -126,6 +126,8 @@ class BlobStore:
         self._tails = Tails()
         self._search: _Search | None = None
         """Of who is in a hurry; None if all packs may be looked through."""
+        self._told: set[str] = set()
+        """The packs of which the log says that they cannot be read."""
         self.loose = LooseBlobs(backend)
 
     @contextmanager
@@ -232,13 +234,19 @@ class BlobStore:
             try:
                 yield from part.load()
             except (IntegrityError, OSError) as error:
-                log.warning("a part of pack %s cannot be read, its blobs are looked for elsewhere: %s", pack_id, error)
+                self._tell(pack_id, error)
 
         try:
             for part in self.pack(pack_id).parts(wanted):
                 yield Part(part.size, partial(load, part))
         except (IntegrityError, OSError) as error:
-            log.warning("pack %s cannot be read, its blobs are looked for elsewhere: %s", pack_id, error)
+            self._tell(pack_id, error)
+
+    def _tell(self, pack_id: str, error: Exception) -> None:
+        """Once a pack, however often it is tried."""
+        level = logging.DEBUG if pack_id in self._told else logging.WARNING
+        self._told.add(pack_id)
+        log.log(level, "of pack %s not all can be read, its blobs are looked for elsewhere: %s", pack_id, error)
 
     def _loose_parts(self, wanted: Mapping[bytes, int]) -> Iterator[Part]:
         batch: dict[bytes, int] = {}
@@ -283,7 +291,7 @@ class BlobStore:
                         yield digest, data
                     del data
             except (IntegrityError, OSError) as error:
-                log.warning("pack %s cannot be read, its blobs are looked for elsewhere: %s", pack_id, error)
+                self._tell(pack_id, error)
                 if isinstance(error, OSError) and error.errno not in NO_FILE:
                     troubles.append(error)
 

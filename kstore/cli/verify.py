@@ -12,7 +12,7 @@ from kstore.words import duration, plural, size
 
 if TYPE_CHECKING:
     from kstore.cli.output import Output
-    from kstore.operations.verify import Damage, VerifyReport
+    from kstore.operations.verified import Damage, VerifyReport
 
 _SHOWN = 3
 
@@ -61,9 +61,11 @@ def _tell(output: Output, report: VerifyReport) -> None:
 
 
 def _next(invocation: Invocation, report: VerifyReport, key: str) -> str:
+    gc = f"gc removes them in time, or sooner: {invocation.again('gc', '--keep', '1')}"
     if not (report.is_newest_damaged or report.local):
-        gc = invocation.again("gc", "--keep", "1")
-        return f"only earlier generations are damaged, which are not restored: gc removes them in time, or sooner: {gc}"
+        return f"only earlier generations are damaged, which are not restored: {gc}"
+    if not (report.is_mendable or report.local):
+        return f"a repair has no more to do: commit from a worker that has the files; as to earlier generations, {gc}"
     if report.repaired:
         return "what was damaged is moved aside; the next commit of a worker that has the files puts them back"
     words = ("verify", *((key,) if key else ()), "--repair")

@@ -12,12 +12,11 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
 
 from kstore.blobs import BlobStore
-from kstore.blobs.loose import LooseBlobs, bears_stamp
+from kstore.blobs.loose import LooseBlobs, bears_stamp, blob_name
 from kstore.blobs.packreader import PackReader
+from kstore.damaged import damaged_blobs
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError, MissError
 from kstore.files import NO_FILE
@@ -26,11 +25,11 @@ from kstore.gc.mark import needs_in
 from kstore.local.cacheroot import CacheRoot
 from kstore.local.finished import read_whole
 from kstore.operations.repair import Repair
+from kstore.operations.verified import Damage, VerifyReport
 from kstore.progress import Progress
 from kstore.published.leaning import leaning, leans_on
 from kstore.published.manifest import Entry, Flag, Manifest, unit_of
 from kstore.published.refs import Ref
-from kstore.report import SCHEMA
 from kstore.scope import Scope
 from kstore.storage import Storage
 from kstore.threads import Pool, submit
@@ -41,83 +40,6 @@ log = logging.getLogger(__name__)
 _LINK = int(Flag.LINK)
 _THREADS = 4
 _BATCH = 256
-
-
-class Damage(NamedTuple):
-    """One generation that is not whole."""
-
-    scope: Scope
-    generation: int
-    reason: str
-    """Why it cannot be read at all; empty if it can."""
-    paths: tuple[str, ...] = ()
-    """The artifacts that are lost."""
-    store: str = ""
-    """Where it is; of what is elsewhere, where that was."""
-
-    def as_json(self) -> dict[str, Any]:
-        """For machines."""
-        return {
-            **self.scope.describe(),
-            "generation": self.generation,
-            "reason": self.reason,
-            "paths": list(self.paths),
-            "store": self.store,
-        }
-
-
-@dataclass(slots=True)
-class VerifyReport:
-    """What a verify found."""
-
-    store: str = ""
-    generations: int = 0
-    blobs: int = 0
-    """Different ones that the generations need, those included that are damaged."""
-    bytes: int = 0
-    """That were read and hashed, decompressed."""
-    packs: list[str] = field(default_factory=list)
-    """Ids of the packs that are damaged or missing."""
-    unreadable: list[str] = field(default_factory=list)
-    """What could not be read just now, and why. It may be whole: a repair leaves it alone."""
-    damage: list[Damage] = field(default_factory=list)
-    """The generations that are not whole."""
-    elsewhere: list[Damage] = field(default_factory=list)
-    """Generations that lean on a store below which was not given: what only that has cannot be checked."""
-    local: list[str] = field(default_factory=list)
-    """Files of the local cache root that were altered in place."""
-    repaired: bool = False
-    is_newest_damaged: bool = False
-    """Whether newest generations are damaged: earlier ones are not restored, and a repair leaves them to gc."""
-    seconds: float = 0.0
-
-    @property
-    def ok(self) -> bool:
-        """Whether everything is whole that should be in the stores that were given."""
-        return not (self.is_damaged or self.unreadable)
-
-    @property
-    def is_damaged(self) -> bool:
-        """Whether damage was found."""
-        return bool(self.packs or self.damage or self.local)
-
-    def as_json(self) -> dict[str, Any]:
-        """For machines."""
-        return {
-            "schema": SCHEMA,
-            "ok": self.ok,
-            "store": self.store,
-            "generations": self.generations,
-            "blobs": self.blobs,
-            "bytes": self.bytes,
-            "packs": self.packs,
-            "unreadable": self.unreadable,
-            "damage": [damage.as_json() for damage in self.damage],
-            "elsewhere": [damage.as_json() for damage in self.elsewhere],
-            "local": self.local,
-            "repaired": self.repaired,
-            "seconds": self.seconds,
-        }
 
 
 def verify(
@@ -146,6 +68,7 @@ def _verify(
         verification = _Verification(storage, report, needed, loose, whole, progress)
         verification.run(scopes)
         report.is_newest_damaged |= verification.is_newest_damaged()
+        report.is_mendable |= storage.depth == 0 and verification.is_mendable()
         if repair:
             broken = [(damage.scope, damage.generation) for damage in report.damage if damage.reason]
             verified = () if report.unreadable else scopes
@@ -197,6 +120,20 @@ class _Verification:
         return not named.isdisjoint(self._report.packs) or any(
             damage.scope not in newest or damage.generation >= newest[damage.scope].generation for damage in here
         )
+
+    def is_mendable(self) -> bool:
+        """Whether a repair has anything to move, to note, or to publish."""
+        if self._report.packs or any(damage.reason for damage in self._report.damage):
+            return True
+        noted = damaged_blobs(self._storage.backend) if self.lost else {}
+        return any(d not in noted or d in self._whole or self._is_in_place(d) for d in self.lost)
+
+    def _is_in_place(self, digest: bytes) -> bool:
+        """Whether a loose blob is there, in whatever state."""
+        with suppress(OSError):
+            self._storage.backend.stat(blob_name(digest))
+            return True
+        return False
 
     def _newest(self) -> dict[Scope, Ref]:
         """Of each scope."""

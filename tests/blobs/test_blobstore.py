@@ -236,6 +236,16 @@ def test_a_damaged_or_missing_pack_costs_only_what_is_nowhere_else(
     assert fetch(BlobStore(backend), [b"only here", b"also loose"], (pack,)) == [b"also loose"]
 
 
+def test_the_log_says_once_of_a_pack_that_it_cannot_be_read(
+    backend: PosixBackend, caplog: pytest.LogCaptureFixture
+) -> None:
+    blobs, gone = BlobStore(backend), "0" * 64
+    for _ in range(3):
+        assert fetch(blobs, [b"one"], (gone,)) == []
+        assert load(blobs, [b"one"], (gone,)) == []
+    assert [gone in record.getMessage() for record in caplog.records] == [True]
+
+
 def load(blobs: BlobStore, contents: list[bytes], packs: tuple[str, ...]) -> list[bytes]:
     """The last part first: each can be loaded by itself."""
     parts = list(blobs.parts({digest_of(data): len(data) for data in contents}, packs))

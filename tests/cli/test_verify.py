@@ -46,6 +46,26 @@ def test_after_a_repair_the_next_commit_puts_it_back(cli: Cli) -> None:
     assert cli("verify").code == 0
 
 
+@pytest.mark.parametrize("layout", ["loose", "packed"])
+def test_what_a_repair_cannot_mend_any_further_is_for_a_commit(layout: str, cli: Cli) -> None:
+    for name in ("one", "two"):
+        cli.write(f"inductor/ab/c{name}.py", name)
+    cli("commit", "my/v1", "--layout", layout)
+    if layout == "loose":
+        damage(cli)
+    else:
+        (pack,) = (cli.store / "packs").iterdir()
+        pack.chmod(0o644)
+        pack.write_bytes(pack.read_bytes().replace(b"one", b"eno"))
+    assert "what was damaged is moved aside" in cli("verify", "--repair").err
+    for result in (cli("verify"), cli("verify", "--repair")):
+        assert result.code == 4
+        assert "commit from a worker that has the files" in result.err
+        assert "kstore gc --keep 1" in result.err
+        assert "--repair" not in result.err
+        assert "moved aside" not in result.err
+
+
 def test_what_only_earlier_generations_have_lost_is_left_to_gc(cli: Cli) -> None:
     cli.publish("my/v1", "one")
     damage(cli)
