@@ -10,10 +10,9 @@ import inspect
 import logging
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from functools import partial
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -21,20 +20,18 @@ from kstore.deadline import within
 from kstore.errors import UsageError, WaitTimeout
 from kstore.live.commits import LiveCommits
 from kstore.live.endings import OnTermination
+from kstore.origin import begin, origin_of
 from kstore.polls import check_wait
 from kstore.progress import Awaited
 from kstore.report import CommitReport, CommitStatus, RestoreReport, RestoreStatus
 from kstore.scope import check_key
-from kstore.settings import Mode, current_folder
+from kstore.settings import Mode
 from kstore.stats.record import record
 from kstore.store import Store
 
 log = logging.getLogger("kstore")
 
 Report = TypeVar("Report")
-
-_folders: dict[str, Path | None] = {}
-"""Where the process was when it restored a key. A job may change its folder, and means the same store all the same."""
 
 
 def restore(
@@ -79,7 +76,7 @@ def restore(
     _check_names(settings)
 
     def run() -> RestoreReport:
-        worker = Store(store, cache_root=cache_root, folder=remember_folder(key), **settings)
+        worker = Store(store, cache_root=cache_root, origin=begin(key, _environ(settings)), **settings)
         worker.progress.on_wait = partial(_tell_wait, key, wait)
         work = partial(worker.restore, key, generation=generation, seed=seed, wait=wait, group=group, uniform=uniform)
         report = within(worker.settings.limit(wait), worker.waiting, f"restoring from {worker.location}", work)
@@ -130,7 +127,7 @@ def commit(
     _check_names(settings)
 
     def run() -> CommitReport:
-        worker = Store(store, cache_root=cache_root, folder=folder_of(key), **settings)
+        worker = Store(store, cache_root=cache_root, origin=origin_of(key, _environ(settings)), **settings)
         work = partial(worker.commit, key)
         return within(worker.settings.timeout, worker.waiting, f"committing to {worker.location}", work)
 
@@ -292,18 +289,12 @@ def make_store(key: str, settings: dict[str, Any]) -> Store:
     """The store of a job's later steps for `key`. Raises UsageError for a name or a value that is no setting."""
     _check_names({name: value for name, value in settings.items() if name not in ("store", "cache_root")})
     others = {name: value for name, value in settings.items() if name != "store"}
-    return Store(settings.get("store"), folder=folder_of(key), **others)
+    return Store(settings.get("store"), origin=origin_of(key, _environ(settings)), **others)
 
 
-def remember_folder(key: str) -> Path | None:
-    """Where the process is as it restores `key`: what it does with the key from now on is meant from there."""
-    _folders[key] = current_folder()
-    return _folders[key]
-
-
-def folder_of(key: str) -> Path | None:
-    """Where the process was when it restored `key`; None if it did not."""
-    return _folders.get(key)
+def _environ(settings: Mapping[str, Any]) -> Mapping[str, str]:
+    environ: Mapping[str, str] = settings.get("environ", os.environ)
+    return environ
 
 
 def _tell_wait(key: str, seconds: float, awaited: Awaited) -> None:
@@ -311,7 +302,7 @@ def _tell_wait(key: str, seconds: float, awaited: Awaited) -> None:
 
 
 def _check_names(settings: dict[str, Any]) -> None:
-    unknown = settings.keys() - (inspect.signature(Store).parameters.keys() - {"root", "cache_root", "folder"})
+    unknown = settings.keys() - (inspect.signature(Store).parameters.keys() - {"root", "cache_root", "origin"})
     if unknown:
         raise UsageError(f"there is no setting {', '.join(sorted(unknown))}")
 

@@ -29,6 +29,7 @@ from kstore.errors import KstoreError, MissError, UsageError
 from kstore.hits import UsageReport, unknowable, usage_of
 from kstore.hits.counters import Counters
 from kstore.live.endings import OnTermination
+from kstore.origin import origin_of, resume
 from kstore.polls import check_wait
 from kstore.report import CommitReport, CommitStatus, RestoreReport, RestoreStatus
 from kstore.scope import check_generation, check_key
@@ -131,6 +132,7 @@ class synchronized(ContextDecorator):
             self._give_up_lease()
             raise MissError(f"nothing is restored for {self.key}: {self.restored.error or self.restored.status}")
         self._process = os.getpid()
+        self._origin = origin_of(self.key)
         self._counted = Counters.now()
         if self._is_live:
             choice: dict[str, Any] = {"on_error": self._on_error, "grace_period": self._grace_period, **self._pace}
@@ -160,6 +162,7 @@ class synchronized(ContextDecorator):
     def _commit(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        resume(self.key, self._origin)  # A block in this one may have begun with the key anew.
         if self._watch:
             self._watch.__exit__(kind, error, trace)
             self.committed = self._watch.stop()

@@ -57,6 +57,9 @@ class Settings:
 
 log = logging.getLogger(__name__)
 
+Values = dict[str, tuple[Any, str, Path | None]]
+"""Of each setting that is given: its value, where that is from, and the folder from which relative paths count."""
+
 _NAMES = tuple(field.name for field in fields(Settings))
 _VARIABLES = {name: f"KSTORE_{'ROOT' if name == 'store' else name.upper()}" for name in _NAMES}
 _MOST_SECONDS = 3_153_600_000
@@ -71,12 +74,24 @@ def load_settings(environ: Mapping[str, str] | None = None, folder: Path | None 
     Raises:
         UsageError: a setting is unknown or malformed.
     """
-    environ = os.environ if environ is None else environ
     folder = folder or current_folder()
+    return choose_settings(read_defaults(os.environ if environ is None else environ, folder), folder, arguments)
+
+
+def read_defaults(environ: Mapping[str, str], folder: Path | None) -> Values:
+    """What variables, and files from `folder` upwards, say.
+
+    Raises:
+        UsageError: a file cannot be read, or has settings that are unknown.
+    """
     values = _from_files(folder) if folder else {}
-    values |= {n: (environ[v], v, folder) for n, v in _VARIABLES.items() if environ.get(v)}
-    values |= {n: (value, f"argument {n}", folder) for n, value in arguments.items() if value is not None}
-    return Settings(**{name: _parse(name, *value) for name, value in values.items()})
+    return values | {n: (environ[v], v, folder) for n, v in _VARIABLES.items() if environ.get(v)}
+
+
+def choose_settings(defaults: Values, folder: Path | None, arguments: Mapping[str, object]) -> Settings:
+    """`arguments` that are not None, and else `defaults`. Raises UsageError: one is malformed."""
+    given = {n: (value, f"argument {n}", folder) for n, value in arguments.items() if value is not None}
+    return Settings(**{name: _parse(name, *value) for name, value in (defaults | given).items()})
 
 
 def variables_of(settings: Settings, names: Iterable[str]) -> dict[str, str]:
@@ -99,7 +114,7 @@ def current_folder() -> Path | None:
         return None
 
 
-def _from_files(folder: Path) -> dict[str, tuple[Any, str, Path | None]]:
+def _from_files(folder: Path) -> Values:
     """The settings of the nearest file that has any, from `folder` upwards; the file, and its folder."""
     owners = _trusted(folder)
     for parent in (folder, *folder.parents):

@@ -14,9 +14,10 @@ from kstore.components import load_table
 from kstore.components.table import table_version
 from kstore.components.variables import place_components, set_variables
 from kstore.deadline import Waiting
-from kstore.environment import Environment, detect_environment, gpu_slug, influences
+from kstore.environment import Environment, influences
 from kstore.errors import AmbiguousScopeError, KstoreError, StoreUnavailable
 from kstore.local.cacheroot import CacheRoot, Owner, claim_root, make_usable, numbered_folder, owned_root
+from kstore.origin import Origin
 from kstore.polls import check_wait, polls
 from kstore.progress import Progress
 from kstore.published.layers import PATIENCE, attempt, generations, newest_ref, ref_of, scopes, unforgotten
@@ -26,13 +27,11 @@ from kstore.published.snapshot import Snapshot
 from kstore.ranks import Agreement, Rank, find_rank
 from kstore.report import CommitReport, CommitStatus, RestoreReport
 from kstore.scope import Scope, check_generation, check_key, choices
-from kstore.settings import Mode, Settings, load_settings
+from kstore.settings import Mode, Settings
 from kstore.storage import DEFAULT_GRACE, Storage, reporting_trouble
 from kstore.worker import Worker
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from kstore.gc import GcReport, Policy
     from kstore.operations.request import Request
     from kstore.operations.verified import VerifyReport
@@ -59,11 +58,11 @@ class Store:
         timeout: float | None = None,
         lease_ttl: float | None = None,
         stats: bool | None = None,
-        folder: Path | None = None,
+        origin: Origin | None = None,
         environ: MutableMapping[str, str] = os.environ,
     ) -> None:
-        """Settings that are not given come from `KSTORE_*`, kstore.toml or [tool.kstore], or their defaults. Files and
-        relative paths are looked for from `folder`, by default the current one.
+        """Settings that are not given come from `KSTORE_*`, kstore.toml or [tool.kstore], or their defaults. With
+        `origin`, these, the folder, the GPU and the software are what this process had when it began with a key.
 
         `environ` is read, and gets the component variables on a restore. `timeout` is for callers that use
         `within`, as `kstore.restore` and `kstore.commit` do: the methods here wait for as long as it takes.
@@ -73,7 +72,8 @@ class Store:
             "gpu": gpu, "environment": environment, "components": components, "timeout": timeout,
             "lease_ttl": lease_ttl, "stats": stats,
         }  # fmt: skip
-        self.settings: Settings = load_settings(environ, folder, **given)
+        self._origin = origin or Origin(environ)
+        self.settings: Settings = self._origin.settings(**given)
         self.storage = Storage(*self.settings.store)
         self.storage.patience = min(PATIENCE, self.settings.timeout / 2 or PATIENCE)
         self.progress = Progress()
@@ -324,12 +324,12 @@ class Store:
     @cached_property
     def gpu(self) -> str:
         """Slug of this worker's GPU."""
-        return self.settings.gpu or gpu_slug(self.environ)
+        return self.settings.gpu or self._origin.gpu
 
     @cached_property
     def environment(self) -> Environment:
         """This worker's software."""
-        found = detect_environment(self.gpu, self.environ)
+        found = self._origin.environment(self.gpu)
         return replace(found, tag=self.settings.environment) if self.settings.environment else found
 
     @property
@@ -373,9 +373,8 @@ class Store:
         if path is None:
             owner = Owner(self.location, scope.gpu, scope.key, os.geteuid())
             path = claim_root(numbered_folder(scope.environment), owner)
-        placement = place_components(
-            load_table(), self.settings.components, path, self.environ, before_import=before_import
-        )
+        environ = self._origin.absolute(self.environ)
+        placement = place_components(load_table(), self.settings.components, path, environ, before_import=before_import)
         root = CacheRoot(path, placement.folders, placement.variables, placement.notes)
         make_usable(root, load_table(), self.location)
         return root

@@ -93,7 +93,7 @@ def isolated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setenv(f"KSTORE_{name}", "")
         monkeypatch.delenv(f"KSTORE_{name}")
     monkeypatch.setattr(cacheroot, "NUMBERED_ROOTS", tmp_path / "roots")
-    monkeypatch.setattr("kstore.api._folders", {})
+    monkeypatch.setattr("kstore.origin._begun", {})
     monkeypatch.chdir(tmp_path)  # A project's settings are looked for from there upwards.
 
 

@@ -514,7 +514,7 @@ def test_a_small_file_that_changes_while_it_is_uploaded_is_published_as_it_was_h
 
 @pytest.fixture
 def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kstore.store.detect_environment", lambda *given: Environment("notorch", {"torch": "none"}))
+    monkeypatch.setattr("kstore.origin.detect_environment", lambda *given: Environment("notorch", {"torch": "none"}))
 
 
 @pytest.mark.usefixtures("no_torch")

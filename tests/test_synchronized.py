@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from threading import Barrier, Thread
@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import kstore
+from kstore.environment import Environment
 from kstore.errors import UsageError
 from tests.trees import ENVIRONMENT, GPU, KEY, Tree, contents
 
@@ -174,6 +175,110 @@ def test_a_folder_that_has_been_removed_is_no_trouble(
     assert published(settings) == 1
     with pytest.raises(UsageError, match="relative, and the current folder has been removed"):
         kstore.restore(KEY, store="store")
+
+
+# ---- What the job changes while it runs
+
+
+def graphics_of(environ: Mapping[str, str]) -> str:
+    """A machine with a GPU that its job can hide from itself."""
+    return GPU if environ.get("CUDA_VISIBLE_DEVICES", "0") else "cpu-test"
+
+
+def software_of(gpu: str, environ: Mapping[str, str]) -> Environment:
+    return Environment(environ.get("ATEN_CPU_CAPABILITY", ENVIRONMENT), {"torch": "2.13"})
+
+
+@pytest.fixture
+def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Settings of a worker that finds out its GPU, software and cache root."""
+    monkeypatch.setattr("kstore.origin.gpu_slug", graphics_of)
+    monkeypatch.setattr("kstore.origin.detect_environment", software_of)
+    return {"store": tmp_path / "store"}
+
+
+def compile_kernel(name: str = "one") -> None:
+    """Where the variables say."""
+    Tree(Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]).parent).wrapper(name)
+
+
+CHANGES = {"CUDA_VISIBLE_DEVICES": "", "ATEN_CPU_CAPABILITY": "avx2", "KSTORE_CACHE_ROOT": "other"}
+
+
+@pytest.mark.parametrize("live", [False, True])
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_job_may_set_variables_that_would_have_meant_another_cache_root(
+    found: dict[str, Any], monkeypatch: pytest.MonkeyPatch, name: str, live: bool
+) -> None:
+    with kstore.synchronized(KEY, live=live, **found) as block:
+        compile_kernel()
+        monkeypatch.setenv(name, CHANGES[name])
+    assert published(found) == 1
+    assert (block.committed.gpu, block.committed.environment) == (GPU, ENVIRONMENT)
+
+
+def test_a_commit_by_hand_is_of_the_scope_that_was_restored(
+    found: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kstore.restore(KEY, **found)
+    compile_kernel()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert kstore.commit(KEY, **found).gpu == GPU
+    assert published(found) == 1
+
+
+def test_a_block_in_a_block_commits_what_it_found_and_the_outer_one_what_that_had(
+    found: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with kstore.synchronized(KEY, **found) as outer:
+        compile_kernel()
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+        with kstore.synchronized(KEY, **found) as inner:
+            compile_kernel("two")
+    assert [block.committed.gpu for block in (outer, inner)] == [GPU, "cpu-test"]
+    assert [block.committed.new_files for block in (outer, inner)] == [1, 1]
+
+
+def test_a_child_that_was_forked_commits_by_hand_what_its_parent_restored(
+    found: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kstore.restore(KEY, **found)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    child = os.fork()
+    if not child:
+        compile_kernel()
+        os._exit(kstore.commit(KEY, **found).new_files)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+
+
+def test_a_process_that_has_restored_nothing_commits_as_it_is(
+    found: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kstore.restore("another/v1", **found)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert kstore.commit(KEY, **found).gpu == "cpu-test"
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_a_relative_folder_of_the_users_is_where_it_was(
+    tmp_path: Path, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch, live: bool
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "mine")
+    (tmp_path / "out").mkdir()
+    with kstore.synchronized(KEY, live=live, **settings):
+        Tree(tmp_path).put("mine/aa/one.py", b"one")
+        monkeypatch.chdir("out")
+    assert published(settings) == 1
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_a_file_of_settings_that_the_job_writes_is_not_read(
+    tree: Tree, tmp_path: Path, settings: dict[str, Any], live: bool
+) -> None:
+    with kstore.synchronized(KEY, live=live, **settings) as block:
+        tree.wrapper()
+        (tmp_path / "kstore.toml").write_text('name = "of the job"\n')
+    assert block.committed.new_files == 1
 
 
 # ---- Its end

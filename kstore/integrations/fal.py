@@ -23,13 +23,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kstore.api import commit, folder_of, make_store, remember_folder, restore
+from kstore.api import commit, make_store, restore
 from kstore.components import load_table
 from kstore.components.variables import is_pinned, read_managed
 from kstore.deadline import within
 from kstore.environment import gpu_slug
 from kstore.errors import KstoreError, UsageError
 from kstore.local.cacheroot import make_private
+from kstore.origin import begin, origin_of
 from kstore.published.refs import RefState
 from kstore.report import CommitReport, RestoreReport, RestoreStatus
 from kstore.scope import check_key
@@ -61,7 +62,7 @@ def load_inductor_cache(cache_key: str) -> str:
         UsageError: a setting is malformed.
     """
     key = store_key(cache_key)
-    remember_folder(key)
+    begin(key)
     os.environ.update(_variables(key))
     report = _restore(key)
     if report.status is RestoreStatus.MISS and _import_old(cache_key, key):
@@ -133,13 +134,13 @@ def _restore(key: str) -> RestoreReport:
 
 
 def _settings(key: str) -> dict[str, Any]:
-    chosen = load_settings(folder=folder_of(key)).components
+    chosen = origin_of(key).settings().components
     return {"components": tuple(name for name in _COMPONENTS if name in chosen)}
 
 
 def _variables(key: str) -> dict[str, str]:
     """What points the compilers to fal's folders; nothing where the user has chosen others, or they cannot be used."""
-    if load_settings(folder=folder_of(key)).cache_root:
+    if origin_of(key).settings().cache_root:
         return {}
     folders = {"inductor": INDUCTOR_FOLDER, "triton": TRITON_FOLDER}
     try:

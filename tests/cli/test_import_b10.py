@@ -121,7 +121,7 @@ def test_without_torch_it_must_be_said_whose_kernels_they_are(
 ) -> None:
     monkeypatch.delenv("KSTORE_ENVIRONMENT")
     facts = Environment("no-torch", {"torch": "none"})
-    monkeypatch.setattr("kstore.store.detect_environment", lambda *_: facts)
+    monkeypatch.setattr("kstore.origin.detect_environment", lambda *_: facts)
     result = cli("import", "b10")
 
     assert result.code == 2

@@ -241,7 +241,7 @@ def test_another_gpu_has_nothing_to_hit(published: Node) -> None:
 def environment(monkeypatch: pytest.MonkeyPatch, **facts: str) -> None:
     content = OURS | facts
     monkeypatch.setattr(
-        "kstore.store.detect_environment",
+        "kstore.origin.detect_environment",
         lambda *_: Environment(f"tag-{content['torch']}-{content['triton']}", content),
     )
 

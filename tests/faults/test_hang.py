@@ -107,7 +107,7 @@ def test_a_restore_that_nobody_waits_for_sets_no_variable(tmp_path: Path, monkey
     environ: dict[str, str] = {}
     settings = scene.settings(scene.tree.root) | {"environ": environ, "environment": None}
     # Without torch the store is asked for the environment, before any variable is set.
-    monkeypatch.setattr("kstore.store.detect_environment", lambda *given: Environment("none", {"torch": "none"}))
+    monkeypatch.setattr("kstore.origin.detect_environment", lambda *given: Environment("none", {"torch": "none"}))
     with hanging(scene, 0):
         assert kstore.restore(KEY, **settings).status is RestoreStatus.TIMEOUT
     assert environ == {}

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
-from kstore.api import folder_of, make_store, remember_folder
+from kstore.api import make_store
 from kstore.components import load_table
 from kstore.components.variables import MANAGED, default_folder, set_variables
 from kstore.deadline import within
@@ -19,6 +19,7 @@ from kstore.integrations.b10.archives import Archives
 from kstore.integrations.b10.space import MIB, check_free, compressed_mb, free_mb
 from kstore.integrations.b10.status import CacheError, OperationStatus, log
 from kstore.integrations.b10.variables import TORCH_VARIABLE, VLLM_VARIABLE, Variables, key_of, store_location
+from kstore.origin import begin, origin_of
 from kstore.published.layers import newest_whole
 from kstore.report import CommitStatus, RestoreStatus
 from kstore.settings import Mode
@@ -87,7 +88,7 @@ class Deployment:
         cls, variables: Variables, environ: MutableMapping[str, str], components: tuple[str, ...], folder: Path
     ) -> Deployment:
         key = key_of(variables.volume)
-        location = store_location(variables.volume, folder_of(key))
+        location = store_location(variables.volume, origin_of(key).settings())
         store = make_store(key, {"store": location, "components": components, "environ": environ})
         archives = Archives(variables, components[0], built_under=folder)
         return cls(variables, store, key, environ, archives)
@@ -204,7 +205,7 @@ def start_here() -> None:
     Raises:
         CacheValidationError: a variable is malformed.
     """
-    remember_folder(key_of(Variables(os.environ).volume))
+    begin(key_of(Variables(os.environ).volume))
 
 
 def local_files(worker: Worker) -> Iterator[tuple[str, int]]:

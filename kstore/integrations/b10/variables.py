@@ -100,9 +100,9 @@ class Variables:
             raise CacheValidationError(f"{name} is {text!r}, which is no number") from None
 
 
-def store_location(volume: Path, folder: Path | None = None) -> str:
-    """The store that kstore's own settings name, for a process in `folder`, else one beside the archives."""
-    chosen = load_settings(folder=folder).store
+def store_location(volume: Path, settings: Settings | None = None) -> str:
+    """The store that kstore's own settings name, by default those of this process now, else one beside the archives."""
+    chosen = (settings or load_settings()).store
     is_chosen = os.environ.get("KSTORE_ROOT") or chosen != Settings().store
     return ":".join(chosen) if is_chosen else str(volume / "kstore")
 

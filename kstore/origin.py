@@ -1,0 +1,72 @@
+"""What a process is like when it begins with a key, and which keys this process has begun with.
+
+A job may set variables, change its folder and write files while it runs: it means the same store, scope and folders.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from functools import cached_property
+
+from kstore.components import load_table
+from kstore.environment import Environment, detect_environment, gpu_slug
+from kstore.settings import Settings, choose_settings, current_folder, read_defaults
+
+
+class Origin:
+    """The variables, the folder and the settings of a process, as they are now, and what they say of GPU and software.
+
+    Nothing but plain data, so that a forked child goes on with it.
+    """
+
+    def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
+        """Raises UsageError: the file that has the settings has unknown ones, or cannot be read."""
+        self._environ = dict(environ)
+        self._folder = current_folder()
+        self._defaults = read_defaults(self._environ, self._folder)
+        self._environments: dict[str, Environment] = {}
+
+    def settings(self, **arguments: object) -> Settings:
+        """What `arguments` that are not None say, else variables and files. Raises UsageError: one is malformed."""
+        return choose_settings(self._defaults, self._folder, arguments)
+
+    @cached_property
+    def gpu(self) -> str:
+        """Slug of the GPU."""
+        return gpu_slug(self._environ)
+
+    def environment(self, gpu: str) -> Environment:
+        """The software that compiles for `gpu`."""
+        if gpu not in self._environments:
+            self._environments[gpu] = detect_environment(gpu, self._environ)
+        return self._environments[gpu]
+
+    def absolute(self, environ: Mapping[str, str]) -> Mapping[str, str]:
+        """`environ`, in which the folders that a user chose for components count from where the process was."""
+        names = {component.variable for component in load_table().values() if component.is_folder} & environ.keys()
+        chosen = {name: environ[name] for name in names if environ[name] and not os.path.isabs(environ[name])}
+        return {**environ, **{name: os.path.join(self._folder or "", folder) for name, folder in chosen.items()}}
+
+
+_begun: dict[str, Origin] = {}
+
+
+def begin(key: str, environ: Mapping[str, str] = os.environ) -> Origin:
+    """This process restores `key`: what it does with the key from now on is meant as of now.
+
+    Raises:
+        UsageError: as `Origin`.
+    """
+    _begun[key] = Origin(environ)
+    return _begun[key]
+
+
+def resume(key: str, origin: Origin) -> None:
+    """What is done with `key` from now on is meant as of `origin`."""
+    _begun[key] = origin
+
+
+def origin_of(key: str, environ: Mapping[str, str] = os.environ) -> Origin:
+    """This process as it restored `key`; as it is now if it did not. Raises UsageError, as `Origin`."""
+    return _begun.get(key) or Origin(environ)
