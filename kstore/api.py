@@ -10,7 +10,7 @@ import inspect
 import logging
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from functools import partial
 from types import TracebackType
@@ -18,7 +18,7 @@ from typing import Any, Self, TypeVar
 
 from kstore.deadline import within
 from kstore.errors import UsageError, WaitTimeout
-from kstore.live.commits import LiveCommits
+from kstore.live.commits import LiveCommits, folders_of
 from kstore.live.endings import OnTermination
 from kstore.origin import begin, origin_of
 from kstore.polls import check_wait
@@ -128,10 +128,26 @@ def commit(
 
     def run() -> CommitReport:
         worker = Store(store, cache_root=cache_root, origin=origin_of(key, _environ(settings)), **settings)
-        work = partial(worker.commit, key)
+        work = partial(_commit, worker, key)
         return within(worker.settings.timeout, worker.waiting, f"committing to {worker.location}", work)
 
     return _committed(key, strict, run)
+
+
+def _commit(store: Store, key: str) -> CommitReport:
+    report = store.commit(key)
+    if _has_found_nothing(report):
+        _tell_nothing(key, folders_of(store, key))
+    return report
+
+
+def _has_found_nothing(report: CommitReport) -> bool:
+    return report.status is CommitStatus.UNCHANGED and report.found == 0
+
+
+def _tell_nothing(key: str, folders: Iterable[str]) -> None:
+    """Most likely the compilers wrote somewhere else."""
+    log.warning("kstore: nothing to commit to %s: there are no finished files in %s", key, ", ".join(folders))
 
 
 def _committed(key: str, strict: bool, run: Callable[[], CommitReport]) -> CommitReport:
@@ -231,6 +247,8 @@ class watch:
                 self._committed = CommitReport(CommitStatus.READ_ONLY, self.key)
             else:
                 self._committed = self._publish(seconds, is_last=True)
+                if _has_found_nothing(self._committed):
+                    _tell_nothing(self.key, self._live.folders)
             self._release()
         return self._committed
 

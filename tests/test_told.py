@@ -81,6 +81,33 @@ def test_where_all_was_left_out_there_is_nothing_to_start_from(tmp_path: Path) -
     assert (report.status, report.left_out, report.ok) == (RestoreStatus.RESTORED, report.files, False)
 
 
+@pytest.mark.parametrize("live", [False, True])
+def test_a_job_of_which_no_file_was_found_is_told_once_where_they_were_looked_for(
+    tmp_path: Path, told: pytest.LogCaptureFixture, live: bool
+) -> None:
+    mine = {"TRITON_CACHE_DIR": str(tmp_path / "mine")}
+    with kstore.synchronized(KEY, live=live, **settings(tmp_path, environ=mine, components=("triton",))):
+        pass
+    where = f"{tmp_path}/mine, {tmp_path}/root"
+    assert warnings(told) == [f"kstore: nothing to commit to {KEY}: there are no finished files in {where}"]
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_a_job_that_used_what_was_restored_and_compiled_nothing_is_no_trouble(
+    tmp_path: Path, told: pytest.LogCaptureFixture, live: bool
+) -> None:
+    publish(tmp_path)
+    with kstore.synchronized(KEY, live=live, **settings(tmp_path)):
+        pass
+    assert [line for line in warnings(told) if "nothing to commit" in line] == []
+
+
+def test_nor_is_one_that_only_reads(tmp_path: Path, told: pytest.LogCaptureFixture) -> None:
+    with kstore.synchronized(KEY, **settings(tmp_path, mode="read")):
+        pass
+    assert warnings(told) == []
+
+
 def test_a_variable_that_stays_the_user_s_is_a_warning(tmp_path: Path, told: pytest.LogCaptureFixture) -> None:
     publish(tmp_path)
     report = kstore.restore(KEY, **settings(tmp_path, environ={"PYTORCH_TUNABLEOP_FILENAME": "/mine.csv"}))

@@ -66,6 +66,16 @@ def _import_now() -> None:
         import kstore.operations.commit  # noqa: F401
 
 
+def folders_of(store: Store, key: str) -> list[str]:
+    """Where a commit of `key` looks: the cache root, and the folders of components elsewhere.
+
+    Raises:
+        KstoreError: the cache root cannot be used.
+    """
+    root = store.worker(key, before_import=False).root
+    return outermost((root.path, *root.folders.values()))
+
+
 class LiveCommits:
     """Commits what appears in the cache root of a key, for as long as its job runs.
 
@@ -79,6 +89,8 @@ class LiveCommits:
         """
         self.checkpoints: list[CommitReport] = []
         """What has been published so far, the oldest first."""
+        self.folders: list[str] = []
+        """Where it looks; none before it has begun."""
         self._store = store
         self._key = key
         self._settle = settle
@@ -86,7 +98,6 @@ class LiveCommits:
         self._only_asked = only_asked
         self._schedule = Schedule(settle, every)
         self._requests: SimpleQueue[_Request | None] = SimpleQueue()
-        self._folders: list[str] = []
         self._activity = Activity(())
         self._seen = _Seen(0, 0.0)
         self._beat = settle
@@ -157,9 +168,8 @@ class LiveCommits:
     def _begin(self) -> None:
         """Whatever fails here, the job's last commit is still to come."""
         try:
-            root = self._store.worker(self._key, before_import=False).root
-            self._folders = outermost((root.path, *root.folders.values()))
-            self._activity = Activity(self._folders)
+            self.folders = folders_of(self._store, self._key)
+            self._activity = Activity(self.folders)
             self._store.storage.open()
         except Exception as error:
             log.debug("live commits of %s", self._key, exc_info=error)
@@ -217,7 +227,7 @@ class LiveCommits:
     def _start_watch(self) -> None:
         spent = time.thread_time()
         self._is_woken = False
-        self._watch = FolderWatch(self._folders, self._wake)
+        self._watch = FolderWatch(self.folders, self._wake)
         try:
             self._watch.start()
         except Blind as reason:
