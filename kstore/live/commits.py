@@ -15,7 +15,7 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
-from kstore.deadline import Waiting, answer_within, signals_blocked
+from kstore.deadline import Waiting, answer_within, signals_blocked, within
 from kstore.errors import KstoreError
 from kstore.live.schedule import SHARE, Plan, Schedule, Step
 from kstore.local.activity import Activity
@@ -106,6 +106,7 @@ class LiveCommits:
         self._is_blind = False
         self._is_held_up = False
         self._is_closed = False
+        self._is_over = False
         self._last: CommitReport | None = None
         self._process = os.getpid()
         self._thread = threading.Thread(target=self._run, name="kstore live", daemon=True)
@@ -144,9 +145,10 @@ class LiveCommits:
             return self._commit(_Request(None, is_last, releases))
         answer: Future[CommitReport] = Future()
         self._requests.put(_Request(answer, is_last, releases))
+        what = f"committing to {self._store.location}"
         if self._is_closed or not self._thread.is_alive():
-            self._answer_what_is_left()
-        return answer_within(seconds, Waiting(), f"committing to {self._store.location}", answer)
+            within(seconds, Waiting(), what, self._answer_what_is_left)
+        return answer_within(seconds, Waiting(), what, answer)
 
     def discard(self) -> None:
         """End, and publish nothing more."""
@@ -188,12 +190,23 @@ class LiveCommits:
             elif request:
                 self._store.release(self._key)
             if request and request.is_last:
+                self._is_over = True
                 return
 
     def _plan(self) -> Plan | None:
-        """What comes next. If that is nothing, the watch is on from now on."""
+        """What comes next. Where it cannot be told, as memory is short, that is tried again later."""
         if self._only_asked:
             return None
+        try:
+            return self._find_plan()
+        except Exception as error:
+            self._tell_trouble(error)
+            with suppress(Exception):
+                self._stop_watch()
+            return None
+
+    def _find_plan(self) -> Plan | None:
+        """What comes next. If that is nothing, the watch is on from now on."""
         if self._is_woken:
             self._stop_watch()
             self._note(1)
@@ -237,9 +250,9 @@ class LiveCommits:
         self._schedule.spent(time.monotonic(), time.thread_time() - spent)
 
     def _stop_watch(self) -> None:
-        if self._watch:
-            self._watch.stop()
-        self._watch, self._is_woken = None, False
+        watch, self._watch, self._is_woken = self._watch, None, False
+        if watch:
+            watch.stop()
 
     def _wake(self) -> None:
         """Called by the watch, in its thread, for each change; the first one is enough."""
@@ -288,7 +301,7 @@ class LiveCommits:
         self._expect_store()
         if self._is_held_up:
             self._is_held_up = False
-            log.warning("the store at %s is back: what is compiled is published again", self._store.location)
+            log.warning("what is compiled is published to %s again", self._store.location)
 
     def _tell_trouble(self, error: Exception) -> None:
         if not self._is_held_up:
@@ -303,9 +316,16 @@ class LiveCommits:
             storage.must_exist = storage.must_exist or bool(storage.settings)
 
     def _answer_what_is_left(self) -> None:
-        """A signal handler may ask while the last commit is on its way."""
+        """A signal handler may ask while the last commit is on its way, or after it."""
         while (request := self._next(0.0)) is not None or not self._requests.empty():
-            if request and request.answer and self._last:
-                request.answer.set_result(self._last)
-            elif request and request.answer:
-                request.answer.set_exception(KstoreError("nothing is committed any more: the job has ended"))
+            if request and request.answer:
+                self._answer_late(request, request.answer)
+
+    def _answer_late(self, request: _Request, answer: Future[CommitReport]) -> None:
+        if not self._is_over:  # The thread has died, and what came after its last commit is not published.
+            self._is_over = request.is_last
+            self._round(Step.CHECKPOINT, request)
+        elif self._last:
+            answer.set_result(self._last)
+        else:
+            answer.set_exception(KstoreError("nothing is committed any more: the job has ended"))

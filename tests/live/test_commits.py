@@ -252,7 +252,7 @@ def test_a_store_that_goes_away_and_comes_back_is_told_once_each(
     node.location.with_name("away").rename(node.location)
     until(lambda: files(node) == 2)
     until(lambda: len(told(caplog)) == 2)
-    assert "is back" in told(caplog)[1]
+    assert told(caplog)[1] == f"what is compiled is published to {node.location} again"
 
 
 def test_a_store_that_is_away_at_the_end_is_an_error_for_who_asks(node: Node, start: Start) -> None:
@@ -285,6 +285,75 @@ def test_where_nothing_can_be_watched_that_is_told_once_and_the_root_looked_thro
         node.tree.wrapper(str(number))
         until(lambda number=number: files(node) == number + 1)
     assert told(caplog) == ["the limit is reached; the cache root is looked through every 0.1 s instead"]
+
+
+def test_trouble_with_looking_is_told_once_and_does_not_end_it(
+    node: Node, start: Start, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where memory is short for a while."""
+    live = start(every=SOON)
+    node.tree.wrapper("one")
+    until(lambda: files(node) == 1)
+    until(lambda: watching(live))
+    refused: list[object] = []
+
+    def refuse(activity: object) -> int:
+        refused.append(activity)
+        raise MemoryError("too little is left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(commits.Activity, "look", refuse)
+        node.tree.wrapper("two")
+        until(lambda: len(refused) > 2)
+    until(lambda: files(node) == 2)
+    until(lambda: len(told(caplog)) == 2)
+    assert "too little is left" in told(caplog)[0]
+    assert "again" in told(caplog)[1]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("is_last", [False, True])
+def test_if_the_thread_has_died_who_asks_commits(
+    node: Node, start: Start, monkeypatch: pytest.MonkeyPatch, is_last: bool
+) -> None:
+    def die() -> None:
+        raise SystemExit  # which ends a thread without a word
+
+    live = start(settle=NEVER)
+    node.tree.wrapper("one")
+    live.publish(PATIENCE)
+    monkeypatch.setattr(live, "_plan", die)
+    live.checkpoint()
+    live._thread.join(PATIENCE)
+    node.tree.wrapper("two")
+    report = live.publish(PATIENCE, is_last=is_last)
+
+    assert (report.status, report.new_files) == (CommitStatus.COMMITTED, 2 if is_last else 1)
+    assert files(node) == 2
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_who_asks_as_the_thread_dies_has_what_there_is_published(
+    node: Node, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, answers = threading.Event(), list[CommitReport]()
+    live = start(settle=NEVER)
+    until(lambda: live._seen.changes or watching(live))
+
+    def die() -> None:
+        asked.wait(PATIENCE)
+        raise SystemExit
+
+    monkeypatch.setattr(live, "_plan", die)
+    live.checkpoint()
+    asking = threading.Thread(target=lambda: answers.append(live.publish(PATIENCE, is_last=True)))
+    node.tree.wrapper("one")
+    asking.start()
+    until(lambda: not live._requests.empty())
+    asked.set()
+    asking.join(PATIENCE)
+    assert [answer.status for answer in answers] == [CommitStatus.COMMITTED]
+    assert files(node) == 1
 
 
 def test_the_thread_has_a_low_priority_and_gets_no_signals(node: Node, start: Start) -> None:
