@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import ContextDecorator, suppress
 from functools import partial
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 from kstore.api import (
     OnError,
@@ -29,7 +29,7 @@ from kstore.errors import KstoreError, MissError, UsageError
 from kstore.hits import UsageReport, unknowable, usage_of
 from kstore.hits.counters import Counters
 from kstore.live.endings import OnTermination
-from kstore.origin import origin_of, resume
+from kstore.origin import Origin, origin_of, resume
 from kstore.polls import check_wait
 from kstore.report import CommitReport, CommitStatus, RestoreReport, RestoreStatus
 from kstore.scope import check_generation, check_key
@@ -42,6 +42,17 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 _RUN_LATER = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
 _WHERE = ("store", "cache_root", "gpu", "environment")
 """Settings that say which cache root is meant."""
+
+
+class _Entered(NamedTuple):
+    """One time that a block was entered; it may be entered in itself."""
+
+    restored: RestoreReport
+    origin: Origin
+    counted: Counters
+    watch: watch | None
+    termination: OnTermination
+    process: int
 
 
 class synchronized(ContextDecorator):
@@ -94,14 +105,12 @@ class synchronized(ContextDecorator):
         }  # fmt: skip
         self._settings: dict[str, Any] = {"strict": strict, **settings}
         self._strict_hits = strict_hits
-        self._counted = Counters()
         self._is_live = live
         self._pace = {"settle": parse_seconds("settle", settle), "every": parse_seconds("every", every)}
         self._on_error = parse_on_error(on_error)
         self._grace_period = parse_seconds("grace_period", grace_period)
-        self._watch: watch | None = None
-        self._termination = OnTermination(self._commit_in_time)
-        self._process = 0
+        self._entered: list[_Entered] = []
+        self._ended: _Entered | None = None
 
     def __call__(self, function: Function) -> Function:
         """Decorate it.
@@ -124,32 +133,37 @@ class synchronized(ContextDecorator):
     @property
     def checkpoints(self) -> tuple[CommitReport, ...]:
         """With `live`, the commits that have published something so far, the oldest first."""
-        return self._watch.checkpoints if self._watch else ()
+        last = self._entered[-1] if self._entered else self._ended
+        return last.watch.checkpoints if last and last.watch else ()
 
     def __enter__(self) -> Self:
         self.restored = restore(self.key, **self._choice, **self._settings)
         if self._strict_hits and not self.restored.ok:
             self._give_up_lease()
             raise MissError(f"nothing is restored for {self.key}: {self.restored.error or self.restored.status}")
-        self._process = os.getpid()
-        self._origin = origin_of(self.key)
-        self._counted = Counters.now()
-        if self._is_live:
-            choice: dict[str, Any] = {"on_error": self._on_error, "grace_period": self._grace_period, **self._pace}
-            self._watch = watch(self.key, **choice, **self._settings)
-        else:
-            self._termination.install()
+        origin, counted, live = origin_of(self.key), Counters.now(), self._start_live()
+        termination = OnTermination(partial(self._commit_in_time, origin))
+        if not live:
+            termination.install()
+        self._entered.append(_Entered(self.restored, origin, counted, live, termination, os.getpid()))
         return self
+
+    def _start_live(self) -> watch | None:
+        choice: dict[str, Any] = {"on_error": self._on_error, "grace_period": self._grace_period, **self._pace}
+        return watch(self.key, **choice, **self._settings) if self._is_live else None
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if os.getpid() != self._process:  # a child that was forked in the block; what it compiled its parent commits
+        entered = self._entered[-1]
+        if os.getpid() != entered.process:  # a child that was forked in the block; its parent commits what it compiled
             return
-        self._commit(kind, error, trace)
+        self._ended = self._entered.pop()
+        self.restored = entered.restored
+        self._commit(entered, kind, error, trace)
         if is_failure(error):
             return
-        self.usage = self._find_usage()
+        self.usage = self._find_usage(entered.counted)
         self._tell_usage()
         if self._strict_hits and self.usage.has_failed:
             what = (
@@ -160,27 +174,31 @@ class synchronized(ContextDecorator):
             )
 
     def _commit(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        entered: _Entered,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
-        resume(self.key, self._origin)  # A block in this one may have begun with the key anew.
-        if self._watch:
-            self._watch.__exit__(kind, error, trace)
-            self.committed = self._watch.stop()
+        resume(self.key, entered.origin)  # A block in this one may have begun with the key anew.
+        if entered.watch:
+            entered.watch.__exit__(kind, error, trace)
+            self.committed = entered.watch.stop()
             return
         try:
             if is_failure(error) and self._on_error is OnError.DISCARD:
                 self.committed = self._discard()
             elif isinstance(error, KeyboardInterrupt):
-                self._commit_in_time()
+                self._commit_in_time(entered.origin)
             else:
                 self.committed = commit(self.key, **self._settings)
         finally:
-            self._termination.remove()
+            entered.termination.remove()
 
-    def _find_usage(self) -> UsageReport:
+    def _find_usage(self, before: Counters) -> UsageReport:
         if why := unknowable(self.restored, self.committed):
             return UsageReport(self.key, why_unknown=why)
-        counted = Counters.now().since(self._counted)
+        counted = Counters.now().since(before)
 
         def run() -> UsageReport:
             store = self._store()
@@ -201,7 +219,8 @@ class synchronized(ContextDecorator):
         with suppress(KstoreError):  # Else the lease lapses.
             within(self._grace_period, store.waiting, "giving up the lease", partial(store.release, self.key))
 
-    def _commit_in_time(self) -> None:
+    def _commit_in_time(self, origin: Origin) -> None:
+        resume(self.key, origin)
         self.committed = commit(self.key, **{**self._settings, "strict": False, "timeout": self._grace_period})
 
     def _tell_usage(self) -> None:

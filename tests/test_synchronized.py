@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import signal
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -40,6 +42,14 @@ def handler() -> Iterator[None]:
     assert signal.getsignal(signal.SIGTERM) == before
 
 
+def until(condition: Callable[[], object]) -> None:
+    """Wait for it."""
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.01)
+
+
 def published(settings: dict[str, Any]) -> int:
     """How many files."""
     store = kstore.Store(settings["store"], gpu=GPU, environment=ENVIRONMENT)
@@ -62,11 +72,37 @@ def test_a_function_may_call_itself(tree: Tree, settings: dict[str, Any], live: 
     assert published(settings) == 3
 
 
-def test_a_block_may_be_entered_in_itself(tree: Tree, settings: dict[str, Any]) -> None:
+@pytest.mark.parametrize("live", [False, True])
+def test_a_block_may_be_entered_in_itself_and_goes_on_afterwards(
+    tree: Tree, settings: dict[str, Any], live: bool
+) -> None:
+    before = threading.active_count()
+    block = kstore.synchronized(KEY, live=live, settle=3600, **settings)
+    with block:
+        tree.wrapper("one")
+        with block:
+            tree.wrapper("two")
+        assert (block.restored.generation, block.committed.new_files) == (0, 2)
+        tree.wrapper("three")
+    assert (published(settings), block.committed.new_files) == (3, 1)
+    until(lambda: threading.active_count() <= before)
+
+
+def test_a_block_that_was_entered_in_itself_still_commits_when_the_process_is_told_to_end(
+    tree: Tree, settings: dict[str, Any]
+) -> None:
+    ended: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: ended.append(number))
     block = kstore.synchronized(KEY, **settings)
-    with block, block:
-        tree.wrapper()
-    assert published(settings) == 1
+    try:
+        with block:
+            with block:
+                pass
+            tree.wrapper()
+            signal.raise_signal(signal.SIGTERM)
+            assert (published(settings), ended) == (1, [signal.SIGTERM])
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_a_function_may_run_in_several_threads(tree: Tree, settings: dict[str, Any]) -> None:

@@ -26,9 +26,7 @@ class OnTermination:
     def install(self) -> None:
         """From now on."""
         before = signal.getsignal(signal.SIGTERM)
-        if before == self._handle:  # the same block once more, in itself
-            self._is_active = True
-        elif threading.current_thread() is threading.main_thread() and before not in (None, signal.SIG_IGN):
+        if threading.current_thread() is threading.main_thread() and before not in (None, signal.SIG_IGN):
             self._before = before
             self._is_active = True
             signal.signal(signal.SIGTERM, self._handle)
