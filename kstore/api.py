@@ -193,7 +193,8 @@ class watch:
         every: and at least so many seconds after a change while files keep coming.
         on_error: `commit` or `discard`, if the block raises.
         grace_period: seconds for the last commit when the process is told to end.
-        strict: `stop` raises instead of returning a `FAILED` or `TIMEOUT` status.
+        strict: `stop` raises instead of returning a `FAILED` or `TIMEOUT` status, and so does the end of the block,
+            unless it raised itself.
         settings: as for `restore`, `store` and `cache_root` among them.
 
     Raises:
@@ -239,25 +240,29 @@ class watch:
         Raises:
             KstoreError: if `strict`.
         """
-        return self._stop(self._timeout)
+        return self._stop(self._timeout, self._strict)
 
-    def _stop(self, seconds: float) -> CommitReport:
+    def _stop(self, seconds: float, strict: bool = False) -> CommitReport:
         if self._committed is None:
-            if self._reads_only:
-                self._committed = CommitReport(CommitStatus.READ_ONLY, self.key)
-            else:
-                self._committed = self._publish(seconds, is_last=True)
-                if _has_found_nothing(self._committed):
-                    _tell_nothing(self.key, self._live.folders)
-            self._release()
+            try:
+                self._committed = self._publish_last(seconds, strict)
+            finally:
+                self._release()
         return self._committed
+
+    def _publish_last(self, seconds: float, strict: bool) -> CommitReport:
+        if self._reads_only:
+            return CommitReport(CommitStatus.READ_ONLY, self.key)
+        report = self._publish(seconds, strict, is_last=True)
+        if _has_found_nothing(report):
+            _tell_nothing(self.key, self._live.folders)
+        return report
 
     def _at_exit(self) -> None:
         if self._live.is_here:
             self._stop(self._grace_period)
 
-    def _publish(self, seconds: float, is_last: bool = False) -> CommitReport:
-        strict = self._strict and is_last
+    def _publish(self, seconds: float, strict: bool = False, is_last: bool = False) -> CommitReport:
         return _committed(self.key, strict, partial(self._live.publish, seconds, is_last=is_last, releases=True))
 
     def _release(self) -> None:
@@ -275,7 +280,8 @@ class watch:
             self._committed = discarded(self.key)
             self._release()
         else:
-            self._stop(self._grace_period if isinstance(error, KeyboardInterrupt) else self._timeout)
+            seconds = self._grace_period if isinstance(error, KeyboardInterrupt) else self._timeout
+            self._stop(seconds, self._strict and error is None)  # What the block raised must go on.
 
 
 def is_failure(error: BaseException | None) -> bool:

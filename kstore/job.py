@@ -66,7 +66,7 @@ class synchronized(ContextDecorator):
 
     It decorates a function as well, each call of which is a block of its own. Arguments are those of `restore`, and
     with `live` those of `watch`: what is compiled is then published while the body runs. SIGTERM commits before it ends
-    the process.
+    the process. What the body raises goes on, also with `strict`: an error of the commit is then in the log.
 
     With `strict_hits`, it raises `MissError` if nothing can be restored, and at the end, when all is committed, if
     something was compiled anew, or nothing of what was restored was used.
@@ -191,7 +191,8 @@ class synchronized(ContextDecorator):
             elif isinstance(error, KeyboardInterrupt):
                 self._commit_in_time(entered.origin)
             else:
-                self.committed = commit(self.key, **self._settings)
+                strict = self._settings["strict"] and error is None  # What the body raised must go on.
+                self.committed = commit(self.key, **{**self._settings, "strict": strict})
         finally:
             entered.termination.remove()
 

@@ -18,6 +18,7 @@ import pytest
 import kstore
 from kstore.environment import Environment
 from kstore.errors import UsageError
+from kstore.report import CommitStatus
 from tests.trees import ENVIRONMENT, GPU, KEY, Tree, contents
 
 pytestmark = pytest.mark.usefixtures("host")
@@ -318,6 +319,29 @@ def test_a_file_of_settings_that_the_job_writes_is_not_read(
 
 
 # ---- Its end
+
+
+class OutOfMemory(Exception):
+    """Of the job, which would try a smaller batch."""
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_what_the_body_raised_goes_on_though_the_commit_was_to_raise_too(
+    tree: Tree, tmp_path: Path, settings: dict[str, Any], caplog: pytest.LogCaptureFixture, live: bool
+) -> None:
+    with pytest.raises(OutOfMemory), kstore.synchronized(KEY, live=live, strict=True, **settings) as block:
+        tree.wrapper()
+        (tmp_path / "store").write_text("no folder")
+        raise OutOfMemory
+    assert block.committed.status is CommitStatus.FAILED
+    assert f"commit of {KEY} failed" in caplog.text
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_without_that_the_commit_raises(tree: Tree, tmp_path: Path, settings: dict[str, Any], live: bool) -> None:
+    with pytest.raises(kstore.StoreUnavailable), kstore.synchronized(KEY, live=live, strict=True, **settings):
+        tree.wrapper()
+        (tmp_path / "store").write_text("no folder")
 
 
 def test_the_command_that_says_why_is_for_the_same_store_and_cache_root(

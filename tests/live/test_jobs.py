@@ -165,7 +165,6 @@ def test_strict_raises_it(place: Place) -> None:
     live = kstore.watch(KEY, strict=True, **LATE, **{**place.settings, "store": "/nowhere/at/all"})
     with pytest.raises(kstore.StoreUnavailable):
         live.stop()
-    live._release()
 
 
 def test_nothing_is_imported_while_a_job_may_fork(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
