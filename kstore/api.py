@@ -18,6 +18,7 @@ from typing import Any, Self, TypeVar
 
 from kstore.deadline import within
 from kstore.errors import UsageError, WaitTimeout
+from kstore.led import is_committed, leading
 from kstore.live.commits import LiveCommits, folders_of
 from kstore.live.endings import OnTermination
 from kstore.origin import begin, origin_of
@@ -79,7 +80,8 @@ def restore(
         worker = Store(store, cache_root=cache_root, origin=begin(key, _environ(settings)), **settings)
         worker.progress.on_wait = partial(_tell_wait, key, wait)
         work = partial(worker.restore, key, generation=generation, seed=seed, wait=wait, group=group, uniform=uniform)
-        report = within(worker.settings.limit(wait), worker.waiting, f"restoring from {worker.location}", work)
+        with leading(key, worker.environ, commits=worker.settings.mode is not Mode.READ):
+            report = within(worker.settings.limit(wait), worker.waiting, f"restoring from {worker.location}", work)
         record(worker, report)
         return report
 
@@ -154,6 +156,7 @@ def _committed(key: str, strict: bool, run: Callable[[], CommitReport]) -> Commi
     def failed(error: str, is_late: bool) -> CommitReport:
         return CommitReport(CommitStatus.TIMEOUT if is_late else CommitStatus.FAILED, key, error=error)
 
+    is_committed(key)
     report = degrade("commit", key, strict, run, failed)
     if report.status is CommitStatus.COMMITTED:
         log.info(
@@ -266,6 +269,7 @@ class watch:
         return _committed(self.key, strict, partial(self._live.publish, seconds, is_last=is_last, releases=True))
 
     def _release(self) -> None:
+        is_committed(self.key)
         atexit.unregister(self._at_exit)
         self._termination.remove()
 

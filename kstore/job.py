@@ -6,7 +6,7 @@ import inspect
 import logging
 import os
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from contextlib import ContextDecorator, suppress
 from functools import partial
 from types import TracebackType
@@ -28,6 +28,7 @@ from kstore.deadline import within
 from kstore.errors import KstoreError, MissError, UsageError
 from kstore.hits import UsageReport, unknowable, usage_of
 from kstore.hits.counters import Counters
+from kstore.led import Lead, enter, is_committed, leave, led
 from kstore.live.endings import OnTermination
 from kstore.origin import Origin, origin_of, resume
 from kstore.polls import check_wait
@@ -49,6 +50,7 @@ class _Entered(NamedTuple):
 
     restored: RestoreReport
     origin: Origin
+    lead: Lead
     counted: Counters
     watch: watch | None
     termination: OnTermination
@@ -63,6 +65,8 @@ class synchronized(ContextDecorator):
         warmup(torch.compile(model))
     print(cache.restored.files, cache.committed.new_files)
     ```
+
+    A block of another key may be in it: what is compiled then is that one's, what is compiled afterwards this one's.
 
     It decorates a function as well, each call of which is a block of its own. Arguments are those of `restore`, and
     with `live` those of `watch`: what is compiled is then published while the body runs. SIGTERM commits before it ends
@@ -136,16 +140,24 @@ class synchronized(ContextDecorator):
         last = self._entered[-1] if self._entered else self._ended
         return last.watch.checkpoints if last and last.watch else ()
 
+    @property
+    def _environ(self) -> MutableMapping[str, str]:
+        environ: MutableMapping[str, str] = self._settings.get("environ", os.environ)
+        return environ
+
     def __enter__(self) -> Self:
+        before = led(self._environ)
         self.restored = restore(self.key, **self._choice, **self._settings)
         if self._strict_hits and not self.restored.ok:
+            is_committed(self.key)
             self._give_up_lease()
             raise MissError(f"nothing is restored for {self.key}: {self.restored.error or self.restored.status}")
         origin, counted, live = origin_of(self.key), Counters.now(), self._start_live()
         termination = OnTermination(partial(self._commit_in_time, origin))
         if not live:
             termination.install()
-        self._entered.append(_Entered(self.restored, origin, counted, live, termination, os.getpid()))
+        lead = enter(self.key, before, self._environ)
+        self._entered.append(_Entered(self.restored, origin, lead, counted, live, termination, os.getpid()))
         return self
 
     def _start_live(self) -> watch | None:
@@ -160,9 +172,19 @@ class synchronized(ContextDecorator):
             return
         self._ended = self._entered.pop()
         self.restored = entered.restored
-        self._commit(entered, kind, error, trace)
-        if is_failure(error):
-            return
+        try:
+            self._commit(entered, kind, error, trace)
+        finally:
+            leave(entered.lead, self._environ)
+        if not is_failure(error):
+            self._look_back(entered)
+
+    def _look_back(self, entered: _Entered) -> None:
+        """Tell what became of what was restored.
+
+        Raises:
+            MissError: it was not used, or something was compiled anew, and that was to be an error.
+        """
         self.usage = self._find_usage(entered.counted)
         self._tell_usage()
         if self._strict_hits and self.usage.has_failed:

@@ -94,6 +94,7 @@ def isolated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.delenv(f"KSTORE_{name}")
     monkeypatch.setattr(cacheroot, "NUMBERED_ROOTS", tmp_path / "roots")
     monkeypatch.setattr("kstore.origin._begun", {})
+    monkeypatch.setattr("kstore.led._by_hand", {})
     monkeypatch.chdir(tmp_path)  # A project's settings are looked for from there upwards.
 
 

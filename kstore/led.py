@@ -1,0 +1,88 @@
+"""Where the compilers of this process are led: the variables are the same for all keys, so the last one has them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from kstore.components.variables import read_managed, set_variables
+
+log = logging.getLogger("kstore")
+
+
+class Use(NamedTuple):
+    """A key whose commit is still to come."""
+
+    key: str
+    variables: Mapping[str, str]
+    """What kstore had set when it was restored."""
+
+
+class Lead(NamedTuple):
+    """A block that leads compilers into its cache root."""
+
+    use: Use
+    before: Mapping[str, str]
+    outer: Use | None
+    """Whose cache root they were led into before."""
+
+
+_by_hand: dict[str, Use] = {}
+_blocks: list[Use] = []
+
+
+def led(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that kstore has set and nobody has changed since."""
+    return {name: value for name, value in read_managed(environ).items() if environ.get(name) == value}
+
+
+@contextmanager
+def leading(key: str, environ: Mapping[str, str], *, commits: bool) -> Iterator[None]:
+    """A restore of `key`, which leads compilers into another cache root. With `commits`, its commit is to come."""
+    before = led(environ)
+    try:
+        yield
+    finally:
+        after = led(environ)
+        if other := _displaced(before, after):
+            log.warning(
+                "kstore: from now on compilers write into the cache root of %s, not into that of %s, which is in use",
+                key, other.key,
+            )  # fmt: skip
+        if commits:
+            _by_hand[key] = Use(key, after)
+
+
+def is_committed(key: str) -> None:
+    """What is compiled from now on is not for `key`, unless it is for a block of it."""
+    _by_hand.pop(key, None)
+
+
+def enter(key: str, before: Mapping[str, str], environ: Mapping[str, str]) -> Lead:
+    """A block begins, whose restore has found the variables as they were `before`."""
+    after = led(environ)
+    lead = Lead(Use(key, after), before, _displaced(before, after))
+    _blocks.append(lead.use)
+    return lead
+
+
+def leave(lead: Lead, environ: MutableMapping[str, str]) -> None:
+    """It ends. Compilers are led back to where they were led before, if that is still in use."""
+    _blocks.remove(lead.use)
+    is_committed(lead.use.key)
+    if lead.outer in _uses():
+        ours = lead.use.variables
+        back = {name: value for name, value in lead.before.items() if environ.get(name) == ours.get(name)}
+        set_variables(back, environ)
+
+
+def _displaced(before: Mapping[str, str], after: Mapping[str, str]) -> Use | None:
+    """The newest use of a cache root that compilers were led into `before`, and `after` not."""
+    left = {(name, value) for name, value in before.items() if after.get(name) != value}
+    return next((use for use in reversed(_uses()) if left & use.variables.items()), None)
+
+
+def _uses() -> list[Use]:
+    return [*_by_hand.values(), *_blocks]
