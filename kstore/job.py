@@ -6,7 +6,7 @@ import inspect
 import logging
 import os
 import shlex
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import ContextDecorator, suppress
 from functools import partial
 from types import TracebackType
@@ -43,6 +43,15 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 _RUN_LATER = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
 _WHERE = ("store", "cache_root", "gpu", "environment")
 """Settings that say which cache root is meant."""
+
+
+def _called(function: object) -> Iterator[object]:
+    """What a call of `function` runs, as far as decorators tell (`functools.wraps`, `staticmethod`)."""
+    inner: object = function
+    while inner is not None:
+        yield inner
+        yield getattr(type(inner), "__call__", None)  # noqa: B004
+        inner = getattr(inner, "__wrapped__", None)
 
 
 class _Entered(NamedTuple):
@@ -120,13 +129,15 @@ class synchronized(ContextDecorator):
         """Decorate it.
 
         Raises:
-            UsageError: it is a coroutine or a generator, which runs when its caller has returned; or a class.
+            UsageError: it is a coroutine or a generator, which runs when its caller has returned, or hides one behind
+                another decorator; or a class or a class method.
         """
         name = getattr(function, "__qualname__", repr(function))
         if isinstance(function, type):
             raise UsageError(f"{name} is a class; decorate the method that compiles, or its `__init__`")
-        called = (function, getattr(type(function), "__call__", None))  # noqa: B004
-        if any(is_late(one) for is_late in _RUN_LATER for one in called):
+        if isinstance(function, classmethod):
+            raise UsageError(f"{name} is a class method already; put `@classmethod` above `@kstore.synchronized(…)`")
+        if any(is_late(one) for is_late in _RUN_LATER for one in _called(function)):
             raise UsageError(f"{name} does its work after it was called; use `with kstore.synchronized(…)` in it")
         return super().__call__(function)
 

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from threading import Barrier, Thread
 from typing import Any
@@ -163,10 +163,29 @@ class Coroutine:
         pass
 
 
-LATE = [coroutine, generator, partial(coroutine), Coroutine()]
+def decorated(function: Callable[[], object]) -> Callable[[], object]:
+    """As by a decorator that knows nothing of coroutines."""
+
+    @wraps(function)
+    def call() -> object:
+        return function()
+
+    return call
 
 
-@pytest.mark.parametrize("function", LATE, ids=["coroutine", "generator", "partial", "object"])
+LATE = {
+    "coroutine": coroutine,
+    "generator": generator,
+    "partial": partial(coroutine),
+    "object": Coroutine(),
+    "static method": staticmethod(coroutine),
+    "decorated": decorated(coroutine),
+    "decorated twice": staticmethod(decorated(decorated(generator))),
+    "decorated partial": decorated(partial(coroutine)),
+}
+
+
+@pytest.mark.parametrize("function", LATE.values(), ids=LATE)
 def test_what_works_after_it_was_called_is_refused(function: Callable[[], object], settings: dict[str, Any]) -> None:
     name = re.escape(getattr(function, "__qualname__", repr(function)))
     with pytest.raises(UsageError, match=f"{name} .*with kstore.synchronized"):
@@ -176,6 +195,33 @@ def test_what_works_after_it_was_called_is_refused(function: Callable[[], object
 def test_a_class_is_refused_as_it_would_become_a_function(settings: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="Tree is a class"):
         kstore.synchronized(KEY, **settings)(Tree)
+
+
+def test_a_class_method_is_refused_as_it_cannot_be_called_yet(settings: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="contents is a class method already; put `@classmethod` above"):
+        kstore.synchronized(KEY, **settings)(classmethod(contents))
+
+
+def test_methods_of_all_kinds_may_be_decorated(tree: Tree, settings: dict[str, Any]) -> None:
+    class Model:
+        @classmethod
+        @kstore.synchronized(KEY, **settings)
+        def warm_up_all(cls) -> None:
+            tree.wrapper("one")
+
+        @kstore.synchronized(KEY, **settings)
+        @staticmethod
+        def warm_up_any() -> None:
+            tree.wrapper("two")
+
+        @kstore.synchronized(KEY, **settings)
+        def warm_up(self) -> None:
+            tree.wrapper("three")
+
+    Model.warm_up_all()
+    Model.warm_up_any()
+    Model().warm_up()
+    assert published(settings) == 3
 
 
 def test_objects_that_are_called_may_be_decorated(tree: Tree, settings: dict[str, Any]) -> None:
