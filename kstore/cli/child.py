@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
+_SHELL = "/bin/sh"
 
 _PASSED_ON = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT})
 ENDINGS = frozenset({signal.SIGTERM, signal.SIGINT})
@@ -30,10 +34,7 @@ def run_child(command: Sequence[str], environ: Mapping[str, str], told: Callable
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a parent may have had it ignored: no child could be waited for
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON | {signal.SIGCHLD})
     try:
-        # Python ignores SIGPIPE and SIGXFSZ, which a child would inherit.
-        child = os.posix_spawnp(
-            command[0], list(command), environ, setsigmask=before, setsigdef=(signal.SIGPIPE, signal.SIGXFSZ)
-        )
+        child = _spawn(command, environ, before)
     except OSError:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         raise
@@ -41,6 +42,19 @@ def run_child(command: Sequence[str], environ: Mapping[str, str], told: Callable
     signal.sigtimedwait({signal.SIGINT}, 0)  # one more Ctrl-C for the child that has just ended
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     return code if code >= 0 else 128 - code
+
+
+def _spawn(command: Sequence[str], environ: Mapping[str, str], blocked: set[int]) -> int:
+    """Its process id. A script without `#!` is for the shell, as execvp(3) has it, and `env` and `timeout` with it."""
+    # Python ignores SIGPIPE and SIGXFSZ, which a child would inherit.
+    spawn = partial(os.posix_spawnp, setsigmask=blocked, setsigdef=(signal.SIGPIPE, signal.SIGXFSZ))
+    try:
+        return spawn(command[0], list(command), environ)
+    except OSError as error:
+        script = shutil.which(command[0])
+        if error.errno != errno.ENOEXEC or script is None:
+            raise
+        return spawn(_SHELL, [_SHELL, script, *command[1:]], environ)
 
 
 def exit_code_of(error: OSError) -> int:

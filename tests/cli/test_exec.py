@@ -79,6 +79,18 @@ def test_a_command_that_is_not_found_is_127(cli: Cli) -> None:
     assert "kstore: cannot run 'no-such-command': No such file or directory" in result.err
 
 
+@pytest.mark.parametrize("is_in_path", [True, False])
+def test_a_script_without_a_first_line_that_says_so_is_for_the_shell(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, is_in_path: bool
+) -> None:
+    """As in a shell, and below `env` and `timeout`."""
+    script = cli.write("bin/warm-up", 'echo "$1, $#"; exit 3\n')
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{script.parent}:{os.environ['PATH']}")
+    result = cli.process("exec", "my/v1", "--", script.name if is_in_path else str(script), "two words", "more")
+    assert (result.code, result.out) == (3, "two words, 2\n")
+
+
 def test_a_command_that_cannot_be_executed_is_126(cli: Cli) -> None:
     script = cli.folder / "script"
     script.write_text("#!/bin/sh\n")
