@@ -7,8 +7,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator
 from functools import partial, wraps
 from pathlib import Path
 from threading import Barrier, Thread
@@ -17,7 +16,6 @@ from typing import Any
 import pytest
 
 import kstore
-from kstore.environment import Environment
 from kstore.errors import UsageError
 from kstore.report import CommitStatus
 from tests.trees import ENVIRONMENT, GPU, KEY, Tree, contents
@@ -61,28 +59,6 @@ def published(settings: dict[str, Any]) -> int:
     store = kstore.Store(settings["store"], gpu=GPU, environment=ENVIRONMENT)
     ref = store.newest(store.scope(KEY))
     return ref.files if ref else 0
-
-
-def graphics_of(environ: Mapping[str, str]) -> str:
-    """A machine with a GPU that its job can hide from itself."""
-    return GPU if environ.get("CUDA_VISIBLE_DEVICES", "0") else "cpu-test"
-
-
-def software_of(gpu: str, environ: Mapping[str, str]) -> Environment:
-    return Environment(environ.get("ATEN_CPU_CAPABILITY", ENVIRONMENT), {"torch": "2.13"})
-
-
-@pytest.fixture
-def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Settings of a worker that finds out its GPU, software and cache root."""
-    monkeypatch.setattr("kstore.origin.gpu_slug", graphics_of)
-    monkeypatch.setattr("kstore.origin.detect_environment", software_of)
-    return {"store": tmp_path / "store"}
-
-
-def compile_kernel(name: str = "one") -> None:
-    """Where the variables say."""
-    Tree(Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]).parent).wrapper(name)
 
 
 # ---- Calls in calls
@@ -285,165 +261,6 @@ def test_a_folder_that_has_been_removed_is_no_trouble(
     assert published(settings) == 1
     with pytest.raises(UsageError, match="relative, and the current folder has been removed"):
         kstore.restore(KEY, store="store")
-
-
-# ---- Several keys
-
-OTHER = "other/v1"
-
-
-def root_of(report: kstore.RestoreReport) -> str:
-    return f"{report.cache_root}/inductor"
-
-
-def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """Of compilers that are led elsewhere."""
-    return [line.getMessage() for line in caplog.records if "from now on" in line.getMessage()]
-
-
-@pytest.mark.parametrize("live", [False, True])
-def test_what_is_compiled_after_a_block_of_another_key_is_of_the_outer_one(found: dict[str, Any], live: bool) -> None:
-    with kstore.synchronized(KEY, live=live, **found) as outer:
-        compile_kernel("one")
-        with kstore.synchronized(OTHER, live=live, **found) as inner:
-            compile_kernel("other")
-        compile_kernel("two")
-    assert (outer.committed.new_files, inner.committed.new_files) == (2, 1)
-
-
-def test_so_it_is_after_blocks_in_blocks_in_blocks_and_if_a_body_raises(found: dict[str, Any]) -> None:
-    committed = {}
-
-    def warm_up(depth: int) -> None:
-        with kstore.synchronized(f"model/v{depth}", **found) as block:
-            if depth < 3:
-                with suppress(OutOfMemory):
-                    warm_up(depth + 1)
-            compile_kernel(str(depth))
-            committed[depth] = block
-            raise OutOfMemory
-
-    with pytest.raises(OutOfMemory):
-        warm_up(1)
-    assert [block.committed.new_files for block in committed.values()] == [1, 1, 1]
-
-
-def test_so_it_is_in_a_process_that_restored_by_hand(found: dict[str, Any]) -> None:
-    kstore.restore(KEY, **found)
-    with kstore.synchronized(OTHER, **found):
-        compile_kernel("other")
-    compile_kernel("one")
-    assert kstore.commit(KEY, **found).new_files == 1
-
-
-def test_a_block_alone_leaves_the_variables_so_that_late_kernels_go_to_its_root(found: dict[str, Any]) -> None:
-    for key in (KEY, OTHER):
-        with kstore.synchronized(key, **found) as block:
-            pass
-        assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == root_of(block.restored)
-
-
-def test_nor_are_they_put_back_to_a_key_that_was_committed(found: dict[str, Any]) -> None:
-    kstore.restore(KEY, **found)
-    with kstore.synchronized(OTHER, **found) as block:
-        kstore.commit(KEY, **found)
-    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == root_of(block.restored)
-
-
-def test_what_the_job_has_set_in_the_block_is_left_alone(found: dict[str, Any], tmp_path: Path) -> None:
-    with kstore.synchronized(KEY, **found), kstore.synchronized(OTHER, **found):
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(tmp_path)
-    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path)
-
-
-def test_who_restores_another_key_before_the_commit_is_told_where_compilers_write(
-    found: dict[str, Any], caplog: pytest.LogCaptureFixture
-) -> None:
-    kstore.restore(KEY, **found)
-    kstore.restore(OTHER, **found)
-    assert warnings(caplog) == [
-        f"kstore: from now on compilers write into the cache root of {OTHER}, not into that of {KEY}, which is in use"
-    ]
-
-
-@pytest.mark.parametrize("live", [False, True])
-@pytest.mark.parametrize("on_error", ["commit", "discard"])
-def test_nobody_is_told_of_a_key_that_is_done_with_or_restored_again(
-    found: dict[str, Any], caplog: pytest.LogCaptureFixture, live: bool, on_error: str
-) -> None:
-    with suppress(OutOfMemory), kstore.synchronized(KEY, live=live, on_error=on_error, **found):
-        kstore.restore(KEY, **found)
-        raise OutOfMemory
-    kstore.restore(OTHER, **found)
-    kstore.commit(OTHER, **found)
-    kstore.restore(KEY, **found)
-    assert warnings(caplog) == []
-
-
-def test_nor_who_only_reads_for_he_loses_nothing(found: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
-    for key in (KEY, OTHER):
-        kstore.restore(key, mode="read", **found)
-    assert warnings(caplog) == []
-
-
-# ---- What the job changes while it runs
-
-
-CHANGES = {"CUDA_VISIBLE_DEVICES": "", "ATEN_CPU_CAPABILITY": "avx2", "KSTORE_CACHE_ROOT": "other"}
-
-
-@pytest.mark.parametrize("live", [False, True])
-@pytest.mark.parametrize("name", CHANGES)
-def test_a_job_may_set_variables_that_would_have_meant_another_cache_root(
-    found: dict[str, Any], monkeypatch: pytest.MonkeyPatch, name: str, live: bool
-) -> None:
-    with kstore.synchronized(KEY, live=live, **found) as block:
-        compile_kernel()
-        monkeypatch.setenv(name, CHANGES[name])
-    assert published(found) == 1
-    assert (block.committed.gpu, block.committed.environment) == (GPU, ENVIRONMENT)
-
-
-def test_a_commit_by_hand_is_of_the_scope_that_was_restored(
-    found: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kstore.restore(KEY, **found)
-    compile_kernel()
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert kstore.commit(KEY, **found).gpu == GPU
-    assert published(found) == 1
-
-
-def test_a_block_in_a_block_commits_what_it_found_and_the_outer_one_what_that_had(
-    found: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with kstore.synchronized(KEY, **found) as outer:
-        compile_kernel()
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-        with kstore.synchronized(KEY, **found) as inner:
-            compile_kernel("two")
-    assert [block.committed.gpu for block in (outer, inner)] == [GPU, "cpu-test"]
-    assert [block.committed.new_files for block in (outer, inner)] == [1, 1]
-
-
-def test_a_child_that_was_forked_commits_by_hand_what_its_parent_restored(
-    found: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kstore.restore(KEY, **found)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    child = os.fork()
-    if not child:
-        compile_kernel()
-        os._exit(kstore.commit(KEY, **found).new_files)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
-
-
-def test_a_process_that_has_restored_nothing_commits_as_it_is(
-    found: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kstore.restore("another/v1", **found)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert kstore.commit(KEY, **found).gpu == "cpu-test"
 
 
 @pytest.mark.parametrize("live", [False, True])
