@@ -46,12 +46,10 @@ _WHERE = ("store", "cache_root", "gpu", "environment")
 
 
 def _called(function: object) -> Iterator[object]:
-    """What a call of `function` runs, as far as decorators tell (`functools.wraps`, `staticmethod`)."""
-    inner: object = function
-    while inner is not None:
-        yield inner
-        yield getattr(type(inner), "__call__", None)  # noqa: B004
-        inner = getattr(inner, "__wrapped__", None)
+    """What a call of `function` runs. Another decorator around a coroutine may run it to its end: nobody can tell."""
+    inner: object = function.__func__ if isinstance(function, staticmethod) else function
+    yield inner
+    yield getattr(type(inner), "__call__", None)  # noqa: B004
 
 
 class _Entered(NamedTuple):
@@ -129,8 +127,8 @@ class synchronized(ContextDecorator):
         """Decorate it.
 
         Raises:
-            UsageError: it is a coroutine or a generator, which runs when its caller has returned, or hides one behind
-                another decorator; or a class or a class method.
+            UsageError: it is a coroutine or a generator, which runs when its caller has returned; or a class or a class
+                method.
         """
         name = getattr(function, "__qualname__", repr(function))
         if isinstance(function, type):

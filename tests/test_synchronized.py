@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
@@ -139,25 +140,12 @@ class Coroutine:
         pass
 
 
-def decorated(function: Callable[[], object]) -> Callable[[], object]:
-    """As by a decorator that knows nothing of coroutines."""
-
-    @wraps(function)
-    def call() -> object:
-        return function()
-
-    return call
-
-
 LATE = {
     "coroutine": coroutine,
     "generator": generator,
     "partial": partial(coroutine),
     "object": Coroutine(),
     "static method": staticmethod(coroutine),
-    "decorated": decorated(coroutine),
-    "decorated twice": staticmethod(decorated(decorated(generator))),
-    "decorated partial": decorated(partial(coroutine)),
 }
 
 
@@ -166,6 +154,19 @@ def test_what_works_after_it_was_called_is_refused(function: Callable[[], object
     name = re.escape(getattr(function, "__qualname__", repr(function)))
     with pytest.raises(UsageError, match=f"{name} .*with kstore.synchronized"):
         kstore.synchronized(KEY, **settings)(function)
+
+
+def test_a_coroutine_that_another_decorator_runs_to_its_end_is_a_function(tree: Tree, settings: dict[str, Any]) -> None:
+    async def compile_one() -> None:
+        tree.wrapper()
+
+    @kstore.synchronized(KEY, **settings)
+    @wraps(compile_one)
+    def warm_up() -> None:
+        asyncio.run(compile_one())
+
+    warm_up()
+    assert published(settings) == 1
 
 
 def test_a_class_is_refused_as_it_would_become_a_function(settings: dict[str, Any]) -> None:
