@@ -6,11 +6,12 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import cache, partial
 
 from kstore.damaged import sweep_damaged
 from kstore.errors import IntegrityError, MissError, StoreUnavailable
 from kstore.gc.digests import DigestSet
-from kstore.gc.mark import Marked, mark, needs_of
+from kstore.gc.mark import Marked, is_whole, mark, needs_of
 from kstore.gc.policy import (
     Decision,
     Generation,
@@ -138,15 +139,19 @@ class _Collection:
         for history in unused(histories.values(), self._policy, now):
             if last_used(self._storage.backend, history.scope) <= history.used_at:  # It may be in use since.
                 self._forget(history.scope, history.newest.number)
-        decisions = [
-            decision
-            for history in histories.values()
-            for decision in decide(history, self._policy.keep, self._report.grace, now)
-        ]
+        decisions = [decision for history in histories.values() for decision in self._decide(history, now)]
         decisions = self._fit(histories, decisions)
         gone = {_name(decision) for decision in decisions if not decision.stays and self._drop(decision)}
         self._report.decisions = decisions
         return gone
+
+    def _decide(self, history: History, now: int) -> list[Decision]:
+        """What is to stay is read only where something else may go."""
+        judge = partial(decide, history, self._policy.keep, self._report.grace, now)
+        decisions = judge()
+        if self._policy.max_size is None and all(decision.stays for decision in decisions):
+            return decisions
+        return judge(cache(lambda generation: is_whole(self._storage, history.scope, generation.number)))
 
     def _histories(self) -> Iterator[History]:
         for scope in self._storage.refs.scopes():

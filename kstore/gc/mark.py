@@ -112,6 +112,17 @@ def needs_in(blobs: BlobStore, ref: Ref, manifest: Manifest) -> Needs:
     return Needs(ref.packs, loose, packed, leant, lacking)
 
 
+def is_whole(storage: Storage, scope: Scope, generation: int) -> bool:
+    """Whether a generation can be read now: its ref, its manifest's bytes, and what its packs hold."""
+    blobs = BlobStore(storage.backend)
+    try:
+        ref = storage.refs.get(scope, generation)
+        return all(map(blobs.can_read, ref.packs)) and bool(read_manifest(blobs, ref))
+    except (IntegrityError, MissError, OSError) as error:
+        log.debug("generation %d of %s cannot be read: %s", generation, scope, error)
+        return False
+
+
 def mark(storage: Storage, gone: Container[str], marked: Marked, progress: Progress) -> None:
     """Mark what every generation needs, without those whose refs' names are in `gone`."""
     for scope in storage.refs.scopes():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -53,11 +53,16 @@ class Why(StrEnum):
     KEPT = "among the newest"
     PINNED = "pinned"
     RECENT = "superseded a short time ago"
+    NEEDED = "the newest cannot be read"
     UNREADABLE = "cannot be read"
     OLD = "older than what is kept"
     REPEATED = "the next generation holds the same"
     FORGOTTEN = "forgotten"
     SIZE = "over the size limit"
+
+
+_GOING = {Why.OLD, Why.REPEATED, Why.FORGOTTEN, Why.SIZE}
+_MUST_STAY = {Why.PINNED, Why.RECENT, Why.NEEDED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,33 +103,50 @@ class Decision:
     stays: bool
 
 
-def decide(history: History, keep: int, grace: float, now: int) -> list[Decision]:
+def decide(
+    history: History, keep: int, grace: float, now: int, can_read: Callable[[Generation], bool] = lambda _: True
+) -> list[Decision]:
     """What becomes of each generation of one scope, oldest first.
 
-    The newest stays, whatever it is: generation numbers never go back. What was superseded less than `grace`
-    ago stays: somebody may be restoring it.
+    The newest stays, whatever it is: generation numbers never go back. If it cannot be read, so does all that may be
+    restored in its place. What was superseded less than `grace` ago stays: somebody may be restoring it. Of the others
+    `keep` that can be read stay, the newest counted if it is not empty.
     """
     decisions = [Decision(history.scope, history.newest, Why.NEWEST, True)]
     left = keep - 1 if history.newest.state is RefState.LIVE else keep
     for older, newer in _pairs(history.generations):
-        why, stays = _judge(older, newer, history.newest, left > 0, now - newer.published_at < grace * _SECOND)
+        is_recent = now - newer.published_at < grace * _SECOND
+        why = (
+            _must_stay(older, is_recent, can_read(history.newest))
+            or _replaced(older, newer, history.newest, can_read)
+            or _placed(older, left > 0, can_read)
+        )
         left -= why is Why.KEPT
-        decisions.append(Decision(history.scope, older, why, stays))
+        decisions.append(Decision(history.scope, older, why, why not in _GOING))
     return decisions[::-1]
 
 
-def _judge(
-    older: Generation, newer: Generation, newest: Generation, has_room: bool, is_recent: bool
-) -> tuple[Why, bool]:
+def _must_stay(older: Generation, is_recent: bool, is_newest_whole: bool) -> Why | None:
     if older.is_pinned:
-        return Why.PINNED, True
+        return Why.PINNED
     if is_recent:
-        return Why.RECENT, True
+        return Why.RECENT
+    return None if is_newest_whole else Why.NEEDED
+
+
+def _replaced(
+    older: Generation, newer: Generation, newest: Generation, can_read: Callable[[Generation], bool]
+) -> Why | None:
     if newest.state is RefState.FORGOTTEN:
-        return Why.FORGOTTEN, False
-    if older.manifest is not None and older.manifest == newer.manifest:
-        return Why.REPEATED, False
-    return (Why.KEPT, True) if has_room else (Why.OLD, False)
+        return Why.FORGOTTEN
+    is_same = older.manifest is not None and older.manifest == newer.manifest
+    return Why.REPEATED if is_same and can_read(newer) else None
+
+
+def _placed(older: Generation, has_room: bool, can_read: Callable[[Generation], bool]) -> Why:
+    if not has_room:
+        return Why.OLD
+    return Why.KEPT if can_read(older) else Why.UNREADABLE
 
 
 def _pairs(generations: tuple[Generation, ...]) -> Iterator[tuple[Generation, Generation]]:
@@ -178,4 +200,4 @@ def _tier(decision: Decision, history: History) -> int:
     """0 for what must stay, 1 for a key that may be forgotten, 2 for its past."""
     if decision.why is Why.NEWEST:
         return 1 if _may_forget(history) else 0
-    return 0 if decision.why in (Why.PINNED, Why.RECENT) else 2
+    return 0 if decision.why in _MUST_STAY else 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -325,6 +326,40 @@ def test_what_cannot_be_read_may_need_anything(tmp_path: Path, what: str) -> Non
     assert stored(node) == before
 
 
+@pytest.mark.parametrize("keep", [1, 2])
+@pytest.mark.parametrize("what", ["ref", "manifest", "pack"])
+@pytest.mark.parametrize("policy", [{}, {"max_size": 1}], ids=["keep", "size"])
+def test_nothing_goes_whose_place_the_newest_cannot_take(
+    tmp_path: Path, keep: int, what: str, policy: dict[str, Any]
+) -> None:
+    node = Node(tmp_path, layout="packed")
+    grow(node, "one", *"ab"[:keep])
+    refs, scope = node.store.storage.refs, node.newest().scope
+    for generation in generations(node)[1:]:
+        lose(node, refs.get(scope, generation), what)
+    planned = collect(node, keep=keep, dry_run=True, **policy)
+    report = collect_fully(node, keep=keep, **policy)
+    assert all(decision.stays for decision in (*planned.decisions, *report.decisions))
+    assert generations(node) == list(range(1, keep + 2))
+    assert Node(tmp_path, "other").restore(generation=1).skipped == ()
+
+
+def lose(node: Node, ref: Ref, what: str) -> None:
+    """A generation cannot be read any more: its ref, its manifest, or only some other pack of its."""
+    path = node.location / (f"packs/{ref.packs[0]}" if what == "manifest" else ref.name)
+    path.chmod(0o644)
+    path.write_bytes(replace(ref, packs=(*ref.packs, "0" * 64)).dump() if what == "pack" else b"")
+
+
+def test_what_was_forgotten_goes_though_what_was_before_it_cannot_be_read(node: Node) -> None:
+    grow(node, "one", "two")
+    lose(node, node.newest(), "pack")
+    node.store.forget("model/v1")
+    collect_fully(node)
+    assert generations(node) == [3]
+    assert len(stored(node)) == 1
+
+
 def test_a_damaged_list_is_kept_and_nothing_is_relied_upon(tmp_path: Path) -> None:
     node, other = (Node(tmp_path, name, layout="loose") for name in ("node", "other"))
     for variant in "abcd":
@@ -492,7 +527,7 @@ def test_a_pack_that_could_not_be_read_just_now_is_not_rewritten(
 
     pass_time(scattered)
     monkeypatch.setattr(PackReader, "_load_index", fail_once)
-    assert collect(scattered, keep=1).rewritten == 8
+    assert collect(scattered, keep=50).rewritten == 8
     assert failures
     for _ in range(3):
         pass_time(scattered)

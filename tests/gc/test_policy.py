@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Container
+
 import pytest
 
 from kstore.errors import UsageError
@@ -21,8 +23,8 @@ def history(*generations: Generation, used: float = 0, scope: Scope = SCOPE) -> 
     return History(scope, generations, NOW - int(used * HOUR * 1e9))
 
 
-def judged(*generations: Generation, keep: int = 2) -> list[tuple[int, Why]]:
-    decisions = decide(history(*generations), keep, HOUR, NOW)
+def judged(*generations: Generation, keep: int = 2, damaged: Container[int] = ()) -> list[tuple[int, Why]]:
+    decisions = decide(history(*generations), keep, HOUR, NOW, lambda generation: generation.number not in damaged)
     assert [d.generation.number for d in decisions] == [g.number for g in generations]
     return [(d.generation.number, d.why) for d in decisions]
 
@@ -75,6 +77,32 @@ def test_a_generation_that_was_published_again_goes() -> None:
 
 def test_a_generation_whose_ref_cannot_be_read_is_judged_by_its_number() -> None:
     assert judged(generation(1, 9, manifest=None), generation(2, 8), keep=1)[0] == (1, Why.OLD)
+
+
+def test_nothing_goes_whose_place_the_newest_cannot_take() -> None:
+    found = judged(*(generation(n, 9 - n) for n in (1, 2, 3)), keep=1, damaged={2, 3})
+    assert found == [(1, Why.NEEDED), (2, Why.NEEDED), (3, Why.NEWEST)]
+    forgotten = generation(3, 6, state=RefState.FORGOTTEN)
+    assert judged(generation(1, 8), forgotten, keep=1, damaged={3}) == [(1, Why.NEEDED), (3, Why.NEWEST)]
+
+
+def test_what_cannot_be_read_does_not_take_the_place_of_another() -> None:
+    found = judged(*(generation(n, 9 - n) for n in (1, 2, 3, 4)), damaged={1, 3})
+    assert found == [(1, Why.OLD), (2, Why.KEPT), (3, Why.UNREADABLE), (4, Why.NEWEST)]
+
+
+def test_a_generation_is_not_repeated_by_one_that_cannot_be_read() -> None:
+    same = b"m" * 32
+    generations = [generation(n, 9 - n, manifest=same) for n in (1, 2)]
+    found = judged(*generations, generation(3, 6), damaged={2})
+    assert found == [(1, Why.KEPT), (2, Why.UNREADABLE), (3, Why.NEWEST)]
+
+
+def test_what_is_restored_in_the_place_of_the_newest_is_within_any_limit() -> None:
+    damaged = history(generation(1, 9), generation(2, 8))
+    decisions = decide(damaged, 2, HOUR, NOW, lambda generation: generation.number == 1)
+    taken, _ = over_budget([(d, 10) for d in decisions], {SCOPE: damaged}, 5, allow_live=False)
+    assert taken == []
 
 
 def test_unused_keys_are_found() -> None:
