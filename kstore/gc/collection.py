@@ -108,8 +108,8 @@ class _Collection:
 
     def _collect(self, now: int, gone: set[str]) -> None:
         with ExitStack() as open_sets:
-            loose, packed, leant, lacking, listed = (open_sets.enter_context(DigestSet()) for _ in range(5))
-            sweeper = Sweeper(self._storage.backend, listed, self._room, dry_run=self._report.dry_run)
+            loose, packed, leant, lacking, there, listed = (open_sets.enter_context(DigestSet()) for _ in range(6))
+            sweeper = Sweeper(self._storage.backend, there, listed, self._room, dry_run=self._report.dry_run)
             before = now - int(self._report.grace * _SECOND)
             sweeper.prepare(before)
             marked = Marked(loose, packed, leant, lacking)

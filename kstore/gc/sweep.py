@@ -19,6 +19,7 @@ from kstore.backends import Backend, NewObject
 from kstore.backends.base import Stat
 from kstore.blobs import loose, packindex
 from kstore.blobs.loose import ASIDE, blob_name, stamp
+from kstore.blobs.packindex import pack_name
 from kstore.condemned import (
     Condemned,
     close_fence,
@@ -57,8 +58,11 @@ class Swept:
 class Sweeper:
     """One sweep of one store. With `dry_run` it only counts."""
 
-    def __init__(self, backend: Backend, listed: DigestSet, room: Room, *, dry_run: bool) -> None:
+    def __init__(self, backend: Backend, there: DigestSet, listed: DigestSet, room: Room, *, dry_run: bool) -> None:
+        """`there` and `listed` are empty: the loose blobs that are found, and what is on lists."""
         self._backend = backend
+        self._there = there
+        self._packs: list[bytes] = []
         self._listed = listed
         self._room = room
         self._dry_run = dry_run
@@ -66,11 +70,18 @@ class Sweeper:
         self.swept = Swept()
 
     def prepare(self, before: int) -> None:
-        """Choose the lists to sweep, and keep those from publishing who began before they were written.
+        """Choose the lists to sweep, keep those from publishing who began before they were written, and look what is
+        there: only that may be condemned, for of what comes while gc marks nobody knows whether it is needed.
 
         To be called before marking. A list is ripe if its fence was put up `before` that, by the store's clock in
         nanoseconds.
         """
+        self._choose_lists(before)
+        self._packs = list(_packs(self._backend))
+        for digests in loose.LooseBlobs(self._backend).folders():
+            self._there.add(digests)
+
+    def _choose_lists(self, before: int) -> None:
         fenced_lists = fences(self._backend)  # before the lists, for a fence comes after its list
         lists = list_names(self._backend)
         for name in sorted(set(fenced_lists) - set(lists)):  # a killed gc left it
@@ -155,15 +166,15 @@ class Sweeper:
         self.swept.condemned = _more(self.swept.condemned, batch)
 
     def _dead_packs(self, marked: Marked) -> Iterator[Condemned]:
-        for digest, name in _digests(self._backend, packindex.FOLDER):
-            if not marked.keeps(digest.hex()) and (found := _stat(self._backend, name)):
+        for digest in self._packs:
+            if not marked.keeps(digest.hex()) and (found := _stat(self._backend, pack_name(digest.hex()))):
                 yield Condemned(True, digest, found.inode, found.mtime_ns, found.size)
 
     def _dead_blobs(self, marked: Marked) -> Iterator[Condemned]:
-        for shard in [child.name for child in self._backend.list(loose.FOLDER) if child.is_folder]:
-            names = dict(_digests(self._backend, f"{loose.FOLDER}/{shard}"))
-            for digest in marked.dead(names):
-                if found := _stat(self._backend, names[digest]):
+        there = (digest for digest, _ in self._there.items())
+        while batch := list(islice(there, _BATCH)):
+            for digest in marked.dead(batch):
+                if found := _stat(self._backend, blob_name(digest)):
                     yield Condemned(False, digest, found.inode, found.mtime_ns, found.size)
 
 
@@ -206,12 +217,12 @@ def _is_same(found: Stat, entry: Condemned) -> bool:
     return (found.inode, found.mtime_ns, found.size) == (entry.inode, entry.mtime_ns, entry.size)
 
 
-def _digests(backend: Backend, folder: str) -> Iterator[tuple[bytes, str]]:
-    """The objects of a folder that are named by a digest."""
-    for child in backend.list(folder):
+def _packs(backend: Backend) -> Iterator[bytes]:
+    """The ids of all packs."""
+    for child in backend.list(packindex.FOLDER):
         if len(child.name) == _DIGEST_LENGTH and not child.is_folder:
             with suppress(ValueError):
-                yield bytes.fromhex(child.name), f"{folder}/{child.name}"
+                yield bytes.fromhex(child.name)
 
 
 def _key(entry: Condemned) -> bytes:

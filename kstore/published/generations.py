@@ -1,7 +1,7 @@
 """Generations that are not committed from a cache root: forgotten, quarantined, rolled back to, repacked.
 
 They follow the rules of every commit: a place for the ref is reserved first, nothing is relied upon that gc may be
-about to delete, and what is condemned is copied into a pack of its own.
+about to delete, and what is condemned is copied into a pack of its own, which takes the place of a condemned one.
 
 What was decided by looking at the store holds `upon` the generation that was the newest then: if there is a later one,
 nothing is published, and nothing returned. What a user asks for holds upon any: `upon` is None.
@@ -17,7 +17,7 @@ from dataclasses import replace
 from kstore.backends import StagingLost
 from kstore.blobs import Layout
 from kstore.blobs.blobstore import BlobStore
-from kstore.condemned import read_doomed
+from kstore.condemned import Doomed, read_doomed
 from kstore.creator import creator
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError, MissError, StoreUnavailable
@@ -72,10 +72,13 @@ def republish(
     def prepare(parent: int) -> Ref:
         if ref.depth:
             return _lifted(storage, ref, parent)
-        copied = _copy_doomed(storage, ref)
+        sizes = _sizes(storage, ref)
+        doomed = read_doomed(storage.backend, sizes)
+        if not doomed.is_complete:
+            raise IntegrityError("what gc is about to delete cannot be read; see `kstore verify`")
         if not storage.refs.exists(ref):
             raise MissError(f"generation {ref.generation} of {ref.scope} was removed just now")
-        where = (*copied, *(packs(ref) if packs else _gathered(storage, ref)))
+        where = _without(storage, doomed, sizes, packs(ref) if packs else _gathered(storage, ref))
         line = parent + 1 if after_loss else ref.line
         return replace(
             ref, generation=parent + 1, parent=parent, created=time.time(), creator=creator(), packs=where, line=line,
@@ -123,20 +126,20 @@ def before_newest(storage: Storage, scope: Scope) -> Ref:
     raise MissError(f"{scope} has no earlier generation to roll back to; `kstore show {scope.key}` lists them")
 
 
-def _copy_doomed(storage: Storage, ref: Ref) -> tuple[str, ...]:
-    """Copy what the generation needs and gc may be about to delete into a pack; returns that, if there is any."""
-    blobs, sizes = BlobStore(storage.backend), _sizes(storage, ref)
-    doomed = read_doomed(storage.backend, sizes)
-    if not doomed.is_complete:
-        raise IntegrityError("what gc is about to delete cannot be read; see `kstore verify`")
-    packed = sizes.keys() & blobs.digests_in(doomed.packs.intersection(ref.packs))
-    wanted = {digest: sizes[digest] for digest in doomed.blobs | packed}
+def _without(storage: Storage, doomed: Doomed, sizes: dict[bytes, int], packs: tuple[str, ...]) -> tuple[str, ...]:
+    """Those of the packs of a generation that gc is not about to delete, after one more of what it needs of the others
+    and of doomed loose blobs. A pack that cannot be read stays: what it holds is not known.
+    """
+    blobs = BlobStore(storage.backend)
+    left_out = {pack for pack in doomed.packs.intersection(packs) if blobs.can_read(pack)}
+    staying = tuple(pack for pack in packs if pack not in left_out)
+    needed = (sizes.keys() & blobs.digests_in(left_out) | doomed.blobs) - blobs.digests_in(staying)
     with storage.blobs.writer(Layout.PACKED) as writer:
-        for digest, data in blobs.fetch_many(wanted, ref.packs):
+        for digest, data in blobs.fetch_many({digest: sizes[digest] for digest in needed}, packs):
             writer.put(digest, bytes(data))
-        if writer.blobs != len(wanted):
-            raise IntegrityError(f"{len(wanted) - writer.blobs} blobs of generation {ref.generation} are damaged")
-        return writer.finish()
+        if writer.blobs != len(needed):
+            raise IntegrityError(f"{len(needed) - writer.blobs} blobs that it needs are damaged")
+        return (*writer.finish(), *staying)
 
 
 def _gathered(storage: Storage, ref: Ref) -> tuple[str, ...]:

@@ -21,9 +21,10 @@ from kstore.blobs.packreader import PackReader
 from kstore.condemned import list_names, read_list
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError, StoreUnavailable, UsageError
-from kstore.gc import GcStatus, repack
+from kstore.gc import GcStatus, collection, repack
 from kstore.gc.collection import _Collection
 from kstore.gc.digests import DigestSet
+from kstore.gc.mark import mark
 from kstore.gc.policy import History, Why
 from kstore.gc.sweep import _delete
 from kstore.lease import Lease
@@ -171,6 +172,38 @@ def test_a_blob_that_was_condemned_while_a_commit_relied_on_it_stays_as_long_as_
         collect(node)
     assert not path.exists()
     assert list_names(node.store.storage.backend) == []
+
+
+def test_what_is_published_while_gc_marks_is_not_condemned(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.store.create()
+
+    def slow(*arguments: Any) -> None:
+        mark(*arguments)
+        grow(node, "one")
+
+    monkeypatch.setattr(collection, "mark", slow)
+    assert collect(Node(tmp_path, "gc")).condemned.files == 0
+    assert generations(node) == [1]
+
+
+def test_a_pack_that_was_condemned_while_a_commit_relied_on_it_goes_with_the_next_generation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever publishes the same again copies it, once, and names it no longer."""
+    node, publish = Node(tmp_path, layout="packed"), Refs.publish
+    node.tree.kernel("one")
+    with monkeypatch.context() as patch:
+        patch.setattr(Refs, "publish", lambda *arguments: (collect(Node(tmp_path, "gc")), publish(*arguments))[1])
+        node.commit()
+    (condemned,) = node.newest().packs
+    node.store.rollback("model/v1", 1)
+    (copy,) = node.newest().packs
+    assert node.store.rollback("model/v1", 2).packs == (copy,) != (condemned,)
+    collect_fully(node)
+    assert stored(node) == {f"packs/{copy}"}
+    assert restored(tmp_path, "other") == kernels(node)
 
 
 def test_a_name_that_was_taken_anew_is_not_what_was_condemned(tmp_path: Path) -> None:
