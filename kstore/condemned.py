@@ -179,5 +179,15 @@ def read_doomed(backend: Backend, among: Container[bytes]) -> Doomed:
 
 
 def _entries(backend: Backend) -> Iterator[Condemned]:
-    for name in list_names(backend):
-        yield from read_list(backend, name)
+    """What is on any list. What was left on one that has gone since it was listed is on a new one by then."""
+    read, has_gone = set[str](), True
+    while has_gone:
+        has_gone = False
+        for name in [name for name in list_names(backend) if name not in read]:
+            read.add(name)
+            try:
+                data = backend.get(name)
+            except FileNotFoundError:
+                has_gone = True
+            else:
+                yield from load_list(name, data)

@@ -12,7 +12,8 @@ import secrets
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import islice
+from functools import partial
+from itertools import chain, islice
 from typing import Any
 
 from kstore.backends import Backend, NewObject
@@ -67,6 +68,10 @@ class Sweeper:
         self._room = room
         self._dry_run = dry_run
         self._ripe: set[str] = set()
+        self._left: dict[str, list[Condemned]] = {}
+        """Ripe list → what is live of it still."""
+        self._is_less = False
+        """Whether any of them had more on it."""
         self.swept = Swept()
 
     def prepare(self, before: int) -> None:
@@ -105,28 +110,30 @@ class Sweeper:
             with self._room.needed():
                 _put_back(self._backend, f"{ASIDE}/{child.name}")
         for name in list_names(self._backend):
-            self._sweep_list_in_room(name, marked)
+            self._in_room(name, partial(self._sweep_list, name, marked))
+        for name in list(self._left)[:1]:
+            self._in_room(name, self._join)
         with self._room.needed():
             self._condemn_dead(marked)
 
     def _condemn_dead(self, marked: Marked) -> None:
-        condemned = self._condemn(self._dead_packs(marked)) | self._condemn(self._dead_blobs(marked))
-        if not condemned and staged(self._backend) and not list_names(self._backend):
+        has_any = self._condemn(chain(self._dead_packs(marked), self._dead_blobs(marked)))
+        if not has_any and staged(self._backend) and not list_names(self._backend):
             self._write(write_lists, ())  # what killed writers left in `tmp/` is deleted with it
 
     def _write(self, function: Callable[[Backend, Any], None], what: object) -> None:
         if not self._dry_run:
             function(self._backend, what)
 
-    def _sweep_list_in_room(self, name: str, marked: Marked) -> None:
+    def _in_room(self, name: str, function: Callable[[], None]) -> None:
         """Once more, if there was none: its fence is closed, and leaves room for the folder `ASIDE` or for a list."""
         found = Room()
         with found.needed():
-            self._sweep_list(name, marked)
+            function()
         if found.lacking and name in self._ripe:
             take_down_fence(self._backend, name)
             with self._room.needed():
-                self._sweep_list(name, marked)
+                function()
 
     def _sweep_list(self, name: str, marked: Marked) -> None:
         try:
@@ -136,11 +143,27 @@ class Sweeper:
             return
         self._listed.update({_key(entry): _identity(entry) for entry in entries})
         rest = self._delete_dead(entries, marked) if name in self._ripe else entries
-        if name in self._ripe and len(rest) < max(len(entries), 1) and not self._dry_run:
-            if rest:
-                write_lists(self._backend, rest)
-            delete_list(self._backend, name)
+        if name in self._ripe and not self._dry_run:
+            self._keep(name, rest, is_less=len(rest) < len(entries))
         self.swept.waiting = _more(self.swept.waiting, rest)
+
+    def _keep(self, name: str, rest: list[Condemned], *, is_less: bool) -> None:
+        """What is left of a ripe list."""
+        if not rest:
+            delete_list(self._backend, name)
+            return
+        if sum(map(len, self._left.values())) + len(rest) > _BATCH:
+            self._join()
+        self._left[name] = rest
+        self._is_less |= is_less
+
+    def _join(self) -> None:
+        """Write what is left of ripe lists as one list in their place: every commit reads all lists."""
+        if self._is_less or len(self._left) > 1:
+            write_lists(self._backend, [entry for rest in self._left.values() for entry in rest])
+            for name in self._left:
+                delete_list(self._backend, name)
+        self._left, self._is_less = {}, False
 
     def _delete_dead(self, entries: list[Condemned], marked: Marked) -> list[Condemned]:
         """Returns those that are live: they stay on the list until they are dead."""

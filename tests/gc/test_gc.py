@@ -12,16 +12,17 @@ from typing import Any
 
 import pytest
 
-from kstore.backends import Upload
+from kstore import condemned
+from kstore.backends import PosixBackend, Upload
 from kstore.blobs import Layout
 from kstore.blobs.blobstore import PackedBlobWriter
 from kstore.blobs.loose import ASIDE, blob_name
 from kstore.blobs.packindex import PackIndex
 from kstore.blobs.packreader import PackReader
-from kstore.condemned import list_names, read_list
+from kstore.condemned import list_names, read_doomed, read_list
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError, StoreUnavailable, UsageError
-from kstore.gc import GcStatus, collection, repack
+from kstore.gc import GcStatus, collection, repack, sweep
 from kstore.gc.collection import _Collection
 from kstore.gc.digests import DigestSet
 from kstore.gc.mark import mark
@@ -391,6 +392,71 @@ def test_what_was_forgotten_goes_though_what_was_before_it_cannot_be_read(node: 
     collect_fully(node)
     assert generations(node) == [3]
     assert len(stored(node)) == 1
+
+
+def listed(node: Node) -> int:
+    """How many lists there are of what gc may delete."""
+    return len(list_names(node.store.storage.backend))
+
+
+def test_what_is_needed_still_of_many_lists_is_on_one(node: Node) -> None:
+    relied_upon_while_gc_condemns(node, *"abc")
+    assert listed(node) == 3
+    pass_time(node)
+    collect(node)
+    (joined,) = list_names(node.store.storage.backend)
+    pass_time(node)
+    waiting = collect(node).waiting
+    assert list_names(node.store.storage.backend) == [joined] and waiting.files >= 3
+    for key in "abc":
+        node.store.forget(key)
+    collect_fully(node)
+    collect_fully(node)
+    assert listed(node) == 0
+    assert len(stored(node)) == 3  # empty manifests
+
+
+def test_lists_are_not_joined_beyond_their_limit(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    relied_upon_while_gc_condemns(node, *"abc")
+    monkeypatch.setattr(sweep, "_BATCH", 1)
+    pass_time(node)
+    collect(node)
+    assert listed(node) == 3
+
+
+def test_what_a_list_has_left_is_found_by_who_has_listed_it_before(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    relied_upon_while_gc_condemns(node, *"ab")
+    backend = node.store.storage.backend
+    before = read_doomed(backend, Everything())
+    pass_time(node)
+    get = PosixBackend.get
+
+    def late(backend: PosixBackend, name: str, *arguments: Any) -> bytes:
+        if name.startswith(condemned.FOLDER):
+            monkeypatch.setattr(PosixBackend, "get", get)
+            collect(Node(node.location.parent, "gc"))
+        return get(backend, name, *arguments)
+
+    monkeypatch.setattr(PosixBackend, "get", late)
+    assert read_doomed(backend, Everything()) == before
+    assert listed(node) == 1
+
+
+class Everything:
+    """What holds anything."""
+
+    def __contains__(self, thing: object) -> bool:
+        return True
+
+
+def relied_upon_while_gc_condemns(node: Node, *keys: str) -> None:
+    """Commit to each key, with a gc just before its ref is published."""
+    refs = node.store.storage.refs
+    for key in keys:
+        node.tree.wrapper(key)
+        refs.publish = lambda *a: (collect(Node(node.location.parent, "gc")), Refs.publish(refs, *a))[1]  # type: ignore[method-assign]
+        assert node.commit(key).status is CommitStatus.COMMITTED
+        del refs.publish
 
 
 def test_a_damaged_list_is_kept_and_nothing_is_relied_upon(tmp_path: Path) -> None:
