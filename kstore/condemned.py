@@ -8,6 +8,9 @@ A commit that read them before a list was written must not publish once gc has f
 commit begins with a file in `tmp/`, which is to become its ref; a list comes with a fence, a file that names all
 that was in `tmp/` after the list could be read; and gc deletes those before it marks. A commit that began before
 the list either has published by then, and is seen, or never will, and begins again.
+
+What was on a damaged list is not known, so nothing may be relied upon until it is condemned anew. That is for a gc
+which begins when nobody can read the list any more: it gets another name first.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import logging
 import secrets
 import struct
 from collections.abc import Container, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -31,6 +35,7 @@ log = logging.getLogger(__name__)
 
 FOLDER = "gc/condemned"
 _FENCES = "gc/fences"
+_DAMAGED = ".damaged"
 _MAGIC = b"kstore condemned 1\n"
 _RECORD = struct.Struct("<?32sQQQ")
 _MAX_ENTRIES = 1 << 16
@@ -120,7 +125,22 @@ def _fence_of(name: str) -> str:
 
 
 def list_names(backend: Backend) -> list[str]:
-    """Every list."""
+    """Every list, without those that were given up."""
+    return [name for name in _all_names(backend) if not name.endswith(_DAMAGED)]
+
+
+def damaged_names(backend: Backend) -> list[str]:
+    """Where the lists are that were given up."""
+    return [name for name in _all_names(backend) if name.endswith(_DAMAGED)]
+
+
+def give_up_list(backend: Backend, name: str) -> None:
+    """From now on nobody learns what is on a damaged list, and all know that there is one."""
+    with suppress(FileNotFoundError):
+        backend.move(name, name + _DAMAGED)
+
+
+def _all_names(backend: Backend) -> list[str]:
     return sorted(f"{FOLDER}/{child.name}" for child in backend.list(FOLDER) if not child.is_folder)
 
 
@@ -144,7 +164,7 @@ def load_list(name: str, data: bytes) -> list[Condemned]:
     """
     start = len(_MAGIC) + DIGEST_SIZE
     if data[:start] != _MAGIC + digest_of(data[start:]) or (len(data) - start) % _RECORD.size:
-        raise IntegrityError(f"{name} is damaged, or a newer kstore wrote it; nothing on it is deleted")
+        raise IntegrityError(f"{name} is damaged; the next gc condemns anew what was on it")
     return [Condemned(*record) for record in _RECORD.iter_unpack(data[start:])]
 
 
@@ -183,8 +203,10 @@ def _entries(backend: Backend) -> Iterator[Condemned]:
     read, has_gone = set[str](), True
     while has_gone:
         has_gone = False
-        for name in [name for name in list_names(backend) if name not in read]:
+        for name in [name for name in _all_names(backend) if name not in read]:
             read.add(name)
+            if name.endswith(_DAMAGED):
+                raise IntegrityError(f"{name} is damaged")
             try:
                 data = backend.get(name)
             except FileNotFoundError:

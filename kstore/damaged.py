@@ -45,6 +45,12 @@ def set_aside_ref(backend: Backend, scope: Scope, generation: int) -> None:
         backend.move(ref_name(scope, generation), f"{FOLDER}/ref-{generation}.{secrets.token_hex(8)}")
 
 
+def set_aside_list(backend: Backend, name: str) -> None:
+    """Move a list of what gc was about to delete aside."""
+    with suppress(FileNotFoundError):
+        backend.move(name, f"{FOLDER}/list-{name.rpartition('/')[2]}.{secrets.token_hex(8)}")
+
+
 def put_back(backend: Backend, digest: bytes, size: int, names: Iterable[str]) -> bool:
     """Put a blob of `size` bytes back, as a new file that no gc has condemned, if any of these has its bytes."""
     for name in names:
@@ -79,7 +85,7 @@ def sweep_damaged(backend: Backend, is_needed: Callable[[bytes, bool], bool], be
     for child in backend.list(FOLDER):
         kind, _, rest = child.name.rpartition("-")
         with suppress(ValueError, FileNotFoundError):
-            digest = bytes.fromhex(rest.partition(".")[0]) if kind != "ref" else b""
+            digest = bytes.fromhex(rest.partition(".")[0]) if kind not in ("ref", "list") else b""
             name = f"{FOLDER}/{child.name}"
             if not (digest and is_needed(digest, kind == "pack")) and backend.stat(name).mtime_ns < before:
                 backend.delete(name)

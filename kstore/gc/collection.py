@@ -116,6 +116,7 @@ class _Collection:
             mark(self._storage, gone, marked, self._progress)
             if marked.unreadable:
                 self._give_up(marked.unreadable)
+                log.warning("nothing is deleted, for %d generations cannot be read", len(marked.unreadable))
                 return
             sweeper.sweep(marked)
             if not self._report.dry_run:
@@ -127,7 +128,6 @@ class _Collection:
     def _give_up(self, unreadable: list[str]) -> None:
         self._report.status = GcStatus.INCOMPLETE
         self._report.unreadable = unreadable
-        log.warning("nothing is deleted, for %d generations cannot be read", len(unreadable))
 
     # ---- Which generations stay
 

@@ -18,7 +18,7 @@ class GcStatus(StrEnum):
     BUSY = "busy"
     """Another gc is at work; this one did nothing."""
     INCOMPLETE = "incomplete"
-    """Something cannot be read, and may need any blob: none was deleted."""
+    """A generation cannot be read, and nothing was deleted, for it may need any blob; or a list of the condemned."""
 
 
 @dataclass(slots=True)

@@ -24,9 +24,11 @@ from kstore.blobs.packindex import pack_name
 from kstore.condemned import (
     Condemned,
     close_fence,
+    damaged_names,
     delete_list,
     fenced_at,
     fences,
+    give_up_list,
     list_names,
     put_fence,
     read_list,
@@ -34,6 +36,7 @@ from kstore.condemned import (
     take_down_fence,
     write_lists,
 )
+from kstore.damaged import set_aside_list
 from kstore.errors import IntegrityError
 from kstore.gc.digests import DigestSet
 from kstore.gc.mark import Marked
@@ -68,6 +71,8 @@ class Sweeper:
         self._room = room
         self._dry_run = dry_run
         self._ripe: set[str] = set()
+        self._damaged: list[str] = []
+        """Lists that nobody could read any more when marking began. All that may have been on them is condemned."""
         self._left: dict[str, list[Condemned]] = {}
         """Ripe list → what is live of it still."""
         self._is_less = False
@@ -82,6 +87,7 @@ class Sweeper:
         nanoseconds.
         """
         self._choose_lists(before)
+        self._damaged = damaged_names(self._backend)
         self._packs = list(_packs(self._backend))
         for digests in loose.LooseBlobs(self._backend).folders():
             self._there.add(digests)
@@ -115,6 +121,8 @@ class Sweeper:
             self._in_room(name, self._join)
         with self._room.needed():
             self._condemn_dead(marked)
+            for name in self._damaged:
+                self._write(set_aside_list, name)
 
     def _condemn_dead(self, marked: Marked) -> None:
         has_any = self._condemn(chain(self._dead_packs(marked), self._dead_blobs(marked)))
@@ -140,6 +148,7 @@ class Sweeper:
             entries = read_list(self._backend, name)
         except IntegrityError as error:
             self.swept.unreadable.append(str(error))
+            self._write(give_up_list, name)
             return
         self._listed.update({_key(entry): _identity(entry) for entry in entries})
         rest = self._delete_dead(entries, marked) if name in self._ripe else entries
@@ -190,13 +199,14 @@ class Sweeper:
 
     def _dead_packs(self, marked: Marked) -> Iterator[Condemned]:
         for digest in self._packs:
-            if not marked.keeps(digest.hex()) and (found := _stat(self._backend, pack_name(digest.hex()))):
+            is_kept = digest.hex() in marked.packs if self._damaged else marked.keeps(digest.hex())
+            if not is_kept and (found := _stat(self._backend, pack_name(digest.hex()))):
                 yield Condemned(True, digest, found.inode, found.mtime_ns, found.size)
 
     def _dead_blobs(self, marked: Marked) -> Iterator[Condemned]:
         there = (digest for digest, _ in self._there.items())
         while batch := list(islice(there, _BATCH)):
-            for digest in marked.dead(batch):
+            for digest in marked.loose.absent(batch) if self._damaged else marked.dead(batch):
                 if found := _stat(self._backend, blob_name(digest)):
                     yield Condemned(False, digest, found.inode, found.mtime_ns, found.size)
 

@@ -459,8 +459,10 @@ def relied_upon_while_gc_condemns(node: Node, *keys: str) -> None:
         del refs.publish
 
 
-def test_a_damaged_list_is_kept_and_nothing_is_relied_upon(tmp_path: Path) -> None:
-    node, other = (Node(tmp_path, name, layout="loose") for name in ("node", "other"))
+@pytest.fixture
+def doubtful(tmp_path: Path) -> Node:
+    """A store whose only list is damaged."""
+    node = Node(tmp_path, layout="loose")
     for variant in "abcd":
         replace_kernels(node, variant)
     pass_time(node)
@@ -468,12 +470,35 @@ def test_a_damaged_list_is_kept_and_nothing_is_relied_upon(tmp_path: Path) -> No
     (path,) = (node.location / name for name in list_names(node.store.storage.backend))
     path.chmod(0o644)
     path.write_bytes(b"garbage")
-    pass_time(node)
-    assert collect(node).status is GcStatus.INCOMPLETE
-    assert path.exists()
+    return node
+
+
+def test_while_a_list_is_damaged_nothing_is_relied_upon(doubtful: Node, tmp_path: Path) -> None:
+    other = Node(tmp_path, "other", layout="loose")
     other.tree.kernel("one", "a")
-    assert other.commit("model/v2").uploaded > 0
-    assert Node(tmp_path, "third").restore("model/v2").skipped == ()
+    for key in ("model/v2", "model/v3"):
+        assert other.commit(key).uploaded > 0
+        assert Node(tmp_path, key.replace("/", "-")).restore(key).skipped == ()
+        report = collect(doubtful)
+        assert report.status is (GcStatus.INCOMPLETE if key == "model/v2" else GcStatus.COLLECTED)
+
+
+def test_what_was_on_a_damaged_list_is_condemned_anew_and_the_list_set_aside(doubtful: Node, tmp_path: Path) -> None:
+    assert collect(doubtful).status is GcStatus.INCOMPLETE
+    assert not read_doomed(doubtful.store.storage.backend, ()).is_complete
+    assert collect(doubtful).status is GcStatus.COLLECTED
+    assert read_doomed(doubtful.store.storage.backend, ()).is_complete
+    assert quarantined(doubtful) == {"list"}
+    pass_time(doubtful)
+    assert collect(doubtful).deleted.files > 0
+    assert (quarantined(doubtful), listed(doubtful)) == (set(), 0)
+    assert restored(tmp_path, "other") == kernels(doubtful)
+
+
+def test_a_dry_run_gives_up_no_list(doubtful: Node) -> None:
+    before = contents(doubtful.location)
+    assert collect(doubtful, dry_run=True).status is GcStatus.INCOMPLETE
+    assert contents(doubtful.location) == before
 
 
 def test_two_at_once_do_not_do_the_same_work(node: Node) -> None:
@@ -867,7 +892,7 @@ def test_a_commit_that_gc_no_longer_waited_for_begins_again(node: Node, tmp_path
 def quarantined(node: Node) -> set[str]:
     """The kinds of what is in quarantine."""
     kinds = {path.name.partition("-")[0] for path in (node.location / "quarantine").iterdir()}
-    return {kind if kind in ("pack", "ref") else "blob" for kind in kinds}
+    return {kind if kind in ("pack", "ref", "list") else "blob" for kind in kinds}
 
 
 def test_what_is_quarantined_goes_with_the_last_generation_that_needs_it(damaged: Node, tmp_path: Path) -> None:

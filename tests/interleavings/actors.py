@@ -18,6 +18,7 @@ from typing import NamedTuple
 from kstore.backends import NewObject
 from kstore.blobs import BlobStore, Layout
 from kstore.components import load_table
+from kstore.condemned import list_names
 from kstore.digest import digest_of
 from kstore.gc import Policy
 from kstore.gc.digests import DigestSet
@@ -280,6 +281,13 @@ def forget(world: World, start: Contents, name: str, backend: MemoryBackend) -> 
     return None
 
 
+def rot(world: World, start: Contents, name: str, backend: MemoryBackend) -> Hashable:
+    """Each list of what gc is about to delete is damaged."""
+    for listed in list_names(backend):
+        backend.put(listed, b"garbage")
+    return None
+
+
 def wait(world: World, start: Contents, name: str, backend: MemoryBackend) -> Hashable:
     """As many seconds as its name says, each time when the schedule has it."""
     for seconds in name.split()[1:]:
@@ -297,5 +305,6 @@ ACTORS: dict[str, Callable[[World, Contents, str, MemoryBackend], Hashable]] = {
     "unused": unused,
     "timeless": timeless,
     "forget": forget,
+    "rot": rot,
     "wait": wait,
 }

@@ -128,6 +128,8 @@ GC_SCENES = [
     Scene(("timeless 1", "commit A", "wait 4000"), **WITH_GC, excused=NOTHING_TO_DELETE),
 ]
 LARGE_GC_SCENES = [
+    Scene(("gc 1", "gc 2", "rot"), **WITH_GC),
+    Scene(("gc 1", "rot", "commit A", "wait 4000"), **WITH_GC),
     Scene(("gc 1", "commit A", "commit B"), **WITH_GC),
     Scene(("gc 1", "commit A", "restore R", "wait 4000"), **WITH_GC, excused=frozenset({"restore R"})),
     Scene(("gc 1", "bring A", "bring again"), **WITH_GC),
@@ -139,6 +141,7 @@ LARGEST_SCENES = [
     Scene(("gc 1", "gc 2", "commit A"), **WITH_GC),
     Scene(("gc 1", "live A", "wait 4000"), **WITH_GC),
     Scene(("gc 1", "gc 2", "restore R", "forget F"), **WITH_GC),
+    Scene(("gc 1", "gc 2", "rot", "commit A"), **WITH_GC),
 ]
 TWO_GCS_AND_MORE = [
     Scene(("gc 1", "gc 2", "commit A", "commit B"), **WITH_GC),
