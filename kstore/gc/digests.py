@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from functools import cached_property, partial
 from itertools import takewhile
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 import lmdb
 
-_MAP_SIZE = 1 << 40
-"""Address space, not memory or disk."""
+from kstore.errors import FileError
+
+_MAP_SIZE = 1 << 20
+"""Bytes of address space at first. It is doubled when they are full, for a process may be allowed a few GiB only."""
+T = TypeVar("T")
 
 
 class DigestSet:
-    """Digests, each with a few bytes of its own. In local temporary storage, gone when its context is left."""
+    """Digests, each with a few bytes of its own. In local temporary storage, gone when its context is left.
+
+    Raises, from every method that adds:
+        FileError: there is no room for them, or not enough address space.
+    """
 
     def __enter__(self) -> Self:
         self._open = ExitStack()
@@ -26,9 +33,10 @@ class DigestSet:
     @cached_property
     def _env(self) -> lmdb.Environment:
         """Made when it is first needed: many a set stays empty."""
-        folder = self._open.enter_context(tempfile.TemporaryDirectory(prefix="kstore-gc-"))
-        env = lmdb.open(folder, map_size=_MAP_SIZE, sync=False, metasync=False, lock=False, readahead=False)
-        return self._open.enter_context(env)
+        with _telling():
+            folder = self._open.enter_context(tempfile.TemporaryDirectory(prefix="kstore-gc-"))
+            env = lmdb.open(folder, map_size=_MAP_SIZE, sync=False, metasync=False, lock=False, readahead=False)
+            return self._open.enter_context(env)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -40,20 +48,28 @@ class DigestSet:
         names = sorted(digests)
         if not names:
             return []
-        with self._env.begin(write=True) as txn:
-            return [digest for digest in names if txn.put(digest, b"", overwrite=False)]
+        return self._write(lambda txn: [digest for digest in names if txn.put(digest, b"", overwrite=False)])
 
     def remove(self, digests: Iterable[bytes]) -> None:
         """Take out those that are in it."""
-        if len(self):
-            with self._env.begin(write=True) as txn:
-                for digest in digests:
-                    txn.delete(digest)
+        names = list(digests) if len(self) else []
+        if names:
+            self._write(lambda txn: [txn.delete(digest) for digest in names])
 
     def update(self, values: Mapping[bytes, bytes]) -> None:
         """Add digests with these values, whatever they had."""
-        with self._env.begin(write=True) as txn, txn.cursor() as cursor:
-            cursor.putmulti(sorted(values.items()))
+        self._write(partial(_put_all, sorted(values.items())))
+
+    def _write(self, change: Callable[[lmdb.Transaction], T]) -> T:
+        """What `change` returns; it is done again, from the start, if there was no room in the map."""
+        env = self._env
+        with _telling():
+            while True:
+                try:
+                    with env.begin(write=True) as txn:
+                        return change(txn)
+                except lmdb.MapFullError:
+                    env.set_mapsize(2 * env.info()["map_size"])
 
     def value(self, digest: bytes) -> bytes | None:
         """What a digest was added with; None if it is not in the set."""
@@ -89,6 +105,23 @@ class DigestSet:
 
     def __contains__(self, digest: bytes) -> bool:
         return self.value(digest) is not None
+
+
+def _put_all(items: list[tuple[bytes, bytes]], txn: lmdb.Transaction) -> None:
+    with txn.cursor() as cursor:
+        cursor.putmulti(items)
+
+
+@contextmanager
+def _telling() -> Iterator[None]:
+    """Turn an error of LMDB's into one that says what to do."""
+    try:
+        yield
+    except lmdb.Error as error:
+        raise FileError(
+            f"cannot keep a table of digests in {tempfile.gettempdir()}: {error}; make room there, or set TMPDIR to a "
+            "folder that has some, or allow this process more memory (ulimit -v)"
+        ) from error
 
 
 def _begins(prefix: bytes, name: bytes) -> bool:

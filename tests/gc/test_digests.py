@@ -1,0 +1,45 @@
+"""Sets of digests on local disk."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kstore.errors import FileError
+from kstore.gc import digests
+from kstore.gc.digests import DigestSet
+
+MANY = [number.to_bytes(32, "big") for number in range(20_000)]
+PROGRAM = """
+import resource
+from kstore.gc.digests import DigestSet
+resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
+with DigestSet() as one, DigestSet() as other:
+    print(len(one.add([b"1"])), len(other.add([b"2"])))
+"""
+
+
+def test_a_set_grows_with_what_is_added() -> None:
+    with DigestSet() as found:
+        assert found.add(MANY[:10]) == MANY[:10]
+        assert found.add(MANY) == MANY[10:]
+        found.update(dict.fromkeys(MANY, b"value" * 20))
+        assert (len(found), found.value(MANY[-1])) == (len(MANY), b"value" * 20)
+        found.remove(MANY[1:])
+        assert list(found.items()) == [(MANY[0], b"value" * 20)]
+
+
+def test_a_process_that_may_map_little_has_sets() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], check=True, capture_output=True, cwd=Path(__file__).parents[2]
+    )
+    assert done.stdout.split() == [b"1", b"1"]
+
+
+def test_where_a_set_has_no_room_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(digests, "_MAP_SIZE", 1 << 60)
+    with DigestSet() as found, pytest.raises(FileError, match=r"set TMPDIR .* or allow this process more memory"):
+        found.add(MANY)
