@@ -10,8 +10,9 @@ from functools import cache, partial
 
 from kstore.damaged import sweep_damaged
 from kstore.errors import IntegrityError, MissError, StoreUnavailable
+from kstore.gc.cost import Costs, size_of
 from kstore.gc.digests import DigestSet
-from kstore.gc.mark import Marked, is_whole, mark, needs_of
+from kstore.gc.mark import Marked, is_whole, mark
 from kstore.gc.policy import (
     Decision,
     Generation,
@@ -112,7 +113,7 @@ class _Collection:
             sweeper = Sweeper(self._storage.backend, there, listed, self._room, dry_run=self._report.dry_run)
             before = now - int(self._report.grace * _SECOND)
             sweeper.prepare(before)
-            marked = Marked(loose, packed, leant, lacking)
+            marked = Marked(there, loose, packed, leant, lacking)
             mark(self._storage, gone, marked, self._progress)
             if marked.unreadable:
                 self._give_up(marked.unreadable)
@@ -178,39 +179,18 @@ class _Collection:
         """Give up what is over the size limit."""
         if self._policy.max_size is None:
             return decisions
-        with DigestSet() as counted, DigestSet() as there:
-            for digests in self._storage.blobs.loose.folders():
-                there.add(digests)
+        with Costs(self._storage) as costs:
             worth = by_worth(histories, decisions)
-            costs = ((d, 0 if is_passing(d, histories[d.scope]) else self._cost(d, counted, there)) for d in worth)
+            priced = (
+                (d, 0 if is_passing(d, histories[d.scope]) else costs.of(d.scope, d.generation.number)) for d in worth
+            )
             limit, allow_live = self._policy.max_size, self._policy.allow_live
-            taken, self._report.excess = over_budget(costs, histories, limit, allow_live)
+            taken, self._report.excess = over_budget(priced, histories, limit, allow_live)
         for decision in taken:
             if decision.why is Why.NEWEST:
                 self._forget(decision.scope, decision.generation.number)
         over = {_name(decision) for decision in taken if decision.why is not Why.NEWEST}
         return [Decision(d.scope, d.generation, Why.SIZE, False) if _name(d) in over else d for d in decisions]
-
-    def _cost(self, decision: Decision, counted: DigestSet, there: DigestSet) -> int:
-        """Bytes in the store that only this generation needs, of those that were counted so far. `there` are the loose
-        blobs: one that is lost takes no room.
-        """
-        try:
-            ref = self._storage.refs.get(decision.scope, decision.generation.number)
-            needs = needs_of(self._storage, ref)
-        except (IntegrityError, MissError):
-            return 0
-        packs = {bytes.fromhex(pack) for pack in needs.packs}
-        new = counted.add(needs.loose)
-        size = sum(map(needs.loose.__getitem__, new)) - sum(map(needs.loose.__getitem__, there.absent(new)))
-        return size + sum(self._size(pack.hex()) for pack in counted.add(packs))
-
-    def _size(self, pack: str) -> int:
-        """Bytes of a pack as it is stored; an earlier generation may name one that a repair took away."""
-        try:
-            return self._storage.blobs.pack(pack).size
-        except FileNotFoundError:
-            return 0
 
     def _forget(self, scope: Scope, upon: int) -> None:
         """Unless something was published since."""
@@ -234,8 +214,8 @@ class _Collection:
             self._give_up(swept.unreadable)
 
     def _live(self, marked: Marked) -> Count:
-        sizes = [size for size in map(self._size, {*marked.packs, *marked.sought}) if size]
-        return Count(len(sizes) + len(marked.loose), sum(sizes) + marked.loose_bytes)
+        sizes = [size for pack in {*marked.packs, *marked.sought} if (size := size_of(self._storage, pack))]
+        return Count(len(sizes), sum(sizes)) + marked.found
 
     def _repack(self, marked: Marked) -> None:
         groups = worth_rewriting(self._storage, marked)

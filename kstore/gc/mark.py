@@ -24,6 +24,7 @@ from kstore.published.delta import read_manifest
 from kstore.published.leaning import leaning
 from kstore.published.manifest import Manifest
 from kstore.published.refs import Ref, ref_name
+from kstore.report import Count
 from kstore.scope import Scope
 from kstore.storage import Storage
 
@@ -49,6 +50,8 @@ class Needs:
 class Marked:
     """What all generations need."""
 
+    there: DigestSet
+    """The loose blobs that were there before marking began."""
     loose: DigestSet
     packed: DigestSet
     leant: DigestSet
@@ -63,7 +66,8 @@ class Marked:
     """Live packs that could not say, at least once, what they hold: nobody knows what of it is dead."""
     sought: set[str] = field(default_factory=set)
     """Live packs that no ref names: they hold what is lacking."""
-    loose_bytes: int = 0
+    found: Count = field(default_factory=Count)
+    """Of the loose blobs that are needed those that were there: others are lost, or just came."""
     unreadable: list[str] = field(default_factory=list)
     """What cannot be read: it may need anything."""
 
@@ -162,7 +166,10 @@ def _mark_ref(storage: Storage, ref: Ref, marked: Marked) -> None:
         if storage.refs.exists(ref):
             marked.unreadable.append(f"generation {ref.generation} of {ref.scope}: {error}")
         return
-    marked.loose_bytes += sum(needs.loose[digest] for digest in marked.loose.add(needs.loose))
+    new = marked.loose.add(needs.loose)
+    lost = marked.there.absent(new)
+    size = sum(map(needs.loose.__getitem__, new)) - sum(map(needs.loose.__getitem__, lost))
+    marked.found += Count(len(new) - len(lost), size)
     marked.packed.add(needs.packed)
     marked.lacking.add(needs.lacking)
     marked.packed.add(needs.lacking)  # Where they are found they go along if that pack is rewritten.

@@ -775,6 +775,26 @@ def test_a_size_limit_passes_over_packs_that_a_repair_took_away(damaged: Node, t
     assert collect(Node(tmp_path, "third"), keep=5, max_size=1 << 30).status is GcStatus.COLLECTED
 
 
+def test_a_size_limit_counts_what_was_saved_of_a_pack_that_a_repair_took_away(damaged: Node, tmp_path: Path) -> None:
+    assert Node(tmp_path, "other").store.verify(repair=True).repaired
+    damaged.store.quarantine("model/v1")
+    assert collect_fully(damaged, keep=5, max_size=1 << 20).excess == 0
+    assert generations(damaged) == [4]
+
+
+def test_what_is_told_to_be_needed_is_there(tmp_path: Path) -> None:
+    node = Node(tmp_path, layout="loose")
+    wrapper = node.tree.wrapper("one")
+    grow(node, "two")
+    sizes = {name: (node.location / name).stat().st_size for name in stored(node)}
+    live = collect(node).live
+    assert (live.files, live.bytes) == (len(sizes), sum(sizes.values()))
+    lost = blob_name(node.published()[wrapper].digest)
+    (node.location / lost).unlink()
+    live = collect(node).live
+    assert (live.files, live.bytes) == (len(sizes) - 1, sum(sizes.values()) - sizes[lost])
+
+
 def test_a_size_limit_counts_nothing_that_is_lost(tmp_path: Path) -> None:
     node = Node(tmp_path)
     grow(node, "one")

@@ -1,0 +1,64 @@
+"""What generations take in the store, each beyond those that were counted before it."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Self
+
+from kstore.errors import IntegrityError, MissError
+from kstore.gc.digests import DigestSet
+from kstore.gc.mark import Needs, needs_of
+from kstore.gc.seek import seek
+from kstore.scope import Scope
+from kstore.storage import Storage
+
+
+class Costs:
+    """Counts generations one after the other. To be used in a context."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._packs: set[str] = set()
+
+    def __enter__(self) -> Self:
+        self._open = ExitStack()
+        self._counted, self._there, self._sought = (self._open.enter_context(DigestSet()) for _ in range(3))
+        for digests in self._storage.blobs.loose.folders():
+            self._there.add(digests)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open.close()
+
+    def of(self, scope: Scope, generation: int) -> int:
+        """Bytes in the store that only this generation needs, of those that were counted so far. What is lost takes no
+        room.
+        """
+        try:
+            needs = needs_of(self._storage, self._storage.refs.get(scope, generation))
+        except (IntegrityError, MissError):
+            return 0
+        new = self._counted.add(needs.loose)
+        size = sum(map(needs.loose.__getitem__, new)) - sum(map(needs.loose.__getitem__, self._there.absent(new)))
+        packs = {*needs.packs, *self._found_elsewhere(needs)} - self._packs
+        self._packs |= packs
+        return size + sum(size_of(self._storage, pack) for pack in packs)
+
+    def _found_elsewhere(self, needs: Needs) -> set[str]:
+        """The packs that gc keeps for what the generation's own have lost."""
+        if not needs.lacking:
+            return set()
+        with DigestSet() as lacking:
+            lacking.add(self._sought.add(needs.lacking))
+            return seek(self._storage, lacking, {*self._packs, *needs.packs})
+
+
+def size_of(storage: Storage, pack: str) -> int:
+    """Bytes of a pack as it is stored; an earlier generation may name one that a repair took away."""
+    try:
+        return storage.blobs.pack(pack).size
+    except FileNotFoundError:
+        return 0
