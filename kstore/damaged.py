@@ -18,7 +18,7 @@ FOLDER = "quarantine"
 
 def set_aside_blob(backend: Backend, digest: bytes) -> None:
     """Move a loose blob aside; of one that is not there, remember that it is lost."""
-    name = f"{FOLDER}/{digest.hex()}.{secrets.token_hex(8)}"
+    name = _name_for(backend, digest.hex())
     try:
         backend.move(blob_name(digest), name)
     except FileNotFoundError:
@@ -35,20 +35,28 @@ def drop_notes(backend: Backend, names: Iterable[str]) -> None:
 
 def set_aside_pack(backend: Backend, pack_id: str) -> None:
     """Move a pack aside."""
+    name = _name_for(backend, f"pack-{pack_id}")
     with suppress(FileNotFoundError):
-        backend.move(pack_name(pack_id), f"{FOLDER}/pack-{pack_id}.{secrets.token_hex(8)}")
+        backend.move(pack_name(pack_id), name)
 
 
 def set_aside_ref(backend: Backend, scope: Scope, generation: int) -> None:
     """Move a ref aside that is not the newest."""
+    name = _name_for(backend, f"ref-{generation}")
     with suppress(FileNotFoundError):
-        backend.move(ref_name(scope, generation), f"{FOLDER}/ref-{generation}.{secrets.token_hex(8)}")
+        backend.move(ref_name(scope, generation), name)
 
 
 def set_aside_list(backend: Backend, name: str) -> None:
     """Move a list of what gc was about to delete aside."""
+    aside = _name_for(backend, f"list-{name.rpartition('/')[2].partition('.')[0]}")
     with suppress(FileNotFoundError):
-        backend.move(name, f"{FOLDER}/list-{name.rpartition('/')[2]}.{secrets.token_hex(8)}")
+        backend.move(name, aside)
+
+
+def _name_for(backend: Backend, what: str) -> str:
+    """Where it is moved to now: a file that is moved keeps its time, so the name says when, by the store's clock."""
+    return f"{FOLDER}/{what}.{backend.clock():x}.{secrets.token_hex(8)}"
 
 
 def put_back(backend: Backend, digest: bytes, size: int, names: Iterable[str]) -> bool:
@@ -78,14 +86,14 @@ def damage_mark(backend: Backend) -> str:
 
 
 def sweep_damaged(backend: Backend, is_needed: Callable[[bytes, bool], bool], before: int) -> None:
-    """Remove what no generation needs, and what is older than `before`, by the store's clock in nanoseconds.
+    """Remove what no generation needs, and what was moved there `before` that, by the store's clock in nanoseconds.
 
     `is_needed` takes a digest, and whether it is a pack's.
     """
     for child in backend.list(FOLDER):
         kind, _, rest = child.name.rpartition("-")
-        with suppress(ValueError, FileNotFoundError):
-            digest = bytes.fromhex(rest.partition(".")[0]) if kind not in ("ref", "list") else b""
-            name = f"{FOLDER}/{child.name}"
-            if not (digest and is_needed(digest, kind == "pack")) and backend.stat(name).mtime_ns < before:
-                backend.delete(name)
+        with suppress(ValueError):
+            what, since, _ = rest.split(".")
+            digest = bytes.fromhex(what) if kind not in ("ref", "list") else b""
+            if not (digest and is_needed(digest, kind == "pack")) and int(since, 16) < before:
+                backend.delete(f"{FOLDER}/{child.name}")

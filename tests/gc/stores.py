@@ -14,7 +14,10 @@ _SECOND = 1_000_000_000
 
 def pass_time(node: Node, seconds: float = 2 * HOUR) -> None:
     """Everything in the store becomes older, as its own clock shows it."""
-    for folder in ("refs", "gc", "used", "leases", "groups", "tmp", "quarantine"):
+    for path in list((node.location / "quarantine").glob("*.*.*")):
+        what, since, nonce = path.name.split(".")
+        path.rename(path.with_name(f"{what}.{int(since, 16) - int(seconds * _SECOND):x}.{nonce}"))
+    for folder in ("refs", "gc", "used", "leases", "groups", "tmp"):
         for path in (node.location / folder).rglob("*"):
             if path.is_file():
                 then = path.stat().st_mtime_ns - int(seconds * _SECOND)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -930,9 +931,14 @@ def test_what_is_quarantined_goes_with_the_last_generation_that_needs_it(damaged
 
 
 def test_a_quarantined_ref_goes_after_the_grace(damaged: Node, tmp_path: Path) -> None:
+    """However old it was when it was moved there."""
     other = Node(tmp_path, "other")
-    (damaged.location / damaged.newest().name).chmod(0o644)
-    (damaged.location / damaged.newest().name).write_bytes(b"")
+    pass_time(damaged)
+    path = damaged.location / damaged.newest().name
+    then = path.stat().st_mtime_ns
+    path.chmod(0o644)
+    path.write_bytes(b"")
+    os.utime(path, ns=(then, then))
     other.store.verify(repair=True)
     collect(other)
     assert "ref" in quarantined(damaged)
