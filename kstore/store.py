@@ -244,9 +244,10 @@ class Store:
             worker = self.local_worker(self.scope(key)) if key else None
             base = worker.base(worker.state.load()) if worker else None
             if worker and base:
-                report.local = altered_files(worker.root, base.manifest)
+                files = worker.files_of(base.manifest)
+                report.local = altered_files(worker.root, files)
                 if repair:
-                    remove_altered(worker.root, base.manifest, report.local)
+                    remove_altered(worker.root, files, report.local)
         return report
 
     def local_worker(self, scope: Scope) -> Worker | None:

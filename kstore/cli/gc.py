@@ -75,7 +75,7 @@ def command(
     with output.working("collecting garbage", store.progress):
         report = store.gc(policy, dry_run=dry_run)
     for trouble in report.unreadable:
-        output.warn(f"cannot be read, so everything is kept: {trouble}")
+        output.warn(f"cannot be read, so nothing that it may need goes: {trouble}")
     if output.json:
         output.document(report.as_json())
     elif report.status is GcStatus.BUSY:

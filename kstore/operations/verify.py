@@ -28,7 +28,7 @@ from kstore.operations.repair import Repair
 from kstore.operations.verified import Damage, VerifyReport
 from kstore.progress import Progress
 from kstore.published.leaning import leaning, leans_on
-from kstore.published.manifest import Entry, Flag, Manifest, unit_of
+from kstore.published.manifest import Entry, Files, Flag, Manifest, unit_of
 from kstore.published.refs import Ref
 from kstore.scope import Scope
 from kstore.storage import Storage
@@ -311,9 +311,9 @@ def _reason(trouble: Exception) -> str:
     return str(trouble) or repr(trouble)
 
 
-def altered_files(root: CacheRoot, manifest: Manifest) -> list[str]:
+def altered_files(root: CacheRoot, files: Files) -> list[str]:
     """Artifacts that look as if they came from their blob, and have other content: somebody wrote through a link."""
-    return [path for path, entry in manifest.files.items() if _is_altered(root.local_path(path), entry)]
+    return [path for path, entry in files.items() if _is_altered(root.local_path(path), entry)]
 
 
 def _is_altered(path: str, entry: Entry) -> bool:
@@ -327,10 +327,10 @@ def _is_altered(path: str, entry: Entry) -> bool:
         return False
 
 
-def remove_altered(root: CacheRoot, manifest: Manifest, altered: Iterable[str]) -> None:
+def remove_altered(root: CacheRoot, files: Files, altered: Iterable[str]) -> None:
     """Remove them, each with its group, so that the compiler or the next restore makes them anew."""
-    units = {unit_of(path, manifest.files[path]) for path in altered}
-    for path, entry in manifest.files.items():
+    units = {unit_of(path, files[path]) for path in altered}
+    for path, entry in files.items():
         if unit_of(path, entry) in units:
             with suppress(FileNotFoundError):
                 os.unlink(root.local_path(path))

@@ -142,7 +142,6 @@ def test_exec(tmp_path: Path, untouched: Path, key: str) -> None:
 
 
 WRITERS: dict[str, Callable[[kstore.Store], object]] = {
-    "create": lambda store: store.create(),
     "gc": lambda store: store.gc(Policy()),
     "a dry run of gc": lambda store: store.gc(Policy(), dry_run=True),
     "repair": lambda store: store.verify(KEY, repair=True),
@@ -161,6 +160,15 @@ def test_what_would_write_is_refused(tmp_path: Path, untouched: Path, writer: Ca
         store = kstore.Store(settings.pop("store"), **settings)
     with pytest.raises(StoreUnavailable, match="mode is `read`"):
         writer(store)
+
+
+def test_a_store_is_not_made_and_one_that_is_there_is_left(tmp_path: Path, untouched: Path) -> None:
+    with worker(tmp_path, untouched) as settings:
+        del settings["strict"], settings["store"]
+        assert not kstore.Store(untouched, **settings).create()
+        with pytest.raises(StoreUnavailable, match="mode is `read`"):
+            kstore.Store(tmp_path / "another", **settings).create()
+    assert not (tmp_path / "another").exists()
 
 
 def test_what_only_reads_does_so(tmp_path: Path, untouched: Path) -> None:
