@@ -6,9 +6,9 @@ import os
 import re
 import tomllib
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from importlib import resources
 from typing import Any, NamedTuple
 
@@ -42,14 +42,21 @@ class Kind(NamedTuple):
     """How many leading parts of its path, the component's name included, name its group or slot; 0 for none."""
 
 
-class Pattern(NamedTuple):
-    """One or many patterns as one expression."""
+class Pattern:
+    """One or many patterns as one expression. A worker uses few of the table's: each is compiled when it is needed."""
 
-    expression: re.Pattern[str]
+    def __init__(self, text: str) -> None:
+        self.text = text
+        """A regular expression."""
+
+    @cached_property
+    def fullmatch(self) -> Callable[[str], re.Match[str] | None]:
+        """Of a path below the component's folder; folders are given with a final "/"."""
+        return re.compile(self.text).fullmatch
 
     def matches(self, path: str) -> bool:
-        """Whether a path below the component's folder matches; folders are given with a final "/"."""
-        return self.expression.fullmatch(path) is not None
+        """Whether such a path matches."""
+        return self.fullmatch(path) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +75,7 @@ class Component:
     named: Mapping[str, tuple[tuple[Pattern, str], ...]] = field(repr=False)
     holds: tuple[tuple[Pattern, str], ...] = field(repr=False)
     """Folders that are the cache of another component, and which."""
-    flags: tuple[tuple[re.Pattern[str], int], ...] = field(repr=False)
+    flags: tuple[tuple[Pattern, int], ...] = field(repr=False)
     """The rules that say something of single files, those without a pattern left out."""
 
     @property
@@ -101,8 +108,8 @@ class Component:
     def kind(self, path: str, unit: int, depth: int) -> Kind:
         """What the rules say of a file in a unit (`Flag.GROUP`, `Flag.SLOT` or 0) that is `depth` folders deep."""
         flags = unit
-        for expression, flag in self.flags:
-            if expression.fullmatch(path):
+        for pattern, flag in self.flags:
+            if pattern.fullmatch(path):
                 flags |= flag
         if flags & _NEVER_LINKED or self.rules["mutable"].matches(path):
             flags &= ~_LINK
@@ -185,28 +192,24 @@ def _component(name: str, entry: Mapping[str, Any]) -> Component:
     texts = {key: str(entry.get(key, fallback)) for key, fallback in _TEXTS.items()}
     return Component(
         name=name,
-        rules={rule: compile_patterns(entry.get(rule, _UNSAID.get(rule, ()))) for rule in _RULES},
+        rules={rule: join_patterns(entry.get(rule, _UNSAID.get(rule, ()))) for rule in _RULES},
         named={
-            rule: tuple((compile_patterns([p]), method) for p, method in entry.get(rule, {}).items())
+            rule: tuple((join_patterns([p]), method) for p, method in entry.get(rule, {}).items())
             for rule in _NAMED_RULES
         },
-        holds=tuple((compile_patterns([folder]), held) for folder, held in entry.get("holds", {}).items()),
-        flags=tuple(
-            (compile_patterns(entry[rule]).expression, flag)
-            for rule, flag in (*_FLAGS, *_NAMED_FLAGS)
-            if entry.get(rule)
-        ),
+        holds=tuple((join_patterns([folder]), held) for folder, held in entry.get("holds", {}).items()),
+        flags=tuple((join_patterns(entry[rule]), flag) for rule, flag in (*_FLAGS, *_NAMED_FLAGS) if entry.get(rule)),
         **texts,
     )
 
 
-def compile_patterns(patterns: Iterable[str]) -> Pattern:
+def join_patterns(patterns: Iterable[str]) -> Pattern:
     """One expression that matches where any of the `.gitignore`-like patterns does; none matches nothing."""
     ends = defaultdict[str, list[str]](list)
     for pattern in patterns:
         lead, end = _parts(pattern)
         ends[lead].append(end)
-    return Pattern(re.compile("|".join(f"{lead}(?:{'|'.join(ends[lead])})" for lead in ends) or r"(?!)"))
+    return Pattern("|".join(f"{lead}(?:{'|'.join(ends[lead])})" for lead in ends) or r"(?!)")
 
 
 def _parts(pattern: str) -> tuple[str, str]:
