@@ -4,6 +4,8 @@ order of their paths.
 
 from __future__ import annotations
 
+from sys import intern
+
 from kstore.published.manifest import Entry
 
 
@@ -12,7 +14,8 @@ def similarity(path: str, size: int) -> tuple[str, int, str]:
     less (Inductor's are hashes).
     """
     name = path.rpartition("/")[2]
-    return name.rpartition(".")[2] if "." in name else "", size, path
+    # A hundred thousand files have some ten suffixes.
+    return intern(name.rpartition(".")[2]) if "." in name else "", size, path
 
 
 def by_similarity(item: tuple[str, Entry]) -> tuple[str, int, str]:

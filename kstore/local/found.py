@@ -31,7 +31,7 @@ class Scan:
     busy: set[str] = field(default_factory=set)
     """Folders of the groups that somebody is writing."""
     promised: list[str] = field(default_factory=list)
-    """Files that a `__grp__` file says are there."""
+    """Files that a `__grp__` file says are there, and that were not when its folder was listed."""
     listed: bool = False
     """Whether any folder has changed since it was last scanned."""
     hashed: int = 0

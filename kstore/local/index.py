@@ -62,8 +62,8 @@ class Index:
     files: dict[str, Known] = field(default_factory=dict)
     folders: dict[str, KnownFolder] = field(default_factory=dict)
 
-    def dump(self) -> bytes:
-        """As bytes: entries, statuses, folders, and the names of all of them. It is only ever read whole."""
+    def dump(self) -> list[bytes]:
+        """As bytes, in parts: entries, statuses, folders, and the names of all of them. It is only ever read whole."""
         files, folders, names = self.files.values(), self.folders.values(), list(self.files)
         for path, folder in self.folders.items():
             names += (path, *folder.folders, *folder.files)
@@ -73,7 +73,7 @@ class Index:
             b"".join(_FOLDER.pack(f.mtime_ns, f.ctime_ns, len(f.folders), len(f.files)) for f in folders),
             _SEPARATOR.join(names).encode("utf-8", "surrogateescape"),
         )
-        return b"".join((_MAGIC, _LENGTHS.pack(*map(len, sections)), *sections))
+        return [_MAGIC, _LENGTHS.pack(*map(len, sections)), *sections]
 
     @classmethod
     def load(cls, data: bytes) -> Index:

@@ -16,8 +16,8 @@ UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, Integrit
 """What comes of one that is missing or damaged."""
 
 
-def replace_record(path: str, data: bytes) -> None:
-    """Write a file in the place of the one that was there.
+def replace_record(path: str, *parts: bytes) -> None:
+    """Write a file of these parts in the place of the one that was there.
 
     Raises:
         CacheRootError: it cannot be written.
@@ -25,7 +25,7 @@ def replace_record(path: str, data: bytes) -> None:
     temporary = f"{path}.new"  # Only the holder of the lock writes: what a killed one leaves, the next write replaces.
     try:
         with open(temporary, "wb") as file:
-            file.write(data)
+            file.writelines(parts)
         os.replace(temporary, path)
     except OSError as error:
         with suppress(OSError):  # An NFS client tells whoever opens a file again of the write that failed.

@@ -156,7 +156,7 @@ class _Walk:
 
     def read(self, file: _Unread) -> None:
         """Read one of the files that have to be."""
-        place, _, into = file.folder
+        place, listed, into = file.folder
         try:
             relative = file.path.partition("/")[2]
             kind = self._component.kind(relative, place.unit, place.depth)
@@ -165,7 +165,7 @@ class _Walk:
             into.skipped.append(Skipped(file.path, _reason(error)))
             return
         self._found.hashed += 1
-        into.promised += (f"{place.path}/{child}" for child in artifact.promised)
+        into.promised += (f"{place.path}/{child}" for child in artifact.promised if child not in listed.files)
         self._take(file.path, artifact.known, into)
         if self._offer:
             self._offer(artifact.known.entry.digest, artifact.stored)

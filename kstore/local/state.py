@@ -20,7 +20,7 @@ import filelock
 
 from kstore.components.table import KSTORE_FOLDER
 from kstore.deadline import Waiting
-from kstore.digest import DIGEST_SIZE, digest_of
+from kstore.digest import DIGEST_SIZE, digest_of, digest_of_parts
 from kstore.errors import CacheRootError, IntegrityError, WaitTimeout
 from kstore.files import NO_FILE
 from kstore.local.cacheroot import CacheRoot
@@ -237,9 +237,9 @@ class StateFolder:
 
     def save_index(self, index: Index) -> int:
         """Replace the index. Returns when, by the clock of the root's filesystem, in nanoseconds."""
-        data = index.dump()
-        digest = digest_of(data)
-        replace_record(self._index, digest + data)
+        parts = index.dump()
+        digest = digest_of_parts(parts)
+        replace_record(self._index, digest, *parts)
         self._index_digest = digest
         return os.stat(self._index).st_mtime_ns
 

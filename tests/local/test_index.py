@@ -27,8 +27,8 @@ def test_what_was_dumped_is_loaded() -> None:
             "triton": KnownFolder(2**62, -1, (), ()),
         },
     )
-    assert Index.load(index.dump()) == index
-    assert Index.load(Index().dump()) == Index()
+    assert Index.load(b"".join(index.dump())) == index
+    assert Index.load(b"".join(Index().dump())) == Index()
 
 
 INDEX = Index(
@@ -44,15 +44,15 @@ def test_what_is_no_index_is_an_integrity_error(data: bytes) -> None:
 
 
 def test_no_part_of_an_index_is_taken_for_one() -> None:
-    whole = INDEX.dump()
+    whole = b"".join(INDEX.dump())
     for cut in range(len(whole)):
         with pytest.raises(IntegrityError):
             Index.load(whole[:cut])
 
 
 def test_an_index_whose_parts_contradict_each_other_is_an_integrity_error() -> None:
-    whole = INDEX.dump()
-    other = Index(INDEX.files).dump()
+    whole = b"".join(INDEX.dump())
+    other = b"".join(Index(INDEX.files).dump())
     lengths = slice(len(b"kstore index 2\n"), len(b"kstore index 2\n") + 32)
     for size in range(1, 200):
         moved = list(struct.unpack("<4Q", whole[lengths]))
