@@ -48,6 +48,8 @@ _THREADS = 2
 """More of them only wait for each other, in the filesystem and for the interpreter."""
 _LINK_COUNT = 512
 """Files that a thread links in one go."""
+_LOOK_COUNT = 16384
+"""Files whose blobs are looked at before they are linked: their names take memory."""
 _OPEN_COUNT = 128
 """Files that a thread has open at once."""
 _SECOND = 1_000_000_000
@@ -237,15 +239,8 @@ class _Staging:
         wanted = {path: e for path, e in among.items() if path not in placed.paths} if placed.paths else among
         if not wanted:
             return
-        blobs, linker = source
-        links = self._links(wanted, blobs, packs)
-        if links:  # The first finds out which way works.
-            placed.add(self._link(linker, links[:1]))
-        if linker.mode is LinkMode.COPY:
-            links = []
-        linking = [
-            submit(pool, self._link, linker, links[at : at + _LINK_COUNT]) for at in range(1, len(links), _LINK_COUNT)
-        ]
+        blobs = source.blobs
+        links, linking = self._start_links(wanted, source, packs, placed, pool)
         paths = _by_digest(wanted, placed.paths.union(link.path for link in links))
         copying = self._copy(paths, blobs.parts(self._sizes(paths), packs), pool)
         for part in chain(copying, (part.result() for part in linking)):
@@ -256,6 +251,29 @@ class _Staging:
         for blob in _readable(blobs.fetch_many(self._sizes(left), packs)):
             placed.add(self._write([blob], left))
             del blob  # or a large one would be held while the next one is read
+
+    def _start_links(
+        self, among: Files, source: _Source, packs: Sequence[str], placed: Placed, pool: Pool
+    ) -> tuple[list[Link], list[Future[Placed]]]:
+        """Link what can be: returns the last ones, with the threads' work on them; those before are `placed`."""
+        blobs, linker = source
+        packed = blobs.digests_in(packs)
+        loose = [(path, e) for path, e in among.items() if e.flags & _LINK and e.digest not in packed]
+        links: list[Link] = []
+        linking: list[Future[Placed]] = []
+        for at in range(0, len(loose), _LOOK_COUNT):
+            for part in linking:
+                placed.add(part.result())
+            links = self._links(loose[at : at + _LOOK_COUNT], blobs)
+            if links:  # The first finds out which way works.
+                placed.add(self._link(linker, links[:1]))
+            if linker.mode is LinkMode.COPY:
+                return [], []
+            linking = [
+                submit(pool, self._link, linker, links[first : first + _LINK_COUNT])
+                for first in range(1, len(links), _LINK_COUNT)
+            ]
+        return links, linking
 
     def drop_incomplete(self, placed: Placed, lists: Callable[[str], bool]) -> None:
         """A group with a missing file is not placed at all, nor is a list of files one of which is missing."""
@@ -278,14 +296,12 @@ class _Staging:
     def _make_folders(self) -> None:
         make_folders(self.folders)
 
-    def _links(self, among: Files, blobs: BlobStore, packs: Sequence[str]) -> list[Link]:
-        """What is loose and has not been touched since it was published."""
-        packed = blobs.digests_in(packs)
-        wanted = {p: e for p, e in among.items() if e.flags & _LINK and e.digest not in packed}
-        untouched = blobs.loose.untouched_many(list(wanted.values()))
+    def _links(self, loose: Sequence[tuple[str, Entry]], blobs: BlobStore) -> list[Link]:
+        """Of what is not packed, what is there and has not been touched since it was published."""
+        untouched = blobs.loose.untouched_many([entry for _, entry in loose])
         return [
             Link(blob, self.staged(path), _mode(entry), path)
-            for (path, entry), blob in zip(wanted.items(), untouched, strict=True)
+            for (path, entry), blob in zip(loose, untouched, strict=True)
             if blob
         ]
 
