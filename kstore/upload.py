@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence, Set
 from contextlib import ExitStack, suppress
-from functools import partial
-from typing import Protocol, TypeVar
+from typing import Protocol
 
-from kstore.blobs import BlobWriter, Layout, Source
+from kstore.blobs import BlobWriter, Layout
 from kstore.blobs.batches import Fetch, keepable
-from kstore.blobs.blobstore import put_many
+from kstore.blobs.blobstore import Read, put_many
 from kstore.condemned import Doomed, read_doomed
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError, KstoreError
@@ -20,13 +19,11 @@ from kstore.progress import Progress
 from kstore.published.delta import difference, may_follow
 from kstore.published.leaning import kept_by, may_lean
 from kstore.published.lost import lost_of
-from kstore.published.manifest import Files, Flag
+from kstore.published.manifest import Flag
 from kstore.published.refs import Delta, Ref, RefState
 from kstore.published.snapshot import Snapshot
 from kstore.scope import Scope
-from kstore.similarity import by_similarity
 from kstore.storage import Storage
-from kstore.worker import Worker
 
 log = logging.getLogger(__name__)
 
@@ -76,19 +73,6 @@ class Begun(Protocol):
         """Do without it."""
 
 
-class Named(Protocol):
-    """Bytes that are known by name."""
-
-    @property
-    def digest(self) -> bytes:
-        """Their digest."""
-
-    @property
-    def size(self) -> int:
-        """How many they are."""
-
-
-Blob = TypeVar("Blob", bound=Named)
 _Put = Callable[[BlobWriter, Sequence[bytes]], set[bytes]]
 
 
@@ -161,45 +145,41 @@ class Uploader:
         return self._begun.written if self._begun else set()
 
     def lacking(
-        self, sources: Collection[Blob], theirs: Snapshot | None, base: Snapshot | None, lost: Set[bytes] = frozenset()
-    ) -> list[Blob]:
-        """Those that the store lacks, or that may not be relied upon, but for what may be left below; those that are
-        known to be `lost` in any case.
+        self, sizes: Mapping[bytes, int], theirs: Snapshot | None, base: Snapshot | None, lost: Set[bytes] = frozenset()
+    ) -> dict[bytes, int]:
+        """Of blobs, given with their sizes in bytes, those that the store lacks, or that may not be relied upon, but
+        for what may be left below; those that are known to be `lost` in any case.
         """
         held = self._storage.blobs.digests_in
         known = held(self._siblings)
         if base and base is not theirs and self._may_rely_on(base.ref):
-            sizes = {source.digest: source.size for source in sources}
             gone = self._doomed.blobs | lost_of(self._storage, base, sizes, self._missed)
             known |= kept_by(base) - gone
             self._relied = base.ref.packs
         known = (known - self._missed | kept_by(theirs)) - lost | held(self.packs + self._ahead)
-        wanted = [source for source in sources if source.digest not in known]
+        wanted = {digest: size for digest, size in sizes.items() if digest not in known}
         if self.layout is Layout.LOOSE and self._doomed.is_complete:
             has, gone = self._storage.blobs.loose.has, self._doomed.blobs | lost | self._missed
-            wanted = [s for s in wanted if s.digest in gone or not has(s.digest, s.size)]
-        may_be_below = wanted if may_lean(self._storage, theirs) else []
+            wanted = {digest: size for digest, size in wanted.items() if digest in gone or not has(digest, size)}
+        may_be_below = wanted if may_lean(self._storage, theirs) else {}
         unsure = lost | self._missed
         if unsure and theirs and not theirs.ref.depth:
             self._shadowed = held(theirs.ref.packs) & unsure
-        self.below = self._storage.below.held({s.digest: s.size for s in may_be_below if s.digest not in unsure})
-        return [source for source in wanted if source.digest not in self.below]
+        self.below = self._storage.below.held({d: size for d, size in may_be_below.items() if d not in unsure})
+        return {digest: size for digest, size in wanted.items() if digest not in self.below}
 
-    def upload(self, wanted: Sequence[Source], manifest: bytes | None = None) -> set[bytes]:
-        """Store blobs and the manifest. Returns the digests of what changed meanwhile; the manifest is then not stored.
+    def upload(self, wanted: Mapping[bytes, int], read: Read, manifest: bytes | None = None) -> set[bytes]:
+        """Store blobs, given with their sizes in bytes, and the manifest. Returns the digests of what changed
+        meanwhile; the manifest is then not stored.
 
         Without a manifest, whatever has not changed is stored. A name that gc may delete is never taken again: what
         is condemned as a loose blob goes into a pack. So does what is damaged as one.
         """
-        sources = {source.digest: source for source in wanted}
-        sizes = {source.digest: source.size for source in wanted}
         progress, done = self._committer.progress, len(self.written)
-        return self._upload(
-            sizes, lambda to, chosen: put_many(to, [sources[d] for d in chosen], progress, done), manifest
-        )
+        return self._upload(wanted, lambda to, chosen: put_many(to, chosen, read, progress, done), manifest)
 
     def copy(self, wanted: Mapping[bytes, int], fetch: Fetch, manifest: bytes | None = None) -> set[bytes]:
-        """As `upload`, of blobs given with their sizes in bytes, which `fetch` brings in an order of its own.
+        """As `upload`, of blobs that `fetch` brings in an order of its own.
 
         Returns the digests of those that it does not bring. Memory stays flat: no blob waits for another.
         """
@@ -339,17 +319,6 @@ def probe_link(committer: Committer) -> Linker:
         return probe(source, os.path.join(committer.links_into, os.path.basename(source)))
     finally:
         os.unlink(source)
-
-
-def sources(worker: Worker, ours: Files, contents: Mapping[bytes, bytes], kept: Mapping[bytes, bytes]) -> list[Source]:
-    """Each blob of `ours` and of `contents` once, by similarity; those in `kept` are not read again."""
-    found = {digest: Source(digest, len(data), partial(bytes, data)) for digest, data in contents.items()}
-    for path, entry in sorted(ours.items(), key=by_similarity):
-        if entry.digest not in found:
-            data = kept.get(entry.digest)
-            read = partial(worker.read_stored, path, entry) if data is None else partial(bytes, data)
-            found[entry.digest] = Source(entry.digest, entry.size, read)
-    return list(found.values())
 
 
 def siblings(committer: Committer) -> list[Ref]:

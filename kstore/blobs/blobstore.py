@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from enum import StrEnum
 from functools import partial
 from types import TracebackType
-from typing import NamedTuple, Protocol, Self
+from typing import Protocol, Self
 
 from kstore.backends import Backend
 from kstore.blobs.loose import LooseBlobs
@@ -35,6 +35,10 @@ _BATCH_COUNT = 128
 _BATCH_SIZE = 4 << 20
 
 
+Read = Callable[[bytes], bytes | None]
+"""Gives the bytes of a blob by its digest; None if they cannot be had any more."""
+
+
 class Layout(StrEnum):
     """How new blobs are stored. Readers take a blob from wherever it is."""
 
@@ -42,16 +46,6 @@ class Layout(StrEnum):
     """One file each: where cache roots can link or clone from the store."""
     PACKED = "packed"
     """One file for all blobs of a commit: everywhere else."""
-
-
-class Source(NamedTuple):
-    """A blob to be stored."""
-
-    digest: bytes
-    size: int
-    """Bytes."""
-    read: Callable[[], bytes | None]
-    """Its bytes; None if they cannot be had any more, or are no longer what was hashed."""
 
 
 class BlobWriter(Protocol):
@@ -78,16 +72,16 @@ class BlobWriter(Protocol):
         """Make all of them readable; returns the packs that hold them."""
 
 
-def put_many(writer: BlobWriter, sources: Sequence[Source], progress: Progress, done: int = 0) -> set[bytes]:
+def put_many(writer: BlobWriter, digests: Sequence[bytes], read: Read, progress: Progress, done: int = 0) -> set[bytes]:
     """Store blobs; returns the digests of those that cannot be read. So many are `done` already."""
     refused = set()
-    progress.done, progress.total = done, done + len(sources)
-    for progress.done, source in enumerate(sources, done + 1):
-        data = source.read()
+    progress.done, progress.total = done, done + len(digests)
+    for progress.done, digest in enumerate(digests, done + 1):
+        data = read(digest)
         if data is None:
-            refused.add(source.digest)
+            refused.add(digest)
         else:
-            writer.put(source.digest, data)
+            writer.put(digest, data)
         del data  # or a large blob would be held while the next one is read
     return refused
 

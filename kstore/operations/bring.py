@@ -220,8 +220,8 @@ class _BringIn:
     def _wanted(self, theirs: Published, proposal: _Proposal, lost: set[bytes]) -> list[tuple[bytes, int]]:
         """Digests and sizes of what is to be uploaded, neighbours beside each other."""
         news = sorted(proposal.taken, key=by_similarity)
-        unknown = {entry.digest: entry for _, entry in news if entry.digest not in lost}
-        wanted = {e.digest: e.size for e in self._uploader.lacking(unknown.values(), theirs.snapshot, None)}
+        unknown = {entry.digest: entry.size for _, entry in news if entry.digest not in lost}
+        wanted = self._uploader.lacking(unknown, theirs.snapshot, None)
         wanted |= {e.digest: e.size for e in self._incoming.manifest.entries() if e.digest in lost}
         return list(wanted.items())
 

@@ -13,7 +13,6 @@ from contextlib import suppress
 from dataclasses import replace
 
 from kstore.backends import StagingLost, Upload
-from kstore.blobs import Source
 from kstore.components.mergers import merge_files
 from kstore.damaged import damage_mark, damaged_blobs
 from kstore.digest import digest_of
@@ -25,6 +24,7 @@ from kstore.local.state import Base, State
 from kstore.local.untouched import UNMARKED
 from kstore.merge import Merged, merge
 from kstore.operations.proposal import Proposal, Published, apart
+from kstore.operations.sources import Sources
 from kstore.operations.unchanged import commit_report, remember_still, unchanged_since
 from kstore.published.layers import newest_ref, newest_whole, remembers
 from kstore.published.leaning import fetch, noted
@@ -33,7 +33,7 @@ from kstore.published.manifest import Entry, Files, Flag, Manifest, meta_of, uni
 from kstore.published.refs import Effort, Ref
 from kstore.published.snapshot import Snapshot
 from kstore.report import CommitReport, CommitStatus, count_components
-from kstore.upload import Uploader, sources
+from kstore.upload import Uploader
 from kstore.worker import Worker
 
 log = logging.getLogger(__name__)
@@ -131,8 +131,8 @@ class _Commit:
         ours = {path: self._ours[path] for path in proposal.taken if not self._ours[path].flags & _MERGE}
         uploader = self._uploader
         uploader.begin({entry.digest for entry in ours.values()}, is_first=not theirs.generation)
-        blobs = sources(self._worker, ours, {}, self._kept)
-        uploader.upload(uploader.lacking(blobs, theirs.snapshot, self._base))
+        sources = Sources(self._worker, ours, {}, self._kept)
+        uploader.upload(uploader.lacking(sources.sizes, theirs.snapshot, self._base), sources.read)
         return uploader.packs
 
     def _is_current(self) -> bool:
@@ -253,12 +253,12 @@ class _Commit:
         among = {entry.digest for entry in self._ours.values()} | proposal.contents.keys()
         among |= {digest for known in (theirs.snapshot, self._base) if known for digest in known.ref.stored}
         uploader.begin(among, is_first=not theirs.generation)
-        blobs = self._sources(proposal, lost)
-        wanted = uploader.lacking(blobs, theirs.snapshot, self._base, lost)
+        sources = self._sources(proposal, lost)
+        wanted = uploader.lacking(sources.sizes, theirs.snapshot, self._base, lost)
         manifest = Manifest(proposal.files, proposal.hosts, self._meta(theirs, proposal))
-        manifest = noted(self._storage, manifest, theirs.snapshot, {s.digest for s in blobs}, uploader.below)
+        manifest = noted(self._storage, manifest, theirs.snapshot, sources.sizes.keys(), uploader.below)
         data = manifest.dump()
-        refused = uploader.upload(wanted, uploader.shortened(data, theirs.snapshot, self._base))
+        refused = uploader.upload(wanted, sources.read, uploader.shortened(data, theirs.snapshot, self._base))
         if refused:
             self._leave_out(refused)
             return None
@@ -277,12 +277,12 @@ class _Commit:
         self._save_base(Snapshot(ref, data), proposal)
         return self._report(CommitStatus.COMMITTED, ref, manifest, proposal)
 
-    def _sources(self, proposal: Proposal, lost: set[bytes]) -> list[Source]:
+    def _sources(self, proposal: Proposal, lost: set[bytes]) -> Sources:
         """What this commit brings, but for what is in the pack that was begun."""
         taken, written = set(proposal.taken), self._uploader.written
         ours = {path: entry for path, entry in self._ours.items() if path in taken or entry.digest in lost}
         ours = {path: entry for path, entry in ours.items() if entry.digest not in written}
-        return sources(self._worker, ours, proposal.contents, self._kept)
+        return Sources(self._worker, ours, proposal.contents, self._kept)
 
     def _lost(self, newest: Snapshot | None) -> set[bytes]:
         """Digests of ours that the newest generation needs and the store has lost."""
