@@ -17,7 +17,8 @@ class CommandTable(click.Group):
     """The package of their modules."""
     table: ClassVar[Mapping[str, str]]
     """Name → what it does."""
-    heading: ClassVar[str] = "Commands"
+    sections: ClassVar[Mapping[str, Mapping[str, str]]]
+    """The same below the headings of the help."""
     elsewhere: ClassVar[Mapping[str, str]] = {}
     """Name → module, where that cannot have the name."""
 
@@ -44,5 +45,7 @@ class CommandTable(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Written from the table: click would import every command for it."""
-        with formatter.section(self.heading):
-            formatter.write_dl(list(self.table.items()))
+        width = max(map(len, self.table))  # What they do begins in one column in all sections.
+        for heading, section in self.sections.items():
+            with formatter.section(heading):
+                formatter.write_dl([(f"{name:<{width}}", text) for name, text in section.items()])

@@ -21,36 +21,48 @@ COMPLETE = "_KSTORE_COMPLETE"
 """The variable by which a shell asks what could come next."""
 INTERRUPTED = 130
 
-COMMANDS = {
-    "exec": "Run a command with the kernels of KEY, and commit what it compiled.",
-    "restore": "Put what is published for KEY into the local cache root.",
-    "commit": "Publish what was compiled under KEY and the store lacks.",
-    "watch": "Commit what other processes compile for KEY, until told to end.",
-    "env": "Print the shell lines that point compilers at the cache root of KEY.",
-    "ls": "List what the store holds.",
-    "show": "Show the generations of KEY and what they hold.",
-    "doctor": "Check all that hits depend on, from the store to the compiler.",
-    "why": "Say why the last run compiled although KEY was restored.",
-    "diff": "Show what differs between two keys or generations: kernels, choices, environment.",
-    "cat": "Print one artifact of KEY.",
-    "stats": "Show hits, misses, bytes and times, by key.",
-    "du": "Show whose bytes the store holds, and what each key alone would free.",
-    "report": "Write all that is known of the store's use as one HTML page.",
-    "gc": "Remove old generations, and the files that nothing needs any more.",
-    "verify": "Check every byte that KEY, or every key, needs.",
-    "forget": "Drop what is published for KEY; gc frees its bytes.",
-    "quarantine": "Make KEY miss until something new is committed.",
-    "rollback": "Publish an earlier generation of KEY as its newest.",
-    "pin": "Keep a generation of KEY whatever gc is told.",
-    "unpin": "Let gc decide about a generation of KEY again.",
-    "clean": "Remove local cache roots.",
-    "export": "Write KEY to a file.",
-    "import": "Bring in what another store or another cache holds.",
-    "copy": "Copy the newest generations of all keys, or of each KEY, between two stores.",
-    "init": "Make a store.",
-    "completion": "Print the script that completes kstore's commands in a shell.",
-    "demo": "Compile a small model, restore it, and compare the two.",
+SECTIONS = {
+    "Run a job": {
+        "exec": "Run a command with the kernels of KEY, and commit what it compiled.",
+        "restore": "Put what is published for KEY into the local cache root.",
+        "commit": "Publish what was compiled under KEY and the store lacks.",
+        "watch": "Commit what other processes compile for KEY, until told to end.",
+        "env": "Print the shell lines that point compilers at the cache root of KEY.",
+    },
+    "See what is there, and why": {
+        "ls": "List what the store holds.",
+        "show": "Show the generations of KEY and what they hold.",
+        "diff": "Show what differs between two keys or generations: kernels, choices, environment.",
+        "cat": "Print one artifact of KEY.",
+        "why": "Say why the last run compiled although KEY was restored.",
+        "doctor": "Check all that hits depend on, from the store to the compiler.",
+        "stats": "Show hits, misses, bytes and times, by key.",
+        "du": "Show whose bytes the store holds, and what each key alone would free.",
+        "report": "Write all that is known of the store's use as one HTML page.",
+    },
+    "Keep it in order": {
+        "gc": "Remove old generations, and the files that nothing needs any more.",
+        "verify": "Check every byte that KEY, or every key, needs.",
+        "forget": "Drop what is published for KEY; gc frees its bytes.",
+        "quarantine": "Make KEY miss until something new is committed.",
+        "rollback": "Publish an earlier generation of KEY as its newest.",
+        "pin": "Keep a generation of KEY whatever gc is told.",
+        "unpin": "Let gc decide about a generation of KEY again.",
+        "clean": "Remove local cache roots.",
+    },
+    "Between stores, and from other caches": {
+        "export": "Write KEY to a file.",
+        "import": "Bring in what another store or another cache holds.",
+        "copy": "Copy the newest generations of all keys, or of each KEY, between two stores.",
+    },
+    "Set up, and try": {
+        "init": "Make a store.",
+        "completion": "Print the script that completes kstore's commands in a shell.",
+        "demo": "Compile a small model, restore it, and compare the two.",
+    },
 }
+"""Heading in the help → name → what it does."""
+COMMANDS = {name: text for section in SECTIONS.values() for name, text in section.items()}
 """Name → what it does."""
 
 
@@ -59,6 +71,7 @@ class Commands(CommandTable):
 
     commands_in = "kstore.cli"
     table = COMMANDS
+    sections = SECTIONS
     elsewhere: ClassVar[dict[str, str]] = {"import": "imports"}
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -8,7 +9,7 @@ import pytest
 
 from kstore import __version__
 from kstore.cli.imports import SOURCES
-from kstore.cli.program import COMMANDS, program
+from kstore.cli.program import COMMANDS, SECTIONS, program
 from tests.cli.commandline import REPOSITORY, Cli
 
 LINES = [(name,) for name in COMMANDS if name != "import"] + [("import", name) for name in SOURCES]
@@ -38,6 +39,23 @@ def test_the_help_names_every_command(cli: Cli) -> None:
     assert all(f"\n  {name} " in result.out for name in COMMANDS)
 
 
+def test_the_help_has_commands_of_one_purpose_below_one_heading(cli: Cli) -> None:
+    parts = re.split(r"\n(?=\S)", cli("--help").out.partition("Options:")[2])[1:]
+    found = {part.partition(":\n")[0]: re.findall(r"^  (\w+)", part, re.MULTILINE) for part in parts}
+
+    assert found == {heading: list(section) for heading, section in SECTIONS.items()}
+
+
+def test_in_the_help_what_commands_do_begins_in_one_column(cli: Cli) -> None:
+    out = cli("--help").out
+
+    assert len({out.index(text[:20]) - out.rindex("\n", 0, out.index(text[:20])) for text in COMMANDS.values()}) == 1
+
+
+def test_no_command_is_below_two_headings() -> None:
+    assert len(COMMANDS) == sum(map(len, SECTIONS.values()))
+
+
 def test_without_arguments_it_prints_its_help(cli: Cli) -> None:
     assert cli() == cli("--help")
 
@@ -49,7 +67,7 @@ def test_it_runs_as_a_module(cli: Cli) -> None:
 def test_the_help_loads_neither_the_store_nor_torch_nor_rich() -> None:
     loaded = modules_after("from kstore.cli.program import run; run(['--help'])")
 
-    assert not loaded & {"torch", "rich", "lmdb", "kstore.store"}
+    assert not loaded & {"torch", "rich", "lmdb", "kstore.store", *(f"kstore.cli.{name}" for name in COMMANDS)}
 
 
 def test_importing_the_command_line_loads_nothing_else() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import click
 
 from kstore.cli.group import CommandTable
@@ -20,7 +22,7 @@ class Sources(CommandTable):
 
     commands_in = "kstore.cli.imports"
     table = SOURCES
-    heading = "Sources"
+    sections: ClassVar[dict[str, dict[str, str]]] = {"Sources": SOURCES}
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """A first word that names no source is the file of a bundle, or an option of that command."""
