@@ -45,8 +45,9 @@ def main() -> None:
         try:
             tables[name] = _measure(name, options, sizes, rounds)
         except Exception as error:
-            tell(f"{name} failed: {error!r}")
-            failed.append(f"{name} with {error!r}")
+            what = f"{type(error).__name__}: {error}"  # with the file's name, which repr() leaves out
+            tell(f"{name} failed: {what}")
+            failed.append(f"{name} with {what}")
             continue
         found = [tables[each] for each in MEASURES if each in tables]
         report.write(options.out, found)
@@ -82,9 +83,11 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="small sizes, one round: whether it runs, not how fast")
     parser.add_argument("--rounds", type=int, help="5; with --quick 1")
     parser.add_argument("--out", type=Path, help=f"where to write; by default {PAGE}, with --quick a new folder")
-    parser.add_argument("--work", type=Path, help="where filesystems and trees are made; needs 30 GB")
+    parser.add_argument("--work", type=Path, help="where filesystems and trees are made, itself too; needs 30 GB")
     parser.add_argument("--corpus", type=Path, help="a tree to take as it is, instead of a corpus that is built")
     options = parser.parse_args()
+    if options.work:
+        options.work.mkdir(parents=True, exist_ok=True)
     if options.out is None:
         options.out = Path(tempfile.mkdtemp(prefix="kstore-quick-")) if options.quick else PAGE
     return options
