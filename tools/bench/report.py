@@ -6,7 +6,7 @@ import json
 import os
 import platform
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -26,7 +26,13 @@ one table may be compared with one of another. Processes are fresh, and their im
 longer than was aimed at, it says so.
 """
 _BEGIN, _END = "<!-- begin: python -m tools.bench -->", "<!-- end -->"
-_PEERS = ("fal", "b10-transfer", "tar, zstd", "cp -a", "rsync -a")
+_OURS = ("kstore, loose", "kstore, packed")
+_PEERS = ("fal", "b10-transfer", "tar, zstd", "cp -al", "cp -a", "rsync -a")
+_COLD = "cold"
+_FILES = (*_OURS, *_PEERS)
+"""README's columns where files are shared."""
+_STARTS = (_COLD, *_OURS, "fal", "b10-transfer", "mega-cache", "untouched warm folder")
+"""Its columns where models start."""
 
 
 def conditions(rounds: int, drops: bool) -> list[str]:
@@ -81,19 +87,24 @@ def summary(tables: Iterable[Table]) -> str:
 
 
 def update_readme(path: Path, tables: Iterable[Table]) -> None:
-    """Put what a peer does too between the marks: of each table the first row in which something is aimed at."""
-    columns = ("kstore, loose", "kstore, packed", *_PEERS)
-    lines = _heading(columns)
-    for table in tables:
-        if table.claims and not set(_PEERS).isdisjoint(table.columns):
-            row = table.claims[0].row
-            label = f"[{table.title}](docs/benchmarks/index.md#{anchor(table.title)}): {row}"
-            lines.append(_row(table, row, columns, label))
+    """Put what a peer does too between the marks: where files are shared, and below that where models start."""
+    compared = [table for table in tables if table.claims and not set(_PEERS).isdisjoint(table.columns)]
+    starts = [table for table in compared if _COLD in table.columns]
+    files = [table for table in compared if _COLD not in table.columns]
+    lines = [*_comparison(files, _FILES), "", *_comparison(starts, _STARTS)]
     before, _, rest = path.read_text().partition(_BEGIN)
     _, mark, after = rest.partition(_END)
     if not mark:
         raise ValueError(f"{path} has no place for figures between {_BEGIN} and {_END}")
     path.write_text("\n".join([before + _BEGIN, *lines, mark + after]))
+
+
+def _comparison(tables: Iterable[Table], columns: Sequence[str]) -> Iterator[str]:
+    """Of each table the first row in which something is aimed at."""
+    yield from _heading(columns)
+    for table in tables:
+        row = table.claims[0].row
+        yield _row(table, row, columns, f"[{table.title}](docs/benchmarks/index.md#{anchor(table.title)}): {row}")
 
 
 def _claim(claim: Claim, unit: Unit, verdict: Verdict | None) -> tuple[str, str, str, str, str]:
