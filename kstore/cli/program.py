@@ -32,6 +32,7 @@ SECTIONS = {
     "See what is there, and why": {
         "ls": "List what the store holds.",
         "show": "Show the generations of KEY and what they hold.",
+        "files": "List the files that KEY holds.",
         "diff": "Show what differs between two keys or generations: kernels, choices, environment.",
         "cat": "Print one artifact of KEY.",
         "why": "Say why the last run compiled although KEY was restored.",

@@ -31,13 +31,21 @@ def find_artifact(side: Side, text: str) -> Artifact:
         MissError: there is none.
         UsageError: there are several.
     """
-    found = _by_path(side, text) or _by_kernel(side, text)
-    if not found:
-        raise MissError(f"{side.label} has no artifact {text!r}; {_near(side, text)}")
+    found = _called(side, text)
     paths = sorted({artifact.path for artifact in found})
     if len(paths) > 1:
         raise UsageError(f"{text!r} could be any of {_listed(paths)} in {side.label}; say more of it")
     return found[0] if len(found) == 1 else _of_host(found)
+
+
+def find_artifacts(side: Side, text: str) -> list[Artifact]:
+    """All that `text` may mean: what a folder of that path holds, else whatever `find_artifact` could choose from.
+
+    Raises:
+        MissError: there is none.
+    """
+    folder = text.rstrip("/") + "/"
+    return [artifact for artifact in side.artifacts if artifact.path.startswith(folder)] or _called(side, text)
 
 
 def read_artifact(side: Side, artifact: Artifact) -> bytes:
@@ -82,6 +90,13 @@ def unified_diff(left: tuple[str, str], right: tuple[str, str]) -> Iterator[str]
     """The lines of a unified diff of two (name, text)."""
     (one, before), (other, after) = left, right
     yield from difflib.unified_diff(before.split("\n"), after.split("\n"), one, other, lineterm="")
+
+
+def _called(side: Side, text: str) -> list[Artifact]:
+    found = _by_path(side, text) or _by_kernel(side, text)
+    if not found:
+        raise MissError(f"{side.label} has no artifact {text!r}; {_near(side, text)}")
+    return found
 
 
 def _by_path(side: Side, text: str) -> list[Artifact]:

@@ -17,8 +17,8 @@ from tests.cli.commandline import Cli
 from tests.cli.test_help import command_of
 
 SHELLS = ("bash", "zsh", "fish")
-TAKES_KEY = ("exec", "restore", "commit", "watch", "env", "show", "diff", "cat", "verify", "forget", "quarantine")
-TAKES_KEY += ("rollback", "pin", "unpin", "ls", "clean", "why", "doctor", "export", "stats", "du")
+TAKES_KEY = ("exec", "restore", "commit", "watch", "env", "show", "files", "diff", "cat", "verify", "forget")
+TAKES_KEY += ("quarantine", "rollback", "pin", "unpin", "ls", "clean", "why", "doctor", "export", "stats", "du")
 
 
 @pytest.fixture

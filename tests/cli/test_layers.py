@@ -65,6 +65,22 @@ def test_show_tells_the_generations_of_each_store_apart(cli: Cli, base: Path) ->
     assert [(scope["store"], len(scope["generations"])) for scope in scopes] == [(str(cli.store), 1), (str(base), 1)]
 
 
+def test_files_says_what_a_generation_left_below(cli: Cli, base: Path) -> None:
+    cli.publish("my/v1", "three")
+    lines = [line.split("\t") for line in cli("files", "my/v1").out.splitlines()]
+    assert [(path.rpartition("/")[2], stored) for path, _, stored, *_ in lines] == [
+        ("cone.py", "below"),
+        ("cthree.py", "loose"),
+        ("ctwo.py", "below"),
+    ]
+
+
+def test_files_finds_what_only_the_image_has(cli: Cli, base: Path) -> None:
+    content = cli("files", "my/v1", "--json").json
+    assert content["store"] == str(base)
+    assert [file["stored"] for file in content["artifacts"]] == ["loose", "loose"]
+
+
 def test_verify_says_what_only_the_image_has(cli: Cli, base: Path) -> None:
     cli.publish("my/v1", "three")
     assert cli("verify").code == 0

@@ -1,0 +1,120 @@
+"""`kstore files`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import click
+
+from kstore.cli.columns import Column, fit, terminal_width
+from kstore.cli.options import ERROR, INTEGRITY, MISSING, Command, Invocation, complete_key, on_scope
+from kstore.words import in_line, shorten, size
+
+if TYPE_CHECKING:
+    from kstore.cli.output import Output
+    from kstore.inspect.items import Artifact
+    from kstore.inspect.places import Place
+    from kstore.published.refs import Ref
+    from kstore.store import Store
+
+_COLUMNS = (
+    Column("PATH", floor=24),
+    Column("SIZE", right=True),
+    Column("STORED"),
+    Column("HOST"),
+    Column("DIGEST"),
+)
+_ANY_HOST = "any"
+_SHOWN = 13
+"""Characters of a host or digest that a terminal gets."""
+_GAP = "  "
+
+
+@click.command("files", cls=Command, exit_codes=ERROR | MISSING | INTEGRITY)
+@click.argument("key", metavar="KEY[@N]", shell_complete=complete_key)
+@click.argument("path", default="")
+@on_scope
+def command(invocation: Invocation, key: str, path: str) -> None:
+    """List the files that KEY holds.
+
+    \b
+    kstore files my-model/v1
+    kstore files my-model/v1@3 inductor/fxgraph
+    kstore files my-model/v1 triton_poi_fused_add_3 | cut -f 1
+
+    PATH limits it to a folder, to what `kstore cat` takes, or to a kernel's files. A pipe gets a line for each
+    file, with tabs between its path, bytes, where it is stored, the host that it is for, and its digest.
+    """
+    from kstore.inspect.artifact import find_artifacts
+    from kstore.inspect.choice import Wanted, choose_one
+    from kstore.inspect.places import places_of
+    from kstore.inspect.sides import published_side
+
+    output, store = invocation.output, invocation.store()
+    wanted = Wanted.parse(key, invocation.text("gpu"), invocation.text("environment"))
+    with output.working("reading the store"):
+        ref = choose_one(store, wanted)
+        side = published_side(store, ref)
+        artifacts = sorted(find_artifacts(side, path) if path else side.artifacts)
+    output.detail(f"{side.scope} generation {side.generation}")
+    placed = places_of(store.storage, ref, artifacts)
+    if output.json:
+        output.document(_describe(store, ref, placed))
+    elif terminal_width() is None:
+        _write(output, placed)
+    else:
+        _print(output, artifacts, placed)
+    if not side.artifacts:
+        output.say(f"{side.label} holds no files: it is {ref.state}")
+
+
+def _describe(store: Store, ref: Ref, placed: Iterator[tuple[Artifact, Place]]) -> dict[str, object]:
+    from kstore.inspect.places import Place
+
+    scope = ref.scope
+    artifacts = [
+        {
+            "path": path,
+            "host": host or None,
+            "bytes": entry.size,
+            "digest": entry.digest.hex(),
+            "mode": f"{entry.mode:04o}",
+            "stored": None if place is Place.NOWHERE else place,
+        }
+        for (path, host, entry), place in placed
+    ]
+    whose = {"key": scope.key, "gpu": scope.gpu, "environment": scope.environment, "generation": ref.generation}
+    return {"store": store.storage.holder(ref).location, **whose, "state": ref.state, "artifacts": artifacts}
+
+
+def _write(output: Output, placed: Iterator[tuple[Artifact, Place]]) -> None:
+    """For a program: in full, and each as soon as it is known."""
+    for (path, host, entry), place in placed:
+        cells = in_line(path), str(entry.size), place, host or _ANY_HOST, entry.digest.hex()
+        output.exact("\t".join(cells).encode() + b"\n")
+
+
+def _print(output: Output, artifacts: list[Artifact], placed: Iterator[tuple[Artifact, Place]]) -> None:
+    """For people: cut to the terminal's width, and begun before all are looked at."""
+    from kstore.inspect.places import Place
+
+    if not artifacts:
+        return
+    titles = [column.title for column in _COLUMNS]
+    widths = fit(_COLUMNS, [_row(artifact, Place.PACKED) for artifact in artifacts], terminal_width())
+    output.line(_aligned(titles, widths))
+    for artifact, place in placed:
+        output.line(_aligned(_row(artifact, place), widths))
+
+
+def _row(artifact: Artifact, place: Place) -> list[str]:
+    path, host, entry = artifact
+    names = shorten(host or _ANY_HOST, _SHOWN), shorten(entry.digest.hex(), _SHOWN)
+    return [in_line(path), size(entry.size), place, *names]
+
+
+def _aligned(cells: list[str], widths: list[int]) -> str:
+    shown = [shorten(cell, width) for cell, width in zip(cells, widths, strict=True)]
+    parts = zip(shown, widths, _COLUMNS, strict=True)
+    return _GAP.join(cell.rjust(n) if column.right else cell.ljust(n) for cell, n, column in parts).rstrip()

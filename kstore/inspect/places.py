@@ -1,0 +1,47 @@
+"""Where the blobs of one generation are: in its packs, by themselves, or left where a store below has them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from kstore.inspect.items import Artifact
+from kstore.published.manifest import Flag
+from kstore.storage import reporting_trouble
+
+if TYPE_CHECKING:
+    from kstore.published.refs import Ref
+    from kstore.storage import Storage
+
+
+class Place(StrEnum):
+    """Where a blob is."""
+
+    PACKED = "packed"
+    """In a pack that the generation names."""
+    LOOSE = "loose"
+    """A file of its own."""
+    BELOW = "below"
+    """It was not uploaded, for a store below had it."""
+    NOWHERE = "-"
+    """Neither: it is lost, or in a pack of others that the generation does not name."""
+
+
+def places_of(storage: Storage, ref: Ref, artifacts: Iterable[Artifact]) -> Iterator[tuple[Artifact, Place]]:
+    """Each artifact of the generation with the place of its blob. A loose one is looked for only when its turn comes.
+
+    Raises:
+        StoreUnavailable: the store cannot be read.
+    """
+    holder = storage.holder(ref)
+    packed = holder.blobs.digests_in(ref.packs)
+    with reporting_trouble(holder.location, "read"):
+        for artifact in artifacts:
+            entry = artifact.entry
+            if entry.digest in packed:
+                yield artifact, Place.PACKED
+            elif holder.blobs.loose.has(entry.digest, entry.size):
+                yield artifact, Place.LOOSE
+            else:
+                yield artifact, Place.BELOW if entry.flags & Flag.BELOW else Place.NOWHERE
