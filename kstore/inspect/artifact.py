@@ -132,7 +132,8 @@ def _near(side: Side, text: str) -> str:
     """What else may have been meant."""
     names = {artifact.path.rpartition("/")[2] for artifact in side.artifacts}
     near = difflib.get_close_matches(text.rpartition("/")[2], names, _NEAR)
-    return f"there is {', '.join(near)}" if near else "name a file, or a kernel and the file's suffix"
+    listed = f"; `kstore files {side.label}` lists them" if side.generation else ""
+    return f"there is {', '.join(near)}" if near else f"name a file, or a kernel and the file's suffix{listed}"
 
 
 def _of_host(versions: list[Artifact]) -> Artifact:

@@ -67,6 +67,7 @@ def test_a_terminal_gets_text_that_cannot_steer_it(cli: Cli, kernel: str) -> Non
     [
         (("my/v1", "triton_add"), 2, "could be any of __grp__triton_add.json, triton_add.cubin"),
         (("my/v1", "nothing"), 3, "my/v1@1 has no artifact 'nothing'"),
+        (("my/v1", "nothing"), 3, "`kstore files my/v1@1` lists them"),
         (("my/v1", "triton_ad.cubin"), 3, "'triton_ad.cubin'; there is triton_add.cubin"),
         (("no/key", "x"), 3, "nothing is published for no/key"),
         (("my/v1", "triton_add.ptx", "--gpu", "x"), 3, "my/v1 is not published for x; choose: --gpu "),
