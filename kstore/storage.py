@@ -106,18 +106,23 @@ class Storage:
         for _ in range(_ATTEMPTS):
             generations = self.refs.generations(scope)
             with suppress(MissError):  # gc has removed the newest since it was listed: there is a newer one
-                return max(generations, default=0), self._first_whole(scope, generations[::-1])
+                whole = (self.whole(scope, generation) for generation in reversed(generations))
+                return max(generations, default=0), next(filter(None, whole), None)
         raise MissError(f"{scope} lists generations that are not there; `kstore show {scope.key}` shows them")
 
-    def _first_whole(self, scope: Scope, generations: list[int]) -> Snapshot | None:
-        for generation in generations:
-            try:
-                snapshot = self.snapshot(self.refs.get(scope, generation))
-                _ = snapshot.checked
-                return snapshot
-            except IntegrityError as error:
-                log.warning("generation %d of %s is passed over: %s", generation, scope, error)
-        return None
+    def whole(self, scope: Scope, generation: int) -> Snapshot | None:
+        """One generation; None, and a line in the log, if it is damaged.
+
+        Raises:
+            MissError: there is no such generation.
+        """
+        try:
+            snapshot = self.snapshot(self.refs.get(scope, generation))
+            _ = snapshot.checked
+        except IntegrityError as error:
+            log.warning("passed over: %s", error)
+            return None
+        return snapshot
 
     def create(self, grace: int = DEFAULT_GRACE) -> bool:
         """Make the store unless it exists; returns whether it was made now. `grace` is in seconds.

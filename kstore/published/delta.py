@@ -83,7 +83,7 @@ def _read(blobs: BlobStore, ref: Ref) -> bytes:
     if delta is None:
         return blobs.fetch(ref.manifest, ref.manifest_size, ref.packs)
     if max(ref.manifest_size, delta.size, delta.base_size) > _MAX_SIZE:
-        raise IntegrityError(f"generation {ref.generation} of {ref.scope} declares more than a delta has")
+        raise IntegrityError(f"blob {delta.digest.hex()} declares more than a delta has")
     base = blobs.fetch(delta.base, delta.base_size, ref.packs)
     data = follow(blobs.fetch(delta.digest, delta.size, ref.packs), base, ref.manifest_size)
     if digest_of(data) != ref.manifest:

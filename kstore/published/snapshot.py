@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from kstore.errors import IntegrityError
 from kstore.published.manifest import Manifest
 from kstore.published.refs import Ref
 from kstore.published.untrusted import check_manifest
@@ -35,7 +36,10 @@ class Snapshot:
         Raises:
             IntegrityError: it cannot be read, or holds such a thing.
         """
-        check_manifest(self.manifest)
+        try:
+            check_manifest(self.manifest)
+        except IntegrityError as error:
+            raise IntegrityError(f"generation {self.ref.generation} of {self.ref.scope} is damaged: {error}") from error
         return self.manifest
 
     def is_generation_of(self, other: Ref | None) -> bool:
