@@ -9,6 +9,7 @@ nothing is published, and nothing returned. What a user asks for holds upon any:
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -26,6 +27,8 @@ from kstore.published.manifest import Manifest, meta_of
 from kstore.published.refs import Ref, RefState
 from kstore.scope import Scope
 from kstore.storage import Storage
+
+log = logging.getLogger(__name__)
 
 _MAX_RACES = 1000
 
@@ -108,22 +111,42 @@ def _packed(storage: Storage, data: bytes) -> tuple[str, ...]:
 
 
 def before_newest(storage: Storage, scope: Scope) -> Ref:
-    """The last generation that holds something else than the newest one.
+    """The last generation that can be read and holds something else than the newest one. Where others had to be passed
+    over for it, the log says which it is.
 
     Raises:
         MissError: there is none.
+        IntegrityError: there are earlier ones, and none that can be read.
     """
     *earlier, newest = storage.refs.generations(scope) or [0]
-    replaced = storage.refs.get(scope, newest).manifest if newest else b""
+    replaced = _manifest_of(storage, scope, newest) if newest else b""
+    passed = False
     for generation in reversed(earlier):
-        with suppress(MissError, IntegrityError):
-            ref = storage.refs.get(scope, generation)
-            if ref.state is RefState.LIVE and ref.manifest != replaced:
-                return ref
+        with suppress(MissError):  # gc has removed it since it was listed
+            snapshot = storage.whole(scope, generation)
+            passed |= snapshot is None
+            if snapshot and snapshot.ref.state is RefState.LIVE and snapshot.ref.manifest != replaced:
+                if passed or not replaced:
+                    log.warning("%s is rolled back to generation %d", scope, generation)
+                return snapshot.ref
     below = storage.below.newest(scope) if newest and storage.below else None
     if below and below.ref.state is RefState.LIVE:
         return below.ref
+    if passed:
+        raise IntegrityError(
+            f"no earlier generation of {scope} can be read; commit from a worker that has the kernels, "
+            f"and see what else `kstore verify {scope.key}` finds"
+        )
     raise MissError(f"{scope} has no earlier generation to roll back to; `kstore show {scope.key}` lists them")
+
+
+def _manifest_of(storage: Storage, scope: Scope, generation: int) -> bytes:
+    """The digest of what a generation holds; empty, and a line in the log, if its ref is damaged."""
+    try:
+        return storage.refs.get(scope, generation).manifest
+    except IntegrityError as error:
+        log.warning("passed over: %s", error)
+        return b""
 
 
 def _without(storage: Storage, doomed: Doomed, sizes: dict[bytes, int], packs: tuple[str, ...]) -> tuple[str, ...]:
