@@ -26,7 +26,7 @@ from kstore.merge import Merged, merge
 from kstore.operations.proposal import Proposal, Published, apart
 from kstore.operations.sources import Sources
 from kstore.operations.unchanged import commit_report, remember_still, unchanged_since
-from kstore.published.layers import newest_ref, newest_whole, remembers
+from kstore.published.layers import newest_ref, newest_whole, or_below, remembers
 from kstore.published.leaning import fetch, noted
 from kstore.published.lost import lacks_pack, lost_of
 from kstore.published.manifest import Entry, Files, Flag, Manifest, meta_of, unit_of
@@ -159,7 +159,7 @@ class _Commit:
             known = self._base if self._base and self._base.is_generation_of(ref) else None
             if known is None or lacks_pack(self._storage, ref):  # which may have held its manifest
                 known = self._storage.snapshot(ref)
-            return Published(0 if ref.depth else ref.generation, known)
+            return Published(0 if ref.depth else ref.generation, or_below(self._storage, self._worker.scope, known))
         except IntegrityError:
             return Published(*newest_whole(self._storage, self._worker.scope))
 

@@ -153,11 +153,11 @@ def attempt(storage: Storage, look: Callable[[], Found], nothing: Found) -> Foun
 def newest_whole(storage: Storage, scope: Scope) -> tuple[int, Snapshot | None]:
     """The number of the newest generation in `storage`, 0 for none, and the newest of the store in charge."""
     number, snapshot = storage.newest_whole(scope)
-    return number, _or_below(storage, scope, snapshot)
+    return number, or_below(storage, scope, snapshot)
 
 
-def _or_below(storage: Storage, scope: Scope, snapshot: Snapshot | None) -> Snapshot | None:
-    """What is below if above there is nothing, or no more than that what there was is lost."""
+def or_below(storage: Storage, scope: Scope, snapshot: Snapshot | None) -> Snapshot | None:
+    """What is below if above there is nothing, or no more than that what there was is lost; else `snapshot`."""
     if snapshot and snapshot.ref.state is not RefState.LOST:
         return snapshot
     return storage.below.newest(scope) or snapshot
@@ -167,7 +167,7 @@ def newest_there(storage: Storage, scope: Scope) -> tuple[int, Snapshot | None]:
     """As `newest_whole`; where there is a store below, whatever ails `storage`."""
     nothing: tuple[int, Snapshot | None] = (0, None)
     number, snapshot = attempt(storage, partial(storage.newest_whole, scope), nothing)
-    return number, _or_below(storage, scope, snapshot)
+    return number, or_below(storage, scope, snapshot)
 
 
 def newest_ref(storage: Storage, scope: Scope) -> Ref | None:

@@ -262,47 +262,6 @@ def test_nothing_is_ever_written_below(fleet: Fleet) -> None:
     assert fingerprint(fleet.base) == before
 
 
-# ---- What is damaged above
-
-
-def lose_all(worker: Worker) -> None:
-    """Of the one generation above, as a repair finds it by somebody who has no image."""
-    ref = worker.location / worker.newest().name
-    ref.chmod(0o644)
-    ref.write_bytes(b"garbage")
-    operator = Store(worker.location, gpu=GPU, environment=ENVIRONMENT, environ={})
-    assert operator.verify(repair=True).repaired
-    assert worker.newest().state is RefState.LOST
-
-
-def test_that_nothing_is_left_above_hides_nothing_below(fleet: Fleet) -> None:
-    fleet.bake("one")
-    worker = fleet.worker("worker")
-    worker.restore()
-    fill(worker, "two")
-    worker.commit()
-    lose_all(worker)
-    fresh = fleet.worker("fresh")
-    report = fresh.restore(wait=10)
-    assert (report.status, report.leads, has(fresh)) == (RestoreStatus.RESTORED, False, {"one"})
-    fill(fresh, "three")
-    assert fresh.commit().generation == 3
-    worker.commit()
-    again = fleet.worker("again")
-    again.restore()
-    assert has(again) == {"one", "two", "three"}
-
-
-def test_that_nothing_is_left_in_a_store_between_hides_nothing_further_below(fleet: Fleet) -> None:
-    fleet.bake("one")
-    between = fleet.worker("between")
-    fill(between, "two")
-    between.commit()
-    lose_all(between)
-    worker = Worker(fleet.folder, "worker", fleet.folder / "first", fleet.shared, fleet.base, layout=fleet.layout)
-    assert (worker.restore().status, has(worker)) == (RestoreStatus.RESTORED, {"one"})
-
-
 # ---- What is forgotten, quarantined, rolled back to
 
 

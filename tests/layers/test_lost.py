@@ -1,0 +1,78 @@
+"""That a key was lost above hides nothing that the image below has."""
+
+from __future__ import annotations
+
+import pytest
+
+from kstore.published.refs import RefState
+from kstore.report import CommitStatus, RestoreStatus
+from kstore.store import Store
+from tests.layers.images import Fleet, Worker, fill, has
+from tests.trees import ENVIRONMENT, GPU
+
+
+def lose_all(worker: Worker) -> None:
+    """Of the one generation above, as a repair finds it by somebody who has no image."""
+    ref = worker.location / worker.newest().name
+    ref.chmod(0o644)
+    ref.write_bytes(b"garbage")
+    operator = Store(worker.location, gpu=GPU, environment=ENVIRONMENT, environ={})
+    assert operator.verify(repair=True).repaired
+    assert worker.newest().state is RefState.LOST
+
+
+def test_that_nothing_is_left_above_hides_nothing_below(fleet: Fleet) -> None:
+    fleet.bake("one")
+    worker = fleet.worker("worker")
+    worker.restore()
+    fill(worker, "two")
+    worker.commit()
+    lose_all(worker)
+    fresh = fleet.worker("fresh")
+    report = fresh.restore(wait=10)
+    assert (report.status, report.leads, has(fresh)) == (RestoreStatus.RESTORED, False, {"one"})
+    fill(fresh, "three")
+    assert fresh.commit().generation == 3
+    worker.commit()
+    again = fleet.worker("again")
+    again.restore()
+    assert has(again) == {"one", "two", "three"}
+
+
+def test_that_nothing_is_left_in_a_store_between_hides_nothing_further_below(fleet: Fleet) -> None:
+    fleet.bake("one")
+    between = fleet.worker("between")
+    fill(between, "two")
+    between.commit()
+    lose_all(between)
+    worker = Worker(fleet.folder, "worker", fleet.folder / "first", fleet.shared, fleet.base, layout=fleet.layout)
+    assert (worker.restore().status, has(worker)) == (RestoreStatus.RESTORED, {"one"})
+
+
+@pytest.fixture
+def lost(fleet: Fleet) -> Fleet:
+    """The image has "one"; what was committed above is lost."""
+    fleet.bake("one")
+    worker = fleet.worker("worker")
+    worker.restore()
+    fill(worker, "two")
+    worker.commit()
+    lose_all(worker)
+    return fleet
+
+
+def test_who_commits_cold_where_nothing_is_left_above_publishes_what_is_below_too(lost: Fleet) -> None:
+    cold = lost.worker("cold")
+    fill(cold, "three")
+    assert cold.commit().generation == 3
+    again = lost.worker("again")
+    again.restore()
+    assert has(again) == {"one", "three"}
+
+
+def test_who_has_nothing_new_where_nothing_is_left_above_publishes_nothing(lost: Fleet) -> None:
+    worker = lost.worker("of the image")
+    worker.restore()
+    for _ in range(2):
+        assert worker.commit().status is CommitStatus.UNCHANGED
+    assert worker.newest().generation == 2
