@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kstore.cli.options import ERROR, INTEGRITY, MISSING, WORKERS, Command, Invocation, complete_key, on_worker
+from kstore.cli.options import ERROR, INTEGRITY, MISSING, WORKERS, Command, Invocation, on_worker, optional_key_argument
 from kstore.errors import IntegrityError
 from kstore.words import duration, plural, size
 
@@ -18,7 +18,7 @@ _SHOWN = 3
 
 
 @click.command("verify", cls=Command, exit_codes=ERROR | MISSING | INTEGRITY)
-@click.argument("key", default="", shell_complete=complete_key)
+@optional_key_argument
 @click.option("--repair", is_flag=True, help="Move aside what is damaged, and save what can be saved.")
 @on_worker
 def command(invocation: Invocation, key: str, repair: bool) -> int:
@@ -68,8 +68,7 @@ def _next(invocation: Invocation, report: VerifyReport, key: str) -> str:
         return f"a repair has no more to do: commit from a worker that has the files; as to earlier generations, {gc}"
     if report.repaired:
         return "what was damaged is moved aside; the next commit of a worker that has the files puts them back"
-    words = ("verify", *((key,) if key else ()), "--repair")
-    return f"next: {invocation.again(*words, names=WORKERS)}"
+    return f"next: {invocation.again('verify', '--repair', key=key, names=WORKERS)}"
 
 
 def _verdict(report: VerifyReport) -> str:

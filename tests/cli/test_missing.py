@@ -63,6 +63,7 @@ def test_where_there_is_no_store_that_is_what_is_said(cli: Cli, command: tuple[s
         (("rollback",), "name the generation behind KEY"),
         (("show",), "`kstore cat`, `kstore diff` and `kstore export` do"),
         (("stats",), "`kstore cat`, `kstore diff` and `kstore export` do"),
+        (("verify",), "`kstore cat`, `kstore diff` and `kstore export` do"),
         (("clean", "--yes"), "`kstore cat`, `kstore diff` and `kstore export` do"),
     ],
 )

@@ -104,6 +104,16 @@ def test_what_to_do_next_is_for_the_same_store_and_key(cli: Cli, monkeypatch: py
     assert f"next: kstore verify my/v1 --repair --store {cli.store}\n" in result.err
 
 
+def test_what_to_do_next_can_be_copied_for_a_key_that_looks_like_an_option(cli: Cli) -> None:
+    cli.write("inductor/ab/cone.py", "one")
+    cli("commit", "--layout", "loose", "--", "-v1")
+    damage(cli)
+    (line,) = cli("verify", "--", "-v1").err.splitlines()
+
+    assert line == "kstore: next: kstore verify --repair -- -v1"
+    assert "moved aside" in cli(*line.removeprefix("kstore: next: kstore ").split()).err
+
+
 def test_json_lists_what_is_lost(cli: Cli) -> None:
     cli.publish("my/v1", "one", "two")
     damage(cli)
