@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from kstore.blobs import Layout
 from kstore.blobs.packindex import FRAME_SIZE
 from kstore.blobs.packreader import Blob, PackReader
-from kstore.errors import IntegrityError, MissError
+from kstore.errors import IntegrityError, MissError, StoreUnavailable
 from kstore.gc.mark import Marked
 from kstore.published.generations import are_present, republish
 from kstore.published.refs import Ref
@@ -157,6 +157,6 @@ def _republish(storage: Storage, ref: Ref, replaced: Mapping[str, tuple[str, ...
 
     try:
         return republish(storage, ref, packs, upon=ref.generation) is not None
-    except (IntegrityError, MissError) as error:
+    except (IntegrityError, MissError, StoreUnavailable) as error:
         log.warning("%s is not repacked: %s", ref.scope, error)
         return False

@@ -67,9 +67,12 @@ def republish(
 
     `after_loss` is for one that takes the place of a damaged one: whoever still has what was in that brings it back.
 
+    Blobs that are lost stay so: whoever restores it leaves out their groups.
+
     Raises:
         MissError: the generation has gone.
-        IntegrityError: its manifest, or a blob that must be copied, is damaged.
+        IntegrityError: its manifest is damaged.
+        StoreUnavailable: a blob that must be copied cannot be read just now.
     """
 
     def prepare(parent: int) -> Ref:
@@ -81,7 +84,7 @@ def republish(
             raise IntegrityError("what gc is about to delete cannot be read; see `kstore verify`")
         if not storage.refs.exists(ref):
             raise MissError(f"generation {ref.generation} of {ref.scope} was removed just now")
-        where = _without(storage, doomed, sizes, packs(ref) if packs else _gathered(storage, ref))
+        where = _without(storage, ref, doomed, sizes, packs(ref) if packs else _gathered(storage, ref))
         line = parent + 1 if after_loss else ref.line
         return replace(
             ref, generation=parent + 1, parent=parent, created=time.time(), creator=creator(), packs=where, line=line,
@@ -149,19 +152,25 @@ def _manifest_of(storage: Storage, scope: Scope, generation: int) -> bytes:
         return b""
 
 
-def _without(storage: Storage, doomed: Doomed, sizes: dict[bytes, int], packs: tuple[str, ...]) -> tuple[str, ...]:
+def _without(
+    storage: Storage, ref: Ref, doomed: Doomed, sizes: dict[bytes, int], packs: tuple[str, ...]
+) -> tuple[str, ...]:
     """Those of the packs of a generation that gc is not about to delete, after one more of what it needs of the others
-    and of doomed loose blobs. A pack that cannot be read stays: what it holds is not known.
+    and of doomed loose blobs, but for what is lost. A pack that cannot be read stays: what it holds is not known.
     """
-    blobs = BlobStore(storage.backend)
+    blobs, troubles = BlobStore(storage.backend), list[Exception]()
     left_out = {pack for pack in doomed.packs.intersection(packs) if blobs.can_read(pack)}
     staying = tuple(pack for pack in packs if pack not in left_out)
     needed = (sizes.keys() & blobs.digests_in(left_out) | doomed.blobs) - blobs.digests_in(staying)
     with storage.blobs.writer(Layout.PACKED) as writer:
-        for digest, data in blobs.fetch_many({digest: sizes[digest] for digest in needed}, packs):
+        for digest, data in blobs.fetch_many({digest: sizes[digest] for digest in needed}, packs, troubles):
             writer.put(digest, bytes(data))
-        if writer.blobs != len(needed):
-            raise IntegrityError(f"{len(needed) - writer.blobs} blobs that it needs are damaged")
+            needed.discard(digest)
+        if needed and troubles:
+            why = repr(troubles[0])
+            raise StoreUnavailable(f"{len(needed)} blobs of {ref.scope} cannot be read just now: {why}; try again")
+        if not needed.isdisjoint(ref.stored):
+            raise IntegrityError(f"the manifest of generation {ref.generation} of {ref.scope} was lost just now")
         return (*writer.finish(), *staying)
 
 

@@ -1,0 +1,79 @@
+"""Generations that are published again although not all that they need is there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kstore.blobs.loose import blob_name
+from kstore.condemned import Condemned, write_lists
+from kstore.environment import Host
+from kstore.errors import StoreUnavailable
+from tests.gc.stores import kernels, restored
+from tests.test_repair import condemn, large, rot_frame
+from tests.test_unreadable import AWAY, trouble_with
+from tests.trees import KEY, Node
+
+
+@pytest.fixture(autouse=True)
+def known(host: Host) -> None:
+    """A host that is known without running the compiler."""
+
+
+def restored_but(folder: Path, name: str, left_out: int) -> dict[str, bytes]:
+    """What a fresh worker gets where so many files are lost."""
+    fresh = Node(folder, name, layout=None)
+    assert fresh.restore().left_out == left_out
+    return kernels(fresh)
+
+
+def condemn_blob(node: Node, path: str) -> str:
+    """As gc does with a loose one; returns where it is stored."""
+    digest = node.published()[path].digest
+    found = node.store.storage.backend.stat(blob_name(digest))
+    write_lists(node.store.storage.backend, [Condemned(False, digest, found.inode, found.mtime_ns, found.size)])
+    return blob_name(digest)
+
+
+def test_what_is_lost_and_condemned_as_a_loose_blob_is_left_out(tmp_path: Path) -> None:
+    node = Node(tmp_path, layout="loose")
+    node.tree.kernel("whole")
+    whole = kernels(node)
+    lost = node.tree.wrapper("lost")
+    node.commit()
+    (node.location / condemn_blob(node, lost)).unlink()
+    assert node.store.rollback(KEY, 1).generation == 2
+    assert restored_but(tmp_path, "fresh", 1) == whole
+    node.store.verify(repair=True)
+    Node(tmp_path, layout="loose").commit()
+    assert restored(tmp_path, "healed") == kernels(node)
+
+
+def test_what_is_lost_of_a_condemned_pack_is_left_out(tmp_path: Path) -> None:
+    node = Node(tmp_path, layout="packed")
+    node.tree.kernel("whole")
+    whole = kernels(node)
+    large(node)
+    node.commit()
+    (pack,) = node.newest().packs
+    rot_frame(node, "inductor/ab/clarge.py")
+    condemn(node.store.storage, pack)
+    assert pack not in node.store.rollback(KEY, 1).packs
+    assert restored_but(tmp_path, "fresh", 1) == whole
+
+
+def test_what_is_condemned_and_cannot_be_read_just_now_is_not_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Node(tmp_path, layout="loose")
+    condemned = node.tree.wrapper()
+    node.commit()
+    name = condemn_blob(node, condemned)
+    with monkeypatch.context() as patch:
+        trouble_with(patch, name, AWAY)
+        with pytest.raises(StoreUnavailable, match="Input/output error"):
+            node.store.rollback(KEY, 1)
+    assert node.newest().generation == 1
+    node.store.rollback(KEY, 1)
+    assert restored(tmp_path, "fresh") == kernels(node)
