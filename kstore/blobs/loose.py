@@ -12,6 +12,7 @@ from kstore.backends import Backend, LocalPaths, NewObject
 from kstore.calls import call_each
 from kstore.digest import DIGEST_SIZE, digest_of
 from kstore.files import NO_FILE
+from kstore.local.finished import read_whole
 from kstore.local.link import Blob
 from kstore.published.manifest import Entry
 
@@ -143,7 +144,6 @@ def _untouched(folder: str, entries: Sequence[Entry]) -> Iterator[Blob | None]:
 def _has_digest(path: str, digest: bytes) -> bool:
     """Read it all: on a filesystem whose times are coarse, no stamp can be trusted."""
     try:
-        with open(path, "rb") as file:
-            return digest_of(file.read()) == digest
+        return digest_of(read_whole(path)) == digest
     except (OSError, MemoryError):
         return False

@@ -140,6 +140,15 @@ def test_a_blob_that_lost_its_stamp_is_read_to_decide(backend: PosixBackend, loo
     assert untouched(loose, digest_of(b"one"), 3) is not None
 
 
+def test_that_a_blob_was_read_to_decide_leaves_no_trace(backend: PosixBackend, loose: LooseBlobs) -> None:
+    """Access times tell which files a compiler has read, and a hard link has those of the blob."""
+    loose.put_many([(digest_of(b"one"), b"one")])
+    path = path_of(backend, b"one")
+    os.utime(path, ns=(0, 0))
+    assert untouched(loose, digest_of(b"one"), 3) is not None
+    assert path.stat().st_atime_ns == 0
+
+
 def test_what_cannot_be_read_to_decide_is_not_linked(
     backend: PosixBackend, loose: LooseBlobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
