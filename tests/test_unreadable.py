@@ -14,7 +14,7 @@ import pytest
 
 from kstore.backends import PosixBackend
 from kstore.blobs.loose import blob_name
-from kstore.blobs.packindex import pack_name
+from kstore.blobs.packindex import MAX_SHARED_FRAME, pack_name
 from kstore.blobs.packreader import Blob, PackReader
 from kstore.damaged import set_aside_blob
 from kstore.errors import StoreFormatError, StoreUnavailable
@@ -99,6 +99,28 @@ def test_a_generation_that_cannot_be_read_keeps_no_other_from_being_checked(
     assert report.is_damaged
     assert {damage.scope.key for damage in report.damage} <= {"z/v1"}
     assert contents(node.location) == before
+
+
+def test_want_of_memory_for_a_large_blob_of_a_pack_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(size: int) -> bytearray:
+        raise MemoryError
+
+    node = Node(tmp_path, layout="packed")
+    node.tree.put("inductor/ab/clarge.py", bytes(2 * MAX_SHARED_FRAME))
+    node.tree.kernel("one")
+    node.commit()
+    before = contents(node.location)
+    with monkeypatch.context() as patch:
+        patch.setattr("kstore.blobs.packreader.bytearray", refuse, raising=False)
+        report = node.store.verify(repair=True)
+        assert contents(node.location) == before
+        assert Node(tmp_path, "small").restore().left_out == 1
+    assert (report.repaired, report.packs, report.damage) == (False, [], [])
+    (told,) = report.unreadable
+    assert "no memory" in told and node.newest().packs[0] in told
+    assert restored(tmp_path, "other") == kernels(node)
 
 
 def place_of(node: Node, digest: bytes, ref: Ref) -> str:

@@ -6,6 +6,7 @@ read so is kept until it is asked for, of the last few packs alone.
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -88,7 +89,7 @@ class PackReader:
 
     Raises, from every method:
         IntegrityError: the pack is damaged.
-        OSError: it cannot be read.
+        OSError: it cannot be read, or this process has no memory for what it holds.
     """
 
     def __init__(
@@ -183,16 +184,20 @@ class PackReader:
             return self._decompress_in_chunks(frame)
         except zstandard.ZstdError as error:
             raise IntegrityError(f"a frame of {self._name} cannot be decompressed: {error}") from error
+        except MemoryError as error:
+            raise OSError(errno.ENOMEM, f"no memory for a frame of {frame.size} bytes", self._name) from error
 
     def _decompress_in_chunks(self, frame: Frame) -> memoryview:
         """Hold the large blob once, and neither its compressed form nor a second copy."""
         packed = _Section(self._read, frame.offset, frame.packed_size)
+        header = self._read(frame.offset, min(frame.packed_size, FRAME_HEADER))
+        if zstandard.frame_content_size(header) != frame.size:
+            raise IntegrityError(f"a frame of {self._name} does not have the size it declares")
         try:
             whole = memoryview(bytearray(frame.size))
-        except (MemoryError, OverflowError) as error:
+        except OverflowError as error:
             raise IntegrityError(f"a frame of {self._name} declares {frame.size} bytes") from error
         filled = 0
-        header = self._read(frame.offset, min(frame.packed_size, FRAME_HEADER))
         with _inflater(header).stream_reader(cast(IO[bytes], packed)) as content:
             while filled < frame.size and (count := content.readinto(whole[filled : filled + _CHUNK])):
                 filled += count
