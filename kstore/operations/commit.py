@@ -100,6 +100,7 @@ class _Commit:
         self._foreign: dict[str, bytes] = {}
         self._is_complete = True
         self._taken = 0
+        self._lacking: dict[Ref, bool] = {}
         self._published: Proposal | None = None
         self._is_synced = state.synced and self._index == state.index and not found.unsettled
 
@@ -140,7 +141,7 @@ class _Commit:
         if not self._is_synced or not self._base:
             return False
         with suppress(IntegrityError):
-            if self._base.is_generation_of(self._newest_ref()) and not lacks_pack(self._storage, self._base.ref):
+            if self._base.is_generation_of(self._newest_ref()) and not self._lacks_pack(self._base.ref):
                 return not (damaged_blobs(self._storage.backend) and self._lost(self._base))
         return False
 
@@ -157,7 +158,7 @@ class _Commit:
             if ref is None:
                 return Published()
             known = self._base if self._base and self._base.is_generation_of(ref) else None
-            if known is None or lacks_pack(self._storage, ref):  # which may have held its manifest
+            if known is None or self._lacks_pack(ref):  # which may have held its manifest
                 known = self._storage.snapshot(ref)
             return Published(0 if ref.depth else ref.generation, or_below(self._storage, self._worker.scope, known))
         except IntegrityError:
@@ -286,8 +287,16 @@ class _Commit:
 
     def _lost(self, newest: Snapshot | None) -> set[bytes]:
         """Digests of ours that the newest generation needs and the store has lost."""
+        if newest is None:
+            return set()
         ours = {entry.digest: entry.size for entry in self._ours.values()}
-        return lost_of(self._storage, newest, ours, self._state.missed) if newest else set()
+        return lost_of(self._storage, newest, ours, self._state.missed, lacks=self._lacks_pack(newest.ref))
+
+    def _lacks_pack(self, ref: Ref) -> bool:
+        """Of a newest generation; asked once for each, for it takes a system call for each pack."""
+        if not ref.depth and ref not in self._lacking:
+            self._lacking[ref] = lacks_pack(self._storage, ref)
+        return not ref.depth and self._lacking[ref]
 
     def _leave_out(self, lost: set[bytes]) -> None:
         """Files that changed since they were hashed wait for the next commit, with their groups."""

@@ -13,17 +13,23 @@ from kstore.storage import Storage
 
 
 def lost_of(
-    storage: Storage, snapshot: Snapshot, among: Mapping[bytes, int], missed: Set[bytes] = frozenset()
+    storage: Storage,
+    snapshot: Snapshot,
+    among: Mapping[bytes, int],
+    missed: Set[bytes] = frozenset(),
+    *,
+    lacks: bool | None = None,
 ) -> set[bytes]:
     """Of the blobs in `among`, with their sizes in bytes, those that a generation needs and has lost.
 
     That is what `verify` found damaged, or a restore has `missed`, and cannot be read now, what was in a pack that has
     gone, and what no store has that the generation leans on. Of a generation in a store below it is the last alone:
-    that store is not ours.
+    that store is not ours. Whether it `lacks` a pack is asked unless it is known.
     """
     depth = snapshot.ref.depth
     noted = missed if depth else missed | damaged_blobs(storage.backend).keys()
-    found = among.keys() if lacks_pack(storage, snapshot.ref) else among.keys() & noted
+    lacks = lacks_pack(storage, snapshot.ref) if lacks is None else lacks
+    found = among.keys() if lacks else among.keys() & noted
     if found:
         found &= {entry.digest for entry in snapshot.manifest.entries()}
     doubted, others = ({d: among[d] for d in chosen} for chosen in (found & noted, found - noted))
