@@ -235,19 +235,15 @@ class Store:
 
         With `repair`, what is damaged is moved aside, and what can be saved is saved.
         """
-        from kstore.operations.verify import altered_files, remove_altered, verify
+        from kstore.operations.altered import altered_files
+        from kstore.operations.verify import verify
 
         with self._maintaining("repair") if repair else reporting_trouble(self.location, "read"):
             self.storage.open() if self.storage.below.there else self.storage.open_existing()
             scopes = self._scopes_of(key) if key else list(self.scopes())
             report = verify(self.storage, scopes, repair=repair, progress=self.progress)
-            worker = self.local_worker(self.scope(key)) if key else None
-            base = worker.base(worker.state.load()) if worker else None
-            if worker and base:
-                files = worker.files_of(base.manifest)
-                report.local = altered_files(worker.root, files)
-                if repair:
-                    remove_altered(worker.root, files, report.local)
+            if worker := self.local_worker(self.scope(key)) if key else None:
+                report.local = altered_files(worker, remove=repair)
         return report
 
     def local_worker(self, scope: Scope) -> Worker | None:

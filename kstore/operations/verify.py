@@ -8,27 +8,23 @@ be read, for a server's trouble or another user's permissions, is no damage: it 
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 
 from kstore.blobs import BlobStore
-from kstore.blobs.loose import LooseBlobs, bears_stamp, blob_name
+from kstore.blobs.loose import LooseBlobs, blob_name
 from kstore.blobs.packreader import PackReader
 from kstore.damaged import damaged_blobs
-from kstore.digest import digest_of
 from kstore.errors import IntegrityError, MissError
 from kstore.files import NO_FILE
 from kstore.gc.digests import DigestSet
 from kstore.gc.mark import needs_in
-from kstore.local.cacheroot import CacheRoot
-from kstore.local.finished import read_whole
 from kstore.operations.repair import Repair
 from kstore.operations.verified import Damage, VerifyReport
 from kstore.progress import Progress
 from kstore.published.leaning import leaning, leans_on
-from kstore.published.manifest import Entry, Files, Flag, Manifest, unit_of
+from kstore.published.manifest import Manifest
 from kstore.published.refs import Ref
 from kstore.scope import Scope
 from kstore.storage import Storage
@@ -37,7 +33,6 @@ from kstore.words import plural
 
 log = logging.getLogger(__name__)
 
-_LINK = int(Flag.LINK)
 _THREADS = 4
 _BATCH = 256
 
@@ -309,28 +304,3 @@ def _is_damage(trouble: Exception) -> bool:
 
 def _reason(trouble: Exception) -> str:
     return str(trouble) or repr(trouble)
-
-
-def altered_files(root: CacheRoot, files: Files) -> list[str]:
-    """Artifacts that look as if they came from their blob, and have other content: somebody wrote through a link."""
-    return [path for path, entry in files.items() if _is_altered(root.local_path(path), entry)]
-
-
-def _is_altered(path: str, entry: Entry) -> bool:
-    if not entry.flags & _LINK:
-        return False
-    try:
-        found = os.lstat(path)
-        is_blob = found.st_size == entry.size and bears_stamp(found.st_mtime_ns, entry.digest)
-        return is_blob and digest_of(read_whole(path)) != entry.digest
-    except OSError:
-        return False
-
-
-def remove_altered(root: CacheRoot, files: Files, altered: Iterable[str]) -> None:
-    """Remove them, each with its group, so that the compiler or the next restore makes them anew."""
-    units = {unit_of(path, files[path]) for path in altered}
-    for path, entry in files.items():
-        if unit_of(path, entry) in units:
-            with suppress(FileNotFoundError):
-                os.unlink(root.local_path(path))

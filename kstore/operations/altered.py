@@ -1,0 +1,97 @@
+"""Files of a local cache root that a restore placed, and that have other content now.
+
+Only files that are never changed in place are looked at; what a compiler has put in their place is the worker's own.
+So a file counts as placed if its time bears its blob's stamp, if no name has come to its folder, or gone from it, since
+the restore, or if its status is that with which a scan found the right content.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+
+from kstore.blobs.loose import bears_stamp
+from kstore.local.finished import read_whole
+from kstore.local.relocate import to_local
+from kstore.local.state import State
+from kstore.local.untouched import Untouched
+from kstore.published.manifest import NEVER_IN_PLACE, Entry, Files, Flag, unit_of
+from kstore.published.snapshot import Snapshot
+from kstore.worker import Worker
+
+_LINK, _RELOCATE = int(Flag.LINK), int(Flag.RELOCATE)
+_EXECUTABLE = 0o111
+
+
+def altered_files(worker: Worker, *, remove: bool) -> list[str]:
+    """The altered files of the worker's cache root; with `remove` they are taken out, each with its group, so that the
+    compiler or the next restore makes them anew.
+    """
+    state = worker.state.load()
+    base = worker.base(state)
+    if base is None:
+        return []
+    managed, published = worker.root.folders, worker.files_of(base.manifest)
+    files = {path: entry for path, entry in published.items() if path.partition("/")[0] in managed}
+    altered = _Placed(worker, state, base, files).altered()
+    if remove:
+        _remove(worker, files, {unit_of(path, files[path]) for path in altered})
+    return altered
+
+
+def _remove(worker: Worker, files: Files, units: set[str]) -> None:
+    for path, entry in files.items():
+        if unit_of(path, entry) in units:
+            with suppress(FileNotFoundError):
+                os.unlink(worker.root.local_path(path))
+
+
+class _Placed:
+    """What a restore, or a commit, knew of the files of a root."""
+
+    def __init__(self, worker: Worker, state: State, base: Snapshot, files: Files) -> None:
+        self._worker = worker
+        self._index = state.index
+        fixed = {path: _fixed(worker, path, entry) for path, entry in files.items()}
+        self._files = {path: entry for path, entry in fixed.items() if entry.flags & NEVER_IN_PLACE}
+        self._untouched = Untouched(worker.untouched(state, base), lambda: fixed)
+
+    def altered(self) -> list[str]:
+        """Those that have other content than their blob."""
+        return [path for path, entry in self._files.items() if self._is_altered(path, entry)]
+
+    def _is_altered(self, path: str, entry: Entry) -> bool:
+        with suppress(OSError, MemoryError):  # What is not there, or just cannot be read, is not altered.
+            stored = self._worker.read_stored(path, entry)
+            if stored is not None:
+                return bool(entry.flags & _RELOCATE) and self._names_other_paths(path, stored)
+            read_whole(self._worker.root.local_path(path))
+            return self._was_placed(path, entry)
+        return False
+
+    def _names_other_paths(self, path: str, stored: bytes) -> bool:
+        """What a compiler writes of paths may look otherwise than what a restore does, and mean the same."""
+        placed = to_local(stored, self._worker.root.folders[path.partition("/")[0]])
+        return read_whole(self._worker.root.local_path(path)) != placed and self._is_in_untouched_folder(path)
+
+    def _was_placed(self, path: str, entry: Entry) -> bool:
+        """Asked once it was read: a compiler may have replaced it meanwhile."""
+        found = os.lstat(self._worker.root.local_path(path))
+        if entry.flags & _LINK and found.st_size == entry.size and bears_stamp(found.st_mtime_ns, entry.digest):
+            return True
+        known = self._index.files.get(path)
+        if known and known.entry.digest == entry.digest and known.still_is(found):
+            return True
+        return self._is_in_untouched_folder(path)
+
+    def _is_in_untouched_folder(self, path: str) -> bool:
+        folder = path.rpartition("/")[0]
+        return self._untouched.folder(folder, os.stat(self._worker.root.local_path(folder))) is not None
+
+
+def _fixed(worker: Worker, path: str, entry: Entry) -> Entry:
+    """What is executable is copied, and not flagged as what the rules say of it: that it is never changed in place."""
+    component, _, relative = path.partition("/")
+    if entry.mode & _EXECUTABLE and worker.table[component].kind(relative, 0, 0).flags & _LINK:
+        return entry._replace(flags=entry.flags | _LINK)
+    return entry
