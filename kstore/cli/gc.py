@@ -87,6 +87,8 @@ def command(
 
 
 def _tell(output: Output, report: GcReport) -> None:
+    from kstore.gc.policy import Why
+
     shown = [d for d in report.decisions if not d.stays or output.verbosity > 0]
     if shown:
         output.table(_COLUMNS, map(_row, shown))
@@ -95,12 +97,15 @@ def _tell(output: Output, report: GcReport) -> None:
         output.summary(f"{would}forgotten: {scope}")
     gone = sum(1 for decision in report.decisions if not decision.stays)
     output.summary(f"{plural(gone, 'generation')} of {len(report.decisions)} {would}removed")
+    recent = sum(1 for decision in report.decisions if decision.why is Why.RECENT)
+    if recent:
+        output.summary(f"superseded less than {_grace(report)} ago, and kept for now: {plural(recent, 'generation')}")
     if report.rewritten:
         output.summary(f"{plural(report.rewritten, 'pack')} {would}rewritten: small ones, or mostly not needed")
     output.summary(f"{would}deleted: {amount(report.deleted.files, report.deleted.bytes)}")
     if report.condemned.files:
         condemned = amount(report.condemned.files, report.condemned.bytes)
-        after = f"a gc in {long_duration(int(report.grace))} or later deletes them"
+        after = f"a gc in {_grace(report)} or later deletes them"
         output.summary(f"{would}condemned: {condemned}; {after}")
     if report.waiting.files:
         output.summary(f"condemned before: {amount(report.waiting.files, report.waiting.bytes)}")
@@ -116,8 +121,12 @@ def _tell_excess(output: Output, report: GcReport, policy: Policy) -> None:
             why = "it is pinned, or was superseded a short time ago"
         output.warn(f"{size(report.excess)} over --max-size must stay; {why}")
     if report.forgotten and not report.dry_run:
-        later = f"condemned by a gc in {long_duration(int(report.grace))} or later" if report.grace else "the next gc's"
+        later = f"condemned by a gc in {_grace(report)} or later" if report.grace else "the next gc's"
         output.say(f"what forgotten keys took is {later}")
+
+
+def _grace(report: GcReport) -> str:
+    return long_duration(int(report.grace))
 
 
 def _row(decision: Decision) -> tuple[str, ...]:

@@ -33,10 +33,10 @@ class DigestSet:
     @cached_property
     def _env(self) -> lmdb.Environment:
         """Made when it is first needed: many a set stays empty."""
-        with _telling():
-            folder = self._open.enter_context(tempfile.TemporaryDirectory(prefix="kstore-gc-"))
+        # Its folder goes at once, for a gc may be killed; on NFS that leaves a file which goes when it is closed.
+        with _telling(), tempfile.TemporaryDirectory(prefix="kstore-gc-", ignore_cleanup_errors=True) as folder:
             env = lmdb.open(folder, map_size=_MAP_SIZE, sync=False, metasync=False, lock=False, readahead=False)
-            return self._open.enter_context(env)
+        return self._open.enter_context(env)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

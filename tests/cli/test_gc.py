@@ -102,3 +102,11 @@ def test_sizes_are_understood(text: str, count: int) -> None:
 @pytest.mark.parametrize("text", ["", "much", "-5G", "0", "5X"])
 def test_what_is_no_size_is_a_usage_error(cli: Cli, text: str) -> None:
     assert cli("gc", f"--max-size={text}").code == 2
+
+
+def test_what_stays_for_the_grace_only_is_counted(cli: Cli) -> None:
+    for name in ("one", "two", "three"):
+        cli.publish("my/v1", name)
+    result = cli("gc", "--keep", "1")
+    assert "0 generations of 3 removed" in result.out
+    assert "superseded less than 1 h ago, and kept for now: 2 generations" in result.out

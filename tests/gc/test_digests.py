@@ -32,6 +32,13 @@ def test_a_set_grows_with_what_is_added() -> None:
         assert list(found.items()) == [(MANY[0], b"value" * 20)]
 
 
+def test_a_killed_gc_leaves_nothing_on_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with DigestSet() as found:
+        found.add(MANY)
+        assert list(tmp_path.iterdir()) == []
+
+
 def test_a_process_that_may_map_little_has_sets() -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], check=True, capture_output=True, cwd=Path(__file__).parents[2]
