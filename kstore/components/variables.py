@@ -115,8 +115,16 @@ def default_folder(component: Component) -> str:
 
 
 def _filled_in(text: str, inductor: str = "", device: str = "") -> str:
-    home, user = os.path.expanduser("~"), _user()
-    return text.format(tmp=_tmp(), home=home, user=user, inductor=inductor, device=device)
+    home = os.path.expanduser("~")
+    return text.format(
+        tmp=_tmp(),
+        home=home,
+        cache_home=os.environ.get("XDG_CACHE_HOME") or f"{home}/.cache",
+        triton_home=os.environ.get("TRITON_HOME") or home,
+        user=_user(),
+        inductor=inductor,
+        device=device,
+    )
 
 
 def _tmp() -> str:

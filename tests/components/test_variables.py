@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import sys
 import types
 from collections.abc import Iterable
@@ -150,6 +151,20 @@ def test_the_default_of_inductor_is_torchs(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("tempfile.tempdir", "/temporary")
     monkeypatch.setattr("getpass.getuser", lambda: "somebody")
     assert default_folder(load_table()["inductor"]) == "/temporary/torchinductor_somebody"
+
+
+def test_the_default_of_triton_is_below_its_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_HOME", "/scratch")
+    assert default_folder(load_table()["triton"]) == "/scratch/.triton/cache"
+    monkeypatch.delenv("TRITON_HOME")
+    assert default_folder(load_table()["triton"]) == os.path.expanduser("~/.triton/cache")
+
+
+def test_the_default_of_vllm_is_below_the_users_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/scratch")
+    assert default_folder(load_table()["vllm"]) == "/scratch/vllm"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert default_folder(load_table()["vllm"]) == os.path.expanduser("~/.cache/vllm")
 
 
 def test_a_user_is_called_by_what_may_be_in_a_file_name(monkeypatch: pytest.MonkeyPatch) -> None:

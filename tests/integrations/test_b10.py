@@ -415,6 +415,18 @@ def test_a_vllm_server_s_load_leaves_this_process_s_environment_alone(tmp_path: 
 
 
 @pytest.mark.usefixtures("ours_here", "host")
+def test_a_vllm_servers_caches_are_where_vllm_and_triton_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("VLLM_CACHE_ROOT", "TRITON_CACHE_DIR"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", f"{tmp_path}/home/.cache/mine")
+    monkeypatch.setenv("TRITON_HOME", f"{tmp_path}/scratch")
+
+    assert Deployment.of_vllm().worker.root.folders == {
+        "vllm": f"{tmp_path}/home/.cache/mine/vllm", "triton": f"{tmp_path}/scratch/.triton/cache"
+    }  # fmt: skip
+
+
+@pytest.mark.usefixtures("ours_here", "host")
 def test_trouble_is_one_line_in_the_log(volume: Path, caplog: pytest.LogCaptureFixture) -> None:
     volume.parent.mkdir(parents=True)
     volume.write_text("no folder")
