@@ -13,10 +13,16 @@ from functools import partial
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
 _SHELL = "/bin/sh"
 
-_PASSED_ON = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT})
+_OUR_OWN = frozenset({
+    signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD, signal.SIGTTIN, signal.SIGTTOU, signal.SIGPIPE, signal.SIGXFSZ,
+    signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP, signal.SIGSYS, signal.SIGABRT,
+})  # fmt: skip
+"""Those that cannot be caught, those that come of what we do ourselves, and faults."""
+_PASSED_ON = frozenset(signal.valid_signals()) - _OUR_OWN
 ENDINGS = frozenset({signal.SIGTERM, signal.SIGINT})
 """What tells a job to end."""
-_FROM_KEYBOARD = frozenset({signal.SIGINT, signal.SIGQUIT})
+_NOT_OF_KERNEL = frozenset({signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP, signal.SIGWINCH, signal.SIGXCPU})
+"""The kernel sends the terminal's to the whole process group, and SIGXCPU for the time that we took ourselves."""
 _SI_KERNEL = 0x80
 """`si_code` of a signal that the kernel sent: sigaction(2)."""
 
@@ -25,8 +31,9 @@ def run_child(command: Sequence[str], environ: Mapping[str, str], told: Callable
     """Run `command` with our terminal and files, pass signals on to it, and return its exit code as a shell would.
 
     `told` is called with each signal that comes meanwhile, before it is passed on.
-    Ctrl-C and Ctrl-\\ are not passed on: the terminal sends them to the whole process group.
-    Afterwards signals stay blocked, so that what follows can be finished; only SIGINT ends it.
+    Ctrl-C, Ctrl-\\, Ctrl-Z and new sizes of the terminal are not: it sends them to the whole process group.
+    SIGTSTP stops us with the command.
+    Afterwards signals stay blocked, so that what follows can be finished; only SIGINT ends it, and SIGTSTP stops it.
 
     Raises:
         OSError: it cannot be started.
@@ -40,7 +47,7 @@ def run_child(command: Sequence[str], environ: Mapping[str, str], told: Callable
         raise
     code = _wait(child, told)
     signal.sigtimedwait({signal.SIGINT}, 0)  # one more Ctrl-C for the child that has just ended
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTSTP})
     return code if code >= 0 else 128 - code
 
 
@@ -72,8 +79,17 @@ def _wait(child: int, told: Callable[[int], object]) -> int:
                 return code
             continue
         told(received.si_signo)
-        if received.si_code != _SI_KERNEL or received.si_signo not in _FROM_KEYBOARD:
+        if received.si_code != _SI_KERNEL or received.si_signo not in _NOT_OF_KERNEL:
             os.kill(child, received.si_signo)
+        if received.si_signo == signal.SIGTSTP:
+            _stop()
+
+
+def _stop() -> None:
+    """Until SIGCONT comes, which is passed on then. Where SIGTSTP is ignored it stops neither us nor the command."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTSTP})
+    signal.raise_signal(signal.SIGTSTP)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTSTP})
 
 
 def _reap(child: int) -> int | None:

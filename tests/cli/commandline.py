@@ -79,12 +79,13 @@ class Cli:
         )  # fmt: skip
         return Result(done.returncode, done.stdout, done.stderr)
 
-    def start(self, *arguments: str, **variables: str) -> subprocess.Popen[str]:
+    def start(self, *arguments: str, process_group: int | None = None, **variables: str) -> subprocess.Popen[str]:
         """Start it as a process, with more environment variables. Its output is buffered, as it is by default."""
         environment = os.environ | {"PYTHONUNBUFFERED": ""} | variables
         return subprocess.Popen(
             [sys.executable, "-m", "kstore", *arguments],
             cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
+            process_group=process_group,
         )  # fmt: skip
 
     def write(self, path: str, content: str = "content") -> Path:

@@ -7,18 +7,25 @@ import re
 import signal
 import subprocess
 import sys
+import termios
+import time
 
+import psutil
 import pytest
 
 from kstore.components.variables import MANAGED
 from tests.cli.commandline import ENVIRONMENT, GPU, REPOSITORY, TICK, Cli, compiling, read_terminal
 
-COUNT_SIGNALS = """
+SIGNALS = [
+    *("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGQUIT", "SIGCONT", "SIGWINCH", "SIGALRM", "SIGXCPU"),
+    *("SIGPWR", "SIGIO", "SIGPROF", "SIGRTMIN", "SIGRTMAX"),
+]
+COUNT_SIGNALS = f"""
 import os, pathlib, signal, sys, time
 
 received = []
-for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT):
-    signal.signal(number, lambda number, frame: received.append(signal.Signals(number).name))
+for name in {[*SIGNALS, "SIGTSTP"]}:
+    signal.signal(signal.Signals[name], lambda number, frame: received.append(signal.Signals(number).name))
 print("ready", flush=True)
 deadline = time.monotonic() + 60
 while not received and time.monotonic() < deadline:
@@ -30,7 +37,6 @@ folder.mkdir(parents=True)
 print(*received, flush=True)
 sys.exit(len(received) + 40)
 """
-SIGNALS = ["SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGQUIT"]
 
 
 def newest_files(cli: Cli, key: str = "my/v1") -> int:
@@ -212,12 +218,41 @@ def test_no_thread_that_commits_meanwhile_could_get_a_signal_instead(cli: Cli) -
     assert [mask for mask in masks if mask & passed_on != passed_on] == []
 
 
-def test_the_terminals_ctrl_c_reaches_the_command_once(cli: Cli) -> None:
-    code, out = on_a_terminal(["exec", "my/v1", "--", sys.executable, "-c", COUNT_SIGNALS], "ready", b"\x03")
+@pytest.mark.parametrize(("key", "name"), [(b"\x03", "SIGINT"), (b"\x1c", "SIGQUIT"), (b"\x1a", "SIGTSTP")])
+def test_a_key_on_the_terminal_reaches_the_command_once(cli: Cli, key: bytes, name: str) -> None:
+    code, out = on_a_terminal(["exec", "my/v1", "--", sys.executable, "-c", COUNT_SIGNALS], "ready", key)
 
-    assert "SIGINT\r\n" in out and "SIGINT SIGINT" not in out
+    assert f"{name}\r\n" in out and f"{name} {name}" not in out
     assert code == 41
     assert "kstore: committed my/v1 generation 1" in out
+
+
+def test_a_new_size_of_the_terminal_reaches_the_command_once(cli: Cli) -> None:
+    code, out = on_a_terminal(["exec", "my/v1", "--", sys.executable, "-c", COUNT_SIGNALS], "ready", size=(30, 100))
+
+    assert "SIGWINCH\r\n" in out and "SIGWINCH SIGWINCH" not in out
+    assert code == 41
+
+
+def test_it_stops_with_the_command_and_goes_on_with_it(cli: Cli) -> None:
+    # In a process group of its own, as a shell starts it: without one, nobody could let it go on.
+    script = "trap 'exit 9' CONT; echo $$; while :; do sleep 0.05; done"
+    process = cli.start("exec", "my/v1", "--", "sh", "-c", script, process_group=0)
+    assert process.stdout is not None
+    command = psutil.Process(int(process.stdout.readline()))
+    process.send_signal(signal.SIGTSTP)
+    wait_until_stopped(psutil.Process(process.pid), command)
+    process.send_signal(signal.SIGCONT)
+
+    assert process.wait(60) == 9
+    process.communicate()
+
+
+def wait_until_stopped(*processes: psutil.Process) -> None:
+    end = time.monotonic() + 60
+    while {process.status() for process in processes} != {psutil.STATUS_STOPPED}:
+        assert time.monotonic() < end, "they were never stopped"
+        time.sleep(0.01)
 
 
 def test_a_command_that_is_stopped_by_a_signal_is_not_over(cli: Cli) -> None:
@@ -236,8 +271,12 @@ def test_a_parent_that_ignores_its_children_changes_nothing(cli: Cli) -> None:
     assert result.code == 9
 
 
-def on_a_terminal(arguments: list[str], until: str, keys: bytes) -> tuple[int, str]:
-    """Run kstore as the foreground process of a terminal, and type `keys` once it has printed `until`."""
+def on_a_terminal(
+    arguments: list[str], until: str, keys: bytes = b"", size: tuple[int, int] | None = None
+) -> tuple[int, str]:
+    """Run kstore as the foreground process of a terminal; once it has printed `until`, type `keys`, or make it as large
+    as `size`, rows and columns.
+    """
     process, terminal = pty.fork()
     if not process:
         os.chdir(REPOSITORY)
@@ -245,9 +284,11 @@ def on_a_terminal(arguments: list[str], until: str, keys: bytes) -> tuple[int, s
     out = b""
     while chunk := read_terminal(terminal):
         out += chunk
-        if keys and until.encode() in out:
+        if until.encode() in out:
             os.write(terminal, keys)
-            keys = b""
+            if size:
+                termios.tcsetwinsize(terminal, size)
+            keys, size = b"", None
     os.close(terminal)
     return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), out.decode()
 
