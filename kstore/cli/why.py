@@ -59,7 +59,7 @@ def _tell(output: Output, report: WhyReport) -> None:
     for (reason, differences), count in shown:
         _tell_group(output, count, reason, differences)
     if len(graphs) > len(shown):
-        output.line(f"and {plural(len(graphs) - len(shown), 'more group')} of entries; -v shows them")
+        output.line(f"and {plural(len(graphs) - len(shown), 'more group')} of graphs; -v shows them")
     _tell_kernels(output, report.kernels)
     _sum_up(output, report)
 
@@ -67,8 +67,9 @@ def _tell(output: Output, report: WhyReport) -> None:
 def _sum_up(output: Output, report: WhyReport) -> None:
     others = f", and {plural(report.others, 'other artifact')} with them" if report.others else ""
     kernels = f" and {plural(len(report.kernels), 'kernel')}" if report.kernels else ""
-    what = plural(len(report.graphs), "entry", "entries") + kernels
-    output.summary(f"{what} compiled anew after generation {report.generation} was restored{others}")
+    entries = f" ({plural(report.entries, 'entry', 'entries')})" if report.entries else ""
+    graphs = plural(len(report.graphs), "graph") + entries
+    output.summary(f"{graphs}{kernels} compiled anew after generation {report.generation} was restored{others}")
     if not (report.graphs or report.kernels or report.others):
         rest = f"`kstore doctor {report.key}` checks the rest"
         idle = f"{', '.join(report.unused)}: restored, but nothing of it was read: is that cache switched off?"
@@ -93,7 +94,7 @@ def _tell_kernels(output: Output, kernels: tuple[KernelExplanation, ...]) -> Non
 def _tell_group(output: Output, count: int, reason: Reason, differences: tuple[Difference, ...]) -> None:
     from kstore.why.hints import AUTOGRAD
 
-    output.line(f"{plural(count, 'entry', 'entries')}: {_REASONS[reason]}")
+    output.line(f"{plural(count, 'graph')}: {_REASONS[reason]}")
     if reason == "autograd":
         _wrap(output, AUTOGRAD)
     _tell_differences(output, differences)
@@ -111,9 +112,9 @@ _REASONS = {
     "differs": "as stored, but for",
     "new-code": "the code is new; the stored graph most like it differs in",
     "guards": "stored under the same key, but the guards did not hold: other shapes, for one",
-    "autograd": "the graphs are stored, but AOTAutograd asked for them under another key",
+    "autograd": "stored, but AOTAutograd asked for it under another key",
     "nothing": "no graph was restored that it could be compared with",
-    "unreadable": "the entry does not say what its key was made of",
+    "unreadable": "its entry does not say what its key was made of",
 }
 _KERNEL_REASONS = {
     "options": "stored with another configuration",

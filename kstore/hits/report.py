@@ -11,7 +11,9 @@ SCHEMA = 1
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Of one component. An entry is what a compiler looks up at once: a graph, a kernel with its files, else a file."""
+    """Of one component. An entry is what a compiler looks up at once: torch's FX or AOT entry of a graph, a kernel with
+    its files, else a file.
+    """
 
     restored: int = 0
     """Entries that were restored."""

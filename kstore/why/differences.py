@@ -44,9 +44,10 @@ class Difference(NamedTuple):
 
 
 class Explanation(NamedTuple):
-    """Why one entry was compiled anew."""
+    """Why one graph was compiled anew, or, where its entry does not tell of graphs, that entry."""
 
     path: str
+    """An entry that it is in."""
     reason: Reason
     closest: str = ""
     """The stored artifact that it was compared with."""

@@ -34,6 +34,8 @@ class WhyReport:
     """What was restored; 0 for nothing."""
     graphs: tuple[Explanation, ...] = ()
     """For each graph that was compiled anew."""
+    entries: int = 0
+    """FX and AOT entries that those graphs are in, which is what `kstore.hits` counts of them."""
     others: int = 0
     """Other artifacts that were not there before, but for those of kernels."""
     compared: int = 0
@@ -53,6 +55,7 @@ class WhyReport:
             "key": self.key,
             "generation": self.generation,
             "graphs": graphs,
+            "entries": self.entries,
             "kernels": kernels,
             "others": self.others,
             "compared": self.compared,
@@ -75,12 +78,14 @@ def find_reasons(store: Store, key: str) -> WhyReport:
     if not run.generation:
         raise MissError(f"all was compiled because there was nothing to restore for {key}; `kstore doctor {key}`")
     unused = usage_in(worker, run).unused  # before they are read here
-    fresh = list(_read(worker, _entries(run.new)))
+    entries = _entries(run.new)
+    fresh = list(_read(worker, entries))
     stored = [graph for _, graphs in _read(worker, _entries(run.old)) for graph in graphs] if fresh else []
     return WhyReport(
         key,
         run.generation,
         tuple(explain(fresh, stored)),
+        len(entries),
         _count_others(run),
         len({graph.path for graph in stored}),
         tuple(explain_kernels(run.new, run.old, partial(_read_small, worker))),

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 
-from tests.cli.commandline import TICK, Cli
+from tests.cli.commandline import TICK, Cli, Result
 from tests.why.entries import entry
 
 GRAPHS = '"$TORCHINDUCTOR_CACHE_DIR/fxgraph/ab/fkey"'
@@ -14,8 +14,10 @@ def compiling(cli: Cli, name: str, data: bytes) -> str:
     return f"{TICK} && mkdir -p {GRAPHS}-{name} && cp {cli.folder / name} {GRAPHS}-{name}/{name}"
 
 
-def run(cli: Cli, name: str, data: bytes) -> None:
-    assert cli.process("exec", "my/v1", "--", "sh", "-ec", compiling(cli, name, data)).code == 0
+def run(cli: Cli, name: str, data: bytes, *, more: str = "") -> Result:
+    result = cli.process("exec", "my/v1", "--", "sh", "-ec", compiling(cli, name, data) + more)
+    assert result.code == 0
+    return result
 
 
 def test_it_names_what_differs_and_what_sets_it(cli: Cli) -> None:
@@ -25,11 +27,22 @@ def test_it_names_what_differs_and_what_sets_it(cli: Cli) -> None:
 
     assert result.code == 0
     assert result.out.splitlines() == [
-        "1 entry: as stored, but for",
+        "1 graph: as stored, but for",
         "  inductor_config.max_autotune: False → True",
         "      (torch.compile(mode=…), TORCHINDUCTOR_MAX_AUTOTUNE)",
-        "1 entry compiled anew after generation 1 was restored",
+        "1 graph (1 entry) compiled anew after generation 1 was restored",
     ]
+
+
+def test_a_graph_in_two_entries_is_explained_once_and_counted_as_exec_counts(cli: Cli) -> None:
+    autograd = '"$TORCHINDUCTOR_CACHE_DIR/aotautograd/akey"'
+    run(cli, "one", entry(default_dtype="a"))
+    used = run(cli, "two", entry(default_dtype="b"), more=f" && mkdir -p {autograd} && cp {cli.folder}/two {autograd}")
+
+    assert "inductor 0 of 1 entry, 2 compiled anew" in used.err
+    report = cli("why", "my/v1", "--json").json
+    assert (len(report["graphs"]), report["entries"]) == (1, 2)
+    assert "1 graph (2 entries) compiled anew after generation 1 was restored" in cli("why", "my/v1").out
 
 
 def test_code_is_shown_as_a_difference_and_hostile_text_is_harmless(cli: Cli) -> None:
@@ -38,7 +51,7 @@ def test_code_is_shown_as_a_difference_and_hostile_text_is_harmless(cli: Cli) ->
     lines = cli("why", "my/v1").out.splitlines()
 
     assert lines[:4] == [
-        "1 entry: the code is new; the stored graph most like it differs in",
+        "1 graph: the code is new; the stored graph most like it differs in",
         "  the code  (the model's code)",
         "    -b = 2",
         "    +b = \ufffd[31m3",
@@ -71,7 +84,7 @@ def test_kernels_are_compared_with_stored_ones_of_the_same_name(cli: Cli) -> Non
         "  triton_poi_0",
         "1 kernel: none of that name was restored",
         "  other",
-        "0 entries and 4 kernels compiled anew after generation 1 was restored",
+        "0 graphs and 4 kernels compiled anew after generation 1 was restored",
     ]
     first = cli("why", "my/v1", "--json").json["kernels"][0]
     assert first == {
@@ -112,7 +125,7 @@ def test_a_run_that_hit_has_no_reasons(cli: Cli) -> None:
     assert cli.process("exec", "my/v1", "--", "true").code == 0
     result = cli("why", "my/v1")
 
-    assert result.out == "0 entries compiled anew after generation 1 was restored\n"
+    assert result.out == "0 graphs compiled anew after generation 1 was restored\n"
     assert "kstore doctor my/v1" in result.err
 
 
