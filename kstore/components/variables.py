@@ -63,7 +63,21 @@ def place_components(
         placement.folders[component.name] = component.part_of(folder)
     for name in _moved(table, placement.folders):
         placement.folders[name] = table[name].part_of(os.path.join(root, name))
+    for name, other in _sharing(placement.folders).items():
+        folder = placement.folders.pop(name)
+        placement.variables.pop(table[name].variable, None)
+        notes.append(
+            f"{table[name].title} and {table[other].title} have one folder, {folder}: all in it is taken for "
+            f"{table[other].title}'s; set {table[name].variable} to a folder of its own"
+        )
     return placement._replace(notes=tuple(notes))
+
+
+def _sharing(folders: Mapping[str, str]) -> dict[str, str]:
+    """Components whose folder is that of one before them, which would be stored twice, and of which."""
+    first: dict[str, str] = {}
+    owners = {name: first.setdefault(os.path.realpath(folder), name) for name, folder in folders.items()}
+    return {name: owner for name, owner in owners.items() if name != owner}
 
 
 def _moved(table: Table, folders: Mapping[str, str]) -> list[str]:

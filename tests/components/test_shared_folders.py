@@ -1,0 +1,65 @@
+"""Variables of the user's that give two components one folder, or one of them a folder in the other's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kstore.report import CommitStatus
+from tests.trees import Node, contents
+
+pytestmark = pytest.mark.usefixtures("host")
+
+
+def worker(folder: Path, name: str, triton: str) -> Node:
+    """One who has set Triton's folder to `triton` in Inductor's."""
+    node = Node(folder, name)
+    inductor = node.tree.root / "inductor"
+    (inductor / triton).mkdir(parents=True)
+    node.environ.update(TORCHINDUCTOR_CACHE_DIR=str(inductor), TRITON_CACHE_DIR=str(inductor / triton))
+    return node
+
+
+@pytest.mark.parametrize("triton", ["", "kernels", "triton"])
+def test_a_kernel_in_inductors_folder_is_stored_and_restored_once(tmp_path: Path, triton: str) -> None:
+    first, second = worker(tmp_path, "first", triton), worker(tmp_path, "second", triton)
+    kernel, graph = first.tree.kernel(below=f"inductor/{triton}".rstrip("/")), first.tree.graph()
+    files = len(contents(first.tree.root))
+
+    assert first.commit().new_files == files
+    assert first.commit().status is CommitStatus.UNCHANGED
+    report = second.restore()
+    assert (report.files, report.placed, report.left_out) == (files, files, 0)
+    assert contents(second.tree.root / kernel).keys() == contents(first.tree.root / kernel).keys()
+    assert second.tree.read(graph) == first.tree.read(graph)
+    assert second.commit().status is CommitStatus.UNCHANGED
+
+
+def test_who_shares_a_folder_is_told_what_becomes_of_it(tmp_path: Path) -> None:
+    node = worker(tmp_path, "node", "")
+    (note,) = node.restore().notes
+
+    assert note == (
+        f"Triton and TorchInductor have one folder, {node.tree.root}/inductor: all in it is taken for TorchInductor's; "
+        "set TRITON_CACHE_DIR to a folder of its own"
+    )
+
+
+def test_a_link_to_the_folder_is_the_folder(tmp_path: Path) -> None:
+    node = worker(tmp_path, "node", "")
+    node.environ["TRITON_CACHE_DIR"] = str(tmp_path / "link")
+    (tmp_path / "link").symlink_to(node.tree.root / "inductor")
+    node.tree.kernel(below="inductor")
+
+    assert node.commit().new_files == len(contents(node.tree.root))
+    assert {path.partition("/")[0] for path in node.published()} == {"inductor"}
+
+
+def test_a_kernel_in_a_shared_folder_is_whole_or_not_there(tmp_path: Path) -> None:
+    node = worker(tmp_path, "node", "")
+    kernel = node.tree.kernel(below="inductor")
+    (node.tree.root / kernel / "k.cubin").unlink()
+
+    (skipped,) = node.commit().skipped
+    assert skipped.path == kernel
