@@ -6,11 +6,11 @@ import inspect
 import logging
 import os
 import shlex
-from collections.abc import Callable, Iterator, MutableMapping
-from contextlib import ContextDecorator, suppress
-from functools import partial
+from collections.abc import Callable, Coroutine, Iterator, MutableMapping
+from contextlib import ContextDecorator, ExitStack, suppress
+from functools import partial, wraps
 from types import TracebackType
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar, cast
 
 from kstore.api import (
     OnError,
@@ -50,6 +50,12 @@ def _called(function: object) -> Iterator[object]:
     inner: object = function.__func__ if isinstance(function, staticmethod) else function
     yield inner
     yield getattr(type(inner), "__call__", None)  # noqa: B004
+
+
+async def _to_its_end(coroutine: Coroutine[Any, Any, Any], block: ExitStack) -> Any:
+    """Run what a decorated function has returned, in the block that it was called in."""
+    with block:
+        return await coroutine
 
 
 class _Entered(NamedTuple):
@@ -124,7 +130,7 @@ class synchronized(ContextDecorator):
         self._ended: _Entered | None = None
 
     def __call__(self, function: Function) -> Function:
-        """Decorate it.
+        """Decorate it. If it returns a coroutine, as what another decorator made of one may, the block ends with that.
 
         Raises:
             UsageError: it is a coroutine or a generator, which runs when its caller has returned; or a class or a class
@@ -137,7 +143,15 @@ class synchronized(ContextDecorator):
             raise UsageError(f"{name} is a class method already; put `@classmethod` above `@kstore.synchronized(…)`")
         if any(is_late(one) for is_late in _RUN_LATER for one in _called(function)):
             raise UsageError(f"{name} does its work after it was called; use `with kstore.synchronized(…)` in it")
-        return super().__call__(function)
+
+        @wraps(function)
+        def call(*arguments: Any, **options: Any) -> Any:
+            with ExitStack() as block:
+                block.enter_context(self._recreate_cm())
+                result = function(*arguments, **options)
+                return _to_its_end(result, block.pop_all()) if inspect.iscoroutine(result) else result
+
+        return cast("Function", call)
 
     def _recreate_cm(self) -> Self:
         """Of ContextDecorator: for one call of the function, which may call itself, or run in several threads."""

@@ -169,6 +169,34 @@ def test_a_coroutine_that_another_decorator_runs_to_its_end_is_a_function(tree: 
     assert published(settings) == 1
 
 
+def test_a_coroutine_that_another_decorator_defers_ends_the_block(tree: Tree, settings: dict[str, Any]) -> None:
+    async def compile_one() -> str:
+        tree.wrapper()
+        await asyncio.sleep(0)
+        tree.wrapper("two")
+        return "compiled"
+
+    @kstore.synchronized(KEY, **settings)
+    @wraps(compile_one)
+    def warm_up() -> Any:
+        return compile_one()
+
+    assert asyncio.run(warm_up()) == "compiled"
+    assert published(settings) == 2
+
+
+def test_what_a_deferred_coroutine_raises_goes_on_and_what_it_compiled_is_kept(
+    tree: Tree, settings: dict[str, Any]
+) -> None:
+    async def fail() -> None:
+        tree.wrapper()
+        raise OutOfMemory
+
+    with pytest.raises(OutOfMemory):
+        asyncio.run(kstore.synchronized(KEY, **settings)(lambda: fail())())
+    assert published(settings) == 1
+
+
 def test_a_class_is_refused_as_it_would_become_a_function(settings: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="Tree is a class"):
         kstore.synchronized(KEY, **settings)(Tree)
