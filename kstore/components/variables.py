@@ -63,7 +63,7 @@ def place_components(
         placement.folders[component.name] = component.part_of(folder)
     for name in _moved(table, placement.folders):
         placement.folders[name] = table[name].part_of(os.path.join(root, name))
-    for name, other in _sharing(placement.folders).items():
+    for name, other in _sharing(table, placement.folders, root).items():
         folder = placement.folders.pop(name)
         placement.variables.pop(table[name].variable, None)
         notes.append(
@@ -73,8 +73,10 @@ def place_components(
     return placement._replace(notes=tuple(notes))
 
 
-def _sharing(folders: Mapping[str, str]) -> dict[str, str]:
+def _sharing(table: Table, folders: Mapping[str, str], root: str) -> dict[str, str]:
     """Components whose folder is that of one before them, which would be stored twice, and of which."""
+    if all(folder == table[name].part_of(os.path.join(root, name)) for name, folder in folders.items()):
+        return {}  # Nobody chose any: that is asked in every commit.
     first: dict[str, str] = {}
     owners = {name: first.setdefault(os.path.realpath(folder), name) for name, folder in folders.items()}
     return {name: owner for name, owner in owners.items() if name != owner}
