@@ -230,6 +230,59 @@ def test_a_repair_publishes_nothing_without_what_may_be_in_a_pack_that_cannot_be
     assert fresh.tree.read(path) == node.tree.read(path)
 
 
+def trouble_with_another(patch: pytest.MonkeyPatch, folder: Path) -> None:
+    """The pack of another key cannot be read."""
+    other = Node(folder, "other", layout="packed")
+    other.tree.kernel("other")
+    other.commit("z/v1")
+    trouble_with(patch, pack_name(other.newest("z/v1").packs[0]), AWAY)
+
+
+@pytest.fixture
+def beside_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
+    """A server has lost the newest generation's pack, and cannot read that of another key just now."""
+    node = Node(tmp_path, layout="packed")
+    for name in ("one", "two"):
+        node.tree.kernel(name)
+        node.commit()
+    (node.location / pack_name(node.newest().packs[0])).unlink()
+    trouble_with_another(monkeypatch, tmp_path)
+    return node
+
+
+def test_a_damaged_generation_is_passed_over_while_the_pack_of_another_key_cannot_be_read(
+    beside_another: Node, tmp_path: Path
+) -> None:
+    fresh = Node(tmp_path, "fresh")
+    report = fresh.restore()
+    assert (report.generation, report.files, report.left_out) == (1, 8, 0)
+
+
+def test_a_damaged_generation_is_healed_while_the_pack_of_another_key_cannot_be_read(
+    beside_another: Node, tmp_path: Path
+) -> None:
+    assert beside_another.commit().generation == 3
+    assert restored(tmp_path, "fresh") == kernels(beside_another)
+
+
+def test_what_was_to_be_merged_and_is_lost_is_replaced_while_the_pack_of_another_key_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = Node(tmp_path, "one"), Node(tmp_path, "two")
+    path = one.tree.timings({"one": 1.0})
+    one.commit()
+    (one.location / blob_name(one.published()[path].digest)).unlink()
+    trouble_with_another(monkeypatch, tmp_path)
+    two.tree.timings({"two": 2.0})
+    assert two.commit().generation == 2
+    assert restored(tmp_path, "fresh") == kernels(two)
+
+
+def test_a_repair_takes_no_generation_out_that_may_be_in_the_pack_of_another_key(beside_another: Node) -> None:
+    report = beside_another.store.verify(repair=True)
+    assert (report.repaired, report.damage, generations(beside_another)) == (False, [], [1, 2])
+
+
 def no_memory(patch: pytest.MonkeyPatch, times: int) -> None:
     """This process has no memory for a manifest, so many times."""
     real, left = lmdb.open, [lmdb.MemoryError("mmap: Cannot allocate memory")] * times

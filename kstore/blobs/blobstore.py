@@ -126,7 +126,9 @@ class BlobStore:
 
     @contextmanager
     def in_a_hurry(self) -> Iterator[None]:
-        """What is not where it is expected is looked for in some packs only: a store may have ten thousands."""
+        """What is not where it is expected is looked for in some packs only: a store may have ten thousands. That one
+        of these cannot be read is no reason not to know that it is missing: it would be there by chance.
+        """
         self._search = search = _Search()
         try:
             yield
@@ -207,9 +209,9 @@ class BlobStore:
         if left:
             tried = set(packs)
             others = [pack for pack in self.packs() if pack not in tried]
-            chosen = self._search.among(others, left) if self._search else others
+            chosen, told = (self._search.among(others, left), []) if self._search else (others, troubles)
             # A store may have thousands: what each holds is not kept once it was looked at.
-            yield from self._from_packs(left, chosen, partial(PackReader, self._backend), troubles)
+            yield from self._from_packs(left, chosen, partial(PackReader, self._backend), told)
 
     def parts(self, wanted: Mapping[bytes, int], packs: Sequence[str] = ()) -> Iterator[Part]:
         """The wanted blobs, given with their sizes in bytes, in parts that threads may load side by side.
@@ -259,7 +261,8 @@ class BlobStore:
 
         Raises:
             IntegrityError: it is missing or damaged.
-            OSError, MemoryError: a place where it may be cannot be read just now, which is no damage.
+            OSError, MemoryError: a place where it may be cannot be read just now, which is no damage. For who is in a
+                hurry only `packs` and the loose blobs are such places.
         """
         troubles: list[Exception] = []
         for _ in range(_ATTEMPTS):

@@ -95,6 +95,27 @@ def test_who_comes_to_no_end_does_not_end_the_hurry_of_who_comes_next(
     assert len(fetch(blobs, [b"%d" % number for number in range(6)])) == 6
 
 
+@pytest.mark.parametrize("place", ["a pack that is named", "the loose blob", "another pack"])
+def test_for_somebody_in_a_hurry_a_blob_is_missing_whatever_ails_other_packs(
+    place: str, blobs: BlobStore, backend: PosixBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    get, (named, other) = PosixBackend.get, (store(blobs, Layout.PACKED, data)[0] for data in (b"named", b"other"))
+    missing = digest_of(b"missing")
+    names = {"a pack that is named": pack_name(named), "the loose blob": blob_name(missing)}
+
+    def fail(backend: PosixBackend, name: str, *where: Any) -> bytes:
+        if name == names.get(place, pack_name(other)):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return get(backend, name, *where)
+
+    monkeypatch.setattr(PosixBackend, "get", fail)
+    fresh = BlobStore(backend)
+    with pytest.raises(OSError, match="Input/output error"):
+        fresh.fetch(missing, 7, [named])
+    with fresh.in_a_hurry(), pytest.raises(OSError if place in names else IntegrityError):
+        fresh.fetch(missing, 7, [named])
+
+
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What is read of a store."""
