@@ -191,7 +191,7 @@ class Store:
         check_key(key)
         if self.settings.mode is not Mode.READ:
             worker = self.worker(key, before_import=False)
-            with reporting_trouble(self.location, "upload to"):
+            with reporting_trouble(self.location, "upload to"), self.storage.blobs.in_a_hurry():
                 self.storage.open()
                 self._ahead += upload_ahead(worker)
 

@@ -265,6 +265,13 @@ def test_a_damaged_generation_is_healed_while_the_pack_of_another_key_cannot_be_
     assert restored(tmp_path, "fresh") == kernels(beside_another)
 
 
+def test_what_heals_a_damaged_generation_is_uploaded_ahead_while_the_pack_of_another_key_cannot_be_read(
+    beside_another: Node,
+) -> None:
+    beside_another.store.upload_ahead(KEY)
+    assert beside_another.commit().new_blobs == 1  # the manifest
+
+
 def test_what_was_to_be_merged_and_is_lost_is_replaced_while_the_pack_of_another_key_cannot_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
