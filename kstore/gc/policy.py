@@ -155,7 +155,9 @@ def _pairs(generations: tuple[Generation, ...]) -> Iterator[tuple[Generation, Ge
 
 
 def unused(histories: Iterable[History], policy: Policy, now: int) -> list[History]:
-    """Those to forget because nobody uses them. A key with a pinned generation is in use."""
+    """Those to forget because nobody uses them. A key with a pinned generation is in use; one of which all is lost here
+    may be, in a store below.
+    """
     if policy.unused is None:
         return []
     since = now - policy.unused * _SECOND
@@ -163,7 +165,8 @@ def unused(histories: Iterable[History], policy: Policy, now: int) -> list[Histo
 
 
 def _may_forget(history: History) -> bool:
-    return history.newest.state is not RefState.FORGOTTEN and not any(g.is_pinned for g in history.generations)
+    is_empty = history.newest.state in (RefState.FORGOTTEN, RefState.LOST)
+    return not is_empty and not any(generation.is_pinned for generation in history.generations)
 
 
 def by_worth(histories: Mapping[Scope, History], decisions: Iterable[Decision]) -> list[Decision]:

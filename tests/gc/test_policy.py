@@ -118,6 +118,14 @@ def test_a_key_with_a_pin_or_that_is_forgotten_already_is_not_unused() -> None:
     assert unused([pinned, forgotten], Policy(unused=24 * HOUR), NOW) == []
 
 
+def test_a_key_of_which_all_is_lost_is_not_forgotten() -> None:
+    """A store below may have it, and be in use."""
+    lost = history(generation(1, 98, state=RefState.LOST), used=50)
+    assert unused([lost], Policy(unused=24 * HOUR), NOW) == []
+    taken, _ = over_budget(costed((Why.NEWEST, 10)), {SCOPE: lost}, 5, allow_live=True)
+    assert taken == []
+
+
 def costed(*kinds: tuple[Why, int]) -> list[tuple[Decision, int]]:
     return [(Decision(SCOPE, generation(n, 1), why, True), cost) for n, (why, cost) in enumerate(kinds)]
 

@@ -7,6 +7,7 @@ import pytest
 from kstore.published.refs import RefState
 from kstore.report import CommitStatus, RestoreStatus
 from kstore.store import Store
+from tests.gc.stores import HOUR, collect, pass_time
 from tests.layers.images import Fleet, Worker, fill, has
 from tests.trees import ENVIRONMENT, GPU
 
@@ -76,3 +77,10 @@ def test_who_has_nothing_new_where_nothing_is_left_above_publishes_nothing(lost:
     for _ in range(2):
         assert worker.commit().status is CommitStatus.UNCHANGED
     assert worker.newest().generation == 2
+
+
+def test_gc_that_forgets_what_is_unused_hides_nothing_below(lost: Fleet) -> None:
+    worker = lost.worker("of the image")
+    pass_time(worker)
+    assert collect(worker, unused=HOUR, max_size=1, allow_live=True).forgotten == []
+    assert (worker.restore().status, has(worker)) == (RestoreStatus.RESTORED, {"one"})
