@@ -133,7 +133,10 @@ class PosixBackend:
     def clock(self) -> int:
         """What time it is, as whoever keeps the filesystem says when a folder is touched: no client names a time."""
         folder = f"{self._prefix}{STAGING}"
-        os.utime(folder)
+        try:
+            os.utime(folder)
+        except FileNotFoundError:  # Tools that copy a store may leave out what is empty.
+            make_folder(folder)
         return os.stat(folder).st_mtime_ns
 
     def staging_path(self) -> str:

@@ -45,6 +45,13 @@ def test_nothing_stays_in_tmp(backend: PosixBackend) -> None:
     assert os.stat(backend.path("name")).st_nlink == 1
 
 
+def test_a_store_without_a_folder_for_staging_has_a_clock(backend: PosixBackend) -> None:
+    """As a copy has by a tool that leaves out empty folders."""
+    backend.put("before", b"")
+    os.rmdir(backend.path("tmp"))
+    assert backend.clock() >= backend.stat("before").mtime_ns
+
+
 def test_staging_names_differ(backend: PosixBackend) -> None:
     assert len({backend.staging_path() for _ in range(100)}) == 100
 
