@@ -71,7 +71,7 @@ def republish(
 
     Raises:
         MissError: the generation has gone.
-        IntegrityError: its manifest is damaged.
+        IntegrityError: its manifest is damaged, or a list of what gc is about to delete.
         StoreUnavailable: a blob that must be copied cannot be read just now.
     """
 
@@ -81,7 +81,10 @@ def republish(
         sizes = _sizes(storage, ref)
         doomed = read_doomed(storage.backend, sizes)
         if not doomed.is_complete:
-            raise IntegrityError("what gc is about to delete cannot be read; see `kstore verify`")
+            raise IntegrityError(
+                "the list of what gc is about to delete is damaged; run `kstore gc` twice, with a --keep that leaves "
+                "what you need, and try again"
+            )
         if not storage.refs.exists(ref):
             raise MissError(f"generation {ref.generation} of {ref.scope} was removed just now")
         where = _without(storage, ref, doomed, sizes, packs(ref) if packs else _gathered(storage, ref))

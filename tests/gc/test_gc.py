@@ -496,6 +496,14 @@ def test_what_was_on_a_damaged_list_is_condemned_anew_and_the_list_set_aside(dou
     assert restored(tmp_path, "other") == kernels(doubtful)
 
 
+def test_while_a_list_is_damaged_a_rollback_says_what_to_do_and_that_helps(doubtful: Node) -> None:
+    with pytest.raises(IntegrityError, match="run `kstore gc` twice"):
+        doubtful.store.rollback("model/v1")
+    for _ in range(2):
+        collect(doubtful)
+    assert doubtful.store.rollback("model/v1").generation == 5
+
+
 def test_a_dry_run_gives_up_no_list(doubtful: Node) -> None:
     before = contents(doubtful.location)
     assert collect(doubtful, dry_run=True).status is GcStatus.INCOMPLETE
