@@ -101,8 +101,9 @@ def claim_root(folder: Path, owner: Owner) -> str:
     """Return the root in `folder` that `owner` has, or make it one.
 
     Raises:
-        CacheRootError: no root can be made there.
+        CacheRootError: no root can be made there, or that is in the folder of the owner's store.
     """
+    _check_outside(owner.store, folder)
     try:
         folder = _shared_folder(folder)
         taken = {number: Owner.load(_claim(folder, number)) for number in _numbers(folder)}
@@ -217,11 +218,7 @@ def make_usable(root: CacheRoot, table: Table, store: str) -> None:
     Raises:
         CacheRootError: it cannot be made or written, or is in the folder of the `store`.
     """
-    if f"{root.path}/".startswith(f"{store}/"):
-        raise CacheRootError(
-            f"the cache root {root.path} is in the store at {store}, which may hold nothing else; "
-            "set KSTORE_CACHE_ROOT to a local folder"
-        )
+    _check_outside(store, root.path)
     try:
         os.makedirs(root.state, mode=0o700, exist_ok=True)
         _make_folders_of_files(root, table)
@@ -237,6 +234,15 @@ def make_usable(root: CacheRoot, table: Table, store: str) -> None:
         raise CacheRootError(
             f"the cache root {root.path} is mounted noexec, and compilers load what they build there; "
             "set KSTORE_CACHE_ROOT to a local folder from which programs may be loaded"
+        )
+
+
+def _check_outside(store: str, path: str | Path) -> None:
+    """Before anything is made: a folder that holds something else is no store."""
+    if f"{path}/".startswith(f"{store}/"):
+        raise CacheRootError(
+            f"the cache root {path} is in the store at {store}, which may hold nothing else; "
+            "set KSTORE_CACHE_ROOT to a local folder"
         )
 
 

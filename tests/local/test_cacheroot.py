@@ -183,3 +183,17 @@ def test_a_cache_root_in_the_store_is_refused_and_nothing_is_made(tmp_path: Path
             verb(KEY)
     assert contents(node.location) == before
     assert not (node.location / inside / ".kstore").exists()
+
+
+def test_a_store_where_numbered_roots_would_be_is_left_as_it_is_and_can_be_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Node(tmp_path)
+    node.tree.kernel()
+    monkeypatch.setattr(cacheroot, "NUMBERED_ROOTS", node.location)
+    store = Store(node.location, gpu=GPU, environment=ENVIRONMENT, environ={})
+    for verb in (store.restore, store.commit):
+        with pytest.raises(CacheRootError, match="set KSTORE_CACHE_ROOT"):
+            verb(KEY)
+    assert not node.location.exists()
+    assert node.commit().ok
