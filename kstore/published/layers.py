@@ -18,7 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from kstore.deadline import Waiting, within
-from kstore.errors import KstoreError, MissError, StoreUnavailable, WaitTimeout
+from kstore.errors import IntegrityError, KstoreError, MissError, StoreUnavailable, WaitTimeout
 from kstore.published.refs import RefState
 from kstore.published.snapshot import Snapshot
 
@@ -184,10 +184,19 @@ def newest_ref(storage: Storage, scope: Scope) -> Ref | None:
 
 def in_charge(storage: Storage, scope: Scope) -> Storage:
     """The store in charge of the scope; `storage` itself if no store has a generation of it."""
-    if not storage.trouble and (not storage.below or storage.refs.generations(scope)):
+    if not storage.trouble and (not storage.below or _hides_below(storage, scope)):
         return storage
     snapshot = storage.below.newest(scope)
     return storage.holder(snapshot.ref) if snapshot else storage
+
+
+def _hides_below(storage: Storage, scope: Scope) -> bool:
+    """Whether it has a generation, and the newest says more than that all was lost. One that is damaged may."""
+    try:
+        ref = storage.refs.newest(scope)
+    except IntegrityError:
+        return True
+    return ref is not None and ref.state is not RefState.LOST
 
 
 def generations(storage: Storage, scope: Scope) -> list[Ref]:

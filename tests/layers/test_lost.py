@@ -9,7 +9,7 @@ from kstore.report import CommitStatus, RestoreStatus
 from kstore.store import Store
 from tests.gc.stores import HOUR, collect, pass_time
 from tests.layers.images import Fleet, Worker, fill, has
-from tests.trees import ENVIRONMENT, GPU
+from tests.trees import ENVIRONMENT, GPU, KEY
 
 
 def lose_all(worker: Worker) -> None:
@@ -77,6 +77,32 @@ def test_who_has_nothing_new_where_nothing_is_left_above_publishes_nothing(lost:
     for _ in range(2):
         assert worker.commit().status is CommitStatus.UNCHANGED
     assert worker.newest().generation == 2
+
+
+def test_where_nothing_is_left_above_generations_and_their_numbers_are_of_what_restores_take(lost: Fleet) -> None:
+    worker = lost.worker("of the image")
+    newest = worker.restore()
+    store = worker.store
+    (ref,) = store.generations(store.scope(KEY))
+    assert (ref.depth, ref.generation, ref.files) == (1, newest.generation, newest.files)
+    again = lost.worker("again")
+    report = again.restore(generation=newest.generation)
+    assert (report.store, has(again)) == (str(lost.base), {"one"})
+    assert store.rollback(KEY, newest.generation).generation == 3
+    assert [(one.depth, one.state) for one in store.generations(store.scope(KEY))] == [
+        (0, RefState.LOST),
+        (0, RefState.LIVE),
+    ]
+
+
+def test_where_nothing_is_left_above_nor_is_anything_below_generations_are_those_above(fleet: Fleet) -> None:
+    fleet.bake()
+    worker = fleet.worker("worker")
+    fill(worker, "one")
+    worker.commit()
+    lose_all(worker)
+    (ref,) = worker.store.generations(worker.store.scope(KEY))
+    assert (ref.depth, ref.state) == (0, RefState.LOST)
 
 
 def test_gc_that_forgets_what_is_unused_hides_nothing_below(lost: Fleet) -> None:
