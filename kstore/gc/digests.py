@@ -114,12 +114,13 @@ def _put_all(items: list[tuple[bytes, bytes]], txn: lmdb.Transaction) -> None:
 
 @contextmanager
 def _telling() -> Iterator[None]:
-    """Turn an error of LMDB's into one that says what to do."""
+    """Turn an error of LMDB's, or of its folder's, into one that says what to do: it is no trouble with the store."""
     try:
         yield
-    except lmdb.Error as error:
+    except (lmdb.Error, OSError) as error:
+        where = tempfile.tempdir or "temporary storage"  # nobody knows where that is if no folder can be written
         raise FileError(
-            f"cannot keep a table of digests in {tempfile.gettempdir()}: {error}; make room there, or set TMPDIR to a "
+            f"cannot keep a table of digests in {where}: {error}; make room there, or set TMPDIR to a "
             "folder that has some, or allow this process more memory (ulimit -v)"
         ) from error
 

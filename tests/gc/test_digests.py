@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -49,4 +51,20 @@ def test_a_process_that_may_map_little_has_sets() -> None:
 def test_where_a_set_has_no_room_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(digests, "_MAP_SIZE", 1 << 60)
     with DigestSet() as found, pytest.raises(FileError, match=r"set TMPDIR .* or allow this process more memory"):
+        found.add(MANY)
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["its folder is known", "no folder can be written"])
+def test_where_no_set_can_be_made_it_says_what_to_do(
+    known: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As where there are no inodes left."""
+
+    def full(*options: object) -> str:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path) if known else None)
+    monkeypatch.setattr("tempfile.mkdtemp" if known else "tempfile.gettempdir", full)
+    where = str(tmp_path) if known else "temporary storage"
+    with DigestSet() as found, pytest.raises(FileError, match=f"in {where}: .*No space left.*; make room there"):
         found.add(MANY)
