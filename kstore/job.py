@@ -28,7 +28,7 @@ from kstore.deadline import within
 from kstore.errors import KstoreError, MissError, UsageError
 from kstore.hits import UsageReport, unknowable, usage_of
 from kstore.hits.counters import Counters
-from kstore.led import Lead, enter, is_committed, leave, led
+from kstore.led import Lead, enter, entering, leave
 from kstore.live.endings import OnTermination
 from kstore.origin import Origin, origin_of, resume
 from kstore.polls import check_wait
@@ -79,7 +79,8 @@ class synchronized(ContextDecorator):
     print(cache.restored.files, cache.committed.new_files)
     ```
 
-    A block of another key may be in it: what is compiled then is that one's, what is compiled afterwards this one's.
+    A block of another key may be in it: what is compiled then is that one's, what is compiled afterwards this one's,
+    also if that one raised at its beginning.
 
     It decorates a function as well, each call of which is a block of its own. Arguments are those of `restore`, and
     with `live` those of `watch`: what is compiled is then published while the body runs. SIGTERM commits before it ends
@@ -169,19 +170,22 @@ class synchronized(ContextDecorator):
         return environ
 
     def __enter__(self) -> Self:
-        before = led(self._environ)
-        self.restored = restore(self.key, **self._choice, **self._settings)
-        if self._strict_hits and not self.restored.ok:
-            is_committed(self.key)
-            self._give_up_lease()
-            raise MissError(f"nothing is restored for {self.key}: {self.restored.error or self.restored.status}")
-        origin, counted, live = origin_of(self.key), Counters.now(), self._start_live()
+        with entering(self.key, self._environ) as before:
+            self._restore()
+            origin, counted, live = origin_of(self.key), Counters.now(), self._start_live()
         termination = OnTermination(partial(self._commit_in_time, origin))
         if not live:
             termination.install()
         lead = enter(self.key, before, self._environ)
         self._entered.append(_Entered(self.restored, origin, lead, counted, live, termination, os.getpid()))
         return self
+
+    def _restore(self) -> None:
+        """Raises MissError: nothing could be restored, and that was to be an error."""
+        self.restored = restore(self.key, **self._choice, **self._settings)
+        if self._strict_hits and not self.restored.ok:
+            self._give_up_lease()
+            raise MissError(f"nothing is restored for {self.key}: {self.restored.error or self.restored.status}")
 
     def _start_live(self) -> watch | None:
         choice: dict[str, Any] = {"on_error": self._on_error, "grace_period": self._grace_period, **self._pace}

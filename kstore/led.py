@@ -60,6 +60,21 @@ def is_committed(key: str) -> None:
     _by_hand.pop(key, None)
 
 
+@contextmanager
+def entering(key: str, environ: MutableMapping[str, str]) -> Iterator[Mapping[str, str]]:
+    """A block is about to begin; yields the variables as they are before. If it cannot, all is as it was."""
+    before, by_hand = led(environ), _by_hand.get(key)
+    try:
+        yield before
+    except BaseException:
+        is_committed(key)
+        if by_hand:
+            _by_hand[key] = by_hand
+        after = led(environ)
+        _lead_back(Lead(Use(key, after), before, _displaced(before, after)), environ)
+        raise
+
+
 def enter(key: str, before: Mapping[str, str], environ: Mapping[str, str]) -> Lead:
     """A block begins, whose restore has found the variables as they were `before`."""
     after = led(environ)
@@ -72,6 +87,10 @@ def leave(lead: Lead, environ: MutableMapping[str, str]) -> None:
     """It ends. Compilers are led back to where they were led before, if that is still in use."""
     _blocks.remove(lead.use)
     is_committed(lead.use.key)
+    _lead_back(lead, environ)
+
+
+def _lead_back(lead: Lead, environ: MutableMapping[str, str]) -> None:
     if lead.outer in _uses():
         ours = lead.use.variables
         back = {name: value for name, value in lead.before.items() if environ.get(name) == ours.get(name)}

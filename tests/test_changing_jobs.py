@@ -150,6 +150,30 @@ def test_so_it_is_after_blocks_in_blocks_in_blocks_and_if_a_body_raises(found: d
     assert [block.committed.new_files for block in committed.values()] == [1, 1, 1]
 
 
+@pytest.mark.parametrize("way", ["strict", "strict_hits"])
+def test_so_it_is_after_a_block_of_another_key_that_could_not_be_entered(
+    found: dict[str, Any], tmp_path: Path, way: str
+) -> None:
+    (tmp_path / "unusable").mkdir()
+    (tmp_path / "unusable/kstore.json").write_text("{")
+    store = tmp_path / "unusable" if way == "strict" else found["store"]
+    with kstore.synchronized(KEY, **found) as block:
+        with pytest.raises(kstore.KstoreError), kstore.synchronized(OTHER, store=store, **{way: True}):
+            compile_kernel("never")
+        compile_kernel()
+    assert block.committed.new_files == 1
+
+
+def test_a_block_that_could_not_be_entered_leaves_what_was_restored_by_hand_in_use(
+    found: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    kstore.restore(KEY, **found)
+    with pytest.raises(kstore.MissError), kstore.synchronized(KEY, strict_hits=True, **found):
+        pass
+    kstore.restore(OTHER, **found)
+    assert len(warnings(caplog)) == 1
+
+
 def test_so_it_is_in_a_process_that_restored_by_hand(found: dict[str, Any]) -> None:
     kstore.restore(KEY, **found)
     with kstore.synchronized(OTHER, **found):
