@@ -279,6 +279,8 @@ class watch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if not self._live.is_here:  # A child that was forked in the block; its parent commits what it compiled.
+            return
         if is_failure(error) and self._on_error is OnError.DISCARD:
             self._live.discard()
             self._committed = discarded(self.key)

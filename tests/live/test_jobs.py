@@ -287,6 +287,12 @@ FORKING = START + (
     "assert code == -signal.SIGTERM, code\n"
     "assert not live.checkpoints\n"
 )
+LEAVING = START + (
+    "import warnings; warnings.simplefilter('ignore')\n"
+    "with kstore.watch(KEY, strict=True, **late, **settings):\n"
+    "    tree.wrapper(); child = os.fork()\n"
+    "    if child: assert os.waitpid(child, 0)[1] == 0\n"
+)
 HANGING = START + (
     "import threading\n"
     "from kstore.backends import PosixBackend\n"
@@ -372,6 +378,14 @@ def test_a_child_that_was_forked_publishes_nothing_and_dies_of_the_signal(place:
     assert process.stdout.readline() == "ready\n"
     (child,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     os.kill(int(child), signal.SIGTERM)
+    _, err = process.communicate(timeout=PATIENCE)
+
+    assert (process.returncode, err) == (0, "")
+    assert place.published() == 1
+
+
+def test_a_child_that_was_forked_leaves_the_block_of_a_watch_without_a_word(place: Place) -> None:
+    process = start(LEAVING, place)
     _, err = process.communicate(timeout=PATIENCE)
 
     assert (process.returncode, err) == (0, "")
