@@ -7,22 +7,26 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from kstore.components import load_table
+from kstore.components.variables import MANAGED
 from kstore.environment import Environment, detect_environment, gpu_slug
+from kstore.led import led
 from kstore.settings import Settings, choose_settings, current_folder, read_defaults
 
 
 class Origin:
     """The variables, the folder and the settings of a process, as they are now, and what they say of GPU and software.
 
+    What kstore has set itself is left out: it says nothing of these, and differs from key to key.
     Nothing but plain data, so that a forked child goes on with it.
     """
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         """Raises UsageError: the file that has the settings has unknown ones, or cannot be read."""
-        self._environ = dict(environ)
+        of_the_key = {MANAGED: environ.get(MANAGED), **led(environ)}
+        self._environ = _shared(frozenset(environ.items() - of_the_key.items()))
         self._folder = current_folder()
         self._defaults = read_defaults(self._environ, self._folder)
         self._environments: dict[str, Environment] = {}
@@ -47,6 +51,12 @@ class Origin:
         names = {component.variable for component in load_table().values() if component.is_folder} & environ.keys()
         chosen = {name: environ[name] for name in names if environ[name] and not os.path.isabs(environ[name])}
         return {**environ, **{name: os.path.join(self._folder or "", folder) for name, folder in chosen.items()}}
+
+
+@lru_cache(maxsize=1)
+def _shared(variables: frozenset[tuple[str, str]]) -> Mapping[str, str]:
+    """A process that restores many keys has the same variables for all, but those that kstore sets."""
+    return dict(variables)
 
 
 _begun: dict[str, Origin] = {}

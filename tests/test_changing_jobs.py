@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tracemalloc
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -112,6 +113,20 @@ def test_a_process_that_has_restored_nothing_commits_as_it_is(
 # ---- Several keys
 
 OTHER = "other/v1"
+
+
+def test_a_process_that_restores_many_keys_remembers_its_variables_once(
+    found: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LARGE", "x" * 100_000)
+    kstore.restore(OTHER, **found)
+    tracemalloc.start()
+    try:
+        for number in range(20):
+            kstore.restore(f"model/v{number}", **found)
+        assert tracemalloc.get_traced_memory()[0] < 500_000
+    finally:
+        tracemalloc.stop()
 
 
 def root_of(report: kstore.RestoreReport) -> str:
