@@ -14,6 +14,8 @@ from typing import NamedTuple
 NO_FILE = {errno.ENOENT, errno.EISDIR, errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.ESPIPE, errno.EINVAL}
 """What reading says of a name that is free, or taken by a folder, a pipe, a socket or a link to itself. Other trouble
 may pass."""
+_NOT_UNNOTICED = {errno.EPERM, errno.EACCES, errno.EINVAL}
+"""It is another user's file, or a filesystem (some FUSE daemon's, or an old server's) that does not know of it."""
 _NO_DESCRIPTOR = {errno.EMFILE, errno.ENFILE}
 _SECOND = 1_000_000_000
 _NOATIME = getattr(os, "O_NOATIME", 0)
@@ -27,7 +29,9 @@ def open_unnoticed(path: str, flags: int) -> int:
     """
     try:
         return os.open(path, flags | _NOATIME)
-    except PermissionError:
+    except OSError as error:
+        if error.errno not in _NOT_UNNOTICED:
+            raise
         return os.open(path, flags)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kstore.files import NewFile, write_files
+from kstore.files import NewFile, open_unnoticed, write_files
 
 
 @contextmanager
@@ -40,3 +40,20 @@ def test_where_none_may_be_that_is_an_error(tmp_path: Path) -> None:
     with descriptors(0), pytest.raises(OSError) as caught:
         write_files(files(tmp_path))
     assert caught.value.errno == errno.EMFILE
+
+
+@pytest.mark.parametrize("code", [errno.EPERM, errno.EACCES, errno.EINVAL])
+def test_where_a_file_cannot_be_read_unnoticed_it_is_read_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    real = os.open
+
+    def refuse(path: str, flags: int) -> int:
+        if flags & os.O_NOATIME:
+            raise OSError(code, os.strerror(code), path)
+        return real(path, flags)
+
+    (tmp_path / "one").write_bytes(b"content")
+    monkeypatch.setattr(os, "open", refuse)
+    with open(open_unnoticed(str(tmp_path / "one"), os.O_RDONLY), "rb") as file:
+        assert file.read() == b"content"
