@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Sequence
+import resource
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 NO_FILE = {errno.ENOENT, errno.EISDIR, errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.ESPIPE, errno.EINVAL}
@@ -53,7 +56,51 @@ def write_files(files: Sequence[NewFile]) -> None:
         OSError: one cannot be made (ENOSPC, EROFS, EDQUOT …).
     """
     while files:
-        files = files[_write_first(files) :]
+        files = files[_write_some(files) :]
+
+
+class _Turns:
+    """Threads write side by side; but one that got no descriptor tries again alone, when no other has any."""
+
+    def __init__(self) -> None:
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """For a forked child: it has none of its parent's other threads, and would wait for them for ever."""
+        self._changed = threading.Condition()
+        self._writers = 0
+        self._is_alone = False
+
+    @contextmanager
+    def take(self, *, alone: bool) -> Iterator[None]:
+        """Wait for a turn, and have it in the block."""
+        with self._changed:
+            self._changed.wait_for(lambda: not (self._writers if alone else self._is_alone))
+            self._writers += 1
+            self._is_alone = alone
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._writers -= 1
+                self._is_alone = False
+                self._changed.notify_all()
+
+
+_turns = _Turns()
+os.register_at_fork(after_in_child=_turns.begin_anew)
+
+
+def _write_some(files: Sequence[NewFile]) -> int:
+    """The first ones: how many were made."""
+    try:
+        with _turns.take(alone=False):
+            return _write_first(files)
+    except OSError as error:
+        if error.errno not in _NO_DESCRIPTOR:
+            raise
+    with _turns.take(alone=True):
+        return _write_first(files)
 
 
 def _write_first(files: Sequence[NewFile]) -> int:
@@ -79,9 +126,18 @@ def _open_first(files: Sequence[NewFile], descriptors: list[int]) -> None:
         try:
             descriptors.append(os.open(file.path, _CREATE, file.mode))
         except OSError as error:
-            if error.errno not in _NO_DESCRIPTOR or not descriptors:
+            if error.errno not in _NO_DESCRIPTOR:
                 raise
+            if not descriptors:
+                raise _with_limit(error) from error
             return
+
+
+def _with_limit(error: OSError) -> OSError:
+    """The same, and what to do: of a whole system that has too many files open the error's own text says so."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    what = f", of which this process may have {limit}: raise that limit (`ulimit -n`)"
+    return OSError(error.errno, f"{error.strerror}{what if error.errno == errno.EMFILE else ''}", error.filename)
 
 
 def times(mtime_ns: int) -> tuple[int, int]:

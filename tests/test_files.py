@@ -3,13 +3,17 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import signal
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from kstore.files import NewFile, open_unnoticed, write_files
+
+PATIENCE = 60
 
 
 @contextmanager
@@ -26,20 +30,81 @@ def descriptors(free: int) -> Iterator[None]:
 
 
 def files(folder: Path) -> list[NewFile]:
+    folder.mkdir(exist_ok=True)
     return [NewFile(str(folder / str(number)), b"%d" % number, 0o644, 10**18 + number) for number in range(100)]
+
+
+def assert_written(folder: Path) -> None:
+    written = {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.iterdir()}
+    assert written == {str(number): (b"%d" % number, 10**18 + number) for number in range(100)}
 
 
 def test_where_few_files_may_be_open_they_are_written_in_turn(tmp_path: Path) -> None:
     with descriptors(3):
         write_files(files(tmp_path))
-    written = {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in tmp_path.iterdir()}
-    assert written == {str(number): (b"%d" % number, 10**18 + number) for number in range(100)}
+    assert_written(tmp_path)
 
 
-def test_where_none_may_be_that_is_an_error(tmp_path: Path) -> None:
-    with descriptors(0), pytest.raises(OSError) as caught:
+def test_where_none_may_be_that_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
+    with descriptors(0), pytest.raises(OSError, match=r"may have \d+: raise that limit \(`ulimit -n`\)") as caught:
         write_files(files(tmp_path))
-    assert caught.value.errno == errno.EMFILE
+    assert (caught.value.errno, caught.value.filename) == (errno.EMFILE, str(tmp_path / "0"))
+
+
+class Crowd:
+    """One thread has all descriptors until another one got none."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.is_full = threading.Event()
+        self.is_refused = threading.Event()
+        self._open, self._write = os.open, os.write
+        monkeypatch.setattr(os, "open", self.open)
+        monkeypatch.setattr(os, "write", self.write)
+
+    def open(self, path: str, flags: int, mode: int = 0o777) -> int:
+        try:
+            return self._open(path, flags, mode)
+        except OSError:
+            if self.is_full.is_set():
+                self.is_refused.set()
+            raise
+
+    def write(self, fd: int, data: bytes) -> int:
+        self.is_full.set()
+        assert self.is_refused.wait(PATIENCE)
+        return self._write(fd, data)
+
+
+def test_a_thread_that_gets_none_waits_for_those_of_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    crowd = Crowd(monkeypatch)
+    one, two = files(tmp_path / "one"), files(tmp_path / "two")
+    with descriptors(3):
+        thread = threading.Thread(target=write_files, args=(one,))
+        thread.start()
+        assert crowd.is_full.wait(PATIENCE)
+        write_files(two)
+        thread.join(PATIENCE)
+    assert_written(tmp_path / "one")
+    assert_written(tmp_path / "two")
+
+
+def test_a_child_that_was_forked_waits_for_no_thread_of_its_parents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crowd = Crowd(monkeypatch)
+    one, two = files(tmp_path / "one"), files(tmp_path / "two")
+    thread = threading.Thread(target=write_files, args=(one,))
+    thread.start()
+    assert crowd.is_full.wait(PATIENCE)
+    child = os.fork()
+    if not child:
+        signal.alarm(PATIENCE)
+        with descriptors(0), suppress(OSError):
+            write_files(two)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    crowd.is_refused.set()
+    thread.join(PATIENCE)
 
 
 @pytest.mark.parametrize("code", [errno.EPERM, errno.EACCES, errno.EINVAL])
