@@ -28,6 +28,7 @@ _NOT_THIS_FILE = {
     errno.EAGAIN, errno.EMLINK, errno.EPERM, errno.EACCES, errno.ETXTBSY,
     # Its blob has gone or cannot be read. If it is the target's folder that has gone, the copy fails for that.
     errno.ENOENT, errno.ESTALE, errno.EIO,
+    errno.EMFILE, errno.ENFILE,  # Who copies waits until others have closed theirs.
 }  # fmt: skip
 
 

@@ -134,6 +134,21 @@ def test_a_failed_clone_leaves_no_file(blob: Blob, tmp_path: Path, monkeypatch: 
     assert not (tmp_path / "target").exists()
 
 
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE])
+def test_a_clone_that_cannot_be_opened_for_want_of_a_descriptor_is_a_copy(
+    blob: Blob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def refuse(path: str, flags: int, mode: int = 0o777) -> int:
+        raise OSError(code, os.strerror(code), path)
+
+    linker = Linker()
+    with pytest.MonkeyPatch.context() as once:
+        once.setattr(os, "open", refuse)
+        assert link(linker, blob, str(tmp_path / "one"), 0o644) is LinkMode.COPY
+    monkeypatch.setattr(fcntl, "ioctl", lambda *arguments: 0)
+    assert link(linker, blob, str(tmp_path / "two"), 0o644) is LinkMode.REFLINK
+
+
 def test_a_clone_has_the_mode_asked_for_and_the_blobs_time(
     blob: Blob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
