@@ -219,13 +219,17 @@ class Uploader:
         return refused
 
     def _is_taken(self, digest: bytes, size: int) -> bool:
-        """Whether a blob's name as a loose one is condemned, or that of one that a restore could not read.
+        """Whether a blob's name as a loose one is or may be condemned, or is that of one that a restore could not read.
 
         Of what a damaged pack holds, which the ref goes on naming, gc would take a loose one for not needed.
         """
-        if digest in self._doomed.blobs or (self.layout is Layout.LOOSE and digest in self._shadowed):
+        if digest in self._doomed.blobs:
             return True
-        if self.layout is not Layout.LOOSE or digest not in self._missed:
+        if self.layout is not Layout.LOOSE:
+            return False
+        if not self._doomed.is_complete or digest in self._shadowed:
+            return True
+        if digest not in self._missed:
             return False
         try:
             return self._storage.blobs.loose.has(digest, size)

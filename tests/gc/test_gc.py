@@ -484,6 +484,18 @@ def test_while_a_list_is_damaged_nothing_is_relied_upon(doubtful: Node, tmp_path
         assert report.status is (GcStatus.INCOMPLETE if key == "model/v2" else GcStatus.COLLECTED)
 
 
+def test_what_a_gc_read_from_a_list_before_it_was_damaged_it_may_go_on_to_delete(
+    doubtful: Node, tmp_path: Path
+) -> None:
+    condemned = list(doubtful.location.glob("blobs/*/*"))
+    other = Node(tmp_path, "other", layout="loose")
+    other.tree.kernel("one", "a")
+    assert other.commit("model/v2").status is CommitStatus.COMMITTED
+    for path in condemned:
+        path.unlink()
+    assert Node(tmp_path, "reader").restore("model/v2").skipped == ()
+
+
 def test_what_was_on_a_damaged_list_is_condemned_anew_and_the_list_set_aside(doubtful: Node, tmp_path: Path) -> None:
     assert collect(doubtful).status is GcStatus.INCOMPLETE
     assert not read_doomed(doubtful.store.storage.backend, ()).is_complete
