@@ -107,6 +107,8 @@ class Uploader:
         self._shadowed: set[bytes] = set()
         """What is lost, and seems to be in a pack of the newest generation."""
         self._stored: list[tuple[tuple[str, ...], set[bytes]]] = []
+        self._lost: Set[bytes] = frozenset()
+        """What the newest generation has lost, and this attempt brings back."""
         self.delta: Delta | None = None
         """What is stored of this attempt's manifest, if that is not stored whole."""
         self.layout: Layout | None = begun.layout if begun else None
@@ -151,6 +153,7 @@ class Uploader:
         for what may be left below; those that are known to be `lost` in any case.
         """
         held = self._storage.blobs.digests_in
+        self._lost = lost
         known = held(self._siblings)
         if base and base is not theirs and self._may_rely_on(base.ref):
             gone = self._doomed.blobs | lost_of(self._storage, base, sizes, self._missed)
@@ -282,7 +285,19 @@ class Uploader:
             left -= theirs.ref.stored.keys()
         others = (*self._ahead, *self._relied, *self._siblings) if left else ()
         shared = [pack for pack in others if pack not in published and may_hold(pack, left)]
-        return tuple(dict.fromkeys((*self.packs, *published, *shared)))
+        named = tuple(dict.fromkeys((*self.packs, *published, *shared)))
+        return self._without_gone(named, needed, theirs) if theirs and self._lost else named
+
+    def _without_gone(self, packs: tuple[str, ...], needed: set[bytes], theirs: Snapshot) -> tuple[str, ...]:
+        """A pack that has gone is named until all that it held is elsewhere, so that whoever has it brings it back."""
+        blobs = self._storage.blobs
+        with suppress(OSError):  # What cannot be looked at now may have gone.
+            there = tuple(pack for pack in packs if blobs.has_pack(pack))
+            elsewhere = blobs.digests_in(there) | self.below
+            left = (e for e in theirs.manifest.entries() if e.digest in needed and e.digest not in elsewhere)
+            if all(blobs.loose.has(entry.digest, entry.size) for entry in left):
+                return there
+        return packs
 
     def _reliable(self, packs: Iterable[str]) -> tuple[str, ...]:
         return tuple(pack for pack in packs if self._doomed.is_complete and pack not in self._doomed.packs)

@@ -17,6 +17,7 @@ from kstore.blobs.loose import blob_name
 from kstore.damaged import set_aside_blob
 from kstore.environment import Host
 from kstore.errors import IntegrityError
+from kstore.gc import GcStatus
 from kstore.published.refs import Refs
 from kstore.report import CommitStatus, RestoreStatus
 from tests.gc.stores import collect_fully, kernels, restored
@@ -317,3 +318,37 @@ def test_what_is_noted_as_lost_is_put_back_although_its_pack_could_not_be_replac
     assert Node(tmp_path, layout="packed").commit().status is CommitStatus.COMMITTED
     assert restored(tmp_path, "third") == kernels(node)
     assert Node(tmp_path, layout="packed").commit().status is CommitStatus.UNCHANGED
+
+
+def test_a_pack_that_has_gone_holds_nothing_up_once_all_is_put_back(tmp_path: Path) -> None:
+    node = Node(tmp_path, layout="packed")
+    node.tree.kernel("one")
+    node.commit()
+    (lost,) = node.newest().packs
+    for name in ("two", "three"):
+        node.tree.kernel(name)
+        node.commit()
+        (node.location / "packs" / lost).unlink(missing_ok=True)
+
+    assert lost not in node.newest().packs
+    assert Node(tmp_path, "reader").restore().left_out == 0
+    assert collect_fully(node, keep=1).status is GcStatus.COLLECTED
+    assert [ref.generation for ref in node.store.generations(node.store.scope("model/v1"))] == [3]
+
+
+def test_a_pack_that_has_gone_is_named_until_all_is_put_back(tmp_path: Path) -> None:
+    node, other = Node(tmp_path, layout="packed"), Node(tmp_path, "other", layout="packed")
+    for name in ("one", "two"):
+        node.tree.kernel(name)
+    node.commit()
+    (lost,) = node.newest().packs
+    other.tree.kernel("three")
+    other.commit()
+    other.tree.kernel("one")
+    (node.location / "packs" / lost).unlink()
+
+    other.commit()
+    assert lost in node.newest().packs
+    node.commit()
+    assert lost not in node.newest().packs
+    assert Node(tmp_path, "reader").restore().left_out == 0

@@ -75,7 +75,8 @@ def command(
     with output.working("collecting garbage", store.progress):
         report = store.gc(policy, dry_run=dry_run)
     for trouble in report.unreadable:
-        output.warn(f"cannot be read, so nothing that it may need goes: {trouble}")
+        repair = invocation.again("verify", "--repair")
+        output.warn(f"cannot be read, so nothing that it may need goes, unless `{repair}` helps: {trouble}")
     if output.json:
         output.document(report.as_json())
     elif report.status is GcStatus.BUSY:

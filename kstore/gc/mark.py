@@ -23,7 +23,7 @@ from kstore.progress import Progress
 from kstore.published.delta import read_manifest
 from kstore.published.leaning import leaning
 from kstore.published.manifest import Manifest
-from kstore.published.refs import Ref, ref_name
+from kstore.published.refs import Ref, RefState, ref_name
 from kstore.report import Count
 from kstore.scope import Scope
 from kstore.storage import Storage
@@ -117,11 +117,16 @@ def needs_in(blobs: BlobStore, ref: Ref, manifest: Manifest) -> Needs:
 
 
 def is_whole(storage: Storage, scope: Scope, generation: int) -> bool:
-    """Whether a generation can be read now: its ref, its manifest's bytes, and what its packs hold."""
+    """Whether a generation can be read now: its ref and, unless it is empty, its manifest's bytes, and what its packs
+    hold. A pack that cannot be read is none that matters if all is elsewhere: a commit has brought it back.
+    """
     blobs = BlobStore(storage.backend)
     try:
         ref = storage.refs.get(scope, generation)
-        return all(map(blobs.can_read, ref.packs)) and bool(read_manifest(blobs, ref))
+        if ref.state is not RefState.LIVE:
+            return True
+        data = read_manifest(blobs, ref)
+        return all(map(blobs.can_read, ref.packs)) or not needs_in(blobs, ref, Manifest.load(data)).lacking
     except (IntegrityError, MissError, OSError) as error:
         log.debug("generation %d of %s cannot be read: %s", generation, scope, error)
         return False

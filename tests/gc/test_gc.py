@@ -380,10 +380,10 @@ def test_nothing_goes_whose_place_the_newest_cannot_take(
 
 
 def lose(node: Node, ref: Ref, what: str) -> None:
-    """A generation cannot be read any more: its ref, its manifest, or only some other pack of its."""
+    """A generation cannot be read any more: its ref, its manifest, or only what is in some other pack of its."""
     path = node.location / (f"packs/{ref.packs[0]}" if what == "manifest" else ref.name)
     path.chmod(0o644)
-    path.write_bytes(replace(ref, packs=(*ref.packs, "0" * 64)).dump() if what == "pack" else b"")
+    path.write_bytes(replace(ref, packs=(*ref.packs[:1], "0" * 64)).dump() if what == "pack" else b"")
 
 
 def test_what_was_forgotten_goes_though_what_was_before_it_cannot_be_read(node: Node) -> None:
