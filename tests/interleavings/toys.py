@@ -19,7 +19,8 @@ from kstore.published.manifest import Manifest
 from kstore.published.refs import Ref, Refs
 from tests.interleavings.memory import MemoryBackend
 
-CONDEMNED = "gc/condemned"
+CONDEMNED = "gc/listed"
+"""Where commits do not look."""
 
 
 def collect(backend: MemoryBackend, grace: float) -> None:
