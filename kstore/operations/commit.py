@@ -294,9 +294,9 @@ class _Commit:
 
     def _lacks_pack(self, ref: Ref) -> bool:
         """Of a newest generation; asked once for each, for it takes a system call for each pack."""
-        if not ref.depth and ref not in self._lacking:
+        if ref not in self._lacking:
             self._lacking[ref] = lacks_pack(self._storage, ref)
-        return not ref.depth and self._lacking[ref]
+        return self._lacking[ref]
 
     def _leave_out(self, lost: set[bytes]) -> None:
         """Files that changed since they were hashed wait for the next commit, with their groups."""

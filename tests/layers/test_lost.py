@@ -22,13 +22,19 @@ def lose_all(worker: Worker) -> None:
     assert worker.newest().state is RefState.LOST
 
 
-def test_that_nothing_is_left_above_hides_nothing_below(fleet: Fleet) -> None:
+def lose_above(fleet: Fleet) -> Worker:
+    """The image has "one"; what a worker has committed above, "two" as well, is lost. Returns that worker."""
     fleet.bake("one")
     worker = fleet.worker("worker")
     worker.restore()
     fill(worker, "two")
     worker.commit()
     lose_all(worker)
+    return worker
+
+
+def test_that_nothing_is_left_above_hides_nothing_below(fleet: Fleet) -> None:
+    worker = lose_above(fleet)
     fresh = fleet.worker("fresh")
     report = fresh.restore(wait=10)
     assert (report.status, report.leads, has(fresh)) == (RestoreStatus.RESTORED, False, {"one"})
@@ -52,13 +58,8 @@ def test_that_nothing_is_left_in_a_store_between_hides_nothing_further_below(fle
 
 @pytest.fixture
 def lost(fleet: Fleet) -> Fleet:
-    """The image has "one"; what was committed above is lost."""
-    fleet.bake("one")
-    worker = fleet.worker("worker")
-    worker.restore()
-    fill(worker, "two")
-    worker.commit()
-    lose_all(worker)
+    """All that was committed above the image is lost."""
+    lose_above(fleet)
     return fleet
 
 
