@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import fcntl
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ ARCHITECTURE = "flashinfer/.cache/flashinfer/0.7.2/90a"
 OPERATION = f"{ARCHITECTURE}/cached_ops/decode_f16"
 LOCK = f"{ARCHITECTURE}/cached_ops/tmp/decode_f16.lock"
 """Of the operation's name (`JitSpec.lock_path`)."""
+SOURCE = f"{ARCHITECTURE}/generated/decode_f16/decode.cu"
 CUTE_DSL = f"{ARCHITECTURE}/cached_ops/quantize_sm90a_cute_dsl"
 
 
@@ -26,7 +29,7 @@ def known(host: Host) -> None:
 def build(node: Node, compiler: str, linker: str = "1") -> None:
     """What `JitSpec.build` leaves of an operation of one source, built with those flags."""
     node.tree.put(LOCK, b"")
-    node.tree.put(f"{OPERATION}/build.ninja", f"cuda_cflags = {compiler}\nldflags = {linker}".encode())
+    node.tree.put(f"{OPERATION}/.ninja_deps", b"headers")
     node.tree.put(f"{OPERATION}/.ninja_log", f"{compiler} {linker}".encode())
     node.tree.put(f"{OPERATION}/csrc_decode.cuda.o", shared_object() + compiler.encode())
     node.tree.put(f"{OPERATION}/decode_f16.so", shared_object() + f"{compiler} {linker}".encode())
@@ -34,6 +37,80 @@ def build(node: Node, compiler: str, linker: str = "1") -> None:
 
 def built(node: Node) -> dict[str, bytes]:
     return contents(node.tree.root / OPERATION)
+
+
+def generate_and_build(node: Node, source: str, flag: str = "1") -> str:
+    """What FlashInfer does when an operation is first used, with a compiler that copies; returns what ninja says."""
+    code = node.tree.root / SOURCE
+    text = shared_object() + source.encode()
+    if not code.exists() or code.read_bytes() != text:  # `write_if_different`
+        node.tree.put(SOURCE, text, age=0)
+    folder = node.tree.root / OPERATION
+    rules, built = folder / "build.ninja", folder / "decode_f16.so"
+    if not rules.exists():  # `JitSpec.build`
+        folder.mkdir(parents=True, exist_ok=True)
+        rules.write_text(f"rule compile\n  command = cp $in $out && : {flag}\nbuild {built}: compile {code}\n")
+    return subprocess.run(["ninja", "-C", folder, "-f", rules], check=True, capture_output=True, text=True).stdout
+
+
+needs_ninja = pytest.mark.skipif(shutil.which("ninja") is None, reason="ninja is not installed")
+
+
+@needs_ninja
+def test_an_operation_is_built_once_for_all_workers_with_the_same_cache_root(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    generate_and_build(node, "source")
+    node.commit()
+    shutil.rmtree(node.tree.root)
+    node.restore()
+    assert "no work to do" in generate_and_build(node, "source")
+
+
+@needs_ninja
+@pytest.mark.parametrize(("source", "flag"), [("another source", "1"), ("source", "2")])
+def test_an_operation_of_other_sources_or_flags_is_built_anew(tmp_path: Path, source: str, flag: str) -> None:
+    node = Node(tmp_path)
+    generate_and_build(node, "source")
+    node.commit()
+    shutil.rmtree(node.tree.root)
+    node.restore()
+    assert "no work to do" not in generate_and_build(node, source, flag)
+    assert node.tree.read(f"{OPERATION}/decode_f16.so").endswith(source.encode())
+
+
+@needs_ninja
+def test_in_another_cache_root_it_is_built_there(tmp_path: Path) -> None:
+    builder, node = Node(tmp_path, "builder"), Node(tmp_path, "node")
+    generate_and_build(builder, "source")
+    builder.commit()
+    shutil.rmtree(builder.tree.root)
+    node.restore()
+    generate_and_build(node, "source")
+    assert not builder.tree.root.exists()
+
+
+def test_sources_and_objects_of_unlike_hosts_are_never_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each host gets those of its own, though other sources were published first."""
+    for name in "ab":
+        monkeypatch.setattr("kstore.worker.detect_host", lambda name=name: Host(name * 16, {"cpu": name}))
+        node = Node(tmp_path, name)
+        node.tree.put(SOURCE, f"source of {name}".encode())
+        build(node, name)
+        node.commit()
+    other = Node(tmp_path, "other")
+    other.restore()
+    assert other.tree.read(SOURCE) == b"source of b"
+    assert built(other) == built(node)
+
+
+def test_sources_of_two_workers_are_never_mixed(tmp_path: Path) -> None:
+    first, second, other = (Node(tmp_path, name) for name in ("first", "second", "other"))
+    for node, names in ((first, "ab"), (second, "bc")):
+        for name in names:
+            node.tree.put(SOURCE.replace("decode.cu", f"{name}.inc"), f"{names}".encode())
+        node.commit()
+    other.restore()
+    assert contents(other.tree.root) == contents(first.tree.root)
 
 
 def test_flags_and_objects_of_two_workers_are_never_mixed(tmp_path: Path) -> None:

@@ -281,7 +281,7 @@ def test_a_kernel_that_is_being_written(triton: Component) -> None:
         ("vllm", "torch_compile_cache/abc/rank_0_0/backbone/vllm_compile_cache.py"),
         ("vllm", "torch_compile_cache/abc/rank_0_0/backbone/computation_graph.py"),
         ("sglang", "sglang_compile_cache.py"),
-        ("flashinfer", "0.7.2/90a/cached_ops/op/build.ninja"),
+        ("flashinfer", "0.7.2/90a/cached_ops/op/.ninja_log"),
         ("cutedsl", "abc.o"),
         ("extensions", "py311_cu130/ext/build.ninja"),
         ("cuda", "0/1/abcdef"),
