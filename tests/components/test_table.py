@@ -272,7 +272,24 @@ def test_a_kernel_that_is_being_written(triton: Component) -> None:
     assert not triton.is_busy("k.ptx")
 
 
-# ---- The others: what is changed in place is never linked
+# ---- The others
+
+
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        ("cutedsl", "tmp.pid_12_0f1e/"),  # save_ir in cutlass.base_dsl.cache_helpers
+        ("helion", "tmp.0f1e2d3c"),  # LocalAutotuneCache.put
+        ("helion", "cute/0/tmp.pid_12_0f1e/"),
+        ("inductor", "helion/tmp.0f1e2d3c"),
+        ("inductor", "gcc/"),  # install_gcc_via_conda
+    ],
+)
+def test_what_they_have_not_written_yet_or_downloaded_is_ignored(name: str, path: str) -> None:
+    assert load_table()[name].ignores(path)
+
+
+# What is changed in place is never linked
 
 
 @pytest.mark.parametrize(
