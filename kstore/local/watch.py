@@ -67,10 +67,11 @@ class FolderWatch:
                 if f"/{KSTORE_FOLDER}" not in os.fsdecode(event.src_path):
                     changed()
 
-        # A file is finished when it is closed, renamed or linked; what happens to it before is not worth a wake-up.
+        # A file is finished when it is closed, renamed or linked; what happens to it before is not worth a wake-up. A
+        # folder that is removed takes its watch along, and may be made anew.
         kinds = [
-            events.FileClosedEvent, events.FileCreatedEvent, events.FileMovedEvent,
-            events.DirCreatedEvent, events.DirMovedEvent,
+            events.FileClosedEvent, events.FileCreatedEvent, events.FileMovedEvent, events.FileDeletedEvent,
+            events.DirCreatedEvent, events.DirMovedEvent, events.DirDeletedEvent,
         ]  # fmt: skip
         for name in _LOGGERS:
             logging.getLogger(name).addFilter(self._filter)

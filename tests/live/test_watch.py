@@ -77,6 +77,12 @@ def test_a_root_behind_a_link_is_watched(tmp_path: Path) -> None:
     ears.watch.stop()
 
 
+def test_that_a_folder_is_removed_is_noticed_for_nothing_in_it_would_be_any_more(ears: Ears, tmp_path: Path) -> None:
+    ears.forget()
+    (tmp_path / "root").rmdir()
+    assert ears.changes.get(timeout=PATIENCE)
+
+
 def test_what_kstore_writes_itself_and_what_is_only_read_is_no_change(ears: Ears, tmp_path: Path) -> None:
     assert ears.hears_of(tmp_path / "root/inductor/one")
     ears.forget()
