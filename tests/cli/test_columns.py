@@ -50,6 +50,13 @@ def test_neither_numbers_nor_headings_are_cut_where_there_is_no_room(monkeypatch
     assert lines[1].split()[1:] == ["1234567"] * 5
 
 
+def test_nothing_is_cut_for_a_terminal_that_knows_no_control_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes the test's stdout for a terminal
+    monkeypatch.setenv("TERM", "dumb")
+
+    assert list(render([NAME, COUNT], [["n" * 120, "1234567"]]))[1].split() == ["n" * 120, "1234567"]
+
+
 def test_brackets_are_no_markup() -> None:
     assert list(render([NAME], [["[red]x[/]"]]))[1] == "[red]x[/]"
 
