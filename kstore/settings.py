@@ -224,6 +224,7 @@ def _path(value: str | os.PathLike[str], folder: Path | None) -> str:
     path = os.path.expanduser(os.fspath(value))
     if not path:
         raise ValueError("a path cannot be empty")
+    _check_no_url(path)
     if "\0" in path:
         raise ValueError("a path cannot have a NUL")
     if folder is None and not os.path.isabs(path):
@@ -236,13 +237,20 @@ def _stores(value: str | os.PathLike[str] | list[str] | tuple[str, ...], folder:
         if any(":" in os.fspath(path) for path in value):
             raise ValueError("a path cannot have a colon: it is what separates stores")
     else:
-        value = os.fspath(value).split(":")
+        _check_no_url(value := os.fspath(value))
+        value = value.split(":")
     if not value or not all(value):
         raise ValueError("there must be a path before and after each colon, which separates stores")
     paths = tuple(_path(path, folder) for path in value)
     if len(set(paths)) < len(paths):
         raise ValueError("it names a store twice")
     return paths
+
+
+def _check_no_url(text: str) -> None:
+    """Its colon would make two stores of it, of which the first is a folder `s3` here."""
+    if "://" in text:
+        raise ValueError("it is a URL: name a folder, such as the one that it is mounted on")
 
 
 def _components(value: str | list[str] | tuple[str, ...]) -> tuple[str, ...]:

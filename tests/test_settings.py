@@ -234,6 +234,13 @@ def test_stores_that_cannot_be_are_refused(tmp_path: Path, value: object) -> Non
         load(tmp_path, store=value)
 
 
+@pytest.mark.parametrize("name", ["store", "cache_root"])
+@pytest.mark.parametrize("value", ["s3://bucket/kstore", "/a:s3://bucket/kstore", "file:///data/kstore"])
+def test_a_url_is_no_folder(tmp_path: Path, name: str, value: str) -> None:
+    with pytest.raises(UsageError, match=f"{value}' is no value for {name}: it is a URL"):
+        load(tmp_path, **{name: value})
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_a_folder_that_may_not_be_looked_into_has_no_settings(tmp_path: Path) -> None:
     def load_as_somebody() -> tuple[str, ...]:
