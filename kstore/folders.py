@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from kstore.calls import call_each
+from kstore.calls import mkdir_each
 
 
 def make_folders(paths: Sequence[str]) -> None:
     """Make all of them, each after those above it. Any that are there already stay."""
-    for path, error in zip(paths, call_each(os.mkdir, paths), strict=True):
+    for path, error in zip(paths, mkdir_each(paths), strict=True):
         if error:
             make_folder(path)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from kstore.calls import plain
 from kstore.components import load_table
 from kstore.environment import Host
 from kstore.local import cacheroot
@@ -69,6 +70,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if told:
         terminalreporter.section("measured")
         terminalreporter.write("\n".join([*told, ""]))
+
+
+@pytest.fixture
+def plain_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many calls at once are made with Python's own functions, which a test can replace."""
+    monkeypatch.setattr("kstore.calls._calls", plain)
 
 
 @pytest.fixture(autouse=True)

@@ -1,18 +1,142 @@
 from __future__ import annotations
 
+import errno
 import os
+import resource
+import stat
 from pathlib import Path
 
 import pytest
 
-from kstore.calls import call_each
+from kstore import calls
+from kstore.calls import NewFile, native, plain
+from kstore.calls.plain import call_each
+from kstore.files import write_files
 from kstore.folders import make_folders
 
 
+@pytest.fixture(params=[native, plain], ids=["native", "plain"], autouse=True)
+def chosen(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each way to make the calls does the same."""
+    monkeypatch.setattr(calls, "_calls", request.param)
+
+
+def make(folder: Path, *names: str) -> list[str]:
+    for name in names:
+        (folder / name).write_bytes(os.fsencode(name))
+    return [str(folder / name) for name in names]
+
+
+def test_links_are_made_until_one_cannot_be(tmp_path: Path) -> None:
+    sources = make(tmp_path, "a", "b", "c")
+    targets = [str(tmp_path / name) for name in ("1", "gone/2", "3")]
+    assert calls.link_first(sources, targets) == (1, errno.ENOENT)
+    assert os.path.samefile(sources[0], targets[0])
+    assert not os.path.exists(targets[2])
+    assert calls.link_first(sources[1:], [targets[0], targets[2]]) == (0, errno.EEXIST)
+    assert calls.link_first(sources[2:], targets[2:]) == (1, 0)
+    assert calls.link_first([], []) == (0, 0)
+
+
+def test_each_folder_has_its_error(tmp_path: Path) -> None:
+    make(tmp_path, "file")
+    paths = [str(tmp_path / name) for name in ("a", "gone/b", "file", "file/c", "a/d")]
+    assert list(calls.mkdir_each(paths)) == [0, errno.ENOENT, errno.EEXIST, errno.ENOTDIR, 0]
+    assert os.path.isdir(paths[-1])
+
+
+@pytest.mark.parametrize("mtime_ns", [1, 1_700_000_000_123_456_789, -1, -1_500_000_000])
+def test_times_are_set_to_the_nanosecond(tmp_path: Path, mtime_ns: int) -> None:
+    (path,) = make(tmp_path, "a")
+    assert list(calls.utime_each([path, str(tmp_path / "gone")], 7, mtime_ns)) == [0, errno.ENOENT]
+    found = os.stat(path)
+    assert (found.st_atime_ns, found.st_mtime_ns) == (7, mtime_ns)
+    (status,) = calls.stat_each([path])
+    assert status.mtime_ns == mtime_ns
+
+
+def test_each_status_is_what_the_system_says(tmp_path: Path) -> None:
+    paths = make(tmp_path, "a", "longer", "\udcff")
+    (tmp_path / "link").symlink_to("longer")
+    link = str(tmp_path / "link")
+    every = [*paths, link, str(tmp_path), str(tmp_path / "gone")]
+    *statuses, gone = calls.stat_each(every)
+    for path, status in zip(every, statuses, strict=False):
+        found = os.lstat(path)
+        assert status == (0, found.st_mode, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    assert gone.error == errno.ENOENT
+    (followed,) = calls.stat_each([link], follows=True)
+    assert stat.S_ISREG(followed.mode) and followed.size == len("longer")
+
+
+def test_statuses_may_be_asked_below_a_folder(tmp_path: Path) -> None:
+    make(tmp_path, "a")
+    fd = os.open(tmp_path, os.O_PATH)
+    try:
+        here, folder, gone = calls.stat_each(["a", ".", "b"], fd)
+    finally:
+        os.close(fd)
+    assert (here.size, stat.S_ISDIR(folder.mode), gone.error) == (1, True, errno.ENOENT)
+
+
+@pytest.mark.parametrize("data", [b"content", memoryview(b"content")[2:], b"", bytes(5 << 20)])
+def test_a_new_file_has_its_bytes_mode_and_time(tmp_path: Path, data: bytes | memoryview) -> None:
+    stamped, plain_file = str(tmp_path / "a"), str(tmp_path / "b")
+    assert calls.write_first([NewFile(stamped, data, 0o444, 10**18 + 5), NewFile(plain_file, data, 0o755, None)]) == (
+        2,
+        0,
+    )
+    found = os.stat(stamped)
+    assert Path(stamped).read_bytes() == Path(plain_file).read_bytes() == bytes(data)
+    assert (stat.S_IMODE(found.st_mode), stat.S_IMODE(os.stat(plain_file).st_mode)) == (0o444, 0o755)
+    # As an access time the stamp would tell of a read.
+    assert (found.st_mtime_ns, found.st_atime_ns) == (10**18 + 5, 10**18)
+
+
+def test_a_file_that_is_there_is_not_written(tmp_path: Path) -> None:
+    (there,) = make(tmp_path, "there")
+    with pytest.raises(FileExistsError) as caught:
+        calls.write_first([NewFile(str(tmp_path / "a"), b"a", 0o644, None), NewFile(there, b"b", 0o644, None)])
+    assert caught.value.filename == there
+    assert Path(there).read_text() == "there"
+
+
+def test_a_file_too_large_for_its_limit_is_an_error(tmp_path: Path) -> None:
+    """The disk that is full looks the same: a write that ends early, and then one that fails."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(OSError) as caught:
+            calls.write_first([NewFile(str(tmp_path / "a"), bytes(2000), 0o644, None)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert caught.value.errno == errno.EFBIG
+
+
+def test_where_there_is_no_descriptor_that_is_said(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.dup(0)
+    os.close(lowest)
+    files = [NewFile(str(tmp_path / "a"), b"a", 0o644, None)]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+    try:
+        assert calls.write_first(files) == (0, errno.EMFILE)
+        with pytest.raises(OSError, match="raise that limit"):
+            write_files(files)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    write_files(files)
+
+
+@pytest.mark.parametrize("wrong", [[b"\0", "a"], [None], ["a\0b"], 7])
+def test_what_are_no_paths_is_refused(wrong: list[str]) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        calls.mkdir_each(wrong)
+
+
 def test_each_row_has_its_answer_or_its_error(tmp_path: Path) -> None:
+    make(tmp_path, "a", "b")
     names = ["a", "gone", "also gone", "b", "gone too"]
-    for name in ("a", "b"):
-        (tmp_path / name).write_text(name)
     answers = call_each(os.path.getsize, [str(tmp_path / name) for name in names])
     assert [isinstance(answer, FileNotFoundError) for answer in answers] == [False, True, True, False, True]
     assert [answers[0], answers[3]] == [1, 1]

@@ -15,6 +15,8 @@ from kstore.files import NewFile, open_unnoticed, write_files
 
 PATIENCE = 60
 
+pytestmark = pytest.mark.usefixtures("plain_calls")
+
 
 @contextmanager
 def descriptors(free: int) -> Iterator[None]:

@@ -20,7 +20,8 @@ from pathlib import Path
 from types import TracebackType
 
 from kstore.backends.base import STAGING, Child, NewObject, StagingLost, Stat, check_name
-from kstore.files import NewFile, open_unnoticed, times, write_files
+from kstore.calls import times
+from kstore.files import NewFile, open_unnoticed, write_files
 from kstore.folders import make_folder
 
 FILE_MODE = 0o444

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-import os
 import re
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 
 from kstore.backends import Backend, LocalPaths, NewObject
-from kstore.calls import call_each
+from kstore.calls import stat_each
 from kstore.digest import DIGEST_SIZE, digest_of
 from kstore.files import NO_FILE
 from kstore.local.finished import read_whole
@@ -22,8 +21,6 @@ _NAME = re.compile(rf"[0-9a-f]{{{2 * DIGEST_SIZE}}}")
 FOLDER = "blobs"
 ASIDE = "gc/aside"
 """Where gc puts a blob for the moment in which it decides: `<digest>.<nonce>`."""
-_LOOKED_AT = 1024
-"""Files whose status is in memory at once."""
 
 
 def blob_name(digest: bytes) -> str:
@@ -120,23 +117,18 @@ class LooseBlobs:
 
     def untouched_many(self, entries: Sequence[Entry]) -> list[Blob | None]:
         """For each artifact the file of its blob, if that can be linked: here, and as it was published."""
-        if self._folder is None:
-            return [None] * len(entries)
-        blobs: list[Blob | None] = []
-        for at in range(0, len(entries), _LOOKED_AT):
-            blobs += _untouched(self._folder, entries[at : at + _LOOKED_AT])
-        return blobs
+        return list(_untouched(self._folder, entries)) if self._folder else [None] * len(entries)
 
 
 def _untouched(folder: str, entries: Sequence[Entry]) -> Iterator[Blob | None]:
     texts = [entry.digest.hex() for entry in entries]
     paths = [f"{folder}/{text[:2]}/{text}" for text in texts]
-    for path, found, entry in zip(paths, call_each(os.lstat, paths), entries, strict=True):
+    for path, found, entry in zip(paths, stat_each(paths), entries, strict=True):
         # What a symbolic link leads to is somebody else's to change: its bytes are copied.
-        if isinstance(found, OSError) or found.st_size != entry.size or not stat.S_ISREG(found.st_mode):
+        if found.error or found.size != entry.size or not stat.S_ISREG(found.mode):
             yield None
-        elif bears_stamp(found.st_mtime_ns, entry.digest) or _has_digest(path, entry.digest):
-            yield Blob(path, found.st_mtime_ns)
+        elif bears_stamp(found.mtime_ns, entry.digest) or _has_digest(path, entry.digest):
+            yield Blob(path, found.mtime_ns)
         else:
             yield None
 

@@ -10,15 +10,13 @@ import errno
 import fcntl
 import os
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import StrEnum
 from functools import partial
-from operator import length_hint
 from typing import NamedTuple
 
-from kstore.files import times
+from kstore.calls import link_first, times
 
 _FICLONE = 0x40049409
 _NOT_HERE = {
@@ -116,19 +114,18 @@ def _reflink_all(links: Sequence[Link], modes: list[LinkMode], refused: Refused)
 
 
 def _hardlink_all(links: Sequence[Link], modes: list[LinkMode], refused: Refused) -> None:
-    """A link costs less than a step of the interpreter, so `map` runs through all that go well."""
-    sources = iter([link.blob.path for link in links])
-    targets = iter([link.target for link in links])
-    while left := length_hint(sources):
-        try:
-            deque(map(os.link, sources, targets), maxlen=0)
-            modes += [LinkMode.HARDLINK] * left
-        except OSError as error:
-            modes += [LinkMode.HARDLINK] * (left - length_hint(sources) - 1)
-            if error.errno not in _NOT_THIS_FILE:
-                raise
-            refused(error)
-            modes.append(LinkMode.COPY)
+    while links:
+        made, code = link_first([link.blob.path for link in links], [link.target for link in links])
+        modes += [LinkMode.HARDLINK] * made
+        links = links[made:]
+        if not code:
+            return
+        error = OSError(code, os.strerror(code), links[0].target)
+        if code not in _NOT_THIS_FILE:
+            raise error
+        refused(error)
+        modes.append(LinkMode.COPY)
+        links = links[1:]
 
 
 def _copy_all(links: Sequence[Link], modes: list[LinkMode], refused: Refused) -> None:

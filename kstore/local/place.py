@@ -48,8 +48,6 @@ _THREADS = 2
 """More of them only wait for each other, in the filesystem and for the interpreter."""
 _LINK_COUNT = 512
 """Files that a thread links in one go."""
-_LOOK_COUNT = 16384
-"""Files whose blobs are looked at before they are linked: their names take memory."""
 _OPEN_COUNT = 128
 """Files that a thread has open at once."""
 _SECOND = 1_000_000_000
@@ -211,6 +209,7 @@ class _Staging:
         self.wanted = wanted
         self.folders = [self.staged(folder) for folder in sorted(folders_of(wanted))]
         """Where all is being built, each after those above it."""
+        self._made: set[str] = set()
 
     def staged(self, path: str) -> str:
         """Where an artifact, or a folder of them, is being built."""
@@ -223,7 +222,6 @@ class _Staging:
         progress.total = len(self.wanted)
         placed = Placed()
         with Pool(_THREADS) as pool:
-            self._folders = submit(pool, self._make_folders)
             below = {path: entry for path, entry in self.wanted.items() if entry.flags & _BELOW}
             for source in others() if below else ():
                 self._fill(below, source, source.blobs.packs_listed(), placed, pool, progress)
@@ -240,8 +238,8 @@ class _Staging:
         if not wanted:
             return
         blobs = source.blobs
-        links, linking = self._start_links(wanted, source, packs, placed, pool)
-        paths = _by_digest(wanted, placed.paths.union(link.path for link in links))
+        loose, linking = self._start_links(wanted, source, packs, placed, pool)
+        paths = _by_digest(wanted, placed.paths.union(loose))
         copying = self._copy(paths, blobs.parts(self._sizes(paths), packs), pool)
         for part in chain(copying, (part.result() for part in linking)):
             placed.add(part)
@@ -254,26 +252,16 @@ class _Staging:
 
     def _start_links(
         self, among: Files, source: _Source, packs: Sequence[str], placed: Placed, pool: Pool
-    ) -> tuple[list[Link], list[Future[Placed]]]:
-        """Link what can be: returns the last ones, with the threads' work on them; those before are `placed`."""
-        blobs, linker = source
-        packed = blobs.digests_in(packs)
-        loose = [(path, e) for path, e in among.items() if e.flags & _LINK and e.digest not in packed]
-        links: list[Link] = []
-        linking: list[Future[Placed]] = []
-        for at in range(0, len(loose), _LOOK_COUNT):
-            for part in linking:
-                placed.add(part.result())
-            links = self._links(loose[at : at + _LOOK_COUNT], blobs)
-            if links:  # The first finds out which way works.
-                placed.add(self._link(linker, links[:1]))
-            if linker.mode is LinkMode.COPY:
-                return [], []
-            linking = [
-                submit(pool, self._link, linker, links[first : first + _LINK_COUNT])
-                for first in range(1, len(links), _LINK_COUNT)
-            ]
-        return links, linking
+    ) -> tuple[list[str], list[Future[Placed]]]:
+        """Link what is loose: returns its paths, with the threads' work on them. What is done at once is `placed`."""
+        packed = source.blobs.digests_in(packs)
+        loose = [path for path, e in among.items() if e.flags & _LINK and e.digest not in packed]
+        if loose:  # The first finds out which way works.
+            placed.add(self._link(source, loose[:1]))
+        if source.linker.mode is LinkMode.COPY:
+            return [], []
+        parts = (loose[at : at + _LINK_COUNT] for at in range(1, len(loose), _LINK_COUNT))
+        return loose, [submit(pool, self._link, source, part) for part in parts]
 
     def drop_incomplete(self, placed: Placed, lists: Callable[[str], bool]) -> None:
         """A group with a missing file is not placed at all, nor is a list of files one of which is missing."""
@@ -293,21 +281,23 @@ class _Staging:
             placed.known.pop(path, None)
             os.unlink(self.staged(path))
 
-    def _make_folders(self) -> None:
-        make_folders(self.folders)
+    def _make_folders(self, paths: Iterable[str]) -> None:
+        """Those of some artifacts. Threads that need the same ones may both make them."""
+        needed = folders_of(paths) - self._made
+        make_folders([self.staged(folder) for folder in sorted(needed)])
+        self._made.update(needed)
 
-    def _links(self, loose: Sequence[tuple[str, Entry]], blobs: BlobStore) -> list[Link]:
-        """Of what is not packed, what is there and has not been touched since it was published."""
-        untouched = blobs.loose.untouched_many([entry for _, entry in loose])
-        return [
+    def _link(self, source: _Source, paths: Sequence[str]) -> Placed:
+        """Link those whose blobs are there and have not been touched since they were published."""
+        entries = [self.wanted[path] for path in paths]
+        untouched = source.blobs.loose.untouched_many(entries)
+        links = [
             Link(blob, self.staged(path), _mode(entry), path)
-            for (path, entry), blob in zip(loose, untouched, strict=True)
+            for path, entry, blob in zip(paths, entries, untouched, strict=True)
             if blob
         ]
-
-    def _link(self, linker: Linker, links: Sequence[Link]) -> Placed:
-        self._folders.result()
-        modes = linker.link_many(links)
+        self._make_folders(paths)
+        modes = source.linker.link_many(links)
         placed = Placed({link.path for link, mode in zip(links, modes, strict=True) if mode is not LinkMode.COPY})
         for mode in set(modes) - {LinkMode.COPY}:
             placed.modes[mode] = modes.count(mode)
@@ -325,7 +315,7 @@ class _Staging:
 
     def _write(self, blobs: Iterable[tuple[bytes, memoryview]], paths: Mapping[bytes, list[str]]) -> Placed:
         contents = {path: data for digest, data in blobs for path in paths[digest]}
-        self._folders.result()
+        self._make_folders(contents)
         files = (self._new_file(path, data) for path, data in contents.items())
         # One blob may have any number of paths, and all files of a chunk are open together.
         while chunk := list(islice(files, _OPEN_COUNT)):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Self
 
+from kstore.calls import Status, stat_each
 from kstore.local.cacheroot import CacheRoot
 from kstore.local.found import Scan
 from kstore.local.index import is_settled
@@ -56,13 +57,16 @@ class Still:
         """There are thousands of paths: the kernel walks the folder's own only once."""
         fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            return all(
-                os.stat(path, dir_fd=fd, follow_symlinks=follows).st_ctime_ns == moment
-                for times, follows in ((self.folders, True), (self.files, False))
-                for path, moment in times.get(component, {}).items()
-            )
+            folders, files = self.folders.get(component, {}), self.files.get(component, {})
+            return _stand(folders, stat_each([*folders], fd, follows=True)) and _stand(files, stat_each([*files], fd))
         finally:
             os.close(fd)
+
+
+def _stand(times: Times, statuses: Iterable[Status]) -> bool:
+    return all(
+        not found.error and found.ctime_ns == moment for found, moment in zip(statuses, times.values(), strict=True)
+    )
 
 
 def _times(content: Any) -> dict[str, Times]:

@@ -12,11 +12,11 @@ import os
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
+from kstore.calls import utime_each
 from kstore.local.index import Known, KnownFolder
 from kstore.published.manifest import NEVER_IN_PLACE, Files, Flag, parents_of
 
@@ -37,15 +37,13 @@ UNMARKED = Mark()
 """No folder is known."""
 
 
-def mark_folders(folders: Iterable[str]) -> int:
+def mark_folders(folders: Sequence[str]) -> int:
     """Give folders, by their local paths, a modification time that no change leaves; returns it, in nanoseconds.
 
     A filesystem that refuses it, or cuts it short, shows another time: those folders will be read.
     """
     moment = (time.time_ns() // _SECOND - 2) * _SECOND + secrets.randbelow(_SECOND - 1) + 1
-    with suppress(OSError):
-        for folder in folders:
-            os.utime(folder, ns=(moment, moment))
+    utime_each(folders, moment, moment)
     return moment
 
 

@@ -10,6 +10,8 @@ import pytest
 from kstore.backends import LocalPaths, NewObject, PosixBackend
 from tests.backends.conformance import BackendConformance
 
+pytestmark = pytest.mark.usefixtures("plain_calls")
+
 
 @pytest.fixture
 def backend(tmp_path: Path) -> PosixBackend:

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 from kstore.backends import PosixBackend
+from kstore.calls import plain
 
 Call = Callable[..., Any]
 
@@ -198,6 +199,7 @@ def system_fault(fault: Fault, number: int, folder: Path) -> Iterator[Striker]:
     """Strike system call `number` of those that concern something below `folder`."""
     striker = Striker(fault, number)
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kstore.calls._calls", plain)
         for name in _SYSTEM_CALLS:
             patch.setattr(os, name, _faulty(name, getattr(os, name), striker, f"{folder}/"))
         patch.setattr(builtins, "open", _faulty("open()", builtins.open, striker, f"{folder}/"))

@@ -9,6 +9,8 @@ import pytest
 
 from kstore.local.link import Blob, Link, Linker, LinkMode, probe
 
+pytestmark = pytest.mark.usefixtures("plain_calls")
+
 
 @pytest.fixture
 def blob(tmp_path: Path) -> Blob:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -274,10 +275,7 @@ def test_on_another_host_nothing_is_believed(tmp_path: Path, monkeypatch: pytest
 def test_a_filesystem_that_refuses_the_time_is_read(
     builder: Node, tmp_path: Path, layout: str, listed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*arguments: object, **options: object) -> None:
-        raise PermissionError
-
-    monkeypatch.setattr("kstore.local.untouched.os", _With(os, utime=refuse))
+    monkeypatch.setattr("kstore.local.untouched.utime_each", lambda paths, *times: [errno.EPERM] * len(paths))
     assert mark_folders([str(tmp_path)]) != tmp_path.stat().st_mtime_ns
     node = Node(tmp_path, layout=layout)
     assert node.restore().left_out == 0

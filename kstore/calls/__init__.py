@@ -1,0 +1,81 @@
+"""System calls for many files at once, without a step of the interpreter between two of them.
+
+`native` makes them without the interpreter's lock, so that threads make them side by side. Where it could not be
+compiled when kstore was installed, `plain` does the same with Python's own functions.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from kstore.calls.plain import times
+
+try:
+    from kstore.calls import native as _calls
+except ImportError:
+    from kstore.calls import plain as _calls  # type: ignore[no-redef]
+
+__all__ = ["NewFile", "Status", "link_first", "mkdir_each", "stat_each", "times", "utime_each", "write_first"]
+
+_STATUS = struct.Struct("=5q")
+_HERE = -1
+
+
+class NewFile(NamedTuple):
+    """A file to be made."""
+
+    path: str
+    data: bytes | memoryview
+    mode: int
+    """Permission bits."""
+    mtime_ns: int | None
+    """Modification time, in nanoseconds since 1970; None for now."""
+
+
+class Status(NamedTuple):
+    """What the system says of a file."""
+
+    error: int
+    """Why it says nothing; 0 if it does."""
+    mode: int
+    """Type and permission bits."""
+    size: int
+    """Bytes."""
+    mtime_ns: int
+    ctime_ns: int
+
+
+def link_first(sources: Sequence[str], targets: Sequence[str]) -> tuple[int, int]:
+    """Make hard links until one cannot be made: how many were made, and the error number of that one, or 0."""
+    return _calls.link_first(sources, targets)
+
+
+def mkdir_each(paths: Sequence[str]) -> memoryview:
+    """Make each folder: an error number for each, 0 where it was made."""
+    return memoryview(_calls.mkdir_each(paths)).cast("i")
+
+
+def utime_each(paths: Sequence[str], atime_ns: int, mtime_ns: int) -> memoryview:
+    """Give each file these times: an error number for each, 0 where it has them."""
+    return memoryview(_calls.utime_each(paths, atime_ns, mtime_ns)).cast("i")
+
+
+def stat_each(paths: Sequence[str], folder: int = _HERE, *, follows: bool = False) -> Iterator[Status]:
+    """What each path leads to, or is if that is a link, below the folder of that descriptor if one is given."""
+    # Status._make, without a step of the interpreter for each of ten thousand.
+    statuses = _STATUS.iter_unpack(_calls.stat_each(paths, folder, follows))
+    return map(partial(tuple.__new__, Status), statuses)
+
+
+def write_first(files: Sequence[NewFile]) -> tuple[int, int]:
+    """Make files, none of which exists, until there is no descriptor for the next one.
+
+    Returns how many were made, and the error number if descriptors were what ended it.
+
+    Raises:
+        OSError: the next one cannot be made (ENOSPC, EROFS, EDQUOT …).
+    """
+    return _calls.write_first(files)

@@ -1,0 +1,270 @@
+/* The functions of plain.py, compiled: see there for what each does.
+ *
+ * Nothing is done here but the system calls. They are made without the interpreter's lock, so threads make them side by
+ * side. Only Python's limited API is used: one build serves every version from 3.11 on.
+ */
+#define Py_LIMITED_API 0x030b0000
+#define PY_SSIZE_T_CLEAN
+#define _GNU_SOURCE
+#include <Python.h>
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdint.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { SECOND = 1000000000 };
+
+/* ---- What Python gives, and what it gets */
+
+struct names {
+    PyObject *owner; /* a list of bytes objects */
+    const char **texts;
+    Py_ssize_t count;
+};
+
+static void release_names(struct names *names) {
+    PyMem_Free((void *)names->texts);
+    Py_CLEAR(names->owner);
+}
+
+/* Any sequence of strings; false with an exception set if it holds anything else. */
+static int take_names(PyObject *paths, struct names *names) {
+    *names = (struct names){.owner = PySequence_List(paths)};
+    if (!names->owner) return 0;
+    names->count = PyList_Size(names->owner);
+    names->texts = PyMem_Calloc((size_t)names->count + 1, sizeof *names->texts);
+    if (!names->texts) {
+        PyErr_NoMemory();
+        release_names(names);
+        return 0;
+    }
+    for (Py_ssize_t i = 0; i < names->count; i++) {
+        PyObject *encoded;
+        if (!PyUnicode_FSConverter(PyList_GetItem(names->owner, i), &encoded)) {
+            release_names(names);
+            return 0;
+        }
+        names->texts[i] = PyBytes_AsString(encoded);
+        PyList_SetItem(names->owner, i, encoded);
+    }
+    return 1;
+}
+
+/* A new bytes object of `size` bytes that are to be filled before anybody sees it. */
+static PyObject *room(size_t size, void *start) {
+    PyObject *made = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)size);
+    if (made) *(void **)start = PyBytes_AsString(made);
+    return made;
+}
+
+static int error_of(int answer) { return answer ? errno : 0; }
+
+/* ---- Links: how many were made, and the error number that ended it */
+
+static PyObject *link_first(PyObject *module, PyObject *arguments) {
+    PyObject *from, *to, *made = NULL;
+    struct names sources, targets;
+    (void)module;
+    if (!PyArg_ParseTuple(arguments, "OO", &from, &to) || !take_names(from, &sources)) return NULL;
+    if (take_names(to, &targets)) {
+        if (sources.count != targets.count)
+            PyErr_SetString(PyExc_ValueError, "as many targets as sources are needed");
+        else {
+            int error = 0;
+            Py_ssize_t done = 0;
+            Py_BEGIN_ALLOW_THREADS
+            while (done < sources.count && !(error = error_of(link(sources.texts[done], targets.texts[done])))) done++;
+            Py_END_ALLOW_THREADS
+            made = Py_BuildValue("ni", done, error);
+        }
+        release_names(&targets);
+    }
+    release_names(&sources);
+    return made;
+}
+
+/* ---- Folders, times and statuses: an error number for each, 0 where all went well */
+
+static PyObject *mkdir_each(PyObject *module, PyObject *paths) {
+    struct names names;
+    int32_t *error;
+    (void)module;
+    if (!take_names(paths, &names)) return NULL;
+    PyObject *errors = room((size_t)names.count * sizeof *error, &error);
+    if (errors) {
+        Py_BEGIN_ALLOW_THREADS
+        for (Py_ssize_t i = 0; i < names.count; i++) error[i] = error_of(mkdir(names.texts[i], 0777));
+        Py_END_ALLOW_THREADS
+    }
+    release_names(&names);
+    return errors;
+}
+
+static struct timespec timespec_of(int64_t ns) {
+    int64_t fraction = ns % SECOND;
+    if (fraction < 0) fraction += SECOND;
+    return (struct timespec){.tv_sec = (ns - fraction) / SECOND, .tv_nsec = fraction};
+}
+
+static PyObject *utime_each(PyObject *module, PyObject *arguments) {
+    PyObject *paths, *errors;
+    long long atime_ns, mtime_ns;
+    struct names names;
+    int32_t *error;
+    (void)module;
+    if (!PyArg_ParseTuple(arguments, "OLL", &paths, &atime_ns, &mtime_ns) || !take_names(paths, &names)) return NULL;
+    const struct timespec times[2] = {timespec_of(atime_ns), timespec_of(mtime_ns)};
+    if ((errors = room((size_t)names.count * sizeof *error, &error))) {
+        Py_BEGIN_ALLOW_THREADS
+        for (Py_ssize_t i = 0; i < names.count; i++) error[i] = error_of(utimensat(AT_FDCWD, names.texts[i], times, 0));
+        Py_END_ALLOW_THREADS
+    }
+    release_names(&names);
+    return errors;
+}
+
+static int64_t nanoseconds(struct timespec moment) { return (int64_t)moment.tv_sec * SECOND + moment.tv_nsec; }
+
+struct status {
+    int64_t error, mode, size, mtime_ns, ctime_ns;
+};
+
+static void look(int folder, const char *path, int flags, struct status *status) {
+    struct stat found;
+    *status = (struct status){.error = error_of(fstatat(folder, path, &found, flags))};
+    if (status->error) return;
+    status->mode = found.st_mode;
+    status->size = found.st_size;
+    status->mtime_ns = nanoseconds(found.st_mtim);
+    status->ctime_ns = nanoseconds(found.st_ctim);
+}
+
+static PyObject *stat_each(PyObject *module, PyObject *arguments) {
+    PyObject *paths, *statuses;
+    int folder, follows;
+    struct names names;
+    struct status *status;
+    (void)module;
+    if (!PyArg_ParseTuple(arguments, "Oip", &paths, &folder, &follows) || !take_names(paths, &names)) return NULL;
+    if ((statuses = room((size_t)names.count * sizeof *status, &status))) {
+        Py_BEGIN_ALLOW_THREADS
+        const int at = folder < 0 ? AT_FDCWD : folder, flags = follows ? 0 : AT_SYMLINK_NOFOLLOW;
+        for (Py_ssize_t i = 0; i < names.count; i++) look(at, names.texts[i], flags, &status[i]);
+        Py_END_ALLOW_THREADS
+    }
+    release_names(&names);
+    return statuses;
+}
+
+/* ---- New files */
+
+struct file {
+    PyObject *path;
+    Py_buffer data;
+    long mode;
+    int is_stamped;
+    struct timespec times[2];
+};
+
+static void release_files(struct file *files, Py_ssize_t count) {
+    for (Py_ssize_t i = 0; i < count; i++) {
+        Py_CLEAR(files[i].path);
+        if (files[i].data.obj) PyBuffer_Release(&files[i].data);
+    }
+    PyMem_Free(files);
+}
+
+/* A stamp may lie ahead of now: as an access time it would tell of a read, so that has no fraction. */
+static int take_times(PyObject *mtime, struct file *file) {
+    if (mtime == Py_None) return 1;
+    const long long ns = PyLong_AsLongLong(mtime);
+    if (ns == -1 && PyErr_Occurred()) return 0;
+    file->is_stamped = 1;
+    file->times[1] = timespec_of(ns);
+    file->times[0] = (struct timespec){.tv_sec = file->times[1].tv_sec};
+    return 1;
+}
+
+/* A tuple of path, bytes, mode and modification time. */
+static int take_file(PyObject *item, struct file *file) {
+    PyObject *path, *data, *mtime;
+    return PyArg_ParseTuple(item, "OOlO", &path, &data, &file->mode, &mtime) &&
+           PyUnicode_FSConverter(path, &file->path) && !PyObject_GetBuffer(data, &file->data, PyBUF_SIMPLE) &&
+           take_times(mtime, file);
+}
+
+static struct file *take_files(PyObject *items, Py_ssize_t count) {
+    struct file *files = PyMem_Calloc((size_t)count + 1, sizeof *files);
+    if (!files) return (struct file *)PyErr_NoMemory();
+    for (Py_ssize_t i = 0; i < count; i++)
+        if (!take_file(PyList_GetItem(items, i), &files[i])) {
+            release_files(files, count);
+            return NULL;
+        }
+    return files;
+}
+
+static int write_all(int fd, const char *data, Py_ssize_t left) {
+    while (left > 0) {
+        const ssize_t done = write(fd, data, (size_t)left);
+        if (done < 0 && errno != EINTR) return errno;
+        if (done > 0) data += done, left -= done;
+    }
+    return 0;
+}
+
+static int write_file(const char *path, const struct file *file) {
+    int fd;
+    do fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, (mode_t)file->mode);
+    while (fd < 0 && errno == EINTR);
+    if (fd < 0) return errno;
+    int error = write_all(fd, file->data.buf, file->data.len);
+    if (!error && file->is_stamped) error = error_of(futimens(fd, file->times));
+    const int at_close = error_of(close(fd)); /* on NFS the first to tell of a full disk */
+    return error ? error : at_close == EINTR ? 0 : at_close;
+}
+
+static int is_descriptors(int error) { return error == EMFILE || error == ENFILE; }
+
+static PyObject *write_first(PyObject *module, PyObject *arguments) {
+    int error = 0;
+    Py_ssize_t done = 0;
+    PyObject *made = NULL, *items = PySequence_List(arguments);
+    (void)module;
+    if (!items) return NULL;
+    const Py_ssize_t count = PyList_Size(items);
+    struct file *files = take_files(items, count);
+    if (files) {
+        const char **paths = PyMem_Calloc((size_t)count + 1, sizeof *paths);
+        for (Py_ssize_t i = 0; paths && i < count; i++) paths[i] = PyBytes_AsString(files[i].path);
+        if (paths) {
+            Py_BEGIN_ALLOW_THREADS
+            while (done < count && !(error = write_file(paths[done], &files[done]))) done++;
+            Py_END_ALLOW_THREADS
+        }
+        if (!paths) PyErr_NoMemory();
+        else if (error && !is_descriptors(error)) {
+            errno = error;
+            PyErr_SetFromErrnoWithFilenameObject(PyExc_OSError, PyTuple_GetItem(PyList_GetItem(items, done), 0));
+        } else made = Py_BuildValue("ni", done, error);
+        PyMem_Free((void *)paths);
+        release_files(files, count);
+    }
+    Py_DECREF(items);
+    return made;
+}
+
+static PyMethodDef methods[] = {
+    {"link_first", link_first, METH_VARARGS, NULL},
+    {"mkdir_each", mkdir_each, METH_O, NULL},
+    {"utime_each", utime_each, METH_VARARGS, NULL},
+    {"stat_each", stat_each, METH_VARARGS, NULL},
+    {"write_first", write_first, METH_O, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, .m_name = "native", .m_size = 0, .m_methods = methods};
+
+PyMODINIT_FUNC PyInit_native(void) { return PyModule_Create(&definition); }
