@@ -1,4 +1,4 @@
-"""Opens files to read them unnoticed, and writes many small ones, however few may be open at once."""
+"""Writes many small files, however few may be open at once."""
 
 from __future__ import annotations
 
@@ -11,27 +11,11 @@ from contextlib import contextmanager
 
 from kstore.calls import NewFile, write_first
 
-__all__ = ["NO_FILE", "NewFile", "open_unnoticed", "write_files"]
+__all__ = ["NO_FILE", "NewFile", "write_files"]
 
 NO_FILE = {errno.ENOENT, errno.EISDIR, errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.ESPIPE, errno.EINVAL}
 """What reading says of a name that is free, or taken by a folder, a pipe, a socket or a link to itself. Other trouble
 may pass."""
-_NOT_UNNOTICED = {errno.EPERM, errno.EACCES, errno.EINVAL}
-"""It is another user's file, or a filesystem (some FUSE daemon's, or an old server's) that does not know of it."""
-_NOATIME = getattr(os, "O_NOATIME", 0)
-
-
-def open_unnoticed(path: str, flags: int) -> int:
-    """Open a file to read it, without a trace in its access time where that is allowed: it is its owner's to do so.
-
-    What access times tell is which files a compiler has read, and a hard link has those of the store's blob.
-    """
-    try:
-        return os.open(path, flags | _NOATIME)
-    except OSError as error:
-        if error.errno not in _NOT_UNNOTICED:
-            raise
-        return os.open(path, flags)
 
 
 def write_files(files: Sequence[NewFile]) -> None:

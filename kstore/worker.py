@@ -101,11 +101,14 @@ class Worker:
         """The artifacts of a manifest that this host can use."""
         return manifest.for_host(self.host.fingerprint) if manifest.hosts else manifest.files
 
-    def read_stored(self, path: str, entry: Entry) -> bytes | None:
-        """A file of the cache root, in the form in which it is stored; None if it is not what was scanned any more."""
+    def read_stored(self, path: str, entry: Entry, data: bytes | None = None) -> bytes | None:
+        """A file of the cache root, in the form in which it is stored; None if it is not what was scanned any more.
+
+        `data` is what was read of it, if it was.
+        """
         component, _, relative = path.partition("/")
         try:
-            data = read_whole(self.root.local_path(path))
+            data = read_whole(self.root.local_path(path)) if data is None else data
             if entry.flags & _RELOCATE:
                 data = to_stored(self.table[component].method("relocate", relative) or "", data, relative)
         except (OSError, ValueError, KeyError, TypeError, RecursionError):

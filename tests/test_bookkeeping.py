@@ -15,6 +15,7 @@ from kstore.local.place import Placed, Placer
 from kstore.published.manifest import Flag, Manifest
 from kstore.report import CommitStatus, RestoreStatus
 from kstore.store import Store
+from kstore.worker import Worker
 from tests.trees import ENVIRONMENT, GPU, KEY, Node, contents, entry, shared_object
 
 pytestmark = pytest.mark.usefixtures("host")
@@ -153,7 +154,7 @@ def test_a_file_that_could_not_be_uploaded_is_offered_again(tmp_path: Path, monk
     node.commit()
     node.tree.wrapper("two")
     with monkeypatch.context() as patch:
-        patch.setattr("kstore.worker.read_whole", lambda path: b"changed")
+        patch.setattr(Worker, "read_stored", lambda *_: None)
         patch.setattr("kstore.intake._ROOM", 0)  # as if all files were large
         assert node.commit().status is CommitStatus.UNCHANGED
     assert node.commit().new_files == 1

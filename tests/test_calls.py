@@ -4,12 +4,13 @@ import errno
 import os
 import resource
 import stat
+import threading
 from pathlib import Path
 
 import pytest
 
 from kstore import calls
-from kstore.calls import NewFile, native, plain
+from kstore.calls import NewFile, Status, native, plain
 from kstore.calls.plain import call_each
 from kstore.files import write_files
 from kstore.folders import make_folders
@@ -45,6 +46,60 @@ def test_each_folder_has_its_error(tmp_path: Path) -> None:
     assert os.path.isdir(paths[-1])
 
 
+def test_names_are_removed_each_by_itself(tmp_path: Path) -> None:
+    paths = [*make(tmp_path, "a"), str(tmp_path / "gone"), *make(tmp_path, "b")]
+    assert list(calls.unlink_each(paths)) == [0, errno.ENOENT, 0]
+    assert not any(tmp_path.iterdir())
+
+
+def test_files_of_known_sizes_are_read(tmp_path: Path) -> None:
+    contents = [b"", b"a", b"more" * 1000, bytes(5 << 20)]
+    paths = [str(tmp_path / str(number)) for number in range(4)]
+    for path, data in zip(paths, contents, strict=True):
+        Path(path).write_bytes(data)
+        os.utime(path, ns=(1, 5))
+    read = list(calls.read_each(paths, [*map(len, contents)]))
+    assert [data for data, _ in read] == contents
+    assert [status for _, status in read] == [Status.of(os.stat(path)) for path in paths]
+    assert {os.stat(path).st_atime_ns for path in paths} == {1}  # unnoticed
+    assert list(calls.read_each([], [])) == []
+
+
+def test_a_file_that_is_not_as_expected_has_an_error_instead(tmp_path: Path) -> None:
+    (there,) = make(tmp_path, "there")
+    (tmp_path / "link").symlink_to("there")
+    os.mkfifo(tmp_path / "pipe")
+    names = {"there": 5, "link": 5, "pipe": 0, "gone": 1, ".": 4096}
+    paths = [str(tmp_path / name) for name in names]
+    whole, link, pipe, gone, folder = (status.error for _, status in calls.read_each(paths, [*names.values()]))
+    assert (whole, link, gone) == (0, errno.ELOOP, errno.ENOENT)
+    assert pipe and folder
+    assert [status.error for _, status in calls.read_each([there] * 3, [4, 6, 0])] == [errno.EAGAIN] * 3
+
+
+def test_a_file_that_changes_while_it_is_read_is_not_taken(tmp_path: Path) -> None:
+    """Somebody writes to it all the time."""
+    path = tmp_path / "growing"
+    path.write_bytes(bytes(1 << 20))
+    with open(path, "r+b") as file:
+        done = threading.Event()
+
+        def write() -> None:
+            while not done.is_set():
+                file.seek(0)
+                file.write(os.urandom(1) * (1 << 20))
+                file.flush()
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        try:
+            errors = (status.error for _ in range(10_000) for _, status in calls.read_each([str(path)], [1 << 20]))
+            assert errno.EAGAIN in errors
+        finally:
+            done.set()
+            writer.join()
+
+
 @pytest.mark.parametrize("mtime_ns", [1, 1_700_000_000_123_456_789, -1, -1_500_000_000])
 def test_times_are_set_to_the_nanosecond(tmp_path: Path, mtime_ns: int) -> None:
     (path,) = make(tmp_path, "a")
@@ -63,7 +118,7 @@ def test_each_status_is_what_the_system_says(tmp_path: Path) -> None:
     *statuses, gone = calls.stat_each(every)
     for path, status in zip(every, statuses, strict=False):
         found = os.lstat(path)
-        assert status == (0, found.st_mode, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+        assert status == Status.of(found)
     assert gone.error == errno.ENOENT
     (followed,) = calls.stat_each([link], follows=True)
     assert stat.S_ISREG(followed.mode) and followed.size == len("longer")
@@ -132,6 +187,14 @@ def test_where_there_is_no_descriptor_that_is_said(tmp_path: Path) -> None:
 def test_what_are_no_paths_is_refused(wrong: list[str]) -> None:
     with pytest.raises((TypeError, ValueError)):
         calls.mkdir_each(wrong)
+    with pytest.raises((TypeError, ValueError)):
+        list(calls.read_each(wrong, [1, 1]))
+
+
+@pytest.mark.parametrize("sizes", [[1], ["1", 1], None])
+def test_what_are_no_sizes_is_refused(tmp_path: Path, sizes: list[int]) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        native.read_each(make(tmp_path, "a", "b"), sizes)
 
 
 def test_each_row_has_its_answer_or_its_error(tmp_path: Path) -> None:

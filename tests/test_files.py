@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from kstore.files import NewFile, open_unnoticed, write_files
+from kstore.calls import open_unnoticed
+from kstore.files import NewFile, write_files
 
 PATIENCE = 60
 

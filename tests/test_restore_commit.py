@@ -478,10 +478,10 @@ def test_a_file_that_changes_while_it_is_uploaded_waits(
     wrapper = node.tree.wrapper()
     read = Worker.read_stored
 
-    def read_changed(worker: Worker, path: str, entry: Entry) -> bytes | None:
+    def read_changed(worker: Worker, path: str, entry: Entry, data: bytes | None = None) -> bytes | None:
         if path == f"{kernel}/k.ptx":
             node.tree.put(path, b"changed meanwhile")
-        return read(worker, path, entry)
+        return read(worker, path, entry, None)
 
     monkeypatch.setattr(Worker, "read_stored", read_changed)
     monkeypatch.setattr("kstore.intake._ROOM", 0)  # as if all files were large

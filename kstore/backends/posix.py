@@ -20,8 +20,8 @@ from pathlib import Path
 from types import TracebackType
 
 from kstore.backends.base import STAGING, Child, NewObject, StagingLost, Stat, check_name
-from kstore.calls import times
-from kstore.files import NewFile, open_unnoticed, write_files
+from kstore.calls import link_first, open_unnoticed, times, unlink_each
+from kstore.files import NewFile, write_files
 from kstore.folders import make_folder
 
 FILE_MODE = 0o444
@@ -69,18 +69,28 @@ class PosixBackend:
 
     def put_many(self, objects: Sequence[NewObject]) -> list[bool]:
         """Create many small objects; True for each whose name was free."""
-        second = time.time_ns() // _SECOND * _SECOND
+        second, path = time.time_ns() // _SECOND * _SECOND, self.staging_path()
         staged = [
-            NewFile(self.staging_path(), item.data, FILE_MODE, item.fraction_ns and second + item.fraction_ns)
-            for item in objects
+            NewFile(f"{path}.{number}", item.data, FILE_MODE, item.fraction_ns and second + item.fraction_ns)
+            for number, item in enumerate(objects)
         ]
         try:
             _write_staged(staged)
-            return [self.publish(file.path, item.name) for file, item in zip(staged, objects, strict=True)]
+            return self._publish_each([file.path for file in staged], [item.name for item in objects])
         finally:
-            for file in staged:
-                with suppress(OSError):  # What is published is published, whatever is left in tmp/.
-                    os.unlink(file.path)
+            unlink_each([file.path for file in staged])  # What is published is, whatever is left in tmp/.
+
+    def _publish_each(self, staged: Sequence[str], names: Sequence[str]) -> list[bool]:
+        targets = [self.path(name) for name in names]
+        created: list[bool] = []
+        while (at := len(created)) < len(staged):
+            done, error = link_first(staged[at:], targets[at:])
+            created += [True] * done
+            if error == errno.EEXIST:
+                created.append(_is_published(staged[at + done]))
+            elif error:
+                created.append(self.publish(staged[at + done], names[at + done]))
+        return created
 
     def upload(self) -> PosixUpload:
         """Start writing an object whose name is known only at its end."""
@@ -216,13 +226,17 @@ def _link_if_absent(source: str, target: str) -> bool:
     try:
         os.link(source, target)
     except FileExistsError:
-        # A server that loses its reply reports "exists" for our own link: our file then has two names.
-        return os.stat(source).st_nlink > 1
+        return _is_published(source)
     except OSError as error:
         if error.errno not in _NO_HARD_LINKS:
             raise
         return _rename_if_absent(source, target)
     return True
+
+
+def _is_published(staged: str) -> bool:
+    """A server that loses its reply reports "exists" for our own link: our file then has two names."""
+    return os.stat(staged).st_nlink > 1
 
 
 def _rename_if_absent(source: str, target: str) -> bool:

@@ -1,9 +1,10 @@
-"""Many blobs in batches that memory can hold, and in an order that somebody else chose."""
+"""Many blobs in an order that somebody else chose, with no more of them in memory than has room."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
+from kstore.batches import batches
 from kstore.blobs.packindex import FRAME_SIZE
 from kstore.errors import IntegrityError
 
@@ -13,20 +14,6 @@ wanted by digest and size in bytes."""
 
 _IN_MEMORY = 16 << 20
 """Bytes of blobs that wait for their turn."""
-
-
-def batches(wanted: Iterable[tuple[bytes, int]], size: int) -> Iterator[list[tuple[bytes, int]]]:
-    """Blobs, by digest and size, in batches of up to `size` bytes; a larger blob is one by itself."""
-    batch: list[tuple[bytes, int]] = []
-    total = 0
-    for blob in wanted:
-        if batch and total + blob[1] > size:
-            yield batch
-            batch, total = [], 0
-        batch.append(blob)
-        total += blob[1]
-    if batch:
-        yield batch
 
 
 def fetch_in_order(wanted: Iterable[tuple[bytes, int]], fetch: Fetch) -> Iterator[tuple[bytes, bytes | memoryview]]:

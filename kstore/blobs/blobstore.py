@@ -35,8 +35,8 @@ _BATCH_COUNT = 128
 _BATCH_SIZE = 4 << 20
 
 
-Read = Callable[[bytes], bytes | None]
-"""Gives the bytes of a blob by its digest; None if they cannot be had any more."""
+Read = Callable[[Iterable[bytes]], Iterator[tuple[bytes, bytes | None]]]
+"""Yields (digest, bytes) of each blob that is asked for by its digest; None if it cannot be had any more."""
 
 
 class Layout(StrEnum):
@@ -76,8 +76,7 @@ def put_many(writer: BlobWriter, digests: Sequence[bytes], read: Read, progress:
     """Store blobs; returns the digests of those that cannot be read. So many are `done` already."""
     refused = set()
     progress.done, progress.total = done, done + len(digests)
-    for progress.done, digest in enumerate(digests, done + 1):
-        data = read(digest)
+    for progress.done, (digest, data) in enumerate(read(digests), done + 1):
         if data is None:
             refused.add(digest)
         else:

@@ -6,21 +6,25 @@ compiled when kstore was installed, `plain` does the same with Python's own func
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from kstore.calls.plain import times
+from kstore.calls.plain import open_unnoticed, times
 
 try:
     from kstore.calls import native as _calls
 except ImportError:
     from kstore.calls import plain as _calls  # type: ignore[no-redef]
 
-__all__ = ["NewFile", "Status", "link_first", "mkdir_each", "stat_each", "times", "utime_each", "write_first"]
+__all__ = [
+    "NewFile", "Status", "link_first", "mkdir_each", "open_unnoticed", "read_each", "stat_each", "times", "unlink_each",
+    "utime_each", "write_first",
+]  # fmt: skip
 
-_STATUS = struct.Struct("=5q")
+_STATUS = struct.Struct("=5qQ")
 _HERE = -1
 
 
@@ -46,6 +50,12 @@ class Status(NamedTuple):
     """Bytes."""
     mtime_ns: int
     ctime_ns: int
+    inode: int
+
+    @classmethod
+    def of(cls, found: os.stat_result) -> Status:
+        """The same, asked for otherwise."""
+        return cls(0, found.st_mode, found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino)
 
 
 def link_first(sources: Sequence[str], targets: Sequence[str]) -> tuple[int, int]:
@@ -58,6 +68,11 @@ def mkdir_each(paths: Sequence[str]) -> memoryview:
     return memoryview(_calls.mkdir_each(paths)).cast("i")
 
 
+def unlink_each(paths: Sequence[str]) -> memoryview:
+    """Remove each name: an error number for each, 0 where it was there."""
+    return memoryview(_calls.unlink_each(paths)).cast("i")
+
+
 def utime_each(paths: Sequence[str], atime_ns: int, mtime_ns: int) -> memoryview:
     """Give each file these times: an error number for each, 0 where it has them."""
     return memoryview(_calls.utime_each(paths, atime_ns, mtime_ns)).cast("i")
@@ -65,9 +80,22 @@ def utime_each(paths: Sequence[str], atime_ns: int, mtime_ns: int) -> memoryview
 
 def stat_each(paths: Sequence[str], folder: int = _HERE, *, follows: bool = False) -> Iterator[Status]:
     """What each path leads to, or is if that is a link, below the folder of that descriptor if one is given."""
+    return _statuses(_calls.stat_each(paths, folder, follows))
+
+
+def read_each(paths: Sequence[str], sizes: Sequence[int]) -> Iterator[tuple[bytes, Status]]:
+    """The bytes of each file, of which the size is known, and its status: that says why there are none.
+
+    EAGAIN is the error of one that has another size, is changed while it is read, or is no regular file. Only links
+    are not followed, and nobody waits for the writer of a pipe.
+    """
+    contents, statuses = _calls.read_each(paths, sizes)
+    return zip(contents, _statuses(statuses), strict=True)
+
+
+def _statuses(data: bytes) -> Iterator[Status]:
     # Status._make, without a step of the interpreter for each of ten thousand.
-    statuses = _STATUS.iter_unpack(_calls.stat_each(paths, folder, follows))
-    return map(partial(tuple.__new__, Status), statuses)
+    return map(partial(tuple.__new__, Status), _STATUS.iter_unpack(data))
 
 
 def write_first(files: Sequence[NewFile]) -> tuple[int, int]:

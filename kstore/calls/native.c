@@ -85,21 +85,32 @@ static PyObject *link_first(PyObject *module, PyObject *arguments) {
     return made;
 }
 
-/* ---- Folders, times and statuses: an error number for each, 0 where all went well */
+/* ---- Folders, names, times and statuses: an error number for each, 0 where all went well */
 
-static PyObject *mkdir_each(PyObject *module, PyObject *paths) {
+static int make_folder(const char *path) { return mkdir(path, 0777); }
+
+static PyObject *call_each(PyObject *paths, int (*call)(const char *)) {
     struct names names;
     int32_t *error;
-    (void)module;
     if (!take_names(paths, &names)) return NULL;
     PyObject *errors = room((size_t)names.count * sizeof *error, &error);
     if (errors) {
         Py_BEGIN_ALLOW_THREADS
-        for (Py_ssize_t i = 0; i < names.count; i++) error[i] = error_of(mkdir(names.texts[i], 0777));
+        for (Py_ssize_t i = 0; i < names.count; i++) error[i] = error_of(call(names.texts[i]));
         Py_END_ALLOW_THREADS
     }
     release_names(&names);
     return errors;
+}
+
+static PyObject *mkdir_each(PyObject *module, PyObject *paths) {
+    (void)module;
+    return call_each(paths, make_folder);
+}
+
+static PyObject *unlink_each(PyObject *module, PyObject *paths) {
+    (void)module;
+    return call_each(paths, unlink);
 }
 
 static struct timespec timespec_of(int64_t ns) {
@@ -129,16 +140,23 @@ static int64_t nanoseconds(struct timespec moment) { return (int64_t)moment.tv_s
 
 struct status {
     int64_t error, mode, size, mtime_ns, ctime_ns;
+    uint64_t inode;
 };
 
-static void look(int folder, const char *path, int flags, struct status *status) {
+static struct status status_of(int error, const struct stat *found) {
+    if (error) return (struct status){.error = error};
+    return (struct status){
+        .mode = found->st_mode,
+        .size = found->st_size,
+        .mtime_ns = nanoseconds(found->st_mtim),
+        .ctime_ns = nanoseconds(found->st_ctim),
+        .inode = found->st_ino,
+    };
+}
+
+static struct status look(int folder, const char *path, int flags) {
     struct stat found;
-    *status = (struct status){.error = error_of(fstatat(folder, path, &found, flags))};
-    if (status->error) return;
-    status->mode = found.st_mode;
-    status->size = found.st_size;
-    status->mtime_ns = nanoseconds(found.st_mtim);
-    status->ctime_ns = nanoseconds(found.st_ctim);
+    return status_of(error_of(fstatat(folder, path, &found, flags)), &found);
 }
 
 static PyObject *stat_each(PyObject *module, PyObject *arguments) {
@@ -151,11 +169,100 @@ static PyObject *stat_each(PyObject *module, PyObject *arguments) {
     if ((statuses = room((size_t)names.count * sizeof *status, &status))) {
         Py_BEGIN_ALLOW_THREADS
         const int at = folder < 0 ? AT_FDCWD : folder, flags = follows ? 0 : AT_SYMLINK_NOFOLLOW;
-        for (Py_ssize_t i = 0; i < names.count; i++) look(at, names.texts[i], flags, &status[i]);
+        for (Py_ssize_t i = 0; i < names.count; i++) status[i] = look(at, names.texts[i], flags);
         Py_END_ALLOW_THREADS
     }
     release_names(&names);
     return statuses;
+}
+
+/* ---- Whole files */
+
+static int open_unnoticed(const char *path) {
+    const int flags = O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
+    int fd;
+    do fd = open(path, flags | O_NOATIME);
+    while (fd < 0 && errno == EINTR);
+    if (fd < 0 && (errno == EPERM || errno == EACCES || errno == EINVAL)) fd = open(path, flags);
+    return fd;
+}
+
+/* As many bytes as there are, up to `left`; an error number if none can be had. */
+static int read_all(int fd, char *data, Py_ssize_t left) {
+    while (left > 0) {
+        const ssize_t done = read(fd, data, (size_t)left);
+        if (done < 0 && errno != EINTR) return errno;
+        if (done == 0) return EAGAIN;
+        if (done > 0) data += done, left -= done;
+    }
+    return 0;
+}
+
+static int is_same(const struct stat *before, const struct stat *after, Py_ssize_t size) {
+    return before->st_size == size && after->st_size == size && before->st_mtim.tv_sec == after->st_mtim.tv_sec &&
+           before->st_mtim.tv_nsec == after->st_mtim.tv_nsec;
+}
+
+static struct status read_file(const char *path, char *data, Py_ssize_t size) {
+    struct stat before, after;
+    const int fd = open_unnoticed(path);
+    if (fd < 0) return status_of(errno, NULL);
+    int error = error_of(fstat(fd, &before));
+    if (!error && !(S_ISREG(before.st_mode) && before.st_size == size)) error = EAGAIN;
+    if (!error) error = read_all(fd, data, size);
+    if (!error) error = error_of(fstat(fd, &after));
+    if (!error && !is_same(&before, &after, size)) error = EAGAIN;
+    close(fd);
+    return status_of(error, &after);
+}
+
+struct content {
+    char *data;
+    Py_ssize_t size;
+};
+
+/* A list of new bytes objects that are to be filled, of the sizes that a sequence holds. */
+static PyObject *take_sizes(PyObject *sizes, Py_ssize_t count, struct content *contents) {
+    PyObject *list = PySequence_List(sizes);
+    if (list && PyList_Size(list) != count) {
+        PyErr_SetString(PyExc_ValueError, "as many sizes as paths are needed");
+        Py_CLEAR(list);
+    }
+    for (Py_ssize_t i = 0; list && i < count; i++) {
+        contents[i].size = PyLong_AsSsize_t(PyList_GetItem(list, i));
+        PyObject *made = PyErr_Occurred() ? NULL : PyBytes_FromStringAndSize(NULL, contents[i].size);
+        if (made) {
+            contents[i].data = PyBytes_AsString(made);
+            PyList_SetItem(list, i, made);
+        } else Py_CLEAR(list);
+    }
+    return list;
+}
+
+static PyObject *read_names(const struct names *names, PyObject *sizes) {
+    struct status *status;
+    struct content *contents = PyMem_Calloc((size_t)names->count + 1, sizeof *contents);
+    if (!contents) return PyErr_NoMemory();
+    PyObject *read = take_sizes(sizes, names->count, contents);
+    PyObject *statuses = read ? room((size_t)names->count * sizeof *status, &status) : NULL;
+    if (statuses) {
+        Py_BEGIN_ALLOW_THREADS
+        for (Py_ssize_t i = 0; i < names->count; i++)
+            status[i] = read_file(names->texts[i], contents[i].data, contents[i].size);
+        Py_END_ALLOW_THREADS
+    } else Py_CLEAR(read);
+    PyMem_Free(contents);
+    return read ? Py_BuildValue("NN", read, statuses) : NULL;
+}
+
+static PyObject *read_each(PyObject *module, PyObject *arguments) {
+    PyObject *paths, *sizes, *read;
+    struct names names;
+    (void)module;
+    if (!PyArg_ParseTuple(arguments, "OO", &paths, &sizes) || !take_names(paths, &names)) return NULL;
+    read = read_names(&names, sizes);
+    release_names(&names);
+    return read;
 }
 
 /* ---- New files */
@@ -259,8 +366,10 @@ static PyObject *write_first(PyObject *module, PyObject *arguments) {
 static PyMethodDef methods[] = {
     {"link_first", link_first, METH_VARARGS, NULL},
     {"mkdir_each", mkdir_each, METH_O, NULL},
+    {"unlink_each", unlink_each, METH_O, NULL},
     {"utime_each", utime_each, METH_VARARGS, NULL},
     {"stat_each", stat_each, METH_VARARGS, NULL},
+    {"read_each", read_each, METH_VARARGS, NULL},
     {"write_first", write_first, METH_O, NULL},
     {NULL, NULL, 0, NULL},
 };

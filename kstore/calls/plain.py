@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import struct
 from array import array
 from collections import deque
@@ -21,8 +22,12 @@ if TYPE_CHECKING:
 
 Answer = TypeVar("Answer")
 
-_STATUS = struct.Struct("=5q")
+_STATUS = struct.Struct("=5qQ")
 _SECOND = 1_000_000_000
+_NOATIME = getattr(os, "O_NOATIME", 0)
+_NOT_UNNOTICED = {errno.EPERM, errno.EACCES, errno.EINVAL}
+"""It is another user's file, or a filesystem (some FUSE daemon's, or an old server's) that does not know of it."""
+_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _NO_DESCRIPTOR = {errno.EMFILE, errno.ENFILE}
 
@@ -42,15 +47,27 @@ def mkdir_each(paths: Sequence[str]) -> bytes:
     return _errors(call_each(os.mkdir, paths))
 
 
+def unlink_each(paths: Sequence[str]) -> bytes:
+    """Names removed; an int of C for each."""
+    return _errors(call_each(os.unlink, paths))
+
+
 def utime_each(paths: Sequence[str], atime_ns: int, mtime_ns: int) -> bytes:
     """Access and modification times; an int of C for each."""
     return _errors(call_each(partial(os.utime, ns=(atime_ns, mtime_ns)), paths))
 
 
 def stat_each(paths: Sequence[str], folder: int, follows: bool) -> bytes:
-    """Five 64-bit numbers for each: error, mode, size, time of modification and of status change, in nanoseconds."""
+    """Six 64-bit numbers for each: error, mode, size, times of modification and of status change (ns), and inode."""
     look = partial(os.stat, dir_fd=folder if folder >= 0 else None, follow_symlinks=follows)
     return b"".join(map(_pack, call_each(look, paths)))
+
+
+def read_each(paths: Sequence[str], sizes: Sequence[int]) -> tuple[list[bytes], bytes]:
+    """The bytes of each file, and what `stat_each` tells of it: EAGAIN if it is no file of that size, or changes."""
+    read = call_each(_read_file, paths, sizes)
+    contents = [b"" if isinstance(answer, OSError) else answer[0] for answer in read]
+    return contents, b"".join(_pack(answer if isinstance(answer, OSError) else answer[1]) for answer in read)
 
 
 def write_first(files: Sequence[NewFile]) -> tuple[int, int]:
@@ -94,8 +111,34 @@ def _errors(answers: Sequence[OSError | None]) -> bytes:
 
 def _pack(found: os.stat_result | OSError) -> bytes:
     if isinstance(found, OSError):
-        return _STATUS.pack(found.errno or errno.EIO, 0, 0, 0, 0)
-    return _STATUS.pack(0, found.st_mode, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+        return _STATUS.pack(found.errno or errno.EIO, 0, 0, 0, 0, 0)
+    return _STATUS.pack(0, found.st_mode, found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino)
+
+
+def open_unnoticed(path: str, flags: int) -> int:
+    """Open a file to read it, without a trace in its access time where that is allowed: it is its owner's to do so.
+
+    What access times tell is which files a compiler has read, and a hard link has those of the store's blob.
+    """
+    try:
+        return os.open(path, flags | _NOATIME)
+    except OSError as error:
+        if error.errno not in _NOT_UNNOTICED:
+            raise
+        return os.open(path, flags)
+
+
+def _read_file(path: str, size: int) -> tuple[bytes, os.stat_result]:
+    fd = open_unnoticed(path, _READ)
+    try:
+        before = os.fstat(fd)
+        if stat.S_ISREG(before.st_mode) and before.st_size == size:
+            data, after = os.read(fd, size), os.fstat(fd)
+            if len(data) == size == after.st_size and before.st_mtime_ns == after.st_mtime_ns:
+                return data, after
+    finally:
+        os.close(fd)
+    raise BlockingIOError(errno.EAGAIN, "it is no file of that size, or it is changing", path)
 
 
 def _open_first(files: Sequence[NewFile], descriptors: list[int]) -> int:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import stat
 from typing import NamedTuple
 
+from kstore.calls import Status
 from kstore.components import Component, Kind
 from kstore.digest import digest_of
-from kstore.local.finished import Unfinished, check_unlocked, check_whole_object, read_finished
+from kstore.local.finished import Content, Unfinished, check_unlocked, check_whole_object, read_finished
 from kstore.local.index import Known
 from kstore.local.relocate import group_children, to_stored
 from kstore.published.manifest import MAX_MTIME_NS, MIN_MTIME_NS, NEVER_IN_PLACE, Entry, Flag
@@ -28,8 +28,10 @@ class Artifact(NamedTuple):
     """Names of files that it says are beside it."""
 
 
-def read_artifact(component: Component, folder: str, relative: str, kind: Kind) -> Artifact:
-    """Read the file `relative` in a component's folder, which is of that kind.
+def read_artifact(
+    component: Component, folder: str, relative: str, kind: Kind, content: Content | None = None
+) -> Artifact:
+    """Read the file `relative` in a component's folder, which is of that kind; `content` is what was read of it.
 
     Raises:
         Unfinished: it is not finished, or cannot be understood.
@@ -38,30 +40,31 @@ def read_artifact(component: Component, folder: str, relative: str, kind: Kind) 
     if lock := component.method("lock", relative):
         inside, _, name = relative.rpartition("/")
         check_unlocked(f"{folder}/{lock.format(stem=name.partition('.')[0], folder=inside)}")
-    data, status = read_finished(f"{folder}/{relative}")
+        content = None  # Whoever held its lock then may have been writing it.
+    data, status = content or read_finished(f"{folder}/{relative}")
     if not data and kind.flags & NEVER_IN_PLACE:
         raise Unfinished("it is empty")
     if kind.flags & _HOST and relative.endswith(_OBJECT_FILES):
         check_whole_object(data)
     if not kind.flags & _RELOCATE:
-        return Artifact(Known(_entry(data, status, kind), len(data), status.st_ino), data)
+        return Artifact(Known(_entry(data, status, kind), len(data), status.inode), data)
     try:
         stored = to_stored(component.method("relocate", relative) or "", data, relative)
         promised = tuple(group_children(stored))
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise Unfinished(f"it cannot be understood ({error})") from error
-    return Artifact(Known(_entry(stored, status, kind), len(data), status.st_ino), stored, promised)
+    return Artifact(Known(_entry(stored, status, kind), len(data), status.inode), stored, promised)
 
 
-def mtime_of(status: os.stat_result) -> int:
+def mtime_of(status: Status) -> int:
     """A file's modification time, in nanoseconds: a clock that is wrong by centuries leaves times that no manifest can
     hold.
     """
-    return max(MIN_MTIME_NS, min(status.st_mtime_ns, MAX_MTIME_NS))
+    return max(MIN_MTIME_NS, min(status.mtime_ns, MAX_MTIME_NS))
 
 
-def _entry(stored: bytes, status: os.stat_result, kind: Kind) -> Entry:
-    mode = stat.S_IMODE(status.st_mode) & 0o777
+def _entry(stored: bytes, status: Status, kind: Kind) -> Entry:
+    mode = stat.S_IMODE(status.mode) & 0o777
     # The mode belongs to the inode, and a blob's is read-only for all: what must be executable is copied.
     flags = kind.flags & ~_LINK if mode & _EXECUTABLE else kind.flags
     return Entry(digest_of(stored), len(stored), mtime_of(status), mode, flags, kind.unit)

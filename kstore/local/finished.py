@@ -5,21 +5,27 @@ from __future__ import annotations
 import fcntl
 import os
 import struct
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple, TypeVar
 
-from kstore.files import open_unnoticed
+from kstore.batches import batches
+from kstore.calls import Status, open_unnoticed, read_each
 
 _ELF = b"\x7fELF"
 _ELF64 = 2
 _SECTION_TABLE = struct.Struct("<Q")
 _SECTION_COUNTS = struct.Struct("<HH")
+_BATCH = 1 << 18
+"""Bytes of files that are read in one go."""
+
+Item = TypeVar("Item")
 
 
 class Content(NamedTuple):
     """A file read in one piece while nobody changed it."""
 
     data: bytes
-    status: os.stat_result
+    status: Status
 
 
 class Unfinished(Exception):
@@ -44,7 +50,21 @@ def read_finished(path: str) -> Content:
         os.close(fd)
     if len(data) != before.st_size or before.st_mtime_ns != after.st_mtime_ns or after.st_size != len(data):
         raise Unfinished("it changed while it was read")
-    return Content(data, after)
+    return Content(data, Status.of(after))
+
+
+def read_in_batches(files: Iterable[tuple[Item, str, int]]) -> Iterator[tuple[Item, Content | None]]:
+    """Read small files in order, given by their path and their size in bytes, each for whatever it stands for.
+
+    None for a file that `read_finished` is to read, or says what is wrong with: a large one, or one that has changed.
+    """
+    for batch in batches((((item, path), size) for item, path, size in files), _BATCH):
+        items, sizes = zip(*batch, strict=True)
+        if sum(sizes) > _BATCH:
+            yield items[0][0], None
+            continue
+        for (item, _), (data, status) in zip(items, read_each([path for _, path in items], sizes), strict=True):
+            yield item, None if status.error else Content(data, status)
 
 
 def read_whole(path: str) -> bytes:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate, islice, pairwise
 from typing import NamedTuple
 
+from kstore.calls import Status
 from kstore.errors import IntegrityError
 from kstore.published.manifest import Entry, pack_entries, unpack_entries
 
@@ -34,9 +35,9 @@ class Known(NamedTuple):
     """Bytes of the file; `entry.size` is the blob's."""
     inode: int
 
-    def still_is(self, found: os.stat_result) -> bool:
+    def still_is(self, found: Status) -> bool:
         """Whether the file has not been touched since."""
-        return found.st_mtime_ns == self.entry.mtime_ns and found.st_size == self.size and found.st_ino == self.inode
+        return found.mtime_ns == self.entry.mtime_ns and found.size == self.size and found.inode == self.inode
 
 
 class KnownFolder(NamedTuple):

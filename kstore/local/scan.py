@@ -16,11 +16,12 @@ from collections.abc import Callable, Iterator, Set
 from typing import NamedTuple
 
 from kstore.blobs.loose import bears_stamp
+from kstore.calls import Status, stat_each
 from kstore.components import Component, Table
 from kstore.components.table import KSTORE_FOLDER
 from kstore.local.artifact import mtime_of, read_artifact
 from kstore.local.cacheroot import CacheRoot
-from kstore.local.finished import Unfinished
+from kstore.local.finished import Content, Unfinished, read_in_batches
 from kstore.local.found import Scan, Skipped
 from kstore.local.index import Index, Known, KnownFolder, is_settled
 from kstore.local.untouched import Untouched
@@ -58,12 +59,18 @@ def scan(
     unread = sorted((file for walk in walks for file in walk.unread), reverse=True)
     for walk in walks:
         walk.unread.clear()
-    while unread:  # what was read is not held any longer: there may be a hundred thousand
-        file = unread.pop()
-        file.walk.read(file)
+    for file, content in read_in_batches(_taken(unread)):
+        file.walk.read(file, content)
     for walk in walks:
         walk.judge()
     return found
+
+
+def _taken(unread: list[_Unread]) -> Iterator[tuple[_Unread, str, int]]:
+    """From the end. What was read is not held any longer: there may be a hundred thousand."""
+    while unread:
+        file = unread.pop()
+        yield file, f"{file.folder.place.local}/{file.path.rpartition('/')[2]}", file.size
 
 
 def _is_there(folder: str) -> bool:
@@ -154,13 +161,13 @@ class _Walk:
         elif known:
             self._take_folder(place, known, self._index.files.__getitem__, into, into.settled_folders)
 
-    def read(self, file: _Unread) -> None:
-        """Read one of the files that have to be."""
+    def read(self, file: _Unread, content: Content | None = None) -> None:
+        """Take one of the files that have to be read; `content` is what was read of it, if it was."""
         place, listed, into = file.folder
         try:
             relative = file.path.partition("/")[2]
             kind = self._component.kind(relative, place.unit, place.depth)
-            artifact = read_artifact(self._component, self._component_folder, relative, kind)
+            artifact = read_artifact(self._component, self._component_folder, relative, kind, content)
         except (Unfinished, OSError) as error:
             into.skipped.append(Skipped(file.path, _reason(error)))
             return
@@ -198,35 +205,34 @@ class _Walk:
             self._subfolder(place.sub(name), into)
 
     def _take_entries(
-        self, place: _Place, status: os.stat_result, folders: list[str], files: list[os.DirEntry[str]], into: Scan
+        self, place: _Place, status: os.stat_result, folders: list[str], files: dict[str, Status], into: Scan
     ) -> None:
         """Take a folder with that status as it was listed since."""
         into.listed = True
-        names = tuple(entry.name for entry in files)
-        found = KnownFolder(status.st_mtime_ns, status.st_ctime_ns, tuple(folders), names)
+        found = KnownFolder(status.st_mtime_ns, status.st_ctime_ns, tuple(folders), tuple(files))
         listed = _Listed(place, found, into)
         self._listed.append(listed)
-        for entry in files:
-            self._file(listed, entry)
+        for name, file in files.items():
+            self._file(listed, name, file)
         for name in folders:
             self._subfolder(place.sub(name), into)
 
-    def _entries(self, place: _Place, into: Scan) -> tuple[list[str], list[os.DirEntry[str]]]:
+    def _entries(self, place: _Place, into: Scan) -> tuple[list[str], dict[str, Status]]:
         """The subfolders' names, and the files, that are not ignored."""
-        folders, files, inside = [], [], place.inside
-        with os.scandir(place.local) as entries:
-            for entry in entries:
-                is_folder = entry.is_dir(follow_symlinks=False)
-                name = f"{entry.name}/" if is_folder else entry.name
-                if place.unit and self._component.is_busy(inside + name) and _is_recent(entry.path):
-                    into.skipped.append(Skipped(f"{place.path}/{name}", "it is being written"))
-                    self._found.busy.add(place.path)
-                if entry.name == KSTORE_FOLDER or self._component.ignores(inside + name):
-                    continue
-                if is_folder:
-                    folders.append(entry.name)
-                else:
-                    files.append(entry)
+        folders, files, inside = [], {}, place.inside
+        names = os.listdir(place.local)
+        for name, status in zip(names, stat_each([f"{place.local}/{name}" for name in names]), strict=True):
+            is_folder = stat.S_ISDIR(status.mode)
+            below = f"{inside}{name}/" if is_folder else inside + name
+            if place.unit and self._component.is_busy(below) and _is_recent(f"{place.local}/{name}"):
+                into.skipped.append(Skipped(f"{self._component.name}/{below}", "it is being written"))
+                self._found.busy.add(place.path)
+            if name == KSTORE_FOLDER or self._component.ignores(below):
+                continue
+            if is_folder:
+                folders.append(name)
+            else:
+                files[name] = status
         return folders, files
 
     def _subfolder(self, place: _Place, into: Scan) -> None:
@@ -239,24 +245,22 @@ class _Walk:
                 return
         self.folder(place, into)
 
-    def _file(self, listed: _Listed, entry: os.DirEntry[str]) -> None:
+    def _file(self, listed: _Listed, name: str, status: Status) -> None:
         """Take what is known of a file; else it is to be read."""
         place, _, into = listed
-        path = f"{place.path}/{entry.name}"
-        try:
-            status = entry.stat(follow_symlinks=False)
-            known = self._known(path, status)
-        except OSError as error:
-            into.skipped.append(Skipped(path, _reason(error)))
+        path = f"{place.path}/{name}"
+        if status.error:
+            into.skipped.append(Skipped(path, _reason(OSError(status.error, os.strerror(status.error)))))
             return
+        known = self._known(path, status)
         if known:
             self._take(path, known, into)
             return
-        if not stat.S_ISREG(status.st_mode):
+        if not stat.S_ISREG(status.mode):
             into.skipped.append(Skipped(path, "it is no regular file"))
             return
-        file = _Unread(*similarity(path, status.st_size), self, listed)
-        relative = place.inside + entry.name
+        file = _Unread(*similarity(path, status.size), self, listed)
+        relative = place.inside + name
         if self._component.lists(relative):
             self._lists.append((path, listed))
             self.read(file)  # before the folders are looked at whose files it lists
@@ -265,7 +269,7 @@ class _Walk:
         else:
             self.unread.append(file)
 
-    def _known(self, path: str, status: os.stat_result) -> Known | None:
+    def _known(self, path: str, status: Status) -> Known | None:
         """What the file's status tells of it, without reading it."""
         known = self._index.files.get(path)
         # What lists its group's files is read whenever its folder has changed: is all of it still there?
@@ -273,16 +277,16 @@ class _Walk:
             return known
         return self._restored(path, status)
 
-    def _restored(self, path: str, status: os.stat_result) -> Known | None:
+    def _restored(self, path: str, status: Status) -> Known | None:
         """What a restore put here and nobody has changed: its time bears its digest's stamp."""
         entry = self._base().get(path)
-        if entry is None or not entry.flags & _LINK or entry.size != status.st_size:
+        if entry is None or not entry.flags & _LINK or entry.size != status.size:
             return None
-        if not bears_stamp(status.st_mtime_ns, entry.digest):
+        if not bears_stamp(status.mtime_ns, entry.digest):
             return None
         # Which store had its blob says nothing of what a commit finds.
         entry = entry._replace(mtime_ns=mtime_of(status), flags=entry.flags & ~_BELOW)
-        return Known(entry, status.st_size, status.st_ino)
+        return Known(entry, status.size, status.inode)
 
     def _take(self, path: str, known: Known, into: Scan) -> None:
         into.known[path] = known

@@ -11,6 +11,7 @@ import os
 from contextlib import suppress
 
 from kstore.blobs.loose import bears_stamp
+from kstore.calls import Status
 from kstore.local.finished import read_whole
 from kstore.local.relocate import to_local
 from kstore.local.state import State
@@ -76,8 +77,8 @@ class _Placed:
 
     def _was_placed(self, path: str, entry: Entry) -> bool:
         """Asked once it was read: a compiler may have replaced it meanwhile."""
-        found = os.lstat(self._worker.root.local_path(path))
-        if entry.flags & _LINK and found.st_size == entry.size and bears_stamp(found.st_mtime_ns, entry.digest):
+        found = Status.of(os.lstat(self._worker.root.local_path(path)))
+        if entry.flags & _LINK and found.size == entry.size and bears_stamp(found.mtime_ns, entry.digest):
             return True
         known = self._index.files.get(path)
         if known and known.entry.digest == entry.digest and known.still_is(found):

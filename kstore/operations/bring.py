@@ -14,8 +14,9 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from kstore.backends import StagingLost, Upload
+from kstore.batches import batches
 from kstore.blobs import Layout
-from kstore.blobs.batches import Fetch, batches
+from kstore.blobs.batches import Fetch
 from kstore.components import load_table
 from kstore.components.mergers import merge_files
 from kstore.digest import digest_of

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby
 
-from kstore.published.manifest import Files
+from kstore.local.finished import read_in_batches
+from kstore.published.manifest import Files, Flag
 from kstore.similarity import by_similarity
 from kstore.worker import Worker
+
+_RELOCATE = int(Flag.RELOCATE)
 
 
 class Sources:
@@ -26,10 +30,24 @@ class Sources:
             self._paths.setdefault(entry.digest, path)
             self.sizes.setdefault(entry.digest, entry.size)
 
-    def read(self, digest: bytes) -> bytes | None:
-        """One blob; None if it cannot be had any more, or is no longer what was hashed."""
-        data = self._held.get(digest)
-        if data is not None:
-            return data
+    def read(self, digests: Iterable[bytes]) -> Iterator[tuple[bytes, bytes | None]]:
+        """Yield each blob with its digest; None if it cannot be had any more, or is no longer what was hashed."""
+        for is_stored, group in groupby(digests, self._is_stored):
+            if is_stored:
+                yield from self._read_as_it_is(group)
+            else:
+                yield from ((digest, self._held.get(digest) or self._read(digest)) for digest in group)
+
+    def _is_stored(self, digest: bytes) -> bool:
+        """Whether a file holds just what is stored."""
+        return digest not in self._held and not self._ours[self._paths[digest]].flags & _RELOCATE
+
+    def _read_as_it_is(self, digests: Iterable[bytes]) -> Iterator[tuple[bytes, bytes | None]]:
+        local = self._worker.root.local_path
+        files = ((digest, local(self._paths[digest]), self.sizes[digest]) for digest in digests)
+        for digest, content in read_in_batches(files):
+            yield digest, self._read(digest, content.data if content else None)
+
+    def _read(self, digest: bytes, data: bytes | None = None) -> bytes | None:
         path = self._paths[digest]
-        return self._worker.read_stored(path, self._ours[path])
+        return self._worker.read_stored(path, self._ours[path], data)

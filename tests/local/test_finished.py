@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kstore.local.finished import Unfinished, check_unlocked, check_whole_object, read_finished
+from kstore.local.finished import Unfinished, check_unlocked, check_whole_object, read_finished, read_in_batches
 from tests.trees import shared_object
 
 
@@ -16,7 +16,7 @@ def test_a_quiet_file_is_read_whole(tmp_path: Path) -> None:
         path.write_bytes(data)
         content = read_finished(str(path))
         assert content.data == data
-        assert content.status.st_ino == path.stat().st_ino
+        assert content.status.inode == path.stat().st_ino
 
 
 def test_a_file_that_has_gone_is_not_finished(tmp_path: Path) -> None:
@@ -56,6 +56,22 @@ def test_short_reads_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     read = os.read
     monkeypatch.setattr(os, "read", lambda fd, size: read(fd, min(size, 7)))
     assert read_finished(str(tmp_path / "file")).data == b"0123456789" * 50
+
+
+@pytest.mark.parametrize("large", [5, 1 << 20])
+def test_many_files_are_read_in_order(tmp_path: Path, large: int) -> None:
+    """What has another size than was said, or a batch by itself, is left to be read alone."""
+    contents = {"a": b"one", "empty": b"", "large": os.urandom(large), "b": b"two", "longer": b"more"}
+    for name, data in contents.items():
+        (tmp_path / name).write_bytes(data)
+    sizes = {name: len(data) for name, data in contents.items()} | {"longer": 3, "gone": 4}
+    read = dict(read_in_batches((name, str(tmp_path / name), size) for name, size in sizes.items()))
+    assert list(read) == list(sizes)
+    left = {name for name, content in read.items() if content is None}
+    assert left == {"longer", "gone"} | ({"large"} if large > 1 << 18 else set())
+    for name, content in read.items():
+        if content:
+            assert content == read_finished(str(tmp_path / name)) and content.data == contents[name]
 
 
 def test_a_lock_that_nobody_holds_or_that_is_missing_is_free(tmp_path: Path) -> None:

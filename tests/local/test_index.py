@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from kstore import tables
+from kstore.calls import Status
 from kstore.errors import IntegrityError
 from kstore.local.index import Index, Known, KnownFolder, is_settled
 from tests.trees import Tree, entry
@@ -67,8 +68,8 @@ def test_an_index_whose_parts_contradict_each_other_is_an_integrity_error() -> N
 def test_a_file_is_the_same_while_its_status_is(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"data")
-    status = path.stat()
-    known = Known(entry(mtime_ns=status.st_mtime_ns), 4, status.st_ino)
+    status = Status.of(path.stat())
+    known = Known(entry(mtime_ns=status.mtime_ns), 4, status.inode)
     assert known.still_is(status)
     assert not known._replace(size=5).still_is(status)
     assert not known._replace(inode=1).still_is(status)

@@ -6,10 +6,11 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from kstore.components import Component, Kind
+from kstore.components import Component
 from kstore.digest import digest_of
 from kstore.local import scan
 from kstore.local.artifact import Artifact
@@ -129,10 +130,10 @@ def test_a_kernel_that_is_replaced_while_others_are_read_is_left_out(
     kernel, wrapper = tree.kernel(), tree.wrapper()
     read = scan.read_artifact
 
-    def replacing(component: Component, folder: str, relative: str, kind: Kind) -> Artifact:
+    def replacing(component: Component, folder: str, relative: str, *rest: Any) -> Artifact:
         if relative.endswith(".py"):
             tree.put(f"{kernel}/k.ttir", b"of another process")
-        return read(component, folder, relative, kind)
+        return read(component, folder, relative, *rest)
 
     monkeypatch.setattr(scan, "read_artifact", replacing)
     found = tree.scan()

@@ -49,12 +49,12 @@ def listed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The folders that are read, as they are; but for one that a restore makes for a compiler."""
     found: list[str] = []
 
-    def scandir(path: str) -> object:
+    def listdir(path: str) -> object:
         if not path.endswith("/tunableop"):
             found.append(path)
-        return os.scandir(path)
+        return os.listdir(path)
 
-    monkeypatch.setattr(scanning, "os", _With(os, scandir=scandir))
+    monkeypatch.setattr(scanning, "os", _With(os, listdir=listdir))
     return found
 
 
