@@ -28,6 +28,10 @@ _FLAGS = (("immutable", _LINK), ("host_bound", int(Flag.HOST)), ("mtime", int(Fl
 _NAMED_FLAGS = (("merge", int(Flag.MERGE)), ("relocate", int(Flag.RELOCATE)))
 _ANY_FOLDERS = r"(?>(?:.*/(?=[^/]+/?\Z))?)"
 """All but the last part of a path. There is one way to match that, so none is tried twice."""
+_WILDCARDS = {
+    "/**/": "/(?:.*/)?", "**/": "(?:.*/)?", "/**": "/.*", "*": "[^/]*", "?": "[^/]", "[0-9]": "[0-9]",
+}  # fmt: skip
+_WILDCARD = re.compile(f"({'|'.join(map(re.escape, _WILDCARDS))})")
 _NEVER_LINKED = int(Flag.MERGE | Flag.RELOCATE | Flag.MTIME)
 _TEXTS = {
     "title": "", "variable": "", "value": "{folder}", "default": "", "pinned": "", "pinned_by": "", "within": "",
@@ -42,21 +46,36 @@ class Kind(NamedTuple):
     """How many leading parts of its path, the component's name included, name its group or slot; 0 for none."""
 
 
-class Pattern:
-    """One or many patterns as one expression. A worker uses few of the table's: each is compiled when it is needed."""
+class Patterns:
+    """Matches where any of some `.gitignore`-like patterns does; none matches nothing.
 
-    def __init__(self, text: str) -> None:
-        self.text = text
-        """A regular expression."""
+    A worker uses few of the table's: each becomes an expression when it is needed.
+    """
+
+    def __init__(self, patterns: Iterable[str]) -> None:
+        self._patterns = tuple(patterns)
+
+    @property
+    def text(self) -> str:
+        """A regular expression for all of them."""
+        ends = defaultdict[str, list[str]](list)
+        for pattern in self._patterns:
+            lead, end = _parts(pattern)
+            ends[lead].append(end)
+        return "|".join(f"{lead}(?:{'|'.join(ends[lead])})" for lead in ends) or r"(?!)"
 
     @cached_property
-    def fullmatch(self) -> Callable[[str], re.Match[str] | None]:
-        """Of a path below the component's folder; folders are given with a final "/"."""
-        return re.compile(self.text).fullmatch
+    def fullmatch(self) -> Callable[[str], object]:
+        """Of a path below the component's folder, given with a final "/" if it is a folder's; false if none does."""
+        return re.compile(self.text).fullmatch if self._patterns else _no_match
 
     def matches(self, path: str) -> bool:
         """Whether such a path matches."""
-        return self.fullmatch(path) is not None
+        return bool(self.fullmatch(path))
+
+
+def _no_match(path: str) -> None:
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +90,11 @@ class Component:
     pinned: str
     pinned_by: str
     within: str
-    rules: Mapping[str, Pattern] = field(repr=False)
-    named: Mapping[str, tuple[tuple[Pattern, str], ...]] = field(repr=False)
-    holds: tuple[tuple[Pattern, str], ...] = field(repr=False)
+    rules: Mapping[str, Patterns] = field(repr=False)
+    named: Mapping[str, tuple[tuple[Patterns, str], ...]] = field(repr=False)
+    holds: tuple[tuple[Patterns, str], ...] = field(repr=False)
     """Folders that are the cache of another component, and which."""
-    flags: tuple[tuple[Pattern, int], ...] = field(repr=False)
+    flags: tuple[tuple[Patterns, int], ...] = field(repr=False)
     """The rules that say something of single files, those without a pattern left out."""
 
     @property
@@ -192,24 +211,14 @@ def _component(name: str, entry: Mapping[str, Any]) -> Component:
     texts = {key: str(entry.get(key, fallback)) for key, fallback in _TEXTS.items()}
     return Component(
         name=name,
-        rules={rule: join_patterns(entry.get(rule, _UNSAID.get(rule, ()))) for rule in _RULES},
+        rules={rule: Patterns(entry.get(rule, _UNSAID.get(rule, ()))) for rule in _RULES},
         named={
-            rule: tuple((join_patterns([p]), method) for p, method in entry.get(rule, {}).items())
-            for rule in _NAMED_RULES
+            rule: tuple((Patterns([p]), method) for p, method in entry.get(rule, {}).items()) for rule in _NAMED_RULES
         },
-        holds=tuple((join_patterns([folder]), held) for folder, held in entry.get("holds", {}).items()),
-        flags=tuple((join_patterns(entry[rule]), flag) for rule, flag in (*_FLAGS, *_NAMED_FLAGS) if entry.get(rule)),
+        holds=tuple((Patterns([folder]), held) for folder, held in entry.get("holds", {}).items()),
+        flags=tuple((Patterns(entry[rule]), flag) for rule, flag in (*_FLAGS, *_NAMED_FLAGS) if entry.get(rule)),
         **texts,
     )
-
-
-def join_patterns(patterns: Iterable[str]) -> Pattern:
-    """One expression that matches where any of the `.gitignore`-like patterns does; none matches nothing."""
-    ends = defaultdict[str, list[str]](list)
-    for pattern in patterns:
-        lead, end = _parts(pattern)
-        ends[lead].append(end)
-    return Pattern("|".join(f"{lead}(?:{'|'.join(ends[lead])})" for lead in ends) or r"(?!)")
 
 
 def _parts(pattern: str) -> tuple[str, str]:
@@ -223,9 +232,4 @@ def _parts(pattern: str) -> tuple[str, str]:
 
 
 def _expression(text: str) -> str:
-    return "".join(map(_piece, re.split(r"(/\*\*/|\*\*/|/\*\*|\*|\?|\[0-9\])", text)))
-
-
-def _piece(piece: str) -> str:
-    special = {"/**/": "/(?:.*/)?", "**/": "(?:.*/)?", "/**": "/.*", "*": "[^/]*", "?": "[^/]", "[0-9]": "[0-9]"}
-    return special.get(piece, re.escape(piece))
+    return "".join(_WILDCARDS.get(piece) or re.escape(piece) for piece in _WILDCARD.split(text))

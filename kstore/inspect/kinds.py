@@ -11,7 +11,7 @@ from enum import StrEnum
 from functools import cache
 from importlib import resources
 
-from kstore.components.table import join_patterns
+from kstore.components.table import Patterns
 
 
 class Kind(StrEnum):
@@ -74,5 +74,5 @@ def _expression() -> re.Pattern[str]:
     for kind, entry in _table().items():
         patterns = entry["patterns"]
         assert isinstance(patterns, list)
-        parts.append(f"(?P<{kind.name}>{join_patterns(patterns).text})")
+        parts.append(f"(?P<{kind.name}>{Patterns(patterns).text})")
     return re.compile("|".join(parts))

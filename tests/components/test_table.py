@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from kstore.components import Component, load_table
-from kstore.components.table import join_patterns, parse_table, table_version
+from kstore.components.table import Patterns, parse_table, table_version
 from kstore.errors import UsageError
 from kstore.published.manifest import Flag
 
@@ -62,14 +62,14 @@ def triton() -> Component:
     ],
 )
 def test_patterns(pattern: str, path: str, matches: bool) -> None:
-    assert join_patterns([pattern]).matches(path) is matches
+    assert Patterns([pattern]).matches(path) is matches
 
 
 def test_any_of_several_patterns_matches_and_none_matches_nothing() -> None:
-    assert join_patterns(["*.a", "*.b"]).matches("x.b")
-    assert not join_patterns(["*.a", "*.b"]).matches("x.c")
-    assert not join_patterns([]).matches("")
-    assert not join_patterns([]).matches("x")
+    assert Patterns(["*.a", "*.b"]).matches("x.b")
+    assert not Patterns(["*.a", "*.b"]).matches("x.c")
+    assert not Patterns([]).matches("")
+    assert not Patterns([]).matches("x")
 
 
 # ---- The table itself
