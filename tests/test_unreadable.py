@@ -12,7 +12,6 @@ from typing import Any
 import lmdb
 import pytest
 
-from kstore.backends import PosixBackend
 from kstore.blobs.loose import blob_name
 from kstore.blobs.packindex import MAX_SHARED_FRAME, pack_name
 from kstore.blobs.packreader import Blob, PackReader
@@ -20,11 +19,11 @@ from kstore.damaged import set_aside_blob
 from kstore.errors import StoreFormatError, StoreUnavailable
 from kstore.operations.repair import Repair
 from kstore.published.refs import FORMAT, Ref
+from tests.faults.reading import AWAY, trouble_with
 from tests.gc.stores import collect, collect_fully, generations, kernels, pass_time, restored
 from tests.test_repair import large, meanwhile, placed, rot, rot_frame, salvaged, whole
 from tests.trees import KEY, Node, contents
 
-AWAY = OSError(errno.EIO, os.strerror(errno.EIO))
 FORBIDDEN = OSError(errno.EACCES, os.strerror(errno.EACCES))
 
 
@@ -46,18 +45,6 @@ def name_of(node: Node, suffix: str) -> str:
     packs = node.newest().packs
     digest = next(entry.digest for path, entry in sorted(node.published().items()) if path.endswith(suffix))
     return f"packs/{packs[-1]}" if packs else blob_name(digest)
-
-
-def trouble_with(patch: pytest.MonkeyPatch, name: str, trouble: Exception, times: int = 1000) -> None:
-    """Reading one file fails, so many times."""
-    real, left = PosixBackend.get, [trouble] * times
-
-    def get(self: PosixBackend, asked: str, *where: Any) -> bytes:
-        if asked == name and left:
-            raise left.pop()
-        return real(self, asked, *where)
-
-    patch.setattr(PosixBackend, "get", get)
 
 
 @pytest.mark.parametrize("trouble", [AWAY, FORBIDDEN, MemoryError()], ids=repr)

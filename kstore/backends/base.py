@@ -74,6 +74,11 @@ class Backend(Protocol):
     def get(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
         """Return `length` bytes (fewer at the end) from `offset`, all of them by default."""
 
+    def get_many(self, wanted: Sequence[tuple[str, int]]) -> list[bytes | None]:
+        """All bytes of many small objects, by their names and sizes in bytes; None for each that `get` is to be asked
+        for: it is not there, has another size, or cannot be read.
+        """
+
     def put(self, name: str, data: bytes, fraction_ns: int | None = None) -> None:
         """Create or replace a small object: marks and settings, and a loose blob that a crash has cut short. What is
         published whole is never replaced. `fraction_ns` is as for a `NewObject`.

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 
 from kstore.backends.base import STAGING, Child, NewObject, StagingLost, Stat, check_name
-from kstore.calls import link_first, open_unnoticed, times, unlink_each
+from kstore.calls import link_first, open_unnoticed, read_each, times, unlink_each
 from kstore.files import NewFile, write_files
 from kstore.folders import make_folder
 
@@ -56,6 +56,11 @@ class PosixBackend:
                 if error.errno != errno.ESTALE:
                     raise
         return _read(path, offset, length)
+
+    def get_many(self, wanted: Sequence[tuple[str, int]]) -> list[bytes | None]:
+        """All bytes of many small objects, by their names and sizes in bytes; None where `get` is to be asked."""
+        read = read_each([self.path(name) for name, _ in wanted], [size for _, size in wanted])
+        return [None if status.error else data for data, status in read]
 
     def put(self, name: str, data: bytes, fraction_ns: int | None = None) -> None:
         """Create or replace a small object."""

@@ -24,6 +24,7 @@ from kstore.blobs import BlobStore, Part
 from kstore.blobs.loose import stamp
 from kstore.blobs.packindex import MAX_SHARED_FRAME
 from kstore.blobs.packreader import Blob
+from kstore.calls import stat_each
 from kstore.deadline import Waiting
 from kstore.errors import CacheRootError
 from kstore.files import NewFile, write_files
@@ -322,9 +323,9 @@ class _Staging:
             write_files(chunk)
         placed = Placed(set(contents))
         placed.modes[LinkMode.COPY] = len(contents)
-        for path in contents:
-            if not self.wanted[path].flags & NEVER_IN_PLACE:
-                placed.known[path] = self._known(path)
+        changing = [path for path in contents if not self.wanted[path].flags & NEVER_IN_PLACE]
+        for path, found in zip(changing, stat_each([self.staged(path) for path in changing]), strict=True):
+            placed.known[path] = Known(self.wanted[path]._replace(mtime_ns=found.mtime_ns), found.size, found.inode)
         return placed
 
     def _new_file(self, path: str, data: memoryview) -> NewFile:
@@ -338,10 +339,6 @@ class _Staging:
         if entry.flags & _RELOCATE:
             content = to_local(bytes(data), self._root.folders[path.partition("/")[0]])
         return NewFile(self.staged(path), content, _mode(entry), mtime)
-
-    def _known(self, path: str) -> Known:
-        status = os.stat(self.staged(path))
-        return Known(self.wanted[path]._replace(mtime_ns=status.st_mtime_ns), status.st_size, status.st_ino)
 
 
 def _by_digest(files: Files, but: Collection[str]) -> dict[bytes, list[str]]:

@@ -52,6 +52,18 @@ class BackendConformance:
         backend.put("digits", b"0123456789")
         assert backend.get("digits", offset, length) == expected
 
+    def test_many_whole_objects_are_got_by_their_sizes(self, backend: Backend) -> None:
+        objects = {"folder/one": b"1", "folder/empty": b"", "two": b"22" * 5000}
+        for name, data in objects.items():
+            backend.put(name, data)
+        assert backend.get_many([(name, len(data)) for name, data in objects.items()]) == [*objects.values()]
+        assert backend.get_many([]) == []
+
+    def test_what_is_not_as_large_as_said_or_not_there_is_not_among_many(self, backend: Backend) -> None:
+        backend.put("folder/name", b"content")
+        wanted = [("folder/name", 6), ("folder/name", 8), ("missing", 0), ("folder", 0), ("folder/name", 7)]
+        assert backend.get_many(wanted) == [None, None, None, None, b"content"]
+
     def test_a_missing_object_is_not_found(self, backend: Backend) -> None:
         backend.put("folder/name", b"")
         for name in ("missing", "folder/missing", "no/such/folder"):

@@ -17,6 +17,7 @@ from kstore.blobs.packindex import PackIndex, load_index, pack_name
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError
 from kstore.progress import Progress
+from tests.faults.reading import trouble_with
 
 
 @pytest.fixture
@@ -320,18 +321,6 @@ def test_what_can_be_read_comes_although_another_place_cannot(
     store(BlobStore(backend), Layout.LOOSE, b"two")
     trouble_with(monkeypatch, pack_name(pack), times=1)
     assert fetch(BlobStore(backend), [b"one", b"two"]) == [b"two"]
-
-
-def trouble_with(patch: pytest.MonkeyPatch, name: str, times: int) -> None:
-    """Reading one file fails, so many times."""
-    real, left = PosixBackend.get, [OSError(errno.EIO, os.strerror(errno.EIO))] * times
-
-    def get(self: PosixBackend, asked: str, *where: Any) -> bytes:
-        if asked == name and left:
-            raise left.pop()
-        return real(self, asked, *where)
-
-    patch.setattr(PosixBackend, "get", get)
 
 
 def test_what_packs_hold_is_known_from_their_indexes(blobs: BlobStore) -> None:

@@ -221,6 +221,17 @@ class MemoryBackend:
     def get(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
         return bytes(self._do(Step(Kind.GET, check_name(name), offset=offset, length=length)))
 
+    def get_many(self, wanted: Sequence[tuple[str, int]]) -> list[bytes | None]:
+        """Each object is looked at by itself."""
+        return [self._get_whole(name, size) for name, size in wanted]
+
+    def _get_whole(self, name: str, size: int) -> bytes | None:
+        try:
+            data = self.get(name, 0, size + 1)
+        except OSError:
+            return None
+        return data if len(data) == size else None
+
     def put(self, name: str, data: bytes, fraction_ns: int | None = None) -> None:
         self._do(Step(Kind.REPLACE, check_name(name), data=data, fraction_ns=fraction_ns))
 

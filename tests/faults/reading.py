@@ -1,0 +1,31 @@
+"""Makes one object of every store unreadable, for as many times as a test wants."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from kstore.backends import PosixBackend
+
+AWAY = OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def trouble_with(patch: pytest.MonkeyPatch, name: str, trouble: Exception = AWAY, times: int = 1000) -> None:
+    """Reading it fails, so many times."""
+    get, get_many, left = PosixBackend.get, PosixBackend.get_many, [trouble] * times
+
+    def get_one(self: PosixBackend, asked: str, *where: Any) -> bytes:
+        if asked == name and left:
+            raise left.pop()
+        return get(self, asked, *where)
+
+    def get_others(self: PosixBackend, wanted: Sequence[tuple[str, int]]) -> list[bytes | None]:
+        read = get_many(self, wanted)
+        return [None if asked == name else data for (asked, _), data in zip(wanted, read, strict=True)]
+
+    patch.setattr(PosixBackend, "get", get_one)
+    patch.setattr(PosixBackend, "get_many", get_others)
