@@ -252,9 +252,11 @@ class _Restore:
         known, published = worker.root.folders, worker.files_of(manifest)
         unmanaged = sorted({path.partition("/")[0] for path in published} - set(known))
         self._skipped += [Skipped(component, "this worker does not manage the component") for component in unmanaged]
-        every = self._files = {p: entry for p, entry in published.items() if p.partition("/")[0] in known}
+        if unmanaged:
+            published = {path: entry for path, entry in published.items() if path.partition("/")[0] in known}
+        self._files = published
         self._away = self._leave_away()
-        self._has_all = self._files is every
+        self._has_all = self._files is published
 
     def _placer(self) -> Placer:
         worker, storage = self._worker, self._worker.storage

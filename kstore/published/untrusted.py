@@ -30,7 +30,7 @@ def check_paths(paths: Iterable[str]) -> None:
         IntegrityError: one is absolute, climbs, holds a NUL, is kstore's own, or is both a file and a folder.
     """
     every = set(paths)
-    text = "\n".join(f"/{path}/" for path in every)
+    text = "/\n/".join(["", *every, ""])
     folders = {path.rpartition("/")[0] for path in every}
     parts = ("//", "/./", "/../", "\0", f"/{KSTORE_FOLDER}/")
     bad = any(part in text for part in parts) or "" in folders or folders & every
