@@ -19,6 +19,14 @@ def mark_used(backend: Backend, scope: Scope) -> None:
         log.debug("%s cannot be marked as used: %s", scope, error)
 
 
+def mark_used_again(backend: Backend, scope: Scope) -> bool:
+    """The same of one that was restored before; False if it was not, or another user has marked it."""
+    try:
+        return backend.touch(_name(scope))
+    except OSError:
+        return False
+
+
 def last_used(backend: Backend, scope: Scope) -> int:
     """By the store's clock, in nanoseconds; 0 if it was never restored."""
     with suppress(FileNotFoundError):

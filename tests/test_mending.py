@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from kstore.backends import PosixBackend
+from kstore.backends.posix import OpenedFile
 from kstore.blobs.loose import blob_name
 from kstore.damaged import set_aside_blob
 from kstore.environment import Host
@@ -220,13 +221,13 @@ def test_a_restore_does_not_look_through_all_packs_of_a_large_store(
         other.commit(f"other/v{number}")
     monkeypatch.setattr("kstore.blobs.blobstore._MOST_SEARCHED", 3)
     opened: list[str] = []
-    get = PosixBackend.get
+    real = PosixBackend.open
 
-    def noted(backend: PosixBackend, name: str, *arguments: Any) -> Any:
+    def noted(backend: PosixBackend, name: str) -> OpenedFile:
         opened.append(name)
-        return get(backend, name, *arguments)
+        return real(backend, name)
 
-    monkeypatch.setattr(PosixBackend, "get", noted)
+    monkeypatch.setattr(PosixBackend, "open", noted)
     report = Node(tmp_path, "reader", layout=layout).restore()
     assert (report.ok, report.left_out > 0) == (True, True)
     assert len({name for name in opened if name.startswith("packs/")}) == 3 + len(writer.newest().packs)

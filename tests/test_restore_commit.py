@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -259,6 +260,26 @@ def test_a_restore_writes_nothing_but_when_the_key_was_used(first: Node, second:
     second.restore()
     mark = f"used/{GPU}/{KEY}/@{ENVIRONMENT}"
     assert contents(first.location) == before | {mark: b""}
+
+
+@pytest.mark.parametrize("whose", ["own", "another's"])
+def test_a_key_that_is_restored_again_is_marked_again(
+    first: Node, tmp_path: Path, whose: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mark = first.location / "used" / GPU / KEY / f"@{ENVIRONMENT}"
+    Node(tmp_path, "one").restore()
+    os.utime(mark, (1, 1))
+    before = mark.stat()
+    if whose == "another's":
+        monkeypatch.setattr(PosixBackend, "touch", refuse)
+    Node(tmp_path, "two").restore()
+    after = mark.stat()
+    assert after.st_mtime > before.st_mtime
+    assert (after.st_ino == before.st_ino) is (whose == "own")
+
+
+def refuse(*_: object) -> bool:
+    raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
 
 
 def test_a_worker_that_may_only_read_leaves_no_mark(first: Node, tmp_path: Path) -> None:

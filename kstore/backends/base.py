@@ -54,6 +54,19 @@ class Child(NamedTuple):
     is_folder: bool
 
 
+class Opened(Protocol):
+    """An object that is being read, as it was when it was opened. Any thread may use it; it is closed when nobody holds
+    it any more.
+    """
+
+    @property
+    def size(self) -> int:
+        """Bytes of all of it."""
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Return `length` bytes (fewer at the end) from `offset`."""
+
+
 class Upload(Protocol):
     """An object being written under no name yet. Leaving its context unpublished discards it."""
 
@@ -79,9 +92,19 @@ class Backend(Protocol):
         for: it is not there, has another size, or cannot be read.
         """
 
+    def open(self, name: str) -> Opened:
+        """An object of which parts are to be read: that costs less than to `get` each."""
+
     def put(self, name: str, data: bytes, fraction_ns: int | None = None) -> None:
         """Create or replace a small object: marks and settings, and a loose blob that a crash has cut short. What is
         published whole is never replaced. `fraction_ns` is as for a `NewObject`.
+        """
+
+    def touch(self, name: str) -> bool:
+        """Give an object the present time, by the storage's own clock; False if it is not there.
+
+        Raises:
+            OSError: it may not be touched, or the storage has other trouble.
         """
 
     def put_if_absent(self, name: str, data: bytes) -> bool:

@@ -62,11 +62,23 @@ class PosixBackend:
         read = read_each([self.path(name) for name, _ in wanted], [size for _, size in wanted])
         return [None if status.error else data for data, status in read]
 
+    def open(self, name: str) -> OpenedFile:
+        """An object of which parts are to be read."""
+        return OpenedFile(self, name)
+
     def put(self, name: str, data: bytes, fraction_ns: int | None = None) -> None:
         """Create or replace a small object."""
         with self.upload() as upload:
             upload.write(data)
             upload.replace(name, fraction_ns)
+
+    def touch(self, name: str) -> bool:
+        """Give an object the present time; False if it is not there. No client names a time."""
+        try:
+            os.utime(self.path(name))
+        except FileNotFoundError:
+            return False
+        return True
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
         """Create an object; False if the name is taken."""
@@ -160,6 +172,34 @@ class PosixBackend:
         return f"{self._prefix}{STAGING}/{self._writer}-{secrets.token_hex(8)}"
 
 
+class OpenedFile:
+    """A file that is being read; its descriptor is closed with the last reference: threads may be at parts of it."""
+
+    def __init__(self, backend: PosixBackend, name: str) -> None:
+        self._fd = -1
+        self._backend = backend
+        self._name = name
+        self._fd = _open_to_read(backend.path(name))
+        found = os.fstat(self._fd)
+        if not stat.S_ISREG(found.st_mode):
+            raise FileNotFoundError(errno.ENOENT, "not a regular file", backend.path(name))
+        self.size = found.st_size
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Return `length` bytes (fewer at the end) from `offset`."""
+        try:
+            return _read_fully(self._fd, offset, min(length, max(self.size - offset, 0)))
+        except OSError as error:
+            if error.errno != errno.ESTALE:
+                raise
+        return self._backend.get(self._name, offset, length)
+
+    def __del__(self) -> None:
+        if self._fd >= 0:
+            with suppress(OSError):  # All that was read was read.
+                os.close(self._fd)
+
+
 class PosixUpload:
     """A file under `tmp/` on its way to a name."""
 
@@ -199,8 +239,11 @@ class PosixUpload:
             moment = time.time_ns() // _SECOND * _SECOND + fraction_ns
             os.utime(self._path, ns=times(moment))
         target = self._backend.path(name)
-        make_folder(os.path.dirname(target))
-        os.replace(self._path, target)
+        try:
+            os.replace(self._path, target)
+        except FileNotFoundError:
+            make_folder(os.path.dirname(target))
+            os.replace(self._path, target)
         self._path = ""
 
     def _close(self) -> None:
@@ -257,13 +300,17 @@ def _rename_if_absent(source: str, target: str) -> bool:
 
 
 def _read(path: str, offset: int, length: int | None) -> bytes:
-    # Nobody waits for the writer of a pipe that is in an object's place.
-    fd = open_unnoticed(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    fd = _open_to_read(path)
     try:
         left = max(os.fstat(fd).st_size - offset, 0)
         return _read_fully(fd, offset, left if length is None else min(length, left))
     finally:
         os.close(fd)
+
+
+def _open_to_read(path: str) -> int:
+    """Nobody waits for the writer of a pipe that is in an object's place."""
+    return open_unnoticed(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
 
 
 def _read_fully(fd: int, offset: int, length: int) -> bytes:

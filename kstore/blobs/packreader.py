@@ -1,4 +1,5 @@
-"""Reading a pack: its index with one read from the end, then only the frames that hold something wanted.
+"""Reading a pack: its index with one read from the end, then only the frames that hold something wanted, neighbours
+together.
 
 The manifest is beside the index and read with it, and so is all of a small pack: a small model is one read. What was
 read so is kept until it is asked for, of the last few packs alone.
@@ -9,13 +10,13 @@ from __future__ import annotations
 import errno
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from functools import partial
 from typing import IO, NamedTuple, Protocol, cast
 
 import zstandard
 
-from kstore.backends import Stat
+from kstore.backends import Opened
 from kstore.blobs.dictionary import dictionary
 from kstore.blobs.packindex import (
     FOOTER_SIZE,
@@ -35,6 +36,8 @@ log = logging.getLogger(__name__)
 _TAIL = 512 << 10
 _MOST_TAILS = 8
 """Packs whose tails are kept at once: garbage collection merges a key's packs when there are more."""
+_TOGETHER = 1 << 20
+"""Bytes of neighbouring frames that are read in one go, for each read may have to cross a network."""
 _CHUNK = 1 << 20
 _MAX_WINDOW = 16 << 20
 _MAX_INDEX = 256 << 20
@@ -48,11 +51,8 @@ Blob = tuple[bytes, memoryview]
 class Readable(Protocol):
     """What a pack is read from: a backend, or a file that holds a pack."""
 
-    def get(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
-        """Return `length` bytes (fewer at the end) from `offset`, all of them by default."""
-
-    def stat(self, name: str) -> Stat:
-        """Its size."""
+    def open(self, name: str) -> Opened:
+        """The pack, to read parts of it."""
 
 
 class Part(NamedTuple):
@@ -82,6 +82,10 @@ class Tails:
         """A frame, once."""
         return self._frames.get(pack, {}).pop(offset, None)
 
+    def has(self, pack: str, offset: int) -> bool:
+        """Whether a frame is here."""
+        return offset in self._frames.get(pack, {})
+
 
 class PackReader:
     """One pack of a store. Threads that ask at once for what is not known yet may each read it: none waits for another,
@@ -106,7 +110,7 @@ class PackReader:
     def size(self) -> int:
         """Bytes of the whole file."""
         if self._size is None:
-            self._size = self._backend.stat(self._name).size
+            self._size = self._backend.open(self._name).size
         return self._size
 
     @property
@@ -117,26 +121,28 @@ class PackReader:
         return self._index
 
     def _load_index(self) -> PackIndex:
-        tail = self._read(max(self.size - _TAIL, 0), min(_TAIL, self.size))
-        index = self._index_at_end_of(tail)
-        if any(frame.offset + frame.packed_size > self.size for frame in index.frames):
+        file = self._backend.open(self._name)
+        self._size = file.size
+        tail = _read(file, self._name, max(file.size - _TAIL, 0), min(_TAIL, file.size))
+        index = self._index_at_end_of(file, tail)
+        if any(frame.offset + frame.packed_size > file.size for frame in index.frames):
             raise IntegrityError(f"{self._name} declares a frame beyond its end")
-        start, whole = self.size - len(tail), memoryview(tail)
+        start, whole = file.size - len(tail), memoryview(tail)
         within = (frame for frame in index.frames if frame.offset >= start)
         self._tails.keep(
             self._name, {f.offset: whole[f.offset - start : f.offset - start + f.packed_size] for f in within}
         )
         return index
 
-    def _index_at_end_of(self, tail: bytes) -> PackIndex:
+    def _index_at_end_of(self, file: Opened, tail: bytes) -> PackIndex:
         footer = load_footer(tail)
         end = len(tail) - FOOTER_SIZE
         if footer.body_size <= end:
             return load_index(footer, tail[end - footer.body_size : end])
-        start = self.size - FOOTER_SIZE - footer.body_size
+        start = file.size - FOOTER_SIZE - footer.body_size
         if start < 0 or footer.body_size > _MAX_INDEX:
             raise IntegrityError(f"{self._name} declares an index of {footer.body_size} bytes")
-        return load_index(footer, self._read(start, footer.body_size))
+        return load_index(footer, _read(file, self._name, start, footer.body_size))
 
     def fetch(self, wanted: Mapping[bytes, int]) -> Iterator[Blob]:
         """Yield (digest, bytes) of the wanted blobs that are here and undamaged, in the order of the file.
@@ -156,41 +162,49 @@ class PackReader:
 
     def parts(self, wanted: Mapping[bytes, int]) -> Iterator[Part]:
         """The frames that hold something wanted, in the order of the file."""
+        needed = list(self._needed(wanted.keys()))
+        away = [frame for _, _, frame in needed if not self._tails.has(self._name, frame.offset)]
+        source = _Source(self._backend, self._name, away)
+        for number, first, frame in needed:
+            blobs = self.index.blobs_of(number, first)
+            chosen = [(digest, start, end) for digest, start, end in blobs if wanted.get(digest) == end - start]
+            if chosen:
+                yield Part(frame.size, partial(self._load, source, frame, chosen))
+
+    def _needed(self, wanted: Set[bytes]) -> Iterator[tuple[int, int, Frame]]:
+        """The frames that hold something wanted, with their numbers and those of their first blobs."""
         first = 0
         for number, frame in enumerate(self.index.frames):
-            digests = self.index.digests[first : first + frame.blobs]
-            blobs = [] if wanted.keys().isdisjoint(digests) else self.index.blobs_of(number, first)
-            chosen = [(digest, start, end) for digest, start, end in blobs if wanted.get(digest) == end - start]
+            if not wanted.isdisjoint(self.index.digests[first : first + frame.blobs]):
+                yield number, first, frame
             first += frame.blobs
-            if chosen:
-                yield Part(frame.size, partial(self._load, frame, chosen))
 
-    def _load(self, frame: Frame, chosen: list[tuple[bytes, int, int]]) -> Iterator[Blob]:
-        content = self._decompress(frame)
+    def _load(self, source: _Source, frame: Frame, chosen: list[tuple[bytes, int, int]]) -> Iterator[Blob]:
+        content = self._decompress(source, frame)
         for digest, start, end in chosen:
             data = content[start:end]
             if digest_of(data) == digest:
                 yield digest, data
 
-    def _decompress(self, frame: Frame) -> memoryview:
+    def _decompress(self, source: _Source, frame: Frame) -> memoryview:
         try:
             if frame.size <= MAX_SHARED_FRAME:
                 # What was damaged on its way is read anew the next time.
-                packed = self._tails.take(self._name, frame.offset) or self._read(frame.offset, frame.packed_size)
+                packed = self._tails.take(self._name, frame.offset) or source.frame(frame)
                 # The size in the frame's own header is what zstd allocates, whatever limit it is given.
                 if zstandard.frame_content_size(packed) != frame.size:
                     raise IntegrityError(f"a frame of {self._name} does not have the size it declares")
                 return memoryview(_inflater(packed[:FRAME_HEADER]).decompress(packed))
-            return self._decompress_in_chunks(frame)
+            return self._decompress_in_chunks(source, frame)
         except zstandard.ZstdError as error:
             raise IntegrityError(f"a frame of {self._name} cannot be decompressed: {error}") from error
         except MemoryError as error:
             raise OSError(errno.ENOMEM, f"no memory for a frame of {frame.size} bytes", self._name) from error
 
-    def _decompress_in_chunks(self, frame: Frame) -> memoryview:
+    def _decompress_in_chunks(self, source: _Source, frame: Frame) -> memoryview:
         """Hold the large blob once, and neither its compressed form nor a second copy."""
-        packed = _Section(self._read, frame.offset, frame.packed_size)
-        header = self._read(frame.offset, min(frame.packed_size, FRAME_HEADER))
+        packed = _Section(source.read, frame.offset, frame.packed_size)
+        header = source.read(frame.offset, min(frame.packed_size, FRAME_HEADER))
         if zstandard.frame_content_size(header) != frame.size:
             raise IntegrityError(f"a frame of {self._name} does not have the size it declares")
         try:
@@ -205,11 +219,60 @@ class PackReader:
                 raise IntegrityError(f"a frame of {self._name} does not have the size it declares")
         return whole
 
-    def _read(self, offset: int, length: int) -> bytes:
-        data = self._backend.get(self._name, offset, length)
-        if len(data) != length:
-            raise IntegrityError(f"{self._name} is cut short: {len(data)} of {length} bytes at {offset}")
-        return data
+
+class _Source:
+    """Where some frames of a pack are read, neighbours together. It is opened for the first one, and any thread may use
+    it.
+    """
+
+    def __init__(self, backend: Readable, name: str, frames: Iterable[Frame]) -> None:
+        """`frames` are in the order of the file."""
+        self._backend = backend
+        self._name = name
+        self._runs = {frame.offset: run for run in _runs(frames) for frame in run}
+        self._file: Opened | None = None
+        self._lately: dict[int, memoryview] = {}
+        """Where the last two runs begin, and what was read there: threads are not at the same one."""
+        self._lock = threading.Lock()
+
+    def frame(self, frame: Frame) -> memoryview:
+        """A frame, as it is stored."""
+        run = self._runs.get(frame.offset, [frame])
+        start, end = run[0].offset, _end(run[-1])
+        with self._lock:
+            data = self._lately.get(start)
+            if data is None:
+                data = memoryview(self.read(start, end - start))
+                self._lately = {**dict([*self._lately.items()][-1:]), start: data}
+        return data[frame.offset - start : frame.offset - start + frame.packed_size]
+
+    def read(self, offset: int, length: int) -> bytes:
+        """A part of the file."""
+        self._file = self._file or self._backend.open(self._name)
+        return _read(self._file, self._name, offset, length)
+
+
+def _runs(frames: Iterable[Frame]) -> Iterator[list[Frame]]:
+    """Frames that lie beside each other, as many as are read in one go."""
+    run: list[Frame] = []
+    for frame in frames:
+        if run and (frame.offset != _end(run[-1]) or _end(frame) - run[0].offset > _TOGETHER):
+            yield run
+            run = []
+        run.append(frame)
+    if run:
+        yield run
+
+
+def _end(frame: Frame) -> int:
+    return frame.offset + frame.packed_size
+
+
+def _read(file: Opened, name: str, offset: int, length: int) -> bytes:
+    data = file.read(offset, length)
+    if len(data) != length:
+        raise IntegrityError(f"{name} is cut short: {len(data)} of {length} bytes at {offset}")
+    return data
 
 
 class _Section:

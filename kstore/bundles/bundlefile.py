@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 
-from kstore.backends import Stat
-
 
 class BundleFile:
     """The first `size` bytes of an open file."""
@@ -14,17 +12,16 @@ class BundleFile:
         self._fd = fd
         self.size = size
 
-    def get(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
+    def open(self, name: str) -> BundleFile:
+        """All of it."""
+        return self
+
+    def read(self, offset: int, length: int) -> bytes:
         """`length` bytes, fewer at the end, from `offset`."""
-        left = max(self.size - offset, 0)
-        wanted = left if length is None else min(length, left)
+        wanted = min(length, max(self.size - offset, 0))
         parts = []
         while wanted and (data := os.pread(self._fd, wanted, offset)):
             parts.append(data)
             offset += len(data)
             wanted -= len(data)
         return b"".join(parts)
-
-    def stat(self, name: str) -> Stat:
-        """Its size."""
-        return Stat(self.size, 0)

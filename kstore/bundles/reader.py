@@ -59,7 +59,7 @@ class BundleReader:
         """
         try:
             with self._reporting():
-                self.header = load_header(lambda offset, length: self._file.get("", offset, length))
+                self.header = load_header(lambda offset, length: self._file.read(offset, length))
                 self._check_seal()
                 self._check_contents()
                 self._check_blobs(progress or Progress())
@@ -99,8 +99,8 @@ class BundleReader:
     def _check_seal(self) -> None:
         found = blake3()
         for offset in range(0, self._file.size, _CHUNK):
-            found.update(self._file.get("", offset, _CHUNK))
-        if self._whole.get("", self._file.size, SEAL_SIZE) != seal(found.digest()):
+            found.update(self._file.read(offset, _CHUNK))
+        if self._whole.read(self._file.size, SEAL_SIZE) != seal(found.digest()):
             raise IntegrityError("its bytes are not what it was sealed with")
 
     def _check_contents(self) -> None:

@@ -28,7 +28,7 @@ def recover(
     planned = [*manifests, *blobs]
     bundle = BundleFile(file.fileno(), os.fstat(file.fileno()).st_size)
     begun = PackIndex()
-    if bundle.get("", 0, len(header)) != header:
+    if bundle.read(0, len(header)) != header:
         return 0, begun
     end = len(header)
     while frame := _next_frame(bundle, end, planned, len(begun.digests), len(manifests)):
@@ -49,7 +49,7 @@ def _next_frame(
     packed_size = frame_size(bundle, offset)
     if not packed_size:
         return None
-    header = zstandard.get_frame_parameters(bundle.get("", offset, FRAME_HEADER))
+    header = zstandard.get_frame_parameters(bundle.read(offset, FRAME_HEADER))
     if header.dict_id != NONE:
         return None
     size = header.content_size
@@ -77,7 +77,7 @@ def frame_size(bundle: BundleFile, offset: int) -> int:
 
     No header tells: they are counted from block to block (RFC 8878, section 3.1.1).
     """
-    header = bundle.get("", offset, FRAME_HEADER)
+    header = bundle.read(offset, FRAME_HEADER)
     try:
         has_checksum = zstandard.get_frame_parameters(header).has_checksum
         end = offset + zstandard.frame_header_size(header)
@@ -85,7 +85,7 @@ def frame_size(bundle: BundleFile, offset: int) -> int:
         return 0
     is_last = False
     while not is_last:
-        block = bundle.get("", end, _BLOCK_HEADER)
+        block = bundle.read(end, _BLOCK_HEADER)
         number = int.from_bytes(block, "little")
         is_last, kind, size = bool(number & 1), number >> 1 & 3, number >> 3
         if len(block) < _BLOCK_HEADER or kind == _RESERVED:

@@ -64,6 +64,37 @@ class BackendConformance:
         wanted = [("folder/name", 6), ("folder/name", 8), ("missing", 0), ("folder", 0), ("folder/name", 7)]
         assert backend.get_many(wanted) == [None, None, None, None, b"content"]
 
+    def test_parts_of_an_opened_object_are_read(self, backend: Backend) -> None:
+        backend.put("folder/digits", b"0123456789")
+        opened = backend.open("folder/digits")
+        assert opened.size == 10
+        assert [opened.read(*part) for part in ((0, 3), (4, 3), (8, 5), (10, 1), (99, 1), (2, 0))] == [
+            b"012", b"456", b"89", b"", b"", b"",
+        ]  # fmt: skip
+
+    def test_an_opened_object_stays_as_it_was(self, backend: Backend) -> None:
+        backend.put("name", b"before")
+        opened = backend.open("name")
+        backend.put("name", b"after it")
+        assert (opened.size, opened.read(0, 99)) == (6, b"before")
+        backend.delete("name")
+        assert opened.read(2, 2) == b"fo"
+
+    def test_what_is_not_there_cannot_be_opened(self, backend: Backend) -> None:
+        backend.put("folder/name", b"")
+        for name in ("missing", "folder", "folder/missing"):
+            with pytest.raises(FileNotFoundError):
+                backend.open(name)
+
+    def test_an_object_is_touched_by_the_storages_clock(self, backend: Backend) -> None:
+        assert not backend.touch("folder/name")
+        backend.put("folder/name", b"content")
+        before = backend.stat("folder/name")
+        time.sleep(0.05)
+        assert backend.touch("folder/name")
+        assert before.mtime_ns <= backend.stat("folder/name").mtime_ns <= backend.clock()
+        assert backend.get("folder/name") == b"content"
+
     def test_a_missing_object_is_not_found(self, backend: Backend) -> None:
         backend.put("folder/name", b"")
         for name in ("missing", "folder/missing", "no/such/folder"):

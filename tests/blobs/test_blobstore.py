@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import errno
 import gc
 import os
 from contextlib import ExitStack
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 
 from kstore.backends import PosixBackend
+from kstore.backends.posix import OpenedFile
 from kstore.blobs import BlobStore, Layout
 from kstore.blobs.blobstore import put_many
 from kstore.blobs.loose import blob_name
@@ -100,16 +100,10 @@ def test_who_comes_to_no_end_does_not_end_the_hurry_of_who_comes_next(
 def test_for_somebody_in_a_hurry_a_blob_is_missing_whatever_ails_other_packs(
     place: str, blobs: BlobStore, backend: PosixBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    get, (named, other) = PosixBackend.get, (store(blobs, Layout.PACKED, data)[0] for data in (b"named", b"other"))
+    named, other = (store(blobs, Layout.PACKED, data)[0] for data in (b"named", b"other"))
     missing = digest_of(b"missing")
     names = {"a pack that is named": pack_name(named), "the loose blob": blob_name(missing)}
-
-    def fail(backend: PosixBackend, name: str, *where: Any) -> bytes:
-        if name == names.get(place, pack_name(other)):
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return get(backend, name, *where)
-
-    monkeypatch.setattr(PosixBackend, "get", fail)
+    trouble_with(monkeypatch, names.get(place, pack_name(other)))
     fresh = BlobStore(backend)
     with pytest.raises(OSError, match="Input/output error"):
         fresh.fetch(missing, 7, [named])
@@ -119,15 +113,15 @@ def test_for_somebody_in_a_hurry_a_blob_is_missing_whatever_ails_other_packs(
 
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What is read of a store."""
+    """The packs of which a part is read, each time."""
     found: list[str] = []
-    get = PosixBackend.get
+    real = OpenedFile.read
 
-    def noted(backend: PosixBackend, name: str, *arguments: Any) -> bytes:
-        found.append(name)
-        return get(backend, name, *arguments)
+    def noted(file: OpenedFile, *part: int) -> bytes:
+        found.append(file._name)
+        return real(file, *part)
 
-    monkeypatch.setattr(PosixBackend, "get", noted)
+    monkeypatch.setattr(OpenedFile, "read", noted)
     return found
 
 
@@ -166,6 +160,31 @@ def test_a_small_pack_is_read_once(backend: PosixBackend, blobs: BlobStore, read
     assert read == [pack_name(packs[0])]
     assert fetch(fresh, contents, packs) == sorted(contents)
     assert len(read) == 2  # What may have been damaged on its way is not kept.
+
+
+def test_the_frames_of_a_pack_are_read_together(backend: PosixBackend, blobs: BlobStore, read: list[str]) -> None:
+    contents = [os.urandom(600) + bytes(11_400) for _ in range(3000)]
+    packs = store(blobs, Layout.PACKED, *contents)
+    fresh = BlobStore(backend)
+    frames = fresh.pack(packs[0]).index.frames
+    assert fetch(fresh, contents, packs) == sorted(contents)
+    assert len(frames) >= 9
+    assert 2 <= len(read) <= 4  # the end with the index, and a megabyte at a time
+
+
+def test_frames_between_which_nothing_is_wanted_are_read_apart(
+    backend: PosixBackend, blobs: BlobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contents = [os.urandom(600) + bytes(11_400) for _ in range(3000)]
+    packs = store(blobs, Layout.PACKED, *contents)
+    fresh = BlobStore(backend)
+    assert fresh.pack(packs[0]).index
+    lengths, real = list[int](), OpenedFile.read
+    monkeypatch.setattr(OpenedFile, "read", lambda file, *part: lengths.append(part[1]) or real(file, *part))
+    wanted = [contents[0], contents[1500]]
+    assert fetch(fresh, wanted, packs) == sorted(wanted)
+    frames = fresh.pack(packs[0]).index.frames
+    assert len(lengths) == 2 and sum(lengths) <= 2 * max(frame.packed_size for frame in frames)
 
 
 def test_packed_blobs_are_one_file(backend: PosixBackend, blobs: BlobStore) -> None:

@@ -133,12 +133,24 @@ class FaultyBackend:
         real = getattr(self._real, method)
         if method == "upload":
             return lambda: self._upload(real)
+        if method == "open":
+            return lambda name: FaultyFile(_strike(self._striker, "open", real, (name,)), self._striker)
         return lambda *arguments: _strike(self._striker, method, real, arguments)
 
     @contextmanager
     def _upload(self, real: Call) -> Iterator[FaultyUpload]:
         with _strike(self._striker, "upload", real, ()) as upload:
             yield FaultyUpload(upload, self._striker)
+
+
+class FaultyFile:
+    def __init__(self, real: Any, striker: Striker) -> None:
+        self._real = real
+        self._striker = striker
+        self.size = real.size
+
+    def read(self, offset: int, length: int) -> bytes:
+        return bytes(_strike(self._striker, "read", self._real.read, (offset, length)))
 
 
 class FaultyUpload:
@@ -162,7 +174,7 @@ _CREATING: dict[str, Call] = {
 
 def _strike(striker: Striker, method: str, real: Call, arguments: tuple[Any, ...]) -> Any:
     reply = striker.fault.reply
-    applies = {Reply.LOST_TO_EXISTS: method in _CREATING, Reply.SHORT: method == "get"}
+    applies = {Reply.LOST_TO_EXISTS: method in _CREATING, Reply.SHORT: method in ("get", "read")}
     if not striker.hits(method, applies.get(reply, True)):
         return real(*arguments)
     if reply is Reply.REFUSED:

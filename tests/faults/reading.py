@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from kstore.backends import PosixBackend
+from kstore.backends.posix import OpenedFile
 
 AWAY = OSError(errno.EIO, os.strerror(errno.EIO))
 
 
 def trouble_with(patch: pytest.MonkeyPatch, name: str, trouble: Exception = AWAY, times: int = 1000) -> None:
     """Reading it fails, so many times."""
-    get, get_many, left = PosixBackend.get, PosixBackend.get_many, [trouble] * times
+    get, get_many, opened, left = PosixBackend.get, PosixBackend.get_many, PosixBackend.open, [trouble] * times
 
     def get_one(self: PosixBackend, asked: str, *where: Any) -> bytes:
         if asked == name and left:
@@ -27,5 +28,11 @@ def trouble_with(patch: pytest.MonkeyPatch, name: str, trouble: Exception = AWAY
         read = get_many(self, wanted)
         return [None if asked == name else data for (asked, _), data in zip(wanted, read, strict=True)]
 
+    def open_one(self: PosixBackend, asked: str) -> OpenedFile:
+        if asked == name and left:
+            raise left.pop()
+        return opened(self, asked)
+
     patch.setattr(PosixBackend, "get", get_one)
+    patch.setattr(PosixBackend, "open", open_one)
     patch.setattr(PosixBackend, "get_many", get_others)

@@ -232,8 +232,22 @@ class MemoryBackend:
             return None
         return data if len(data) == size else None
 
+    def open(self, name: str) -> MemoryFile:
+        """What it is now is what will be read of it."""
+        try:
+            return MemoryFile(self.get(name))
+        except IsADirectoryError as error:
+            raise FileNotFoundError(*error.args) from error
+
     def put(self, name: str, data: bytes, fraction_ns: int | None = None) -> None:
         self._do(Step(Kind.REPLACE, check_name(name), data=data, fraction_ns=fraction_ns))
+
+    def touch(self, name: str) -> bool:
+        try:
+            self.put(name, self.get(name))
+        except FileNotFoundError:
+            return False
+        return True
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
         return self.put_many([NewObject(name, data)])[0]
@@ -278,6 +292,17 @@ class MemoryBackend:
         if isinstance(answer, Failure):
             raise OSError(answer.code, os.strerror(answer.code), step.name)
         return answer
+
+
+class MemoryFile:
+    """An object that is being read."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self.size = len(data)
+
+    def read(self, offset: int, length: int) -> bytes:
+        return self._data[offset : offset + length]
 
 
 class MemoryUpload:
