@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from enum import StrEnum
 from functools import partial
 from types import TracebackType
@@ -26,6 +26,7 @@ from kstore.threads import Pool, submit
 log = logging.getLogger(__name__)
 
 _THREADS = 2
+_INDEX_THREADS = 8
 _ATTEMPTS = 2
 _MOST_SEARCHED = 100
 """Packs that are looked through for what is missing while somebody waits: some milliseconds each where each call has to
@@ -165,13 +166,33 @@ class BlobStore:
 
     def digests_in(self, packs: Iterable[str]) -> set[bytes]:
         """What these packs hold, those left out that cannot be read."""
-        found: set[bytes] = set()
+        packs, found = tuple(packs), set[bytes]()
+        self._read_indexes(packs)
         for pack_id in packs:
             try:
                 found.update(self.pack(pack_id).index.digests)
             except (IntegrityError, OSError) as error:
                 log.debug("pack %s: %s", pack_id, error)
         return found
+
+    def _read_indexes(self, packs: Iterable[str]) -> None:
+        """Side by side, for each is several round trips to the store. What ails one will be known when it is used."""
+        unknown = [reader for pack_id in packs if not (reader := self.pack(pack_id)).is_known]
+        if len(unknown) < 2:
+            return
+        with Pool(min(len(unknown), _INDEX_THREADS)) as pool:
+            reading = [submit(pool, lambda reader: reader.index, reader) for reader in unknown]
+            for each in reading:
+                with suppress(IntegrityError, OSError):
+                    each.result()
+
+    def _one_by_one(self, packs: Sequence[str]) -> Iterator[str]:
+        """Packs to look into until all is found: most often that is the first one."""
+        yield from packs[:1]
+        for start in range(1, len(packs), _INDEX_THREADS):
+            some = packs[start : start + _INDEX_THREADS]
+            self._read_indexes(some)
+            yield from some
 
     def can_read(self, pack_id: str) -> bool:
         """Whether a pack says what it holds."""
@@ -200,7 +221,7 @@ class BlobStore:
         """
         left = dict(wanted)
         troubles = [] if troubles is None else troubles
-        yield from self._from_packs(left, packs, self.pack, troubles)
+        yield from self._from_packs(left, self._one_by_one(packs), self.pack, troubles)
         for digest, data in self.loose.fetch(dict(left), troubles):
             left.pop(digest, None)
             yield digest, data

@@ -34,8 +34,8 @@ from kstore.errors import IntegrityError
 log = logging.getLogger(__name__)
 
 _TAIL = 512 << 10
-_MOST_TAILS = 8
-"""Packs whose tails are kept at once: garbage collection merges a key's packs when there are more."""
+_ROOM_FOR_TAILS = 8 * _TAIL
+"""Bytes of tails that are kept at once. Garbage collection merges a key's packs when there are many."""
 _TOGETHER = 1 << 20
 """Bytes of neighbouring frames that are read in one go, for each read may have to cross a network."""
 _CHUNK = 1 << 20
@@ -69,14 +69,18 @@ class Tails:
 
     def __init__(self) -> None:
         self._frames: dict[str, dict[int, memoryview]] = {}
+        self._sizes: dict[str, int] = {}
         self._lock = threading.Lock()
 
-    def keep(self, pack: str, frames: dict[int, memoryview]) -> None:
-        """Keep these frames, by their offsets, and give up those of the pack that was read first if there are many."""
+    def keep(self, pack: str, frames: dict[int, memoryview], size: int) -> None:
+        """Keep these frames, by their offsets; they are in `size` bytes of memory. For them those may have to go that
+        were read first.
+        """
         with self._lock:
-            self._frames[pack] = frames
-            while len(self._frames) > _MOST_TAILS:
-                del self._frames[next(iter(self._frames))]
+            self._frames[pack], self._sizes[pack] = frames, size
+            while sum(self._sizes.values()) > _ROOM_FOR_TAILS:
+                first = next(iter(self._frames))
+                del self._frames[first], self._sizes[first]
 
     def take(self, pack: str, offset: int) -> memoryview | None:
         """A frame, once."""
@@ -120,6 +124,11 @@ class PackReader:
             self._index = self._load_index()
         return self._index
 
+    @property
+    def is_known(self) -> bool:
+        """Whether its index has been read."""
+        return self._index is not None
+
     def _load_index(self) -> PackIndex:
         file = self._backend.open(self._name)
         self._size = file.size
@@ -129,9 +138,8 @@ class PackReader:
             raise IntegrityError(f"{self._name} declares a frame beyond its end")
         start, whole = file.size - len(tail), memoryview(tail)
         within = (frame for frame in index.frames if frame.offset >= start)
-        self._tails.keep(
-            self._name, {f.offset: whole[f.offset - start : f.offset - start + f.packed_size] for f in within}
-        )
+        frames = {f.offset: whole[f.offset - start : f.offset - start + f.packed_size] for f in within}
+        self._tails.keep(self._name, frames, len(tail))
         return index
 
     def _index_at_end_of(self, file: Opened, tail: bytes) -> PackIndex:
