@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from contextlib import suppress
+from types import TracebackType
+from typing import Self
 
 from kstore.backends import Backend
 from kstore.scope import Scope
+from kstore.threads import Pool, submit
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +29,37 @@ def mark_used_again(backend: Backend, scope: Scope) -> bool:
         return backend.touch(_name(scope))
     except OSError:
         return False
+
+
+class Marker:
+    """Marks scopes as used while a restore looks and fetches: that is several round trips to the store."""
+
+    def __init__(self, backend: Backend, scope: Scope, *, is_idle: bool) -> None:
+        """`scope` is marked at once if it was restored before, though there may be nothing to restore by now. One that
+        `is_idle` marks nothing.
+        """
+        self._backend = backend
+        self._scope = scope
+        self._is_idle = is_idle
+        self._pool = Pool(1)
+
+    def __enter__(self) -> Self:
+        if not self._is_idle:
+            self._marked = submit(self._pool, mark_used_again, self._backend, self._scope)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._pool.shutdown(wait=False)  # What nobody waits for may hang in a dead mount.
+
+    def mark(self, scope: Scope) -> Callable[[], None]:
+        """Mark what is being restored; returns what waits until that is done."""
+        return submit(self._pool, self._mark, scope).result
+
+    def _mark(self, scope: Scope) -> None:
+        if not self._is_idle and not (scope == self._scope and self._marked.result()):
+            mark_used(self._backend, scope)
 
 
 def last_used(backend: Backend, scope: Scope) -> int:

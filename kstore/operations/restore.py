@@ -11,7 +11,6 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -36,8 +35,7 @@ from kstore.published.snapshot import Snapshot
 from kstore.published.untrusted import check_entries, check_paths
 from kstore.report import RestoreReport, RestoreStatus, count_components
 from kstore.scope import Scope
-from kstore.threads import Pool, submit
-from kstore.used import mark_used, mark_used_again
+from kstore.used import Marker, mark_used
 from kstore.worker import Worker
 
 log = logging.getLogger(__name__)
@@ -78,18 +76,21 @@ def restore(worker: Worker, request: Request) -> RestoreReport:
 
 def _restore(worker: Worker, request: Request) -> RestoreReport:
     name = worker.state.last_restore.begin()
-    with Pool(1) as pool:  # Marking is several round trips to the store, and only the end must wait for them.
-        marked = submit(pool, _mark_again, worker)
-        try:
-            choice = choose(worker, request)
-        except IntegrityError:
-            worker.state.doubt_base()
-            raise
+    with Marker(worker.storage.backend, worker.scope, is_idle=not _may_mark(worker)) as marker:
+        choice = _choose_or_doubt(worker, request)
         if choice.snapshot:
-            marking = submit(pool, mark_restored, worker, choice.snapshot, marked)
-            return _place(worker, choice.snapshot, choice.status, name, marking.result, request)
+            marked = _at_once if choice.snapshot.ref.depth else marker.mark(choice.snapshot.ref.scope)
+            return _place(worker, choice.snapshot, choice.status, name, marked, request)
     remember_restored(worker, None)
     return restore_report(worker, RestoreStatus.MISS, withdrawn=choice.withdrawn)
+
+
+def _choose_or_doubt(worker: Worker, request: Request) -> Choice:
+    try:
+        return choose(worker, request)
+    except IntegrityError:
+        worker.state.doubt_base()
+        raise
 
 
 def wait_for(worker: Worker, request: Request) -> Waited:
@@ -105,17 +106,14 @@ def choose(worker: Worker, request: Request) -> Choice:
     return _choose(worker, request)
 
 
-def mark_restored(worker: Worker, snapshot: Snapshot, marked: Future[bool] | None = None) -> None:
-    """Have its key stay where gc forgets what nobody uses. `marked` tells whether the worker's own is `marked` now."""
-    if snapshot.ref.scope == worker.scope and marked and marked.result():
-        return
-    if worker.may_write and not snapshot.ref.depth:
+def mark_restored(worker: Worker, snapshot: Snapshot) -> None:
+    """Have its key stay where gc forgets what nobody uses."""
+    if _may_mark(worker) and not snapshot.ref.depth:
         mark_used(worker.storage.backend, snapshot.ref.scope)
 
 
-def _mark_again(worker: Worker) -> bool:
-    """Before it is known whether there is anything to restore: a key that was restored before is touched."""
-    return worker.may_write and not worker.storage.trouble and mark_used_again(worker.storage.backend, worker.scope)
+def _may_mark(worker: Worker) -> bool:
+    return worker.may_write and not worker.storage.trouble
 
 
 def _warn_of_another_scope(worker: Worker, request: Request) -> None:
