@@ -14,7 +14,7 @@ from typing import Any
 
 from kstore.backends import PosixBackend
 from kstore.backends.base import STAGING
-from kstore.blobs import BlobStore
+from kstore.blobs import BlobStore, packindex
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError, MissError, StoreFormatError, StoreUnavailable
 from kstore.published.delta import read_manifest
@@ -143,6 +143,10 @@ class Storage:
             created = self.backend.put_if_absent(_SETTINGS, json.dumps(content, indent=1).encode() + b"\n")
             self.backend.put_if_absent(_TAG, _TAG_TEXT)
         return created
+
+    def look_ahead(self, scope: Scope) -> None:
+        """Its refs are about to be asked for, and then packs."""
+        self.backend.look_ahead([scope.folder, packindex.FOLDER])
 
     def open(self) -> None:
         """Look at the store anew: it may have been made, or replaced, since the last time.

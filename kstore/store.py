@@ -130,7 +130,9 @@ class Store:
 
     def _ready_worker(self, key: str, wait: float) -> Worker:
         """This process's side of a restore, with its variables set and the store looked at anew."""
-        worker = self._worker(self._published_scope(self.scope(key), wait), before_import=True)
+        scope = self._published_scope(self.scope(key), wait)
+        self.storage.look_ahead(scope)
+        worker = self._worker(scope, before_import=True)
         with self.waiting.visible():
             set_variables(worker.root.variables, self.environ)
         attempt(self.storage, self.storage.open, None)

@@ -116,6 +116,9 @@ class Backend(Protocol):
     def upload(self) -> AbstractContextManager[Upload]:
         """Start writing an object whose name is known only at its end. It is in `STAGING` when this returns."""
 
+    def look_ahead(self, names: Sequence[str]) -> None:
+        """These are to be asked for soon. Where it takes long to find them, that begins now; nobody waits for it."""
+
     def list(self, folder: str) -> Iterator[Child]:
         """The direct children of `folder`, "" for the root; nothing if there is no such folder. Names with a
         leading "." are left out: NFS leaves `.nfsXXXX` for open files that were deleted.

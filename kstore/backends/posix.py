@@ -17,10 +17,11 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from threading import Thread
 from types import TracebackType
 
 from kstore.backends.base import STAGING, Child, NewObject, StagingLost, Stat, check_name
-from kstore.calls import link_first, open_unnoticed, read_each, times, unlink_each
+from kstore.calls import link_first, open_unnoticed, read_each, stat_each, times, unlink_each
 from kstore.files import NewFile, write_files
 from kstore.folders import make_folder
 
@@ -126,6 +127,12 @@ class PosixBackend:
             if error.errno in _GONE and not os.path.exists(staged):
                 raise StagingLost(error.errno, "gc took this writer for dead, after a long pause", name) from error
             raise
+
+    def look_ahead(self, names: Sequence[str]) -> None:
+        """Have the kernel learn the way to these names: over a network it asks for each folder on it."""
+        paths = [self.path(name) for name in names]
+        with suppress(RuntimeError):  # No thread can be started: they are found when they are asked for.
+            Thread(target=stat_each, args=(paths,), name="kstore", daemon=True).start()
 
     def list(self, folder: str) -> Iterator[Child]:
         """The direct children of `folder`. NFS leaves `.nfsXXXX` for open files that were deleted: not ours."""

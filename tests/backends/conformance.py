@@ -95,6 +95,13 @@ class BackendConformance:
         assert before.mtime_ns <= backend.stat("folder/name").mtime_ns <= backend.clock()
         assert backend.get("folder/name") == b"content"
 
+    def test_whatever_is_looked_for_ahead_is_found_afterwards(self, backend: Backend) -> None:
+        backend.look_ahead(["folder/name", "folder", "missing"])
+        backend.put("folder/name", b"content")
+        backend.look_ahead(["folder/name", "folder", "missing"])
+        assert backend.get("folder/name") == b"content"
+        assert [child.name for child in backend.list("folder")] == ["name"]
+
     def test_a_missing_object_is_not_found(self, backend: Backend) -> None:
         backend.put("folder/name", b"")
         for name in ("missing", "folder/missing", "no/such/folder"):

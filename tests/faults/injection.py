@@ -129,6 +129,9 @@ class FaultyBackend:
         """No call to the storage."""
         return self._real.staging_path()
 
+    def look_ahead(self, names: Sequence[str]) -> None:
+        """No call whose answer anybody waits for."""
+
     def __getattr__(self, method: str) -> Call:
         real = getattr(self._real, method)
         if method == "upload":
@@ -212,6 +215,7 @@ def system_fault(fault: Fault, number: int, folder: Path) -> Iterator[Striker]:
     striker = Striker(fault, number)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("kstore.calls._calls", plain)
+        patch.setattr(PosixBackend, "look_ahead", FaultyBackend.look_ahead)  # or the order of calls would vary
         for name in _SYSTEM_CALLS:
             patch.setattr(os, name, _faulty(name, getattr(os, name), striker, f"{folder}/"))
         patch.setattr(builtins, "open", _faulty("open()", builtins.open, striker, f"{folder}/"))

@@ -6,7 +6,7 @@ import logging
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from itertools import count
@@ -53,6 +53,9 @@ class HangingBackend:
 
     def staging_path(self) -> str:
         return self._real.staging_path()
+
+    def look_ahead(self, names: Sequence[str]) -> None:
+        """Nobody waits for it."""
 
     def __getattr__(self, method: str) -> Callable[..., Any]:
         real = getattr(self._real, method)

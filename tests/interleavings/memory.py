@@ -266,6 +266,9 @@ class MemoryBackend:
         finally:
             self.delete(upload.staged)
 
+    def look_ahead(self, names: Sequence[str]) -> None:
+        pass
+
     def list(self, folder: str) -> Iterator[Child]:
         # Sorted: a folder's order is the filesystem's choice, and each choice would be another schedule.
         yield from sorted(self._do(Step(Kind.LIST, folder and check_name(folder))))

@@ -6,13 +6,15 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 GLUSTER = Path(__file__).parents[1] / "gluster"
+_FAR_US = 2000
+"""Microseconds: what a call to a file server in a cloud takes."""
 _IMAGE_BYTES = 24 << 30
 _SMALL_IMAGE_BYTES = 320 << 20
 """XFS cannot be much smaller."""
@@ -46,10 +48,10 @@ class Place:
 
 @contextmanager
 def open_place(kind: str, work: Path) -> Iterator[Place]:
-    """A new place of a kind: `local`, `xfs` or `gluster`. Raises Absent."""
+    """A new place of a kind: `local`, `xfs`, `gluster`, or `far`, which is that with slow calls. Raises Absent."""
     folder = Path(tempfile.mkdtemp(prefix="place-", dir=work))
     try:
-        with {"local": _local, "xfs": _xfs, "gluster": _gluster}[kind](folder) as place:
+        with _KINDS[kind](folder) as place:
             yield place
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -87,21 +89,30 @@ def _xfs(folder: Path) -> Iterator[Place]:
 
 
 @contextmanager
-def _gluster(folder: Path) -> Iterator[Place]:
+def _gluster(folder: Path, delay_us: int = 0) -> Iterator[Place]:
     """Bricks on the folder's filesystem; workers' files where those of a local place are."""
     version = _gluster_version()
     volume = folder / "gluster"
     try:
-        _run(str(GLUSTER), "up", str(volume))
+        _run(str(GLUSTER), "up", str(volume), str(delay_us))
     except RuntimeError as error:
         raise Absent(str(error)) from error
     try:
         with _local(folder) as own:
             bricks = f"{version}, three replicas on loopback, bricks on {filesystem_of(folder)}, two mounts"
+            bricks += f", each call of a brick {delay_us / 1000:g} ms longer" if delay_us else ""
             where = f"{bricks}; workers' files on {own.filesystem}"
             yield Place(where, (volume / "host0", volume / "host1"), own.local)
     finally:
         _run(str(GLUSTER), "down", str(volume))
+
+
+_KINDS: dict[str, Callable[[Path], AbstractContextManager[Place]]] = {
+    "local": _local,
+    "xfs": _xfs,
+    "gluster": _gluster,
+    "far": partial(_gluster, delay_us=_FAR_US),
+}
 
 
 @cache

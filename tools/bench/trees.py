@@ -38,6 +38,8 @@ class Sizes:
     """Of the corpus, in the big key."""
     keys: int = 1000
     files_of_a_key: int = 2000
+    files_of_a_model: int = 160
+    """As many as a diffusion UNet has."""
     commits: int = 200
     """That a key grows by."""
     writers: int = 24
@@ -47,7 +49,7 @@ class Sizes:
 
 QUICK = Sizes(
     corpus_kernels=12, corpus_models=("mlp-a",), public_models=(), release_kernels=10, releases=2, copies=2, keys=5,
-    files_of_a_key=40, commits=10, writers=3, workers=2, live_kernels=4,
+    files_of_a_key=40, files_of_a_model=16, commits=10, writers=3, workers=2, live_kernels=4,
 )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from tools.bench.measures.commands import commands
 from tools.bench.measures.crowds import host, writers
-from tools.bench.measures.distributed import distributed
+from tools.bench.measures.distributed import distributed, far
 from tools.bench.measures.live import live
 from tools.bench.measures.local import first_commit, nothing_new, restore_link, restore_pack
 from tools.bench.measures.migrating import b10, fal
@@ -25,6 +25,7 @@ MEASURES: dict[str, Callable[[Bench], Table]] = {
     "bytes-releases": bytes_releases,
     "one-kernel": one_kernel,
     "distributed": distributed,
+    "far": far,
     "writers": writers,
     "host": host,
     "memory": memory,

@@ -1,9 +1,10 @@
-"""A store on a distributed filesystem, which charges for each file: one host commits, another restores."""
+"""A store on a distributed filesystem, which charges for each file and call: one host commits, another restores."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 from tools.bench.kstores import KstorePacked
 from tools.bench.peers import B10, Fal, Rsync, Tar
@@ -43,4 +44,23 @@ def distributed(bench: Bench) -> Table:
         Claim(row, ours, 4) for row in ("new files of a first commit", "new files of a commit of one more kernel")
     ]
     table.note("b10-transfer never stores what is compiled after the first save.")
+    return table
+
+
+def far(bench: Bench) -> Table:
+    """The same where each call takes long: what counts is how many are waited for."""
+    table = Table("far", "A filesystem that is far away")
+    few = bench.trees.some(bench.trees.sizes.files_of_a_model)
+    for what, tree in ("small", few), ("corpus", bench.trees.corpus):
+        describe(table, tree, what)
+
+        def scene(sharing: Sharing, what: str = what, tree: Path = tree) -> Iterator[Reading]:
+            sharing.fill("builder", tree)
+            os.sync()
+            yield reading(f"{what}: first commit", sharing.publish("builder", 0))
+            yield reading(f"{what}: restore on another host", sharing.fetch("first", 1))
+            yield reading(f"{what}: restore there again", sharing.fetch("again", 1))
+
+        bench.race(table, "far", [KstorePacked, Fal, B10, Tar], scene)
+    table.note("The other host has looked at nothing before its first restore; at the second one it knows the way.")
     return table
