@@ -246,13 +246,22 @@ class _Source:
     def frame(self, frame: Frame) -> memoryview:
         """A frame, as it is stored."""
         run = self._runs.get(frame.offset, [frame])
+        try:
+            start, data = run[0].offset, self._run(run)
+        except (IntegrityError, OSError):
+            if len(run) == 1:
+                raise
+            start, data = frame.offset, self._run([frame])  # What ails its neighbours need not ail it.
+        return data[frame.offset - start : frame.offset - start + frame.packed_size]
+
+    def _run(self, run: list[Frame]) -> memoryview:
         start, end = run[0].offset, _end(run[-1])
         with self._lock:
             data = self._lately.get(start)
-            if data is None:
+            if data is None or len(data) != end - start:
                 data = memoryview(self.read(start, end - start))
                 self._lately = {**dict([*self._lately.items()][-1:]), start: data}
-        return data[frame.offset - start : frame.offset - start + frame.packed_size]
+        return data
 
     def read(self, offset: int, length: int) -> bytes:
         """A part of the file."""

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import gc
 import os
 from contextlib import ExitStack
@@ -173,6 +174,25 @@ def test_the_frames_of_a_pack_are_read_together(backend: PosixBackend, blobs: Bl
     assert fetch(fresh, contents, packs) == sorted(contents)
     assert len(frames) >= 9
     assert 2 <= len(read) <= 4  # the end with the index, and a megabyte at a time
+
+
+def test_a_part_of_a_pack_that_cannot_be_read_costs_its_frame_alone(
+    backend: PosixBackend, blobs: BlobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contents = [os.urandom(600) + bytes(11_400) for _ in range(3000)]
+    packs = store(blobs, Layout.PACKED, *contents)
+    fresh = BlobStore(backend)
+    bad = fresh.pack(packs[0]).index.frames[1]
+    real = OpenedFile.read
+
+    def read(file: OpenedFile, offset: int, length: int) -> bytes:
+        if offset <= bad.offset < offset + length:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(file, offset, length)
+
+    monkeypatch.setattr(OpenedFile, "read", read)
+    parts = fresh.parts({digest_of(data): len(data) for data in contents}, packs)
+    assert sum(1 for part in parts for _ in part.load()) == len(contents) - bad.blobs
 
 
 def test_frames_between_which_nothing_is_wanted_are_read_apart(
