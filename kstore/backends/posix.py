@@ -104,9 +104,7 @@ class PosixBackend:
         while (at := len(created)) < len(staged):
             done, error = link_first(staged[at:], targets[at:])
             created += [True] * done
-            if error == errno.EEXIST:
-                created.append(_is_published(staged[at + done]))
-            elif error:
+            if error:  # The name is taken, or its folder is missing, or there is more to it.
                 created.append(self.publish(staged[at + done], names[at + done]))
         return created
 
@@ -281,17 +279,13 @@ def _link_if_absent(source: str, target: str) -> bool:
     try:
         os.link(source, target)
     except FileExistsError:
-        return _is_published(source)
+        # A server that loses its reply reports "exists" for our own link: our file then has two names.
+        return os.stat(source).st_nlink > 1
     except OSError as error:
         if error.errno not in _NO_HARD_LINKS:
             raise
         return _rename_if_absent(source, target)
     return True
-
-
-def _is_published(staged: str) -> bool:
-    """A server that loses its reply reports "exists" for our own link: our file then has two names."""
-    return os.stat(staged).st_nlink > 1
 
 
 def _rename_if_absent(source: str, target: str) -> bool:
