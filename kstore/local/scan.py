@@ -9,6 +9,7 @@ can be uploaded meanwhile. At last it is said which groups are whole.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import time
@@ -222,6 +223,8 @@ class _Walk:
         folders, files, inside = [], {}, place.inside
         names = os.listdir(place.local)
         for name, status in zip(names, stat_each([f"{place.local}/{name}" for name in names]), strict=True):
+            if status.error == errno.ENOENT:  # Of what has gone meanwhile nobody knows whether it was a folder.
+                continue
             is_folder = stat.S_ISDIR(status.mode)
             below = f"{inside}{name}/" if is_folder else inside + name
             if place.unit and self._component.is_busy(below) and _is_recent(f"{place.local}/{name}"):

@@ -143,6 +143,18 @@ def test_a_kernel_that_is_replaced_while_others_are_read_is_left_out(
     assert len(tree.scan(found.index).files) == GROUP_FILES + 1
 
 
+def test_a_temporary_folder_that_goes_while_it_is_listed_leaves_no_kernel_out(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel, real = tree.kernel(), os.listdir
+    monkeypatch.setattr(
+        os, "listdir", lambda path: [*real(path), *(["tmp.pid_1_ab"] if str(path).endswith(kernel) else [])]
+    )
+    found = tree.scan()
+    assert len(found.files) == GROUP_FILES
+    assert not found.skipped
+
+
 def test_a_kernel_with_an_empty_file_is_left_out(tree: Tree) -> None:
     kernel = tree.kernel()
     tree.put(f"{kernel}/k.cubin", b"")
