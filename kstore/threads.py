@@ -69,3 +69,5 @@ def _answer(answer: Future[Answer], function: Callable[[], Answer]) -> None:
         answer.set_result(function())
     except BaseException as error:
         answer.set_exception(error)
+    finally:
+        del answer, function  # An error knows this frame: they would hold each other, and all that was being done.

@@ -3,6 +3,8 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import weakref
+from contextlib import suppress
 
 import pytest
 
@@ -27,6 +29,22 @@ def test_an_error_is_the_answer_and_the_thread_goes_on() -> None:
         with pytest.raises(ZeroDivisionError):
             pool.submit(divmod, 1, 0).result(60)
         assert pool.submit(divmod, 1, 1).result(60) == (1, 0)
+
+
+def test_an_error_that_nobody_knows_any_more_holds_nothing() -> None:
+    """Whatever the work had open is closed, though no garbage is collected."""
+
+    def fail(kept: set[int]) -> None:
+        raise ValueError(len(kept))
+
+    kept = {1}
+    known = weakref.ref(kept)
+    with Pool(1) as pool:
+        answer = pool.submit(fail, kept)
+        with suppress(ValueError):
+            answer.result(60)
+    del kept, answer
+    assert known() is None
 
 
 def test_what_has_not_begun_can_be_cancelled() -> None:

@@ -164,6 +164,11 @@ class BlobStore:
         """One pack; its index is read once."""
         return self._readers.setdefault(pack_id, PackReader(self._backend, pack_id, tails=self._tails))
 
+    def close(self) -> None:
+        """Close the packs that are open for parts which nobody will load any more."""
+        for reader in list(self._readers.values()):
+            reader.close()
+
     def digests_in(self, packs: Iterable[str]) -> set[bytes]:
         """What these packs hold, those left out that cannot be read."""
         packs, found = tuple(packs), set[bytes]()

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from functools import partial
 from typing import IO, NamedTuple, Protocol, cast
+from weakref import WeakSet
 
 import zstandard
 
@@ -109,6 +110,12 @@ class PackReader:
         self._size: int | None = None
         self._index = index
         self._tails = tails or Tails()
+        self._sources = WeakSet[_Source]()
+
+    def close(self) -> None:
+        """Close what is open for parts that nobody will load any more, though an error may still know of them."""
+        for source in list(self._sources):
+            source.close()
 
     @property
     def size(self) -> int:
@@ -173,6 +180,7 @@ class PackReader:
         needed = list(self._needed(wanted.keys()))
         away = [frame for _, _, frame in needed if not self._tails.has(self._name, frame.offset)]
         source = _Source(self._backend, self._name, away)
+        self._sources.add(source)
         for number, first, frame in needed:
             blobs = self.index.blobs_of(number, first)
             chosen = [(digest, start, end) for digest, start, end in blobs if wanted.get(digest) == end - start]
@@ -265,8 +273,12 @@ class _Source:
 
     def read(self, offset: int, length: int) -> bytes:
         """A part of the file."""
-        self._file = self._file or self._backend.open(self._name)
-        return _read(self._file, self._name, offset, length)
+        file = self._file = self._file or self._backend.open(self._name)
+        return _read(file, self._name, offset, length)
+
+    def close(self) -> None:
+        """Until something is read again."""
+        self._file, self._lately = None, {}
 
 
 def _runs(frames: Iterable[Frame]) -> Iterator[list[Frame]]:

@@ -174,7 +174,11 @@ class Placer:
                 wanted = {path: entry for path, entry in wanted.items() if path not in refused}
                 marks = False
             staging = _Staging(self._root, stages, wanted)
-            placed = staging.fill(self._sources[0], packs, self._others, self._progress)
+            try:
+                placed = staging.fill(self._sources[0], packs, self._others, self._progress)
+            finally:
+                for source in self._sources:
+                    source.blobs.close()
             staging.drop_incomplete(placed, self._lists)
             if marks and len(placed.paths) == len(wanted):
                 placed.marked_ns = mark_folders(staging.folders)
