@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
 Item = TypeVar("Item")
 
 
-def batches(items: Iterable[tuple[Item, int]], size: int) -> Iterator[list[tuple[Item, int]]]:
-    """Items, each with its size in bytes, in batches of up to `size` bytes; a larger one is one by itself."""
+def batches(items: Iterable[tuple[Item, int]], size: int, count: int = sys.maxsize) -> Iterator[list[tuple[Item, int]]]:
+    """Items, each with its size in bytes, in batches of up to `size` bytes and `count` items; a larger one is one by
+    itself.
+    """
     batch: list[tuple[Item, int]] = []
     total = 0
     for item in items:
-        if batch and total + item[1] > size:
+        if batch and (len(batch) >= count or total + item[1] > size):
             yield batch
             batch, total = [], 0
         batch.append(item)

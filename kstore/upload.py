@@ -10,7 +10,7 @@ from typing import Protocol
 
 from kstore.blobs import BlobWriter, Layout
 from kstore.blobs.batches import Fetch, keepable
-from kstore.blobs.blobstore import Read, put_many
+from kstore.blobs.writers import Read, put_many
 from kstore.condemned import Doomed, read_doomed
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError, KstoreError

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kstore.blobs.blobstore import PackedBlobWriter
+from kstore.blobs.writers import PackedBlobWriter
 from kstore.calls import plain
 from kstore.errors import StoreUnavailable
 from kstore.local import scan

@@ -3,87 +3,35 @@
 from __future__ import annotations
 
 import logging
-import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager, suppress
-from enum import StrEnum
+from contextlib import contextmanager, suppress
 from functools import partial
-from types import TracebackType
-from typing import Protocol, Self
 
 from kstore.backends import Backend
+from kstore.batches import batches
 from kstore.blobs.loose import LooseBlobs
 from kstore.blobs.packindex import FOLDER, pack_name
 from kstore.blobs.packreader import Blob, PackReader, Part, Tails
-from kstore.blobs.packwriter import PackWriter
+from kstore.blobs.writers import (
+    BATCH_COUNT,
+    BATCH_SIZE,
+    BlobWriter,
+    Layout,
+    LooseBlobWriter,
+    PackedBlobWriter,
+)
 from kstore.errors import IntegrityError
 from kstore.files import NO_FILE
-from kstore.progress import Progress
 from kstore.threads import Pool, submit
 
 log = logging.getLogger(__name__)
 
-_THREADS = 2
 _INDEX_THREADS = 8
 _ATTEMPTS = 2
 _MOST_SEARCHED = 100
 """Packs that are looked through for what is missing while somebody waits: some milliseconds each where each call has to
 cross a network. A ref names the packs that it needs; others hold the same blob by chance.
 """
-_BATCH_COUNT = 128
-_BATCH_SIZE = 4 << 20
-
-
-Read = Callable[[Iterable[bytes]], Iterator[tuple[bytes, bytes | None]]]
-"""Yields (digest, bytes) of each blob that is asked for by its digest; None if it cannot be had any more."""
-
-
-class Layout(StrEnum):
-    """How new blobs are stored. Readers take a blob from wherever it is."""
-
-    LOOSE = "loose"
-    """One file each: where cache roots can link or clone from the store."""
-    PACKED = "packed"
-    """One file for all blobs of a commit: everywhere else."""
-
-
-class BlobWriter(Protocol):
-    """Takes the new blobs of one commit. Leaving its context unfinished stores no pack."""
-
-    blobs: int
-    """How many were stored."""
-    size: int
-    """Bytes that reached the store."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-    def put(self, digest: bytes, data: bytes | memoryview) -> None:
-        """Store one blob."""
-
-    def put_manifest(self, digest: bytes, data: bytes) -> None:
-        """Store the blob that readers want first, so that they can have it without the others."""
-
-    def finish(self) -> tuple[str, ...]:
-        """Make all of them readable; returns the packs that hold them."""
-
-
-def put_many(writer: BlobWriter, digests: Sequence[bytes], read: Read, progress: Progress, done: int = 0) -> set[bytes]:
-    """Store blobs; returns the digests of those that cannot be read. So many are `done` already."""
-    refused = set()
-    progress.done, progress.total = done, done + len(digests)
-    for progress.done, (digest, data) in enumerate(read(digests), done + 1):
-        if data is None:
-            refused.add(digest)
-        else:
-            writer.put(digest, data)
-        del data  # or a large blob would be held while the next one is read
-    return refused
 
 
 class _Search:
@@ -270,16 +218,8 @@ class BlobStore:
         log.log(level, "of pack %s not all can be read, its blobs are looked for elsewhere: %s", pack_id, error)
 
     def _loose_parts(self, wanted: Mapping[bytes, int]) -> Iterator[Part]:
-        batch: dict[bytes, int] = {}
-        batch_size = 0
-        for digest, size in wanted.items():
-            if batch and (len(batch) >= _BATCH_COUNT or batch_size + size > _BATCH_SIZE):
-                yield Part(batch_size, partial(self.loose.fetch, batch))
-                batch, batch_size = {}, 0
-            batch[digest] = size
-            batch_size += size
-        if batch:
-            yield Part(batch_size, partial(self.loose.fetch, batch))
+        for batch in batches(wanted.items(), BATCH_SIZE, BATCH_COUNT):
+            yield Part(sum(size for _, size in batch), partial(self.loose.fetch, dict(batch)))
 
     def fetch(self, digest: bytes, size: int, packs: Sequence[str] = ()) -> bytes:
         """One blob of `size` bytes.
@@ -316,99 +256,3 @@ class BlobStore:
                 self._tell(pack_id, error)
                 if isinstance(error, OSError) and error.errno not in NO_FILE:
                     troubles.append(error)
-
-
-class LooseBlobWriter:
-    """Stores each blob as a file of its own, a batch of them at a time in each of two threads."""
-
-    def __init__(self, loose: LooseBlobs) -> None:
-        self._loose = loose
-        self._pool = Pool(_THREADS)
-        self._batch: list[tuple[bytes, bytes | memoryview]] = []
-        self._batch_size = 0
-        self._storing: deque[Future[None]] = deque()
-        self._lock = threading.Lock()
-        self.blobs = 0
-        self.size = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._pool.shutdown(cancel_futures=True)
-
-    def put(self, digest: bytes, data: bytes | memoryview) -> None:
-        """Store one blob."""
-        self._batch.append((digest, data))
-        self._batch_size += len(data)
-        if len(self._batch) >= _BATCH_COUNT or self._batch_size >= _BATCH_SIZE:
-            self._store_batch()
-
-    def put_manifest(self, digest: bytes, data: bytes) -> None:
-        """Store one blob: each can be read by itself."""
-        self.put(digest, data)
-
-    def finish(self) -> tuple[str, ...]:
-        """Wait until all are stored. Loose blobs are in no pack."""
-        self._store_batch()
-        while self._storing:
-            self._storing.popleft().result()
-        return ()
-
-    def _store_batch(self) -> None:
-        large = self._batch_size >= _BATCH_SIZE
-        self._storing.append(submit(self._pool, self._store, self._batch))
-        self._batch, self._batch_size = [], 0
-        while self._storing and (large or len(self._storing) > _THREADS):
-            # What waits is in memory: a batch for each thread, or one large blob.
-            self._storing.popleft().result()
-
-    def _store(self, batch: list[tuple[bytes, bytes | memoryview]]) -> None:
-        created = self._loose.put_many(batch)
-        with self._lock:
-            self.blobs += sum(created)
-            self.size += sum(len(data) for (_, data), new in zip(batch, created, strict=True) if new)
-
-
-class PackedBlobWriter:
-    """Stores all blobs as one pack, which appears when it is finished. No blob, no pack."""
-
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
-        self._open = ExitStack()
-        self._pack: PackWriter | None = None
-        self.blobs = 0
-        self.size = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._open.close()
-
-    def put(self, digest: bytes, data: bytes | memoryview) -> None:
-        """Append one blob."""
-        if self._pack is None:
-            self._upload = self._open.enter_context(self._backend.upload())
-            self._pack = self._open.enter_context(PackWriter(self._upload))
-        self._pack.add(digest, data)
-        self.blobs += 1
-
-    def put_manifest(self, digest: bytes, data: bytes) -> None:
-        """Append one blob in a frame of its own, next to the index."""
-        if self._pack:
-            self._pack.close_frame()
-        self.put(digest, data)
-
-    def finish(self) -> tuple[str, ...]:
-        """Publish the pack."""
-        if self._pack is None:
-            return ()
-        pack_id = self._pack.finish()
-        self._upload.publish(pack_name(pack_id))
-        self.size = self._pack.size
-        return (pack_id,)

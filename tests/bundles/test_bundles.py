@@ -253,7 +253,7 @@ def test_an_import_meets_a_commit(source: Node, tmp_path: Path, monkeypatch: pyt
 @pytest.fixture
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bringing, "_BATCH", 700)
-    monkeypatch.setattr("kstore.blobs.blobstore._BATCH_COUNT", 1)
+    monkeypatch.setattr("kstore.blobs.writers.BATCH_COUNT", 1)
 
 
 @pytest.mark.usefixtures("small_batches")

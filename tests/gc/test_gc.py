@@ -16,10 +16,10 @@ import pytest
 from kstore import condemned
 from kstore.backends import PosixBackend, Upload
 from kstore.blobs import Layout
-from kstore.blobs.blobstore import PackedBlobWriter
 from kstore.blobs.loose import ASIDE, blob_name
 from kstore.blobs.packindex import PackIndex
 from kstore.blobs.packreader import PackReader
+from kstore.blobs.writers import PackedBlobWriter
 from kstore.condemned import list_names, read_doomed, read_list
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError, StoreUnavailable, UsageError
