@@ -12,9 +12,9 @@ import pytest
 from kstore.backends import PosixBackend
 from kstore.backends.posix import OpenedFile
 from kstore.blobs import BlobStore, Layout
-from kstore.blobs.blobstore import put_many
 from kstore.blobs.loose import blob_name
 from kstore.blobs.packindex import PackIndex, load_index, pack_name
+from kstore.blobs.writers import put_many
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError
 from kstore.progress import Progress
@@ -166,10 +166,14 @@ def test_a_small_pack_is_read_once(backend: PosixBackend, blobs: BlobStore, read
     assert len(read) == 2  # What may have been damaged on its way is not kept.
 
 
-def test_the_frames_of_a_pack_are_read_together(backend: PosixBackend, blobs: BlobStore, read: list[str]) -> None:
+def pack_of_nine_frames(backend: PosixBackend, blobs: BlobStore) -> tuple[list[bytes], tuple[str, ...], BlobStore]:
+    """What it holds, its id, and a store that has looked at nothing."""
     contents = [os.urandom(600) + bytes(11_400) for _ in range(3000)]
-    packs = store(blobs, Layout.PACKED, *contents)
-    fresh = BlobStore(backend)
+    return contents, store(blobs, Layout.PACKED, *contents), BlobStore(backend)
+
+
+def test_the_frames_of_a_pack_are_read_together(backend: PosixBackend, blobs: BlobStore, read: list[str]) -> None:
+    contents, packs, fresh = pack_of_nine_frames(backend, blobs)
     frames = fresh.pack(packs[0]).index.frames
     assert fetch(fresh, contents, packs) == sorted(contents)
     assert len(frames) >= 9
@@ -179,9 +183,7 @@ def test_the_frames_of_a_pack_are_read_together(backend: PosixBackend, blobs: Bl
 def test_a_part_of_a_pack_that_cannot_be_read_costs_its_frame_alone(
     backend: PosixBackend, blobs: BlobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    contents = [os.urandom(600) + bytes(11_400) for _ in range(3000)]
-    packs = store(blobs, Layout.PACKED, *contents)
-    fresh = BlobStore(backend)
+    contents, packs, fresh = pack_of_nine_frames(backend, blobs)
     bad = fresh.pack(packs[0]).index.frames[1]
     real = OpenedFile.read
 
@@ -198,9 +200,7 @@ def test_a_part_of_a_pack_that_cannot_be_read_costs_its_frame_alone(
 def test_frames_between_which_nothing_is_wanted_are_read_apart(
     backend: PosixBackend, blobs: BlobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    contents = [os.urandom(600) + bytes(11_400) for _ in range(3000)]
-    packs = store(blobs, Layout.PACKED, *contents)
-    fresh = BlobStore(backend)
+    contents, packs, fresh = pack_of_nine_frames(backend, blobs)
     assert fresh.pack(packs[0]).index
     lengths, real = list[int](), OpenedFile.read
     monkeypatch.setattr(OpenedFile, "read", lambda file, *part: lengths.append(part[1]) or real(file, *part))

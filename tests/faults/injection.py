@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -137,7 +138,8 @@ class FaultyBackend:
         if method == "upload":
             return lambda: self._upload(real)
         if method == "open":
-            return lambda name: FaultyFile(_strike(self._striker, "open", real, (name,)), self._striker)
+            read = partial(_strike, self._striker, "read")
+            return lambda name: OpenedThrough(_strike(self._striker, "open", real, (name,)), read)
         return lambda *arguments: _strike(self._striker, method, real, arguments)
 
     @contextmanager
@@ -146,14 +148,16 @@ class FaultyBackend:
             yield FaultyUpload(upload, self._striker)
 
 
-class FaultyFile:
-    def __init__(self, real: Any, striker: Striker) -> None:
+class OpenedThrough:
+    """An object that is being read; somebody else makes the calls."""
+
+    def __init__(self, real: Any, make: Callable[[Call, tuple[int, int]], bytes]) -> None:
         self._real = real
-        self._striker = striker
+        self._make = make
         self.size = real.size
 
     def read(self, offset: int, length: int) -> bytes:
-        return bytes(_strike(self._striker, "read", self._real.read, (offset, length)))
+        return self._make(self._real.read, (offset, length))
 
 
 class FaultyUpload:

@@ -20,21 +20,9 @@ from kstore.backends import PosixBackend
 from kstore.environment import Environment
 from kstore.report import CommitStatus, RestoreStatus
 from tests.faults.aftermath import nothing_is_lost, portable, root_is_sound, store_is_whole
+from tests.faults.injection import OpenedThrough
 from tests.faults.operations import OPERATIONS, Operation, Scene
 from tests.trees import KEY
-
-
-class HangingFile:
-    """An object that is being read."""
-
-    def __init__(self, real: Any, backend: HangingBackend) -> None:
-        self._real = real
-        self._backend = backend
-        self.size = real.size
-
-    def read(self, offset: int, length: int) -> bytes:
-        self._backend.hang_in_turn()
-        return bytes(self._real.read(offset, length))
 
 
 class HangingBackend:
@@ -59,18 +47,16 @@ class HangingBackend:
 
     def __getattr__(self, method: str) -> Callable[..., Any]:
         real = getattr(self._real, method)
+        if method == "open":
+            return lambda name: OpenedThrough(self._make(real, (name,)), self._make)
+        return lambda *arguments: self._make(real, arguments)
 
-        def call(*arguments: Any) -> Any:
-            self.hang_in_turn()
-            return real(*arguments)
-
-        return (lambda name: HangingFile(call(name), self)) if method == "open" else call
-
-    def hang_in_turn(self) -> None:
-        """If it is this call's."""
+    def _make(self, real: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+        """If it is this call's turn it hangs."""
         if next(self._calls) >= self._number:
             self.hung.set()
             assert self._released.wait(60)
+        return real(*arguments)
 
     def release(self) -> None:
         """Let it all go on, and wait until the threads left behind have ended."""
