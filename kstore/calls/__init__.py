@@ -20,10 +20,12 @@ except ImportError:
     from kstore.calls import plain as _calls  # type: ignore[no-redef]
 
 __all__ = [
-    "NewFile", "Status", "link_first", "mkdir_each", "open_unnoticed", "read_each", "stat_each", "times", "unlink_each",
-    "utime_each", "write_first",
+    "IS_COMPILED", "NewFile", "Status", "link_first", "mkdir_each", "open_unnoticed", "read_each", "stat_each", "times",
+    "unlink_each", "utime_each", "write_first",
 ]  # fmt: skip
 
+IS_COMPILED = _calls.__name__.endswith(".native")
+"""Whether it is `native` that makes the calls."""
 _STATUS = struct.Struct("=5qQ")
 _HERE = -1
 

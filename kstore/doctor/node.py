@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from tempfile import TemporaryDirectory
 
+from kstore.calls import IS_COMPILED
 from kstore.components.table import KSTORE_FOLDER
 from kstore.doctor.check import Check, bad, ok, warning
 from kstore.doctor.published import Newest
@@ -46,6 +47,7 @@ def check_node(store: Store, key: str, newest: Newest | None, *, may_link: bool)
             left = None if _is_restored(store, worker, newest) else newest
             yield from _check_disk(_nearest(path), left, takes_all=is_copy and is_empty)
     yield _check_inotify()
+    yield _check_calls()
 
 
 def _is_restored(store: Store, worker: Worker, newest: Newest | None) -> bool:
@@ -159,6 +161,13 @@ def _check_inotify() -> Check:
         advice = f"live commits look through the whole cache root instead; raise {_WATCHES.removeprefix('/proc/sys/')}"
         return warning("inotify", found, advice)
     return ok("inotify", found)
+
+
+def _check_calls() -> Check:
+    if IS_COMPILED:
+        return ok("system calls", "made by the compiled module")
+    found = "made by Python, one by one: kstore's module in C was not compiled when it was installed"
+    return warning("system calls", found, "large restores take a sixth longer: install gcc, then kstore again")
 
 
 def _number(path: str) -> int:

@@ -23,6 +23,7 @@ from kstore.gc.mark import Marked
 from kstore.published.generations import are_present, republish
 from kstore.published.refs import Ref
 from kstore.storage import Storage
+from kstore.words import plural
 
 log = logging.getLogger(__name__)
 
@@ -144,7 +145,7 @@ def _live_in(storage: Storage, pack: str, marked: Marked, but: set[bytes]) -> It
         lost -= 1
         yield blob
     if lost:
-        raise IntegrityError(f"{lost} of its blobs are damaged; see `kstore verify`")
+        raise IntegrityError(f"damaged in {plural(lost, 'blob')}; see `kstore verify`")
 
 
 def _republish(storage: Storage, ref: Ref, replaced: Mapping[str, tuple[str, ...]]) -> bool:

@@ -198,7 +198,7 @@ class _Verification:
                 self._count(digest, len(data))
         except (IntegrityError, OSError, MemoryError) as error:
             return error
-        return IntegrityError(f"{len(wanted)} of its blobs are damaged") if wanted else None
+        return IntegrityError(f"damaged in {plural(len(wanted), 'blob')}") if wanted else None
 
     def _held(self, reader: PackReader) -> set[bytes]:
         """What a pack may hold: anything, where not even its index can be read."""

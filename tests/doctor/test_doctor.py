@@ -60,7 +60,7 @@ def test_where_the_builder_itself_looks_nothing_is_wrong(published: Node) -> Non
     assert worst(published.store) == {}
     assert list(checks(published.store)) == [
         "store", "writing", "store space", "generation", "GPU", "environment", "cache root", "link mode", "space",
-        "inodes", "inotify", "compiler", "host", "variables", "key variables",
+        "inodes", "inotify", "system calls", "compiler", "host", "variables", "key variables",
     ]  # fmt: skip
 
 
@@ -531,6 +531,13 @@ def test_few_watches_make_live_commits_slower(published: Node, tmp_path: Path, m
     monkeypatch.setattr("kstore.doctor.node._WATCHES", str(tmp_path / "watches"))
 
     assert worst(published.store)["inotify"].verdict is Verdict.WARNING
+
+
+def test_without_the_compiled_module_restores_take_longer(published: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kstore.doctor.node.IS_COMPILED", False)
+    found = worst(published.store)
+    assert found.keys() == {"system calls"}
+    assert found["system calls"].verdict is Verdict.WARNING
 
 
 def test_a_compiler_that_does_not_answer_is_named(published: Node, monkeypatch: pytest.MonkeyPatch) -> None:
