@@ -195,15 +195,26 @@ class LinkFloor(Copy):
 
     def fetch(self, worker: str, host: int = 0) -> Step:
         """Folders first, and one call after the other."""
-        seconds = floor.run(self.what, self.shared(host) / "tree", self.local(worker))
-        return Step(seconds, "")
+        return Step(floor.run(self.what, self.source(host), self.local(worker)), "")
+
+    def source(self, host: int) -> Path:
+        """What is made anew."""
+        return self.shared(host) / "tree"
 
 
 class CopyFloor(LinkFloor):
-    """Likewise of a restore that copies."""
+    """Likewise of a restore that copies: wherever from, that is read before its clock starts."""
 
     name = "bare open, write, close"
     what = "copy"
+
+    def publish(self, worker: str, host: int = 0) -> Step:
+        """Nothing."""
+        return Step(0.0, "")
+
+    def source(self, host: int) -> Path:
+        """The builder's own."""
+        return self.local("builder")
 
 
 @cache
