@@ -41,6 +41,8 @@ class Kstore:
     """kstore itself."""
 
     def __init__(self, store: str, root: str, layout: str, key: str = KEY) -> None:
+        # A verb's module comes with its first call: it is no more counted than what peers import at their beginning.
+        from kstore.operations import commit, restore  # noqa: F401
         from kstore.store import Store
 
         self._open: Callable[[], Any] = lambda: Store(store, cache_root=root, layout=layout)
