@@ -4,6 +4,8 @@ import errno
 import os
 import resource
 import stat
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -71,7 +73,9 @@ def test_a_file_that_is_not_as_expected_has_an_error_instead(tmp_path: Path) -> 
     os.mkfifo(tmp_path / "pipe")
     names = {"there": 5, "link": 5, "pipe": 0, "gone": 1, ".": 4096}
     paths = [str(tmp_path / name) for name in names]
-    whole, link, pipe, gone, folder = (status.error for _, status in calls.read_each(paths, [*names.values()]))
+    read = list(calls.read_each(paths, [*names.values()]))
+    whole, link, pipe, gone, folder = (status.error for _, status in read)
+    assert [data for data, _ in read] == [b"there", b"", b"", b"", b""]
     assert (whole, link, gone) == (0, errno.ELOOP, errno.ENOENT)
     assert pipe and folder
     assert [status.error for _, status in calls.read_each([there] * 3, [4, 6, 0])] == [errno.EAGAIN] * 3
@@ -108,6 +112,16 @@ def test_times_are_set_to_the_nanosecond(tmp_path: Path, mtime_ns: int) -> None:
     assert (found.st_atime_ns, found.st_mtime_ns) == (7, mtime_ns)
     (status,) = calls.stat_each([path])
     assert status.mtime_ns == mtime_ns
+
+
+def test_a_time_beyond_64_bits_of_nanoseconds_is_the_last_of_them(tmp_path: Path) -> None:
+    (path,) = make(tmp_path, "a")
+    os.utime(path, (0, 13_569_465_600))
+    if os.stat(path).st_mtime != 13_569_465_600:
+        pytest.skip("this filesystem has no times of the year 2400")
+    (status,), ((_, read),) = calls.stat_each([path]), calls.read_each([path], [1])
+    assert status == read == Status.of(os.stat(path))
+    assert status.mtime_ns == (1 << 63) - 1
 
 
 def test_each_status_is_what_the_system_says(tmp_path: Path) -> None:
@@ -225,3 +239,14 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     with pytest.raises(NotADirectoryError) as caught:
         make_folders([str(tmp_path / "a"), str(tmp_path / "file/b"), str(tmp_path / "c")])
     assert caught.value.filename == str(tmp_path / "file/b")
+
+
+def test_a_module_that_was_compiled_from_other_source_is_not_used() -> None:
+    code = """
+import sys, types
+sys.modules["kstore.calls.native"] = types.ModuleType("kstore.calls.native")
+import kstore.calls
+print(kstore.calls.IS_COMPILED)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

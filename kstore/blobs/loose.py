@@ -12,7 +12,7 @@ from kstore.batches import batches
 from kstore.calls import stat_each
 from kstore.digest import DIGEST_SIZE, digest_of
 from kstore.files import NO_FILE
-from kstore.local.finished import read_whole
+from kstore.local.finished import BATCH_COUNT, read_whole
 from kstore.local.link import Blob
 from kstore.published.manifest import Entry
 
@@ -82,7 +82,7 @@ class LooseBlobs:
 
         What keeps others from being read just now is added to `troubles`.
         """
-        for batch in batches(wanted.items(), _BATCH):
+        for batch in batches(wanted.items(), _BATCH, BATCH_COUNT):
             for (digest, size), data in zip(batch, self._get_many(batch), strict=True):
                 if data is None or digest_of(data) != digest:
                     data = self._read(digest, size, troubles)

@@ -65,7 +65,8 @@ def put_many(writer: BlobWriter, digests: Sequence[bytes], read: Read, progress:
     """Store blobs; returns the digests of those that cannot be read. So many are `done` already."""
     refused = set()
     progress.done, progress.total = done, done + len(digests)
-    for progress.done, (digest, data) in enumerate(read(digests), done + 1):
+    for digest, data in read(digests):
+        progress.done += 1
         if data is None:
             refused.add(digest)
         else:

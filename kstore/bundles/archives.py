@@ -139,7 +139,8 @@ def _built_in(manifest: Manifest) -> str:
 
 def _read(files: list[tuple[str, Entry]], under: str, fetch: Fetch) -> Iterator[_File]:
     blobs = fetch_in_order(((entry.digest, entry.size) for _, entry in files), fetch)
-    for (path, entry), (_, data) in zip(files, blobs, strict=True):
+    for path, entry in files:
+        data = next(blobs)[1]
         component, _, relative = path.partition("/")
         folder = _folder_of(component)
         content = to_local(bytes(data), f"{under}/{folder}") if entry.flags & _RELOCATE else data

@@ -12,10 +12,14 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from kstore.calls.plain import open_unnoticed, times
+from kstore.calls.plain import bounded, open_unnoticed, times
 
+_FORM = 1
 try:
     from kstore.calls import native as _calls
+
+    if getattr(_calls, "FORM", 0) != _FORM:
+        raise ImportError("it was compiled from other source than this")
 except ImportError:
     from kstore.calls import plain as _calls  # type: ignore[no-redef]
 
@@ -51,13 +55,15 @@ class Status(NamedTuple):
     size: int
     """Bytes."""
     mtime_ns: int
+    """Nanoseconds since 1970, as `bounded`."""
     ctime_ns: int
     inode: int
 
     @classmethod
     def of(cls, found: os.stat_result) -> Status:
         """The same, asked for otherwise."""
-        return cls(0, found.st_mode, found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino)
+        times = bounded(found.st_mtime_ns), bounded(found.st_ctime_ns)
+        return cls(0, found.st_mode, found.st_size, *times, found.st_ino)
 
 
 def link_first(sources: Sequence[str], targets: Sequence[str]) -> tuple[int, int]:

@@ -14,7 +14,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { SECOND = 1000000000 };
+enum {
+    SECOND = 1000000000,
+    FORM = 1, /* another one when a function takes or returns something else; __init__.py says which one it knows */
+};
 
 /* ---- What Python gives, and what it gets */
 
@@ -114,9 +117,9 @@ static PyObject *unlink_each(PyObject *module, PyObject *paths) {
 }
 
 static struct timespec timespec_of(int64_t ns) {
-    int64_t fraction = ns % SECOND;
-    if (fraction < 0) fraction += SECOND;
-    return (struct timespec){.tv_sec = (ns - fraction) / SECOND, .tv_nsec = fraction};
+    const int64_t seconds = ns / SECOND, fraction = ns % SECOND;
+    if (fraction < 0) return (struct timespec){.tv_sec = seconds - 1, .tv_nsec = fraction + SECOND};
+    return (struct timespec){.tv_sec = seconds, .tv_nsec = fraction};
 }
 
 static PyObject *utime_each(PyObject *module, PyObject *arguments) {
@@ -136,7 +139,14 @@ static PyObject *utime_each(PyObject *module, PyObject *arguments) {
     return errors;
 }
 
-static int64_t nanoseconds(struct timespec moment) { return (int64_t)moment.tv_sec * SECOND + moment.tv_nsec; }
+/* The nearest that can be said of a time beyond the years 1677 and 2262. */
+static int64_t nanoseconds(struct timespec moment) {
+    int64_t ns;
+    if (__builtin_mul_overflow((int64_t)moment.tv_sec, (int64_t)SECOND, &ns) ||
+        __builtin_add_overflow(ns, (int64_t)moment.tv_nsec, &ns))
+        return moment.tv_sec < 0 ? INT64_MIN : INT64_MAX;
+    return ns;
+}
 
 struct status {
     int64_t error, mode, size, mtime_ns, ctime_ns;
@@ -239,6 +249,12 @@ static PyObject *take_sizes(PyObject *sizes, Py_ssize_t count, struct content *c
     return list;
 }
 
+/* Of what could not be read there are no bytes. */
+static void empty_failed(PyObject *read, const struct status *status, Py_ssize_t count) {
+    for (Py_ssize_t i = 0; i < count; i++)
+        if (status[i].error) PyList_SetItem(read, i, PyBytes_FromStringAndSize(NULL, 0));
+}
+
 static PyObject *read_names(const struct names *names, PyObject *sizes) {
     struct status *status;
     struct content *contents = PyMem_Calloc((size_t)names->count + 1, sizeof *contents);
@@ -250,6 +266,7 @@ static PyObject *read_names(const struct names *names, PyObject *sizes) {
         for (Py_ssize_t i = 0; i < names->count; i++)
             status[i] = read_file(names->texts[i], contents[i].data, contents[i].size);
         Py_END_ALLOW_THREADS
+        empty_failed(read, status, names->count);
     } else Py_CLEAR(read);
     PyMem_Free(contents);
     return read ? Py_BuildValue("NN", read, statuses) : NULL;
@@ -376,4 +393,8 @@ static PyMethodDef methods[] = {
 
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, .m_name = "native", .m_size = 0, .m_methods = methods};
 
-PyMODINIT_FUNC PyInit_native(void) { return PyModule_Create(&definition); }
+PyMODINIT_FUNC PyInit_native(void) {
+    PyObject *module = PyModule_Create(&definition);
+    if (module && PyModule_AddIntConstant(module, "FORM", FORM)) Py_CLEAR(module);
+    return module;
+}

@@ -24,6 +24,7 @@ Answer = TypeVar("Answer")
 
 _STATUS = struct.Struct("=5qQ")
 _SECOND = 1_000_000_000
+_MIN_NS, _MAX_NS = -(1 << 63), (1 << 63) - 1
 _NOATIME = getattr(os, "O_NOATIME", 0)
 _NOT_UNNOTICED = {errno.EPERM, errno.EACCES, errno.EINVAL}
 """It is another user's file, or a filesystem (some FUSE daemon's, or an old server's) that does not know of it."""
@@ -112,7 +113,13 @@ def _errors(answers: Sequence[OSError | None]) -> bytes:
 def _pack(found: os.stat_result | OSError) -> bytes:
     if isinstance(found, OSError):
         return _STATUS.pack(found.errno or errno.EIO, 0, 0, 0, 0, 0)
-    return _STATUS.pack(0, found.st_mode, found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino)
+    times = bounded(found.st_mtime_ns), bounded(found.st_ctime_ns)
+    return _STATUS.pack(0, found.st_mode, found.st_size, *times, found.st_ino)
+
+
+def bounded(moment_ns: int) -> int:
+    """The nearest that 64 bits can say of a time beyond the years 1677 and 2262: a clock may have been wrong."""
+    return max(_MIN_NS, min(moment_ns, _MAX_NS))
 
 
 def open_unnoticed(path: str, flags: int) -> int:

@@ -11,7 +11,7 @@ from kstore.digest import digest_of
 from kstore.local.finished import Content, Unfinished, check_unlocked, check_whole_object, read_finished
 from kstore.local.index import Known
 from kstore.local.relocate import group_children, to_stored
-from kstore.published.manifest import MAX_MTIME_NS, MIN_MTIME_NS, NEVER_IN_PLACE, Entry, Flag
+from kstore.published.manifest import NEVER_IN_PLACE, Entry, Flag
 
 _HOST, _LINK, _RELOCATE = int(Flag.HOST), int(Flag.LINK), int(Flag.RELOCATE)
 _EXECUTABLE = 0o111
@@ -56,15 +56,8 @@ def read_artifact(
     return Artifact(Known(_entry(stored, status, kind), len(data), status.inode), stored, promised)
 
 
-def mtime_of(status: Status) -> int:
-    """A file's modification time, in nanoseconds: a clock that is wrong by centuries leaves times that no manifest can
-    hold.
-    """
-    return max(MIN_MTIME_NS, min(status.mtime_ns, MAX_MTIME_NS))
-
-
 def _entry(stored: bytes, status: Status, kind: Kind) -> Entry:
     mode = stat.S_IMODE(status.mode) & 0o777
     # The mode belongs to the inode, and a blob's is read-only for all: what must be executable is copied.
     flags = kind.flags & ~_LINK if mode & _EXECUTABLE else kind.flags
-    return Entry(digest_of(stored), len(stored), mtime_of(status), mode, flags, kind.unit)
+    return Entry(digest_of(stored), len(stored), status.mtime_ns, mode, flags, kind.unit)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import stat
 import struct
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple, TypeVar
@@ -15,8 +16,12 @@ _ELF = b"\x7fELF"
 _ELF64 = 2
 _SECTION_TABLE = struct.Struct("<Q")
 _SECTION_COUNTS = struct.Struct("<HH")
+_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+"""Nobody waits for the writer of a pipe."""
 _BATCH = 1 << 18
 """Bytes of files that are read in one go."""
+BATCH_COUNT = 1024
+"""Files of them: most may be empty."""
 
 Item = TypeVar("Item")
 
@@ -36,14 +41,16 @@ def read_finished(path: str) -> Content:
     """Read a whole file.
 
     Raises:
-        Unfinished: it changed while it was read, or has gone.
+        Unfinished: it changed while it was read, has gone, or has become something else.
     """
     try:
-        fd = open_unnoticed(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fd = open_unnoticed(path, _READ)
     except FileNotFoundError as error:
         raise Unfinished("it has gone") from error
     try:
         before = os.fstat(fd)
+        if not stat.S_ISREG(before.st_mode):
+            raise Unfinished("it is no regular file")
         data = _read_all(fd, before.st_size)
         after = os.fstat(fd)
     finally:
@@ -58,7 +65,7 @@ def read_in_batches(files: Iterable[tuple[Item, str, int]]) -> Iterator[tuple[It
 
     None for a file that `read_finished` is to read, or says what is wrong with: a large one, or one that has changed.
     """
-    for batch in batches((((item, path), size) for item, path, size in files), _BATCH):
+    for batch in batches((((item, path), size) for item, path, size in files), _BATCH, BATCH_COUNT):
         items, sizes = zip(*batch, strict=True)
         if sum(sizes) > _BATCH:
             yield items[0][0], None
@@ -68,12 +75,12 @@ def read_in_batches(files: Iterable[tuple[Item, str, int]]) -> Iterator[tuple[It
 
 
 def read_whole(path: str) -> bytes:
-    """Read a whole file whose bytes are checked afterwards. Nobody waits for the writer of a pipe.
+    """Read a whole file whose bytes are checked afterwards.
 
     Raises:
         OSError: it cannot be read, or is a link.
     """
-    fd = open_unnoticed(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    fd = open_unnoticed(path, _READ)
     try:
         return _read_all(fd, os.fstat(fd).st_size)
     finally:

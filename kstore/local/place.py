@@ -329,7 +329,8 @@ class _Staging:
         placed.modes[LinkMode.COPY] = len(contents)
         changing = [path for path in contents if not self.wanted[path].flags & NEVER_IN_PLACE]
         for path, found in zip(changing, stat_each([self.staged(path) for path in changing]), strict=True):
-            placed.known[path] = Known(self.wanted[path]._replace(mtime_ns=found.mtime_ns), found.size, found.inode)
+            if not found.error:
+                placed.known[path] = Known(self.wanted[path]._replace(mtime_ns=found.mtime_ns), found.size, found.inode)
         return placed
 
     def _new_file(self, path: str, data: memoryview) -> NewFile:

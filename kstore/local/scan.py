@@ -20,7 +20,7 @@ from kstore.blobs.loose import bears_stamp
 from kstore.calls import Status, stat_each
 from kstore.components import Component, Table
 from kstore.components.table import KSTORE_FOLDER
-from kstore.local.artifact import mtime_of, read_artifact
+from kstore.local.artifact import read_artifact
 from kstore.local.cacheroot import CacheRoot
 from kstore.local.finished import Content, Unfinished, read_in_batches
 from kstore.local.found import Scan, Skipped
@@ -288,7 +288,7 @@ class _Walk:
         if not bears_stamp(status.mtime_ns, entry.digest):
             return None
         # Which store had its blob says nothing of what a commit finds.
-        entry = entry._replace(mtime_ns=mtime_of(status), flags=entry.flags & ~_BELOW)
+        entry = entry._replace(mtime_ns=status.mtime_ns, flags=entry.flags & ~_BELOW)
         return Known(entry, status.size, status.inode)
 
     def _take(self, path: str, known: Known, into: Scan) -> None:

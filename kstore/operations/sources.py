@@ -36,7 +36,9 @@ class Sources:
             if is_stored:
                 yield from self._read_as_it_is(group)
             else:
-                yield from ((digest, self._held.get(digest) or self._read(digest)) for digest in group)
+                for digest in group:
+                    held = self._held.get(digest)
+                    yield digest, self._read(digest) if held is None else held
 
     def _is_stored(self, digest: bytes) -> bool:
         """Whether a file holds just what is stored."""

@@ -18,8 +18,6 @@ from kstore.scope import Scope
 
 FORMAT = 1
 _RECORD = struct.Struct("<32sQqHBB")
-MIN_MTIME_NS, MAX_MTIME_NS = -(1 << 63), (1 << 63) - 1
-"""The years 1677 and 2262."""
 _HOSTS = "hosts/"
 
 

@@ -3,8 +3,10 @@ from __future__ import annotations
 import errno
 import gc
 import os
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -389,3 +391,21 @@ def test_a_damaged_loose_blob_is_replaced_when_it_is_stored_again(backend: Posix
     path.write_bytes(b"con")
     store(blobs, Layout.LOOSE, b"content")
     assert fetch(blobs, [b"content"]) == [b"content"]
+
+
+def test_no_blob_is_held_while_the_next_one_is_read() -> None:
+    alive: list[bytes] = []
+
+    class Counted(bytes):
+        def __del__(self) -> None:
+            alive.remove(bytes(self))
+
+    def read(digests: Iterable[bytes]) -> Iterator[tuple[bytes, bytes | None]]:
+        for digest in digests:
+            assert alive == []
+            alive.append(digest)
+            yield digest, Counted(digest)
+
+    dropping: Any = SimpleNamespace(put=lambda digest, data: None)
+    assert put_many(dropping, [b"one", b"two", b"three"], read, Progress()) == set()
+    assert alive == []

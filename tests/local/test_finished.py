@@ -2,10 +2,13 @@ from __future__ import annotations
 
 import fcntl
 import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
+from kstore.calls import Status, read_each
+from kstore.local import finished
 from kstore.local.finished import Unfinished, check_unlocked, check_whole_object, read_finished, read_in_batches
 from tests.trees import shared_object
 
@@ -29,6 +32,12 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("file")
     with pytest.raises(OSError):
         read_finished(str(tmp_path / "link"))
+
+
+def test_nobody_waits_for_the_writer_of_a_pipe(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(Unfinished, match="no regular file"):
+        read_finished(str(tmp_path / "pipe"))
 
 
 @pytest.mark.parametrize("change", ["grown", "cut", "rewritten"])
@@ -72,6 +81,20 @@ def test_many_files_are_read_in_order(tmp_path: Path, large: int) -> None:
     for name, content in read.items():
         if content:
             assert content == read_finished(str(tmp_path / name)) and content.data == contents[name]
+
+
+def test_any_number_of_empty_files_is_read_some_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = []
+
+    def read(paths: Sequence[str], sizes: Sequence[int]) -> Iterator[tuple[bytes, Status]]:
+        counts.append(len(paths))
+        return read_each(paths, sizes)
+
+    (tmp_path / "empty").touch()
+    monkeypatch.setattr(finished, "read_each", read)
+    many = 2 * finished.BATCH_COUNT + 1
+    assert all(content for _, content in read_in_batches([("", str(tmp_path / "empty"), 0)] * many))
+    assert counts == [finished.BATCH_COUNT, finished.BATCH_COUNT, 1]
 
 
 def test_a_lock_that_nobody_holds_or_that_is_missing_is_free(tmp_path: Path) -> None:
