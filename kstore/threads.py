@@ -41,8 +41,7 @@ class Pool(Executor):
         """End the threads, once all is done, or with `cancel_futures` once what has begun is."""
         while cancel_futures and not self._work.empty():
             self._work.get()
-        for _ in self._threads:
-            self._work.put(None)
+        self._work.put(None)
         while wait and self._threads:
             self._threads.pop().join()
 
@@ -62,6 +61,8 @@ def _work_off(queue: SimpleQueue[Callable[[], None] | None]) -> None:
     while work := queue.get():
         work()
         del work  # or what it works on would be held until there is more to do
+    # For the next one: of how many there are nobody is sure, for a signal's handler may raise while one is started.
+    queue.put(None)
 
 
 def _answer(answer: Future[Answer], function: Callable[[], Answer]) -> None:

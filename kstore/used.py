@@ -14,6 +14,9 @@ from kstore.threads import Pool, submit
 
 log = logging.getLogger(__name__)
 
+_PATIENCE = 5.0
+"""Seconds: a store that can be read and does not take a mark costs a restore no more."""
+
 
 def mark_used(backend: Backend, scope: Scope) -> None:
     """Note that a scope was restored just now; a store that cannot be written is none the worse."""
@@ -54,8 +57,14 @@ class Marker:
         self._pool.shutdown(wait=False)  # What nobody waits for may hang in a dead mount.
 
     def mark(self, scope: Scope) -> Callable[[], None]:
-        """Mark what is being restored; returns what waits until that is done."""
-        return submit(self._pool, self._mark, scope).result
+        """Mark what is being restored; returns what waits until that is done, if it does not take long."""
+        marked = submit(self._pool, self._mark, scope)
+
+        def wait() -> None:
+            with suppress(TimeoutError):
+                marked.result(_PATIENCE)
+
+        return wait
 
     def _mark(self, scope: Scope) -> None:
         if not self._is_idle and not (scope == self._scope and self._marked.result()):

@@ -59,6 +59,28 @@ def test_what_has_not_begun_can_be_cancelled() -> None:
     assert done == [1]
 
 
+def test_all_threads_end_where_a_signals_handler_raises_while_one_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    started, start, go_on = list[threading.Thread](), threading.Thread.start, threading.Event()
+
+    def interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        started.append(thread)
+        if len(started) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    pool = Pool(2)
+    pool.submit(go_on.wait, 60)
+    with pytest.raises(KeyboardInterrupt):
+        pool.submit(go_on.wait, 60)
+    monkeypatch.undo()
+    pool.shutdown(wait=False)
+    started[1].join(60)  # It was idle, and nobody knows of it.
+    go_on.set()
+    started[0].join(60)
+    assert not any(thread.is_alive() for thread in started)
+
+
 def test_where_no_thread_can_be_started_the_work_is_done_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't create new thread at interpreter shutdown")

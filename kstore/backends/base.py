@@ -56,7 +56,7 @@ class Child(NamedTuple):
 
 class Opened(Protocol):
     """An object that is being read, as it was when it was opened. Any thread may use it; it is closed when nobody holds
-    it any more.
+    it any more, if nobody has closed it before.
     """
 
     @property
@@ -65,6 +65,9 @@ class Opened(Protocol):
 
     def read(self, offset: int, length: int) -> bytes:
         """Return `length` bytes (fewer at the end) from `offset`."""
+
+    def close(self) -> None:
+        """Let go of it: no thread is reading, or will be. Errors know who raised them, and would hold it long."""
 
 
 class Upload(Protocol):

@@ -17,13 +17,13 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from threading import Thread
 from types import TracebackType
 
 from kstore.backends.base import STAGING, Child, NewObject, StagingLost, Stat, check_name
 from kstore.calls import link_first, open_unnoticed, read_each, stat_each, times, unlink_each
 from kstore.files import NewFile, write_files
 from kstore.folders import make_folder
+from kstore.threads import Pool
 
 FILE_MODE = 0o444
 _NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS}
@@ -128,9 +128,10 @@ class PosixBackend:
 
     def look_ahead(self, names: Sequence[str]) -> None:
         """Have the kernel learn the way to these names: over a network it asks for each folder on it."""
-        paths = [self.path(name) for name in names]
+        pool = Pool(1)
         with suppress(RuntimeError):  # No thread can be started: they are found when they are asked for.
-            Thread(target=stat_each, args=(paths,), name="kstore", daemon=True).start()
+            pool.submit(stat_each, [self.path(name) for name in names])
+        pool.shutdown(wait=False)
 
     def list(self, folder: str) -> Iterator[Child]:
         """The direct children of `folder`. NFS leaves `.nfsXXXX` for open files that were deleted: not ours."""
@@ -178,16 +179,20 @@ class PosixBackend:
 
 
 class OpenedFile:
-    """A file that is being read; its descriptor is closed with the last reference: threads may be at parts of it."""
+    """A file that is being read."""
 
     def __init__(self, backend: PosixBackend, name: str) -> None:
         self._fd = -1
         self._backend = backend
         self._name = name
         self._fd = _open_to_read(backend.path(name))
-        found = os.fstat(self._fd)
-        if not stat.S_ISREG(found.st_mode):
-            raise FileNotFoundError(errno.ENOENT, "not a regular file", backend.path(name))
+        try:
+            found = os.fstat(self._fd)
+            if not stat.S_ISREG(found.st_mode):
+                raise FileNotFoundError(errno.ENOENT, "not a regular file", backend.path(name))
+        except OSError:
+            self.close()
+            raise
         self.size = found.st_size
 
     def read(self, offset: int, length: int) -> bytes:
@@ -199,10 +204,14 @@ class OpenedFile:
                 raise
         return self._backend.get(self._name, offset, length)
 
-    def __del__(self) -> None:
-        if self._fd >= 0:
+    def close(self) -> None:
+        """Close its descriptor."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
             with suppress(OSError):  # All that was read was read.
-                os.close(self._fd)
+                os.close(fd)
+
+    __del__ = close
 
 
 class PosixUpload:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 
 from kstore.backends import Backend
@@ -26,6 +26,8 @@ from kstore.threads import Pool, submit
 
 log = logging.getLogger(__name__)
 
+_Tell = Callable[[str, Exception], None]
+"""Is told what ails a pack."""
 _INDEX_THREADS = 8
 _ATTEMPTS = 2
 _MOST_SEARCHED = 100
@@ -130,14 +132,12 @@ class BlobStore:
 
     def _read_indexes(self, packs: Iterable[str]) -> None:
         """Side by side, for each is several round trips to the store. What ails one will be known when it is used."""
-        unknown = [reader for pack_id in packs if not (reader := self.pack(pack_id)).is_known]
+        unknown = [pack_id for pack_id in packs if not self.pack(pack_id).is_known]
         if len(unknown) < 2:
             return
         with Pool(min(len(unknown), _INDEX_THREADS)) as pool:
-            reading = [submit(pool, lambda reader: reader.index, reader) for reader in unknown]
-            for each in reading:
-                with suppress(IntegrityError, OSError):
-                    each.result()
+            for answer in [submit(pool, self.can_read, pack_id) for pack_id in unknown]:
+                answer.result()
 
     def _one_by_one(self, packs: Sequence[str]) -> Iterator[str]:
         """Packs to look into until all is found: most often that is the first one."""
@@ -193,23 +193,26 @@ class BlobStore:
         """
         left = dict(wanted)
         for pack_id in packs:
-            yield from self._parts_of_pack(pack_id, left)
+            yield from self._parts_of_pack(self.pack(pack_id), left, self._tell)
             for digest in left.keys() & self.digests_in([pack_id]):
                 del left[digest]
         yield from self._loose_parts(left)
 
-    def _parts_of_pack(self, pack_id: str, wanted: Mapping[bytes, int]) -> Iterator[Part]:
+    @staticmethod
+    def _parts_of_pack(reader: PackReader, wanted: Mapping[bytes, int], tell: _Tell) -> Iterator[Part]:
+        """What is damaged, or cannot be read, costs its own part."""
+
         def load(part: Part) -> Iterator[Blob]:
             try:
                 yield from part.load()
             except (IntegrityError, OSError) as error:
-                self._tell(pack_id, error)
+                tell(reader.pack_id, error)
 
         try:
-            for part in self.pack(pack_id).parts(wanted):
+            for part in reader.parts(wanted):
                 yield Part(part.size, partial(load, part))
         except (IntegrityError, OSError) as error:
-            self._tell(pack_id, error)
+            tell(reader.pack_id, error)
 
     def _tell(self, pack_id: str, error: Exception) -> None:
         """Once a pack, however often it is tried."""
@@ -243,16 +246,18 @@ class BlobStore:
         reader: Callable[[str], PackReader],
         troubles: list[Exception],
     ) -> Iterator[tuple[bytes, memoryview]]:
+        def tell(pack_id: str, error: Exception) -> None:
+            self._tell(pack_id, error)
+            if isinstance(error, OSError) and error.errno not in NO_FILE:
+                error.__context__ = None  # It knows who raised it, who have the pack open.
+                troubles.append(error.with_traceback(None))
+
         for pack_id in packs:
             if not left:
                 return
-            try:
-                for digest, data in reader(pack_id).fetch(left):
+            for part in self._parts_of_pack(reader(pack_id), left, tell):
+                for digest, data in part.load():
                     if digest in left:
                         left.pop(digest)
                         yield digest, data
                     del data
-            except (IntegrityError, OSError) as error:
-                self._tell(pack_id, error)
-                if isinstance(error, OSError) and error.errno not in NO_FILE:
-                    troubles.append(error)

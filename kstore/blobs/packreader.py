@@ -11,6 +11,7 @@ import errno
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from contextlib import closing
 from functools import partial
 from typing import IO, NamedTuple, Protocol, cast
 from weakref import WeakSet
@@ -106,22 +107,27 @@ class PackReader:
     ) -> None:
         """`index` is for a pack that has none yet; `tails` are shared by the readers of one store."""
         self._backend = backend
+        self.pack_id = pack_id
         self._name = pack_name(pack_id)
         self._size: int | None = None
         self._index = index
         self._tails = tails or Tails()
         self._sources = WeakSet[_Source]()
+        self._lock = threading.Lock()
 
     def close(self) -> None:
         """Close what is open for parts that nobody will load any more, though an error may still know of them."""
-        for source in list(self._sources):
+        with self._lock:
+            sources = list(self._sources)
+        for source in sources:
             source.close()
 
     @property
     def size(self) -> int:
         """Bytes of the whole file."""
         if self._size is None:
-            self._size = self._backend.open(self._name).size
+            with closing(self._backend.open(self._name)) as file:
+                self._size = file.size
         return self._size
 
     @property
@@ -137,7 +143,10 @@ class PackReader:
         return self._index is not None
 
     def _load_index(self) -> PackIndex:
-        file = self._backend.open(self._name)
+        with closing(self._backend.open(self._name)) as file:
+            return self._read_end(file)
+
+    def _read_end(self, file: Opened) -> PackIndex:
         self._size = file.size
         tail = _read(file, self._name, max(file.size - _TAIL, 0), min(_TAIL, file.size))
         index = self._index_at_end_of(file, tail)
@@ -180,7 +189,8 @@ class PackReader:
         needed = list(self._needed(wanted.keys()))
         away = [frame for _, _, frame in needed if not self._tails.has(self._name, frame.offset)]
         source = _Source(self._backend, self._name, away)
-        self._sources.add(source)
+        with self._lock:
+            self._sources.add(source)
         for number, first, frame in needed:
             blobs = self.index.blobs_of(number, first)
             chosen = [(digest, start, end) for digest, start, end in blobs if wanted.get(digest) == end - start]
@@ -205,6 +215,8 @@ class PackReader:
     def _decompress(self, source: _Source, frame: Frame) -> memoryview:
         try:
             if frame.size <= MAX_SHARED_FRAME:
+                if frame.packed_size > _most_packed(frame.size):
+                    raise IntegrityError(f"a frame of {self._name} declares {frame.packed_size} packed bytes")
                 # What was damaged on its way is read anew the next time.
                 packed = self._tails.take(self._name, frame.offset) or source.frame(frame)
                 # The size in the frame's own header is what zstd allocates, whatever limit it is given.
@@ -291,6 +303,11 @@ def _runs(frames: Iterable[Frame]) -> Iterator[list[Frame]]:
         run.append(frame)
     if run:
         yield run
+
+
+def _most_packed(size: int) -> int:
+    """Bytes that so many can take, compressed: what does not compress is stored with a little beside it."""
+    return size + size // 128 + 1024
 
 
 def _end(frame: Frame) -> int:

@@ -25,3 +25,6 @@ class BundleFile:
             offset += len(data)
             wanted -= len(data)
         return b"".join(parts)
+
+    def close(self) -> None:
+        """Whoever has opened the file closes it."""

@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
 
-from kstore.backends import LocalPaths, NewObject, PosixBackend
+from kstore.backends import LocalPaths, NewObject, PosixBackend, posix
 from tests.backends.conformance import BackendConformance
 
 pytestmark = pytest.mark.usefixtures("plain_calls")
@@ -158,3 +160,11 @@ def test_an_upload_whose_end_fails_leaves_nothing(backend: PosixBackend) -> None
         upload.write(b"data")
         os.close(upload._fd)
     assert os.listdir(backend.path("tmp")) == []
+
+
+def test_whoever_looks_ahead_takes_no_signal(backend: PosixBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that hangs would take it, though the job has blocked it for now."""
+    blocked: SimpleQueue[set[int]] = SimpleQueue()
+    monkeypatch.setattr(posix, "stat_each", lambda paths: blocked.put(signal.pthread_sigmask(signal.SIG_BLOCK, ())))
+    backend.look_ahead(["folder"])
+    assert {signal.SIGTERM, signal.SIGINT} <= blocked.get(timeout=60)

@@ -195,8 +195,46 @@ def test_a_part_of_a_pack_that_cannot_be_read_costs_its_frame_alone(
         return real(file, offset, length)
 
     monkeypatch.setattr(OpenedFile, "read", read)
-    parts = fresh.parts({digest_of(data): len(data) for data in contents}, packs)
-    assert sum(1 for part in parts for _ in part.load()) == len(contents) - bad.blobs
+    wanted = {digest_of(data): len(data) for data in contents}
+    assert sum(1 for part in fresh.parts(wanted, packs) for _ in part.load()) == len(contents) - bad.blobs
+    assert sum(1 for _ in fresh.fetch_many(wanted, packs)) == len(contents) - bad.blobs
+
+
+@pytest.fixture
+def uncollected() -> Iterator[None]:
+    """As in a job that collects garbage when it suits it."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def descriptors() -> set[str]:
+    return set(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.usefixtures("uncollected")
+def test_packs_whose_ends_cannot_be_read_are_closed(backend: PosixBackend, blobs: BlobStore) -> None:
+    packs = [pack for number in range(6) for pack in store(blobs, Layout.PACKED, b"%d" % number)]
+    for pack in packs[:3]:
+        Path(backend.path(pack_name(pack))).chmod(0o644)
+        os.truncate(backend.path(pack_name(pack)), 100)
+    fresh, before = BlobStore(backend), descriptors()
+    assert fresh.digests_in(packs) == {digest_of(b"%d" % number) for number in (3, 4, 5)}
+    assert fetch(fresh, [b"0", b"5"], tuple(packs)) == [b"5"]
+    assert descriptors() == before
+
+
+@pytest.mark.usefixtures("uncollected")
+def test_packs_of_which_a_part_cannot_be_read_are_closed_though_the_trouble_is_known(
+    backend: PosixBackend, blobs: BlobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contents, packs, fresh = pack_of_nine_frames(backend, blobs)
+    assert fresh.pack(packs[0]).index
+    monkeypatch.setattr(OpenedFile, "read", lambda *part: (_ for _ in ()).throw(OSError(errno.EIO, "it is away")))
+    before, troubles = descriptors(), list[Exception]()
+    assert list(fresh.fetch_many({digest_of(contents[0]): len(contents[0])}, packs, troubles)) == []
+    assert len(troubles) == 1 and descriptors() == before
 
 
 def test_frames_between_which_nothing_is_wanted_are_read_apart(

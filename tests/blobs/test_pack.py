@@ -204,6 +204,13 @@ def test_a_frame_that_cannot_be_is_refused(backend: PosixBackend, frame: Frame) 
         list(PackReader(backend, pack_id).fetch({digest: frame.size}))
 
 
+def test_a_frame_that_says_it_takes_much_more_than_it_holds_is_not_read(backend: PosixBackend) -> None:
+    packed = zstandard.compress(b"0123456789")
+    digest = digest_of(b"0123456789")
+    craft_pack(backend, packed + bytes(400 * MIB), PackIndex([Frame(0, 400 * MIB, 10, 1)], [digest], [10]))
+    assert peak_while(READ, str(backend.root), digest.hex(), "10") < 64 * MIB
+
+
 def test_an_index_that_contradicts_itself_is_refused(backend: PosixBackend) -> None:
     packed = zstandard.compress(b"0123456789")
     frame, digest = Frame(0, len(packed), 10, 1), digest_of(b"0123456789")

@@ -159,6 +159,9 @@ class OpenedThrough:
     def read(self, offset: int, length: int) -> bytes:
         return self._make(self._real.read, (offset, length))
 
+    def close(self) -> None:
+        self._real.close()
+
 
 class FaultyUpload:
     def __init__(self, real: Any, striker: Striker) -> None:

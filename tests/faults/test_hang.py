@@ -125,6 +125,14 @@ def test_strict_raises_what_took_too_long(tmp_path: Path) -> None:
         kstore.restore(KEY, strict=True, timeout=60, **scene.settings(scene.tree.root))
 
 
+def test_a_mark_that_hangs_costs_a_restore_little(tmp_path: Path, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene, released = OPERATIONS[2].prepare(tmp_path, layout), threading.Event()
+    monkeypatch.setattr(PosixBackend, "touch", lambda *arguments: released.wait(60))
+    monkeypatch.setattr("kstore.used._PATIENCE", 0.01)
+    assert kstore.restore(KEY, **scene.settings(scene.tree.root)).status is RestoreStatus.RESTORED
+    released.set()
+
+
 @pytest.mark.parametrize("verb", ["restore", "commit"])
 def test_a_job_ends_although_its_store_still_hangs(tmp_path: Path, verb: str, layout: str) -> None:
     """In a thread of a pool or of its own, and with the lock of the cache root held."""

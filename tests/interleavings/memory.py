@@ -307,6 +307,9 @@ class MemoryFile:
     def read(self, offset: int, length: int) -> bytes:
         return self._data[offset : offset + length]
 
+    def close(self) -> None:
+        """Nothing is held."""
+
 
 class MemoryUpload:
     """An object that is being written."""
