@@ -10,8 +10,10 @@ from __future__ import annotations
 import errno
 import os
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import chain, islice, starmap
+from typing import TypeVar
 
 import lmdb
 
@@ -19,7 +21,9 @@ from kstore.digest import digest_of
 from kstore.errors import IntegrityError, KstoreError
 from kstore.pages import check_pages
 
-Table = dict[bytes, bytes]
+Row = tuple[bytes, bytes]
+"""Key and value."""
+Taken = TypeVar("Taken")
 
 MAX_KEY = 511
 """Bytes. LMDB's own limit on a key."""
@@ -27,28 +31,34 @@ _LONG = b"\xff"
 _MAX_TABLES = 4096
 _FORMAT = 0
 """LMDB 0.9's file format; py-lmdb 3 can also write one that older readers refuse."""
+_READ_COUNT = 1024
+"""Rows that are read in one go."""
+_WRITE_COUNT = 16384
+"""Rows after which LMDB lets go of the pages that it has written."""
 
 
-def dump(tables: Mapping[str, Mapping[bytes, bytes]]) -> bytes:
-    """Return an LMDB file holding `tables`. The same tables give the same bytes.
+def dump(tables: Mapping[str, Iterable[Row]], size: int) -> bytes:
+    """Return an LMDB file holding `tables`, the rows of each in the order of their keys. The same tables give the same
+    bytes.
+
+    `size` is what all keys and values have at most, in bytes. No more than some of them are in memory at once.
 
     Raises:
         KstoreError: there is no memory for it.
     """
     try:
         with _memory_file() as fd:
-            _build(fd, tables)
+            _build(fd, tables, size)
             with open(fd, "rb", closefd=False) as file:
                 return file.read()
     except (lmdb.Error, OSError) as error:
-        rows = sum(map(len, tables.values()))
         raise KstoreError(
-            f"cannot build a table file of {rows} rows in memory: {error}; see how much memory this process may take"
+            f"cannot build a file of {size} bytes of rows in memory: {error}; see how much memory this process may take"
         ) from error
 
 
-def load(data: bytes) -> dict[str, Table]:
-    """Return the tables in `data`.
+def load(data: bytes, take: Callable[[str, Iterator[Row]], Taken]) -> dict[str, Taken]:
+    """Return what `take` makes of each of the tables in `data`, given by its name and its rows.
 
     Raises:
         IntegrityError: it is not such a file.
@@ -59,7 +69,7 @@ def load(data: bytes) -> dict[str, Table]:
         with _memory_file() as fd:
             _write_all(fd, data)
             with _environment(fd, readonly=True) as env:
-                return {name.decode(): _load_table(env, name) for name in _names(env)}
+                return dict(_load_table(env, name, take) for name in _names(env))
     except (lmdb.Error, UnicodeDecodeError) as error:
         what = f"a table file of {len(data)} bytes cannot be read: {error}"
         raise OSError(code, what) if (code := _errno(error)) > 0 else IntegrityError(what) from error
@@ -79,12 +89,15 @@ def _memory_file() -> Iterator[int]:
         os.close(fd)
 
 
-def _build(fd: int, tables: Mapping[str, Mapping[bytes, bytes]]) -> None:
-    with _environment(fd, map_size=_room_for(tables)) as env:
+def _build(fd: int, tables: Mapping[str, Iterable[Row]], size: int) -> None:
+    page = os.sysconf("SC_PAGE_SIZE")
+    # Generous: LMDB's overhead is under a factor of three, and unused room takes no space in the file.
+    with _environment(fd, map_size=(4 * size // page + 16 * (len(tables) + 16)) * page) as env:
         for name in sorted(tables):
-            database = env.open_db(name.encode())
-            with env.begin(write=True) as txn, txn.cursor(database) as cursor:
-                cursor.putmulti(_stored(tables[name]), append=True)
+            database, rows = env.open_db(name.encode()), _stored(tables[name])
+            while some := list(islice(rows, _WRITE_COUNT)):
+                with env.begin(write=True) as txn, txn.cursor(database) as cursor:
+                    cursor.putmulti(some, append=True)
 
 
 @contextmanager
@@ -97,41 +110,40 @@ def _environment(fd: int, *, readonly: bool = False, map_size: int = 1 << 20) ->
         yield env
 
 
-def _room_for(tables: Mapping[str, Mapping[bytes, bytes]]) -> int:
-    """Generous: LMDB's overhead is under a factor of three, and unused room takes no space in the file."""
-    content = sum(32 * len(t) + sum(map(len, t)) + sum(map(len, t.values())) for t in tables.values())
-    page = os.sysconf("SC_PAGE_SIZE")
-    return (4 * content // page + 16 * (len(tables) + 16)) * page
+def _stored(rows: Iterable[Row]) -> Iterator[Row]:
+    """The rows in the order of the keys that they are stored under."""
+    long = []
+    for row in rows:
+        if len(row[0]) > MAX_KEY or row[0].startswith(_LONG):
+            long.append(_store_row(*row))
+        else:
+            yield row
+    yield from sorted(long)
 
 
-def _stored(table: Mapping[bytes, bytes]) -> list[tuple[bytes, bytes]]:
-    if max(map(len, table), default=0) <= MAX_KEY and max(table, default=b"") < _LONG:
-        return sorted(table.items())
-    return sorted(_store_row(key, value) for key, value in table.items())
-
-
-def _store_row(key: bytes, value: bytes) -> tuple[bytes, bytes]:
+def _store_row(key: bytes, value: bytes) -> Row:
     """A key over LMDB's limit is stored under its digest, in full before its value."""
-    if len(key) <= MAX_KEY and not key.startswith(_LONG):
-        return key, value
     return _LONG + digest_of(key), struct.pack("<I", len(key)) + key + value
 
 
-def _load_row(key: bytes, value: bytes) -> tuple[bytes, bytes]:
+def _load_row(key: bytes, value: bytes) -> Row:
     if not key.startswith(_LONG):
         return key, value
     end = 4 + int.from_bytes(value[:4], "little")
     return value[4:end], value[end:]
 
 
-def _load_table(env: lmdb.Environment, name: bytes) -> Table:
-    database = env.open_db(name, create=False)
-    with env.begin(db=database) as txn:
-        table = dict(txn.cursor())
-    for key in [key for key in table if key >= _LONG] if max(table, default=b"") >= _LONG else ():
-        long_key, value = _load_row(key, table.pop(key))
-        table[long_key] = value
-    return table
+def _load_table(env: lmdb.Environment, name: bytes, take: Callable[[str, Iterator[Row]], Taken]) -> tuple[str, Taken]:
+    database, text = env.open_db(name, create=False), name.decode()
+    with env.begin(db=database) as txn, txn.cursor() as cursor:
+        return text, take(text, chain.from_iterable(_loaded(cursor)))
+
+
+def _loaded(rows: Iterable[Row]) -> Iterator[Iterable[Row]]:
+    """The rows as they were given to `dump`, some at a time."""
+    rows = iter(rows)
+    while some := list(islice(rows, _READ_COUNT)):
+        yield starmap(_load_row, some) if max(some)[0] >= _LONG else some
 
 
 def _names(env: lmdb.Environment) -> list[bytes]:

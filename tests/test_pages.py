@@ -6,12 +6,12 @@ import struct
 
 import pytest
 
-from kstore import tables
 from kstore.errors import IntegrityError
 from kstore.pages import check_pages
+from tests import tablefiles
 
 PAGE = 4096
-WHOLE = tables.dump(
+WHOLE = tablefiles.dump(
     {
         "many": {b"%06d" % number: bytes(60) for number in range(3000)},
         "large": {b"small": b"", b"large": bytes(3 * PAGE)},
@@ -37,7 +37,7 @@ LEAF = struct.unpack_from("<I", WHOLE, BRANCH + CHILD)[0] * PAGE
 @pytest.mark.parametrize(("count", "rows"), [(0, 0), (1, 0), (1, 1), (1, 20_000), (100, 20)])
 def test_every_file_that_is_made_is_let_through(count: int, rows: int) -> None:
     table = {b"%06d" % number: bytes(52) for number in range(rows)}
-    check_pages(tables.dump({f"table{number}": table for number in range(count)}))
+    check_pages(tablefiles.dump({f"table{number}": table for number in range(count)}))
     check_pages(WHOLE)
 
 

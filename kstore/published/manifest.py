@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntFlag
 from functools import partial
-from itertools import starmap
+from itertools import chain, islice, starmap
 from typing import Any, NamedTuple
 
 from kstore import tables
@@ -19,6 +19,8 @@ from kstore.scope import Scope
 FORMAT = 1
 _RECORD = struct.Struct("<32sQqHBB")
 _HOSTS = "hosts/"
+_ROWS = 1024
+"""That are read in one go."""
 
 
 class Flag(IntFlag):
@@ -122,9 +124,10 @@ class Manifest:
 
     def dump(self) -> bytes:
         """As the bytes of an LMDB file."""
-        meta = {key.encode(): json.dumps(value).encode() for key, value in self.meta.items()}
-        hosts = {_HOSTS + name: pack_files(files) for name, files in self.hosts.items()}
-        return tables.dump({"meta": meta, "files": pack_files(self.files), **hosts})
+        meta = sorted((key.encode(), json.dumps(value).encode()) for key, value in self.meta.items())
+        files = {"files": self.files} | {_HOSTS + name: files for name, files in self.hosts.items()}
+        size = sum(map(len, chain.from_iterable(meta))) + sum(map(_most_bytes, files.values()))
+        return tables.dump({"meta": meta} | {name: pack_files(each) for name, each in files.items()}, size)
 
     @classmethod
     def load(cls, data: bytes) -> Manifest:
@@ -133,16 +136,12 @@ class Manifest:
         Raises:
             IntegrityError: it is damaged, or a newer kstore wrote it.
         """
-        found = tables.load(data)
         try:
+            found = tables.load(data, _load_table)
             return cls(
-                files=unpack_files(found.pop("files")),
-                meta={key.decode(): json.loads(value) for key, value in found.pop("meta").items()},
-                hosts={
-                    name.removeprefix(_HOSTS): unpack_files(table)
-                    for name, table in found.items()
-                    if name.startswith(_HOSTS)
-                },
+                files=found.pop("files"),
+                meta=found.pop("meta"),
+                hosts={name.removeprefix(_HOSTS): files for name, files in found.items() if name.startswith(_HOSTS)},
             )
         except (KeyError, ValueError, RecursionError, struct.error) as error:
             raise IntegrityError(f"a manifest of {len(data)} bytes cannot be read: {error!r}") from error
@@ -155,18 +154,42 @@ def meta_of(scope: Scope, parent: int) -> dict[str, Any]:
     return {"gpu": scope.gpu, "key": scope.key, "parent": parent, "nonce": secrets.token_hex(16)}
 
 
-def pack_files(files: Files) -> tables.Table:
-    """Paths and entries as table rows."""
-    paths = (path.encode("utf-8", "surrogateescape") for path in files)
-    return dict(zip(paths, pack_entries(files.values()), strict=True))
+def _load_table(name: str, rows: Iterator[tables.Row]) -> Any:
+    """One of the tables of a manifest; None if an older kstore would not know it."""
+    if name == "meta":
+        return {key.decode(): json.loads(value) for key, value in rows}
+    return unpack_files(rows) if name == "files" or name.startswith(_HOSTS) else None
 
 
-def unpack_files(table: tables.Table) -> Files:
-    """The reverse of `pack_files`."""
-    if not {_RECORD.size}.issuperset(map(len, table.values())):
-        raise ValueError("a record has another size")
-    paths = [key.decode("utf-8", "surrogateescape") for key in table]
-    return dict(zip(paths, unpack_entries(b"".join(table.values())), strict=True))
+def pack_files(files: Files) -> Iterator[tables.Row]:
+    """Paths and entries as table rows, sorted."""
+    # Of text that is no surrogate for bytes, the order of its characters is that of its bytes.
+    for path in sorted(files, key=None if all(map(str.isascii, files)) else _encode):
+        yield _encode(path), _RECORD.pack(*files[path])
+
+
+def unpack_files(rows: Iterator[tables.Row]) -> Files:
+    """The reverse of `pack_files`. No more than some of the rows are in memory at once."""
+    files: Files = {}
+    while some := list(islice(rows, _ROWS)):
+        paths, records = zip(*some, strict=True)
+        if not {_RECORD.size}.issuperset(map(len, records)):
+            raise ValueError("a record has another size")
+        files.update(zip(map(_decode, paths), unpack_entries(b"".join(records)), strict=True))
+    return files
+
+
+def _encode(path: str) -> bytes:
+    return path.encode("utf-8", "surrogateescape")
+
+
+def _decode(path: bytes) -> str:
+    return path.decode("utf-8", "surrogateescape")
+
+
+def _most_bytes(files: Files) -> int:
+    """That `pack_files` makes of them: a character takes up to four."""
+    return 4 * sum(map(len, files)) + _RECORD.size * len(files)
 
 
 def pack_entries(entries: Iterable[Entry]) -> Iterator[bytes]:

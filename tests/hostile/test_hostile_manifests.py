@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 import kstore
-from kstore import tables
 from kstore.blobs.loose import blob_name
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError, KstoreError
@@ -19,6 +18,7 @@ from kstore.local.link import LinkMode
 from kstore.published.manifest import Entry, Flag, Manifest
 from kstore.published.refs import Ref
 from kstore.report import RestoreStatus
+from tests import tablefiles
 from tests.hostile.victim import attempt
 from tests.trees import ENVIRONMENT, GPU, KEY, Node, contents, listing
 from tests.trees import publish as publish_ref
@@ -85,14 +85,14 @@ def world(tmp_path: Path) -> World:
 
 def manifest(files: Mapping[bytes, Entry | bytes]) -> bytes:
     """A manifest with any bytes for paths, and any bytes for records."""
-    record = tables.Table()
+    record = tablefiles.Table()
     for path, entry in files.items():
         record[path] = entry if isinstance(entry, bytes) else pack(entry)
-    return tables.dump({"files": record, "meta": {}})
+    return tablefiles.dump({"files": record, "meta": {}})
 
 
 def pack(entry: Entry) -> bytes:
-    (row,) = tables.load(Manifest({"x": entry}).dump())["files"].values()
+    (row,) = tablefiles.load(Manifest({"x": entry}).dump())["files"].values()
     return row
 
 
@@ -261,7 +261,7 @@ def tables_with_rows(rows: Mapping[bytes, bytes]) -> bytes:
     """Rows as they are stored."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("kstore.tables._store_row", lambda key, value: (key, value))
-        return tables.dump({"files": rows, "meta": {}})
+        return tablefiles.dump({"files": rows, "meta": {}})
 
 
 @pytest.mark.parametrize("row", [b"", b"\xff", b"\xff\xff\xff\xff", b"\xff\xff\xff\xffx" + pack(FIRST), b"\0\0\0\0"])
@@ -399,8 +399,8 @@ def test_a_record_of_another_size_is_refused(world: World, row: bytes) -> None:
         {"files": {}, "meta": {}, "hosts/a": {b"x": b"y"}},
     ],
 )
-def test_tables_that_make_no_manifest_are_refused(world: World, found: Mapping[str, tables.Table]) -> None:
-    world.publish(tables.dump(found))
+def test_tables_that_make_no_manifest_are_refused(world: World, found: Mapping[str, tablefiles.Table]) -> None:
+    world.publish(tablefiles.dump(found))
     assert isinstance(world.restore(), IntegrityError)
     assert isinstance(world.commit(), IntegrityError)
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from kstore import tables
 from kstore.calls import Status
 from kstore.errors import IntegrityError
 from kstore.local.index import Index, Known, KnownFolder, is_settled
+from tests import tablefiles
 from tests.trees import Tree, entry
 
 
@@ -38,7 +38,7 @@ INDEX = Index(
 )
 
 
-@pytest.mark.parametrize("data", [b"", b"garbage", tables.dump({})])
+@pytest.mark.parametrize("data", [b"", b"garbage", tablefiles.dump({})])
 def test_what_is_no_index_is_an_integrity_error(data: bytes) -> None:
     with pytest.raises(IntegrityError, match="another kstore"):
         Index.load(data)

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import tracemalloc
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kstore import tables
 from kstore.errors import IntegrityError
 from kstore.published.manifest import Entry, Files, Flag, Manifest, unit_of
+from tests import tablefiles
 from tests.trees import entry, grouped
 
 PATHS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=60)
@@ -19,6 +22,7 @@ ENTRIES = st.builds(
     flags=st.integers(0, 127),
     unit=st.integers(0, 255),
 )
+MIB = 1 << 20
 FILES = st.dictionaries(PATHS, ENTRIES, max_size=10)
 
 
@@ -48,6 +52,40 @@ def test_names_that_are_no_text_are_kept() -> None:
     assert load({path: entry()}) == {path: entry()}
 
 
+def test_names_are_sorted_as_their_bytes_are() -> None:
+    names = [b"triton/\xff/k", "triton/\ue000/k".encode(), b"triton/\x80/k", "triton/\u00e9/k".encode(), b"\xff/k"]
+    paths = [name.decode("utf-8", "surrogateescape") for name in names]
+    assert set(load({path: entry() for path in paths})) == set(paths)
+
+
+@pytest.fixture(scope="module")
+def many() -> Manifest:
+    paths = [f"triton/{number // 8:052}/triton_poi_fused_{number % 8}.cubin" for number in range(40_000)]
+    return Manifest({path: entry(path) for path in paths})
+
+
+def traced(call: Callable[[], object]) -> tuple[int, int]:
+    """Bytes of what it returns, and how many it has in memory at most."""
+    tracemalloc.start()
+    try:
+        _result = call()
+        return tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+
+def test_rows_are_not_all_in_memory_beside_a_manifest(many: Manifest) -> None:
+    kept, peak = traced(many.dump)
+    assert peak < kept + 6 * MIB
+
+
+def test_rows_are_not_all_in_memory_beside_what_is_loaded(many: Manifest) -> None:
+    data = many.dump()
+    assert Manifest.load(data) == many
+    kept, peak = traced(lambda: Manifest.load(data))
+    assert peak < kept + 2 * MIB
+
+
 def test_a_host_gets_the_portable_files_and_its_own() -> None:
     manifest = Manifest({"a": entry()}, {"one": {"b": entry()}, "two": {"c": entry()}})
     assert set(manifest.for_host("one")) == {"a", "b"}
@@ -67,10 +105,10 @@ def test_a_unit_is_a_folder_or_the_file_itself() -> None:
     [
         b"",
         b"nothing",
-        tables.dump({}),
-        tables.dump({"files": {}}),
-        tables.dump({"files": {b"a": b"short"}, "meta": {}}),
-        tables.dump({"files": {}, "meta": {b"key": b"no json"}}),
+        tablefiles.dump({}),
+        tablefiles.dump({"files": {}}),
+        tablefiles.dump({"files": {b"a": b"short"}, "meta": {}}),
+        tablefiles.dump({"files": {}, "meta": {b"key": b"no json"}}),
     ],
 )
 def test_what_is_no_manifest_is_refused(data: bytes) -> None:
