@@ -124,11 +124,16 @@ class BlobStore:
         packs, found = tuple(packs), set[bytes]()
         self._read_indexes(packs)
         for pack_id in packs:
-            try:
-                found.update(self.pack(pack_id).index.digests)
-            except (IntegrityError, OSError) as error:
-                log.debug("pack %s: %s", pack_id, error)
+            found.update(self._digests_of(pack_id))
         return found
+
+    def _digests_of(self, pack_id: str) -> Sequence[bytes]:
+        """What a pack holds; nothing if it cannot be read."""
+        try:
+            return self.pack(pack_id).index.digests
+        except (IntegrityError, OSError) as error:
+            log.debug("pack %s: %s", pack_id, error)
+            return ()
 
     def _read_indexes(self, packs: Iterable[str]) -> None:
         """Side by side, for each is several round trips to the store. What ails one will be known when it is used."""
@@ -192,10 +197,11 @@ class BlobStore:
         First what `packs` hold, in the order of the files; what they lack is looked for among the loose blobs.
         """
         left = dict(wanted)
+        del wanted  # or two of them would be held, each of all blobs
         for pack_id in packs:
             yield from self._parts_of_pack(self.pack(pack_id), left, self._tell)
-            for digest in left.keys() & self.digests_in([pack_id]):
-                del left[digest]
+            for digest in self._digests_of(pack_id):
+                left.pop(digest, None)
         yield from self._loose_parts(left)
 
     @staticmethod

@@ -51,6 +51,8 @@ _LINK_COUNT = 512
 """Files that a thread links in one go."""
 _OPEN_COUNT = 128
 """Files that a thread has open at once."""
+_WAITING = 2 * _THREADS
+"""Parts that are being copied or wait for a thread: what is known of each is in memory."""
 _SECOND = 1_000_000_000
 _GROUP, _LINK, _BELOW = int(Flag.GROUP), int(Flag.LINK), int(Flag.BELOW)
 _MTIME, _RELOCATE = int(Flag.MTIME), int(Flag.RELOCATE)
@@ -244,14 +246,14 @@ class _Staging:
             return
         blobs = source.blobs
         loose, linking = self._start_links(wanted, source, packs, placed, pool)
-        paths = _by_digest(wanted, placed.paths.union(loose))
-        copying = self._copy(paths, blobs.parts(self._sizes(paths), packs), pool)
+        paths = _Paths(wanted, placed.paths.union(loose))
+        copying = self._copy(paths, blobs.parts(paths.sizes(), packs), pool)
         for part in chain(copying, (part.result() for part in linking)):
             placed.add(part)
             progress.done = len(placed.paths)
         # What cannot be linked, is damaged, or is not where the ref says.
-        left = _by_digest(wanted, placed.paths)
-        for blob in _readable(blobs.fetch_many(self._sizes(left), packs)):
+        left = _Paths(wanted, placed.paths)
+        for blob in _readable(blobs.fetch_many(left.sizes(), packs)):
             placed.add(self._write([blob], left))
             del blob  # or a large one would be held while the next one is read
 
@@ -308,18 +310,14 @@ class _Staging:
             placed.modes[mode] = modes.count(mode)
         return placed
 
-    def _copy(self, paths: Mapping[bytes, list[str]], parts: Iterable[Part], pool: Pool) -> Iterator[Placed]:
+    def _copy(self, paths: _Paths, parts: Iterable[Part], pool: Pool) -> Iterator[Placed]:
         def write(part: Part) -> Placed:
             return self._write(part.load(), paths)
 
         return _map_parts(pool, write, parts)
 
-    def _sizes(self, paths: Mapping[bytes, list[str]]) -> dict[bytes, int]:
-        """Of blobs, in bytes."""
-        return {digest: self.wanted[same[0]].size for digest, same in paths.items()}
-
-    def _write(self, blobs: Iterable[tuple[bytes, memoryview]], paths: Mapping[bytes, list[str]]) -> Placed:
-        contents = {path: data for digest, data in blobs for path in paths[digest]}
+    def _write(self, blobs: Iterable[tuple[bytes, memoryview]], paths: _Paths) -> Placed:
+        contents = {path: data for digest, data in blobs for path in paths.of(digest)}
         self._make_folders(contents)
         files = (self._new_file(path, data) for path, data in contents.items())
         # One blob may have any number of paths, and all files of a chunk are open together.
@@ -346,13 +344,26 @@ class _Staging:
         return NewFile(self.staged(path), content, _mode(entry), mtime)
 
 
-def _by_digest(files: Files, but: Collection[str]) -> dict[bytes, list[str]]:
-    """The paths of each blob, without some."""
-    paths: dict[bytes, list[str]] = defaultdict(list)
-    for path, entry in files.items():
-        if path not in but:
-            paths[entry.digest].append(path)
-    return paths
+class _Paths:
+    """The paths of blobs. Most blobs have one, for which there is no list: there may be a hundred thousand."""
+
+    def __init__(self, files: Files, but: Collection[str]) -> None:
+        """Of the blobs of `files`, without some of these."""
+        self._files = files
+        self._first: dict[bytes, str] = {}
+        self._others: dict[bytes, list[str]] = defaultdict(list)
+        for path, entry in files.items():
+            if path not in but and self._first.setdefault(entry.digest, path) is not path:
+                self._others[entry.digest].append(path)
+
+    def of(self, digest: bytes) -> Iterator[str]:
+        """Those of one blob."""
+        yield self._first[digest]
+        yield from self._others.get(digest, ())
+
+    def sizes(self) -> dict[bytes, int]:
+        """Of all blobs, in bytes."""
+        return {digest: self._files[path].size for digest, path in self._first.items()}
 
 
 def _mode(entry: Entry) -> int:
@@ -376,7 +387,7 @@ def _map_parts(pool: Pool, function: Callable[[Part], Placed], parts: Iterable[P
         while is_large and waiting:
             yield waiting.popleft().result()
         waiting.append(submit(pool, function, part))
-        if is_large:
+        if is_large or len(waiting) > _WAITING:
             yield waiting.popleft().result()
     while waiting:
         yield waiting.popleft().result()

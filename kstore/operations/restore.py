@@ -372,7 +372,7 @@ def choose_wanted(files: Files, found: Scan, merged: Merged) -> Files:
         if path not in keep and ((local := found.known.get(path)) is None or local.entry.digest != entry.digest)
     }
     if len(wanted) == len(files) and not found.busy and not found.known:
-        return wanted
+        return files
     groups = {unit_of(path, entry) for path, entry in wanted.items() if entry.flags & _GROUP}
     kept = {unit_of(path, known.entry) for path, known in found.known.items() if path in keep}
     single = (path for path, known in found.known.items() if not known.entry.flags & _GROUP)
