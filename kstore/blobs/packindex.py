@@ -13,13 +13,16 @@ from __future__ import annotations
 
 import os
 import struct
+from array import array
+from collections.abc import MutableSequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate
 from typing import NamedTuple
 
 import zstandard
 
-from kstore.digest import DIGEST_SIZE, digest_of
+from kstore.digest import DIGEST_SIZE, digest_of, digest_of_parts
 from kstore.errors import IntegrityError
 
 FOLDER = "packs"
@@ -82,7 +85,7 @@ class PackIndex:
     frames: list[Frame] = field(default_factory=list)
     digests: list[bytes] = field(default_factory=list)
     """In the order of their bytes."""
-    sizes: list[int] = field(default_factory=list)
+    sizes: MutableSequence[int] = field(default_factory=partial(array, "Q"))
     """Of the blobs, in the same order."""
 
     def sizes_by_digest(self) -> dict[bytes, int]:
@@ -97,9 +100,11 @@ class PackIndex:
         columns = b"".join(_FRAME.pack(*frame) for frame in self.frames)
         columns += struct.pack(f"<{len(self.sizes)}Q", *self.sizes)
         packed = zstandard.compress(columns, LEVEL)
-        body = (nonce or os.urandom(NONCE_SIZE)) + b"".join(self.digests) + packed
-        footer = _FOOTER.pack(len(packed), len(self.frames), len(self.digests), len(columns), digest_of(body), _MAGIC)
-        return _SKIPPABLE.pack(_SKIPPABLE_MAGIC, len(body) + len(footer)) + body + footer
+        body = (nonce or os.urandom(NONCE_SIZE), b"".join(self.digests), packed)
+        digest = digest_of_parts(body)
+        footer = _FOOTER.pack(len(packed), len(self.frames), len(self.digests), len(columns), digest, _MAGIC)
+        size = sum(map(len, body)) + len(footer)
+        return b"".join((_SKIPPABLE.pack(_SKIPPABLE_MAGIC, size), *body, footer))
 
     def blobs_of(self, frame: int, first: int) -> list[tuple[bytes, int, int]]:
         """(digest, start, end) of each blob in a frame whose first blob is number `first` of the pack."""
@@ -138,7 +143,7 @@ def load_index(footer: Footer, body: bytes) -> PackIndex:
     index = PackIndex(
         frames=[Frame._make(row) for row in _FRAME.iter_unpack(columns[: footer.frames * _FRAME.size])],
         digests=[body[at : at + DIGEST_SIZE] for at in range(NONCE_SIZE, split, DIGEST_SIZE)],
-        sizes=list(struct.unpack(f"<{footer.blobs}Q", columns[footer.frames * _FRAME.size :])),
+        sizes=array("Q", struct.unpack(f"<{footer.blobs}Q", columns[footer.frames * _FRAME.size :])),
     )
     _check(index)
     return index

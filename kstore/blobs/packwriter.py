@@ -49,8 +49,9 @@ class PackWriter:
         self._index = begun or PackIndex()
         self._taken = sum(self._index.sizes)
         self._level = 0
-        self._waiting: list[bytes | memoryview] = []
-        self._waiting_size = 0
+        self._frame = bytearray()
+        self._blobs = 0
+        """In that frame."""
         self._thread = Pool(1)
         self._writing: Future[None] | None = None
         self.size = size
@@ -69,24 +70,27 @@ class PackWriter:
 
     def add(self, digest: bytes, data: bytes | memoryview) -> None:
         """Append one blob."""
-        if len(data) >= FRAME_SIZE:
-            self.close_frame()
         self._index.digests.append(digest)
         self._index.sizes.append(len(data))
-        self._waiting.append(data)
-        self._waiting_size += len(data)
-        if self._waiting_size >= FRAME_SIZE:
-            self.close_frame()
         if len(data) >= FRAME_SIZE:
-            # One large blob at a time in memory.
-            self._wait()
+            self.close_frame()
+            self._write_aside(data, 1)
+            self._wait()  # One large blob at a time in memory.
+            return
+        self._frame += data
+        self._blobs += 1
+        if len(self._frame) >= FRAME_SIZE:
+            self.close_frame()
 
     def close_frame(self) -> None:
         """End the current frame, so that what follows can be read without it."""
-        if self._waiting:
-            self._wait()
-            self._writing = submit(self._thread, self._write_frame, self._waiting, self._waiting_size)
-            self._waiting, self._waiting_size = [], 0
+        if self._blobs:
+            self._write_aside(self._frame, self._blobs)
+            self._frame, self._blobs = bytearray(), 0
+
+    def _write_aside(self, frame: bytes | bytearray | memoryview, blobs: int) -> None:
+        self._wait()
+        self._writing = submit(self._thread, self._write_frame, frame, blobs)
 
     def finish(self, nonce: bytes | None = None) -> str:
         """Write the index and return the pack's id; the upload is then ready to be published."""
@@ -99,15 +103,15 @@ class PackWriter:
         if self._writing:
             self._writing.result()
 
-    def _write_frame(self, blobs: list[bytes | memoryview], size: int) -> None:
+    def _write_frame(self, frame: bytes | bytearray | memoryview, blobs: int) -> None:
         start = self.size
         self._choose_level()
-        if len(blobs) == 1:
-            self._compress_in_chunks(blobs[0])
+        if blobs == 1:
+            self._compress_in_chunks(frame)
         else:
-            self._write(self._compressor.compress(b"".join(blobs)))
-        self._taken += size
-        self._index.frames.append(Frame(start, self.size - start, size, len(blobs)))
+            self._write(self._compressor.compress(frame))
+        self._taken += len(frame)
+        self._index.frames.append(Frame(start, self.size - start, len(frame), blobs))
 
     def _choose_level(self) -> None:
         """A compressor holds megabytes: there is only one."""
@@ -123,7 +127,7 @@ class PackWriter:
                 compression_params=parameters, dict_data=dictionary(self._using)
             )
 
-    def _compress_in_chunks(self, data: bytes | memoryview) -> None:
+    def _compress_in_chunks(self, data: bytes | bytearray | memoryview) -> None:
         chunker = self._compressor.chunker(size=len(data), chunk_size=_CHUNK)
         view = memoryview(data)
         for start in range(0, len(data), _CHUNK):

@@ -4,6 +4,7 @@ import os
 import struct
 import subprocess
 import sys
+from array import array
 from pathlib import Path
 
 import pytest
@@ -241,7 +242,7 @@ def test_an_index_that_unpacks_to_more_than_it_declares_is_refused(backend: Posi
 
 
 def test_the_footer_is_the_end(backend: PosixBackend) -> None:
-    index = PackIndex([Frame(0, 5, 3, 1)], [digest_of(b"abc")], [3])
+    index = PackIndex([Frame(0, 5, 3, 1)], [digest_of(b"abc")], array("Q", [3]))
     data = index.dump()
     footer = load_footer(data)
     body = data[8 : len(data) - FOOTER_SIZE]
