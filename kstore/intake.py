@@ -89,8 +89,7 @@ class Intake:
             self.writer = self._open.enter_context(storage.blobs.writer(Layout.PACKED))
 
     def _write(self, writer: BlobWriter, digest: bytes, data: bytes) -> None:
-        if digest not in self._known:
-            self._known.add(digest)
+        if digest not in self._known and digest not in self.written:
             self.written.add(digest)
             writer.put(digest, data)
             self._worker.progress.done = len(self.written)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import stat
 from typing import NamedTuple
 
 from kstore.calls import Status
@@ -15,6 +14,8 @@ from kstore.published.manifest import NEVER_IN_PLACE, Entry, Flag
 
 _HOST, _LINK, _RELOCATE = int(Flag.HOST), int(Flag.LINK), int(Flag.RELOCATE)
 _EXECUTABLE = 0o111
+_MODES = tuple(range(0o1000))
+"""Of all files that have the same one, one number is in memory."""
 _OBJECT_FILES = (".so", ".o")
 
 
@@ -47,7 +48,8 @@ def read_artifact(
     if kind.flags & _HOST and relative.endswith(_OBJECT_FILES):
         check_whole_object(data)
     if not kind.flags & _RELOCATE:
-        return Artifact(Known(_entry(data, status, kind), len(data), status.inode), data)
+        entry = _entry(data, status, kind)
+        return Artifact(Known(entry, entry.size, status.inode), data)
     try:
         stored = to_stored(component.method("relocate", relative) or "", data, relative)
         promised = tuple(group_children(stored))
@@ -57,7 +59,7 @@ def read_artifact(
 
 
 def _entry(stored: bytes, status: Status, kind: Kind) -> Entry:
-    mode = stat.S_IMODE(status.mode) & 0o777
+    mode = _MODES[status.mode & 0o777]
     # The mode belongs to the inode, and a blob's is read-only for all: what must be executable is copied.
     flags = kind.flags & ~_LINK if mode & _EXECUTABLE else kind.flags
     return Entry(digest_of(stored), len(stored), status.mtime_ns, mode, flags, kind.unit)

@@ -11,7 +11,7 @@ import struct
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import accumulate, islice, pairwise
+from itertools import accumulate, chain, islice, pairwise
 from typing import NamedTuple
 
 from kstore.calls import Status
@@ -23,6 +23,8 @@ _LENGTHS = struct.Struct("<4Q")
 _STATUS = struct.Struct("<QQ")
 _FOLDER = struct.Struct("<qqII")
 _SEPARATOR = "\0"
+_NAMES = 4096
+"""That are written in one go."""
 _TICK_NS = 100_000_000
 _COARSE_TICK_NS = 2_000_000_000
 
@@ -65,16 +67,15 @@ class Index:
 
     def dump(self) -> list[bytes]:
         """As bytes, in parts: entries, statuses, folders, and the names of all of them. It is only ever read whole."""
-        files, folders, names = self.files.values(), self.folders.values(), list(self.files)
-        for path, folder in self.folders.items():
-            names += (path, *folder.folders, *folder.files)
-        sections = (
+        files, folders = self.files.values(), self.folders.values()
+        columns = (
             b"".join(pack_entries(known.entry for known in files)),
             b"".join(_STATUS.pack(known.size, known.inode) for known in files),
             b"".join(_FOLDER.pack(f.mtime_ns, f.ctime_ns, len(f.folders), len(f.files)) for f in folders),
-            _SEPARATOR.join(names).encode("utf-8", "surrogateescape"),
         )
-        return [_MAGIC, _LENGTHS.pack(*map(len, sections)), *sections]
+        below = ((path, *folder.folders, *folder.files) for path, folder in self.folders.items())
+        names = list(_encoded(chain(self.files, chain.from_iterable(below))))
+        return [_MAGIC, _LENGTHS.pack(*map(len, columns), sum(map(len, names))), *columns, *names]
 
     @classmethod
     def load(cls, data: bytes) -> Index:
@@ -102,6 +103,14 @@ def is_settled(mtime_ns: int, now_ns: int | None = None) -> bool:
     """
     tick = _TICK_NS if mtime_ns % 1_000_000 else _COARSE_TICK_NS
     return 0 <= mtime_ns < (now_ns or time.time_ns()) - tick
+
+
+def _encoded(names: Iterator[str]) -> Iterator[bytes]:
+    """Names as text, some at a time: it is not in memory twice."""
+    separator = b""
+    while some := list(islice(names, _NAMES)):
+        yield separator + _SEPARATOR.join(some).encode("utf-8", "surrogateescape")
+        separator = _SEPARATOR.encode()
 
 
 def _sections(data: bytes) -> list[memoryview]:
