@@ -280,7 +280,7 @@ class Uploader:
         published = theirs.ref.packs if theirs and not theirs.ref.depth else ()
         if published and theirs and any(entry.digest not in needed for entry in theirs.manifest.entries()):
             published = tuple(pack for pack in published if may_hold(pack, needed))
-        left = needed - kept_by(theirs) - self.below - {d for _, stored in self._stored for d in stored}
+        left = needed.difference(*(stored for _, stored in self._stored), kept_by(theirs), self.below)
         if theirs and not theirs.ref.depth:
             left -= theirs.ref.stored.keys()
         others = (*self._ahead, *self._relied, *self._siblings) if left else ()

@@ -93,7 +93,9 @@ class _Commit:
         self._declined = state.declined
         self._ours = found.files
         self._found = found
-        self._index = found.index_beside_base
+        index = found.index_beside_base
+        self._unsaved = index if index != state.index else None
+        """What is to be remembered of the root and is not yet."""
         self._skipped = list(found.skipped)
         self._kept = intake.kept
         self._uploader = Uploader(worker, intake, state.missed)
@@ -102,13 +104,14 @@ class _Commit:
         self._taken = 0
         self._lacking: dict[Ref, bool] = {}
         self._published: Proposal | None = None
-        self._is_synced = state.synced and self._index == state.index and not found.unsettled
+        self._is_synced = state.synced and self._unsaved is None and not found.unsettled
 
     def run(self) -> CommitReport:
         if self._base and self._is_current():
             return self._report(CommitStatus.UNCHANGED, self._base.ref)
-        if self._index != self._state.index:
-            self._worker.state.save_index(self._index)
+        if self._unsaved:
+            self._worker.state.save_index(self._unsaved)
+            self._unsaved = None
         self._leave_out_foreign()
         for _ in range(_MAX_RACES):
             theirs = self._newest()
@@ -251,9 +254,7 @@ class _Commit:
         self, theirs: Published, proposal: Proposal, lost: set[bytes], reserved: Upload
     ) -> CommitReport | None:
         uploader = self._uploader
-        among = {entry.digest for entry in self._ours.values()} | proposal.contents.keys()
-        among |= {digest for known in (theirs.snapshot, self._base) if known for digest in known.ref.stored}
-        uploader.begin(among, is_first=not theirs.generation)
+        uploader.begin(self._concerned(theirs, proposal), is_first=not theirs.generation)
         sources = self._sources(proposal, lost)
         wanted = uploader.lacking(sources.sizes, theirs.snapshot, self._base, lost)
         manifest = Manifest(proposal.files, proposal.hosts, self._meta(theirs, proposal))
@@ -277,6 +278,11 @@ class _Commit:
             return None
         self._save_base(Snapshot(ref, data), proposal)
         return self._report(CommitStatus.COMMITTED, ref, manifest, proposal)
+
+    def _concerned(self, theirs: Published, proposal: Proposal) -> set[bytes]:
+        """Digests of what this commit may bring or rely on."""
+        manifests = (digest for known in (theirs.snapshot, self._base) if known for digest in known.ref.stored)
+        return {entry.digest for entry in self._ours.values()}.union(proposal.contents, manifests)
 
     def _sources(self, proposal: Proposal, lost: set[bytes]) -> Sources:
         """What this commit brings, but for what is in the pack that was begun."""
@@ -342,7 +348,9 @@ class _Commit:
             synced=self._is_complete,
             untouched=self._worker.untouched(self._state, self._base) if keeps_base else UNMARKED,
             foreign=self._foreign,
-            missed=self._state.missed - {snapshot.ref.manifest, *(entry.digest for entry in self._ours.values())},
+            missed=self._state.missed.difference(
+                (snapshot.ref.manifest,), (entry.digest for entry in self._ours.values())
+            ),
         )
 
     def _report(
