@@ -17,23 +17,43 @@ class Skipped(NamedTuple):
 
 
 @dataclass(slots=True)
-class Scan:
-    """What was found. Paths are artifact paths, `<component>/…`."""
+class Found:
+    """What was found in a part of a cache root, such as a group: of those there may be ten thousand at once. Paths are
+    artifact paths, `<component>/…`.
+    """
 
     known: dict[str, Known] = field(default_factory=dict)
     unsettled: set[str] = field(default_factory=set)
     """Files too young for their status to be trusted later."""
-    folders: set[str] = field(default_factory=set)
     settled_folders: dict[str, KnownFolder] = field(default_factory=dict)
     untouched: dict[str, KnownFolder] = field(default_factory=dict)
     """Folders that are as a restore has placed them."""
     skipped: list[Skipped] = field(default_factory=list)
-    busy: set[str] = field(default_factory=set)
-    """Folders of the groups that somebody is writing."""
     promised: list[str] = field(default_factory=list)
     """Files that a `__grp__` file says are there, and that were not when its folder was listed."""
     listed: bool = False
     """Whether any folder has changed since it was last scanned."""
+
+    def vouches(self, path: str) -> bool:
+        """Whether a file's folder's times tell of it from now on."""
+        known = self.known.get(path)
+        return known is not None and bool(known.entry.flags & NEVER_IN_PLACE) and path not in self.unsettled
+
+    def add(self, other: Found) -> None:
+        """Take over what another part of the scan found."""
+        self.known |= other.known
+        self.unsettled |= other.unsettled
+        self.settled_folders |= other.settled_folders
+        self.untouched |= other.untouched
+
+
+@dataclass(slots=True)
+class Scan(Found):
+    """What was found in all of it."""
+
+    folders: set[str] = field(default_factory=set)
+    busy: set[str] = field(default_factory=set)
+    """Folders of the groups that somebody is writing."""
     hashed: int = 0
     """How many files were read."""
 
@@ -55,15 +75,3 @@ class Scan:
             return self.index
         files = {p: file for p, file in self.index.files.items() if p.rpartition("/")[0] not in self.untouched}
         return Index(files, self.settled_folders)
-
-    def vouches(self, path: str) -> bool:
-        """Whether a file's folder's times tell of it from now on."""
-        known = self.known.get(path)
-        return known is not None and bool(known.entry.flags & NEVER_IN_PLACE) and path not in self.unsettled
-
-    def add(self, other: Scan) -> None:
-        """Take over what another part of the scan found."""
-        self.known |= other.known
-        self.unsettled |= other.unsettled
-        self.settled_folders |= other.settled_folders
-        self.untouched |= other.untouched

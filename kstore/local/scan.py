@@ -23,7 +23,7 @@ from kstore.components.table import KSTORE_FOLDER
 from kstore.local.artifact import read_artifact
 from kstore.local.cacheroot import CacheRoot
 from kstore.local.finished import Content, Unfinished, read_in_batches
-from kstore.local.found import Scan, Skipped
+from kstore.local.found import Found, Scan, Skipped
 from kstore.local.index import Index, Known, KnownFolder, is_settled
 from kstore.local.untouched import Untouched
 from kstore.published.manifest import Files, Flag
@@ -104,7 +104,7 @@ class _Listed(NamedTuple):
 
     place: _Place
     found: KnownFolder
-    into: Scan
+    into: Found
 
 
 class _Unread(NamedTuple):
@@ -138,12 +138,12 @@ class _Walk:
         self._began_ns = time.time_ns()
         self._index, self._base, self._untouched, self._offer, self._found = shared
         self._listed: list[_Listed] = []
-        self._groups: list[tuple[_Place, Scan, list[_Listed]]] = []
+        self._groups: list[tuple[_Place, Found, list[_Listed]]] = []
         self._lists: list[tuple[str, _Listed]] = []
         """Files that list others."""
         self.unread: list[_Unread] = []
 
-    def folder(self, place: _Place, into: Scan) -> None:
+    def folder(self, place: _Place, into: Found) -> None:
         """Look at a folder and all below it."""
         try:
             status = os.stat(place.local)
@@ -194,7 +194,7 @@ class _Walk:
         place: _Place,
         folder: KnownFolder,
         known: Callable[[str], Known],
-        into: Scan,
+        into: Found,
         folders: dict[str, KnownFolder],
     ) -> None:
         """Take a folder as it was, with what is known of its files."""
@@ -206,7 +206,7 @@ class _Walk:
             self._subfolder(place.sub(name), into)
 
     def _take_entries(
-        self, place: _Place, status: os.stat_result, folders: list[str], files: dict[str, Status], into: Scan
+        self, place: _Place, status: os.stat_result, folders: list[str], files: dict[str, Status], into: Found
     ) -> None:
         """Take a folder with that status as it was listed since."""
         into.listed = True
@@ -218,7 +218,7 @@ class _Walk:
         for name in folders:
             self._subfolder(place.sub(name), into)
 
-    def _entries(self, place: _Place, into: Scan) -> tuple[list[str], dict[str, Status]]:
+    def _entries(self, place: _Place, into: Found) -> tuple[list[str], dict[str, Status]]:
         """The subfolders' names, and the files, that are not ignored."""
         folders, files, inside = [], {}, place.inside
         names = os.listdir(place.local)
@@ -238,7 +238,7 @@ class _Walk:
                 files[name] = status
         return folders, files
 
-    def _subfolder(self, place: _Place, into: Scan) -> None:
+    def _subfolder(self, place: _Place, into: Found) -> None:
         if place.local in self._others:
             return
         if not place.unit and (unit := self._component.unit(place.inside)):
@@ -291,7 +291,7 @@ class _Walk:
         entry = entry._replace(mtime_ns=status.mtime_ns, flags=entry.flags & ~_BELOW)
         return Known(entry, status.size, status.inode)
 
-    def _take(self, path: str, known: Known, into: Scan) -> None:
+    def _take(self, path: str, known: Known, into: Found) -> None:
         into.known[path] = known
         if not self._is_settled(known.entry.mtime_ns) and not bears_stamp(known.entry.mtime_ns, known.entry.digest):
             into.unsettled.add(path)
@@ -309,7 +309,7 @@ class _Walk:
 
     def _group(self, place: _Place) -> None:
         """Look at a group, to take all of it or none. One that is not complete need not be read."""
-        group, before, listed_before = Scan(), len(self.unread), len(self._listed)
+        group, before, listed_before = Found(), len(self.unread), len(self._listed)
         self.folder(place, group)
         paths = group.known.keys() | {file.path for file in self.unread[before:]}
         if not group.listed and not group.skipped:
@@ -321,13 +321,13 @@ class _Walk:
         else:
             self._groups.append((place, group, self._listed[listed_before:]))
 
-    def _problems(self, group: Scan, paths: Set[str]) -> Iterator[str]:
+    def _problems(self, group: Found, paths: Set[str]) -> Iterator[str]:
         yield from (f"{path.rpartition('/')[2]}: {reason}" for path, reason in group.skipped)
         yield from (f"it lists {path}, which is not there" for path in group.promised if path not in paths)
         if not any(self._component.completes(path.partition("/")[2]) for path in paths):
             yield _UNFINISHED
 
-    def _judge(self, place: _Place, group: Scan, folders: list[_Listed]) -> None:
+    def _judge(self, place: _Place, group: Found, folders: list[_Listed]) -> None:
         # What becomes of a group is said of all its folders.
         group.settled_folders |= group.untouched
         group.untouched.clear()
@@ -367,7 +367,7 @@ def _is_recent(path: str) -> bool:
         return False
 
 
-def _mark_host_bound(group: Scan) -> None:
+def _mark_host_bound(group: Found) -> None:
     """One host-bound file makes its whole group so: it is restored whole or not at all."""
     if any(known.entry.flags & _HOST for known in group.known.values()):
         for path, known in group.known.items():
