@@ -239,6 +239,7 @@ class _Restore:
     def run(self, status: RestoreStatus, before_move: Callable[[], None]) -> RestoreReport:
         self._look()
         merged = self._compare()
+        merged.files.clear()  # nothing is published: `_files` has what is to be here
         wanted = choose_wanted(self._files, self._found, merged)
         placer = self._placer()
         is_fresh = self._has_all and len(wanted) == len(self._files)
