@@ -10,7 +10,7 @@ from functools import partial
 from kstore.backends import Backend
 from kstore.batches import batches
 from kstore.blobs.loose import LooseBlobs
-from kstore.blobs.packindex import FOLDER, pack_name
+from kstore.blobs.packindex import FOLDER, PackIndex, pack_name
 from kstore.blobs.packreader import Blob, PackReader, Part, Tails
 from kstore.blobs.writers import (
     BATCH_COUNT,
@@ -124,16 +124,17 @@ class BlobStore:
         packs, found = tuple(packs), set[bytes]()
         self._read_indexes(packs)
         for pack_id in packs:
-            found.update(self._digests_of(pack_id))
+            if index := self._index_of(pack_id):
+                found.update(index.digests)
         return found
 
-    def _digests_of(self, pack_id: str) -> Sequence[bytes]:
-        """What a pack holds; nothing if it cannot be read."""
+    def _index_of(self, pack_id: str) -> PackIndex | None:
+        """What a pack holds; None if it does not say."""
         try:
-            return self.pack(pack_id).index.digests
+            return self.pack(pack_id).index
         except (IntegrityError, OSError) as error:
             log.debug("pack %s: %s", pack_id, error)
-            return ()
+            return None
 
     def _read_indexes(self, packs: Iterable[str]) -> None:
         """Side by side, for each is several round trips to the store. What ails one will be known when it is used."""
@@ -141,7 +142,7 @@ class BlobStore:
         if len(unknown) < 2:
             return
         with Pool(min(len(unknown), _INDEX_THREADS)) as pool:
-            for answer in [submit(pool, self.can_read, pack_id) for pack_id in unknown]:
+            for answer in [submit(pool, self._index_of, pack_id) for pack_id in unknown]:
                 answer.result()
 
     def _one_by_one(self, packs: Sequence[str]) -> Iterator[str]:
@@ -154,19 +155,12 @@ class BlobStore:
 
     def can_read(self, pack_id: str) -> bool:
         """Whether a pack says what it holds."""
-        try:
-            return bool(self.pack(pack_id).index)
-        except (IntegrityError, OSError) as error:
-            log.debug("pack %s: %s", pack_id, error)
-            return False
+        return self._index_of(pack_id) is not None
 
     def may_hold(self, pack_id: str, digests: Set[bytes]) -> bool:
         """Whether a pack holds any of these blobs, or cannot be read just now: a ref names it to be safe."""
-        try:
-            return not digests.isdisjoint(self.pack(pack_id).index.digests)
-        except (IntegrityError, OSError) as error:
-            log.debug("pack %s: %s", pack_id, error)
-            return True
+        index = self._index_of(pack_id)
+        return index is None or not digests.isdisjoint(index.digests)
 
     def fetch_many(
         self, wanted: Mapping[bytes, int], packs: Sequence[str] = (), troubles: list[Exception] | None = None
@@ -200,7 +194,8 @@ class BlobStore:
         del wanted  # or two of them would be held, each of all blobs
         for pack_id in packs:
             yield from self._parts_of_pack(self.pack(pack_id), left, self._tell)
-            for digest in self._digests_of(pack_id):
+            index = self._index_of(pack_id)
+            for digest in index.digests if index else ():
                 left.pop(digest, None)
         yield from self._loose_parts(left)
 
