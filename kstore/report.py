@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
@@ -193,13 +194,10 @@ def summed(checkpoints: Sequence[CommitReport], last: CommitReport) -> CommitRep
 
 def count_components(entries: Iterable[tuple[str, Entry]]) -> dict[str, Count]:
     """Artifacts by component."""
-    files: dict[str, int] = {}
-    sizes: dict[str, int] = {}
+    sizes = defaultdict[str, list[int]](list)
     for path, entry in entries:
-        name = path.partition("/")[0]
-        files[name] = files.get(name, 0) + 1
-        sizes[name] = sizes.get(name, 0) + entry.size
-    return {name: Count(files[name], sizes[name]) for name in sorted(files)}
+        sizes[path.partition("/")[0]].append(entry.size)
+    return {name: Count(len(sizes[name]), sum(sizes[name])) for name in sorted(sizes)}
 
 
 def _describe(report: RestoreReport | CommitReport) -> dict[str, Any]:

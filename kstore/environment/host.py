@@ -28,6 +28,7 @@ _FINGERPRINT_DIGITS = 16
 _COMPILER_TIMEOUT_S = 30.0  # it answers in 5 ms; from a network filesystem, or on a loaded machine, it may take long
 _DESCRIBE_TARGET = ("-march=native", "-###", "-E", "-x", "c++", os.devnull)
 """Only the driver runs: it says what it would call the compiler with, in a fifth of the time that `-v` takes."""
+_FIND_LIBSTDCXX = "-print-file-name=libstdc++.so.6"
 _COMPILER_VARIABLES = (
     "CXX",
     "PATH",
@@ -99,12 +100,13 @@ def _glibc() -> str:
 
 def _compiler_facts(environ: Mapping[str, str]) -> dict[str, str]:
     command = _compiler(environ)
-    verbose = _run([*command, *_DESCRIBE_TARGET], environ) if command else ""
+    asked = [[*command, *_DESCRIBE_TARGET], [*command, _FIND_LIBSTDCXX]] if command else []
+    verbose, path = _run(asked, environ) or ("", "")
     version = _version(verbose)
     return {
         "cpu": _target_options(verbose) or _reported_cpu(),
         "compiler": version,
-        "libstdc++": NONE if version == NONE else _libstdcxx(command, environ),
+        "libstdc++": NONE if version == NONE else _libstdcxx(path),
     }
 
 
@@ -119,27 +121,35 @@ def _compiler(environ: Mapping[str, str]) -> list[str]:
     return [found, *command[1:]] if found else []
 
 
-def _run(command: list[str], environ: Mapping[str, str]) -> str:
-    """All that a compiler prints, in English; nothing if it cannot run."""
+def _run(commands: list[list[str]], environ: Mapping[str, str]) -> list[str]:
+    """All that each prints, in English; nothing of one that cannot run. They run side by side."""
+    started = [_start(command, environ) for command in commands]
     try:
-        return subprocess.run(
+        return [process.communicate(timeout=_COMPILER_TIMEOUT_S)[0] if process else "" for process in started]
+    except subprocess.TimeoutExpired as error:
+        raise WaitTimeout(
+            f"{shlex.join(error.cmd)} has taken more than {error.timeout:g} s: which compiled C++ files run on this "
+            "host is not known; see what ails the compiler, or set CXX to another one"
+        ) from error
+    finally:
+        for process in filter(None, started):
+            with process:
+                process.kill()  # if it has not ended
+
+
+def _start(command: list[str], environ: Mapping[str, str]) -> subprocess.Popen[str] | None:
+    try:
+        return subprocess.Popen(
             command,
             env={**environ, "LC_ALL": "C"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            timeout=_COMPILER_TIMEOUT_S,
             text=True,
             errors="replace",
-            check=False,
-        ).stdout
-    except subprocess.TimeoutExpired as error:
-        raise WaitTimeout(
-            f"{shlex.join(command)} has taken more than {error.timeout:g} s: which compiled C++ files run on this host "
-            "is not known; see what ails the compiler, or set CXX to another one"
-        ) from error
+        )
     except (OSError, subprocess.SubprocessError):
-        return ""
+        return None
 
 
 def _version(verbose: str) -> str:
@@ -178,7 +188,7 @@ def _reported_cpu() -> str:
     return " ".join(sorted(cpu_flags())) or f"unknown, of {platform.node()}"
 
 
-def _libstdcxx(command: list[str], environ: Mapping[str, str]) -> str:
+def _libstdcxx(found: str) -> str:
     """File name with the full version, such as libstdc++.so.6.0.30."""
-    path = Path(_run([*command, "-print-file-name=libstdc++.so.6"], environ).strip())
+    path = Path(found.strip())
     return path.resolve().name if path.is_absolute() else NONE

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 
 from kstore.folders import make_folder
 from kstore.published.manifest import Files, Flag, group_of
@@ -26,13 +26,15 @@ class Mover:
         self.occupied: dict[str, str] = {}
         """Paths in whose place something else stays, and why; what was staged for them is dropped."""
 
-    def move(self, paths: Iterable[str], folders: Collection[str]) -> None:
+    def move(self, paths: Collection[str], folders: Collection[str]) -> None:
         """Move `paths`; `folders` are the folders, as artifact paths, that exist already.
 
         Raises:
             OSError: the cache root cannot be written.
         """
-        for top in {self._top(path, folders) for path in paths}:
+        components = {path.partition("/")[0] for path in paths}
+        is_fresh = components.isdisjoint(folders)  # As most roots are: there are no more than these to move.
+        for top in components if is_fresh else {self._top(path, folders) for path in paths}:
             if top in self._files:
                 self._move_file(top)
             elif top in folders:

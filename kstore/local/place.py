@@ -15,8 +15,9 @@ import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain, islice
 from typing import NamedTuple
 
@@ -49,6 +50,8 @@ _THREADS = 2
 """More of them only wait for each other, in the filesystem and for the interpreter."""
 _LINK_COUNT = 512
 """Files that a thread links in one go."""
+_LOOKED_AHEAD = 16
+"""Times so many that are looked at before the folders are there: some 500 bytes of memory each."""
 _OPEN_COUNT = 128
 """Files that a thread has open at once."""
 _WAITING = 2 * _THREADS
@@ -216,7 +219,8 @@ class _Staging:
         self.wanted = wanted
         self.folders = [self.staged(folder) for folder in sorted(folders_of(wanted))]
         """Where all is being built, each after those above it."""
-        self._made: set[str] = set()
+        self._made: Future[None]
+        """Done when all of them are there; `fill` has it begun."""
 
     def staged(self, path: str) -> str:
         """Where an artifact, or a folder of them, is being built."""
@@ -229,6 +233,8 @@ class _Staging:
         progress.total = len(self.wanted)
         placed = Placed()
         with Pool(_THREADS) as pool:
+            # By one thread: they are in each other's, where two would wait for one another.
+            self._made = submit(pool, make_folders, self.folders)
             below = {path: entry for path, entry in self.wanted.items() if entry.flags & _BELOW}
             for source in others() if below else ():
                 self._fill(below, source, source.blobs.packs_listed(), placed, pool, progress)
@@ -251,6 +257,8 @@ class _Staging:
         for part in chain(copying, (part.result() for part in linking)):
             placed.add(part)
             progress.done = len(placed.paths)
+        if placed.paths.issuperset(wanted):
+            return
         # What cannot be linked, is damaged, or is not where the ref says.
         left = _Paths(wanted, placed.paths)
         for blob in _readable(blobs.fetch_many(left.sizes(), packs)):
@@ -264,11 +272,14 @@ class _Staging:
         packed = source.blobs.digests_in(packs)
         loose = [path for path, e in among.items() if e.flags & _LINK and e.digest not in packed]
         if loose:  # The first finds out which way works.
-            placed.add(self._link(source, loose[:1]))
+            first = self._links(source, loose[:1])
+            make_folders([self.staged(folder) for folder in sorted(folders_of(loose[:1]))])
+            placed.add(self._link(source, first))
         if source.linker.mode is LinkMode.COPY:
             return [], []
-        parts = (loose[at : at + _LINK_COUNT] for at in range(1, len(loose), _LINK_COUNT))
-        return loose, [submit(pool, self._link, source, part) for part in parts]
+        looks = [partial(self._links, source, loose[at : at + _LINK_COUNT]) for at in range(1, len(loose), _LINK_COUNT)]
+        ahead = [submit(pool, look).result for look in looks[:_LOOKED_AHEAD]]
+        return loose, [submit(pool, self._link_made, source, links) for links in (*ahead, *looks[_LOOKED_AHEAD:])]
 
     def drop_incomplete(self, placed: Placed, lists: Callable[[str], bool]) -> None:
         """A group with a missing file is not placed at all, nor is a list of files one of which is missing."""
@@ -287,23 +298,31 @@ class _Staging:
             placed.paths.discard(path)
             placed.known.pop(path, None)
             os.unlink(self.staged(path))
+        self._drop_empty(placed)
 
-    def _make_folders(self, paths: Iterable[str]) -> None:
-        """Those of some artifacts. Threads that need the same ones may both make them."""
-        needed = folders_of(paths) - self._made
-        make_folders([self.staged(folder) for folder in sorted(needed)])
-        self._made.update(needed)
+    def _drop_empty(self, placed: Placed) -> None:
+        needed = {self.staged(folder) for folder in folders_of(placed.paths)}
+        for folder in reversed(self.folders):
+            if folder not in needed:
+                with suppress(OSError):
+                    os.rmdir(folder)
 
-    def _link(self, source: _Source, paths: Sequence[str]) -> Placed:
-        """Link those whose blobs are there and have not been touched since they were published."""
+    def _links(self, source: _Source, paths: Sequence[str]) -> list[Link]:
+        """Those whose blobs are there and have not been touched since they were published."""
         entries = [self.wanted[path] for path in paths]
         untouched = source.blobs.loose.untouched_many(entries)
-        links = [
+        return [
             Link(blob, self.staged(path), _mode(entry), path)
             for path, entry, blob in zip(paths, entries, untouched, strict=True)
             if blob
         ]
-        self._make_folders(paths)
+
+    def _link_made(self, source: _Source, links: Callable[[], list[Link]]) -> Placed:
+        """As soon as the folders are there."""
+        self._made.result()
+        return self._link(source, links())
+
+    def _link(self, source: _Source, links: list[Link]) -> Placed:
         modes = source.linker.link_many(links)
         placed = Placed({link.path for link, mode in zip(links, modes, strict=True) if mode is not LinkMode.COPY})
         for mode in set(modes) - {LinkMode.COPY}:
@@ -318,7 +337,7 @@ class _Staging:
 
     def _write(self, blobs: Iterable[tuple[bytes, memoryview]], paths: _Paths) -> Placed:
         contents = {path: data for digest, data in blobs for path in paths.of(digest)}
-        self._make_folders(contents)
+        self._made.result()
         files = (self._new_file(path, data) for path, data in contents.items())
         # One blob may have any number of paths, and all files of a chunk are open together.
         while chunk := list(islice(files, _OPEN_COUNT)):

@@ -386,7 +386,7 @@ def choose_wanted(files: Files, found: Scan, merged: Merged) -> Files:
 
 def hindered_by_others(files: Files, found: Scan, wanted: Files) -> dict[str, str]:
     """The artifacts, each with its group, in whose group's place other files are."""
-    missing = files.keys() - found.known.keys() - wanted.keys()
+    missing = files.keys() - found.known.keys() - wanted.keys() if len(wanted) < len(files) else ()
     if not missing:
         return {}
     single = [path for path, known in found.known.items() if not known.entry.flags & _GROUP]

@@ -204,6 +204,14 @@ def test_a_blob_that_is_missing_does_not_touch_the_group_that_is_there(place: Pl
     assert contents(place.tree.root) == {"triton/K/ptx": b"local"}
 
 
+def test_no_folder_is_left_of_a_group_that_has_lost_a_file(place: Place) -> None:
+    """Neither in a root that is fresh nor in one where the rest goes beside what is there."""
+    lost = Entry(digest_of(b"lost"), 4, 0, 0o644, int(LINK | GROUP), 2)
+    for name in ("first", "second"):
+        place.place(place.kernel(name, "ptx") | {f"triton/broken/{name}": lost, f"inductor/{name}/c.py": lost})
+    assert place.tree.scan().folders == {"triton", "triton/first", "triton/second"}
+
+
 def test_a_folder_that_a_compiler_made_meanwhile_is_filled_up(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = {"inductor/ab/c.py": place.store(b"published"), "inductor/ab/d.py": place.store(b"published too")}
     seen = place.tree.scan().folders
