@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from kstore.environment import Host
-from kstore.local.place import Placed, Placer
+from kstore.local.place import Placer
+from kstore.local.placed import Placed
 from kstore.published.manifest import Flag, Manifest
 from kstore.report import CommitStatus, RestoreStatus
 from kstore.store import Store

@@ -12,7 +12,8 @@ import pytest
 from kstore.environment import Host
 from kstore.local.found import Scan
 from kstore.local.lastrestore import LastRestore
-from kstore.local.place import Placed, Placer
+from kstore.local.place import Placer
+from kstore.local.placed import Placed
 from kstore.operations import restore as restores
 from kstore.operations.another import Another
 from kstore.operations.request import Request

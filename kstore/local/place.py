@@ -12,11 +12,10 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, islice
 from typing import NamedTuple
@@ -32,10 +31,11 @@ from kstore.files import NewFile, write_files
 from kstore.folders import make_folders
 from kstore.local.cacheroot import CacheRoot
 from kstore.local.found import Skipped
-from kstore.local.index import Known, is_settled
+from kstore.local.index import Known
 from kstore.local.link import Link, Linker, LinkMode
 from kstore.local.move import Mover
 from kstore.local.names import refused_names
+from kstore.local.placed import Placed
 from kstore.local.relocate import to_local
 from kstore.local.stages import find_elsewhere, open_stages
 from kstore.local.state import StateFolder
@@ -60,42 +60,6 @@ _SECOND = 1_000_000_000
 _GROUP, _LINK, _BELOW = int(Flag.GROUP), int(Flag.LINK), int(Flag.BELOW)
 _MTIME, _RELOCATE = int(Flag.MTIME), int(Flag.RELOCATE)
 _OWNER_CAN_WRITE = 0o600
-
-
-@dataclass(slots=True)
-class Placed:
-    """What arrived."""
-
-    paths: set[str] = field(default_factory=set)
-    known: dict[str, Known] = field(default_factory=dict)
-    """The artifacts that are changed in place, for the index."""
-    skipped: list[Skipped] = field(default_factory=list)
-    missed: set[bytes] = field(default_factory=set)
-    """Digests of what is missing or damaged in every store."""
-    occupied: set[str] = field(default_factory=set)
-    """Paths where something else is, which stays."""
-    modes: Counter[LinkMode] = field(default_factory=Counter)
-    """How many artifacts came which way."""
-    marked_ns: int = 0
-    """The modification time that all folders were given, if they hold all that was wanted; else 0."""
-
-    def add(self, other: Placed) -> None:
-        """Take over what another thread placed."""
-        self.paths |= other.paths
-        self.known |= other.known
-        self.modes += other.modes
-
-    def settled(self) -> dict[str, Known]:
-        """What the index may vouch for."""
-        return {path: file for path, file in self.known.items() if is_settled(file.entry.mtime_ns)}
-
-    def forget(self, occupied: Mapping[str, str]) -> None:
-        """Leave out what had to stay away from its place, a file or a folder, and say why."""
-        for path, reason in occupied.items():
-            self.skipped.append(Skipped(path, reason))
-            self.occupied |= {p for p in self.paths if p == path or p.startswith(f"{path}/")}
-        self.paths -= self.occupied
-        self.known = {p: file for p, file in self.known.items() if p in self.paths}
 
 
 class Placer:
@@ -169,7 +133,8 @@ class Placer:
         marks: bool,
     ) -> Placed:
         with ExitStack() as stack:
-            components = {path.partition("/")[0] for path in wanted}
+            needed = folders_of(wanted)
+            components = {folder for folder in needed if "/" not in folder}
             elsewhere = find_elsewhere(self._root, components)
             stages, unusable = open_stages(self._root, self._state, components, elsewhere, stack)
             if unusable:
@@ -178,15 +143,15 @@ class Placer:
             if refused:
                 wanted = {path: entry for path, entry in wanted.items() if path not in refused}
                 marks = False
-            staging = _Staging(self._root, stages, wanted)
+            if unusable or refused:
+                needed = folders_of(wanted)
+            staging = _Staging(self._root, stages, wanted, needed)
             try:
-                placed = staging.fill(self._sources[0], packs, self._others, self._progress)
+                placed = staging.fill(self._sources[0], packs, self._others, self._progress, marks=marks)
             finally:
                 for source in self._sources:
                     source.blobs.close()
             staging.drop_incomplete(placed, self._lists)
-            if marks and len(placed.paths) == len(wanted):
-                placed.marked_ns = mark_folders(staging.folders)
             mover = Mover(staging.staged, self._root.local_path, wanted)
             before_move()
             with self._waiting.visible():
@@ -212,12 +177,13 @@ class _Source(NamedTuple):
 class _Staging:
     """The artifacts on their way, in folders that nobody else looks into."""
 
-    def __init__(self, root: CacheRoot, stages: dict[str, str], wanted: Files) -> None:
+    def __init__(self, root: CacheRoot, stages: dict[str, str], wanted: Files, folders: Iterable[str]) -> None:
+        """`folders` are all that `wanted` is in."""
         self._root = root
         self._stages = stages
         self._now = time.time_ns() // _SECOND * _SECOND
         self.wanted = wanted
-        self.folders = [self.staged(folder) for folder in sorted(folders_of(wanted))]
+        self.folders = [self.staged(folder) for folder in sorted(folders)]
         """Where all is being built, each after those above it."""
         self._made: Future[None]
         """Done when all of them are there; `fill` has it begun."""
@@ -227,9 +193,18 @@ class _Staging:
         return f"{self._stages[path.partition('/')[0]]}/{path}"
 
     def fill(
-        self, main: _Source, packs: Sequence[str], others: Callable[[], list[_Source]], progress: Progress
+        self,
+        main: _Source,
+        packs: Sequence[str],
+        others: Callable[[], list[_Source]],
+        progress: Progress,
+        *,
+        marks: bool,
     ) -> Placed:
-        """Take all from the store that has it; the others are asked for what they are known to have, and what lacks."""
+        """Take all from the store that has it; the others are asked for what they are known to have, and what lacks.
+
+        With `marks` the folders are marked, once all is there.
+        """
         progress.total = len(self.wanted)
         placed = Placed()
         with Pool(_THREADS) as pool:
@@ -241,6 +216,8 @@ class _Staging:
             self._fill(self.wanted, main, packs, placed, pool, progress)
             for source in others() if len(placed.paths) < len(self.wanted) else ():
                 self._fill(self.wanted, source, source.blobs.packs_listed(), placed, pool, progress)
+            if marks and len(placed.paths) == len(self.wanted):
+                placed.marked_ns = mark_folders(self.folders, pool)
         return placed
 
     def _fill(

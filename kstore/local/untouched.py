@@ -13,12 +13,14 @@ import secrets
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
 from functools import cached_property
 from typing import NamedTuple
 
 from kstore.calls import utime_each
 from kstore.local.index import Known, KnownFolder
 from kstore.published.manifest import NEVER_IN_PLACE, Files, Flag, parents_of
+from kstore.threads import submit
 
 _BELOW = int(Flag.BELOW)
 _SECOND = 1_000_000_000
@@ -37,13 +39,15 @@ UNMARKED = Mark()
 """No folder is known."""
 
 
-def mark_folders(folders: Sequence[str]) -> int:
+def mark_folders(folders: Sequence[str], pool: Executor) -> int:
     """Give folders, by their local paths, a modification time that no change leaves; returns it, in nanoseconds.
 
     A filesystem that refuses it, or cuts it short, shows another time: those folders will be read.
     """
     moment = (time.time_ns() // _SECOND - 2) * _SECOND + secrets.randbelow(_SECOND - 1) + 1
-    utime_each(folders, moment, moment)
+    halves = [folders[::2], folders[1::2]]
+    for marking in [submit(pool, utime_each, half, moment, moment) for half in halves]:
+        marking.result()
     return moment
 
 

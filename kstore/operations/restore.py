@@ -20,7 +20,8 @@ from kstore.errors import IntegrityError, KstoreError, StoreUnavailable
 from kstore.local.found import Scan, Skipped
 from kstore.local.index import Index
 from kstore.local.link import Linker, LinkMode
-from kstore.local.place import Placed, Placer
+from kstore.local.place import Placer
+from kstore.local.placed import Placed
 from kstore.local.state import Base, State
 from kstore.local.untouched import UNMARKED, Mark
 from kstore.merge import NOT_TAKEN, Merged, merge

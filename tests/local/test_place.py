@@ -18,7 +18,8 @@ from kstore.files import NewFile, write_files
 from kstore.folders import make_folders
 from kstore.local.found import Skipped
 from kstore.local.link import Link, Linker, LinkMode
-from kstore.local.place import Placed, Placer
+from kstore.local.place import Placer
+from kstore.local.placed import Placed
 from kstore.progress import Progress
 from kstore.published.manifest import Entry, Files, Flag
 from tests.trees import Tree, contents

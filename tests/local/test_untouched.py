@@ -16,6 +16,7 @@ from kstore.environment import Host
 from kstore.local import scan as scanning
 from kstore.local.untouched import mark_folders
 from kstore.report import CommitStatus, RestoreStatus
+from kstore.threads import Pool
 from tests.trees import Node, Tree, contents, shared_object
 
 Change = Callable[[Tree, str], object]
@@ -276,7 +277,8 @@ def test_a_filesystem_that_refuses_the_time_is_read(
     builder: Node, tmp_path: Path, layout: str, listed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kstore.local.untouched.utime_each", lambda paths, *times: [errno.EPERM] * len(paths))
-    assert mark_folders([str(tmp_path)]) != tmp_path.stat().st_mtime_ns
+    with Pool(1) as pool:
+        assert mark_folders([str(tmp_path)], pool) != tmp_path.stat().st_mtime_ns
     node = Node(tmp_path, layout=layout)
     assert node.restore().left_out == 0
     assert node.commit().status is CommitStatus.UNCHANGED

@@ -1,0 +1,47 @@
+"""What a restore has brought into a cache root, and what not."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kstore.local.found import Skipped
+from kstore.local.index import Known, is_settled
+from kstore.local.link import LinkMode
+
+
+@dataclass(slots=True)
+class Placed:
+    """What arrived."""
+
+    paths: set[str] = field(default_factory=set)
+    known: dict[str, Known] = field(default_factory=dict)
+    """The artifacts that are changed in place, for the index."""
+    skipped: list[Skipped] = field(default_factory=list)
+    missed: set[bytes] = field(default_factory=set)
+    """Digests of what is missing or damaged in every store."""
+    occupied: set[str] = field(default_factory=set)
+    """Paths where something else is, which stays."""
+    modes: Counter[LinkMode] = field(default_factory=Counter)
+    """How many artifacts came which way."""
+    marked_ns: int = 0
+    """The modification time that all folders were given, if they hold all that was wanted; else 0."""
+
+    def add(self, other: Placed) -> None:
+        """Take over what another thread placed."""
+        self.paths |= other.paths
+        self.known |= other.known
+        self.modes += other.modes
+
+    def settled(self) -> dict[str, Known]:
+        """What the index may vouch for."""
+        return {path: file for path, file in self.known.items() if is_settled(file.entry.mtime_ns)}
+
+    def forget(self, occupied: Mapping[str, str]) -> None:
+        """Leave out what had to stay away from its place, a file or a folder, and say why."""
+        for path, reason in occupied.items():
+            self.skipped.append(Skipped(path, reason))
+            self.occupied |= {p for p in self.paths if p == path or p.startswith(f"{path}/")}
+        self.paths -= self.occupied
+        self.known = {p: file for p, file in self.known.items() if p in self.paths}
