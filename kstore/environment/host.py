@@ -123,8 +123,9 @@ def _compiler(environ: Mapping[str, str]) -> list[str]:
 
 def _run(commands: list[list[str]], environ: Mapping[str, str]) -> list[str]:
     """All that each prints, in English; nothing of one that cannot run. They run side by side."""
-    started = [_start(command, environ) for command in commands]
+    started: list[subprocess.Popen[str] | None] = []
     try:
+        started.extend(_start(command, environ) for command in commands)
         return [process.communicate(timeout=_COMPILER_TIMEOUT_S)[0] if process else "" for process in started]
     except subprocess.TimeoutExpired as error:
         raise WaitTimeout(

@@ -216,6 +216,7 @@ class _Staging:
             self._fill(self.wanted, main, packs, placed, pool, progress)
             for source in others() if len(placed.paths) < len(self.wanted) else ():
                 self._fill(self.wanted, source, source.blobs.packs_listed(), placed, pool, progress)
+            self._made.result()  # or an exception of a signal's handler might stay in it
             if marks and len(placed.paths) == len(self.wanted):
                 placed.marked_ns = mark_folders(self.folders, pool)
         return placed

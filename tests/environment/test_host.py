@@ -4,10 +4,11 @@ import os
 import platform
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -208,6 +209,24 @@ def test_a_compiler_that_hangs_is_given_up(compiler: Compiler, monkeypatch: pyte
     with pytest.raises(WaitTimeout, match="has taken more than 2 s"):
         detect_host(environ)
     assert compiler.runs == 2, "it is asked for both things at once"
+
+
+def test_who_is_interrupted_between_two_calls_leaves_no_compiler_running(
+    compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, started = host._start, list[subprocess.Popen[str] | None]()
+
+    def start_once(command: list[str], environ: Mapping[str, str]) -> subprocess.Popen[str] | None:
+        if started:
+            raise KeyboardInterrupt
+        started.append(start(command, environ))
+        return started[0]
+
+    monkeypatch.setattr(host, "_start", start_once)
+    with pytest.raises(KeyboardInterrupt):
+        detect_host(compiler.prints(GCC, first="exec sleep 60"))
+    assert started[0]
+    assert started[0].returncode == -signal.SIGKILL
 
 
 def test_a_wrapper_with_arguments_is_a_compiler_too(compiler: Compiler) -> None:

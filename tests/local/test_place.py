@@ -173,6 +173,19 @@ def test_what_is_found_only_when_all_are_looked_for_once_more_waits_for_its_fold
     assert place.place(wanted).paths == wanted.keys() == contents(place.tree.root).keys()
 
 
+def test_what_interrupts_the_making_of_folders_ends_the_restore(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one artifact too, whose own folders are made before it is tried how it can come."""
+
+    def make_unless_in_a_thread(paths: Sequence[str]) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            raise KeyboardInterrupt
+        make_folders(paths)
+
+    monkeypatch.setattr("kstore.local.place.make_folders", make_unless_in_a_thread)
+    with pytest.raises(KeyboardInterrupt):
+        place.place({"inductor/ab/c.py": place.store(b"published")})
+
+
 def test_a_blob_that_goes_before_it_is_linked_costs_its_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As `verify --repair` and gc move one aside."""
     place = Place(tmp_path, Layout.LOOSE)
