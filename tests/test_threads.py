@@ -60,7 +60,8 @@ def test_what_has_not_begun_can_be_cancelled() -> None:
 
 
 def test_all_threads_end_where_a_signals_handler_raises_while_one_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    started, start, go_on = list[threading.Thread](), threading.Thread.start, threading.Event()
+    started, start = list[threading.Thread](), threading.Thread.start
+    begun, go_on = threading.Event(), threading.Event()
 
     def interrupted(thread: threading.Thread) -> None:
         start(thread)
@@ -70,7 +71,8 @@ def test_all_threads_end_where_a_signals_handler_raises_while_one_is_started(mon
 
     monkeypatch.setattr(threading.Thread, "start", interrupted)
     pool = Pool(2)
-    pool.submit(go_on.wait, 60)
+    pool.submit(lambda: (begun.set(), go_on.wait(60)))
+    assert begun.wait(60)
     with pytest.raises(KeyboardInterrupt):
         pool.submit(go_on.wait, 60)
     monkeypatch.undo()
