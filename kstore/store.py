@@ -148,38 +148,46 @@ class Store:
 
     def commit(self, key: str) -> CommitReport:
         """Publish what the cache root of `key` has and the store lacks."""
+        worker = self._committer(key)
         try:
-            return self.checkpoint(key)
+            return self._commit(key, worker)
         finally:
-            self.release(key)
+            self._release(worker)
 
     def checkpoint(self, key: str) -> CommitReport:
         """As `commit`, by a worker that goes on compiling for others that wait."""
-        from kstore.operations.commit import commit
-
-        check_key(key)
-        if self.settings.mode is Mode.READ:
-            return CommitReport(CommitStatus.READ_ONLY, key, store=self.location)
-        worker = self.worker(key, before_import=False)
-        with reporting_trouble(self.location, "commit to"), self.storage.blobs.in_a_hurry():
-            self.storage.open()
-            report = commit(worker)
-        self._ahead = ()
-        return report
+        return self._commit(key, self._committer(key))
 
     def release(self, key: str) -> None:
         """Give up compiling `key` for others, as a commit does: one of them goes on with it.
 
         Trouble with it is none of the caller's: the lease lapses.
         """
-        if self.settings.mode is Mode.READ:
-            return
         with suppress(OSError, KstoreError):
-            worker = self.worker(key, before_import=False)
-            if nonce := worker.state.lease():
-                self._release(worker, nonce)
+            self._release(self._committer(key))
 
-    def _release(self, worker: Worker, nonce: str) -> None:
+    def _committer(self, key: str) -> Worker | None:
+        """None if this worker may not write."""
+        check_key(key)
+        return None if self.settings.mode is Mode.READ else self.worker(key, before_import=False)
+
+    def _commit(self, key: str, worker: Worker | None) -> CommitReport:
+        from kstore.operations.commit import commit
+
+        if worker is None:
+            return CommitReport(CommitStatus.READ_ONLY, key, store=self.location)
+        with reporting_trouble(self.location, "commit to"), self.storage.blobs.in_a_hurry():
+            self.storage.open()
+            report = commit(worker)
+        self._ahead = ()
+        return report
+
+    def _release(self, worker: Worker | None) -> None:
+        with suppress(OSError, KstoreError):
+            if worker and (nonce := worker.state.lease()):
+                self._release_lease(worker, nonce)
+
+    def _release_lease(self, worker: Worker, nonce: str) -> None:
         from kstore.flight import release
         from kstore.operations.wait import lease_of
 
@@ -190,16 +198,13 @@ class Store:
         """Upload what is finished in the cache root of `key`, so that the next `commit` needs only to publish it."""
         from kstore.operations.commit import upload_ahead
 
-        check_key(key)
-        if self.settings.mode is not Mode.READ:
-            worker = self.worker(key, before_import=False)
+        if worker := self._committer(key):
             with reporting_trouble(self.location, "upload to"), self.storage.blobs.in_a_hurry():
                 self.storage.open()
                 self._ahead += upload_ahead(worker)
 
     def variables(self, key: str) -> dict[str, str]:
         """The environment variables that a worker of `key` needs, without what the user set."""
-        check_key(key)
         return dict(self.worker(key, before_import=True).root.variables)
 
     def scopes(self, key: str | None = None) -> Iterator[Scope]:

@@ -138,6 +138,22 @@ def test_each_status_is_what_the_system_says(tmp_path: Path) -> None:
     assert stat.S_ISREG(followed.mode) and followed.size == len("longer")
 
 
+def test_times_of_change_are_those_of_the_statuses_and_all_or_none(tmp_path: Path) -> None:
+    make(tmp_path, "a", "b")
+    (tmp_path / "link").symlink_to("a")
+    fd = os.open(tmp_path, os.O_PATH)
+    try:
+        names = ["a", "b", "link", "."]
+        for follows in (False, True):
+            expected = [status.ctime_ns for status in calls.stat_each(names, fd, follows=follows)]
+            found = calls.change_times(names, fd, follows=follows)
+            assert found and list(memoryview(found).cast("q")) == expected
+        assert calls.change_times([], fd) == b""
+        assert calls.change_times(["a", "gone"], fd) is None
+    finally:
+        os.close(fd)
+
+
 def test_statuses_may_be_asked_below_a_folder(tmp_path: Path) -> None:
     make(tmp_path, "a")
     fd = os.open(tmp_path, os.O_PATH)

@@ -24,8 +24,8 @@ except ImportError:
     from kstore.calls import plain as _calls  # type: ignore[no-redef]
 
 __all__ = [
-    "IS_COMPILED", "NewFile", "Status", "link_first", "mkdir_each", "open_unnoticed", "read_each", "stat_each", "times",
-    "unlink_each", "utime_each", "write_first",
+    "IS_COMPILED", "NewFile", "Status", "change_times", "link_first", "mkdir_each", "open_unnoticed", "read_each",
+    "stat_each", "times", "unlink_each", "utime_each", "write_first",
 ]  # fmt: skip
 
 IS_COMPILED = _calls.__name__.endswith(".native")
@@ -89,6 +89,17 @@ def utime_each(paths: Sequence[str], atime_ns: int, mtime_ns: int) -> memoryview
 def stat_each(paths: Sequence[str], folder: int = _HERE, *, follows: bool = False) -> Iterator[Status]:
     """What each path leads to, or is if that is a link, below the folder of that descriptor if one is given."""
     return _statuses(_calls.stat_each(paths, folder, follows))
+
+
+def change_times(paths: Sequence[str], folder: int = _HERE, *, follows: bool = False) -> bytes | None:
+    """When the status of each last changed, in nanoseconds since 1970, eight bytes each; None if one says nothing.
+
+    `folder` and `follows` are as in `stat_each`, beside which it makes no object for each of thousands.
+    """
+    columns = memoryview(_calls.stat_each(paths, folder, follows)).cast("q")
+    width = len(Status._fields)
+    is_known = not any(columns[::width])
+    return columns[Status._fields.index("ctime_ns") :: width].tobytes() if is_known else None
 
 
 def read_each(paths: Sequence[str], sizes: Sequence[int]) -> Iterator[tuple[bytes, Status]]:

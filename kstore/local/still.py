@@ -7,18 +7,26 @@ of all folders stand, each file is the one that was scanned; of those that are c
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Self
 
-from kstore.calls import Status, stat_each
+from kstore.calls import change_times
+from kstore.digest import digest_of
 from kstore.local.cacheroot import CacheRoot
 from kstore.local.found import Scan
 from kstore.local.index import is_settled
 from kstore.published.manifest import NEVER_IN_PLACE
 
-Times = dict[str, int]
-"""Path below a component's folder → status-change time, in nanoseconds."""
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """When the statuses of some paths last changed."""
+
+    paths: list[str]
+    """Below a component's folder, "." for that itself."""
+    digest: str
+    """Of all the times, hexadecimal: read and compared as one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +36,7 @@ class Still:
     components: dict[str, str]
     """Where each component is."""
     folders: dict[str, Times]
-    """Component → all of its folders that were scanned, "." for its own; none for one that is not there."""
+    """Component → all of its folders that were scanned; none for one that is not there."""
     files: dict[str, Times]
     """Component → those of its files that are changed in place."""
 
@@ -39,8 +47,10 @@ class Still:
         Raises:
             KeyError, TypeError, AttributeError: it is damaged.
         """
-        folders, files = content["folders"], content["files"]
-        return cls(dict(content["components"]), _times(folders), _times(files))
+        folders, files = (
+            {name: Times(**times) for name, times in content[kind].items()} for kind in ("folders", "files")
+        )
+        return cls(dict(content["components"]), folders, files)
 
     def holds(self, root: CacheRoot) -> bool:
         """Whether nothing has changed since."""
@@ -49,28 +59,16 @@ class Still:
         if any(name not in self.folders and os.path.lexists(folder) for name, folder in root.folders.items()):
             return False
         try:
-            return all(self._holds(name, root.folders[name]) for name in self.folders)
-        except OSError:
+            return all(_stands(root, name, times, follows=True) for name, times in self.folders.items()) and all(
+                _stands(root, name, times, follows=False) for name, times in self.files.items()
+            )
+        except (OSError, KeyError, TypeError, ValueError):  # What is remembered may be damaged.
             return False
 
-    def _holds(self, component: str, folder: str) -> bool:
-        """There are thousands of paths: the kernel walks the folder's own only once."""
-        fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            folders, files = self.folders.get(component, {}), self.files.get(component, {})
-            return _stand(folders, stat_each([*folders], fd, follows=True)) and _stand(files, stat_each([*files], fd))
-        finally:
-            os.close(fd)
 
-
-def _stand(times: Times, statuses: Iterable[Status]) -> bool:
-    return all(
-        not found.error and found.ctime_ns == moment for found, moment in zip(statuses, times.values(), strict=True)
-    )
-
-
-def _times(content: Any) -> dict[str, Times]:
-    return {component: dict(times) for component, times in content.items()}
+def _stands(root: CacheRoot, component: str, times: Times, *, follows: bool) -> bool:
+    found = _ask(root, component, times.paths, follows=follows)
+    return found is not None and digest_of(found).hex() == times.digest
 
 
 def still_since(root: CacheRoot, found: Scan, started_ns: int) -> Still | None:
@@ -81,19 +79,32 @@ def still_since(root: CacheRoot, found: Scan, started_ns: int) -> Still | None:
         return None
     in_place = (path for path, known in found.known.items() if not known.entry.flags & NEVER_IN_PLACE)
     try:
-        folders = _ask(root, found.folders, os.stat)
-        files = _ask(root, in_place, os.lstat)
+        folders = _settled(root, found.folders, started_ns, follows=True)
+        files = _settled(root, in_place, started_ns, follows=False)
     except OSError:
         return None
-    every = (moment for asked in (folders, files) for times in asked.values() for moment in times.values())
-    if not all(is_settled(moment, started_ns) for moment in every):
-        return None
-    return Still(dict(root.folders), folders, files)
+    return Still(dict(root.folders), folders, files) if folders is not None and files is not None else None
 
 
-def _ask(root: CacheRoot, paths: Iterable[str], status: Callable[[str], os.stat_result]) -> dict[str, Times]:
-    asked: dict[str, Times] = {}
+def _settled(root: CacheRoot, paths: Iterable[str], started_ns: int, *, follows: bool) -> dict[str, Times] | None:
+    """Component → the times of its paths; None if one of them may not tell of a change after `started_ns`."""
+    below: dict[str, list[str]] = {}
     for path in paths:
-        component, _, below = path.partition("/")
-        asked.setdefault(component, {})[below or "."] = status(root.local_path(path)).st_ctime_ns
-    return asked
+        component, _, rest = path.partition("/")
+        below.setdefault(component, []).append(rest or ".")
+    settled = {}
+    for component, those in below.items():
+        times = _ask(root, component, those, follows=follows)
+        if times is None or not all(is_settled(moment, started_ns) for moment in memoryview(times).cast("q")):
+            return None
+        settled[component] = Times(those, digest_of(times).hex())
+    return settled
+
+
+def _ask(root: CacheRoot, component: str, paths: list[str], *, follows: bool) -> bytes | None:
+    """There are thousands of paths: the kernel walks the component's own only once."""
+    fd = os.open(root.folders[component], os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        return change_times(paths, fd, follows=follows)
+    finally:
+        os.close(fd)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import time
@@ -161,6 +162,17 @@ def test_another_store_is_not_taken_for_this_one(node: Node, tmp_path: Path) -> 
     shutil.rmtree(node.location)
 
     assert node.commit().status is CommitStatus.COMMITTED
+
+
+@pytest.mark.parametrize("paths", [None, 7, [7], ["\0"], ["gone"], ["."]])
+def test_damaged_paths_are_looked_at_no_more(node: Node, scans: list[Worker], paths: object) -> None:
+    (path,) = (node.tree.root / ".kstore").glob("still-*.json")
+    content = json.loads(path.read_bytes())
+    content["still"]["folders"]["inductor"] = {"paths": paths, "digest": ""}
+    path.write_text(json.dumps(content))
+
+    assert node.commit().status is CommitStatus.UNCHANGED
+    assert len(scans) == 1
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[]", b'{"sync": "", "still": "{}", "quarantine": ""}', b"\xff"])
