@@ -162,8 +162,9 @@ class Uploader:
         known = (known - self._missed | kept_by(theirs)) - lost | held(self.packs + self._ahead)
         wanted = {digest: size for digest, size in sizes.items() if digest not in known}
         if self.layout is Layout.LOOSE and self._doomed.is_complete:
-            has, gone = self._storage.blobs.loose.has, self._doomed.blobs | lost | self._missed
-            wanted = {digest: size for digest, size in wanted.items() if digest in gone or not has(digest, size)}
+            gone = self._doomed.blobs | lost | self._missed
+            away = self._storage.blobs.loose.lacking({d: size for d, size in wanted.items() if d not in gone})
+            wanted = {digest: size for digest, size in wanted.items() if digest in gone or digest in away}
         may_be_below = wanted if may_lean(self._storage, theirs) else {}
         unsure = lost | self._missed
         if unsure and theirs and not theirs.ref.depth:
@@ -294,8 +295,9 @@ class Uploader:
         with suppress(OSError):  # What cannot be looked at now may have gone.
             there = tuple(pack for pack in packs if blobs.has_pack(pack))
             elsewhere = blobs.digests_in(there) | self.below
-            left = (e for e in theirs.manifest.entries() if e.digest in needed and e.digest not in elsewhere)
-            if all(blobs.loose.has(entry.digest, entry.size) for entry in left):
+            entries = theirs.manifest.entries()
+            left = {e.digest: e.size for e in entries if e.digest in needed and e.digest not in elsewhere}
+            if not blobs.loose.lacking(left):
                 return there
         return packs
 

@@ -122,13 +122,16 @@ class Backend(Protocol):
     def look_ahead(self, names: Sequence[str]) -> None:
         """These are to be asked for soon. Where it takes long to find them, that begins now; nobody waits for it."""
 
+    def stat(self, name: str) -> Stat:
+        """Size and time of one object."""
+
+    def stat_many(self, names: Sequence[str]) -> list[Stat | None]:
+        """The same of many objects; None for each that is not there."""
+
     def list(self, folder: str) -> Iterator[Child]:
         """The direct children of `folder`, "" for the root; nothing if there is no such folder. Names with a
         leading "." are left out: NFS leaves `.nfsXXXX` for open files that were deleted.
         """
-
-    def stat(self, name: str) -> Stat:
-        """Size and time of one object."""
 
     def delete(self, name: str) -> None:
         """Remove one object; no error if it is gone already."""

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 
 from kstore.backends.base import STAGING, Child, NewObject, StagingLost, Stat, check_name
-from kstore.calls import link_first, open_unnoticed, read_each, stat_each, times, unlink_each
+from kstore.calls import Status, link_first, open_unnoticed, read_each, stat_each, times, unlink_each
 from kstore.files import NewFile, write_files
 from kstore.folders import make_folder
 from kstore.threads import Pool
@@ -133,6 +133,18 @@ class PosixBackend:
             pool.submit(stat_each, [self.path(name) for name in names])
         pool.shutdown(wait=False)
 
+    def stat(self, name: str) -> Stat:
+        """Size and time of one object."""
+        found = os.stat(self.path(name))
+        if not stat.S_ISREG(found.st_mode):
+            raise FileNotFoundError(errno.ENOENT, "not a regular file", self.path(name))
+        return Stat(found.st_size, found.st_mtime_ns, found.st_ino)
+
+    def stat_many(self, names: Sequence[str]) -> list[Stat | None]:
+        """The same of many objects; None for each that is not there."""
+        paths = [self.path(name) for name in names]
+        return [_stat_of(path, found) for path, found in zip(paths, stat_each(paths, follows=True), strict=True)]
+
     def list(self, folder: str) -> Iterator[Child]:
         """The direct children of `folder`. NFS leaves `.nfsXXXX` for open files that were deleted: not ours."""
         try:
@@ -142,13 +154,6 @@ class PosixBackend:
                         yield Child(entry.name, entry.is_dir())
         except (FileNotFoundError, NotADirectoryError):
             return
-
-    def stat(self, name: str) -> Stat:
-        """Size and time of one object."""
-        found = os.stat(self.path(name))
-        if not stat.S_ISREG(found.st_mode):
-            raise FileNotFoundError(errno.ENOENT, "not a regular file", self.path(name))
-        return Stat(found.st_size, found.st_mtime_ns, found.st_ino)
 
     def delete(self, name: str) -> None:
         """Remove one object; no error if it is gone already."""
@@ -176,6 +181,13 @@ class PosixBackend:
     def staging_path(self) -> str:
         """A name under `tmp/` that no other writer on any host uses."""
         return f"{self._prefix}{STAGING}/{self._writer}-{secrets.token_hex(8)}"
+
+
+def _stat_of(path: str, found: Status) -> Stat | None:
+    if found.error not in (0, errno.ENOENT):
+        raise OSError(found.error, os.strerror(found.error), path)
+    is_object = not found.error and stat.S_ISREG(found.mode)
+    return Stat(found.size, found.mtime_ns, found.inode) if is_object else None
 
 
 class OpenedFile:

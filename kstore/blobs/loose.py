@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import stat
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 
 from kstore.backends import Backend, LocalPaths, NewObject
@@ -59,6 +60,15 @@ class LooseBlobs:
         except FileNotFoundError:
             return False
 
+    def lacking(self, sizes: Mapping[bytes, int]) -> dict[bytes, int]:
+        """Of blobs, given with their sizes in bytes, those that are not here."""
+        away: dict[bytes, int] = {}
+        for batch in batches(sizes.items(), sys.maxsize, BATCH_COUNT):
+            found = self._backend.stat_many([blob_name(digest) for digest, _ in batch])
+            there = (status is not None and status.size == size for (_, size), status in zip(batch, found, strict=True))
+            away |= (blob for blob, is_there in zip(batch, there, strict=True) if not is_there)
+        return away
+
     def folders(self) -> Iterator[list[bytes]]:
         """The digests of all that are here, folder by folder: first of those that gc has aside for a moment."""
         for folder in (ASIDE, *(f"{FOLDER}/{shard.name}" for shard in self._backend.list(FOLDER))):
@@ -69,8 +79,10 @@ class LooseBlobs:
         """Store (digest, bytes) of each; False for those that were here. One that a crash cut short is replaced."""
         objects = [NewObject(blob_name(digest), data, stamp(digest)) for digest, data in blobs]
         created = self._backend.put_many(objects)
+        taken = {digest: len(data) for (digest, data), was_free in zip(blobs, created, strict=True) if not was_free}
+        short = self.lacking(taken)
         for number, (digest, data) in enumerate(blobs):
-            if not created[number] and not self.has(digest, len(data)):
+            if digest in short:
                 self._backend.put(blob_name(digest), bytes(data), stamp(digest))
                 created[number] = True
         return created

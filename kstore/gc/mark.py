@@ -112,8 +112,7 @@ def needs_in(blobs: BlobStore, ref: Ref, manifest: Manifest) -> Needs:
     packed = {digest: sizes[digest] for digest in inside}
     if all(map(blobs.can_read, ref.packs)):
         return Needs(ref.packs, loose, packed, leant)
-    lacking = tuple(digest for digest, size in loose.items() if not blobs.loose.has(digest, size))
-    return Needs(ref.packs, loose, packed, leant, lacking)
+    return Needs(ref.packs, loose, packed, leant, tuple(blobs.loose.lacking(loose)))
 
 
 def is_whole(storage: Storage, scope: Scope, generation: int) -> bool:

@@ -164,7 +164,7 @@ class Repair:
         troubles: list[Exception] = []
         blobs = BlobStore(self._backend)
         needs = needs_in(blobs, replace(ref, packs=packs), self._storage.snapshot(ref).manifest)
-        wanted = {digest: size for digest, size in needs.loose.items() if not blobs.loose.has(digest, size)}
+        wanted = blobs.loose.lacking(needs.loose)
         copied = self._copy(blobs.fetch_many(wanted, troubles=troubles))
         settled = blobs.digests_in(copied) | self._lost.keys()
         lost = {digest: size for digest, size in wanted.items() if digest not in settled}

@@ -185,7 +185,8 @@ def _gathered(storage: Storage, ref: Ref) -> tuple[str, ...]:
     if all(map(blobs.can_read, ref.packs)):
         return ref.packs
     inside = blobs.digests_in(ref.packs)
-    missing = {d: size for d, size in _sizes(storage, ref).items() if d not in inside and not blobs.loose.has(d, size)}
+    outside = {digest: size for digest, size in _sizes(storage, ref).items() if digest not in inside}
+    missing = blobs.loose.lacking(outside)
     with storage.blobs.writer(Layout.PACKED) as writer:
         for digest, data in blobs.fetch_many(missing):
             writer.put(digest, bytes(data))

@@ -99,7 +99,8 @@ class Below:
             with _passing_over(storage):
                 blobs = storage.blobs
                 found |= sizes.keys() & blobs.digests_in(blobs.packs_listed())
-                found |= {d for d, size in sizes.items() if d not in found and blobs.loose.has(d, size)}
+                left = {digest: size for digest, size in sizes.items() if digest not in found}
+                found |= left.keys() - blobs.loose.lacking(left).keys()
         return found
 
 

@@ -96,8 +96,7 @@ def absent(storage: Storage, ref: Ref, leant: Mapping[bytes, int]) -> set[bytes]
     held = storage.below.held(leant)
     blobs = storage.holder(ref).blobs
     held |= blobs.digests_in(ref.packs) if len(held) < len(leant) else set()
-    has = blobs.loose.has
-    return {digest for digest, size in leant.items() if digest not in held and not has(digest, size)}
+    return set(blobs.loose.lacking({digest: size for digest, size in leant.items() if digest not in held}))
 
 
 def check_supported(storage: Storage, snapshot: Snapshot, wanted: Mapping[bytes, int] | None = None) -> None:

@@ -48,8 +48,7 @@ def lacks_pack(storage: Storage, ref: Ref) -> bool:
 def _missing(storage: Storage, ref: Ref, blobs: Mapping[bytes, int]) -> set[bytes]:
     """Those that are neither loose nor in a pack of the generation."""
     packed = storage.blobs.digests_in(ref.packs) if blobs else set()
-    has = storage.blobs.loose.has
-    return {digest for digest, size in blobs.items() if digest not in packed and not has(digest, size)}
+    return set(storage.blobs.loose.lacking({digest: size for digest, size in blobs.items() if digest not in packed}))
 
 
 def _unreadable(storage: Storage, ref: Ref, blobs: Mapping[bytes, int]) -> set[bytes]:

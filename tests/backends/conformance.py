@@ -238,6 +238,13 @@ class BackendConformance:
         assert found.size == 5
         assert abs(found.mtime_ns - before) < 60 * 10**9
 
+    def test_many_are_looked_at_at_once(self, backend: Backend) -> None:
+        backend.put("folder/name", b"12345")
+        backend.put("other", b"")
+        found = backend.stat_many(["folder/name", "missing", "folder", "folder/missing", "other"])
+        assert found == [backend.stat("folder/name"), None, None, None, backend.stat("other")]
+        assert backend.stat_many([]) == []
+
     def test_the_clock_is_that_of_new_objects(self, backend: Backend) -> None:
         backend.put("before", b"")
         now = backend.clock()
@@ -247,6 +254,7 @@ class BackendConformance:
     @pytest.mark.parametrize("name", BAD_NAMES)
     def test_a_name_that_leaves_the_store_is_refused(self, backend: Backend, name: str) -> None:
         uses = [backend.get, backend.stat, backend.delete, lambda name: backend.put(name, b"never")]
+        uses.append(lambda name: backend.stat_many([name]))
         uses.append(lambda name: backend.put_if_absent(name, b"never"))
         for use in uses:
             with pytest.raises(UsageError):

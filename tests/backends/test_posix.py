@@ -101,6 +101,14 @@ def test_another_error_of_a_link_is_raised(backend: PosixBackend, monkeypatch: p
     assert os.listdir(backend.path("tmp")) == []
 
 
+def test_where_one_of_many_cannot_be_looked_at_it_is_said_which(backend: PosixBackend) -> None:
+    backend.put("name", b"")
+    os.symlink("loop", backend.path("loop"))
+    with pytest.raises(OSError) as caught:
+        backend.stat_many(["name", "loop"])
+    assert (caught.value.errno, caught.value.filename) == (errno.ELOOP, backend.path("loop"))
+
+
 @pytest.mark.parametrize("call", ["open", "fstat", "pread"])
 def test_a_stale_handle_is_opened_again(backend: PosixBackend, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
     backend.put("name", b"content")

@@ -65,6 +65,14 @@ def test_a_blob_of_another_size_is_not_had(loose: LooseBlobs) -> None:
     loose.put_many([(digest_of(b"one"), b"one")])
     assert not loose.has(digest_of(b"one"), 4)
     assert not loose.has(digest_of(b"two"), 3)
+    assert loose.lacking({digest_of(b"one"): 4}) == {digest_of(b"one"): 4}
+
+
+def test_of_many_blobs_those_are_told_that_are_not_here(loose: LooseBlobs) -> None:
+    blobs = [(digest_of(data), data) for data in (b"%d" % number for number in range(3000))]
+    loose.put_many(blobs[::2])
+    sizes = {digest: len(data) for digest, data in blobs}
+    assert list(loose.lacking(sizes).items()) == [(digest, len(data)) for digest, data in blobs[1::2]]
 
 
 def test_missing_and_damaged_blobs_are_left_out(backend: PosixBackend, loose: LooseBlobs) -> None:

@@ -269,13 +269,23 @@ class MemoryBackend:
     def look_ahead(self, names: Sequence[str]) -> None:
         pass
 
-    def list(self, folder: str) -> Iterator[Child]:
-        # Sorted: a folder's order is the filesystem's choice, and each choice would be another schedule.
-        yield from sorted(self._do(Step(Kind.LIST, folder and check_name(folder))))
-
     def stat(self, name: str) -> Stat:
         found: Stat = self._do(Step(Kind.STAT, check_name(name)))
         return found
+
+    def stat_many(self, names: Sequence[str]) -> list[Stat | None]:
+        """Each object is looked at by itself."""
+        return [self._stat_if_there(name) for name in names]
+
+    def _stat_if_there(self, name: str) -> Stat | None:
+        try:
+            return self.stat(name)
+        except FileNotFoundError:
+            return None
+
+    def list(self, folder: str) -> Iterator[Child]:
+        # Sorted: a folder's order is the filesystem's choice, and each choice would be another schedule.
+        yield from sorted(self._do(Step(Kind.LIST, folder and check_name(folder))))
 
     def delete(self, name: str) -> None:
         self._do(Step(Kind.DELETE, check_name(name)))
