@@ -75,7 +75,7 @@ class Cli:
         """Run it as a process."""
         done = subprocess.run(
             [sys.executable, "-m", "kstore", *arguments],
-            capture_output=True, text=True, timeout=120, check=False, **{"cwd": REPOSITORY, **options},
+            capture_output=True, text=True, timeout=500, check=False, **{"cwd": REPOSITORY, **options},
         )  # fmt: skip
         return Result(done.returncode, done.stdout, done.stderr)
 
