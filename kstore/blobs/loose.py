@@ -55,18 +55,15 @@ class LooseBlobs:
 
     def has(self, digest: bytes, size: int) -> bool:
         """Whether it is here with this size, in bytes."""
-        try:
-            return self._backend.stat(blob_name(digest)).size == size
-        except FileNotFoundError:
-            return False
+        return not self.lacking({digest: size})
 
     def lacking(self, sizes: Mapping[bytes, int]) -> dict[bytes, int]:
         """Of blobs, given with their sizes in bytes, those that are not here."""
         away: dict[bytes, int] = {}
         for batch in batches(sizes.items(), sys.maxsize, BATCH_COUNT):
             found = self._backend.stat_many([blob_name(digest) for digest, _ in batch])
-            there = (status is not None and status.size == size for (_, size), status in zip(batch, found, strict=True))
-            away |= (blob for blob, is_there in zip(batch, there, strict=True) if not is_there)
+            here = [status.size if status else None for status in found]
+            away |= (blob for blob, size in zip(batch, here, strict=True) if size != blob[1])
         return away
 
     def folders(self) -> Iterator[list[bytes]]:

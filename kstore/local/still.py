@@ -59,16 +59,14 @@ class Still:
         if any(name not in self.folders and os.path.lexists(folder) for name, folder in root.folders.items()):
             return False
         try:
-            return all(_stands(root, name, times, follows=True) for name, times in self.folders.items()) and all(
-                _stands(root, name, times, follows=False) for name, times in self.files.items()
-            )
+            return _stand(root, self.folders, follows=True) and _stand(root, self.files, follows=False)
         except (OSError, KeyError, TypeError, ValueError):  # What is remembered may be damaged.
             return False
 
 
-def _stands(root: CacheRoot, component: str, times: Times, *, follows: bool) -> bool:
-    found = _ask(root, component, times.paths, follows=follows)
-    return found is not None and digest_of(found).hex() == times.digest
+def _stand(root: CacheRoot, times: dict[str, Times], *, follows: bool) -> bool:
+    asked = ((_ask(root, name, known.paths, follows=follows), known.digest) for name, known in times.items())
+    return all(found is not None and digest_of(found).hex() == digest for found, digest in asked)
 
 
 def still_since(root: CacheRoot, found: Scan, started_ns: int) -> Still | None:
