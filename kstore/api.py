@@ -18,7 +18,7 @@ from typing import Any, Self, TypeVar
 
 from kstore.deadline import within
 from kstore.errors import UsageError, WaitTimeout
-from kstore.led import is_committed, leading
+from kstore.led import end_use, leading
 from kstore.live.commits import LiveCommits, folders_of
 from kstore.live.endings import OnTermination
 from kstore.origin import begin, origin_of
@@ -156,7 +156,7 @@ def _committed(key: str, strict: bool, run: Callable[[], CommitReport]) -> Commi
     def failed(error: str, is_late: bool) -> CommitReport:
         return CommitReport(CommitStatus.TIMEOUT if is_late else CommitStatus.FAILED, key, error=error)
 
-    is_committed(key)
+    end_use(key)
     report = degrade("commit", key, strict, run, failed)
     if report.status is CommitStatus.COMMITTED:
         log.info(
@@ -269,7 +269,7 @@ class watch:
         return _committed(self.key, strict, partial(self._live.publish, seconds, is_last=is_last, releases=True))
 
     def _release(self) -> None:
-        is_committed(self.key)
+        end_use(self.key)
         atexit.unregister(self._at_exit)
         self._termination.remove()
 

@@ -8,6 +8,9 @@ from typing import TypeVar
 
 Item = TypeVar("Item")
 
+MAX_COUNT = 1024
+"""Files, and what is as many, of one batch however small they are: most may be empty."""
+
 
 def batches(items: Iterable[tuple[Item, int]], size: int, count: int = sys.maxsize) -> Iterator[list[tuple[Item, int]]]:
     """Items, each with its size in bytes, in batches of up to `size` bytes and `count` items; a larger one is one by

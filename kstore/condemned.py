@@ -112,7 +112,7 @@ def delete_list(backend: Backend, name: str) -> None:
 
 def fences(backend: Backend) -> list[str]:
     """The lists that have a fence, whether or not they are still there."""
-    return [f"{FOLDER}/{child.name}" for child in backend.list(_FENCES)]
+    return [f"{FOLDER}/{child.name}" for child in backend.list(_FENCES) if not child.is_folder]
 
 
 def staged(backend: Backend) -> list[str]:

@@ -10,7 +10,7 @@ from kstore.backends import Backend, NewObject
 from kstore.blobs.loose import blob_name, stamp
 from kstore.blobs.packindex import pack_name
 from kstore.digest import digest_of
-from kstore.published.refs import ref_name
+from kstore.published.ref import ref_name
 from kstore.scope import Scope
 
 FOLDER = "quarantine"

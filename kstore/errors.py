@@ -49,7 +49,7 @@ class IntegrityError(KstoreError):
 
 
 class FileError(KstoreError):
-    """A file that was named, such as a bundle, cannot be read or written."""
+    """A file that was named, such as a bundle, or a temporary one cannot be read or written."""
 
 
 class CacheRootError(KstoreError):

@@ -1,4 +1,4 @@
-"""Writes many small files, however few may be open at once."""
+"""Reads whole files, and writes many small ones, however few may be open at once."""
 
 from __future__ import annotations
 
@@ -9,13 +9,41 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from kstore.calls import NewFile, write_first
+from kstore.calls import NewFile, open_unnoticed, write_first
 
-__all__ = ["NO_FILE", "NewFile", "write_files"]
+__all__ = ["NO_FILE", "READ", "NewFile", "read_all", "read_whole", "write_files"]
 
 NO_FILE = {errno.ENOENT, errno.EISDIR, errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.ESPIPE, errno.EINVAL}
 """What reading says of a name that is free, or taken by a folder, a pipe, a socket or a link to itself. Other trouble
 may pass."""
+
+
+READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+"""Nobody waits for the writer of a pipe."""
+
+
+def read_whole(path: str) -> bytes:
+    """Read a whole file whose bytes are checked afterwards.
+
+    Raises:
+        OSError: it cannot be read, or is a link.
+    """
+    fd = open_unnoticed(path, READ)
+    try:
+        return read_all(fd, os.fstat(fd).st_size)
+    finally:
+        os.close(fd)
+
+
+def read_all(fd: int, size: int) -> bytes:
+    """Read an open file, which has some `size` bytes, to its end."""
+    data = os.read(fd, size + 1)
+    if len(data) >= size or not data:
+        return data
+    parts = [data]
+    while part := os.read(fd, 1 << 24):
+        parts.append(part)
+    return b"".join(parts)
 
 
 def write_files(files: Sequence[NewFile]) -> None:

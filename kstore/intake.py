@@ -16,7 +16,8 @@ from kstore.blobs import BlobWriter, Layout
 from kstore.errors import KstoreError
 from kstore.local.state import State
 from kstore.published.layers import newest_ref
-from kstore.upload import choose_layout, siblings
+from kstore.published.siblings import siblings
+from kstore.upload import choose_layout
 from kstore.worker import Worker
 
 log = logging.getLogger(__name__)
@@ -84,7 +85,8 @@ class Intake:
         storage.create()
         self.layout = choose_layout(self._worker)
         if self.layout is Layout.PACKED:
-            self._known = storage.blobs.digests_in(pack for ref in siblings(self._worker) for pack in ref.packs)
+            beside = siblings(storage, self._worker.scope)
+            self._known = storage.blobs.digests_in(pack for ref in beside for pack in ref.packs)
             self._worker.progress.total = 0
             self.writer = self._open.enter_context(storage.blobs.writer(Layout.PACKED))
 

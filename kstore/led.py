@@ -55,7 +55,7 @@ def leading(key: str, environ: Mapping[str, str], *, commits: bool) -> Iterator[
             _by_hand[key] = Use(key, after)
 
 
-def is_committed(key: str) -> None:
+def end_use(key: str) -> None:
     """What is compiled from now on is not for `key`, unless it is for a block of it."""
     _by_hand.pop(key, None)
 
@@ -67,7 +67,7 @@ def entering(key: str, environ: MutableMapping[str, str]) -> Iterator[Mapping[st
     try:
         yield before
     except BaseException:
-        is_committed(key)
+        end_use(key)
         if by_hand:
             _by_hand[key] = by_hand
         after = led(environ)
@@ -86,7 +86,7 @@ def enter(key: str, before: Mapping[str, str], environ: Mapping[str, str]) -> Le
 def leave(lead: Lead, environ: MutableMapping[str, str]) -> None:
     """It ends. Compilers are led back to where they were led before, if that is still in use."""
     _blocks.remove(lead.use)
-    is_committed(lead.use.key)
+    end_use(lead.use.key)
     _lead_back(lead, environ)
 
 

@@ -63,9 +63,9 @@ class Scope:
         _check_tag("environment", self.environment)
 
     @property
-    def folder(self) -> str:
-        """Where its refs are. "@" keeps an environment apart from a longer key's next part."""
-        return f"refs/{self.gpu}/{self.key}/@{self.environment}"
+    def path(self) -> str:
+        """Its folder below `refs` and others. "@" keeps an environment apart from a longer key's next part."""
+        return f"{self.gpu}/{self.key}/@{self.environment}"
 
     def is_of(self, gpu: str | None, environment: str | None) -> bool:
         """Whether it is of these; None stands for any."""

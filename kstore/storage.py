@@ -19,7 +19,8 @@ from kstore.digest import digest_of
 from kstore.errors import IntegrityError, MissError, StoreFormatError, StoreUnavailable
 from kstore.published.delta import read_manifest
 from kstore.published.layers import PATIENCE, Below
-from kstore.published.refs import Ref, Refs, RefState
+from kstore.published.ref import Ref, RefState, folder_of
+from kstore.published.refs import Refs
 from kstore.published.snapshot import Snapshot
 from kstore.scope import Scope
 
@@ -44,7 +45,7 @@ class Storage:
         self.depth = depth
         self.backend = PosixBackend(root)
         self.refs = Refs(self.backend, depth)
-        self.blobs = BlobStore(self.backend)
+        self.blobs = self.blobs_anew()
         self.below = Below(self, tuple(Storage(path, depth=number) for number, path in enumerate(below, 1)))
         self.place: tuple[int, int] | None = None
         """Device and inode of its folder, which are the same by every name; None until a store was found there."""
@@ -55,6 +56,10 @@ class Storage:
         self.must_exist = False
         """Whether a store that is not there has gone, rather than never been made: then it is not made anew."""
         self._settings: dict[str, Any] = {}
+
+    def blobs_anew(self) -> BlobStore:
+        """The same blobs, nothing of them known yet: what is known of packs takes memory, and may be out of date."""
+        return BlobStore(self.backend)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -102,6 +107,10 @@ class Storage:
         """The number of the newest generation, 0 for none, and the newest generation that can be restored.
 
         A damaged one is passed over, for the one before it is better than none.
+
+        Raises:
+            MissError: generations are listed that are not there.
+            StoreFormatError: a newer kstore wrote one.
         """
         for _ in range(_ATTEMPTS):
             generations = self.refs.generations(scope)
@@ -115,6 +124,7 @@ class Storage:
 
         Raises:
             MissError: there is no such generation.
+            StoreFormatError: a newer kstore wrote it.
         """
         try:
             snapshot = self.snapshot(self.refs.get(scope, generation))
@@ -146,7 +156,7 @@ class Storage:
 
     def look_ahead(self, scope: Scope) -> None:
         """Its refs are about to be asked for, and then packs."""
-        self.backend.look_ahead([scope.folder, packindex.FOLDER])
+        self.backend.look_ahead([folder_of(scope), packindex.FOLDER])
 
     def open(self) -> None:
         """Look at the store anew: it may have been made, or replaced, since the last time.

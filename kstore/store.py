@@ -21,7 +21,7 @@ from kstore.origin import Origin
 from kstore.polls import check_wait, polls
 from kstore.progress import Progress
 from kstore.published.layers import PATIENCE, attempt, generations, newest_ref, ref_of, scopes, unforgotten
-from kstore.published.refs import Ref, RefState
+from kstore.published.ref import Ref, RefState
 from kstore.published.scopes import scopes_of
 from kstore.published.snapshot import Snapshot
 from kstore.ranks import Agreement, Rank, find_rank

@@ -13,23 +13,20 @@ from kstore.blobs.batches import Fetch, keepable
 from kstore.blobs.writers import Read, put_many
 from kstore.condemned import Doomed, read_doomed
 from kstore.digest import digest_of
-from kstore.errors import IntegrityError, KstoreError
+from kstore.errors import IntegrityError
 from kstore.local.link import Linker, LinkMode, probe
 from kstore.progress import Progress
 from kstore.published.delta import difference, may_follow
 from kstore.published.leaning import kept_by, may_lean
 from kstore.published.lost import lost_of
-from kstore.published.manifest import Flag
-from kstore.published.refs import Delta, Ref, RefState
+from kstore.published.ref import Delta, Ref
+from kstore.published.siblings import siblings
 from kstore.published.snapshot import Snapshot
 from kstore.scope import Scope
 from kstore.storage import Storage
 
 log = logging.getLogger(__name__)
 
-MAX_SIBLINGS = 32
-"""How many other keys are asked for blobs that a new key shares with them."""
-_RELOCATE = int(Flag.RELOCATE)
 _WHOLE_EVERY = 8
 """Generations after which a manifest is stored whole again: a damaged one costs those that follow on it."""
 
@@ -136,7 +133,7 @@ class Uploader:
             self._begun.discard()
             self._begun = None
         if is_first and self.layout is Layout.PACKED:
-            found = siblings(self._committer)
+            found = siblings(self._storage, self._committer.scope)
             self._siblings = self._reliable(dict.fromkeys(pack for ref in found for pack in ref.packs))
             # By clocks that need not agree: any of them would do, one of the last resembles this one most.
             self._sibling = max(found, key=lambda ref: ref.created, default=None)
@@ -245,7 +242,7 @@ class Uploader:
         ref = self._earlier(theirs, base)
         if ref is None or ref.generation % _WHOLE_EVERY == 0:
             return manifest
-        followed, size = (ref.delta.base, ref.delta.base_size) if ref.delta else (ref.manifest, ref.manifest_size)
+        followed, size = (ref.delta.follows, ref.delta.follows_size) if ref.delta else (ref.manifest, ref.manifest_size)
         before = self._kept(followed, size, ref) if may_follow(len(manifest), size) else None
         delta = difference(manifest, before) if before else None
         if delta is None:
@@ -276,7 +273,7 @@ class Uploader:
         ref names is deleted by gc. For what the newest generation keeps only its own are named: of those that others
         name gc may have made one, and deleted them.
         """
-        needed = needed | {self.delta.base} if self.delta else needed
+        needed = needed | {self.delta.follows} if self.delta else needed
         may_hold = self._storage.blobs.may_hold
         published = theirs.ref.packs if theirs and not theirs.ref.depth else ()
         if published and theirs and any(entry.digest not in needed for entry in theirs.manifest.entries()):
@@ -340,20 +337,3 @@ def probe_link(committer: Committer) -> Linker:
         return probe(source, os.path.join(committer.links_into, os.path.basename(source)))
     finally:
         os.unlink(source)
-
-
-def siblings(committer: Committer) -> list[Ref]:
-    """The newest of the keys beside this one (`my-model/v1` for `my-model/v2`), whose blobs it likely shares."""
-    parent = committer.scope.key.rpartition("/")[0]
-    refs, found = committer.storage.refs, list[Ref]()
-    for number, scope in enumerate(refs.scopes(committer.scope.gpu, parent)):
-        if number == MAX_SIBLINGS:
-            break
-        if scope.environment != committer.scope.environment:
-            continue
-        # A sibling that cannot be read is not this key's trouble.
-        with suppress(KstoreError, OSError):
-            ref = refs.newest(scope)
-            if ref and ref.state is RefState.LIVE:
-                found.append(ref)
-    return found

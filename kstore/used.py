@@ -1,4 +1,6 @@
-"""When a key was last restored: an empty file per scope, whose time is the store's. Best effort, for `gc --unused`."""
+"""When a key was last restored, or confirmed by a commit that had nothing new: an empty file per scope, whose time is
+the store's. Best effort, for `gc --unused`.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +34,12 @@ def mark_used_again(backend: Backend, scope: Scope) -> bool:
         return backend.touch(_name(scope))
     except OSError:
         return False
+
+
+def mark_again(backend: Backend, scope: Scope) -> None:
+    """Note that a scope was used just now, most likely not for the first time."""
+    if not mark_used_again(backend, scope):
+        mark_used(backend, scope)
 
 
 class Marker:
@@ -79,4 +87,4 @@ def last_used(backend: Backend, scope: Scope) -> int:
 
 
 def _name(scope: Scope) -> str:
-    return f"used/{scope.folder.removeprefix('refs/')}"
+    return f"used/{scope.path}"

@@ -12,8 +12,8 @@ from kstore.components import Table
 from kstore.deadline import Waiting
 from kstore.digest import digest_of
 from kstore.environment import Environment, Host, detect_host
+from kstore.files import read_whole
 from kstore.local.cacheroot import CacheRoot
-from kstore.local.finished import read_whole
 from kstore.local.found import Scan
 from kstore.local.relocate import to_stored
 from kstore.local.scan import Offer, scan

@@ -21,7 +21,8 @@ from kstore.gc.mark import needs_of
 from kstore.gc.seek import seek
 from kstore.operations.repair import Repair
 from kstore.operations.verify import _Verification
-from kstore.published.refs import Ref, Refs, RefState
+from kstore.published.ref import Ref, RefState
+from kstore.published.refs import Refs
 from kstore.report import CommitStatus, RestoreStatus
 from kstore.storage import Storage
 from tests.gc.stores import collect, collect_fully, generations, kernels, restored

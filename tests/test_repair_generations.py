@@ -10,7 +10,8 @@ from kstore.blobs.packindex import pack_name
 from kstore.environment import Host
 from kstore.gc import GcStatus
 from kstore.operations.copy import copy_keys
-from kstore.published.refs import Refs, RefState
+from kstore.published.ref import RefState, ref_name
+from kstore.published.refs import Refs
 from kstore.report import RestoreStatus
 from tests.bundles.carrying import other_store
 from tests.gc.stores import collect_fully, generations
@@ -111,7 +112,7 @@ def test_trouble_with_an_earlier_generation_keeps_no_other_key_from_being_repair
 ) -> None:
     node, other = twice(tmp_path, KEY), twice(tmp_path, OTHER)
     with monkeypatch.context() as patch:
-        trouble_with(patch, f"{node.store.scope(KEY).folder}/1", AWAY)
+        trouble_with(patch, ref_name(node.store.scope(KEY), 1), AWAY)
         assert not node.store.verify(repair=True).repaired
     assert (generations(node), other.newest(OTHER).generation) == ([1, 2], 3)
     assert node.store.verify(repair=True).repaired

@@ -39,7 +39,7 @@ from kstore.local import cacheroot
 from kstore.local.link import LinkMode
 from kstore.progress import Progress
 from kstore.published.manifest import Entry, Manifest
-from kstore.published.refs import Ref
+from kstore.published.ref import Ref
 from kstore.report import CommitStatus, RestoreStatus
 from kstore.store import Store
 from kstore.worker import Worker
@@ -104,6 +104,14 @@ def test_nothing_published_is_a_miss_that_writes_nothing(tmp_path: Path) -> None
     assert (report.status, report.files, report.ok) == (RestoreStatus.MISS, 0, False)
     assert contents(node.tree.root) == {}
     assert not node.location.exists()
+
+
+def test_a_folder_that_holds_something_else_is_no_store_that_has_nothing_yet(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.location.mkdir()
+    (node.location / "photos").mkdir()
+    with pytest.raises(StoreFormatError, match="is no store but holds 'photos'"):
+        node.restore()
 
 
 def test_what_was_committed_is_restored(first: Node, second: Node) -> None:

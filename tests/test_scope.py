@@ -65,7 +65,7 @@ def test_a_refused_key_is_a_value_error_too() -> None:
 
 
 def test_the_folder_of_a_scope() -> None:
-    assert Scope("gpu-sm90", "model/v1", "torch-2.13+cu130").folder == "refs/gpu-sm90/model/v1/@torch-2.13+cu130"
+    assert Scope("gpu-sm90", "model/v1", "torch-2.13+cu130").path == "gpu-sm90/model/v1/@torch-2.13+cu130"
 
 
 @pytest.mark.parametrize(("gpu", "environment"), [("", "e"), ("g", ""), ("../g", "e"), ("g", "a/b"), ("g", "@e")])

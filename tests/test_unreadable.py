@@ -18,7 +18,7 @@ from kstore.blobs.packreader import Blob, PackReader
 from kstore.damaged import set_aside_blob
 from kstore.errors import StoreFormatError, StoreUnavailable
 from kstore.operations.repair import Repair
-from kstore.published.refs import FORMAT, Ref
+from kstore.published.ref import FORMAT, Ref
 from tests.faults.reading import AWAY, trouble_with
 from tests.gc.stores import collect, collect_fully, generations, kernels, pass_time, restored
 from tests.test_repair import large, meanwhile, placed, rot, rot_frame, salvaged, whole

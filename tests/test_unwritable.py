@@ -17,8 +17,10 @@ import pytest
 
 import kstore
 from kstore.backends import PosixBackend
+from kstore.errors import CacheRootError
 from kstore.gc import GcStatus
 from kstore.report import CommitStatus, RestoreStatus
+from kstore.store import Store
 from tests.gc.stores import collect, pass_time, stored
 from tests.trees import ENVIRONMENT, GPU, SUFFIXES, Node, Tree, contents
 
@@ -189,6 +191,17 @@ def test_a_full_cache_root_places_nothing_and_the_job_runs_cold(volume: Path, tm
     assert report.status is RestoreStatus.FAILED
     assert "cache root" in report.error
     assert [path for path in root.rglob("*") if path.is_file() and path.parent.name != ".kstore"] == []
+
+
+def test_no_compiler_is_led_to_a_full_cache_root(volume: Path, tmp_path: Path) -> None:
+    os.makedirs(volume / "root")
+    fill(volume)
+    environ: dict[str, str] = {}
+    node = Node(tmp_path, "worker", environ=environ)
+    with pytest.raises(CacheRootError, match="No space left on device; set KSTORE_CACHE_ROOT"):
+        Store(node.location, cache_root=volume / "root", environ=environ, **SCOPE).restore("m")
+
+    assert not [name for name in environ if name.endswith("CACHE_DIR")]
 
 
 @pytest.mark.parametrize("record", ["index", "base", "sync.json"])

@@ -21,7 +21,8 @@ from kstore.local.index import Index
 from kstore.local.scan import scan
 from kstore.local.state import StateFolder
 from kstore.published.manifest import Entry, Flag
-from kstore.published.refs import Ref, Refs
+from kstore.published.ref import Ref
+from kstore.published.refs import Refs
 from kstore.report import CommitReport, RestoreReport
 from kstore.store import Store
 

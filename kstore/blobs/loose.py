@@ -7,14 +7,13 @@ import re
 import stat
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from kstore.backends import Backend, LocalPaths, NewObject
-from kstore.batches import batches
+from kstore.batches import MAX_COUNT, batches
 from kstore.calls import stat_each
 from kstore.digest import DIGEST_SIZE, digest_of
-from kstore.files import NO_FILE
-from kstore.local.finished import BATCH_COUNT, read_whole
-from kstore.local.link import Blob
+from kstore.files import NO_FILE, read_whole
 from kstore.published.manifest import Entry
 
 log = logging.getLogger(__name__)
@@ -43,7 +42,15 @@ def stamp(digest: bytes) -> int:
 
 def bears_stamp(mtime_ns: int, digest: bytes) -> bool:
     """Whether a modification time is that of an untouched file of this blob."""
+    # `stamp`, written out: a commit asks this of every file.
     return mtime_ns % 1_000_000_000 == int.from_bytes(digest[:4], "little") % 999_999_999 + 1
+
+
+class BlobFile(NamedTuple):
+    """A loose blob's file."""
+
+    path: str
+    mtime_ns: int
 
 
 class LooseBlobs:
@@ -60,7 +67,7 @@ class LooseBlobs:
     def lacking(self, sizes: Mapping[bytes, int]) -> dict[bytes, int]:
         """Of blobs, given with their sizes in bytes, those that are not here."""
         away: dict[bytes, int] = {}
-        for batch in batches(sizes.items(), sys.maxsize, BATCH_COUNT):
+        for batch in batches(sizes.items(), sys.maxsize, MAX_COUNT):
             found = self._backend.stat_many([blob_name(digest) for digest, _ in batch])
             here = [status.size if status else None for status in found]
             away |= (blob for blob, size in zip(batch, here, strict=True) if size != blob[1])
@@ -91,7 +98,7 @@ class LooseBlobs:
 
         What keeps others from being read just now is added to `troubles`.
         """
-        for batch in batches(wanted.items(), _BATCH, BATCH_COUNT):
+        for batch in batches(wanted.items(), _BATCH, MAX_COUNT):
             for (digest, size), data in zip(batch, self._get_many(batch), strict=True):
                 if data is None or digest_of(data) != digest:
                     data = self._read(digest, size, troubles)
@@ -141,12 +148,12 @@ class LooseBlobs:
                     return self._backend.get(f"{ASIDE}/{child.name}", 0, size + 1)
             return self._backend.get(blob_name(digest), 0, size + 1)  # or gc has put it back in between
 
-    def untouched_many(self, entries: Sequence[Entry]) -> list[Blob | None]:
+    def untouched_many(self, entries: Sequence[Entry]) -> list[BlobFile | None]:
         """For each artifact the file of its blob, if that can be linked: here, and as it was published."""
         return list(_untouched(self._folder, entries)) if self._folder else [None] * len(entries)
 
 
-def _untouched(folder: str, entries: Sequence[Entry]) -> Iterator[Blob | None]:
+def _untouched(folder: str, entries: Sequence[Entry]) -> Iterator[BlobFile | None]:
     texts = [entry.digest.hex() for entry in entries]
     paths = [f"{folder}/{text[:2]}/{text}" for text in texts]
     for path, found, entry in zip(paths, stat_each(paths), entries, strict=True):
@@ -154,7 +161,7 @@ def _untouched(folder: str, entries: Sequence[Entry]) -> Iterator[Blob | None]:
         if found.error or found.size != entry.size or not stat.S_ISREG(found.mode):
             yield None
         elif bears_stamp(found.mtime_ns, entry.digest) or _has_digest(path, entry.digest):
-            yield Blob(path, found.mtime_ns)
+            yield BlobFile(path, found.mtime_ns)
         else:
             yield None
 

@@ -23,7 +23,7 @@ from kstore.errors import UsageError
 from kstore.local.relocate import to_local
 from kstore.published.leaning import check_supported, fetch_many
 from kstore.published.manifest import Entry, Flag, Manifest
-from kstore.published.refs import Ref
+from kstore.published.ref import Ref
 from kstore.report import Count, Written
 from kstore.similarity import by_similarity
 from kstore.store import Store

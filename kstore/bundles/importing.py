@@ -45,7 +45,9 @@ def import_bundle(
     Raises:
         IntegrityError: it is damaged; nothing is published.
         MissError: it holds nothing of that GPU or environment.
-        StoreUnavailable, StoreFormatError: the store or the file cannot be used.
+        FileError: the file cannot be read.
+        StoreUnavailable, StoreFormatError: the store cannot be used.
+        UsageError: the key is malformed.
     """
     if key is not None:
         check_key(key)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO
 
-from kstore.errors import KstoreError
+from kstore.errors import FileError
 
 STDIN = "-"
 _CHUNK = 1 << 20
@@ -20,7 +20,7 @@ def open_anywhere(path: str) -> IO[bytes]:
 
     Raises:
         OSError: it cannot be read.
-        KstoreError: there is no room for a copy.
+        FileError: there is no room for a copy.
     """
     if path == STDIN:
         return _copied(0, "stdin")
@@ -51,6 +51,6 @@ def _keeping(name: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise KstoreError(
+        raise FileError(
             f"cannot keep what comes from {name} in a temporary file: {error.strerror}; set TMPDIR to another folder"
         ) from error

@@ -23,7 +23,7 @@ from kstore.digest import digest_of
 from kstore.progress import Progress
 from kstore.published.leaning import check_supported, fetch_many, standing
 from kstore.published.manifest import Manifest
-from kstore.published.refs import Ref
+from kstore.published.ref import Ref
 from kstore.published.snapshot import Snapshot
 from kstore.similarity import similarity
 from kstore.storage import Storage

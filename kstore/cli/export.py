@@ -20,7 +20,7 @@ from kstore.words import amount, size
 if TYPE_CHECKING:
     from kstore.bundles.writer import Exported
     from kstore.cli.output import Output
-    from kstore.published.refs import Ref
+    from kstore.published.ref import Ref
     from kstore.report import LeftOut, Written
     from kstore.scope import Scope
     from kstore.store import Store
@@ -124,7 +124,7 @@ def _choose(store: Store, key: str, settings: dict[str, Any]) -> list[Ref]:
 
 def _with_files(ref: Ref) -> Ref:
     """The same, if it is none that only says that its key is withdrawn."""
-    from kstore.published.refs import RefState
+    from kstore.published.ref import RefState
 
     if ref.state is RefState.LIVE:
         return ref

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from kstore.cli.output import Output
     from kstore.inspect.items import Artifact
     from kstore.inspect.places import Place
-    from kstore.published.refs import Ref
+    from kstore.published.ref import Ref
     from kstore.store import Store
 
 _COLUMNS = (

@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING
 import click
 
 from kstore.cli.columns import Column
-from kstore.cli.options import ERROR, INTEGRITY, Command, Invocation, as_bytes, as_seconds_or_none, on_store
+from kstore.cli.options import (
+    ERROR,
+    INTEGRITY,
+    Command,
+    Invocation,
+    as_given_bytes,
+    as_given_seconds,
+    as_seconds_or_none,
+    on_store,
+)
 from kstore.errors import IntegrityError
 from kstore.words import amount, duration, long_duration, plural, size
 
@@ -38,13 +47,13 @@ _COLUMNS = (
 @click.option(
     "--unused",
     metavar="DURATION",
-    callback=as_seconds_or_none,
+    callback=as_given_seconds,
     help="Forget keys that nobody restored or committed for so long, as 30d.",
 )
 @click.option(
     "--max-size",
     metavar="SIZE",
-    callback=as_bytes,
+    callback=as_given_bytes,
     help="Give up generations until the store fits, as 50G: history first, least recently restored first.",
 )
 @click.option("--allow-live", is_flag=True, help="With --max-size: keys may be forgotten altogether.")

@@ -13,7 +13,7 @@ from kstore.words import age, size
 if TYPE_CHECKING:
     from kstore.cli.output import Output
     from kstore.errors import IntegrityError
-    from kstore.published.refs import Ref
+    from kstore.published.ref import Ref
     from kstore.store import Store
 
 _COLUMNS = (
@@ -40,7 +40,7 @@ def command(invocation: Invocation, prefix: str) -> int:
     One row for each key, GPU and environment: kernels are shared within a row. What a terminal has no room for is
     whole in a pipe, and in --json.
     """
-    from kstore.published.refs import RefState
+    from kstore.published.ref import RefState
 
     output, store = invocation.output, invocation.store()
     with output.working("reading the store"):
@@ -89,7 +89,7 @@ def _row(ref: Ref) -> tuple[str, ...]:
 
 def _print(output: Output, store: Store, refs: list[Ref]) -> None:
     """A column that says the same of all is left out."""
-    from kstore.published.refs import RefState
+    from kstore.published.ref import RefState
 
     columns, rows = [*_COLUMNS], list(map(_row, refs))
     if any(ref.state is not RefState.LIVE for ref in refs):

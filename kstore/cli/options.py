@@ -102,6 +102,23 @@ def as_seconds_or_none(ctx: click.Context, param: click.Parameter, value: str | 
     return None if value is None else as_seconds(ctx, param, value)
 
 
+def as_given_seconds(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
+    """The same where a number without a unit would be somebody's mistake: 30 seconds, where 30 days were meant."""
+    _check_unit(ctx, param, value, "30d or 12h")
+    return as_seconds_or_none(ctx, param, value)
+
+
+def as_given_bytes(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
+    """Callback of an option that takes a size, with its unit: 50G."""
+    _check_unit(ctx, param, value, "50G or 500M")
+    return as_bytes(ctx, param, value)
+
+
+def _check_unit(ctx: click.Context, param: click.Parameter, value: str | None, examples: str) -> None:
+    if value and value.strip().replace(".", "", 1).isdecimal() and float(value):
+        raise click.BadParameter(f"{value} of what? Give the unit, as in {examples}", ctx, param)
+
+
 def as_bytes(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
     """Callback of an option that takes a size: 500M, 50G, 2TiB."""
     try:
@@ -281,7 +298,9 @@ def _alone(ctx: click.Context, param: click.Parameter, value: str) -> str:
     elif click.Argument in places:
         where = "name the generation behind KEY, as an argument of its own"
     else:
-        where = "`kstore cat`, `kstore diff` and `kstore export` do"
+        where = (
+            "`kstore files`, `kstore cat`, `kstore diff` and `kstore export` do, and `kstore restore --generation N`"
+        )
     raise click.BadParameter(f"{value!r}: this command takes no KEY@N; {where}", ctx, param)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,8 +68,19 @@ def _check_target(path: Path) -> None:
 
 
 def _write(path: str, page: bytes) -> None:
+    """All of it or nothing: whoever looks meanwhile sees the page before. A device or a pipe is written as it is."""
+    target = Path(path)
+    is_file = target.is_file() or not target.exists()
+    partial = target.resolve().with_name(f".{target.name}.{secrets.token_hex(4)}.partial") if is_file else target
     try:
-        Path(path).write_bytes(page)
+        try:
+            partial.write_bytes(page)
+            if is_file:
+                partial.replace(target.resolve())
+        except BaseException:
+            if is_file:
+                partial.unlink(missing_ok=True)
+            raise
     except OSError as error:
         raise FileError(f"cannot write {path}: {error.strerror}; name another file with -o") from error
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kstore.cli.output import Output
     from kstore.errors import IntegrityError
     from kstore.published.manifest import Manifest
-    from kstore.published.refs import Ref
+    from kstore.published.ref import Ref
     from kstore.report import Count
     from kstore.scope import Scope
     from kstore.storage import Storage
@@ -173,7 +173,7 @@ def _facts(shown: _Shown) -> Iterator[tuple[str, str]]:
 
 
 def _generation_row(ref: Ref, is_pinned: bool) -> tuple[str, ...]:
-    from kstore.published.refs import RefState
+    from kstore.published.ref import RefState
 
     parent = str(ref.parent) if ref.parent else "-"
     notes = ["pinned"] * is_pinned + [str(ref.state)] * (ref.state is not RefState.LIVE)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 from typing import TYPE_CHECKING
 
 import click
 
+from kstore.cli.child import ENDINGS
 from kstore.cli.options import (
     Command,
     Invocation,
@@ -28,7 +30,8 @@ if TYPE_CHECKING:
     from kstore.live.ready import ReadyCommit
     from kstore.report import CommitReport
 
-_ENDINGS = {signal.SIGTERM, signal.SIGINT}
+
+log = logging.getLogger(__name__)
 
 
 @click.command("watch", cls=Command, exit_codes={"0": "told to end, whatever became of the last commit", "2": "usage"})
@@ -57,17 +60,17 @@ def command(
     output, store = invocation.output, invocation.store()
     store.scope(key)  # A bad key or setting stops here.
     # Blocked before any thread is started, and waited for, which process 1 of a container gets as well.
-    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDINGS)
+    signal.pthread_sigmask(signal.SIG_BLOCK, ENDINGS)
     if store.settings.mode is Mode.READ:
         output.warn("the mode is read: nothing is committed")
-        signal.sigwait(_ENDINGS)
+        signal.sigwait(ENDINGS)
         _report(output, key, CommitReport(CommitStatus.READ_ONLY, key))
         return
     live = LiveCommits(store, key, settle=settle, every=every)
     live.start()
     output.say(f"watching the cache root of {key}")
     ready = start_ready_commit(output, live, ready_url, store.settings.timeout) if ready_url else None
-    signal.sigwait(_ENDINGS)
+    signal.sigwait(ENDINGS)
     if ready:
         stop_ready_commit(output, ready)
     _report(output, key, _finish(output, live, key, grace_period), ready, len(live.checkpoints))
@@ -89,6 +92,7 @@ def _finish(output: Output, live: LiveCommits, key: str, grace_period: int) -> C
     try:
         report = live.publish(grace_period, is_last=True)
     except Exception as error:
+        log.debug("the last commit of %s failed", key, exc_info=error)
         output.warn(f"the last commit of {key} failed: {error}")
         return None
     tell_trouble(output, report)

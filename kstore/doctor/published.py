@@ -10,7 +10,7 @@ from kstore.doctor.check import Check, bad, ok, warning
 from kstore.errors import KstoreError
 from kstore.published.layers import newest_there, unforgotten
 from kstore.published.leaning import leans_on, unavailable
-from kstore.published.refs import Ref, RefState
+from kstore.published.ref import Ref, RefState
 from kstore.published.snapshot import Snapshot
 from kstore.scope import Scope, choices
 from kstore.store import Store

@@ -59,7 +59,7 @@ def detect_host(environ: Mapping[str, str] = os.environ) -> Host:
     return _detect(compiler, _site_packages())
 
 
-def surroundings(environ: Mapping[str, str] = os.environ) -> str:
+def surroundings() -> str:
     """Equal for processes that see the same processor, files and compiler: of one boot, one mount namespace, one root
     folder, with the compiler's variables and torch alike. Without asking the compiler; empty if it cannot be known.
     """
@@ -73,7 +73,7 @@ def surroundings(environ: Mapping[str, str] = os.environ) -> str:
         }
     except OSError:  # not Linux
         return ""
-    return digest_of_facts(facts | {name: environ[name] for name in _COMPILER_VARIABLES if name in environ})
+    return digest_of_facts(facts | {name: os.environ[name] for name in _COMPILER_VARIABLES if name in os.environ})
 
 
 @functools.cache

@@ -32,7 +32,7 @@ from kstore.gc.sweep import Sweeper
 from kstore.lease import Lease
 from kstore.progress import Progress
 from kstore.published.generations import publish_empty
-from kstore.published.refs import RefState, ref_name
+from kstore.published.ref import RefState, ref_name
 from kstore.ranks.board import sweep_notes
 from kstore.report import Count
 from kstore.scope import Scope
@@ -138,8 +138,7 @@ class _Collection:
         if not self._report.dry_run:
             sweep_stats(self._storage.backend, lambda scope: scope in histories and not _is_forgotten(histories[scope]))
         for history in unused(histories.values(), self._policy, now):
-            if last_used(self._storage.backend, history.scope) <= history.used_at:  # It may be in use since.
-                self._forget(history.scope, history.newest.number)
+            self._forget(history)
         decisions = [decision for history in histories.values() for decision in self._decide(history, now)]
         decisions = self._fit(histories, decisions)
         gone = {_name(decision) for decision in decisions if not decision.stays and self._drop(decision)}
@@ -179,8 +178,9 @@ class _Collection:
         """Give up what is over the size limit."""
         if self._policy.max_size is None:
             return decisions
+        forgotten = {*self._report.forgotten}
         with Costs(self._storage) as costs:
-            worth = by_worth(histories, decisions)
+            worth = by_worth(histories, (d for d in decisions if d.scope not in forgotten))
             priced = (
                 (d, 0 if is_passing(d, histories[d.scope]) else costs.of(d.scope, d.generation.number)) for d in worth
             )
@@ -188,12 +188,15 @@ class _Collection:
             taken, self._report.excess = over_budget(priced, histories, limit, allow_live)
         for decision in taken:
             if decision.why is Why.NEWEST:
-                self._forget(decision.scope, decision.generation.number)
+                self._forget(histories[decision.scope])
         over = {_name(decision) for decision in taken if decision.why is not Why.NEWEST}
         return [Decision(d.scope, d.generation, Why.SIZE, False) if _name(d) in over else d for d in decisions]
 
-    def _forget(self, scope: Scope, upon: int) -> None:
-        """Unless something was published since."""
+    def _forget(self, history: History) -> None:
+        """Unless it was restored, pinned or committed since it was looked at."""
+        scope, upon = history.scope, history.newest.number
+        if last_used(self._storage.backend, scope) > history.used_at or self._storage.refs.pins(scope):
+            return
         with self._room.needed():
             if not (self._report.dry_run or publish_empty(self._storage, scope, RefState.FORGOTTEN, upon=upon)):
                 return

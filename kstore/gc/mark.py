@@ -23,7 +23,7 @@ from kstore.progress import Progress
 from kstore.published.delta import read_manifest
 from kstore.published.leaning import leaning
 from kstore.published.manifest import Manifest
-from kstore.published.refs import Ref, RefState, ref_name
+from kstore.published.ref import Ref, RefState, ref_name
 from kstore.report import Count
 from kstore.scope import Scope
 from kstore.storage import Storage
@@ -98,7 +98,7 @@ def needs_of(storage: Storage, ref: Ref) -> Needs:
     Raises:
         IntegrityError: its manifest is damaged.
     """
-    blobs = BlobStore(storage.backend)
+    blobs = storage.blobs_anew()
     return needs_in(blobs, ref, Manifest.load(read_manifest(blobs, ref)))
 
 
@@ -119,7 +119,7 @@ def is_whole(storage: Storage, scope: Scope, generation: int) -> bool:
     """Whether a generation can be read now: its ref and, unless it is empty, its manifest's bytes, and what its packs
     hold. A pack that cannot be read is none that matters if all is elsewhere: a commit has brought it back.
     """
-    blobs = BlobStore(storage.backend)
+    blobs = storage.blobs_anew()
     try:
         ref = storage.refs.get(scope, generation)
         if ref.state is not RefState.LIVE:
@@ -159,7 +159,7 @@ def _refs(storage: Storage, scope: Scope, gone: Container[str], marked: Marked) 
 
 
 def _mark_ref(storage: Storage, ref: Ref, marked: Marked) -> None:
-    blobs = BlobStore(storage.backend)
+    blobs = storage.blobs_anew()
     for pack in ref.packs:
         marked.packs.setdefault(pack, set()).add(ref)
         if not blobs.can_read(pack):

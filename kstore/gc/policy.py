@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from kstore.errors import UsageError
-from kstore.published.refs import RefState
+from kstore.published.ref import RefState
 from kstore.scope import Scope
 
 _SECOND = 1_000_000_000
@@ -121,7 +121,7 @@ def decide(
             or _replaced(older, newer, history.newest, can_read)
             or _placed(older, left > 0, can_read)
         )
-        left -= why is Why.KEPT
+        left -= why is Why.KEPT and older.state is RefState.LIVE
         decisions.append(Decision(history.scope, older, why, why not in _GOING))
     return decisions[::-1]
 
@@ -170,16 +170,25 @@ def _may_forget(history: History) -> bool:
 
 
 def by_worth(histories: Mapping[Scope, History], decisions: Iterable[Decision]) -> list[Decision]:
-    """The generations that stay: what must stay first, then newest ones, then older ones; last used first."""
-    staying = ((d, histories[d.scope]) for d in decisions if d.stays)
-    return [d for d, _ in sorted(staying, key=lambda pair: (_tier(*pair), -pair[1].used_at))]
+    """The generations that stay: what must stay first, then newest ones, then older ones. Those used last come first,
+    and of one key the later ones.
+    """
+
+    def rank(decision: Decision) -> tuple[int, int, int]:
+        history = histories[decision.scope]
+        return _tier(decision, history), -history.used_at, -decision.generation.number
+
+    return sorted((decision for decision in decisions if decision.stays), key=rank)
 
 
 def is_passing(decision: Decision, history: History) -> bool:
-    """Whether a generation is there for a grace only, since another one holds the same: it is not counted."""
+    """Whether a generation is there for a grace only, and is not counted: another one holds the same, or its key was
+    forgotten. If that were counted, the next gc would forget another key for it.
+    """
     number, manifest = decision.generation.number, decision.generation.manifest
     newer = next((g for g in history.generations if g.number > number), None)
-    return decision.why is Why.RECENT and newer is not None and manifest == newer.manifest is not None
+    is_forgotten = history.newest.state is RefState.FORGOTTEN
+    return decision.why is Why.RECENT and newer is not None and (is_forgotten or manifest == newer.manifest is not None)
 
 
 def over_budget(

@@ -21,7 +21,7 @@ from kstore.blobs.packreader import Blob, PackReader
 from kstore.errors import IntegrityError, MissError, StoreUnavailable
 from kstore.gc.mark import Marked
 from kstore.published.generations import are_present, republish
-from kstore.published.refs import Ref
+from kstore.published.ref import Ref
 from kstore.storage import Storage
 from kstore.words import plural
 

@@ -43,7 +43,7 @@ class GcReport:
     rewritten: int = 0
     """Packs whose blobs were copied into new ones: many small ones, and those of which little is needed."""
     live: Count = field(default_factory=Count)
-    """Packs and loose blobs that are needed; bytes of packs only."""
+    """Packs and loose blobs that are needed and there."""
     excess: int = 0
     """Bytes over the size limit that must stay."""
     unreadable: list[str] = field(default_factory=list)

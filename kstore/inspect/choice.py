@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from kstore.errors import AmbiguousScopeError, MissError, UsageError
 from kstore.published.layers import in_charge, ref_of, unforgotten
-from kstore.published.refs import Ref
+from kstore.published.ref import Ref
 from kstore.published.scopes import missing, scopes_of
 from kstore.scope import Scope, check_key, choices
 from kstore.storage import reporting_trouble

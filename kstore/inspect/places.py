@@ -11,7 +11,7 @@ from kstore.published.manifest import Flag
 from kstore.storage import reporting_trouble
 
 if TYPE_CHECKING:
-    from kstore.published.refs import Ref
+    from kstore.published.ref import Ref
     from kstore.storage import Storage
 
 

@@ -14,7 +14,7 @@ from kstore.scope import Scope
 
 if TYPE_CHECKING:
     from kstore.local.found import Skipped
-    from kstore.published.refs import Ref
+    from kstore.published.ref import Ref
     from kstore.store import Store
     from kstore.worker import Worker
 

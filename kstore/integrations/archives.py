@@ -8,6 +8,7 @@ that an entry of another version is never found. Objects of a C++ compiler are n
 
 from __future__ import annotations
 
+import errno
 import gzip
 import os
 import shutil
@@ -18,7 +19,7 @@ import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -26,11 +27,12 @@ from typing import IO, TYPE_CHECKING, NamedTuple, cast
 
 from kstore.components import Component, load_table
 from kstore.components.table import KSTORE_FOLDER, table_version
-from kstore.errors import ArchiveError
+from kstore.errors import ArchiveError, FileError
 from kstore.folders import make_folder
 from kstore.local.cacheroot import CacheRoot
 from kstore.local.found import Skipped
 from kstore.published.manifest import Flag
+from kstore.published.ref import RefState
 from kstore.report import CommitReport, CommitStatus
 from kstore.settings import Mode
 from kstore.storage import reporting_trouble
@@ -48,8 +50,11 @@ _MAX_READ = 4 << 20
 """Bytes that are read at once: no header is longer."""
 _DAMAGED = (
     zipfile.BadZipFile, tarfile.TarError, zlib.error, struct.error, EOFError, NotImplementedError, OverflowError,
-    RuntimeError, ValueError,
+    RuntimeError, ValueError, gzip.BadGzipFile,
 )  # fmt: skip
+
+_CLASHES = {errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG}
+"""Of names, in an archive that no compiler's folder is in."""
 
 
 def adopt(store: Store, key: str, archive: Path, *, built_under: Path, component: str = "inductor") -> CommitReport:
@@ -62,6 +67,7 @@ def adopt(store: Store, key: str, archive: Path, *, built_under: Path, component
 
     Raises:
         ArchiveError: it is no archive, is damaged, or leaves its folder, or what it says it holds does not fit.
+        FileError: it cannot be read, or there is no room for what it holds.
         KstoreError: the store cannot be used.
         UsageError: the key is malformed.
     """
@@ -70,7 +76,7 @@ def adopt(store: Store, key: str, archive: Path, *, built_under: Path, component
     scope = store.scope(key)
     if store.settings.mode is Mode.READ:
         return CommitReport(CommitStatus.READ_ONLY, key, store=store.location)
-    with tempfile.TemporaryDirectory(prefix="kstore-archive-") as folder:
+    with _temporary_folder() as folder:
         left = unpack(archive, Path(folder), component)
         worker = Worker(
             storage=store.storage,
@@ -91,6 +97,26 @@ def adopt(store: Store, key: str, archive: Path, *, built_under: Path, component
     return replace(report, skipped=(*report.skipped, *left))
 
 
+def settled(store: Store, key: str) -> bool | None:
+    """Whether there is something of a key; None if an archive of it may be taken: nothing was ever published, or it is
+    lost. What was forgotten or quarantined must not come back.
+    """
+    newest = store.newest(store.scope(key))
+    if newest is None or newest.state is RefState.LOST:
+        return None
+    return newest.state is RefState.LIVE
+
+
+@contextmanager
+def _temporary_folder() -> Iterator[str]:
+    try:
+        folder = tempfile.TemporaryDirectory(prefix="kstore-archive-")
+    except OSError as error:
+        raise FileError(f"an archive cannot be unpacked: {error}; set TMPDIR to another folder") from error
+    with folder as path:
+        yield path
+
+
 class _Member(NamedTuple):
     name: str
     size: int
@@ -105,15 +131,21 @@ def unpack(archive: Path, root: Path, component: str = "inductor") -> list[Skipp
     """Unpack a component's folder into the components of the cache root `root`; returns what was left out.
 
     Raises:
-        ArchiveError: as `adopt` does.
+        ArchiveError, FileError: as `adopt` does.
     """
     unpacking = _Unpacking(root, component, shutil.disk_usage(root).free // 2)
     try:
         with ExitStack() as stack:
             for member in _members(archive, stack, unpacking.room):
                 unpacking.take(member)
-    except (*_DAMAGED, OSError) as error:
+    except _DAMAGED as error:
         raise ArchiveError(f"{archive} cannot be unpacked: {error}") from error
+    except OSError as error:
+        if error.errno in _CLASHES:
+            raise ArchiveError(f"{archive} cannot be unpacked: {error}") from error
+        raise FileError(
+            f"{archive} cannot be unpacked: {error}; see whether it can be read, or set TMPDIR to a folder with room"
+        ) from error
     except ArchiveError as error:
         raise ArchiveError(f"{archive} is refused: {error}") from None
     return unpacking.left

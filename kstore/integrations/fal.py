@@ -31,7 +31,6 @@ from kstore.environment import gpu_slug
 from kstore.errors import KstoreError, UsageError
 from kstore.local.cacheroot import make_private
 from kstore.origin import begin, origin_of
-from kstore.published.refs import RefState
 from kstore.report import CommitReport, RestoreReport, RestoreStatus
 from kstore.scope import check_key
 from kstore.settings import Mode, load_settings
@@ -169,16 +168,17 @@ def _import_old(cache_key: str, key: str) -> bool:
         return within(store.settings.timeout, store.waiting, f"importing from {OLD_CACHES}", work)
     except Exception as error:
         log.warning("kstore: fal's cache of %s is not imported, the job goes on without it: %s", cache_key, error)
+        log.debug("kstore: fal's cache of %s is not imported", cache_key, exc_info=error)
         return False
 
 
 def _adopt_first(store: Store, cache_key: str, key: str) -> bool:
     if store.settings.mode is Mode.READ or not OLD_CACHES.is_dir():
         return False
-    newest = store.newest(store.scope(key))
-    if newest and newest.state is not RefState.LOST:
-        # Another worker has imported it just now. Or it was forgotten or quarantined, and must not come back.
-        return newest.state is RefState.LIVE
+    from kstore.integrations.archives import settled
+
+    if (is_there := settled(store, key)) is not None:  # Another worker has imported it just now?
+        return is_there
     candidates = (OLD_CACHES / folder / f"{cache_key}.zip" for folder in (old_gpu_type(), ""))
     archive = next((path for path in candidates if path.is_file()), None)
     if archive is None:

@@ -6,6 +6,7 @@ moment for a commit, whatever else commits. Later shapes may still be compiled: 
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -17,6 +18,8 @@ from urllib.request import HTTPHandler, OpenerDirector, Request
 from kstore.deadline import signals_blocked
 from kstore.errors import UsageError
 from kstore.report import CommitReport
+
+log = logging.getLogger(__name__)
 
 _PAUSE = 1.0
 """Seconds between two questions: what is asked is most often a closed port of this host."""
@@ -88,6 +91,7 @@ class ReadyCommit:
         try:
             opener = _opener(self.url)
         except Exception as error:  # A Python without TLS, certificates that cannot be read.
+            log.debug("%s cannot be asked", self.url, exc_info=error)
             self._say(partial(self._warn, f"{self.url} cannot be asked: {error or repr(error)}"))
             return
         while not self._over.wait(_PAUSE):
@@ -103,6 +107,7 @@ class ReadyCommit:
             try:
                 report = self._commit()
             except Exception as error:
+                log.debug("the commit of a ready server failed", exc_info=error)
                 if pause == _PAUSE:
                     self._say(partial(self._warn, f"the commit of a ready server failed: {error or repr(error)}"))
                 self._over.wait(pause)

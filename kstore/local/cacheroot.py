@@ -24,6 +24,8 @@ from kstore.errors import CacheRootError
 from kstore.folders import make_folder
 
 NUMBERED_ROOTS = Path("/tmp/kstore")
+_ROOM = 1 << 16
+"""Bytes that must fit in a cache root. Compilers need more, but less than this no job can use."""
 _OWNED = ".json"
 
 
@@ -226,15 +228,29 @@ def make_usable(root: CacheRoot, table: Table, store: str) -> None:
         raise CacheRootError(
             f"the cache root {root.path} cannot be made: {error.strerror}; set KSTORE_CACHE_ROOT to a local folder"
         ) from error
-    if not os.access(root.state, os.W_OK | os.X_OK):
-        raise CacheRootError(
-            f"the cache root {root.path} cannot be written; set KSTORE_CACHE_ROOT to a local folder that can"
-        )
+    _check_writable(root)
     if root.variables and os.statvfs(root.state).f_flag & os.ST_NOEXEC:
         raise CacheRootError(
             f"the cache root {root.path} is mounted noexec, and compilers load what they build there; "
             "set KSTORE_CACHE_ROOT to a local folder from which programs may be loaded"
         )
+
+
+def _check_writable(root: CacheRoot) -> None:
+    """By writing: what a full disk, a quota or a read-only mount takes no mode of a folder says."""
+    probe = f"{root.state}/.{secrets.token_hex(8)}"
+    try:
+        fd = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.unlink(probe)
+            os.write(fd, bytes(_ROOM))
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise CacheRootError(
+            f"the cache root {root.path} cannot be written: {error.strerror}; set KSTORE_CACHE_ROOT to a local folder "
+            "that can, and has room"
+        ) from error
 
 
 def _check_outside(store: str, path: str | Path) -> None:

@@ -9,19 +9,16 @@ import struct
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple, TypeVar
 
-from kstore.batches import batches
+from kstore.batches import MAX_COUNT, batches
 from kstore.calls import Status, open_unnoticed, read_each
+from kstore.files import READ, read_all
 
 _ELF = b"\x7fELF"
 _ELF64 = 2
 _SECTION_TABLE = struct.Struct("<Q")
 _SECTION_COUNTS = struct.Struct("<HH")
-_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-"""Nobody waits for the writer of a pipe."""
 _BATCH = 1 << 18
 """Bytes of files that are read in one go."""
-BATCH_COUNT = 1024
-"""Files of them: most may be empty."""
 
 Item = TypeVar("Item")
 
@@ -44,14 +41,14 @@ def read_finished(path: str) -> Content:
         Unfinished: it changed while it was read, has gone, or has become something else.
     """
     try:
-        fd = open_unnoticed(path, _READ)
+        fd = open_unnoticed(path, READ)
     except FileNotFoundError as error:
         raise Unfinished("it has gone") from error
     try:
         before = os.fstat(fd)
         if not stat.S_ISREG(before.st_mode):
             raise Unfinished("it is no regular file")
-        data = _read_all(fd, before.st_size)
+        data = read_all(fd, before.st_size)
         after = os.fstat(fd)
     finally:
         os.close(fd)
@@ -65,26 +62,13 @@ def read_in_batches(files: Iterable[tuple[Item, str, int]]) -> Iterator[tuple[It
 
     None for a file that `read_finished` is to read, or says what is wrong with: a large one, or one that has changed.
     """
-    for batch in batches((((item, path), size) for item, path, size in files), _BATCH, BATCH_COUNT):
+    for batch in batches((((item, path), size) for item, path, size in files), _BATCH, MAX_COUNT):
         items, sizes = zip(*batch, strict=True)
         if sum(sizes) > _BATCH:
             yield items[0][0], None
             continue
         for (item, _), (data, status) in zip(items, read_each([path for _, path in items], sizes), strict=True):
             yield item, None if status.error else Content(data, status)
-
-
-def read_whole(path: str) -> bytes:
-    """Read a whole file whose bytes are checked afterwards.
-
-    Raises:
-        OSError: it cannot be read, or is a link.
-    """
-    fd = open_unnoticed(path, _READ)
-    try:
-        return _read_all(fd, os.fstat(fd).st_size)
-    finally:
-        os.close(fd)
 
 
 def check_unlocked(lock: str) -> None:
@@ -120,13 +104,3 @@ def check_whole_object(data: bytes) -> None:
         if table and table + entry_size * entries <= len(data):
             return
     raise Unfinished("it is cut short")
-
-
-def _read_all(fd: int, size: int) -> bytes:
-    data = os.read(fd, size + 1)
-    if len(data) >= size or not data:
-        return data
-    parts = [data]
-    while part := os.read(fd, 1 << 24):
-        parts.append(part)
-    return b"".join(parts)

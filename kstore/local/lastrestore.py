@@ -25,9 +25,9 @@ from typing import Any
 
 from kstore.digest import digest_of
 from kstore.errors import CacheRootError
-from kstore.local.finished import read_whole
+from kstore.files import read_whole
 from kstore.local.record import UNREADABLE, dump_ref, read_ref, replace_record
-from kstore.published.refs import Ref
+from kstore.published.ref import Ref
 from kstore.published.snapshot import Snapshot
 
 

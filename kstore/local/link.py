@@ -16,6 +16,7 @@ from enum import StrEnum
 from functools import partial
 from typing import NamedTuple
 
+from kstore.blobs.loose import BlobFile
 from kstore.calls import link_first, times
 
 _FICLONE = 0x40049409
@@ -44,17 +45,10 @@ class LinkMode(StrEnum):
     COPY = "copy"
 
 
-class Blob(NamedTuple):
-    """A loose blob's file."""
-
-    path: str
-    mtime_ns: int
-
-
 class Link(NamedTuple):
     """One file to be made."""
 
-    blob: Blob
+    blob: BlobFile
     target: str
     mode: int
     """Permission bits, for a clone; a hard link has the blob's."""
@@ -135,7 +129,7 @@ def _copy_all(links: Sequence[Link], modes: list[LinkMode], refused: Refused) ->
 _WAYS = {LinkMode.REFLINK: _reflink_all, LinkMode.HARDLINK: _hardlink_all, LinkMode.COPY: _copy_all}
 
 
-def reflink(source: Blob, target: str, mode: int) -> None:
+def reflink(source: BlobFile, target: str, mode: int) -> None:
     """Create `target` as a clone of `source` (FICLONE, ioctl_ficlone(2)). A failed one leaves no file.
 
     Raises:
@@ -161,7 +155,7 @@ def probe(source: str, target: str) -> Linker:
     """Find the best way by linking one non-empty file; ZFS clones an empty file where it cannot clone another."""
     linker = Linker()
     try:
-        linker.link_many([Link(Blob(source, os.stat(source).st_mtime_ns), target, 0o600, "")])
+        linker.link_many([Link(BlobFile(source, os.stat(source).st_mtime_ns), target, 0o600, "")])
     finally:
         with suppress(FileNotFoundError):
             os.unlink(target)

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from kstore.errors import CacheRootError, IntegrityError
-from kstore.published.refs import Ref, load_ref
+from kstore.published.ref import Ref, load_ref
 from kstore.scope import Scope
 
 UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, IntegrityError, RecursionError)

@@ -22,9 +22,8 @@ from kstore.components.table import KSTORE_FOLDER
 from kstore.deadline import Waiting
 from kstore.digest import DIGEST_SIZE, digest_of, digest_of_parts
 from kstore.errors import CacheRootError, IntegrityError, WaitTimeout
-from kstore.files import NO_FILE
+from kstore.files import NO_FILE, read_whole
 from kstore.local.cacheroot import CacheRoot
-from kstore.local.finished import read_whole
 from kstore.local.held import held, is_held
 from kstore.local.index import Index
 from kstore.local.lastrestore import LastRestore
@@ -32,7 +31,7 @@ from kstore.local.record import UNREADABLE, dump_ref, read_ref, replace_record
 from kstore.local.still import Still
 from kstore.local.turn import Turn, acquire, is_left_turn
 from kstore.local.untouched import UNMARKED, Mark
-from kstore.published.refs import Ref
+from kstore.published.ref import Ref
 from kstore.published.snapshot import Snapshot
 from kstore.scope import Scope
 
@@ -228,6 +227,14 @@ class StateFolder:
             content = json.loads(read_whole(self._sync))
             return content["store"] == store and read_ref(content) == ref
         return False
+
+    def confirmed(self) -> float:
+        """How many seconds ago, by this host's clock, the base was saved or `confirm`ed."""
+        return time.time() - os.stat(self._sync).st_mtime
+
+    def confirm(self) -> None:
+        """The base is as it was: nothing had to be published."""
+        os.utime(self._sync)
 
     def scope(self) -> Scope | None:
         """That of the generation that the root grew from; None if it has no base. Needs no lock."""

@@ -50,6 +50,7 @@ class FolderWatch:
         try:
             self._start()
         except Exception as error:  # Also watchdog's own, as where there is no inotify.
+            log.debug("the cache root cannot be watched", exc_info=error)
             number = error.errno if isinstance(error, OSError) else None
             raise Blind(_LIMITS.get(number or 0) or f"the cache root cannot be watched: {error}") from error
         if self._folders and _limit_is_reached(self._folders[0]):

@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from kstore.blobs.loose import bears_stamp
 from kstore.calls import Status
-from kstore.local.finished import read_whole
+from kstore.files import read_whole
 from kstore.local.relocate import to_local
 from kstore.local.state import State
 from kstore.local.untouched import Untouched

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from kstore.environment.host import surroundings
 from kstore.local.record import UNREADABLE
 from kstore.operations.request import Request, restore_report
-from kstore.published.refs import Ref
+from kstore.published.ref import Ref
 from kstore.report import Count, RestoreReport, RestoreStatus
 
 if TYPE_CHECKING:
@@ -79,4 +79,4 @@ def answer_of(worker: Worker, request: Request, ref: Ref, report: RestoreReport,
 
 def _asked(worker: Worker, request: Request) -> list[object]:
     storage = worker.storage
-    return [storage.location, storage.below.locations, worker.scope.folder, request.seed, request.generation]
+    return [storage.location, storage.below.locations, worker.scope.path, request.seed, request.generation]

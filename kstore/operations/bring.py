@@ -22,13 +22,13 @@ from kstore.components.mergers import merge_files
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError, StoreUnavailable
 from kstore.merge import merge
-from kstore.operations.proposal import Published, apart
+from kstore.operations.proposal import Theirs, apart
 from kstore.progress import Progress
 from kstore.published.layers import newest_whole
 from kstore.published.leaning import fetch, noted, standing
 from kstore.published.lost import lost_of
 from kstore.published.manifest import Entry, Files, Manifest, meta_of
-from kstore.published.refs import Ref
+from kstore.published.ref import Ref
 from kstore.ranks.board import FOLDER as NOTES
 from kstore.report import CommitStatus
 from kstore.scope import Scope
@@ -143,21 +143,21 @@ class _BringIn:
                 self._upload_and_publish(theirs, proposal, lost, reserved)
         raise StoreUnavailable(f"{_MAX_RACES} attempts to publish {self._scope} each found the generation taken")
 
-    def _newest(self) -> Published:
+    def _newest(self) -> Theirs:
         generation, snapshot = newest_whole(self._storage, self._scope)
         if generation < self._taken:
             # NFS may go on listing a folder as it was; a name that is known is looked up.
-            return Published(self._taken, self._storage.snapshot(self._storage.refs.get(self._scope, self._taken)))
-        return Published(generation, snapshot)
+            return Theirs(self._taken, self._storage.snapshot(self._storage.refs.get(self._scope, self._taken)))
+        return Theirs(generation, snapshot)
 
-    def _lost(self, theirs: Published) -> set[bytes]:
+    def _lost(self, theirs: Theirs) -> set[bytes]:
         """Digests of what comes that the newest generation needs and the store has lost."""
         sizes = {entry.digest: entry.size for entry in self._incoming.manifest.entries()}
         return lost_of(self._storage, theirs.snapshot, sizes) if theirs.snapshot else set()
 
     # ---- What is news
 
-    def _propose(self, theirs: Published) -> _Proposal:
+    def _propose(self, theirs: Theirs) -> _Proposal:
         ours, published = self._incoming.manifest, theirs.manifest
         proposal = _Proposal(published.files, dict(published.hosts))
         newest = theirs.snapshot.ref if theirs.snapshot else None
@@ -199,7 +199,7 @@ class _BringIn:
 
     # ---- Bringing it in
 
-    def _upload_and_publish(self, theirs: Published, proposal: _Proposal, lost: set[bytes], reserved: Upload) -> None:
+    def _upload_and_publish(self, theirs: Theirs, proposal: _Proposal, lost: set[bytes], reserved: Upload) -> None:
         """Whether another writer was faster shows when what is the newest then is merged again."""
         uploader = self._uploader
         among = {entry.digest for entry in self._incoming.manifest.entries()} | proposal.contents.keys()
@@ -218,7 +218,7 @@ class _BringIn:
             log.debug("generation %d of %s was published by another worker", ref.generation, ref.scope)
         self._taken = ref.generation
 
-    def _wanted(self, theirs: Published, proposal: _Proposal, lost: set[bytes]) -> list[tuple[bytes, int]]:
+    def _wanted(self, theirs: Theirs, proposal: _Proposal, lost: set[bytes]) -> list[tuple[bytes, int]]:
         """Digests and sizes of what is to be uploaded, neighbours beside each other."""
         news = sorted(proposal.taken, key=by_similarity)
         unknown = {entry.digest: entry.size for _, entry in news if entry.digest not in lost}
@@ -245,12 +245,12 @@ class _BringIn:
                 f"{len(refused)} blobs of {self._incoming.origin} are missing or damaged; nothing is published"
             )
 
-    def _meta(self, theirs: Published) -> dict[str, Any]:
+    def _meta(self, theirs: Theirs) -> dict[str, Any]:
         """What stays of who built it: of the published generation, if it holds anything."""
         manifest = theirs.manifest if theirs.manifest.entries() else self._incoming.manifest
         return {**manifest.meta, **meta_of(self._scope, theirs.generation)}
 
-    def _report(self, theirs: Published, proposal: _Proposal) -> Brought:
+    def _report(self, theirs: Theirs, proposal: _Proposal) -> Brought:
         """All of it is in the store now, or declined."""
         if self._published:
             self._notes.remove()

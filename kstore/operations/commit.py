@@ -23,14 +23,14 @@ from kstore.local.found import Scan, Skipped
 from kstore.local.state import Base, State
 from kstore.local.untouched import UNMARKED
 from kstore.merge import Merged, merge
-from kstore.operations.proposal import Proposal, Published, apart
+from kstore.operations.proposal import Proposal, Theirs, apart
 from kstore.operations.sources import Sources
-from kstore.operations.unchanged import commit_report, remember_still, unchanged_since
+from kstore.operations.unchanged import commit_report, mark_daily, remember_still, unchanged_since
 from kstore.published.layers import newest_ref, newest_whole, or_below, remembers
 from kstore.published.leaning import fetch, noted
 from kstore.published.lost import lacks_pack, lost_of
 from kstore.published.manifest import Entry, Files, Flag, Manifest, meta_of, unit_of
-from kstore.published.refs import Effort, Ref
+from kstore.published.ref import Effort, Ref
 from kstore.published.snapshot import Snapshot
 from kstore.report import CommitReport, CommitStatus, count_components
 from kstore.upload import Uploader
@@ -62,6 +62,8 @@ def commit(worker: Worker) -> CommitReport:
                 found = worker.scan(state, intake.offer)
                 report = _Commit(worker, state, found, intake, began).run()
             remember_still(worker, report, found, began_ns, mark)
+        if report.status is CommitStatus.UNCHANGED:
+            mark_daily(worker)
     return replace(report, seconds=time.perf_counter() - started)
 
 
@@ -155,17 +157,17 @@ class _Commit:
             self._is_complete = False
             self._skipped += (Skipped(path, "it was built on another host") for path in sorted(self._foreign))
 
-    def _newest(self) -> Published:
+    def _newest(self) -> Theirs:
         try:
             ref = self._newest_ref()
             if ref is None:
-                return Published()
+                return Theirs()
             known = self._base if self._base and self._base.is_generation_of(ref) else None
             if known is None or self._lacks_pack(ref):  # which may have held its manifest
                 known = self._storage.snapshot(ref)
-            return Published(0 if ref.depth else ref.generation, or_below(self._storage, self._worker.scope, known))
+            return Theirs(0 if ref.depth else ref.generation, or_below(self._storage, self._worker.scope, known))
         except IntegrityError:
-            return Published(*newest_whole(self._storage, self._worker.scope))
+            return Theirs(*newest_whole(self._storage, self._worker.scope))
 
     def _newest_ref(self) -> Ref | None:
         ref = newest_ref(self._storage, self._worker.scope)
@@ -174,7 +176,7 @@ class _Commit:
             return self._storage.refs.get(self._worker.scope, self._taken)
         return ref
 
-    def _propose(self, theirs: Published) -> Proposal:
+    def _propose(self, theirs: Theirs) -> Proposal:
         """Merge the portable files and, by themselves, those of this host."""
         base = Manifest()
         if self._base and self._grew_from_before(theirs):
@@ -190,7 +192,7 @@ class _Commit:
             proposal.hosts[host] = self._merge(proposal, theirs, base.hosts.get(host, {}), bound, host)
         return proposal
 
-    def _grew_from_before(self, theirs: Published) -> bool:
+    def _grew_from_before(self, theirs: Theirs) -> bool:
         """Whether what base has and theirs has not was taken out, and not just of another key, or damaged."""
         if not self._base or not theirs.snapshot:
             return False
@@ -198,7 +200,7 @@ class _Commit:
         is_older = base.generation <= newest.generation or base.depth > newest.depth
         return is_older and remembers(theirs.snapshot, self._base)
 
-    def _merge(self, proposal: Proposal, theirs: Published, base: Files, ours: Files, host: str = "") -> Files:
+    def _merge(self, proposal: Proposal, theirs: Theirs, base: Files, ours: Files, host: str = "") -> Files:
         """Merge the files of a host, or the portable ones."""
         published, beside = apart(proposal.files, proposal.hosts, host)
         merged = merge(base, published, ours, self._declined, beside)
@@ -240,7 +242,7 @@ class _Commit:
             raise Unfinished("it changed while it was merged")
         return data
 
-    def _try_publish(self, theirs: Published, proposal: Proposal, lost: set[bytes]) -> CommitReport | None:
+    def _try_publish(self, theirs: Theirs, proposal: Proposal, lost: set[bytes]) -> CommitReport | None:
         """Upload and publish; None to merge again: a file changed, or another worker was faster."""
         self._storage.create()
         try:
@@ -251,7 +253,7 @@ class _Commit:
             return None
 
     def _upload_and_publish(
-        self, theirs: Published, proposal: Proposal, lost: set[bytes], reserved: Upload
+        self, theirs: Theirs, proposal: Proposal, lost: set[bytes], reserved: Upload
     ) -> CommitReport | None:
         uploader = self._uploader
         uploader.begin(self._concerned(theirs, proposal), is_first=not theirs.generation)
@@ -279,7 +281,7 @@ class _Commit:
         self._save_base(Snapshot(ref, data), proposal)
         return self._report(CommitStatus.COMMITTED, ref, manifest, proposal)
 
-    def _concerned(self, theirs: Published, proposal: Proposal) -> set[bytes]:
+    def _concerned(self, theirs: Theirs, proposal: Proposal) -> set[bytes]:
         """Digests of what this commit may bring or rely on."""
         manifests = (digest for known in (theirs.snapshot, self._base) if known for digest in known.ref.stored)
         return {entry.digest for entry in self._ours.values()}.union(proposal.contents, manifests)
@@ -311,7 +313,7 @@ class _Commit:
         self._is_complete = False
         self._skipped += (Skipped(unit, "it changed while it was uploaded") for unit in sorted(units))
 
-    def _meta(self, theirs: Published, proposal: Proposal) -> dict[str, object]:
+    def _meta(self, theirs: Theirs, proposal: Proposal) -> dict[str, object]:
         worker = self._worker
         host = {"host": dict(worker.host.facts)} if proposal.hosts else {}
         return {
@@ -324,14 +326,14 @@ class _Commit:
             **host,
         }
 
-    def _unchanged(self, theirs: Published, proposal: Proposal) -> CommitReport:
+    def _unchanged(self, theirs: Theirs, proposal: Proposal) -> CommitReport:
         self._remember(theirs, proposal)
         ref = theirs.snapshot.ref if theirs.snapshot else None
         if self._published:
             return self._report(CommitStatus.COMMITTED, ref, theirs.manifest, self._published)
         return self._report(CommitStatus.UNCHANGED, ref, theirs.manifest, proposal)
 
-    def _remember(self, theirs: Published, proposal: Proposal) -> None:
+    def _remember(self, theirs: Theirs, proposal: Proposal) -> None:
         """All of ours is in theirs, or declined: theirs is what the root grew from, from now on."""
         news = theirs.snapshot is not self._base or proposal.declined != self._declined or not self._is_synced
         if theirs.snapshot and news:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from kstore.blobs import BlobStore, Layout
+from kstore.blobs import Layout
 from kstore.errors import IntegrityError, MissError, StoreBelowMissing, StoreUnavailable, UsageError
 from kstore.folders import nearest_writable
 from kstore.local import cacheroot
@@ -17,7 +17,7 @@ from kstore.operations.bring import Brought, Incoming, Target, bring_in
 from kstore.operations.restore import readable
 from kstore.published.layers import newest_whole
 from kstore.published.leaning import check_supported, fetch_many
-from kstore.published.refs import RefState
+from kstore.published.ref import RefState
 from kstore.published.scopes import scopes_of
 from kstore.published.snapshot import Snapshot
 from kstore.report import SCHEMA
@@ -73,7 +73,7 @@ def copy_keys(
         scopes = list(_scopes(source, keys, gpu, environment))
     for scope in scopes:
         # What is known of packs is known of this scope's: memory does not grow with the store.
-        source.storage.blobs, target.storage.blobs = (BlobStore(s.storage.backend) for s in (source, target))
+        source.storage.blobs, target.storage.blobs = (s.storage.blobs_anew() for s in (source, target))
         try:
             _copy(source.storage, target, scope, report, revive=bool(keys))
         except (IntegrityError, MissError) as error:  # damaged, or removed since it was listed

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from kstore.creator import creator
 from kstore.digest import digest_of
 from kstore.published.manifest import Files, Manifest
-from kstore.published.refs import Effort, Ref
+from kstore.published.ref import Effort, Ref
 from kstore.published.snapshot import Snapshot
 from kstore.scope import Scope
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
+class Theirs:
     """The newest generation of the scope, as last seen."""
 
     generation: int = 0

@@ -12,7 +12,7 @@ from collections.abc import Container, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
-from kstore.blobs import BlobStore, Layout
+from kstore.blobs import Layout
 from kstore.blobs.packreader import Blob, PackReader
 from kstore.damaged import damaged_blobs, drop_notes, put_back, set_aside_blob, set_aside_pack, set_aside_ref
 from kstore.errors import IntegrityError, MissError, StoreUnavailable
@@ -20,7 +20,7 @@ from kstore.files import NO_FILE
 from kstore.gc.digests import DigestSet
 from kstore.gc.mark import needs_in
 from kstore.published.generations import are_present, publish_empty, publish_loss, republish
-from kstore.published.refs import Ref, RefState
+from kstore.published.ref import Ref, RefState
 from kstore.scope import Scope
 from kstore.storage import Storage, reporting_trouble
 
@@ -89,7 +89,7 @@ class Repair:
         kept = damaged_blobs(self._backend)
         back = {d for d, size in sorted(lost.items()) if put_back(self._backend, d, size, kept.get(d, ()))}
         packed = {d: size for d, size in lost.items() if d not in back and d in self._whole}
-        blobs = BlobStore(self._backend)
+        blobs = self._storage.blobs_anew()
         for digest, data in blobs.fetch_many(packed):
             blobs.loose.put_many([(digest, data)])
             back.add(digest)
@@ -162,7 +162,7 @@ class Repair:
             StoreUnavailable: some of it may be where nothing can be read just now.
         """
         troubles: list[Exception] = []
-        blobs = BlobStore(self._backend)
+        blobs = self._storage.blobs_anew()
         needs = needs_in(blobs, replace(ref, packs=packs), self._storage.snapshot(ref).manifest)
         wanted = blobs.loose.lacking(needs.loose)
         copied = self._copy(blobs.fetch_many(wanted, troubles=troubles))

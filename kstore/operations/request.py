@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kstore.published.refs import Ref
+from kstore.published.ref import Ref
 from kstore.report import RestoreReport, RestoreStatus
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ from kstore.operations.wait import Waited, wait
 from kstore.published.layers import newest_there, ref_of, remembers
 from kstore.published.leaning import leans_on, substitutes, unavailable
 from kstore.published.manifest import Files, Flag, parents_of, unit_of
-from kstore.published.refs import Ref, RefState
+from kstore.published.ref import Ref, RefState
 from kstore.published.snapshot import Snapshot
 from kstore.published.untrusted import check_entries, check_paths
 from kstore.report import RestoreReport, RestoreStatus, count_components
@@ -82,6 +82,8 @@ def _restore(worker: Worker, request: Request) -> RestoreReport:
         if choice.snapshot:
             marked = _at_once if choice.snapshot.ref.depth else marker.mark(choice.snapshot.ref.scope)
             return _place(worker, choice.snapshot, choice.status, name, marked, request)
+    if not worker.storage.trouble and not worker.storage.settings:
+        worker.storage.is_made()  # A folder that holds something else is a mistake, not a store that has nothing yet.
     remember_restored(worker, None)
     return restore_report(worker, RestoreStatus.MISS, withdrawn=choice.withdrawn)
 

@@ -11,9 +11,12 @@ from kstore.local.found import Scan
 from kstore.local.still import still_since
 from kstore.published.layers import base_of, newest_ref
 from kstore.published.lost import lacks_pack
-from kstore.published.refs import Ref
+from kstore.published.ref import Ref
 from kstore.report import CommitReport, CommitStatus
+from kstore.used import mark_again
 from kstore.worker import Worker
+
+_DAY = 86400.0
 
 
 def unchanged_since(worker: Worker) -> CommitReport | None:
@@ -29,6 +32,16 @@ def unchanged_since(worker: Worker) -> CommitReport | None:
         if base.is_generation_of(newest_ref(storage, worker.scope)) and not lacks_pack(storage, base.ref):
             return commit_report(worker, CommitStatus.UNCHANGED, base.ref, declined=declined)
     return None
+
+
+def mark_daily(worker: Worker) -> None:
+    """Mark the scope as used if its root was last restored or committed a day ago or more: gc forgets what nobody uses,
+    and a commit that publishes nothing is a use.
+    """
+    with suppress(OSError):
+        if worker.storage.settings and abs(worker.state.confirmed()) > _DAY:
+            mark_again(worker.storage.backend, worker.scope)
+            worker.state.confirm()
 
 
 def remember_still(worker: Worker, report: CommitReport, found: Scan, began_ns: int, mark: str) -> None:

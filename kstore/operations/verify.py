@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 
-from kstore.blobs import BlobStore
 from kstore.blobs.loose import LooseBlobs, blob_name
 from kstore.blobs.packreader import PackReader
 from kstore.damaged import damaged_blobs
@@ -25,7 +24,7 @@ from kstore.operations.verified import Damage, VerifyReport
 from kstore.progress import Progress
 from kstore.published.leaning import leaning, leans_on
 from kstore.published.manifest import Manifest
-from kstore.published.refs import Ref
+from kstore.published.ref import Ref
 from kstore.scope import Scope
 from kstore.storage import Storage
 from kstore.threads import Pool, submit
@@ -162,7 +161,7 @@ class _Verification:
 
         Where a pack does not say what it has, that is nothing.
         """
-        blobs = BlobStore(self._storage.backend)
+        blobs = self._storage.blobs_anew()
         with suppress(MemoryError):
             if all(map(blobs.can_read, ref.packs)):
                 return set(needs_in(blobs, ref, manifest).loose)
@@ -227,7 +226,7 @@ class _Verification:
         """
         wanted = {digest: size for digest, size in self.lost.items() if digest not in self._loose}
         troubles: list[Exception] = []
-        for digest, data in BlobStore(self._storage.backend).fetch_many(wanted, troubles=troubles) if wanted else ():
+        for digest, data in self._storage.blobs_anew().fetch_many(wanted, troubles=troubles) if wanted else ():
             self._count(digest, len(data))
             del self.lost[digest]
         return troubles

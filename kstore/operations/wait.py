@@ -24,7 +24,7 @@ from kstore.lease import Claim, Lease
 from kstore.polls import polls
 from kstore.progress import Awaited
 from kstore.published.layers import newest_ref, newest_whole
-from kstore.published.refs import RefState
+from kstore.published.ref import RefState
 from kstore.scope import Scope
 from kstore.storage import Storage
 from kstore.worker import Worker
@@ -62,7 +62,7 @@ def wait(worker: Worker, generation: int | None, seconds: float, *, lead: bool) 
 
 def lease_of(storage: Storage, scope: Scope, ttl: float, nonce: str = "") -> Lease:
     """The lease of who compiles for a scope."""
-    return Lease(storage, scope.folder.removeprefix("refs/"), ttl, nonce)
+    return Lease(storage, scope.path, ttl, nonce)
 
 
 class _Wait:

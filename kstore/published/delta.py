@@ -14,7 +14,7 @@ from kstore.blobs import BlobStore
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError
 from kstore.published.manifest import Manifest
-from kstore.published.refs import Ref, RefState
+from kstore.published.ref import Ref, RefState
 
 log = logging.getLogger(__name__)
 
@@ -82,9 +82,9 @@ def _read(blobs: BlobStore, ref: Ref) -> bytes:
     delta = ref.delta
     if delta is None:
         return blobs.fetch(ref.manifest, ref.manifest_size, ref.packs)
-    if max(ref.manifest_size, delta.size, delta.base_size) > _MAX_SIZE:
+    if max(ref.manifest_size, delta.size, delta.follows_size) > _MAX_SIZE:
         raise IntegrityError(f"blob {delta.digest.hex()} declares more than a delta has")
-    base = blobs.fetch(delta.base, delta.base_size, ref.packs)
+    base = blobs.fetch(delta.follows, delta.follows_size, ref.packs)
     data = follow(blobs.fetch(delta.digest, delta.size, ref.packs), base, ref.manifest_size)
     if digest_of(data) != ref.manifest:
         raise IntegrityError(f"blob {delta.digest.hex()} gives another manifest than {ref.manifest.hex()}")

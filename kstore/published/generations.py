@@ -17,14 +17,13 @@ from dataclasses import replace
 
 from kstore.backends import StagingLost
 from kstore.blobs import Layout
-from kstore.blobs.blobstore import BlobStore
 from kstore.condemned import Doomed, read_doomed
 from kstore.creator import creator
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError, MissError, StoreUnavailable
 from kstore.published.leaning import leaning, noted
 from kstore.published.manifest import Manifest, meta_of
-from kstore.published.refs import Ref, RefState
+from kstore.published.ref import Ref, RefState
 from kstore.scope import Scope
 from kstore.storage import Storage
 
@@ -161,7 +160,7 @@ def _without(
     """Those of the packs of a generation that gc is not about to delete, after one more of what it needs of the others
     and of doomed loose blobs, but for what is lost. A pack that cannot be read stays: what it holds is not known.
     """
-    blobs, troubles = BlobStore(storage.backend), list[Exception]()
+    blobs, troubles = storage.blobs_anew(), list[Exception]()
     left_out = {pack for pack in doomed.packs.intersection(packs) if blobs.can_read(pack)}
     staying = tuple(pack for pack in packs if pack not in left_out)
     needed = (sizes.keys() & blobs.digests_in(left_out) | doomed.blobs) - blobs.digests_in(staying)
@@ -181,7 +180,7 @@ def _gathered(storage: Storage, ref: Ref) -> tuple[str, ...]:
     """The packs of a generation, and one more of what is in none of them, but in others of the store: what a repair has
     saved of a damaged pack, which an earlier ref cannot name.
     """
-    blobs = BlobStore(storage.backend)
+    blobs = storage.blobs_anew()
     if all(map(blobs.can_read, ref.packs)):
         return ref.packs
     inside = blobs.digests_in(ref.packs)

@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, TypeVar
 
 from kstore.deadline import Waiting, within
 from kstore.errors import IntegrityError, KstoreError, MissError, StoreUnavailable, WaitTimeout
-from kstore.published.refs import RefState
+from kstore.published.ref import RefState
 from kstore.published.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from kstore.blobs import BlobStore
     from kstore.local.state import Base
-    from kstore.published.refs import Ref
+    from kstore.published.ref import Ref
     from kstore.scope import Scope
     from kstore.storage import Storage
 
@@ -175,7 +175,7 @@ def newest_ref(storage: Storage, scope: Scope) -> Ref | None:
     """The newest generation of the scope, an empty one too; None if no store has one.
 
     Raises:
-        IntegrityError: the ref is damaged.
+        MissError, IntegrityError, StoreFormatError: as `Refs.newest`.
     """
     ref = None if storage.trouble else storage.refs.newest(scope)
     if ref is None and storage.below and (snapshot := storage.below.newest(scope)):

@@ -14,7 +14,7 @@ from typing import Any
 from kstore.errors import IntegrityError, StoreBelowMissing
 from kstore.published.layers import BASE
 from kstore.published.manifest import Entry, Files, Flag, Manifest, group_of, unit_of
-from kstore.published.refs import Ref
+from kstore.published.ref import Ref
 from kstore.published.snapshot import Snapshot
 from kstore.storage import Storage
 

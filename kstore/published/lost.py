@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Set
 from kstore.blobs import Part
 from kstore.damaged import damaged_blobs
 from kstore.published.leaning import unsupported
-from kstore.published.refs import Ref
+from kstore.published.ref import Ref
 from kstore.published.snapshot import Snapshot
 from kstore.storage import Storage
 

@@ -1,247 +1,21 @@
-"""Refs publish generations: `refs/<gpu>/<key>/@<environment>/<n>`, each a small JSON file, never overwritten.
+"""Refs publish generations: `refs/<gpu>/<key>/@<environment>/<n>`, each a file that is never overwritten.
 
 Beside a ref, `<n>.pin` keeps its generation, and `<n>.dropped` is a ref on its way out.
 """
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, suppress
-from dataclasses import asdict, dataclass, field, replace
-from enum import StrEnum
-from typing import Any
+from dataclasses import replace
 
 from kstore.backends import Backend, Upload
-from kstore.errors import IntegrityError, MissError, StoreFormatError, UsageError
+from kstore.errors import IntegrityError, MissError, UsageError
+from kstore.published.ref import Ref, folder_of, load_ref, ref_name
 from kstore.scope import Scope
 
-FORMAT = 1
-"""Of refs, and of all that they name: an older kstore leaves alone what has a higher one."""
 _PIN, _DROPPED = ".pin", ".dropped"
 _ATTEMPTS = 3
-_YEAR_10000 = 253_402_300_800
-"""In seconds since 1970: no later time can be shown to people."""
-
-
-class RefState(StrEnum):
-    """What a generation stands for. One that is not live is empty: its key misses."""
-
-    LIVE = "live"
-    FORGOTTEN = "forgotten"
-    """What was before it is no longer wanted."""
-    QUARANTINED = "quarantined"
-    """What was before it is not to be restored, but may be rolled back to."""
-    LOST = "lost"
-    """A repair found that nothing was left of what was before it. Nobody took it out."""
-
-
-@dataclass(frozen=True, slots=True)
-class Effort:
-    """What it took to commit a generation: for statistics only."""
-
-    seconds: float
-    """From the commit's beginning until it was published, by the committer's clock."""
-    uploaded: int
-    """Bytes written to the store."""
-    new_files: int
-    """Artifacts that it added or changed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Delta:
-    """What is stored of a manifest that follows on an earlier one. See `kstore.published.delta`."""
-
-    digest: bytes
-    """Of the blob."""
-    size: int
-    """Bytes."""
-    base: bytes
-    """Digest of the manifest that it follows on, which is stored whole."""
-    base_size: int
-    """Bytes."""
-
-
-def ref_name(scope: Scope, generation: int) -> str:
-    """Where the ref of a generation is stored."""
-    return f"{scope.folder}/{generation}"
-
-
-@dataclass(frozen=True, slots=True)
-class Ref:
-    """One published generation of a scope."""
-
-    scope: Scope
-    generation: int
-    manifest: bytes
-    """Digest of the manifest: a blob, unless there is a delta."""
-    manifest_size: int
-    """Bytes."""
-    packs: tuple[str, ...]
-    """Where its blobs are likely to be, newest first: a hint for speed."""
-    created: float
-    """Seconds since 1970 by the committer's clock, 0 if that makes no sense: for people only."""
-    creator: str
-    """`user@host` of the committer: for people only."""
-    files: int
-    """Artifacts, those of every host included."""
-    size: int
-    """Bytes of all artifacts."""
-    parent: int = 0
-    """The generation it grew from; 0 for none."""
-    state: RefState = RefState.LIVE
-    line: int = 1
-    """The first of the generations that led to this one without a loss. What an earlier one had and this one lacks may
-    have been damaged, and not been taken out. 0 if that is before the first one of this store: see `layers`."""
-    delta: Delta | None = None
-    """None if the manifest is stored whole."""
-    effort: Effort | None = None
-    """None if it was not committed from a cache root, or by an older kstore."""
-    depth: int = field(default=0, compare=False)
-    """How many stores are above the one that it is in. Not stored."""
-
-    @property
-    def name(self) -> str:
-        """Where it is stored."""
-        return ref_name(self.scope, self.generation)
-
-    @property
-    def stored(self) -> dict[bytes, int]:
-        """The blobs that the manifest is read from: digest → bytes."""
-        if self.delta is None:
-            return {self.manifest: self.manifest_size}
-        return {self.delta.base: self.delta.base_size, self.delta.digest: self.delta.size}
-
-    @property
-    def withdrawn(self) -> str:
-        """`forgotten` or `quarantined` if somebody took the key out; else empty."""
-        return self.state if self.state in (RefState.FORGOTTEN, RefState.QUARANTINED) else ""
-
-    def remembers(self, base: Ref) -> bool:
-        """Whether what `base` has and this one lacks was taken out on purpose."""
-        is_lost = base.generation == self.generation and base.manifest != self.manifest  # in a server's crash
-        return base.scope == self.scope and self.line <= base.generation and not is_lost
-
-    def describe(self) -> dict[str, Any]:
-        """For machines."""
-        return {
-            **self.scope.describe(),
-            "generation": self.generation,
-            "state": self.state,
-            "parent": self.parent,
-            "files": self.files,
-            "bytes": self.size,
-            "created": self.created,
-            "creator": self.creator,
-            "packs": list(self.packs),
-            **self._effort(),
-        }
-
-    def dump(self) -> bytes:
-        """As JSON."""
-        content = {
-            "format": FORMAT,
-            "generation": self.generation,
-            "parent": self.parent,
-            "manifest": {"digest": self.manifest.hex(), "size": self.manifest_size},
-            **_dump_delta(self.delta),
-            "packs": list(self.packs),
-            "created": self.created,
-            "creator": self.creator,
-            "files": self.files,
-            "bytes": self.size,
-            "state": self.state,
-            "line": self.line,
-            **self._effort(),
-        }
-        return json.dumps(content, indent=1).encode() + b"\n"
-
-    def _effort(self) -> dict[str, Any]:
-        return {"effort": asdict(self.effort)} if self.effort else {}
-
-
-def load_ref(scope: Scope, generation: int, data: bytes) -> Ref:
-    """Read what `Ref.dump` wrote.
-
-    Raises:
-        IntegrityError: it is damaged.
-        StoreFormatError: a newer kstore wrote it.
-    """
-    try:
-        content: dict[str, Any] = json.loads(data)
-        if content["format"] > FORMAT:
-            raise StoreFormatError(
-                f"generation {generation} of {scope} has format {content['format']}, this kstore reads {FORMAT}; "
-                "install the version that made it"
-            )
-        if content["generation"] != generation:
-            raise ValueError(f"it says that it is generation {content['generation']}")
-        return Ref(
-            scope=scope,
-            generation=generation,
-            manifest=_digest(content["manifest"]["digest"]),
-            manifest_size=_size(content["manifest"]["size"]),
-            delta=_load_delta(content.get("delta")),
-            packs=tuple(_pack_id(pack) for pack in content["packs"]),
-            created=_load_time(content["created"]),
-            creator=str(content["creator"]),
-            files=int(content["files"]),
-            size=int(content["bytes"]),
-            parent=int(content["parent"]),
-            state=RefState(content["state"]),
-            line=int(content["line"]),
-            effort=_load_effort(content.get("effort")),
-        )
-    except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise IntegrityError(f"generation {generation} of {scope} cannot be read ({error!r}): it is damaged") from error
-
-
-def _dump_delta(delta: Delta | None) -> dict[str, Any]:
-    if delta is None:
-        return {}
-    base = {"digest": delta.base.hex(), "size": delta.base_size}
-    return {"delta": {"digest": delta.digest.hex(), "size": delta.size, "base": base}}
-
-
-def _load_delta(content: Any) -> Delta | None:
-    if content is None:
-        return None
-    base = content["base"]
-    return Delta(_digest(content["digest"]), _size(content["size"]), _digest(base["digest"]), _size(base["size"]))
-
-
-def _load_effort(content: Any) -> Effort | None:
-    """A generation is none the worse for statistics that make no sense."""
-    try:
-        effort = Effort(float(content["seconds"]), int(content["uploaded"]), int(content["new_files"]))
-    except (KeyError, TypeError, ValueError, OverflowError):
-        return None
-    return effort if 0 <= effort.seconds < math.inf and min(effort.uploaded, effort.new_files) >= 0 else None
-
-
-def _load_time(value: Any) -> float:
-    """A generation is none the worse for a time that no clock shows."""
-    seconds = float(value)
-    return seconds if 0 <= seconds < _YEAR_10000 else 0.0
-
-
-def _size(value: Any) -> int:
-    size = int(value)
-    if size < 0:
-        raise ValueError(f"{size} is no size")
-    return size
-
-
-def _digest(text: str) -> bytes:
-    digest = bytes.fromhex(text)
-    if len(digest) != 32:
-        raise ValueError(f"{text!r} is no digest")
-    return digest
-
-
-def _pack_id(text: str) -> str:
-    return _digest(text).hex()
 
 
 class Refs:
@@ -253,7 +27,7 @@ class Refs:
 
     def generations(self, scope: Scope) -> list[int]:
         """Published generations, oldest first: one directory read."""
-        names = (child.name for child in self._backend.list(scope.folder) if not child.is_folder)
+        names = (child.name for child in self._backend.list(folder_of(scope)) if not child.is_folder)
         return sorted(int(name) for name in names if name.isascii() and name.isdecimal())
 
     def get(self, scope: Scope, generation: int) -> Ref:
@@ -262,6 +36,7 @@ class Refs:
         Raises:
             MissError: there is no such generation.
             IntegrityError: its ref is damaged.
+            StoreFormatError: a newer kstore wrote it. Nobody passes that over, as what is damaged.
         """
         try:
             ref = load_ref(scope, generation, self._read(scope, generation))
@@ -276,7 +51,12 @@ class Refs:
             raise MissError(f"{scope} has no generation {generation}; `kstore show {scope.key}` lists them") from None
 
     def newest(self, scope: Scope) -> Ref | None:
-        """The newest generation, an empty one too; None if nothing is published."""
+        """The newest generation, an empty one too; None if nothing is published.
+
+        Raises:
+            MissError: it is listed again and again and is never there.
+            IntegrityError, StoreFormatError: as `get`.
+        """
         for _ in range(_ATTEMPTS):
             generations = self.generations(scope)
             if not generations:
@@ -366,14 +146,18 @@ class Refs:
         return False
 
     def _marked(self, scope: Scope, suffix: str) -> list[str]:
-        names = (
-            child.name.removesuffix(suffix) for child in self._backend.list(scope.folder) if child.name.endswith(suffix)
-        )
+        children = self._backend.list(folder_of(scope))
+        names = (child.name.removesuffix(suffix) for child in children if child.name.endswith(suffix))
         return [name for name in names if name.isascii() and name.isdecimal()]
 
     def gpus(self) -> list[str]:
         """Every GPU that has refs."""
         return sorted(child.name for child in self._backend.list("refs") if child.is_folder)
+
+    def parts(self, gpu: str, under: str = "") -> list[str]:
+        """What keys below `under`, a key prefix such as `my-model`, go on with."""
+        children = self._backend.list("/".join(filter(None, ("refs", gpu, under))))
+        return [child.name for child in children if child.is_folder and not child.name.startswith("@")]
 
     def scopes(self, gpu: str | None = None, under: str = "") -> Iterator[Scope]:
         """Every scope with a folder, of one GPU or all, in order; `under` a key prefix such as `my-model`."""

@@ -7,7 +7,7 @@ from functools import cached_property
 
 from kstore.errors import IntegrityError
 from kstore.published.manifest import Manifest
-from kstore.published.refs import Ref
+from kstore.published.ref import Ref
 from kstore.published.untrusted import check_manifest
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from kstore.errors import IntegrityError, MissError
 from kstore.progress import Progress
-from kstore.published.refs import Ref
+from kstore.published.ref import Ref
 from kstore.report import RestoreStatus
 from kstore.scope import Scope
 from kstore.stats.pages import read_hits, read_misses

@@ -24,9 +24,8 @@ from typing import Any
 
 from kstore.backends import Backend
 from kstore.published.refs import walk_scopes
-from kstore.report import RestoreStatus
 from kstore.scope import Scope
-from kstore.stats.totals import Sample, Totals, load_totals
+from kstore.stats.totals import HITS, Sample, Totals, load_totals
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +92,7 @@ def load_page(data: bytes) -> Page | None:
 
 def folder_of(scope: Scope) -> str:
     """Where the restores of a scope are counted."""
-    return f"{FOLDER}/{scope.folder.removeprefix('refs/')}"
+    return f"{FOLDER}/{scope.path}"
 
 
 def add(backend: Backend, scope: Scope, sample: Sample) -> bool:
@@ -102,7 +101,7 @@ def add(backend: Backend, scope: Scope, sample: Sample) -> bool:
     Raises:
         OSError: the store cannot be written.
     """
-    is_hit = sample.status in (RestoreStatus.RESTORED, RestoreStatus.CURRENT)
+    is_hit = sample.status in HITS
     folder = folder_of(scope) if is_hit else MISSES
     # Not from `random`: its numbers are the job's own.
     return any(_add(backend, folder, secrets.randbelow(SLOTS) if number else 0, scope, sample)

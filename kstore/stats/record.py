@@ -35,7 +35,7 @@ def record(store: Store, report: RestoreReport) -> None:
     try:
         _record(store, report)
     except Exception as error:  # At the end of the interpreter no thread can be started.
-        log.debug("a restore of %s is not counted: %s", report.key, error)
+        log.debug("a restore of %s is not counted", report.key, exc_info=error)
 
 
 def _record(store: Store, report: RestoreReport) -> None:
@@ -66,4 +66,4 @@ def _work(storage: Storage, report: RestoreReport) -> None:
         if storage.settings:  # What is not there is not made to count that it is missing.
             add(storage.backend, Scope(report.gpu, report.key, report.environment), Sample.of(report))
     except Exception as error:
-        log.debug("a restore of %s is not counted: %s", report.key, error)
+        log.debug("a restore of %s is not counted", report.key, exc_info=error)

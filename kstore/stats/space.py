@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Generic, NamedTuple, Self, TypeVar
 
-from kstore.blobs import BlobStore
 from kstore.blobs.loose import FOLDER as LOOSE
 from kstore.blobs.packindex import Frame, pack_name
 from kstore.blobs.packreader import PackReader
@@ -31,7 +30,7 @@ from kstore.gc.seek import seek
 from kstore.progress import Progress
 from kstore.published.delta import read_manifest
 from kstore.published.manifest import Manifest
-from kstore.published.refs import Ref, RefState
+from kstore.published.ref import Ref, RefState
 from kstore.report import Count
 from kstore.scope import Scope
 from kstore.storage import Storage
@@ -69,7 +68,7 @@ def holdings(
         for number in storage.refs.generations(scope):
             try:
                 ref = storage.refs.get(scope, number)
-                blobs = BlobStore(storage.backend)
+                blobs = storage.blobs_anew()
                 manifest = Manifest.load(read_manifest(blobs, ref))
                 yield Holding(ref, number in pins, manifest, needs_in(blobs, ref, manifest))
             except MissError:

@@ -107,10 +107,10 @@ class Totals:
     def add_sample(self, sample: Sample) -> None:
         """Count one restore."""
         timing = Timing(1, sample.seconds, sample.seconds, sample.seconds)
-        is_hit = sample.status is not RestoreStatus.MISS
+        has_restored = sample.status is not RestoreStatus.MISS
         self.add(Totals(
             sample.at, sample.at, {sample.status: timing}, sample.placed, sample.left_out, sample.waited,
-            [sample], [sample] if is_hit else [],
+            [sample], [sample] if has_restored else [],
         ))  # fmt: skip
 
     def add(self, other: Totals) -> None:

@@ -1,1 +1,3 @@
-"""Why something was compiled although something was restored: fresh graphs, compared with those that were there."""
+"""Why something was compiled although something was restored: fresh graphs and Triton kernels, compared with those that
+were there.
+"""

@@ -10,10 +10,10 @@ from functools import partial
 from typing import Any
 
 from kstore.errors import MissError
+from kstore.files import read_whole
 from kstore.hits.evidence import NOTHING_RESTORED, LastRun, last_run, usage_in
 from kstore.inspect.kernels import MAX_SOURCE
 from kstore.inspect.kinds import Kind, kind_of
-from kstore.local.finished import read_whole
 from kstore.store import Store
 from kstore.why.differences import Explanation, explain
 from kstore.why.graphs import Graph, read_graphs

@@ -16,7 +16,7 @@ from kstore.blobs.packindex import FRAME_SIZE, MAX_SHARED_FRAME, Frame, PackInde
 from kstore.blobs.packreader import PackReader
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError, PackageMissing
-from kstore.published.refs import FORMAT
+from kstore.published.ref import FORMAT
 from tests.blobs.packs import fetch, write_pack
 
 EVER = {0x6B730001: "88b4c28f2b220114c1e93acb75c38abc6bbc4746991be83cf080ae38950a2767"}

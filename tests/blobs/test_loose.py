@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from kstore.backends import PosixBackend
-from kstore.blobs.loose import LooseBlobs, bears_stamp, blob_name, stamp
+from kstore.blobs.loose import BlobFile, LooseBlobs, bears_stamp, blob_name, stamp
 from kstore.digest import digest_of
-from kstore.local.link import Blob
 from tests.trees import entry
 
 CONTENTS = [b"", b"one", os.urandom(5 << 20)]
@@ -28,7 +27,7 @@ def path_of(backend: PosixBackend, data: bytes) -> Path:
     return Path(backend.path(blob_name(digest_of(data))))
 
 
-def untouched(loose: LooseBlobs, digest: bytes, size: int) -> Blob | None:
+def untouched(loose: LooseBlobs, digest: bytes, size: int) -> BlobFile | None:
     (found,) = loose.untouched_many([entry()._replace(digest=digest, size=size)])
     return found
 

@@ -30,7 +30,7 @@ from kstore.errors import (
     UsageError,
 )
 from kstore.operations import bring as bringing
-from kstore.published.refs import RefState
+from kstore.published.ref import RefState
 from kstore.report import CommitStatus
 from kstore.store import Store
 from tests.bundles.carrying import (

@@ -40,21 +40,33 @@ def test_a_dry_run_needs_to_write_too_and_says_so(cli: Cli, monkeypatch: pytest.
     assert "Permission denied; gc makes a file there for that, in a dry run too" in result.err
 
 
+@pytest.mark.parametrize("option", ["--unused", "--max-size"])
+@pytest.mark.parametrize("number", ["30", "0.5", " 7 "])
+def test_a_number_without_a_unit_is_nobodys_wish(cli: Cli, option: str, number: str) -> None:
+    """Thirty days or gigabytes were meant, not seconds or bytes."""
+    cli.publish("my/v1")
+    result = cli("gc", option, number)
+
+    assert result.code == 2
+    assert "of what? Give the unit, as in " in result.err
+    assert cli("show", "my/v1").code == 0
+
+
 def test_a_limit_that_cannot_be_kept_says_why(cli: Cli) -> None:
     cli.publish("my/v1")
-    assert "must stay; --allow-live lets keys" in cli("gc", "--max-size", "1").err
+    assert "must stay; --allow-live lets keys" in cli("gc", "--max-size", "1B").err
 
-    planned = cli("gc", "--max-size", "1", "--allow-live", "--dry-run")
+    planned = cli("gc", "--max-size", "1B", "--allow-live", "--dry-run")
     assert "would be forgotten: my/v1" in planned.out
     assert cli("show", "my/v1").code == 0
 
     cli("pin", "my/v1", "1")
-    pinned = cli("gc", "--max-size", "1", "--allow-live")
+    pinned = cli("gc", "--max-size", "1B", "--allow-live")
     assert "forgotten" not in pinned.out
     assert "must stay; it is pinned" in pinned.err
 
     cli("unpin", "my/v1", "1")
-    done = cli("gc", "--max-size", "1", "--allow-live")
+    done = cli("gc", "--max-size", "1B", "--allow-live")
     assert "forgotten: my/v1" in done.out
     assert "what forgotten keys took is condemned by a gc in 1 h or later" in done.err
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from pathlib import Path
 
@@ -23,6 +25,32 @@ def test_it_writes_a_page(cli: Cli, path: Path) -> None:
     assert result.code == 0
     assert f"{path}: 1 key" in result.out
     assert "my/v1" in path.read_text()
+
+
+def test_where_it_cannot_be_written_the_page_before_stays(
+    cli: Cli, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut_short(target: Path, data: bytes) -> int:
+        with target.open("wb") as file:
+            file.write(data[:100])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    cli.publish("my/v1", "one")
+    path.write_text("the page before")
+    monkeypatch.setattr(Path, "write_bytes", cut_short)
+    result = cli("report", "-o", str(path))
+
+    assert (result.code, path.read_text()) == (1, "the page before")
+    assert f"cannot write {path}: No space left on device" in result.err
+    assert [child.name for child in path.parent.iterdir() if "partial" in child.name] == []
+
+
+def test_what_is_no_file_is_written_as_it_is(cli: Cli, path: Path) -> None:
+    cli.publish("my/v1", "one")
+    path.symlink_to(os.devnull)
+
+    assert cli("report", "-o", str(path)).code == 0
+    assert path.is_symlink()
 
 
 def test_json_says_where(cli: Cli, path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from kstore.published.refs import Ref
+from kstore.published.ref import Ref
 from kstore.store import Store
 from tests.compilers.programs import GPU, PROGRAMS, TIMEOUT, Container, compiled_graphs
 

@@ -7,6 +7,7 @@ import os
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -31,10 +32,11 @@ from kstore.gc.policy import History, Why
 from kstore.gc.sweep import _delete
 from kstore.lease import Lease
 from kstore.operations.repair import Repair
-from kstore.published.refs import Ref, Refs
+from kstore.published.ref import Ref
+from kstore.published.refs import Refs
 from kstore.report import CommitStatus, RestoreStatus
 from tests.gc.stores import HOUR, collect, collect_fully, generations, kernels, pass_time, restored, stored
-from tests.trees import Node, contents
+from tests.trees import KEY, Node, contents
 
 
 def grow(node: Node, *names: str) -> None:
@@ -276,14 +278,42 @@ def test_a_key_that_is_committed_to_while_gc_looks_is_not_forgotten(
     assert restored(tmp_path, "other") == kernels(node) | kernels(user)
 
 
-def test_a_key_that_is_restored_while_gc_looks_is_not_forgotten(
-    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("use", ["restored", "pinned"])
+@pytest.mark.parametrize("policy", [{"unused": 30 * 86400.0}, {"max_size": 1, "allow_live": True}], ids=["use", "size"])
+def test_a_key_that_is_restored_or_pinned_while_gc_looks_is_not_forgotten(
+    policy: dict[str, Any], use: str, node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     grow(node, "one")
     pass_time(node, 40 * 86400)
-    after_histories(monkeypatch, Node(tmp_path, "user").restore)
-    assert collect(node, unused=30 * 86400.0).forgotten == []
+    user = Node(tmp_path, "user")
+    after_histories(monkeypatch, user.restore if use == "restored" else partial(user.store.pin, KEY, 1))
+    assert collect(node, **policy).forgotten == []
     assert restored(tmp_path, "other") == kernels(node)
+
+
+@pytest.mark.parametrize("days", [0, 2])
+def test_a_commit_that_has_nothing_new_is_a_use_too(node: Node, tmp_path: Path, days: int) -> None:
+    grow(node, "one")
+    pass_time(node, 40 * 86400)
+    sync = node.tree.root / ".kstore/sync.json"
+    then = sync.stat().st_mtime - days * 86400
+    os.utime(sync, (then, then))
+    assert [node.commit().status for _ in "ab"] == [CommitStatus.UNCHANGED] * 2
+    # Who has committed or restored a short time ago was seen then.
+    assert [scope.key for scope in collect(node, unused=30 * 86400.0).forgotten] == ([] if days else [KEY])
+
+
+def test_a_size_limit_that_is_asked_for_again_forgets_no_more_keys(node: Node, tmp_path: Path) -> None:
+    keys = ["model/v1", "model/v2", "model/v3"]
+    for key in keys:
+        worker = Node(tmp_path, key)
+        worker.tree.put("inductor/aa/caaa.py", random.Random(key).randbytes(1 << 20))
+        worker.commit(key)
+    pass_time(node)
+    for _ in range(3):
+        collect(node, max_size=5 << 19, allow_live=True)
+        pass_time(node, 900)
+    assert [Node(tmp_path, f"fresh {key}").restore(key).ok for key in keys] == [False, True, True]
 
 
 def after_histories(patch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:

@@ -5,8 +5,19 @@ from collections.abc import Container
 import pytest
 
 from kstore.errors import UsageError
-from kstore.gc.policy import Decision, Generation, History, Policy, Why, by_worth, decide, over_budget, unused
-from kstore.published.refs import RefState
+from kstore.gc.policy import (
+    Decision,
+    Generation,
+    History,
+    Policy,
+    Why,
+    by_worth,
+    decide,
+    is_passing,
+    over_budget,
+    unused,
+)
+from kstore.published.ref import RefState
 from kstore.scope import Scope
 
 HOUR = 3600
@@ -175,6 +186,24 @@ def test_the_last_used_key_is_worth_most_and_history_least() -> None:
         ("b", Why.KEPT),
         ("a", Why.KEPT),
     ]
+
+
+def test_of_one_key_the_later_generations_are_worth_more() -> None:
+    found = history(*(generation(n, 9 - n) for n in (1, 2, 3, 4)))
+    worth = by_worth({SCOPE: found}, decide(found, 4, HOUR, NOW))
+    assert [d.generation.number for d in worth] == [4, 3, 2, 1]
+
+
+def test_what_a_forgotten_key_leaves_for_a_grace_costs_no_other_key_its_place() -> None:
+    forgotten = history(generation(1, 9), generation(2, 0.1, manifest=None, state=RefState.FORGOTTEN))
+    first, last = decide(forgotten, 2, HOUR, NOW)
+    assert (first.why, is_passing(first, forgotten), is_passing(last, forgotten)) == (Why.RECENT, True, False)
+
+
+def test_an_empty_generation_takes_no_place_among_those_that_are_kept() -> None:
+    quarantined = [generation(n, 9 - n, manifest=None, state=RefState.QUARANTINED) for n in (2, 3, 4)]
+    assert dict(judged(generation(1, 9), *quarantined))[1] is Why.KEPT
+    assert dict(judged(generation(1, 9), quarantined[0], generation(5, 2)))[1] is Why.KEPT
 
 
 def test_the_grace_may_be_longer_and_shorter_only_offline() -> None:

@@ -19,7 +19,7 @@ from kstore.blobs.loose import blob_name
 from kstore.blobs.packindex import FOOTER_SIZE, FRAME_SIZE, Frame, PackIndex, pack_name
 from kstore.digest import digest_of
 from kstore.published.manifest import Entry, Flag, Manifest
-from kstore.published.refs import Ref
+from kstore.published.ref import Ref
 from tests.trees import ENVIRONMENT, GPU, KEY, Node
 from tests.trees import publish as publish_ref
 

@@ -21,7 +21,7 @@ from kstore.blobs.packwriter import PackWriter
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError, StoreFormatError
 from kstore.published.manifest import Entry, Manifest
-from kstore.published.refs import Ref, load_ref
+from kstore.published.ref import Ref, load_ref
 from kstore.scope import Scope
 from tests.hostile.reader import MANIFEST, REFUSED, Reader, reader
 from tests.hostile.test_hostile_manifests import EVIL, FIRST, World

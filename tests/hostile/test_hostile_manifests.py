@@ -16,7 +16,7 @@ from kstore.digest import digest_of
 from kstore.errors import IntegrityError, KstoreError
 from kstore.local.link import LinkMode
 from kstore.published.manifest import Entry, Flag, Manifest
-from kstore.published.refs import Ref
+from kstore.published.ref import Ref
 from kstore.report import RestoreStatus
 from tests import tablefiles
 from tests.hostile.victim import attempt

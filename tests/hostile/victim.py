@@ -18,7 +18,7 @@ from kstore.blobs.loose import blob_name
 from kstore.blobs.packindex import pack_name
 from kstore.errors import KstoreError
 from kstore.published.manifest import Flag, unit_of
-from kstore.published.refs import load_ref
+from kstore.published.ref import load_ref, ref_name
 from kstore.stats.record import finish
 from tests.trees import ENVIRONMENT, GPU, KEY, Node, contents, listing
 
@@ -48,7 +48,7 @@ class Victim:
     # ---- The files that can be harmed
 
     def ref(self, generation: int = 2) -> Path:
-        return self.store / f"{self.writer.newest().scope.folder}/{generation}"
+        return self.store / ref_name(self.writer.newest().scope, generation)
 
     def blob(self, path: str) -> Path:
         return self.store / blob_name(self.published[path].digest)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kstore.digest import digest_of
 from kstore.published.manifest import Entry, Manifest
-from kstore.published.refs import Ref
+from kstore.published.ref import Ref
 from kstore.report import RestoreStatus
 from kstore.scope import Scope
 from kstore.stats.pages import add

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import io
 import os
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from kstore.errors import ArchiveError
+from kstore.errors import ArchiveError, FileError
 from kstore.integrations import archives
 from kstore.integrations.archives import adopt
 from kstore.report import CommitReport, CommitStatus, RestoreStatus
@@ -299,7 +300,6 @@ HOSTILE: dict[str, Callable[[Path], Path]] = {
     "a zip that is not deflated": in_lzma,
     "no archive": lambda folder: Path(__file__),
     "an empty file": lambda folder: Path(os.devnull),
-    "nothing": lambda folder: folder / "missing.zip",
 }
 
 
@@ -360,3 +360,21 @@ def test_an_archive_holds_no_more_than_a_million_files(
 
     with pytest.raises(ArchiveError, match="million"):
         take(node, builder)
+
+
+@pytest.mark.parametrize("trouble", ["no archive", "no room", "no temporary folder"])
+def test_what_is_no_fault_of_an_archive_s_is_told_as_such(
+    node: Node, builder: Builder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: str
+) -> None:
+    def full(path: str) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+
+    archive = tmp_path / "missing.zip" if trouble == "no archive" else builder.archive()
+    if trouble == "no room":
+        monkeypatch.setattr("kstore.integrations.archives.make_folder", full)
+    elif trouble == "no temporary folder":
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
+    with pytest.raises(FileError, match="set TMPDIR"):
+        adopt(node.store, KEY, archive, built_under=tmp_path)
+
+    assert not node.location.exists()

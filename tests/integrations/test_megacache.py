@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from kstore.errors import CacheRootError, IntegrityError, UsageError
+from kstore.errors import FileError, IntegrityError, UsageError
 from kstore.integrations.megacache import bring_in, export, load, process, save
 from kstore.integrations.megacache.container import read, write
 from kstore.integrations.megacache.entries import Artifact, files_of
@@ -433,7 +433,7 @@ def test_without_room_for_its_files_a_mega_cache_publishes_nothing(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", "/proc/nothing")
 
-    with pytest.raises(CacheRootError, match="TMPDIR"):
+    with pytest.raises(FileError, match="TMPDIR"):
         bring_in(fleet.store, write([Artifact("aot_autograd", "aab", b"entry")]), KEY)
 
     assert not (fleet.folder / "store").exists()

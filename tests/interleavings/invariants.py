@@ -23,7 +23,7 @@ from kstore.digest import digest_of
 from kstore.errors import IntegrityError
 from kstore.published.delta import read_manifest
 from kstore.published.manifest import Files, Manifest, unit_of
-from kstore.published.refs import Ref, load_ref
+from kstore.published.ref import Ref, load_ref
 from kstore.report import CommitStatus
 from kstore.scope import Scope
 from tests.interleavings.actors import Outcome, World

@@ -22,7 +22,8 @@ from kstore.gc import Policy
 from kstore.lease import Lease
 from kstore.operations import bring as bringing
 from kstore.published.generations import republish
-from kstore.published.refs import Ref, Refs
+from kstore.published.ref import Ref
+from kstore.published.refs import Refs
 from kstore.storage import Storage
 from tests.interleavings import actors, toys
 from tests.interleavings.actors import (

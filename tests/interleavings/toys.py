@@ -16,7 +16,8 @@ from kstore.blobs.loose import blob_name
 from kstore.blobs.packindex import pack_name
 from kstore.published.delta import read_manifest
 from kstore.published.manifest import Manifest
-from kstore.published.refs import Ref, Refs
+from kstore.published.ref import Ref
+from kstore.published.refs import Refs
 from tests.interleavings.memory import MemoryBackend
 
 CONDEMNED = "gc/listed"

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from kstore.operations.commit import _Commit
-from kstore.operations.proposal import Published
+from kstore.operations.proposal import Theirs
 from kstore.published import layers
 from kstore.published.manifest import Flag
 from kstore.report import CommitStatus
@@ -118,7 +118,7 @@ def test_numbers_that_go_on_from_those_below_are_found_to_lose(tmp_path: Path, m
     """The explorer sees why the first generation above is number 1."""
     real = _Commit._newest
 
-    def counted_on(commit: _Commit) -> Published:
+    def counted_on(commit: _Commit) -> Theirs:
         found = real(commit)
         below = found.snapshot and found.snapshot.ref.depth
         return replace(found, generation=found.snapshot.ref.generation) if found.snapshot and below else found

@@ -20,7 +20,7 @@ from kstore.inspect.sides import published_side
 from kstore.published import layers
 from kstore.published.leaning import leaning, leans_on
 from kstore.published.manifest import Flag
-from kstore.published.refs import RefState
+from kstore.published.ref import RefState
 from kstore.report import CommitStatus, RestoreStatus
 from kstore.storage import Storage
 from kstore.store import Store
@@ -91,7 +91,7 @@ def test_where_there_is_one_store_nothing_else_is_asked_for(fleet: Fleet, reads:
     reads.clear()
     fleet.without("worker").restore()
     asked = [os.path.relpath(path, fleet.shared) for path in reads]
-    folder = above.newest().scope.folder
+    folder = f"refs/{above.newest().scope.path}"
     assert asked[:3] == ["kstore.json", folder, f"{folder}/1"]
     assert len([name for name in asked if name == "kstore.json"]) == 1
     assert len([name for name in asked if name.startswith("refs")]) == 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kstore.published.refs import RefState
+from kstore.published.ref import RefState
 from kstore.report import CommitStatus, RestoreStatus
 from kstore.store import Store
 from tests.gc.stores import HOUR, collect, pass_time

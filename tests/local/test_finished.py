@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from kstore.batches import MAX_COUNT
 from kstore.calls import Status, read_each
 from kstore.local import finished
 from kstore.local.finished import Unfinished, check_unlocked, check_whole_object, read_finished, read_in_batches
@@ -92,9 +93,9 @@ def test_any_number_of_empty_files_is_read_some_at_a_time(tmp_path: Path, monkey
 
     (tmp_path / "empty").touch()
     monkeypatch.setattr(finished, "read_each", read)
-    many = 2 * finished.BATCH_COUNT + 1
+    many = 2 * MAX_COUNT + 1
     assert all(content for _, content in read_in_batches([("", str(tmp_path / "empty"), 0)] * many))
-    assert counts == [finished.BATCH_COUNT, finished.BATCH_COUNT, 1]
+    assert counts == [MAX_COUNT, MAX_COUNT, 1]
 
 
 def test_a_lock_that_nobody_holds_or_that_is_missing_is_free(tmp_path: Path) -> None:

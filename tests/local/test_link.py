@@ -7,20 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from kstore.local.link import Blob, Link, Linker, LinkMode, probe
+from kstore.blobs.loose import BlobFile
+from kstore.local.link import Link, Linker, LinkMode, probe
 
 pytestmark = pytest.mark.usefixtures("plain_calls")
 
 
 @pytest.fixture
-def blob(tmp_path: Path) -> Blob:
+def blob(tmp_path: Path) -> BlobFile:
     path = tmp_path / "blob"
     path.write_bytes(b"content")
     path.chmod(0o444)
-    return Blob(str(path), path.stat().st_mtime_ns)
+    return BlobFile(str(path), path.stat().st_mtime_ns)
 
 
-def link(linker: Linker, blob: Blob, target: str, mode: int) -> LinkMode:
+def link(linker: Linker, blob: BlobFile, target: str, mode: int) -> LinkMode:
     (way,) = linker.link_many([Link(blob, target, mode, "inductor/ab/c.py")])
     return way
 
@@ -39,7 +40,7 @@ def refuse_links(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     monkeypatch.setattr(os, "link", link)
 
 
-def test_without_clones_a_file_is_linked(blob: Blob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_clones_a_file_is_linked(blob: BlobFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refuse_clones(monkeypatch, errno.EOPNOTSUPP)
     linker = Linker()
     assert link(linker, blob, str(tmp_path / "target"), 0o644) is LinkMode.HARDLINK
@@ -50,7 +51,7 @@ def test_without_clones_a_file_is_linked(blob: Blob, tmp_path: Path, monkeypatch
 
 @pytest.mark.parametrize("code", [errno.EXDEV, errno.ENOTSUP, errno.ENOSYS, errno.ENOTTY, errno.EINVAL])
 def test_what_cannot_work_here_is_tried_once(
-    blob: Blob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+    blob: BlobFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     refuse_clones(monkeypatch, code)
     refuse_links(monkeypatch, code)
@@ -70,7 +71,7 @@ OF_ONE_FILE = [
 
 @pytest.mark.parametrize("code", OF_ONE_FILE)
 def test_what_concerns_one_file_costs_it_a_copy(
-    blob: Blob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+    blob: BlobFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     linker = Linker(LinkMode.HARDLINK)
     with pytest.MonkeyPatch.context() as once:
@@ -82,7 +83,7 @@ def test_what_concerns_one_file_costs_it_a_copy(
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EDQUOT])
 def test_what_a_copy_would_not_survive_either_is_raised(
-    blob: Blob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+    blob: BlobFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     refuse_links(monkeypatch, code)
     with pytest.raises(OSError) as caught:
@@ -93,7 +94,7 @@ def test_what_a_copy_would_not_survive_either_is_raised(
 @pytest.mark.parametrize("best", LinkMode)
 @pytest.mark.parametrize("failing", [0, 3, 9])
 def test_of_many_files_only_those_in_trouble_are_copied(
-    blob: Blob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, best: LinkMode, failing: int
+    blob: BlobFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, best: LinkMode, failing: int
 ) -> None:
     """Each target exists exactly if it was linked."""
     refuse_clones(monkeypatch, errno.EOPNOTSUPP)
@@ -113,7 +114,7 @@ def test_of_many_files_only_those_in_trouble_are_copied(
 
 
 def test_a_way_that_stops_working_is_given_up_in_the_middle(
-    blob: Blob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    blob: BlobFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     targets = [str(tmp_path / f"target{number}") for number in range(6)]
     real = os.link
@@ -130,7 +131,7 @@ def test_a_way_that_stops_working_is_given_up_in_the_middle(
     assert linker.mode is LinkMode.COPY
 
 
-def test_a_failed_clone_leaves_no_file(blob: Blob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_clone_leaves_no_file(blob: BlobFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refuse_clones(monkeypatch, errno.EAGAIN)
     assert link(Linker(), blob, str(tmp_path / "target"), 0o644) is LinkMode.COPY
     assert not (tmp_path / "target").exists()
@@ -138,7 +139,7 @@ def test_a_failed_clone_leaves_no_file(blob: Blob, tmp_path: Path, monkeypatch: 
 
 @pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE])
 def test_a_clone_that_cannot_be_opened_for_want_of_a_descriptor_is_a_copy(
-    blob: Blob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+    blob: BlobFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     def refuse(path: str, flags: int, mode: int = 0o777) -> int:
         raise OSError(code, os.strerror(code), path)
@@ -152,7 +153,7 @@ def test_a_clone_that_cannot_be_opened_for_want_of_a_descriptor_is_a_copy(
 
 
 def test_a_clone_has_the_mode_asked_for_and_the_blobs_time(
-    blob: Blob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    blob: BlobFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the filesystem cannot clone, an ioctl that claims to have done so shows what is done about it."""
     monkeypatch.setattr(fcntl, "ioctl", lambda *arguments: 0)
@@ -162,6 +163,6 @@ def test_a_clone_has_the_mode_asked_for_and_the_blobs_time(
     assert status.st_mtime_ns == blob.mtime_ns
 
 
-def test_a_probe_leaves_no_file(blob: Blob, tmp_path: Path) -> None:
+def test_a_probe_leaves_no_file(blob: BlobFile, tmp_path: Path) -> None:
     assert probe(blob.path, str(tmp_path / "target")).mode in (LinkMode.REFLINK, LinkMode.HARDLINK)
     assert not (tmp_path / "target").exists()

@@ -11,7 +11,7 @@ from kstore.local.cacheroot import CacheRoot
 from kstore.local.index import Index, Known
 from kstore.local.state import Base, State, StateFolder
 from kstore.published.manifest import Manifest
-from kstore.published.refs import Ref
+from kstore.published.ref import Ref
 from kstore.published.snapshot import Snapshot
 from kstore.scope import Scope
 from tests.trees import entry

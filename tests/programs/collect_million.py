@@ -17,7 +17,7 @@ from kstore.blobs.loose import blob_name
 from kstore.digest import digest_of
 from kstore.gc import Policy, collect
 from kstore.published.manifest import Entry, Manifest
-from kstore.published.refs import Ref
+from kstore.published.ref import Ref
 from kstore.scope import Scope
 from kstore.storage import Storage
 

@@ -18,7 +18,7 @@ from kstore.blobs.loose import blob_name
 from kstore.digest import digest_of
 from kstore.htmlreport.facts import collect_facts
 from kstore.published.manifest import Entry, Manifest
-from kstore.published.refs import Ref
+from kstore.published.ref import Ref
 from kstore.scope import Scope
 from kstore.stats.overview import overview
 from kstore.stats.space import space_of

@@ -22,7 +22,7 @@ from kstore.operations.repair import Repair
 from kstore.published import delta
 from kstore.published.delta import difference, follow, read_manifest
 from kstore.published.manifest import Flag, Manifest
-from kstore.published.refs import Delta, Ref, load_ref
+from kstore.published.ref import Delta, Ref, load_ref
 from kstore.report import CommitStatus
 from kstore.scope import Scope
 from tests.gc.stores import collect, collect_fully, generations, kernels, pass_time, restored, stored
@@ -102,7 +102,7 @@ def test_after_another_manifest_it_gives_no_bytes_that_are_believed(filled: Node
         read_manifest(blobs, wrong)
 
 
-@pytest.mark.parametrize("part", ["size", "base_size"])
+@pytest.mark.parametrize("part", ["size", "follows_size"])
 def test_a_declared_size_that_no_delta_has_is_not_read(filled: Node, part: str) -> None:
     ref = grow(filled, "more")
     assert ref.delta
@@ -167,7 +167,7 @@ def test_one_more_kernel_writes_the_kernel_and_little_more(filled: Node, tmp_pat
 
 def test_all_follow_on_the_one_that_is_stored_whole(filled: Node, tmp_path: Path) -> None:
     found = [grow(filled, name).delta for name in ("two", "three", "four")]
-    assert [(known.base, known.base_size) for known in found if known] == [whole_manifest(filled)] * 3
+    assert [(known.follows, known.follows_size) for known in found if known] == [whole_manifest(filled)] * 3
     assert restored(tmp_path, "other") == kernels(filled)
 
 
@@ -199,7 +199,7 @@ def assert_follows_and_outlives(node: Node, first: Node, manifest: bytes, tmp_pa
     """The other key's manifest follows on one of the first key's, and stands when that key has gone."""
     found = node.newest(OTHER).delta
     assert found
-    assert found.base == manifest
+    assert found.follows == manifest
     first.store.forget("model/v1")
     collect_fully(first)
     assert_all_is_restored(OTHER, node, tmp_path)

@@ -9,7 +9,8 @@ import pytest
 from kstore.backends import PosixBackend
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError, MissError, StoreFormatError
-from kstore.published.refs import Effort, Ref, Refs, load_ref
+from kstore.published.ref import Effort, Ref, load_ref
+from kstore.published.refs import Refs
 from kstore.scope import Scope
 from tests.trees import in_processes, publish
 
@@ -100,7 +101,7 @@ def test_nothing_published_is_no_error(refs: Refs) -> None:
 def test_what_is_no_number_is_no_generation(backend: PosixBackend, refs: Refs) -> None:
     publish(refs, REF)
     for name in ("2.tmp", "-3", "٤", "notes", "5/folder"):
-        backend.put(f"{SCOPE.folder}/{name}", b"")
+        backend.put(f"refs/{SCOPE.path}/{name}", b"")
     assert refs.generations(SCOPE) == [1]
 
 

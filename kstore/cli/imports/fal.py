@@ -18,7 +18,7 @@ from kstore.cli.options import (
     scope_options,
     store_option,
 )
-from kstore.errors import ArchiveError, KstoreError, MissError
+from kstore.errors import ArchiveError, FileError, KstoreError, MissError
 from kstore.words import plural
 
 if TYPE_CHECKING:
@@ -66,18 +66,18 @@ def command(invocation: Invocation, folder: Path, gpu_folder: str | None) -> int
         there = f", only for {', '.join(names)}; --gpu-folder chooses one" if names else ""
         raise MissError(f"there is no zip for this GPU in {folder}{there}")
     imported: dict[Path, CommitReport] = {}
-    failed: dict[Path, ArchiveError] = {}
+    failed: dict[Path, KstoreError] = {}
     for zip in zips:
         try:
             imported[zip.path] = _import(output, store, zip)
-        except ArchiveError as error:
+        except (ArchiveError, FileError) as error:
             failed[zip.path] = error
             output.warn(str(error))
     if output.json:
         _print(output, store, imported, failed, others)
     elif names:
         output.say(f"the zips for {', '.join(names)} are left: import them on workers with these GPUs")
-    return ArchiveError.exit_code if failed else 0
+    return max((error.exit_code for error in failed.values()), default=0)
 
 
 def find_zips(folder: Path, gpu_folder: str) -> tuple[list[Zip], list[Path]]:
@@ -117,7 +117,7 @@ def _print(
     output: Output,
     store: Store,
     imported: dict[Path, CommitReport],
-    failed: dict[Path, ArchiveError],
+    failed: dict[Path, KstoreError],
     others: list[Path],
 ) -> None:
     output.document(

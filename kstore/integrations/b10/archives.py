@@ -7,12 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from kstore.integrations.archives import adopt
+from kstore.integrations.archives import adopt, settled
 from kstore.integrations.b10.hardware import archive_key
 from kstore.integrations.b10.space import MIB, check_free
 from kstore.integrations.b10.status import log
 from kstore.integrations.b10.variables import Variables
-from kstore.published.refs import RefState
 from kstore.store import Store
 
 _PREFIX, _SUFFIX = "cache_", ".latest.tar.gz"
@@ -41,10 +40,8 @@ class Archives:
 
         One that cannot be read is told to the log and left alone: the replica compiles.
         """
-        newest = store.newest(store.scope(key))
-        if newest and newest.state is not RefState.LOST:
-            # Another replica has imported it just now. Or it was forgotten or quarantined, and must not come back.
-            return newest.state is RefState.LIVE
+        if (is_there := settled(store, key)) is not None:  # Another replica has imported it just now?
+            return is_there
         if not (archive := self.own()):
             return False
         try:
@@ -52,6 +49,7 @@ class Archives:
             report = adopt(store, key, archive, component=self.component, built_under=self.built_under)
         except Exception as error:
             log.warning("kstore: %s is not imported: %s", archive, error)
+            log.debug("kstore: %s is not imported", archive, exc_info=error)
             return False
         if report.ok:
             log.info("kstore: imported %d files of %s", report.new_files, archive)

@@ -10,7 +10,7 @@ from kstore.integrations.b10.deployment import Deployment, local_files
 from kstore.integrations.b10.hardware import archive_key
 from kstore.integrations.b10.space import MIB
 from kstore.integrations.b10.status import never_raises
-from kstore.published.refs import Ref, RefState
+from kstore.published.ref import Ref, RefState
 from kstore.scope import Scope
 
 

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from kstore.errors import CacheRootError, IntegrityError, MissError
+from kstore.errors import FileError, IntegrityError, MissError
 from kstore.integrations.megacache import container
 from kstore.integrations.megacache.entries import COMPONENT, Artifact, artifact_of, files_of
 from kstore.integrations.megacache.omissions import bundled_kernels, left_out
 from kstore.integrations.megacache.tree import unchosen, write_files
 from kstore.published.leaning import check_supported, fetch_many
 from kstore.published.manifest import Files
-from kstore.published.refs import Ref
+from kstore.published.ref import Ref
 from kstore.published.snapshot import Snapshot
 from kstore.report import CommitReport, Count, LeftOut, Written
 from kstore.settings import Settings
@@ -99,7 +99,7 @@ def _unpacked(files: Mapping[str, bytes]) -> Iterator[str]:
             root = stack.enter_context(tempfile.TemporaryDirectory(prefix="kstore-megacache-"))
             write_files(Path(root, COMPONENT), files)
         except OSError as error:
-            raise CacheRootError(f"a mega-cache cannot be unpacked: {error}; set TMPDIR to another folder") from error
+            raise FileError(f"a mega-cache cannot be unpacked: {error}; set TMPDIR to another folder") from error
         yield root
 
 
