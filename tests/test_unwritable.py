@@ -147,7 +147,7 @@ def test_a_full_store_of_which_nothing_is_condemned_says_what_to_do(volume: Path
     pass_time(node)
     fill(volume)
     out_of_inodes(volume)
-    with pytest.raises(kstore.StoreUnavailable, match="make room for that, a megabyte or less"):
+    with pytest.raises(kstore.StoreUnavailable, match="make room for the notes, a megabyte or less"):
         collect(node, keep=1)
 
 

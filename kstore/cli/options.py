@@ -298,9 +298,7 @@ def _alone(ctx: click.Context, param: click.Parameter, value: str) -> str:
     elif click.Argument in places:
         where = "name the generation behind KEY, as an argument of its own"
     else:
-        where = (
-            "`kstore files`, `kstore cat`, `kstore diff` and `kstore export` do, and `kstore restore --generation N`"
-        )
+        where = "`kstore files`, `kstore cat`, `kstore diff`, `kstore export` and `restore --generation N` do"
     raise click.BadParameter(f"{value!r}: this command takes no KEY@N; {where}", ctx, param)
 
 

@@ -79,8 +79,8 @@ def full(storage: Storage, room: Room, report: GcReport) -> StoreUnavailable:
         )
     else:
         what = (
-            f"gc first notes what it is to delete, and deletes it {later} later: make room for the notes, a megabyte or "
-            f"less ({where}/stats may go, `kstore stats` begins anew then), run gc, and once more {later} after that"
+            f"gc first notes what it is to delete, and deletes it {later} later: make room for the notes, a megabyte "
+            f"or less ({where}/stats may go, `kstore stats` begins anew then), run gc, and once more {later} after that"
         )
     return StoreUnavailable(f"cannot collect garbage in the store at {where}: {room.lacking}; {what}")
 

@@ -61,10 +61,10 @@ def test_where_there_is_no_store_that_is_what_is_said(cli: Cli, command: tuple[s
         (("restore",), "name the generation by --generation N"),
         (("pin", "1"), "name the generation behind KEY"),
         (("rollback",), "name the generation behind KEY"),
-        (("show",), "`kstore files`, `kstore cat`, `kstore diff` and `kstore export` do, and"),
-        (("stats",), "`kstore files`, `kstore cat`, `kstore diff` and `kstore export` do, and"),
-        (("verify",), "`kstore files`, `kstore cat`, `kstore diff` and `kstore export` do, and"),
-        (("clean", "--yes"), "`kstore files`, `kstore cat`, `kstore diff` and `kstore export` do, and"),
+        (("show",), "`kstore files`, `kstore cat`, `kstore diff`, `kstore export` and `restore"),
+        (("stats",), "`kstore files`, `kstore cat`, `kstore diff`, `kstore export` and `restore"),
+        (("verify",), "`kstore files`, `kstore cat`, `kstore diff`, `kstore export` and `restore"),
+        (("clean", "--yes"), "`kstore files`, `kstore cat`, `kstore diff`, `kstore export` and `restore"),
     ],
 )
 def test_where_no_generation_can_be_named_by_key_and_number_the_other_way_is_said(
