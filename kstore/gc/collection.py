@@ -161,7 +161,8 @@ class _Collection:
             found = [self._generation(scope, number, pins) for number in self._storage.refs.generations(scope)]
             generations = tuple(generation for generation in found if generation)
             if generations:
-                used_at = max(last_used(self._storage.backend, scope), generations[-1].published_at)
+                newest = generations[-1]
+                used_at = max(last_used(self._storage.backend, scope), newest.since or newest.published_at)
                 yield History(scope, generations, used_at)
 
     def _generation(self, scope: Scope, number: int, pins: set[int]) -> Generation | None:
@@ -172,7 +173,7 @@ class _Collection:
             return Generation(number, published_at, number in pins)
         except (MissError, FileNotFoundError):
             return None
-        return Generation(number, published_at, number in pins, ref.manifest, ref.state)
+        return Generation(number, published_at, number in pins, ref.manifest, ref.state, ref.since)
 
     def _fit(self, histories: dict[Scope, History], decisions: list[Decision]) -> list[Decision]:
         """Give up what is over the size limit."""
@@ -181,11 +182,10 @@ class _Collection:
         forgotten = {*self._report.forgotten}
         with Costs(self._storage) as costs:
             worth = by_worth(histories, (d for d in decisions if d.scope not in forgotten))
-            priced = (
-                (d, 0 if is_passing(d, histories[d.scope]) else costs.of(d.scope, d.generation.number)) for d in worth
-            )
+            counted = (d for d in worth if not is_passing(d, histories[d.scope]))
+            priced = ((d, costs.of(d.scope, d.generation.number)) for d in counted)
             limit, allow_live = self._policy.max_size, self._policy.allow_live
-            taken, self._report.excess = over_budget(priced, histories, limit, allow_live)
+            taken, self._report.excess = over_budget(priced, histories, limit, allow_live, costs.keep)
         for decision in taken:
             if decision.why is Why.NEWEST:
                 self._forget(histories[decision.scope])

@@ -1,4 +1,4 @@
-"""What generations take in the store, each beyond those that were counted before it."""
+"""What generations take in the store, each beyond those before it that are kept."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ from kstore.gc.seek import seek
 from kstore.scope import Scope
 from kstore.storage import Storage
 
+_NOTHING = Needs((), {}, {}, {})
+
 
 class Costs:
-    """Counts generations one after the other. To be used in a context."""
+    """Asked of one generation after the other. To be used in a context."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
         self._packs: set[str] = set()
+        self._asked, self._asked_packs = _NOTHING, set[str]()
 
     def __enter__(self) -> Self:
         self._open = ExitStack()
@@ -34,25 +37,30 @@ class Costs:
         self._open.close()
 
     def of(self, scope: Scope, generation: int) -> int:
-        """Bytes in the store that only this generation needs, of those that were counted so far. What is lost takes no
-        room.
-        """
+        """Bytes in the store that this generation needs, and none that was kept so far. What is lost takes no room."""
+        self._asked, self._asked_packs = _NOTHING, set[str]()
         try:
             needs = needs_of(self._storage, self._storage.refs.get(scope, generation))
         except (IntegrityError, MissError):
             return 0
-        new = self._counted.add(needs.loose)
+        new = self._counted.absent(needs.loose)
         size = sum(map(needs.loose.__getitem__, new)) - sum(map(needs.loose.__getitem__, self._there.absent(new)))
         packs = {*needs.packs, *self._found_elsewhere(needs)} - self._packs
-        self._packs |= packs
+        self._asked, self._asked_packs = needs, packs
         return size + sum(size_of(self._storage, pack) for pack in packs)
+
+    def keep(self) -> None:
+        """What was asked for last stays: others that need the same have it for nothing."""
+        self._counted.add(self._asked.loose)
+        self._sought.add(self._asked.lacking)
+        self._packs |= self._asked_packs
 
     def _found_elsewhere(self, needs: Needs) -> set[str]:
         """The packs that gc keeps for what the generation's own have lost."""
         if not needs.lacking:
             return set()
         with DigestSet() as lacking:
-            lacking.add(self._sought.add(needs.lacking))
+            lacking.add(self._sought.absent(needs.lacking))
             return seek(self._storage, lacking, {*self._packs, *needs.packs})
 
 

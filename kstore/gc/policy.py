@@ -75,6 +75,8 @@ class Generation:
     manifest: bytes | None = None
     """None if the ref cannot be read."""
     state: RefState = RefState.LIVE
+    since: int = 0
+    """When what it holds was published, if gc or a repair has only published that again; else 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,11 +194,16 @@ def is_passing(decision: Decision, history: History) -> bool:
 
 
 def over_budget(
-    costs: Iterable[tuple[Decision, int]], histories: Mapping[Scope, History], limit: int, allow_live: bool
+    costs: Iterable[tuple[Decision, int]],
+    histories: Mapping[Scope, History],
+    limit: int,
+    allow_live: bool,
+    keep: Callable[[], None] = lambda: None,
 ) -> tuple[list[Decision], int]:
     """What a size limit takes, and how many bytes over it must stay all the same. What is pinned stays, with its key.
 
-    `costs` says, in the order of `by_worth`, what each generation takes beyond those before it, in bytes.
+    `costs` says, in the order of `by_worth`, what each generation takes beyond those before it that stay, in bytes.
+    `keep` is called for each of these before the next one is asked for.
     """
     taken, size = [], 0
     for decision, cost in costs:
@@ -205,6 +212,7 @@ def over_budget(
             taken.append(decision)
         else:
             size += cost
+            keep()
     return taken, max(size - limit, 0)
 
 

@@ -64,6 +64,8 @@ def republish(
     """Publish what a generation holds as the newest one of its scope. `packs` says where its blobs are by now, and is
     asked once a place for the ref is reserved; without it they are looked for.
 
+    `upon` is what has to be the newest still. Who gives it, gc or a repair, does not use the key by that.
+
     `after_loss` is for one that takes the place of a damaged one: whoever still has what was in that brings it back.
 
     Blobs that are lost stay so: whoever restores it leaves out their groups.
@@ -84,13 +86,16 @@ def republish(
                 "the list of what gc is about to delete is damaged; run `kstore gc` twice, with a --keep that leaves "
                 "what you need, and try again"
             )
-        if not storage.refs.exists(ref):
-            raise MissError(f"generation {ref.generation} of {ref.scope} was removed just now")
+        try:
+            published_at = storage.refs.published_at(ref.scope, ref.generation)
+        except FileNotFoundError:
+            raise MissError(f"generation {ref.generation} of {ref.scope} was removed just now") from None
+        since = 0 if upon is None else ref.since or published_at
         where = _without(storage, ref, doomed, sizes, packs(ref) if packs else _gathered(storage, ref))
         line = parent + 1 if after_loss else ref.line
         return replace(
             ref, generation=parent + 1, parent=parent, created=time.time(), creator=creator(), packs=where, line=line,
-            effort=None,
+            effort=None, since=since,
         )  # fmt: skip
 
     return _publish(storage, ref.scope, upon, prepare)
@@ -104,7 +109,7 @@ def _lifted(storage: Storage, ref: Ref, parent: int) -> Ref:
     data = noted(storage, Manifest(manifest.files, manifest.hosts, meta), snapshot).dump()
     return replace(
         ref, generation=parent + 1, manifest=digest_of(data), manifest_size=len(data), packs=_packed(storage, data),
-        created=time.time(), creator=creator(), parent=parent, line=0, depth=0, delta=None,
+        created=time.time(), creator=creator(), parent=parent, line=0, depth=0, delta=None, since=0,
     )  # fmt: skip
 
 

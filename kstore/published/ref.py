@@ -96,6 +96,9 @@ class Ref:
     """None if the manifest is stored whole."""
     effort: Effort | None = None
     """None if it was not committed from a cache root, or by an older kstore."""
+    since: int = 0
+    """When what it holds was published, by the store's clock in nanoseconds, if gc or a repair has only published that
+    again, which is no use of its key; else 0."""
     depth: int = field(default=0, compare=False)
     """How many stores are above the one that it is in. Not stored."""
 
@@ -151,6 +154,7 @@ class Ref:
             "bytes": self.size,
             "state": self.state,
             "line": self.line,
+            **({"since": self.since} if self.since else {}),
             **self._effort(),
         }
         return json.dumps(content, indent=1).encode() + b"\n"
@@ -189,6 +193,7 @@ def load_ref(scope: Scope, generation: int, data: bytes) -> Ref:
             parent=int(content["parent"]),
             state=RefState(content["state"]),
             line=int(content["line"]),
+            since=_size(content.get("since", 0)),
             effort=_load_effort(content.get("effort")),
         )
     except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:

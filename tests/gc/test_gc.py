@@ -32,6 +32,7 @@ from kstore.gc.policy import History, Why
 from kstore.gc.sweep import _delete
 from kstore.lease import Lease
 from kstore.operations.repair import Repair
+from kstore.published.generations import republish
 from kstore.published.ref import Ref
 from kstore.published.refs import Refs
 from kstore.report import CommitStatus, RestoreStatus
@@ -307,7 +308,7 @@ def test_a_size_limit_that_is_asked_for_again_forgets_no_more_keys(node: Node, t
     keys = ["model/v1", "model/v2", "model/v3"]
     for key in keys:
         worker = Node(tmp_path, key)
-        worker.tree.put("inductor/aa/caaa.py", random.Random(key).randbytes(1 << 20))
+        put_megabyte(worker, key.replace("/", "-"))
         worker.commit(key)
     pass_time(node)
     for _ in range(3):
@@ -337,6 +338,44 @@ def test_a_size_limit_takes_history_and_says_what_it_may_not_take(node: Node, tm
     assert restored(tmp_path, "other") == kernels(node)
     report = collect(node, max_size=1, allow_live=True)
     assert [scope.key for scope in report.forgotten] == ["model/v1"]
+
+
+def put_megabyte(node: Node, name: str) -> None:
+    node.tree.put(f"inductor/aa/c{name}.py", random.Random(name).randbytes(1 << 20))
+
+
+def test_what_is_given_up_pays_for_nobody_who_shares_its_files(node: Node, tmp_path: Path) -> None:
+    """Two keys share a megabyte. If the one that is given up paid for it, the other would cost nothing, and keep it."""
+    for key in ("model/v1", "model/v2", "hot"):
+        worker = Node(tmp_path, key)
+        put_megabyte(worker, "hot" if key == "hot" else "shared")
+        worker.tree.kernel(key.replace("/", "-"))
+        worker.commit(key)
+        pass_time(node)
+    report = collect(node, max_size=3 << 19, allow_live=True)
+    assert ([scope.key for scope in report.forgotten], report.excess) == (["model/v2", "model/v1"], 0)
+    pass_time(node)
+    collect_fully(node)
+    assert sum(len(contents(node.location)[name]) for name in stored(node)) < 3 << 19
+
+
+@pytest.mark.parametrize("layout", ["loose", "packed"])
+def test_what_gc_or_a_repair_publishes_again_is_no_use_of_its_key(tmp_path: Path, layout: str) -> None:
+    node = Node(tmp_path, layout=layout)
+    grow(node, "one")
+    pass_time(node, 40 * 86400)
+    ref = node.newest()
+    for _ in range(2):
+        ref = republish(node.store.storage, ref, upon=ref.generation) or ref
+    assert (ref.generation, [scope.key for scope in collect(node, unused=30 * 86400.0).forgotten]) == (3, [KEY])
+
+
+def test_a_rollback_is_a_use(node: Node) -> None:
+    grow(node, "one")
+    grow(node, "two")
+    pass_time(node, 40 * 86400)
+    node.store.rollback(KEY)
+    assert collect(node, unused=30 * 86400.0).forgotten == []
 
 
 def test_a_large_limit_takes_nothing(node: Node) -> None:
