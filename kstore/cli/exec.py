@@ -149,11 +149,15 @@ def command(
         reports = {"restore": restored.as_json(), "commit": committed.as_json(), "usage": usage.as_json()}
         own = {"key": key, "exit_code": code, "seconds": seconds}
         output.document({**own, **reports, **commits.as_json()})
-    return _verdict(output, usage) if require_hits and usage.has_failed and not code else code
+    return _verdict(output, usage) if require_hits and not code else code
 
 
 def _verdict(output: Output, usage: UsageReport) -> int:
-    """The exit code for a command that was to hit, and did not."""
+    """The exit code for a command that succeeded, and was to hit."""
+    if usage.is_in_doubt:
+        output.warn(f"{usage.key} was to hit, and whether it did cannot be told: {usage.why_unknown}")
+    if not usage.has_failed:
+        return 0
     what = "it had to compile" if usage.missed else "it used nothing of what was restored"
     output.warn(f"{usage.key} was to hit: the command succeeded, but {what}")
     return MissError.exit_code

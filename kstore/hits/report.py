@@ -59,6 +59,11 @@ class UsageReport:
         """Whether who requires hits did not get them. A cache that is switched off compiles without leaving a file."""
         return bool(self.missed or self.unused)
 
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether nothing tells that what was restored was of use, nor that it was not."""
+        return not self.has_failed and bool(self.why_unknown) and not any(u.hits for u in self.components.values())
+
     def as_json(self) -> dict[str, Any]:
         """For machines."""
         return {"schema": SCHEMA, **asdict(self), "missed": self.missed, "unused": self.unused}

@@ -497,6 +497,16 @@ def test_required_hits_fail_the_command_that_had_to_compile(cli: Cli) -> None:
     assert newest_files(cli) == 2
 
 
+def test_required_hits_that_cannot_be_told_are_doubted_aloud(cli: Cli) -> None:
+    cli.publish("my/v1", "one")
+    use = ("exec", "my/v1", "--require-hits", "--", "sh", "-ec", f'{TICK}; cat "$TORCHINDUCTOR_CACHE_DIR"/*/*')
+    assert "cannot be told" not in cli.process(*use).err
+
+    again = cli.process("exec", "my/v1", "--require-hits", "--", "true")
+    assert again.code == 0
+    assert "my/v1 was to hit, and whether it did cannot be told: some of what was restored had been read" in again.err
+
+
 def test_a_command_that_fails_keeps_its_exit_code(cli: Cli) -> None:
     cli.publish("my/v1", "one")
 
