@@ -62,6 +62,8 @@ Values = dict[str, tuple[Any, str, Path | None]]
 
 _NAMES = tuple(field.name for field in fields(Settings))
 _VARIABLES = {name: f"KSTORE_{'ROOT' if name == 'store' else name.upper()}" for name in _NAMES}
+_CLOSE = 0.9
+"""How much of a name must be that of a setting: more than of `KSTORE_PORT` is `KSTORE_ROOT`."""
 _MOST_SECONDS = 3_153_600_000
 _FILES = ("kstore.toml", "pyproject.toml")
 _TABLE = b"tool.kstore"
@@ -92,6 +94,19 @@ def choose_settings(defaults: Values, folder: Path | None, arguments: Mapping[st
     """`arguments` that are not None, and else `defaults`. Raises UsageError: one is malformed."""
     given = {n: (value, f"argument {n}", folder) for n, value in arguments.items() if value is not None}
     return Settings(**{name: _parse(name, *value) for name, value in (defaults | given).items()})
+
+
+def misspelt(environ: Mapping[str, str]) -> dict[str, str]:
+    """Variables that are no settings and look like one, and which that is. Others are left alone: Kubernetes sets
+    `KSTORE_PORT` where a service is called kstore.
+    """
+    from difflib import get_close_matches
+
+    likely = {"KSTORE_STORE": _VARIABLES["store"]}
+    for name in environ.keys() - set(_VARIABLES.values()):
+        if close := get_close_matches(name, _VARIABLES.values(), n=1, cutoff=_CLOSE):
+            likely[name] = close[0]
+    return {name: likely[name] for name in sorted(likely.keys() & environ.keys())}
 
 
 def variables_of(settings: Settings, names: Iterable[str]) -> dict[str, str]:

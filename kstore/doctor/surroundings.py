@@ -19,6 +19,7 @@ from kstore.environment.influences import (
 )
 from kstore.errors import WaitTimeout
 from kstore.published.manifest import Manifest
+from kstore.settings import misspelt
 from kstore.store import Store
 
 _MOST = 20
@@ -31,6 +32,7 @@ def check_surroundings(store: Store, newest: Newest | None) -> Iterator[Check]:
     environ = store.environ
     yield from _check_host(store, manifest)
     yield from _check_components(store, environ)
+    yield from _check_names(environ)
     yield from _check_switches(environ)
     yield from _check_influences(store, manifest)
 
@@ -88,6 +90,11 @@ def _check_components(store: Store, environ: Mapping[str, str]) -> Iterator[Chec
         else:
             own += 1
     yield ok("variables", f"{own} components are in the cache root")
+
+
+def _check_names(environ: Mapping[str, str]) -> Iterator[Check]:
+    for name, meant in misspelt(environ).items():
+        yield warning(name, "it is no setting of kstore's, and nothing looks at it", f"if {meant} is meant, rename it")
 
 
 def _check_switches(environ: Mapping[str, str]) -> Iterator[Check]:

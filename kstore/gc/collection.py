@@ -193,9 +193,13 @@ class _Collection:
         return [Decision(d.scope, d.generation, Why.SIZE, False) if _name(d) in over else d for d in decisions]
 
     def _forget(self, history: History) -> None:
-        """Unless it was restored, pinned or committed since it was looked at."""
+        """Unless it was restored, pinned or committed since it was looked at, or its newest generation cannot be read:
+        then what is below may be in use, which would be hidden.
+        """
         scope, upon = history.scope, history.newest.number
         if last_used(self._storage.backend, scope) > history.used_at or self._storage.refs.pins(scope):
+            return
+        if not is_whole(self._storage, scope, upon):
             return
         with self._room.needed():
             if not (self._report.dry_run or publish_empty(self._storage, scope, RefState.FORGOTTEN, upon=upon)):

@@ -68,11 +68,13 @@ def find_reasons(store: Store, key: str) -> WhyReport:
 
     Raises:
         MissError: nobody has restored into its cache root, or nothing.
+        StoreFormatError, StoreUnavailable: nobody could, from this store.
         KstoreError, OSError: the cache root cannot be used.
     """
     worker = store.local_worker(store.scope(key))
     run = last_run(worker) if worker else None
     if worker is None or run is None:
+        store.storage.open_existing()  # Another store has another cache root.
         where = f", {worker.root.path}" if worker else ": there is none on this node"
         raise MissError(f"{NOTHING_RESTORED}{where}; run `kstore exec {key} -- …` or restore, then compile")
     if not run.generation:

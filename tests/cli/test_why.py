@@ -106,6 +106,7 @@ def test_names_and_values_of_any_length_fit_the_screen(cli: Cli) -> None:
 
 
 def test_no_cache_root_is_made_to_look_into(cli: Cli) -> None:
+    cli.publish("my/v1")
     result = cli("why", "my/v1", "--cache-root", str(cli.folder / "elsewhere"))
 
     assert (result.code, (cli.folder / "elsewhere").exists()) == (3, False)
@@ -127,6 +128,13 @@ def test_a_run_that_hit_has_no_reasons(cli: Cli) -> None:
 
     assert result.out == "0 graphs compiled anew after generation 1 was restored\n"
     assert "kstore doctor my/v1" in result.err
+
+
+def test_a_store_that_is_not_there_is_told_before_a_cache_root_that_nobody_used(cli: Cli) -> None:
+    result = cli("why", "my/v1", "--store", str(cli.folder / "missing"))
+
+    assert result.code == 1
+    assert f"there is no store at {cli.folder}/missing" in result.err
 
 
 def test_where_nothing_was_restored_it_says_what_to_do(cli: Cli) -> None:

@@ -383,6 +383,19 @@ def test_variables_that_change_keys_are_compared_with_the_builders(published: No
     assert "AOT entries" in found["CI"].advice
 
 
+def test_variables_that_look_like_settings_are_told(published: Node) -> None:
+    environ = {
+        "KSTORE_STORE": "/x", "KSTORE_CACH_ROOT": "/x", "KSTORE_TIMEOUT": "10", "KSTORE_PORT": "tcp://10.0.0.1:80",
+        "KSTORE_SERVICE_HOST": "10.0.0.1",
+    }  # fmt: skip
+    found = worst(Node(published.location.parent, "builder", environ=environ).store)
+
+    assert {name: check.advice for name, check in found.items()} == {
+        "KSTORE_STORE": "if KSTORE_ROOT is meant, rename it",
+        "KSTORE_CACH_ROOT": "if KSTORE_CACHE_ROOT is meant, rename it",
+    }
+
+
 def test_what_the_builder_had_set_is_missed_here(tmp_path: Path) -> None:
     builder = Node(tmp_path, environ={"OMP_NUM_THREADS": "8"})
     builder.tree.graph()

@@ -370,6 +370,17 @@ def test_what_gc_or_a_repair_publishes_again_is_no_use_of_its_key(tmp_path: Path
     assert (ref.generation, [scope.key for scope in collect(node, unused=30 * 86400.0).forgotten]) == (3, [KEY])
 
 
+@pytest.mark.parametrize("policy", [{"unused": 30 * 86400.0}, {"max_size": 1, "allow_live": True}], ids=["use", "size"])
+def test_a_key_that_cannot_be_read_is_not_forgotten(node: Node, policy: dict[str, Any]) -> None:
+    """It may be restored from a store below, and forgetting would hide that."""
+    grow(node, "one")
+    (node.location / node.newest().name).chmod(0o644)
+    (node.location / node.newest().name).write_bytes(b"torn")
+    pass_time(node, 40 * 86400)
+    report = collect(node, **policy)
+    assert (report.status, report.forgotten) == (GcStatus.INCOMPLETE, [])
+
+
 def test_a_rollback_is_a_use(node: Node) -> None:
     grow(node, "one")
     grow(node, "two")
