@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 _NICENESS = 10
 _BEAT = 2.5
 """Seconds at most between two looks at a tree in which something changes."""
+IDLE = 86400.0
+"""Seconds after which there is a round though nothing has changed: gc is to know that what a server runs on is used."""
 
 
 class _Request(NamedTuple):
@@ -108,6 +110,8 @@ class LiveCommits:
         self._is_closed = False
         self._is_over = False
         self._last: CommitReport | None = None
+        self._worked_at = time.monotonic()
+        """When the last round began."""
         self._process = os.getpid()
         self._thread = threading.Thread(target=self._run, name="kstore live", daemon=True)
 
@@ -189,6 +193,8 @@ class LiveCommits:
                 self._round(Step.CHECKPOINT, request)
             elif request:
                 self._store.release(self._key)
+            elif time.monotonic() - self._worked_at >= IDLE and not self._only_asked:
+                self._round(Step.CHECKPOINT)
             if request and request.is_last:
                 self._is_over = True
                 return
@@ -225,7 +231,9 @@ class LiveCommits:
         """Seconds after which there is something to do whoever asks; None for never."""
         if plan:
             return max(min(plan.at - now, self._beat), 0.0)
-        return self._every if self._watch is None else None
+        if self._only_asked:
+            return None
+        return min(self._every, IDLE) if self._watch is None else IDLE
 
     def _look(self) -> None:
         spent = time.thread_time()
@@ -267,7 +275,7 @@ class LiveCommits:
             return None
 
     def _round(self, step: Step, request: _Request = _OWN_ACCORD) -> None:
-        answer = request.answer
+        answer, self._worked_at = request.answer, time.monotonic()
         changes, spent = self._seen.changes, time.thread_time()
         try:
             if step is Step.AHEAD:

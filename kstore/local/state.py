@@ -42,6 +42,7 @@ LOCK_TIMEOUT = 600.0
 """Seconds that a worker waits for another one that restores into or commits from the same root."""
 _TRY = 0.05
 """Seconds until a worker that waits looks whether there is still something to wait for."""
+_HALF_A_DAY = 12 * 3600.0
 _LONGEST_RESTORE = 24 * 3600.0
 """Seconds after which nobody is still at what he stages."""
 
@@ -228,13 +229,17 @@ class StateFolder:
             return content["store"] == store and read_ref(content) == ref
         return False
 
-    def confirmed(self) -> float:
-        """How many seconds ago, by this host's clock, the base was saved or `confirm`ed."""
-        return time.time() - os.stat(self._sync).st_mtime
+    def is_old(self) -> bool:
+        """Whether the base was saved, or confirmed, half a day ago or more, by this host's clock. Or there is none."""
+        try:
+            return abs(time.time() - os.stat(self._sync).st_mtime) > _HALF_A_DAY
+        except OSError:
+            return True
 
     def confirm(self) -> None:
         """The base is as it was: nothing had to be published."""
-        os.utime(self._sync)
+        with suppress(OSError):
+            os.utime(self._sync)
 
     def scope(self) -> Scope | None:
         """That of the generation that the root grew from; None if it has no base. Needs no lock."""

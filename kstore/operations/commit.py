@@ -25,7 +25,7 @@ from kstore.local.untouched import UNMARKED
 from kstore.merge import Merged, merge
 from kstore.operations.proposal import Proposal, Theirs, apart
 from kstore.operations.sources import Sources
-from kstore.operations.unchanged import commit_report, mark_daily, remember_still, unchanged_since
+from kstore.operations.unchanged import commit_report, confirm, remember_still, unchanged_since
 from kstore.published.layers import newest_ref, newest_whole, or_below, remembers
 from kstore.published.leaning import fetch, noted
 from kstore.published.lost import lacks_pack, lost_of
@@ -51,6 +51,7 @@ def commit(worker: Worker) -> CommitReport:
     """
     started, began = time.perf_counter(), time.time()
     with worker.state.locked():
+        was_old = worker.state.is_old()
         report = unchanged_since(worker)
         if report is None:
             mark = damage_mark(worker.storage.backend)  # before it is known what of it is lost
@@ -62,8 +63,8 @@ def commit(worker: Worker) -> CommitReport:
                 found = worker.scan(state, intake.offer)
                 report = _Commit(worker, state, found, intake, began).run()
             remember_still(worker, report, found, began_ns, mark)
-        if report.status is CommitStatus.UNCHANGED:
-            mark_daily(worker)
+        if was_old and report.status is CommitStatus.UNCHANGED:
+            confirm(worker)
     return replace(report, seconds=time.perf_counter() - started)
 
 

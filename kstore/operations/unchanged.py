@@ -16,8 +16,6 @@ from kstore.report import CommitReport, CommitStatus
 from kstore.used import mark_again
 from kstore.worker import Worker
 
-_DAY = 86400.0
-
 
 def unchanged_since(worker: Worker) -> CommitReport | None:
     """The report of who finds that neither the root nor the store has changed since a commit found nothing new."""
@@ -34,14 +32,11 @@ def unchanged_since(worker: Worker) -> CommitReport | None:
     return None
 
 
-def mark_daily(worker: Worker) -> None:
-    """Mark the scope as used if its root was last restored or committed a day ago or more: gc forgets what nobody uses,
-    and a commit that publishes nothing is a use.
-    """
-    with suppress(OSError):
-        if worker.storage.settings and abs(worker.state.confirmed()) > _DAY:
-            mark_again(worker.storage.backend, worker.scope)
-            worker.state.confirm()
+def confirm(worker: Worker) -> None:
+    """Mark the scope as used: gc forgets what nobody uses, and a commit that publishes nothing is a use."""
+    if worker.storage.settings:
+        mark_again(worker.storage.backend, worker.scope)
+        worker.state.confirm()
 
 
 def remember_still(worker: Worker, report: CommitReport, found: Scan, began_ns: int, mark: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from kstore.live import commits, schedule
 from kstore.live.commits import LiveCommits
 from kstore.local.watch import Blind
 from kstore.report import CommitReport, CommitStatus
+from kstore.used import last_used
 from tests.gc.stores import kernels, restored
 from tests.trees import KEY, Node
 
@@ -155,6 +157,30 @@ def test_a_group_that_is_being_written_is_published_when_it_is_whole(node: Node,
     node.tree.put(f"{group.relative_to(node.tree.root)}/k.extra", b"the last file")
     until(lambda: files(node) == 10)
     until(lambda: live.checkpoints[-1].skipped == ())
+
+
+def test_what_a_server_runs_on_is_marked_as_used(node: Node, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though it compiles nothing any more."""
+    monkeypatch.setattr("kstore.live.commits.IDLE", 0.2)
+    node.tree.wrapper("one")
+    node.commit()
+    sync = node.tree.root / ".kstore/sync.json"
+    then = sync.stat().st_mtime - 86400
+    os.utime(sync, (then, then))
+    start()
+    until(lambda: last_used(node.store.storage.backend, node.store.scope(KEY)) > 0)
+
+
+def test_who_only_commits_when_asked_makes_no_round_of_its_own(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kstore.live.commits.IDLE", 0.0)
+    node.tree.wrapper("one")
+    live = LiveCommits(node.store, KEY, settle=SOON, every=NEVER, only_asked=True)
+    live.start()
+    live._requests.put(None)
+    until(live._requests.empty)
+    live.discard()
+    live._thread.join(PATIENCE)
+    assert files(node) == 0
 
 
 def test_a_checkpoint_can_be_asked_for(node: Node, start: Start) -> None:
