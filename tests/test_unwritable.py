@@ -193,9 +193,11 @@ def test_a_full_cache_root_places_nothing_and_the_job_runs_cold(volume: Path, tm
     assert [path for path in root.rglob("*") if path.is_file() and path.parent.name != ".kstore"] == []
 
 
-def test_no_compiler_is_led_to_a_full_cache_root(volume: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("left", [0, 8192])
+def test_no_compiler_is_led_to_a_full_cache_root(volume: Path, tmp_path: Path, left: int) -> None:
     os.makedirs(volume / "root")
     fill(volume)
+    os.truncate(volume / "filler", (volume / "filler").stat().st_size - left)
     environ: dict[str, str] = {}
     node = Node(tmp_path, "worker", environ=environ)
     with pytest.raises(CacheRootError, match="No space left on device; set KSTORE_CACHE_ROOT"):

@@ -8,6 +8,7 @@ the first number that nobody owns.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -243,7 +244,8 @@ def _check_writable(root: CacheRoot) -> None:
         fd = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             os.unlink(probe)
-            os.write(fd, bytes(_ROOM))
+            if os.write(fd, bytes(_ROOM)) < _ROOM:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         finally:
             os.close(fd)
     except OSError as error:
