@@ -166,7 +166,9 @@ def test_a_read_only_store_restores_and_refuses_commits(volume: Path, tmp_path: 
     assert "Read-only file system" in report.error
 
 
-def test_a_read_only_store_is_waited_for_and_nobody_leads(volume: Path, tmp_path: Path) -> None:
+def test_a_read_only_store_is_waited_for_and_nobody_leads(
+    volume: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     store = volume / "store"
     settings: dict[str, Any] = {"store": store, **SCOPE}
     assert kstore.restore("held", wait=60, cache_root=tmp_path / "leader", **settings).leads
@@ -174,6 +176,10 @@ def test_a_read_only_store_is_waited_for_and_nobody_leads(volume: Path, tmp_path
     for key in ("held", "free"):
         report = kstore.restore(key, wait=0.2, cache_root=tmp_path / key, strict=True, **settings)
         assert (report.status, report.leads) == (RestoreStatus.MISS, False)
+        told = (
+            f"cannot write to the store at {store} (Read-only file system): it waits for another one to compile {key}"
+        )
+        assert told in caplog.text
     remount(volume, "rw")
     kstore.commit("held", cache_root=tmp_path / "leader", **settings)
 

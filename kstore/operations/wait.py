@@ -12,6 +12,7 @@ compared once with the store's clock, lest a lease left behind long ago costs ev
 from __future__ import annotations
 
 import errno
+import logging
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ from kstore.published.ref import RefState
 from kstore.scope import Scope
 from kstore.storage import Storage
 from kstore.worker import Worker
+
+log = logging.getLogger(__name__)
 
 _DENIED = {errno.EROFS, errno.EACCES, errno.EPERM}
 """What a store says that may not be written."""
@@ -171,6 +174,10 @@ class _Wait:
         """Who may not write to the store waits as a reader does."""
         if error.errno in _DENIED:
             self._may_lead = False
+            log.warning(
+                "this worker cannot write to the store at %s (%s): it waits for another one to compile %s",
+                self._worker.storage.location, error.strerror, self._worker.scope.key,
+            )  # fmt: skip
         elif not isinstance(error, StagingLost):
             raise error
 
