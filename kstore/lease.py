@@ -66,9 +66,11 @@ class Lease:
         return Claim(number, ttl=self.ttl)
 
     def acquire(self) -> bool:
-        """Take it if nobody holds it, or its holder is gone by the store's own clock."""
+        """Take it if nobody holds it, or its holder is gone by the store's own clock. A claim that is from the future, for
+        that clock was ahead, would be held until then.
+        """
         newest = self.newest()
-        return (not newest or newest.is_released or self.age(newest) > newest.ttl) and self.take(newest)
+        return (not newest or newest.is_released or abs(self.age(newest)) > newest.ttl) and self.take(newest)
 
     def age(self, claim: Claim) -> float:
         """Seconds since it was made, by the store's own clock: that is a write."""

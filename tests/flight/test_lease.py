@@ -147,6 +147,16 @@ def test_one_that_was_left_behind_is_acquired_when_it_has_lapsed(tmp_path: Path)
     assert not left.renew()
 
 
+def test_one_from_the_future_is_acquired(tmp_path: Path) -> None:
+    """The server's clock was ahead when its holder was killed."""
+    node = Node(tmp_path)
+    node.store.create()
+    left, other = lease(node.store.storage), lease(node.store.storage)
+    left.acquire()
+    pass_time(node, -365 * 86400)
+    assert other.acquire()
+
+
 def test_a_renewed_one_is_as_if_it_were_new(tmp_path: Path) -> None:
     node = Node(tmp_path)
     node.store.create()
