@@ -66,8 +66,8 @@ class Lease:
         return Claim(number, ttl=self.ttl)
 
     def acquire(self) -> bool:
-        """Take it if nobody holds it, or its holder is gone by the store's own clock. Where that clock was ahead a claim
-        is from the future, and would be held until then.
+        """Take it if nobody holds it, or its holder is gone by the store's own clock. Where that clock was ahead, a
+        claim is from the future, and would be held until then.
         """
         newest = self.newest()
         return (not newest or newest.is_released or abs(self.age(newest)) > newest.ttl) and self.take(newest)
