@@ -239,11 +239,9 @@ def make_usable(root: CacheRoot, table: Table, store: str) -> None:
 
 def _check_writable(root: CacheRoot) -> None:
     """By writing: what a full disk, a quota or a read-only mount takes no mode of a folder says."""
-    probe = f"{root.state}/.{secrets.token_hex(8)}"
     try:
-        fd = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        fd = _open_nameless(root.state)
         try:
-            os.unlink(probe)
             if os.write(fd, bytes(_ROOM)) < _ROOM:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         finally:
@@ -253,6 +251,19 @@ def _check_writable(root: CacheRoot) -> None:
             f"the cache root {root.path} cannot be written: {error.strerror}; set KSTORE_CACHE_ROOT to a local folder "
             "that can, and has room"
         ) from error
+
+
+def _open_nameless(folder: str) -> int:
+    """A file that nobody sees, and no folder's time tells of, where the filesystem has such."""
+    try:
+        return os.open(folder, os.O_WRONLY | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
+            raise
+    probe = f"{folder}/.{secrets.token_hex(8)}"
+    fd = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    os.unlink(probe)
+    return fd
 
 
 def _check_outside(store: str, path: str | Path) -> None:
