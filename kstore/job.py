@@ -214,8 +214,8 @@ class synchronized(ContextDecorator):
         """
         self.usage = self._find_usage(entered.counted)
         self._tell_usage()
-        if self._strict_hits and self.usage.is_in_doubt:
-            log.warning("%s was to hit, and whether it did cannot be told: %s", self.key, self.usage.why_unknown)
+        if self._strict_hits and self.usage.doubt:
+            log.warning("%s", self.usage.doubt)
         if self._strict_hits and self.usage.has_failed:
             what = (
                 f"{self.usage.missed} entries were compiled anew" if self.usage.missed else "nothing restored was used"

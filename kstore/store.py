@@ -380,7 +380,7 @@ class Store:
         environ = self._origin.absolute(self.environ)
         placement = place_components(load_table(), self.settings.components, path, environ, before_import=before_import)
         root = CacheRoot(path, placement.folders, placement.variables, placement.notes)
-        make_usable(root, load_table(), self.location)
+        make_usable(root, load_table(), self.location, before_import=before_import)
         return root
 
     def _published_scope(self, scope: Scope, wait: float) -> Scope:

@@ -21,7 +21,7 @@ _PATIENCE = 5.0
 
 
 def mark_used(backend: Backend, scope: Scope) -> None:
-    """Note that a scope was restored just now; a store that cannot be written is none the worse."""
+    """Note that a scope was used just now; a store that cannot be written is none the worse."""
     try:
         backend.put(_name(scope), b"")
     except OSError as error:
@@ -29,17 +29,11 @@ def mark_used(backend: Backend, scope: Scope) -> None:
 
 
 def mark_used_again(backend: Backend, scope: Scope) -> bool:
-    """The same of one that was restored before; False if it was not, or another user has marked it."""
+    """The same of one that was used before; False if it was not, or another user has marked it."""
     try:
         return backend.touch(_name(scope))
     except OSError:
         return False
-
-
-def mark_again(backend: Backend, scope: Scope) -> None:
-    """Note that a scope was used just now, most likely not for the first time."""
-    if not mark_used_again(backend, scope):
-        mark_used(backend, scope)
 
 
 class Marker:

@@ -212,6 +212,15 @@ def test_no_compiler_is_led_to_a_full_cache_root(volume: Path, tmp_path: Path, l
     assert not [name for name in environ if name.endswith("CACHE_DIR")]
 
 
+def test_a_commit_with_nothing_new_needs_no_room_in_the_cache_root(volume: Path, layout: str, tmp_path: Path) -> None:
+    tree = Tree(volume / "root")
+    tree.kernel("one")
+    store = Store(tmp_path / "store", cache_root=tree.root, layout=layout, environ={}, **SCOPE)
+    assert store.commit("m").status is CommitStatus.COMMITTED
+    fill(volume)
+    assert store.commit("m").status is CommitStatus.UNCHANGED
+
+
 @pytest.mark.parametrize("record", ["index", "base", "sync.json"])
 def test_a_cache_root_without_room_for_what_is_remembered_is_restored(
     record: str, layout: str, tmp_path: Path, caplog: pytest.LogCaptureFixture

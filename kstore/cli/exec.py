@@ -154,8 +154,8 @@ def command(
 
 def _verdict(output: Output, usage: UsageReport) -> int:
     """The exit code for a command that succeeded, and was to hit."""
-    if usage.is_in_doubt:
-        output.warn(f"{usage.key} was to hit, and whether it did cannot be told: {usage.why_unknown}")
+    if usage.doubt:
+        output.warn(usage.doubt)
     if not usage.has_failed:
         return 0
     what = "it had to compile" if usage.missed else "it used nothing of what was restored"

@@ -68,21 +68,23 @@ def _check_target(path: Path) -> None:
 
 
 def _write(path: str, page: bytes) -> None:
-    """All of it or nothing: whoever looks meanwhile sees the page before. A device or a pipe is written as it is."""
-    target = Path(path)
-    is_file = target.is_file() or not target.exists()
-    partial = target.resolve().with_name(f".{target.name}.{secrets.token_hex(4)}.partial") if is_file else target
+    target = Path(path).resolve()
+    write = _replace if target.is_file() or not target.exists() else Path.write_bytes  # a device, a pipe
     try:
-        try:
-            partial.write_bytes(page)
-            if is_file:
-                partial.replace(target.resolve())
-        except BaseException:
-            if is_file:
-                partial.unlink(missing_ok=True)
-            raise
+        write(target, page)
     except OSError as error:
         raise FileError(f"cannot write {path}: {error.strerror}; name another file with -o") from error
+
+
+def _replace(target: Path, page: bytes) -> None:
+    """All of it or nothing: whoever looks meanwhile sees the page before."""
+    partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")
+    try:
+        partial.write_bytes(page)
+        partial.replace(target)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
 
 
 def _may_write(store: Store) -> bool:

@@ -60,9 +60,11 @@ class UsageReport:
         return bool(self.missed or self.unused)
 
     @property
-    def is_in_doubt(self) -> bool:
-        """Whether nothing tells that what was restored was of use, nor that it was not."""
-        return not self.has_failed and bool(self.why_unknown) and not any(u.hits for u in self.components.values())
+    def doubt(self) -> str:
+        """What to tell who requires hits where nothing says whether there were any; else empty."""
+        if self.has_failed or not self.why_unknown or any(usage.hits for usage in self.components.values()):
+            return ""
+        return f"{self.key} was to hit, and whether it did cannot be told: {self.why_unknown}"
 
     def as_json(self) -> dict[str, Any]:
         """For machines."""

@@ -215,8 +215,9 @@ def _claim_free(folder: Path, owner: Owner, taken: set[int]) -> int:
         finished.unlink()
 
 
-def make_usable(root: CacheRoot, table: Table, store: str) -> None:
-    """Before any variable points at it: a compiler that cannot write its cache fails the job.
+def make_usable(root: CacheRoot, table: Table, store: str, *, before_import: bool) -> None:
+    """Before any variable points at it: a compiler that cannot write its cache fails the job. It must have room
+    `before_import`; a commit is not to be lost for want of it.
 
     Raises:
         CacheRootError: it cannot be made or written, or is in the folder of the `store`.
@@ -229,19 +230,26 @@ def make_usable(root: CacheRoot, table: Table, store: str) -> None:
         raise CacheRootError(
             f"the cache root {root.path} cannot be made: {error.strerror}; set KSTORE_CACHE_ROOT to a local folder"
         ) from error
-    _check_writable(root)
+    if not os.access(root.state, os.W_OK | os.X_OK):
+        raise CacheRootError(
+            f"the cache root {root.path} cannot be written; set KSTORE_CACHE_ROOT to a local folder that can"
+        )
     if root.variables and os.statvfs(root.state).f_flag & os.ST_NOEXEC:
         raise CacheRootError(
             f"the cache root {root.path} is mounted noexec, and compilers load what they build there; "
             "set KSTORE_CACHE_ROOT to a local folder from which programs may be loaded"
         )
+    if before_import:
+        _check_room(root)
 
 
-def _check_writable(root: CacheRoot) -> None:
-    """By writing: what a full disk, a quota or a read-only mount takes no mode of a folder says."""
+def _check_room(root: CacheRoot) -> None:
+    """By writing: what a full disk or a quota takes is told by nothing else."""
+    probe = f"{root.state}/.{secrets.token_hex(8)}"
     try:
-        fd = _open_nameless(root.state)
+        fd = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
+            os.unlink(probe)
             if os.write(fd, bytes(_ROOM)) < _ROOM:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         finally:
@@ -251,19 +259,6 @@ def _check_writable(root: CacheRoot) -> None:
             f"the cache root {root.path} cannot be written: {error.strerror}; set KSTORE_CACHE_ROOT to a local folder "
             "that can, and has room"
         ) from error
-
-
-def _open_nameless(folder: str) -> int:
-    """A file that nobody sees, and no folder's time tells of, where the filesystem has such."""
-    try:
-        return os.open(folder, os.O_WRONLY | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
-            raise
-    probe = f"{folder}/.{secrets.token_hex(8)}"
-    fd = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    os.unlink(probe)
-    return fd
 
 
 def _check_outside(store: str, path: str | Path) -> None:

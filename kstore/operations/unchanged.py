@@ -13,7 +13,7 @@ from kstore.published.layers import base_of, newest_ref
 from kstore.published.lost import lacks_pack
 from kstore.published.ref import Ref
 from kstore.report import CommitReport, CommitStatus
-from kstore.used import mark_again
+from kstore.used import mark_used, mark_used_again
 from kstore.worker import Worker
 
 
@@ -34,8 +34,10 @@ def unchanged_since(worker: Worker) -> CommitReport | None:
 
 def confirm(worker: Worker) -> None:
     """Mark the scope as used: gc forgets what nobody uses, and a commit that publishes nothing is a use."""
+    backend, scope = worker.storage.backend, worker.scope
     if worker.storage.settings:
-        mark_again(worker.storage.backend, worker.scope)
+        if not mark_used_again(backend, scope):
+            mark_used(backend, scope)
         worker.state.confirm()
 
 

@@ -156,8 +156,7 @@ class Refs:
 
     def parts(self, gpu: str, under: str = "") -> list[str]:
         """What keys below `under`, a key prefix such as `my-model`, go on with."""
-        children = self._backend.list("/".join(filter(None, ("refs", gpu, under))))
-        return [child.name for child in children if child.is_folder and not child.name.startswith("@")]
+        return [name for name in _parts(self._backend, "refs", gpu, under) if not name.startswith("@")]
 
     def scopes(self, gpu: str | None = None, under: str = "") -> Iterator[Scope]:
         """Every scope with a folder, of one GPU or all, in order; `under` a key prefix such as `my-model`."""
@@ -167,12 +166,16 @@ class Refs:
 
 def walk_scopes(backend: Backend, folder: str, gpu: str, key: str = "") -> Iterator[Scope]:
     """Every scope that has a folder below `folder`, of one GPU, in order; `key` a prefix such as `my-model`."""
-    children = backend.list("/".join(filter(None, (folder, gpu, key))))
-    for name in sorted(child.name for child in children if child.is_folder):
+    for name in _parts(backend, folder, gpu, key):
         if name.startswith("@"):
             yield from _scope(gpu, key, name[1:])
         else:
             yield from walk_scopes(backend, folder, gpu, f"{key}/{name}" if key else name)
+
+
+def _parts(backend: Backend, folder: str, gpu: str, key: str) -> list[str]:
+    """The folders there, in order: what longer keys go on with, and environments."""
+    return sorted(child.name for child in backend.list("/".join(filter(None, (folder, gpu, key)))) if child.is_folder)
 
 
 def _scope(gpu: str, key: str, environment: str) -> Iterator[Scope]:
