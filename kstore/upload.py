@@ -312,14 +312,12 @@ class Uploader:
 
 
 def choose_layout(committer: Committer) -> Layout:
-    """Loose where the cache root can link or clone from the store, else packed.
-
-    Raises:
-        OSError: the store or the cache root cannot be written.
-    """
+    """Loose where the cache root can link or clone from the store, else packed."""
     if committer.layout:
         return committer.layout
-    return Layout.PACKED if probe_link(committer).mode is LinkMode.COPY else Layout.LOOSE
+    with suppress(OSError):  # Of a full cache root is read all the same; what ails the store, writing to it will tell.
+        return Layout.PACKED if probe_link(committer).mode is LinkMode.COPY else Layout.LOOSE
+    return Layout.PACKED
 
 
 def probe_link(committer: Committer) -> Linker:

@@ -87,6 +87,31 @@ def out_of_inodes(volume: Path) -> None:
     remount(volume, f"nr_inodes={found.f_files - found.f_ffree}")
 
 
+@pytest.mark.parametrize("use_up", [fill, out_of_inodes], ids=["space", "inodes"])
+@pytest.mark.parametrize("chosen", ["loose", "packed", None])
+def test_a_full_cache_root_costs_the_commit_its_memory_and_no_kernel(
+    volume: Path, tmp_path: Path, chosen: str | None, use_up: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    """What filled it up may be the very kernels that are to be saved."""
+    node = Node(tmp_path, volume.name, layout=chosen)
+    node.tree.kernel("one")
+    node.commit()
+    node.tree.kernel("two")
+    use_up(volume)
+    with caplog.at_level(logging.WARNING):
+        report = node.commit()
+    assert report.status is CommitStatus.COMMITTED
+    assert report.new_files == len(SUFFIXES) + 1
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "No space left" in caplog.text and "may read all of" in caplog.text
+    assert node.commit().status is CommitStatus.UNCHANGED, "nothing is published twice for want of memory"
+
+    (volume / "filler").unlink(missing_ok=True)
+    other = Node(tmp_path, "other")
+    other.restore()
+    assert len(contents(other.tree.root)) == len(contents(node.tree.root)) == 2 * report.new_files
+
+
 @pytest.fixture
 def crowded(volume: Path, layout: str) -> Node:
     """A store with what nobody needs any more: half a megabyte, that a gc has condemned."""

@@ -20,9 +20,9 @@ from kstore.errors import IntegrityError, StoreUnavailable
 from kstore.intake import Intake
 from kstore.local.finished import Unfinished, read_finished
 from kstore.local.found import Scan, Skipped
-from kstore.local.state import Base, State
-from kstore.local.untouched import UNMARKED
+from kstore.local.state import State
 from kstore.merge import Merged, merge
+from kstore.operations.memory import Memory
 from kstore.operations.proposal import Proposal, Theirs, apart
 from kstore.operations.sources import Sources
 from kstore.operations.unchanged import commit_report, confirm, remember_still, unchanged_since
@@ -61,8 +61,10 @@ def commit(worker: Worker) -> CommitReport:
             began_ns = time.time_ns()
             with Intake(worker, state) as intake:
                 found = worker.scan(state, intake.offer)
-                report = _Commit(worker, state, found, intake, began).run()
-            remember_still(worker, report, found, began_ns, mark)
+                attempt = _Commit(worker, state, found, intake, began)
+                report = attempt.run()
+            if attempt.memory.is_kept:
+                remember_still(worker, report, found, began_ns, mark)
         if was_old and report.status is CommitStatus.UNCHANGED:
             confirm(worker)
     return replace(report, seconds=time.perf_counter() - started)
@@ -93,6 +95,7 @@ class _Commit:
         self._storage = worker.storage
         self._state = state
         self._base = _base(worker, state)
+        self.memory = Memory(worker, state, self._base, found)
         self._declined = state.declined
         self._ours = found.files
         self._found = found
@@ -113,7 +116,7 @@ class _Commit:
         if self._base and self._is_current():
             return self._report(CommitStatus.UNCHANGED, self._base.ref)
         if self._unsaved:
-            self._worker.state.save_index(self._unsaved)
+            self.memory.save_index(self._unsaved)
             self._unsaved = None
         self._leave_out_foreign()
         for _ in range(_MAX_RACES):
@@ -341,20 +344,9 @@ class _Commit:
             self._save_base(theirs.snapshot, proposal)
 
     def _save_base(self, snapshot: Snapshot, proposal: Proposal) -> None:
-        keeps_base = self._base is not None and self._base.is_generation_of(snapshot.ref)
-        if not keeps_base and self._found.untouched:
-            self._worker.state.save_index(self._found.index)
-        self._worker.state.save_base(
-            Base(self._storage.holder(snapshot.ref).identity, snapshot),
-            proposal.declined,
-            host=self._worker.known_host(self._state),
-            synced=self._is_complete,
-            untouched=self._worker.untouched(self._state, self._base) if keeps_base else UNMARKED,
-            foreign=self._foreign,
-            missed=self._state.missed.difference(
-                (snapshot.ref.manifest,), (entry.digest for entry in self._ours.values())
-            ),
-        )
+        found = (snapshot.ref.manifest,), (entry.digest for entry in self._ours.values())
+        missed = self._state.missed.difference(*found)
+        self.memory.save_base(snapshot, proposal.declined, self._foreign, missed, self._is_complete)
 
     def _report(
         self,

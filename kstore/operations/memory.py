@@ -1,0 +1,71 @@
+"""What a commit leaves in the cache root's state folder, for the next one.
+
+Losing it costs time, never an artifact: where the root's disk is full, what was compiled is published all the same.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Set
+from contextlib import contextmanager
+
+from kstore.errors import CacheRootError
+from kstore.local.found import Scan
+from kstore.local.index import Index
+from kstore.local.state import Base, State
+from kstore.local.untouched import UNMARKED
+from kstore.published.snapshot import Snapshot
+from kstore.worker import Worker
+
+log = logging.getLogger(__name__)
+
+
+class Memory:
+    """Of one commit."""
+
+    def __init__(self, worker: Worker, state: State, base: Snapshot | None, found: Scan) -> None:
+        """`base` is what the root grew from until now."""
+        self._worker = worker
+        self._state = state
+        self._base = base
+        self._found = found
+        self.is_kept = True
+        """Whether all could be written."""
+
+    def save_index(self, index: Index) -> None:
+        """Remember what was found in the root."""
+        with self._writing():
+            self._worker.state.save_index(index)
+
+    def save_base(
+        self,
+        snapshot: Snapshot,
+        declined: Mapping[str, bytes],
+        foreign: Mapping[str, bytes],
+        missed: Set[bytes],
+        is_complete: bool,
+    ) -> None:
+        """Remember that the root grew from `snapshot`. `is_complete` says that all of it is in that or declined."""
+        worker = self._worker
+        keeps_base = self._base is not None and self._base.is_generation_of(snapshot.ref)
+        with self._writing():
+            if not keeps_base and self._found.untouched:
+                worker.state.save_index(self._found.index)
+            worker.state.save_base(
+                Base(worker.storage.holder(snapshot.ref).identity, snapshot),
+                declined,
+                host=worker.known_host(self._state),
+                synced=is_complete and self.is_kept,
+                untouched=worker.untouched(self._state, self._base) if keeps_base else UNMARKED,
+                foreign=foreign,
+                missed=missed,
+            )
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except (CacheRootError, OSError) as error:
+            if self.is_kept:
+                log.warning("%s; the next commit may read all of %s again", error, self._worker.root.path)
+            self.is_kept = False
