@@ -86,7 +86,13 @@ class Worker:
 
     def scan(self, state: State, offer: Offer | None = None) -> Scan:
         """Read the cache root; `offer` is given what is read."""
-        base = self.base(state)
+        return self._scan(state, self.base(state), offer)
+
+    def scan_alone(self, state: State) -> Scan:
+        """Read the cache root for what it tells of itself: the store that it grew from may be away by now."""
+        return self._scan(state, state.base.snapshot if state.base else None)
+
+    def _scan(self, state: State, base: Snapshot | None, offer: Offer | None = None) -> Scan:
         files = cache(lambda: self.files_of(base.manifest) if base else {})
         return scan(self.root, self.table, state.index, files, Untouched(self.untouched(state, base), files), offer)
 

@@ -102,7 +102,7 @@ def last_run(worker: Worker) -> LastRun | None:
         if restored is None:
             return None
         state = worker.state.load()
-        known = worker.scan(state).known
+        known = worker.scan_alone(state).known
     files = restored.snapshot.manifest.for_host(state.host) if restored.snapshot else {}
     old = {path: entry for path, entry in files.items() if path in known}
     came = (

@@ -105,6 +105,14 @@ def test_a_commit_in_between_changes_nothing(node: Node) -> None:
     assert before.components["inductor"] == Usage(2, 1, misses=1, compiled=1)
 
 
+def test_a_store_that_cannot_be_read_meanwhile_is_not_asked(node: Node, published: Path) -> None:
+    read(node, "inductor/fxgraph/*/fone/*")
+    node.location.rename(published / "away")
+    node.location.write_text("no folder")
+
+    assert usage(Node(published)).components == {"inductor": Usage(2, 1), "triton": Usage(2, 0)}
+
+
 def test_a_second_answer_to_a_key_is_a_miss(node: Node) -> None:
     node.tree.graph("fone", "for another guard")
 
