@@ -19,8 +19,10 @@ def check_key(key: str) -> str:
     Raises:
         UsageError: it is not.
     """
-    if not isinstance(key, str) or len(key) > MAX_KEY_LENGTH:
-        raise UsageError(f"key {key!r} is not text of at most {MAX_KEY_LENGTH} characters; use a shorter one")
+    if not isinstance(key, str):
+        raise UsageError(f'key {key!r} is not text, such as "my-model/v1"')
+    if len(key) > MAX_KEY_LENGTH:
+        raise UsageError(f"key {key!r} has more than {MAX_KEY_LENGTH} characters; use a shorter one")
     if not all(_PART.fullmatch(part) for part in key.split("/")):
         raise UsageError(
             f"key {key!r} is not made of parts of letters, digits, '.', '_' and '-' joined by '/', "

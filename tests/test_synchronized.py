@@ -207,6 +207,12 @@ def test_a_class_method_is_refused_as_it_cannot_be_called_yet(settings: dict[str
         kstore.synchronized(KEY, **settings)(classmethod(contents))
 
 
+def test_a_function_that_is_decorated_without_a_key_is_refused() -> None:
+    decorate: Any = kstore.synchronized
+    with pytest.raises(UsageError, match='is not text, such as "my-model/v1"'):
+        decorate(contents)
+
+
 def test_methods_of_all_kinds_may_be_decorated(tree: Tree, settings: dict[str, Any]) -> None:
     class Model:
         @classmethod
