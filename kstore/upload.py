@@ -103,6 +103,8 @@ class Uploader:
         self._relied: tuple[str, ...] = ()
         self._shadowed: set[bytes] = set()
         """What is lost, and seems to be in a pack of the newest generation."""
+        self._altered: set[bytes] = set()
+        """What is there as a loose blob that somebody has changed."""
         self._stored: list[tuple[tuple[str, ...], set[bytes]]] = []
         self._lost: Set[bytes] = frozenset()
         """What the newest generation has lost, and this attempt brings back."""
@@ -128,7 +130,7 @@ class Uploader:
         self._stored = [(packs, blobs) for packs, blobs in self._stored if self._present(packs) == packs]
         self.packs = tuple(pack for packs, _ in self._stored for pack in packs)
         self._ahead = self._present(self._committer.ahead)
-        self._siblings, self._sibling, self._relied, self._shadowed = (), None, (), set()
+        self._siblings, self._sibling, self._relied, self._shadowed, self._altered = (), None, (), set(), set()
         if self._begun and not is_first:
             self._begun.discard()
             self._begun = None
@@ -160,8 +162,10 @@ class Uploader:
         wanted = {digest: size for digest, size in sizes.items() if digest not in known}
         if self.layout is Layout.LOOSE and self._doomed.is_complete:
             gone = self._doomed.blobs | lost | self._missed
-            away = self._storage.blobs.loose.lacking({d: size for d, size in wanted.items() if d not in gone})
-            wanted = {digest: size for digest, size in wanted.items() if digest in gone or digest in away}
+            asked = {digest: size for digest, size in wanted.items() if digest not in gone}
+            away, self._altered = self._storage.blobs.loose.unreliable(asked)
+            here = asked.keys() - away.keys() - self._altered
+            wanted = {digest: size for digest, size in wanted.items() if digest not in here}
         may_be_below = wanted if may_lean(self._storage, theirs) else {}
         unsure = lost | self._missed
         if unsure and theirs and not theirs.ref.depth:
@@ -224,7 +228,7 @@ class Uploader:
 
         Of what a damaged pack holds, which the ref goes on naming, gc would take a loose one for not needed.
         """
-        if digest in self._doomed.blobs:
+        if digest in self._doomed.blobs or digest in self._altered:
             return True
         if self.layout is not Layout.LOOSE:
             return False

@@ -186,6 +186,16 @@ def test_it_is_put_back_in_a_key_that_grew_from_it(damaged: Node, tmp_path: Path
     assert kernels(third) == kernels(damaged)
 
 
+def test_it_is_not_relied_upon_by_who_has_not_seen_that_it_is_damaged(damaged: Node, tmp_path: Path) -> None:
+    """For another key, whose first commit looks only at what is there."""
+    other, third = Node(tmp_path, "other", layout=damaged.store.settings.layout), Node(tmp_path, "third")
+    compile_all(other)
+    damaged.store.forget(KEY)
+    other.commit(OTHER)
+    assert third.restore(OTHER).skipped == ()
+    assert kernels(third) == kernels(damaged)
+
+
 def test_news_are_committed_although_it_cannot_even_be_looked_at(
     damaged: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from kstore.backends import Backend, LocalPaths, NewObject
+from kstore.backends import Backend, LocalPaths, NewObject, Stat
 from kstore.batches import MAX_COUNT, batches
 from kstore.calls import stat_each
 from kstore.digest import DIGEST_SIZE, digest_of
@@ -66,12 +66,30 @@ class LooseBlobs:
 
     def lacking(self, sizes: Mapping[bytes, int]) -> dict[bytes, int]:
         """Of blobs, given with their sizes in bytes, those that are not here."""
-        away: dict[bytes, int] = {}
+        return dict(blob for blob, status in self._look_for(sizes) if status is None or status.size != blob[1])
+
+    def unreliable(self, sizes: Mapping[bytes, int]) -> tuple[dict[bytes, int], set[bytes]]:
+        """Of blobs, given with their sizes in bytes, those that are not here, and the digests of those that are and
+        were changed since: a compiler that writes into a file may have one in its hands that is linked to a blob.
+        """
+        away, altered = dict[bytes, int](), set[bytes]()
+        for (digest, size), status in self._look_for(sizes):
+            if status is None or status.size != size:
+                away[digest] = size
+            elif not bears_stamp(status.mtime_ns, digest) and self._is_damaged(digest, size):
+                altered.add(digest)
+        return away, altered
+
+    def _look_for(self, sizes: Mapping[bytes, int]) -> Iterator[tuple[tuple[bytes, int], Stat | None]]:
         for batch in batches(sizes.items(), sys.maxsize, MAX_COUNT):
-            found = self._backend.stat_many([blob_name(digest) for digest, _ in batch])
-            here = [status.size if status else None for status in found]
-            away |= (blob for blob, size in zip(batch, here, strict=True) if size != blob[1])
-        return away
+            yield from zip(batch, self._backend.stat_many([blob_name(digest) for digest, _ in batch]), strict=True)
+
+    def _is_damaged(self, digest: bytes, size: int) -> bool:
+        """Read it all: on a filesystem whose times are coarse, no stamp can be trusted."""
+        try:
+            return self.read(digest, size) is None
+        except (OSError, MemoryError):
+            return True
 
     def folders(self) -> Iterator[list[bytes]]:
         """The digests of all that are here, folder by folder: first of those that gc has aside for a moment."""
@@ -167,7 +185,7 @@ def _untouched(folder: str, entries: Sequence[Entry]) -> Iterator[BlobFile | Non
 
 
 def _has_digest(path: str, digest: bytes) -> bool:
-    """Read it all: on a filesystem whose times are coarse, no stamp can be trusted."""
+    """As `_is_damaged`, of what is to be linked."""
     try:
         return digest_of(read_whole(path)) == digest
     except (OSError, MemoryError):

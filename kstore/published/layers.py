@@ -100,7 +100,8 @@ class Below:
                 blobs = storage.blobs
                 found |= sizes.keys() & blobs.digests_in(blobs.packs_listed())
                 left = {digest: size for digest, size in sizes.items() if digest not in found}
-                found |= left.keys() - blobs.loose.lacking(left).keys()
+                away, altered = blobs.loose.unreliable(left)
+                found |= left.keys() - away.keys() - altered
         return found
 
 

@@ -67,6 +67,16 @@ def test_a_blob_of_another_size_is_not_had(loose: LooseBlobs) -> None:
     assert loose.lacking({digest_of(b"one"): 4}) == {digest_of(b"one"): 4}
 
 
+def test_a_blob_that_was_changed_is_not_relied_upon_and_one_whose_time_alone_was_is(
+    backend: PosixBackend, loose: LooseBlobs
+) -> None:
+    one, two, three, four = (digest_of(data) for data in (b"one", b"two", b"three", b"four"))
+    loose.put_many([(one, b"one"), (two, b"two"), (three, b"three")])
+    alter(path_of(backend, b"two"), b"owt")
+    os.utime(path_of(backend, b"three"), (1, 1))
+    assert loose.unreliable({one: 3, two: 3, three: 5, four: 4}) == ({four: 4}, {two})
+
+
 def test_of_many_blobs_those_are_told_that_are_not_here(loose: LooseBlobs) -> None:
     blobs = [(digest_of(data), data) for data in (b"%d" % number for number in range(3000))]
     loose.put_many(blobs[::2])
