@@ -144,7 +144,10 @@ class Storage:
         if self.settings:
             return False
         if self.must_exist:
-            raise StoreUnavailable(f"the store at {self.location} has gone; see whether its filesystem is mounted")
+            raise StoreUnavailable(
+                f"the store at {self.location} has gone; see whether its filesystem is mounted, "
+                "or make another one there with `kstore init`"
+            )
         with reporting_trouble(self.location, "create"):
             if self.is_made():
                 return False
@@ -180,6 +183,10 @@ class Storage:
                 f"there is no store at {self.location}; see whether its filesystem is mounted, "
                 "or name another store with --store or KSTORE_ROOT"
             )
+
+    def is_there(self) -> bool:
+        """Whether it is where it was just now, and not unmounted since it was opened."""
+        return bool(self.settings) and self.backend.stat_many([_SETTINGS]) != [None]
 
     def is_made(self) -> bool:
         """Whether there is a store by now; another worker may have made it meanwhile.

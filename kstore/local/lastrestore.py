@@ -64,7 +64,7 @@ class LastRestore:
             content = json.loads(read_noticed(self._record))
             status = os.stat(self._record)
             mark_ns, notes_reads = status.st_mtime_ns, status.st_atime_ns > status.st_mtime_ns
-            if not content:
+            if "ref" not in content:
                 return Restored(mark_ns, notes_reads=notes_reads)
             ref, data = read_ref(content), read_whole(self._manifest)
             if digest_of(data) == ref.manifest:
@@ -92,10 +92,13 @@ class LastRestore:
         except (OSError, UnicodeDecodeError):
             return None
 
-    def save(self, ref: Ref | None, whole: str = "", answer: Mapping[str, Any] | None = None) -> None:
+    def save(
+        self, ref: Ref | None, whole: str = "", answer: Mapping[str, Any] | None = None, *, store: str = ""
+    ) -> None:
         """Remember that a restore has ended, of the generation that is the base now; None for a miss.
 
-        `whole` is its name, if it has left nothing out, and `answer` what those are told who came for the same.
+        `whole` is its name, if it has left nothing out, and `answer` what those are told who came for the same. `store`
+        is where the worker's store was, if there was one.
         """
         os.makedirs(self._folder, mode=0o700, exist_ok=True)
         with suppress(FileNotFoundError):
@@ -106,7 +109,13 @@ class LastRestore:
             except OSError:  # a filesystem without hard links
                 shutil.copyfile(self._base, self._manifest)
         content = {**dump_ref(ref), "whole": whole, "placing": self._placing, "answer": answer} if ref else {}
-        replace_record(self._record, json.dumps(content).encode())
+        replace_record(self._record, json.dumps({**content, "store": store}).encode())
+
+    def found(self, store: str) -> bool:
+        """Whether there was a store at this place."""
+        with suppress(*UNREADABLE):
+            return bool(json.loads(read_whole(self._record)).get("store") == store)
+        return False
 
     def since(self, before: str | None) -> tuple[Ref, Mapping[str, Any]] | None:
         """What a restore that began after `before` did has put here, all of it and where this worker would; and its

@@ -51,6 +51,7 @@ def commit(worker: Worker) -> CommitReport:
     """
     started, began = time.perf_counter(), time.time()
     with worker.state.locked():
+        _expect_store(worker)
         was_old = worker.state.is_old()
         report = unchanged_since(worker)
         if report is None:
@@ -81,9 +82,19 @@ def upload_ahead(worker: Worker) -> tuple[str, ...]:
         OSError: likewise.
     """
     with worker.state.locked():
+        _expect_store(worker)
         state = worker.state.load()
         with Intake(worker) as intake:
             return _Commit(worker, state, worker.scan(state, intake.offer), intake).upload_ahead()
+
+
+def _expect_store(worker: Worker) -> None:
+    """A store that was there at the root's last restore and is not has gone: another one, in the folder that it was
+    mounted on, would hide what is committed from everybody.
+    """
+    storage = worker.storage
+    if not storage.settings and worker.state.last_restore.found(storage.location):
+        storage.must_exist = True
 
 
 class _Commit:

@@ -28,9 +28,10 @@ from kstore.merge import NOT_TAKEN, Merged, merge
 from kstore.operations.another import Another, answer_of
 from kstore.operations.request import Request, restore_report
 from kstore.operations.wait import Waited, wait
+from kstore.operations.wanted import choose_wanted, hindered_by_others
 from kstore.published.layers import newest_there, ref_of, remembers
 from kstore.published.leaning import leans_on, substitutes, unavailable
-from kstore.published.manifest import Files, Flag, parents_of, unit_of
+from kstore.published.manifest import Files
 from kstore.published.ref import Ref, RefState
 from kstore.published.snapshot import Snapshot
 from kstore.published.untrusted import check_entries, check_paths
@@ -40,8 +41,6 @@ from kstore.used import Marker, mark_used
 from kstore.worker import Worker
 
 log = logging.getLogger(__name__)
-
-_GROUP = int(Flag.GROUP)
 
 
 class Choice(NamedTuple):
@@ -169,8 +168,10 @@ def remember_restored(
     worker: Worker, ref: Ref | None, whole: str = "", answer: Mapping[str, object] | None = None
 ) -> None:
     """For who asks later whether it was of use. If it cannot be written, nobody will know."""
+    storage = worker.storage
     with suppress(OSError, KstoreError):
-        worker.state.last_restore.save(ref, whole, answer)
+        store = storage.location if not storage.trouble and storage.settings else ""
+        worker.state.last_restore.save(ref, whole, answer, store=store)
 
 
 def report_placed(worker: Worker, snapshot: Snapshot, status: RestoreStatus) -> RestoreReport | None:
@@ -361,38 +362,3 @@ class _Restore:
         read = {self._files[path].digest for path in placed.paths}
         needed = {entry.digest for entry in self._files.values()}
         return placed.missed | (self._state.missed & needed) - read
-
-
-def choose_wanted(files: Files, found: Scan, merged: Merged) -> Files:
-    """The artifacts to place: those that are missing, or that the store has since replaced.
-
-    What the worker changed itself stays, and all of a group that is being written. A group is placed whole, or not, and
-    never in the place of a folder that holds something else.
-    """
-    keep = merged.declined.keys() - merged.outdated | set(merged.taken) | set(merged.to_merge)
-    wanted = {
-        path: entry
-        for path, entry in files.items()
-        if path not in keep and ((local := found.known.get(path)) is None or local.entry.digest != entry.digest)
-    }
-    if len(wanted) == len(files) and not found.busy and not found.known:
-        return files
-    groups = {unit_of(path, entry) for path, entry in wanted.items() if entry.flags & _GROUP}
-    kept = {unit_of(path, known.entry) for path, known in found.known.items() if path in keep}
-    single = (path for path, known in found.known.items() if not known.entry.flags & _GROUP)
-    others = {folder for path in single for folder in parents_of(path)} if groups else set()
-    replaced = groups - kept - found.busy - others
-    whole = {p: e for p, e in files.items() if e.flags & _GROUP and unit_of(p, e) in replaced}
-    rest = {p: e for p, e in wanted.items() if not e.flags & _GROUP and found.busy.isdisjoint(parents_of(p))}
-    return rest | whole
-
-
-def hindered_by_others(files: Files, found: Scan, wanted: Files) -> dict[str, str]:
-    """The artifacts, each with its group, in whose group's place other files are."""
-    missing = files.keys() - found.known.keys() - wanted.keys() if len(wanted) < len(files) else ()
-    if not missing:
-        return {}
-    single = [path for path, known in found.known.items() if not known.entry.flags & _GROUP]
-    taken = {name for path in single for name in (path, *parents_of(path))}
-    groups = ((path, unit_of(path, files[path])) for path in missing if files[path].flags & _GROUP)
-    return {path: group for path, group in groups if group in taken}

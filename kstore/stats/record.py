@@ -63,7 +63,7 @@ def finish(seconds: float = PATIENCE) -> None:
 def _work(storage: Storage, report: RestoreReport) -> None:
     block_signals()
     try:
-        if storage.settings:  # What is not there is not made to count that it is missing.
+        if storage.is_there():  # What is not there is not made to count that it is missing.
             add(storage.backend, Scope(report.gpu, report.key, report.environment), Sample.of(report))
     except Exception as error:
         log.debug("a restore of %s is not counted", report.key, exc_info=error)

@@ -1,0 +1,44 @@
+"""Which artifacts a restore places, of those that a generation has."""
+
+from __future__ import annotations
+
+from kstore.local.found import Scan
+from kstore.merge import Merged
+from kstore.published.manifest import Files, Flag, parents_of, unit_of
+
+_GROUP = int(Flag.GROUP)
+
+
+def choose_wanted(files: Files, found: Scan, merged: Merged) -> Files:
+    """The artifacts to place: those that are missing, or that the store has since replaced.
+
+    What the worker changed itself stays, and all of a group that is being written. A group is placed whole, or not, and
+    never in the place of a folder that holds something else.
+    """
+    keep = merged.declined.keys() - merged.outdated | set(merged.taken) | set(merged.to_merge)
+    wanted = {
+        path: entry
+        for path, entry in files.items()
+        if path not in keep and ((local := found.known.get(path)) is None or local.entry.digest != entry.digest)
+    }
+    if len(wanted) == len(files) and not found.busy and not found.known:
+        return files
+    groups = {unit_of(path, entry) for path, entry in wanted.items() if entry.flags & _GROUP}
+    kept = {unit_of(path, known.entry) for path, known in found.known.items() if path in keep}
+    single = (path for path, known in found.known.items() if not known.entry.flags & _GROUP)
+    others = {folder for path in single for folder in parents_of(path)} if groups else set()
+    replaced = groups - kept - found.busy - others
+    whole = {p: e for p, e in files.items() if e.flags & _GROUP and unit_of(p, e) in replaced}
+    rest = {p: e for p, e in wanted.items() if not e.flags & _GROUP and found.busy.isdisjoint(parents_of(p))}
+    return rest | whole
+
+
+def hindered_by_others(files: Files, found: Scan, wanted: Files) -> dict[str, str]:
+    """The artifacts, each with its group, in whose group's place other files are."""
+    missing = files.keys() - found.known.keys() - wanted.keys() if len(wanted) < len(files) else ()
+    if not missing:
+        return {}
+    single = [path for path, known in found.known.items() if not known.entry.flags & _GROUP]
+    taken = {name for path in single for name in (path, *parents_of(path))}
+    groups = ((path, unit_of(path, files[path])) for path in missing if files[path].flags & _GROUP)
+    return {path: group for path, group in groups if group in taken}

@@ -1,0 +1,82 @@
+"""The filesystem of the store goes away while a job runs: its mount point stays, an empty folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kstore
+from kstore.errors import StoreUnavailable
+from kstore.report import CommitStatus, RestoreStatus
+from kstore.stats.record import finish, record
+from tests.trees import KEY, Node, Tree
+
+
+def unmount(node: Node) -> None:
+    node.location.rename(node.location.with_name("away"))
+    node.location.mkdir()
+
+
+def mount(node: Node) -> None:
+    node.location.rmdir()
+    node.location.with_name("away").rename(node.location)
+
+
+@pytest.fixture(params=[KEY, "another/v1"], ids=["hit", "miss"])
+def worker(request: pytest.FixtureRequest, tmp_path: Path, layout: str) -> Node:
+    """One that has restored, and compiled something since."""
+    other = Node(tmp_path, "other", layout=layout)
+    other.tree.kernel("one")
+    other.commit(request.param)
+    node = Node(tmp_path, "worker", layout=layout)
+    node.restore()
+    node.tree.kernel("two")
+    return node
+
+
+def test_no_other_store_is_made_in_its_place(worker: Node, tmp_path: Path, layout: str) -> None:
+    """Whatever was committed there would be hidden as soon as the filesystem is back."""
+    unmount(worker)
+    for node in (worker, Node(tmp_path, "worker", layout=layout)):  # that process, and one of its own
+        with pytest.raises(
+            StoreUnavailable, match=r"has gone; see whether its filesystem is mounted, or .*kstore init"
+        ):
+            node.commit()
+    assert list(worker.location.iterdir()) == []
+
+    mount(worker)
+    assert worker.commit().status is CommitStatus.COMMITTED
+    assert Node(tmp_path, "third").restore().placed >= 8
+
+
+def test_the_job_is_told(tmp_path: Path, worker: Node) -> None:
+    settings: dict[str, Any] = {"store": worker.location, "cache_root": tmp_path / "third", "stats": False}
+    with kstore.synchronized(KEY, **settings) as block:
+        Tree(tmp_path / "third").wrapper()
+        unmount(worker)
+    assert block.committed.status is CommitStatus.FAILED
+    assert "has gone" in block.committed.error
+    mount(worker)
+
+
+def test_nothing_is_counted_in_its_place(worker: Node) -> None:
+    report = worker.restore()
+    unmount(worker)
+    record(worker.store, report)
+    finish(60)
+    assert list(worker.location.iterdir()) == []
+
+
+def test_who_looked_in_vain_for_a_store_makes_one(worker: Node) -> None:
+    unmount(worker)
+    assert worker.restore().status is RestoreStatus.MISS
+    assert worker.commit().status is CommitStatus.COMMITTED
+
+
+def test_who_has_asked_for_nothing_makes_one(worker: Node, tmp_path: Path) -> None:
+    unmount(worker)
+    node = Node(tmp_path, "third")
+    node.tree.kernel("two")
+    assert node.commit().status is CommitStatus.COMMITTED
