@@ -9,7 +9,7 @@ from kstore.components import Component, Kind
 from kstore.digest import digest_of
 from kstore.local.finished import Content, Unfinished, check_unlocked, check_whole_object, read_finished
 from kstore.local.index import Known
-from kstore.local.relocate import group_children, to_stored
+from kstore.local.relocate import group_children, is_local, to_stored
 from kstore.published.manifest import NEVER_IN_PLACE, Entry, Flag
 
 _HOST, _LINK, _RELOCATE = int(Flag.HOST), int(Flag.LINK), int(Flag.RELOCATE)
@@ -27,6 +27,8 @@ class Artifact(NamedTuple):
     """What is uploaded of it."""
     promised: tuple[str, ...] = ()
     """Names of files that it says are beside it."""
+    is_displaced: bool = False
+    """Whether it holds the paths of another folder than the one that it is in."""
 
 
 def read_artifact(
@@ -52,10 +54,10 @@ def read_artifact(
         return Artifact(Known(entry, entry.size, status.inode), data)
     try:
         stored = to_stored(component.method("relocate", relative) or "", data, relative)
-        promised = tuple(group_children(stored))
+        promised, is_displaced = tuple(group_children(stored)), not is_local(data, stored, folder)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise Unfinished(f"it cannot be understood ({error})") from error
-    return Artifact(Known(_entry(stored, status, kind), len(data), status.inode), stored, promised)
+    return Artifact(Known(_entry(stored, status, kind), len(data), status.inode), stored, promised, is_displaced)
 
 
 def _entry(stored: bytes, status: Status, kind: Kind) -> Entry:

@@ -54,6 +54,8 @@ class Scan(Found):
     folders: set[str] = field(default_factory=set)
     busy: set[str] = field(default_factory=set)
     """Folders of the groups that somebody is writing."""
+    displaced: list[str] = field(default_factory=list)
+    """Files that hold the paths of another folder: the root was moved, or copied, since they were written."""
     hashed: int = 0
     """How many files were read."""
 

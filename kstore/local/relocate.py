@@ -26,6 +26,12 @@ def to_local(data: bytes, folder: str) -> bytes:
     return data.replace(PLACEHOLDER.encode(), json.dumps(folder)[1:-1].encode())
 
 
+def is_local(data: bytes, stored: bytes, folder: str) -> bool:
+    """Whether a file with these bytes, whose stored form is `stored`, means the component's folder of this worker."""
+    local = to_local(stored, folder)
+    return data == local or json.loads(data) == json.loads(local)
+
+
 def group_children(stored: bytes) -> list[str]:
     """Names of the files that a stored `__grp__` file says its kernel has."""
     children = json.loads(stored)["child_paths"]

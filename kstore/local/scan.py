@@ -175,6 +175,8 @@ class _Walk:
         self._found.hashed += 1
         into.promised += (f"{place.path}/{child}" for child in artifact.promised if child not in listed.files)
         self._take(file.path, artifact.known, into)
+        if artifact.is_displaced:
+            self._found.displaced.append(file.path)
         if self._offer:
             self._offer(artifact.known.entry.digest, artifact.stored)
 

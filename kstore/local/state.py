@@ -189,6 +189,8 @@ class StateFolder:
                 state.synced = content["synced"] == self._index_digest.hex() != ""
                 if content.get("placing") == self._placing:
                     state.untouched = Mark(*map(int, content["untouched"]))
+                else:  # A root that was moved holds paths that are no longer its own.
+                    state.index.folders.clear()
                 state.missed = frozenset(map(bytes.fromhex, content.get("missed", ())))
         except FileNotFoundError:
             pass
@@ -226,7 +228,8 @@ class StateFolder:
         """Whether the last restore or commit left the root with this generation as its base. Needs no lock."""
         with suppress(*UNREADABLE):
             content = json.loads(read_whole(self._sync))
-            return content["store"] == store and read_ref(content) == ref
+            is_here = content["store"] == store and content.get("placing") == self._placing
+            return is_here and read_ref(content) == ref
         return False
 
     def is_old(self) -> bool:

@@ -26,6 +26,7 @@ from kstore.local.state import Base, State
 from kstore.local.untouched import UNMARKED, Mark
 from kstore.merge import NOT_TAKEN, Merged, merge
 from kstore.operations.another import Another, answer_of
+from kstore.operations.displaced import put_right
 from kstore.operations.request import Request, restore_report
 from kstore.operations.wait import Waited, wait
 from kstore.operations.wanted import choose_wanted, hindered_by_others
@@ -259,6 +260,7 @@ class _Restore:
         worker, manifest = self._worker, self._snapshot.checked
         self._found = worker.scan(self._state)
         self._drop_foreign()
+        put_right(worker, self._found)
         if manifest.hosts:
             worker.ask_host()
         known, published = worker.root.folders, worker.files_of(manifest)

@@ -1,0 +1,87 @@
+"""A cache root that is found at another path than it was filled at: Triton's lists say where their files are."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kstore.report import CommitStatus, RestoreStatus
+from tests.trees import Node, Tree, listing
+
+
+def listed(root: Path) -> list[Path]:
+    """Every file that a list in the root names."""
+    lists = [json.loads(path.read_text())["child_paths"] for path in root.rglob("__grp__*.json")]
+    return [Path(path) for children in lists for path in children.values()]
+
+
+def moved(source: Path, target: Path) -> None:
+    source.rename(target)
+
+
+def copied(source: Path, target: Path) -> None:
+    """All of its files are linked: but for the change of its folders' status it is as if it had been moved."""
+    shutil.copytree(source, target, symlinks=True)
+
+
+def copied_without_memory(source: Path, target: Path) -> None:
+    shutil.copytree(source, target, ignore=shutil.ignore_patterns(".kstore"))
+
+
+@pytest.fixture(params=[moved, copied, copied_without_memory])
+def node(request: pytest.FixtureRequest, tmp_path: Path, layout: str) -> Node:
+    """A worker with a kernel that was restored, one that was committed since, and one that was not."""
+    builder = Node(tmp_path, "builder", layout=layout)
+    builder.tree.kernel("restored")
+    builder.commit()
+    before = Node(tmp_path, "before", layout=layout)
+    before.restore()
+    before.tree.kernel("committed")
+    before.commit()
+    before.tree.kernel("own")
+    assert before.restore().status is RestoreStatus.CURRENT
+    take: Callable[[Path, Path], None] = request.param
+    take(before.tree.root, tmp_path / "after")
+    return Node(tmp_path, "after", layout=layout)
+
+
+def test_every_list_says_where_its_files_are_now(node: Node) -> None:
+    node.restore()
+    found = listed(node.tree.root)
+    assert len(found) == 3 * 7
+    assert all(path.is_relative_to(node.tree.root / "triton") and path.exists() for path in found)
+
+
+def test_nothing_else_is_written_and_nothing_a_second_time(node: Node) -> None:
+    def rest() -> dict[str, object]:
+        return {path: status for path, status in listing(node.tree.root / "triton").items() if path.endswith("cubin")}
+
+    before = rest()
+    node.restore()
+    assert rest() == before
+    after = listing(node.tree.root / "triton")
+    node.restore()
+    assert listing(node.tree.root / "triton") == after
+
+
+def test_what_is_published_is_the_same(node: Node) -> None:
+    node.restore()
+    report = node.commit()
+    assert (report.status, report.new_files) == (CommitStatus.COMMITTED, 8)
+    assert node.commit().status is CommitStatus.UNCHANGED
+
+
+def test_a_list_that_a_compiler_has_written_in_a_form_of_its_own_stays(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    (path,) = (node.tree.root / node.tree.kernel()).glob("__grp__*")
+    Tree(node.tree.root).put(
+        str(path.relative_to(node.tree.root)), json.dumps(json.loads(path.read_text()), indent=1).encode()
+    )
+    node.commit()
+    before = listing(path.parent)
+    node.restore()
+    assert listing(path.parent) == before
