@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from kstore.components import Table
 from kstore.deadline import Waiting
 from kstore.digest import digest_of
-from kstore.environment import Environment, Host, detect_host
+from kstore.environment import Environment, Host, detect_host, surroundings
 from kstore.files import read_whole
 from kstore.local.cacheroot import CacheRoot
 from kstore.local.found import Scan
@@ -138,13 +138,21 @@ class Worker:
         """
         bound = {path: known.entry.digest for path, known in found.known.items() if known.entry.flags & _HOST}
         foreign = {path: digest for path, digest in state.foreign.items() if bound.get(path) == digest}
-        if bound and state.host and state.host != self.host.fingerprint:
+        if bound and self.is_elsewhere(state):
             if not built_here:
                 return bound
             base = self.base(state)
             old = base.manifest.hosts.get(state.host, {}) if base else {}
             foreign |= {path: digest for path, digest in bound.items() if path in state.index.files or path in old}
         return foreign
+
+    def is_elsewhere(self, state: State) -> bool:
+        """Whether the root was on another host before, or may have been: where nobody had asked the compiler by then,
+        that is so if it was restored into in other surroundings.
+        """
+        if state.host:
+            return state.host != self.host.fingerprint
+        return self.state.last_restore.surroundings() not in ("", surroundings())
 
     def base(self, state: State) -> Snapshot | None:
         """What the root grew from, if that was in this store, or one below."""

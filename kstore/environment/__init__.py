@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from kstore.environment.gpu import gpu_slug
-from kstore.environment.host import Host, detect_host
+from kstore.environment.host import Host, detect_host, surroundings
 from kstore.environment.influences import influences
 from kstore.environment.software import Environment, detect_environment
 
-__all__ = ["Environment", "Host", "detect_environment", "detect_host", "gpu_slug", "influences"]
+__all__ = ["Environment", "Host", "detect_environment", "detect_host", "gpu_slug", "influences", "surroundings"]

@@ -93,12 +93,18 @@ class LastRestore:
             return None
 
     def save(
-        self, ref: Ref | None, whole: str = "", answer: Mapping[str, Any] | None = None, *, store: str = ""
+        self,
+        ref: Ref | None,
+        whole: str = "",
+        answer: Mapping[str, Any] | None = None,
+        *,
+        store: str = "",
+        surroundings: str = "",
     ) -> None:
         """Remember that a restore has ended, of the generation that is the base now; None for a miss.
 
         `whole` is its name, if it has left nothing out, and `answer` what those are told who came for the same. `store`
-        is where the worker's store was, if there was one.
+        is where the worker's store was, if there was one, and `surroundings` are those of the worker.
         """
         os.makedirs(self._folder, mode=0o700, exist_ok=True)
         with suppress(FileNotFoundError):
@@ -109,13 +115,21 @@ class LastRestore:
             except OSError:  # a filesystem without hard links
                 shutil.copyfile(self._base, self._manifest)
         content = {**dump_ref(ref), "whole": whole, "placing": self._placing, "answer": answer} if ref else {}
-        replace_record(self._record, json.dumps({**content, "store": store}).encode())
+        seen = {"store": store, "surroundings": surroundings}
+        replace_record(self._record, json.dumps({**content, **seen}).encode())
 
-    def found(self, store: str) -> bool:
-        """Whether there was a store at this place."""
+    def store(self) -> str:
+        """Where there was a store; empty if there was none, or it is not known."""
+        return self._seen("store")
+
+    def surroundings(self) -> str:
+        """Those that it was made in, as `environment.surroundings` has them; empty if they are not known."""
+        return self._seen("surroundings")
+
+    def _seen(self, what: str) -> str:
         with suppress(*UNREADABLE):
-            return bool(json.loads(read_whole(self._record)).get("store") == store)
-        return False
+            return str(json.loads(read_whole(self._record))[what])
+        return ""
 
     def since(self, before: str | None) -> tuple[Ref, Mapping[str, Any]] | None:
         """What a restore that began after `before` did has put here, all of it and where this worker would; and its

@@ -179,13 +179,12 @@ class StateFolder:
             self._index_digest = digest
         try:
             content = json.loads(read_whole(self._sync))
+            state.host, state.foreign = str(content["host"]), _digests(content["foreign"])
             data = read_whole(self._base)
             ref = read_ref(content)
             if digest_of(data) == ref.manifest:
                 state.base = Base(content["store"], Snapshot(ref, data))
                 state.declined = _digests(content["declined"])
-                state.foreign = _digests(content["foreign"])
-                state.host = str(content["host"])
                 state.synced = content["synced"] == self._index_digest.hex() != ""
                 if content.get("placing") == self._placing:
                     state.untouched = Mark(*map(int, content["untouched"]))

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from kstore.environment.host import surroundings
+from kstore.environment import surroundings
 from kstore.local.record import UNREADABLE
 from kstore.operations.request import Request, restore_report
 from kstore.published.ref import Ref

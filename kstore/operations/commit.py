@@ -93,7 +93,7 @@ def _expect_store(worker: Worker) -> None:
     mounted on, would hide what is committed from everybody.
     """
     storage = worker.storage
-    if not storage.settings and worker.state.last_restore.found(storage.location):
+    if not storage.settings and worker.state.last_restore.store() == storage.location:
         storage.must_exist = True
 
 

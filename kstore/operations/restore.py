@@ -16,6 +16,7 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
+from kstore.environment import surroundings
 from kstore.errors import IntegrityError, KstoreError, StoreUnavailable
 from kstore.local.found import Scan, Skipped
 from kstore.local.index import Index
@@ -84,8 +85,25 @@ def _restore(worker: Worker, request: Request) -> RestoreReport:
             return _place(worker, choice.snapshot, choice.status, name, marked, request)
     if not worker.storage.trouble and not worker.storage.settings:
         worker.storage.is_made()  # A folder that holds something else is a mistake, not a store that has nothing yet.
+    _leave_host(worker)
     remember_restored(worker, None)
     return restore_report(worker, RestoreStatus.MISS, withdrawn=choice.withdrawn)
+
+
+def _leave_host(worker: Worker) -> None:
+    """Where there is nothing to restore: what another host has left in the root is taken out all the same."""
+    state = worker.state.load()
+    if worker.is_elsewhere(state):
+        found = worker.scan(state)
+        drop_foreign(worker, state, found)
+
+
+def drop_foreign(worker: Worker, state: State, found: Scan) -> None:
+    """Take out what was built on another host, before anybody loads it."""
+    for path in worker.foreign(state, found, built_here=False):
+        with worker.waiting.visible(), suppress(FileNotFoundError):
+            os.unlink(worker.root.local_path(path))
+        del found.known[path]
 
 
 def _choose_or_doubt(worker: Worker, request: Request) -> Choice:
@@ -172,7 +190,7 @@ def remember_restored(
     storage = worker.storage
     with suppress(OSError, KstoreError):
         store = storage.location if not storage.trouble and storage.settings else ""
-        worker.state.last_restore.save(ref, whole, answer, store=store)
+        worker.state.last_restore.save(ref, whole, answer, store=store, surroundings=surroundings())
 
 
 def report_placed(worker: Worker, snapshot: Snapshot, status: RestoreStatus) -> RestoreReport | None:
@@ -259,7 +277,7 @@ class _Restore:
         """Find out what is in the root, and what is to be there."""
         worker, manifest = self._worker, self._snapshot.checked
         self._found = worker.scan(self._state)
-        self._drop_foreign()
+        drop_foreign(worker, self._state, self._found)
         put_right(worker, self._found)
         if manifest.hosts:
             worker.ask_host()
@@ -298,13 +316,6 @@ class _Restore:
             components=count_components(item for item in self._files.items() if item[0] not in missed),
             skipped=(*self._skipped, *placed.skipped),
         )
-
-    def _drop_foreign(self) -> None:
-        """Take out what was built on another host, before anybody loads it."""
-        for path in self._worker.foreign(self._state, self._found, built_here=False):
-            with self._worker.waiting.visible(), suppress(FileNotFoundError):
-                os.unlink(self._worker.root.local_path(path))
-            del self._found.known[path]
 
     def _leave_away(self) -> Files:
         """Take out what no store here has the blobs of, and take what the store below has instead, if anything."""
