@@ -748,10 +748,11 @@ def test_what_a_damaged_generation_had_comes_back_although_others_committed_firs
 
 
 @pytest.mark.parametrize("meanwhile", ["nothing", "a restore", "a gc"])
+@pytest.mark.parametrize("later", [0, 1, 20])
 def test_what_a_lost_generation_had_comes_back_although_another_has_its_number(
-    tmp_path: Path, layout: str, meanwhile: str
+    tmp_path: Path, layout: str, later: int, meanwhile: str
 ) -> None:
-    """A server that crashes may lose the ref that was written last."""
+    """A server that crashes may lose the ref that was written last, and so may one whose disk is set back."""
     node, other = Node(tmp_path, layout=layout), Node(tmp_path, "other", layout=layout)
     node.tree.wrapper("first")
     node.commit()
@@ -761,6 +762,9 @@ def test_what_a_lost_generation_had_comes_back_although_another_has_its_number(
     (node.location / node.newest().name).unlink()
     other.tree.wrapper("of another worker")
     assert other.commit().generation == 2
+    for number in range(later):
+        other.tree.wrapper(f"later {number}")
+        other.commit()
     if meanwhile == "a gc":
         collect_fully(other)
     again = Node(tmp_path, layout=layout)

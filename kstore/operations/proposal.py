@@ -40,6 +40,12 @@ class Theirs:
             return 0
         return ref.line if ref and not ref.depth and ref.generation == self.generation else self.generation + 1
 
+    @property
+    def lineage(self) -> tuple[bytes, ...]:
+        """That of its successor."""
+        ref = self.snapshot.ref if self.snapshot else None
+        return ref.leads_to() if ref and not ref.depth and ref.generation == self.generation else ()
+
     def successor(
         self, scope: Scope, manifest: Manifest, data: bytes, uploader: Uploader, effort: Effort | None = None
     ) -> Ref:
@@ -58,6 +64,7 @@ class Theirs:
             size=sum(entry.size for entry in entries),
             parent=self.generation,
             line=self.line,
+            lineage=self.lineage,
             effort=effort,
         )
 

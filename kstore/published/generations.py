@@ -95,7 +95,7 @@ def republish(
         line = parent + 1 if after_loss else ref.line
         return replace(
             ref, generation=parent + 1, parent=parent, created=time.time(), creator=creator(), packs=where, line=line,
-            effort=None, since=since,
+            lineage=ref.leads_to() if ref.generation == parent else (), effort=None, since=since,
         )  # fmt: skip
 
     return _publish(storage, ref.scope, upon, prepare)
@@ -109,7 +109,7 @@ def _lifted(storage: Storage, ref: Ref, parent: int) -> Ref:
     data = noted(storage, Manifest(manifest.files, manifest.hosts, meta), snapshot).dump()
     return replace(
         ref, generation=parent + 1, manifest=digest_of(data), manifest_size=len(data), packs=_packed(storage, data),
-        created=time.time(), creator=creator(), parent=parent, line=0, depth=0, delta=None, since=0,
+        created=time.time(), creator=creator(), parent=parent, line=0, lineage=(), depth=0, delta=None, since=0,
     )  # fmt: skip
 
 

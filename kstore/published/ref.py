@@ -14,6 +14,8 @@ from kstore.scope import Scope
 
 FORMAT = 1
 """Of refs, and of all that they name: an older kstore leaves alone what has a higher one."""
+_NAMED, _NAME_SIZE = 32, 8
+"""Generations before it that a ref names, and the bytes of the digest of its manifest that each is named by."""
 _YEAR_10000 = 253_402_300_800
 """In seconds since 1970: no later time can be shown to people."""
 
@@ -92,6 +94,8 @@ class Ref:
     line: int = 1
     """The first of the generations that led to this one without a loss. What an earlier one had and this one lacks may
     have been damaged, and not been taken out. 0 if that is before the first one of this store: see `layers`."""
+    lineage: tuple[bytes, ...] = ()
+    """The generations before it, the last one first, as far as known: the beginning of each manifest's digest."""
     delta: Delta | None = None
     """None if the manifest is stored whole."""
     effort: Effort | None = None
@@ -121,8 +125,16 @@ class Ref:
 
     def remembers(self, base: Ref) -> bool:
         """Whether what `base` has and this one lacks was taken out on purpose."""
-        is_lost = base.generation == self.generation and base.manifest != self.manifest  # in a server's crash
-        return base.scope == self.scope and self.line <= base.generation and not is_lost
+        return base.scope == self.scope and self.line <= base.generation and not self._has_another_than(base)
+
+    def _has_another_than(self, base: Ref) -> bool:
+        """Whether a server has lost `base`, and its number came again."""
+        named, back = self.leads_to(), self.generation - base.generation
+        return 0 <= back < len(named) and named[back] != base.manifest[:_NAME_SIZE]
+
+    def leads_to(self) -> tuple[bytes, ...]:
+        """The lineage of the generation that follows on this one."""
+        return (self.manifest[:_NAME_SIZE], *self.lineage)[:_NAMED]
 
     def describe(self) -> dict[str, Any]:
         """For machines."""
@@ -154,6 +166,7 @@ class Ref:
             "bytes": self.size,
             "state": self.state,
             "line": self.line,
+            "lineage": b"".join(self.lineage).hex(),
             **({"since": self.since} if self.since else {}),
             **self._effort(),
         }
@@ -193,11 +206,17 @@ def load_ref(scope: Scope, generation: int, data: bytes) -> Ref:
             parent=int(content["parent"]),
             state=RefState(content["state"]),
             line=int(content["line"]),
+            lineage=_load_lineage(content.get("lineage", "")),
             since=_size(content.get("since", 0)),
             effort=_load_effort(content.get("effort")),
         )
     except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise IntegrityError(f"generation {generation} of {scope} cannot be read ({error!r}): it is damaged") from error
+
+
+def _load_lineage(text: str) -> tuple[bytes, ...]:
+    names = bytes.fromhex(text)
+    return tuple(names[at : at + _NAME_SIZE] for at in range(0, len(names), _NAME_SIZE))
 
 
 def _dump_delta(delta: Delta | None) -> dict[str, Any]:

@@ -43,6 +43,24 @@ def test_what_was_dumped_is_loaded() -> None:
     assert load_ref(SCOPE, 1, REF.dump()) == REF
 
 
+def test_a_ref_knows_the_generations_before_it() -> None:
+    refs = [REF]
+    for number in range(2, 60):
+        content = digest_of(b"%d" % number)
+        refs.append(replace(REF, generation=number, manifest=content, lineage=refs[-1].leads_to()))
+    newest = load_ref(SCOPE, 59, refs[-1].dump())
+    assert newest == refs[-1]
+    assert all(newest.remembers(ref) for ref in refs)
+    lost = [replace(ref, manifest=digest_of(b"another one")) for ref in refs]
+    assert [ref.generation for ref in lost if not newest.remembers(ref)] == list(range(59 - 31, 60))
+
+
+def test_a_ref_without_lineage_is_that_of_an_older_kstore() -> None:
+    content = json.loads(REF.dump())
+    del content["lineage"]
+    assert load_ref(SCOPE, 1, json.dumps(content).encode()) == REF
+
+
 def test_what_a_commit_took_is_in_its_ref() -> None:
     ref = replace(REF, effort=Effort(1.25, 1000, 2))
     assert load_ref(SCOPE, 1, ref.dump()) == ref
