@@ -142,9 +142,9 @@ class Store:
         from kstore.operations.together import find_board, restore_together
 
         board = find_board(rank, self.storage, may_write=self.settings.mode is not Mode.READ)
-        limit = self.settings.limit(request.patience)
-        agreement = Agreement(board, rank.number, rank.size, rank.next_call(key), seconds=limit, uniform=uniform)
-        return restore_together(partial(self._ready_worker, key, request.patience), agreement, request)
+        call, patience, limit = rank.next_call(key), request.patience, self.settings.timeout
+        agreement = Agreement(board, rank.number, rank.size, call, seconds=limit, patience=patience, uniform=uniform)
+        return restore_together(partial(self._ready_worker, key, patience), agreement, request)
 
     def commit(self, key: str) -> CommitReport:
         """Publish what the cache root of `key` has and the store lacks."""

@@ -209,6 +209,20 @@ def test_a_read_only_store_is_waited_for_and_nobody_leads(
     kstore.commit("held", cache_root=tmp_path / "leader", **settings)
 
 
+def test_a_full_store_keeps_nobody_from_its_seed(
+    volume: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Who would wait, and compile for others, cannot say so."""
+    node = Node(volume, "builder")
+    node.tree.kernel("one")
+    node.commit("seed")
+    out_of_inodes(volume)
+    settings: dict[str, Any] = {"store": node.location, "cache_root": tmp_path / "root", "strict": True, **SCOPE}
+    report = kstore.restore("new", seed="seed", wait=600, **settings)
+    assert (report.status, report.leads) == (RestoreStatus.SEEDED, False)
+    assert "the lease of new cannot be written" in caplog.text
+
+
 def test_a_full_cache_root_places_nothing_and_the_job_runs_cold(volume: Path, tmp_path: Path) -> None:
     writer = Node(tmp_path, "writer", layout="packed")
     for number in range(40):

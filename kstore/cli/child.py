@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import shutil
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+
+log = logging.getLogger(__name__)
 
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
 _SHELL = "/bin/sh"
@@ -80,9 +83,17 @@ def _wait(child: int, told: Callable[[int], object]) -> int:
             continue
         told(received.si_signo)
         if received.si_code != _SI_KERNEL or received.si_signo not in _NOT_OF_KERNEL:
-            os.kill(child, received.si_signo)
+            _pass_on(child, received.si_signo)
         if received.si_signo == signal.SIGTSTP:
             _stop()
+
+
+def _pass_on(child: int, number: int) -> None:
+    """A command that has become another user, as sudo does, gets no signals from this one: it is waited for."""
+    try:
+        os.kill(child, number)
+    except PermissionError:
+        log.warning("%s cannot be passed on: the command runs as another user", signal.Signals(number).name)
 
 
 def _stop() -> None:

@@ -73,6 +73,8 @@ class _Wait:
         self._worker = worker
         self._generation = generation
         self._may_lead = may_lead
+        self._cannot_lead = False
+        """Whether the store is in trouble that others have as well: it is full, for one."""
         self._lease = lease_of(worker.storage, worker.scope, worker.lease_ttl)
         self._claim: Claim | None = None
         self._seen_at = self._since = 0.0
@@ -89,7 +91,7 @@ class _Wait:
                 if self._is_over():
                     break
                 leads = self._may_lead and (self._is_ours() or (is_free and self._take()))
-                if leads:
+                if leads or (is_free and self._cannot_lead):
                     break
                 if number:
                     self._tell()
@@ -179,7 +181,11 @@ class _Wait:
                 self._worker.storage.location, error.strerror, self._worker.scope.key,
             )  # fmt: skip
         elif not isinstance(error, StagingLost):
-            raise error
+            self._may_lead, self._cannot_lead = False, True
+            log.warning(
+                "the lease of %s cannot be written to the store at %s (%s): only who has it now is waited for",
+                self._worker.scope.key, self._worker.storage.location, error.strerror or error,
+            )  # fmt: skip
 
     def _tell(self) -> None:
         claim = self._claim

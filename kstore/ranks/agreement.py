@@ -65,8 +65,11 @@ class Verdict:
 class Agreement:
     """One agreement, as one rank takes part in it."""
 
-    def __init__(self, board: Board, rank: int, size: int, call: str, *, seconds: float, uniform: bool) -> None:
-        """`call` names it, on all ranks alike. `seconds` are what the job waits for its restore; 0 is no limit.
+    def __init__(
+        self, board: Board, rank: int, size: int, call: str, *, seconds: float, uniform: bool, patience: float = 0.0
+    ) -> None:
+        """`call` names it, on all ranks alike. `seconds` are what the job waits for its restore, beyond the `patience`
+        that rank 0 has with another job that compiles; 0 is no limit.
 
         `uniform` is what rank 0 says.
         """
@@ -75,7 +78,7 @@ class Agreement:
         self._size = size
         self._call = call
         self._uniform = uniform
-        self._seconds = seconds * (_SHARE if rank else _SHARE_OF_RANK_0)
+        self._seconds = patience + seconds * (_SHARE if rank else _SHARE_OF_RANK_0)
         self._end = time.monotonic() + self._seconds if seconds else math.inf
         self._vote = secrets.token_hex(8)
         self._offer = Offer("", uniform, {})

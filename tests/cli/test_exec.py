@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -68,6 +69,55 @@ def test_the_exit_code_is_the_commands(cli: Cli) -> None:
     result = cli.process("exec", "my/v1", "--", "sh", "-c", f"{compiling('one')}; exit 7")
 
     assert result.code == 7
+    assert newest_files(cli) == 1
+
+
+BLOCK_OF_ANOTHER_KEY = """
+import os, pathlib, kstore
+
+def compile_kernel(name):
+    folder = pathlib.Path(os.environ["TORCHINDUCTOR_CACHE_DIR"], "ab")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"c{name}.py").write_text(name)
+
+compile_kernel("before")
+with kstore.synchronized("another/v1", cache_root=os.environ["KSTORE_CACHE_ROOT"] + "-of-another"):
+    compile_kernel("inside")
+compile_kernel("after")
+"""
+
+
+def test_what_the_command_compiles_after_a_block_of_another_key_is_committed(cli: Cli) -> None:
+    result = cli.process("exec", "my/v1", "--", sys.executable, "-c", BLOCK_OF_ANOTHER_KEY)
+
+    assert result.code == 0, result.err
+    assert (newest_files(cli), newest_files(cli, "another/v1")) == (2, 1)
+
+
+def test_a_command_that_restores_another_key_by_hand_is_told_whose_kernels_it_takes(cli: Cli) -> None:
+    restore = f"import kstore; kstore.restore('another/v1', cache_root={str(cli.folder / 'another')!r})"
+    result = cli.process("exec", "my/v1", "--", sys.executable, "-c", restore)
+
+    assert "not into that of the command that runs this, which is in use" in result.err
+
+
+def test_a_command_that_has_become_another_user_is_waited_for(cli: Cli) -> None:
+    """As sudo does: it cannot be sent signals any more."""
+    if os.geteuid() or not shutil.which("setpriv"):
+        pytest.skip("becoming another user needs root, and setpriv")
+    become = "exec setpriv --reuid=65534 --clear-groups sh -c 'echo ready; sleep 1; exit 7'"
+    command = [sys.executable, "-m", "kstore", "exec", "my/v1", "--", "sh", "-ec", f"{compiling('one')}; {become}"]
+    process = subprocess.Popen(
+        ["setpriv", "--bounding-set=-kill", *command],  # or root could
+        cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+
+    assert process.returncode == 7, err
+    assert "SIGTERM cannot be passed on" in err
     assert newest_files(cli) == 1
 
 

@@ -69,6 +69,25 @@ def test_all_hear_what_rank_0_offers_and_that_all_are_ready(board: Board) -> Non
 
 
 @pytest.mark.parametrize("rank", range(3))
+def test_what_rank_0_waits_for_others_is_not_counted(board: Board, rank: int) -> None:
+    """It may wait for another job's kernels for much longer than a restore may take."""
+    (agreement,) = [Agreement(board, rank, 3, "call", seconds=0.1, patience=60, uniform=True)]
+    if rank:
+        timer = threading.Timer(0.5, lambda: rank_of(board, 0).offer(CHOICE))
+        timer.start()
+        assert agreement.read_offer().choice == CHOICE
+        timer.join()
+    else:
+        agreement.offer(CHOICE)
+        timers = [threading.Timer(0.5, lambda r=r: take_part(rank_of(board, r))) for r in (1, 2)]
+        for timer in timers:
+            timer.start()
+        assert agreement.vote() == GO
+        for timer in timers:
+            timer.join()
+
+
+@pytest.mark.parametrize("rank", range(3))
 def test_if_one_cannot_nobody_does_and_all_hear_why(board: Board, rank: int) -> None:
     verdict = Verdict(False, f"rank {rank}: no space")
     assert run(board, {rank: "no space"}) == [(CHOICE, verdict)] * 3
