@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("kstore")
 
+_OUTLIVED = 60.0
+"""Seconds after a signal that ends jobs, after which a command that still runs was not ended by it."""
 _EXIT_CODES = {
     "N": "the command's own",
     "128+N": "signal N ended the command",
@@ -142,6 +144,7 @@ def command(
         except OSError as error:
             output.error(error, f"cannot run {program[0]!r}: {error.strerror}")
             return exit_code_of(error)
+    commits.command_has_ended()
     seconds = time.perf_counter() - started
     committed = commits.finish()
     usage = _find_usage(invocation, store, restored, committed, commits)
@@ -229,6 +232,7 @@ class _Commits:
         self._is_live = False
         self.is_told_to_end = False
         """Whether a signal has come that ends jobs."""
+        self._told_at = 0.0
         self.ready: ReadyCommit | None = None
         """What waits for the server to be ready, if that was asked for."""
 
@@ -256,9 +260,14 @@ class _Commits:
     def told(self, number: int) -> None:
         """A signal has come. Who sent it may not wait for the command's end: what is there is committed at once."""
         if number in ENDINGS:
-            self.is_told_to_end = True
+            self.is_told_to_end, self._told_at = True, time.monotonic()
             if self._live and self._is_live:
                 self._live.checkpoint()
+
+    def command_has_ended(self) -> None:
+        """What it has outlived did not end it: nor does Ctrl-C at a prompt, or a signal that saves a state."""
+        if time.monotonic() - self._told_at > _OUTLIVED:
+            self.is_told_to_end = False
 
     def finish(self) -> CommitReport:
         """Commit, or say why not."""

@@ -110,6 +110,8 @@ class LiveCommits:
         self._is_closed = False
         self._is_over = False
         self._last: CommitReport | None = None
+        self._told = 0
+        """How many of the checkpoints the log was told of."""
         self._worked_at = time.monotonic()
         """When the last round began."""
         self._process = os.getpid()
@@ -290,23 +292,26 @@ class LiveCommits:
                 self._tell_trouble(error)
         else:
             self._schedule.done(step, changes, time.monotonic(), time.thread_time() - spent)
-            self._worked()
+            # Before anything is logged: who asked may be a signal's handler that has interrupted the log.
             if answer and self._last:
                 answer.set_result(self._last)
+            self._worked()
 
     def _commit(self, request: _Request) -> CommitReport:
         releases = request.is_last or request.releases
         report = self._store.commit(self._key) if releases else self._store.checkpoint(self._key)
         if report.status is CommitStatus.COMMITTED:
             self.checkpoints.append(report)
-            log.info(
-                "%s generation %d is published: %d new files, %d bytes uploaded in %.2f s",
-                self._key, report.generation, report.new_files, report.uploaded, report.seconds,
-            )  # fmt: skip
         return summed(self.checkpoints, report) if request.is_last else report
 
     def _worked(self) -> None:
         self._expect_store()
+        for report in self.checkpoints[self._told :]:
+            log.info(
+                "%s generation %d is published: %d new files, %d bytes uploaded in %.2f s",
+                self._key, report.generation, report.new_files, report.uploaded, report.seconds,
+            )  # fmt: skip
+        self._told = len(self.checkpoints)
         if self._is_held_up:
             self._is_held_up = False
             log.warning("what is compiled is published to %s again", self._store.location)

@@ -101,6 +101,19 @@ def test_a_command_that_restores_another_key_by_hand_is_told_whose_kernels_it_ta
     assert "not into that of the command that runs this, which is in use" in result.err
 
 
+@pytest.mark.parametrize(("outlived", "why"), [(60.0, "the command was told to end"), (0.0, "")])
+def test_a_signal_that_the_command_has_outlived_did_not_end_it(cli: Cli, outlived: float, why: str) -> None:
+    """Its last commit has all the time there is, and whether what was restored was used is told."""
+    patched = f"import sys, kstore.cli.exec as e; e._OUTLIVED = {outlived}; from kstore.cli import main; main()"
+    deaf = f"trap '' INT; kill -INT $PPID; sleep 0.2; {compiling('one')}"
+    command = [sys.executable, "-c", patched, "exec", "my/v1", "--json", "--", "sh", "-ec", deaf]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False)
+
+    report = json.loads(done.stderr.splitlines()[-1])
+    assert (done.returncode, report["commit"]["new_files"]) == (0, 1)
+    assert report["usage"]["why_unknown"] == why
+
+
 def test_a_command_that_has_become_another_user_is_waited_for(cli: Cli) -> None:
     """As sudo does: it cannot be sent signals any more."""
     if os.geteuid() or not shutil.which("setpriv"):
