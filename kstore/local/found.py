@@ -8,6 +8,8 @@ from typing import NamedTuple
 from kstore.local.index import Index, Known, KnownFolder
 from kstore.published.manifest import NEVER_IN_PLACE, Files
 
+BEING_WRITTEN = "it is being written"
+
 
 class Skipped(NamedTuple):
     """An artifact, or a group of them, that was left out, and why."""

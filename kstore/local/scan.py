@@ -23,7 +23,7 @@ from kstore.components.table import KSTORE_FOLDER
 from kstore.local.artifact import read_artifact
 from kstore.local.cacheroot import CacheRoot
 from kstore.local.finished import Content, Unfinished, read_in_batches
-from kstore.local.found import Found, Scan, Skipped
+from kstore.local.found import BEING_WRITTEN, Found, Scan, Skipped
 from kstore.local.index import Index, Known, KnownFolder, is_settled
 from kstore.local.untouched import Untouched
 from kstore.published.manifest import Files, Flag
@@ -32,6 +32,8 @@ from kstore.similarity import similarity
 _GROUP, _HOST, _LINK, _RELOCATE = int(Flag.GROUP), int(Flag.HOST), int(Flag.LINK), int(Flag.RELOCATE)
 _BELOW = int(Flag.BELOW)
 _WRITING_TIME = 3600.0
+_CLOCK_STEP = 60.0
+"""Seconds that the clock of a filesystem may be ahead of this host's."""
 _UNFINISHED = "it is not finished"
 _NOTHING_PLACED = Untouched()
 
@@ -169,7 +171,7 @@ class _Walk:
             relative = file.path.partition("/")[2]
             kind = self._component.kind(relative, place.unit, place.depth)
             artifact = read_artifact(self._component, self._component_folder, relative, kind, content)
-        except (Unfinished, OSError) as error:
+        except (Unfinished, OSError, MemoryError) as error:
             into.skipped.append(Skipped(file.path, _reason(error)))
             return
         self._found.hashed += 1
@@ -230,7 +232,7 @@ class _Walk:
             is_folder = stat.S_ISDIR(status.mode)
             below = f"{inside}{name}/" if is_folder else inside + name
             if place.unit and self._component.is_busy(below) and _is_recent(f"{place.local}/{name}"):
-                into.skipped.append(Skipped(f"{self._component.name}/{below}", "it is being written"))
+                into.skipped.append(Skipped(f"{place.path}/{name}", BEING_WRITTEN))
                 self._found.busy.add(place.path)
             if name == KSTORE_FOLDER or self._component.ignores(below):
                 continue
@@ -358,13 +360,17 @@ def _has_changed(folder: _Listed) -> bool:
 def _reason(error: Exception) -> str:
     if isinstance(error, FileNotFoundError):
         return "it has gone"
+    if isinstance(error, MemoryError):
+        return "it does not fit in memory"
     return f"it cannot be read: {error.strerror}" if isinstance(error, OSError) else str(error)
 
 
 def _is_recent(path: str) -> bool:
-    """A writer that was killed leaves its temporary name for ever; no file takes an hour to write."""
+    """A writer that was killed leaves its temporary name for ever; no file takes an hour to write. What is from the
+    future is from before a clock was set back.
+    """
     try:
-        return time.time() - os.lstat(path).st_mtime < _WRITING_TIME
+        return -_CLOCK_STEP < time.time() - os.lstat(path).st_mtime < _WRITING_TIME
     except OSError:
         return False
 

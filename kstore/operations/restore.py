@@ -30,7 +30,7 @@ from kstore.operations.another import Another, answer_of
 from kstore.operations.displaced import put_right
 from kstore.operations.request import Request, restore_report
 from kstore.operations.wait import Waited, wait
-from kstore.operations.wanted import choose_wanted, hindered_by_others
+from kstore.operations.wanted import choose_wanted, hindered
 from kstore.published.layers import newest_there, ref_of, remembers
 from kstore.published.leaning import leans_on, substitutes, unavailable
 from kstore.published.manifest import Files
@@ -296,9 +296,10 @@ class _Restore:
         return Placer(worker.root, worker.state, blobs, Linker(), worker.progress, worker.waiting, worker.lists, below)
 
     def _report(self, status: RestoreStatus, wanted: Files, placer: Placer, placed: Placed) -> RestoreReport:
-        hindered = hindered_by_others(self._files, self._found, wanted)
-        self._skipped += [Skipped(group, "something else is in its place") for group in sorted(set(hindered.values()))]
-        missed = wanted.keys() - placed.paths - placed.occupied | hindered.keys()
+        kept_out = hindered(self._files, self._found, wanted)
+        self._skipped += sorted(set(kept_out.values()))
+        there = {path for path in placed.occupied if os.path.isfile(self._worker.root.local_path(path))}
+        missed = wanted.keys() - placed.paths - there | kept_out.keys()
         linked = placed.modes[LinkMode.REFLINK] + placed.modes[LinkMode.HARDLINK]
         if not wanted and status is RestoreStatus.RESTORED:
             status = RestoreStatus.CURRENT

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kstore.local.found import Scan
+from kstore.local.found import BEING_WRITTEN, Scan, Skipped
 from kstore.merge import Merged
 from kstore.published.manifest import Files, Flag, parents_of, unit_of
 
@@ -33,12 +33,20 @@ def choose_wanted(files: Files, found: Scan, merged: Merged) -> Files:
     return rest | whole
 
 
-def hindered_by_others(files: Files, found: Scan, wanted: Files) -> dict[str, str]:
-    """The artifacts, each with its group, in whose group's place other files are."""
+def hindered(files: Files, found: Scan, wanted: Files) -> dict[str, Skipped]:
+    """The artifacts that are neither there nor wanted, and why: something else is in the place of their group, or the
+    folder that they belong to is being written.
+    """
     missing = files.keys() - found.known.keys() - wanted.keys() if len(wanted) < len(files) else ()
     if not missing:
         return {}
     single = [path for path, known in found.known.items() if not known.entry.flags & _GROUP]
     taken = {name for path in single for name in (path, *parents_of(path))}
-    groups = ((path, unit_of(path, files[path])) for path in missing if files[path].flags & _GROUP)
-    return {path: group for path, group in groups if group in taken}
+    why = {}
+    for path in missing:
+        group = unit_of(path, files[path])
+        if busy := next((folder for folder in parents_of(path) if folder in found.busy), None):
+            why[path] = Skipped(busy, BEING_WRITTEN)
+        elif files[path].flags & _GROUP and group in taken:
+            why[path] = Skipped(group, "something else is in its place")
+    return why

@@ -1,0 +1,100 @@
+"""What cannot be taken, or put in its place, is told, and costs nothing else."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kstore.local import scan
+from kstore.report import CommitStatus
+from tests.trees import HOUR, Node
+
+
+def without_its_list(folder: Path) -> None:
+    """A cleaner has removed it, or its writer has not come to it."""
+    next(folder.glob("__grp__*")).unlink()
+
+
+def half_begun(folder: Path) -> None:
+    """As a compiler leaves it that is killed, or is still at it."""
+    for path in folder.iterdir():
+        path.unlink()
+    (folder / "tmp.pid_123_x").mkdir()
+
+
+@pytest.fixture
+def node(tmp_path: Path, layout: str) -> Node:
+    """A worker that has restored two kernels and a graph."""
+    other = Node(tmp_path, "other", layout=layout)
+    for name in ("one", "two"):
+        other.tree.kernel(name)
+    other.tree.graph()
+    other.commit()
+    node = Node(tmp_path, layout=layout)
+    node.restore()
+    return node
+
+
+@pytest.mark.parametrize("make", [without_its_list, half_begun])
+def test_a_kernel_that_is_being_written_is_not_there(node: Node, make: Callable[[Path], None]) -> None:
+    kernel = node.tree.kernel("one")
+    make(node.tree.root / kernel)
+    report = node.restore()
+    assert (report.placed, report.left_out) == (0, 8)
+    assert report.skipped == ((kernel, "it is being written"),)
+    assert report.components["triton"].files == 8
+
+
+def test_what_is_behind_a_link_is_not_there(tmp_path: Path, node: Node, layout: str) -> None:
+    """Of a folder that a user has moved to another disk; nothing is written through a link."""
+    third = Node(tmp_path, "third", layout=layout)
+    (tmp_path / "disk").mkdir()
+    (third.tree.root / "inductor").mkdir(parents=True)
+    (third.tree.root / "inductor/fxgraph").symlink_to(tmp_path / "disk")
+    report = third.restore()
+    assert (report.placed, report.left_out) == (16, 1)
+    assert report.skipped == (("inductor/fxgraph", "something else is in its place"),)
+    assert list((tmp_path / "disk").iterdir()) == []
+
+
+@pytest.mark.parametrize("ahead", [-HOUR / 2, 30.0])
+def test_a_group_that_somebody_writes_waits(node: Node, ahead: float) -> None:
+    """The clock of a filesystem may be a little ahead."""
+    kernel = node.tree.kernel("three")
+    leave(node.tree.root / kernel, ahead)
+    report = node.commit()
+    assert report.status is CommitStatus.UNCHANGED
+    assert report.skipped == ((kernel, "tmp.pid_9_x: it is being written"),)
+
+
+@pytest.mark.parametrize("ahead", [-2 * HOUR, 30 * 24 * HOUR])
+def test_what_a_killed_compiler_left_long_ago_or_in_the_future_holds_nothing_up(node: Node, ahead: float) -> None:
+    """The clock was wrong then, and has been set back."""
+    leave(node.tree.root / node.tree.kernel("three"), ahead)
+    assert node.commit().new_files == 8
+
+
+def leave(kernel: Path, ahead: float) -> None:
+    folder = kernel / "tmp.pid_9_x"
+    folder.mkdir()
+    os.utime(folder, 2 * (time.time() + ahead,))
+
+
+def test_a_file_that_does_not_fit_in_memory_costs_itself(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    dump = node.tree.put("inductor/ab/dump.bin", b"of four terabytes")
+    node.tree.wrapper()
+    read_artifact = scan.read_artifact
+
+    def read(component: object, folder: str, relative: str, *arguments: object) -> object:
+        if dump.endswith(relative):
+            raise MemoryError
+        return read_artifact(component, folder, relative, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(scan, "read_artifact", read)
+    report = node.commit()
+    assert (report.status, report.new_files) == (CommitStatus.COMMITTED, 1)
+    assert report.skipped == ((dump, "it does not fit in memory"),)
