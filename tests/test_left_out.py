@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Callable
@@ -59,6 +60,30 @@ def test_what_is_behind_a_link_is_not_there(tmp_path: Path, node: Node, layout: 
     assert (report.placed, report.left_out) == (16, 1)
     assert report.skipped == (("inductor/fxgraph", "something else is in its place"),)
     assert list((tmp_path / "disk").iterdir()) == []
+
+
+@pytest.mark.parametrize("error", [errno.EACCES, errno.EROFS, errno.EXDEV])
+def test_what_cannot_be_put_in_its_place_costs_itself(
+    tmp_path: Path, node: Node, error: int, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder in a component is another user's, or a mount of its own."""
+    third = Node(tmp_path, "third", layout=layout)
+    third.tree.graph("fmine")
+    rename = os.rename
+
+    def refuse(source: str, target: str) -> None:
+        if "/stage-" in source and target.endswith("/on"):
+            raise OSError(error, os.strerror(error), source)
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", refuse)
+    for placed in (16, 0):
+        report = third.restore()
+        assert (report.placed, report.left_out) == (placed, 1)
+        assert report.skipped == (("inductor/fxgraph/on", f"it cannot be put in its place: {os.strerror(error)}"),)
+    assert third.commit().files == 18, "it is not taken out of what is published"
+    monkeypatch.undo()
+    assert third.restore().placed == 1
 
 
 @pytest.mark.parametrize("ahead", [-HOUR / 2, 30.0])

@@ -13,6 +13,8 @@ from kstore.published.manifest import Files, Flag, group_of
 _GROUP = int(Flag.GROUP)
 _OCCUPIED = {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR, errno.EISDIR}
 _TAKEN = "something else is in its place"
+_OF_ONE_PLACE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EXDEV, errno.ENOENT}
+"""What is wrong with one folder says nothing of the others: somebody else's, a mount of its own, or gone just now."""
 
 
 class Mover:
@@ -25,6 +27,8 @@ class Mover:
         self._files = files
         self.occupied: dict[str, str] = {}
         """Paths in whose place something else stays, and why; what was staged for them is dropped."""
+        self.refused: dict[str, OSError] = {}
+        """Paths that cannot be put in their place, and why."""
 
     def move(self, paths: Collection[str], folders: Collection[str]) -> None:
         """Move `paths`; `folders` are the folders, as artifact paths, that exist already.
@@ -34,13 +38,24 @@ class Mover:
         """
         components = {path.partition("/")[0] for path in paths}
         is_fresh = components.isdisjoint(folders)  # As most roots are: there are no more than these to move.
-        for top in components if is_fresh else {self._top(path, folders) for path in paths}:
-            if top in self._files:
-                self._move_file(top)
-            elif top in folders:
-                self._swap_group(top)
-            else:
-                self._move_folder(top)
+        tops = components if is_fresh else {self._top(path, folders) for path in paths}
+        for top in tops:
+            try:
+                self._move(top, folders)
+            except OSError as error:
+                if error.errno not in _OF_ONE_PLACE:
+                    raise
+                self.refused[top] = error
+        if is_fresh and tops and self.refused.keys() == tops:
+            raise next(iter(self.refused.values()))
+
+    def _move(self, top: str, folders: Collection[str]) -> None:
+        if top in self._files:
+            self._move_file(top)
+        elif top in folders:
+            self._swap_group(top)
+        else:
+            self._move_folder(top)
 
     def _top(self, path: str, folders: Collection[str]) -> str:
         """What to move to bring `path`: the highest folder that is missing, its group's, or the file itself."""

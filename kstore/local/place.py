@@ -156,7 +156,7 @@ class Placer:
             before_move()
             with self._waiting.visible():
                 mover.move(placed.paths, set(folders) | elsewhere)
-            placed.forget(mover.occupied)
+            placed.forget(mover.occupied, mover.refused)
         placed.skipped += unusable
         placed.skipped += (Skipped(path, reason) for path, reason in sorted(refused.items()))
         return placed

@@ -38,10 +38,18 @@ class Placed:
         """What the index may vouch for."""
         return {path: file for path, file in self.known.items() if is_settled(file.entry.mtime_ns)}
 
-    def forget(self, occupied: Mapping[str, str]) -> None:
+    def forget(self, occupied: Mapping[str, str], refused: Mapping[str, OSError]) -> None:
         """Leave out what had to stay away from its place, a file or a folder, and say why."""
         for path, reason in occupied.items():
             self.skipped.append(Skipped(path, reason))
-            self.occupied |= {p for p in self.paths if p == path or p.startswith(f"{path}/")}
+            self.occupied |= self._in(path)
+        for path, error in refused.items():
+            self.skipped.append(Skipped(path, f"it cannot be put in its place: {error.strerror}"))
+            self.paths -= self._in(path)
+            self.marked_ns = 0
         self.paths -= self.occupied
         self.known = {p: file for p, file in self.known.items() if p in self.paths}
+
+    def _in(self, path: str) -> set[str]:
+        """What has arrived of a file or folder."""
+        return {p for p in self.paths if p == path or p.startswith(f"{path}/")}
