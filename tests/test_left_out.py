@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kstore.local import scan
+from kstore.local.place import Placer
 from kstore.report import CommitStatus
 from tests.trees import HOUR, Node
 
@@ -84,6 +87,55 @@ def test_what_cannot_be_put_in_its_place_costs_itself(
     assert third.commit().files == 18, "it is not taken out of what is published"
     monkeypatch.undo()
     assert third.restore().placed == 1
+
+
+def meanwhile(monkeypatch: pytest.MonkeyPatch, compile_something: Callable[[], object]) -> None:
+    """Have it done once all is staged and nothing in its place."""
+    place = Placer.place
+
+    def interrupted(placer: Placer, wanted: Any, packs: Any, folders: Any, before_move: Any, **options: Any) -> Any:
+        def late() -> None:
+            time.sleep(0.02)  # until the clock of files goes on
+            compile_something()
+            before_move()
+
+        return place(placer, wanted, packs, folders, late, **options)
+
+    monkeypatch.setattr(Placer, "place", interrupted)
+
+
+def test_what_a_compiler_writes_while_it_is_restored_stays_and_is_merged(
+    tmp_path: Path, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other workers of the node use the same root."""
+    other, node = Node(tmp_path, "other", layout=layout), Node(tmp_path, layout=layout)
+    other.tree.timings({"published": 1})
+    other.commit()
+    node.tree.timings({"older": 1}, "another")
+    with monkeypatch.context() as patch:
+        meanwhile(patch, lambda: node.tree.timings({"measured here": 2}))
+        report = node.restore()
+    assert (report.placed, report.left_out) == (0, 0)
+    assert report.skipped == (("inductor/cache/system", "it was written while this was restored"),)
+    node.commit()
+    third = Node(tmp_path, "third")
+    third.restore()
+    assert json.loads(third.tree.read("inductor/cache/system")) == {"published": 1, "measured here": 2}
+
+
+def test_a_kernel_that_is_compiled_while_it_is_restored_stays(
+    node: Node, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = node.tree.kernel("one", "older")
+    third = Node(node.location.parent, "third", layout=layout)
+    third.restore(generation=1)
+    (third.tree.root / kernel / "k.ptx").unlink()
+    with monkeypatch.context() as patch:
+        meanwhile(patch, lambda: third.tree.kernel("one", "its own"))
+        report = third.restore()
+    assert report.placed == 0
+    assert b"its own" in third.tree.read(f"{kernel}/k.ptx")
+    assert third.restore().placed == 0
 
 
 @pytest.mark.parametrize("ahead", [-HOUR / 2, 30.0])

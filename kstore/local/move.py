@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import stat
 from collections.abc import Callable, Collection
 
 from kstore.folders import make_folder
@@ -13,6 +14,7 @@ from kstore.published.manifest import Files, Flag, group_of
 _GROUP = int(Flag.GROUP)
 _OCCUPIED = {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR, errno.EISDIR}
 _TAKEN = "something else is in its place"
+_WRITTEN = "it was written while this was restored"
 _OF_ONE_PLACE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EXDEV, errno.ENOENT}
 """What is wrong with one folder says nothing of the others: somebody else's, a mount of its own, or gone just now."""
 
@@ -20,10 +22,16 @@ _OF_ONE_PLACE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EXDEV, errno.ENOE
 class Mover:
     """Moves artifacts from where they were staged to where they belong."""
 
-    def __init__(self, staged: Callable[[str], str], local: Callable[[str], str], files: Files) -> None:
-        """`staged` and `local` say where an artifact path, of a file or folder, is built and where it belongs."""
+    def __init__(
+        self, staged: Callable[[str], str], local: Callable[[str], str], files: Files, since: Callable[[str], int]
+    ) -> None:
+        """`staged` and `local` say where an artifact path, of a file or folder, is built and where it belongs.
+
+        `since` says when it was looked at what is there, by the clock of that filesystem, in nanoseconds.
+        """
         self._staged = staged
         self._local = local
+        self._since = since
         self._files = files
         self.occupied: dict[str, str] = {}
         """Paths in whose place something else stays, and why; what was staged for them is dropped."""
@@ -70,6 +78,9 @@ class Mover:
         return unit
 
     def _move_file(self, path: str) -> None:
+        if self._is_new(path):
+            self.occupied[path] = _WRITTEN
+            return
         try:
             os.rename(self._staged(path), self._local(path))
         except OSError as error:
@@ -79,11 +90,24 @@ class Mover:
 
     def _swap_group(self, path: str) -> None:
         """Replace a group that is there: for an instant it is absent, never mixed."""
+        if self._is_new(path):
+            self.occupied[path] = _WRITTEN
+            return
         try:
             self._put_aside(path)
             os.rename(self._staged(path), self._local(path))
         except OSError as error:
             self.occupied[path] = _TAKEN if error.errno in _OCCUPIED else f"it cannot be replaced: {error.strerror}"
+
+    def _is_new(self, path: str) -> bool:
+        """Whether a compiler has written there since: what it made may be nowhere else."""
+        try:
+            status = os.lstat(self._local(path))
+        except OSError:
+            return False
+        # A link that somebody makes to a blob changes the status of all that share it.
+        is_shared = stat.S_ISREG(status.st_mode) and status.st_nlink > 1
+        return status.st_ctime_ns > self._since(path) and not is_shared
 
     def _put_aside(self, path: str) -> None:
         try:

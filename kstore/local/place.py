@@ -152,7 +152,7 @@ class Placer:
                 for source in self._sources:
                     source.blobs.close()
             staging.drop_incomplete(placed, self._lists)
-            mover = Mover(staging.staged, self._root.local_path, wanted)
+            mover = Mover(staging.staged, self._root.local_path, wanted, staging.since)
             before_move()
             with self._waiting.visible():
                 mover.move(placed.paths, set(folders) | elsewhere)
@@ -182,6 +182,7 @@ class _Staging:
         self._root = root
         self._stages = stages
         self._now = time.time_ns() // _SECOND * _SECOND
+        self._begun_ns = {stage: os.stat(stage).st_mtime_ns for stage in set(stages.values())}
         self.wanted = wanted
         self.folders = [self.staged(folder) for folder in sorted(folders)]
         """Where all is being built, each after those above it."""
@@ -191,6 +192,10 @@ class _Staging:
     def staged(self, path: str) -> str:
         """Where an artifact, or a folder of them, is being built."""
         return f"{self._stages[path.partition('/')[0]]}/{path}"
+
+    def since(self, path: str) -> int:
+        """When staging began, by the clock of the filesystem that the path is on, in nanoseconds."""
+        return self._begun_ns[self._stages[path.partition("/")[0]]]
 
     def fill(
         self,
