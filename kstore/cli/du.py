@@ -84,7 +84,8 @@ def _tell(output: Output, space: Space[str], rows: dict[str, Held]) -> None:
         output.summary(f"in packs that are needed, of no use: {size(space.dead_frames)}")
     if space.unneeded.files:
         unneeded = amount(space.unneeded.files, space.unneeded.bytes)
-        output.summary(f"needed by none: {unneeded}; gc deletes them")
+        what = "what cannot be read may need them" if space.unreadable else "gc deletes them"
+        output.summary(f"needed by none: {unneeded}; {what}")
     output.summary(f"in the store: {amount(space.objects.files, space.objects.bytes)}")
 
 

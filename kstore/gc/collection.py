@@ -39,6 +39,7 @@ from kstore.scope import Scope
 from kstore.stats.pages import sweep_stats
 from kstore.storage import Storage
 from kstore.used import last_used
+from kstore.words import plural
 
 log = logging.getLogger(__name__)
 
@@ -117,7 +118,8 @@ class _Collection:
             mark(self._storage, gone, marked, self._progress)
             if marked.unreadable:
                 self._give_up(marked.unreadable)
-                log.warning("nothing is deleted, for %d generations cannot be read", len(marked.unreadable))
+                unread = plural(len(marked.unreadable), "generation")
+                log.warning("nothing is deleted, for %s cannot be read", unread)
                 return
             sweeper.sweep(marked)
             if not self._report.dry_run:

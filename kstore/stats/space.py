@@ -144,6 +144,9 @@ class Accounts(Generic[Group]):
         self._numbers: dict[Group, int] = {}
         self._kinds: dict[str, int] = {_MANIFEST: 0}
         self._packs: dict[str, set[int]] = {}
+        self._newest: dict[Scope, Ref] = {}
+        self._sought: set[str] = set()
+        """Packs that no ref names and that gc keeps for what is lacking."""
         self.space: Space[Group] = Space()
 
     def __enter__(self) -> Self:
@@ -152,6 +155,8 @@ class Accounts(Generic[Group]):
         self._loose = self._open.enter_context(DigestSet())
         self._leant = self._open.enter_context(DigestSet())
         self._lacking = self._open.enter_context(DigestSet())
+        self._sought_for = self._open.enter_context(DigestSet())
+        self._elsewhere = self._open.enter_context(DigestSet())
         return self
 
     def __exit__(
@@ -168,7 +173,9 @@ class Accounts(Generic[Group]):
             held.generations += 1
             held.live += ref.state is RefState.LIVE
             held.artifacts += size
-        self._lacking.add(holding.needs.lacking)
+        self._newest[ref.scope] = ref
+        for lacking in (self._lacking, self._sought_for):
+            lacking.add(holding.needs.lacking)
         for owner in owners:
             tail = _OWNER.pack(owner)
             self._blobs.update({name[:DIGEST_SIZE] + tail + name[-1:]: size for name, size in self._rows(holding)})
@@ -200,14 +207,10 @@ class Accounts(Generic[Group]):
         for _, owners, _, size in self._each(self._leant):
             for one in self._of(held, owners):
                 one.elsewhere += size
+        self._seek()
         self._count_loose(held)
         for pack, owners in self._packs.items():
-            try:
-                reader = PackReader(self._storage.backend, pack)
-                self._count_frames(held, reader, owners)
-                self._count_object(held, owners, reader.size)
-            except (IntegrityError, OSError) as error:
-                self.space.unreadable.append(f"pack {pack}: {error}")
+            self._count_pack(held, pack, owners)
         if survey:
             self._survey()
         return self.space
@@ -220,6 +223,31 @@ class Accounts(Generic[Group]):
             if kind:
                 yield frozenset(groups[owner] for owner in owners - {_PINNED}), kinds[kind], size
 
+    def _seek(self) -> None:
+        """Find what generations lack in the packs of others: a repair has saved it there, and moved their own away."""
+        if len(self._lacking):
+            self._note_elsewhere(list(self._packs))
+            self._sought = seek(self._storage, self._lacking, self._packs)
+            self._note_elsewhere(self._sought)
+
+    def _note_elsewhere(self, packs: Iterable[str]) -> None:
+        for pack in packs:
+            with suppress(IntegrityError, OSError):
+                digests = PackReader(self._storage.backend, pack).index.digests
+                found = self._loose.beginning(digest for digest in digests if digest in self._sought_for)
+                self._elsewhere.add({name[:DIGEST_SIZE] for name in found})
+                self._packs.setdefault(pack, set()).update(map(_owner, found))
+
+    def _count_pack(self, held: dict[int, Held], pack: str, owners: set[int]) -> None:
+        try:
+            reader = PackReader(self._storage.backend, pack)
+            self._count_frames(held, reader, owners)
+            self._count_object(held, owners, reader.size)
+        except (IntegrityError, OSError) as error:
+            # One that a repair has moved away may be named by earlier generations still.
+            if self._storage.blobs.has_pack(pack) or any(pack in ref.packs for ref in self._newest.values()):
+                self.space.unreadable.append(f"pack {pack}: {error}")
+
     def _count_loose(self, held: dict[int, Held]) -> None:
         lost = Count()
         with DigestSet() as there:
@@ -228,6 +256,8 @@ class Accounts(Generic[Group]):
             for digest, owners, _, size in self._each(self._loose):
                 if digest in there:
                     self._count_object(held, owners, size)
+                elif digest in self._elsewhere:
+                    continue
                 else:
                     lost += Count(1, size)
                 for one in self._of(held, owners):
@@ -283,7 +313,7 @@ class Accounts(Generic[Group]):
 
     def _survey(self) -> None:
         """Count what is in the store, and what of it is needed by none."""
-        needed = self._packs.keys() | seek(self._storage, self._lacking, self._packs)
+        needed = self._packs.keys() | self._sought
         packs = {pack: pack in needed for pack in self._storage.blobs.packs()}
         self._count_stored({pack_name(pack): is_needed for pack, is_needed in packs.items()})
         for shard in list(self._storage.backend.list(LOOSE)):

@@ -99,7 +99,7 @@ def test_what_cannot_be_read_is_kept_and_told(cli: Cli) -> None:
 
     assert result.code == 4
     assert "cannot be read, so nothing that it may need goes, unless `kstore verify" in result.err
-    assert "kstore: nothing is deleted, for 1 generations" in result.err.splitlines()[0]
+    assert "kstore: nothing is deleted, for 1 generation cannot" in result.err.splitlines()[0]
     assert "kstore: kstore: " not in result.err
 
 

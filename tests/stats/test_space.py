@@ -21,7 +21,8 @@ from kstore.storage import Storage
 from kstore.store import Store
 from tests.layers.images import Fleet
 from tests.stats.stores import A100, H100, busy_store, commit
-from tests.trees import Node
+from tests.test_repair import rot_frame
+from tests.trees import KEY, Node
 
 KEYS = ("llama/v1", "llama/v2", "flux/dev")
 MANY = 1000
@@ -204,6 +205,30 @@ def test_a_blob_that_is_lost_is_not_stored(tmp_path: Path) -> None:
     assert space.whole.alone == sum(held.alone for held in space.groups.values())
     assert space.unreadable == [f"1 lost blob, {found[lost]} bytes; `kstore verify` says of what"]
     assert overview(storage).unreadable == space.unreadable
+
+
+@pytest.mark.parametrize("after", ["a loose commit", "a packed commit", "another key's"])
+def test_what_a_repair_has_saved_in_another_pack_is_not_lost(tmp_path: Path, after: str) -> None:
+    """Earlier generations go on naming the pack that it moved away."""
+    node = Node(tmp_path, layout="packed")
+    kernels = [node.tree.kernel(name) for name in ("one", "two")]
+    node.tree.put("inductor/ab/clarge.py", os.urandom(5 << 20))
+    node.commit()
+    node.tree.wrapper("later")
+    node.commit()
+    rot_frame(node, f"{kernels[0]}/k.cubin")
+    node.store.verify(repair=True)
+    key = "another" if after.startswith("another") else KEY
+    again = Node(tmp_path, layout="loose" if "loose" in after else "packed")
+    again.tree.wrapper("latest")
+    again.commit(key)
+    node.commit()
+    space = by_key(node.store.storage)
+    assert space.unreadable == []
+    assert space.whole.elsewhere == 0
+    for generation in range(1, node.newest().generation + 1):
+        assert Node(tmp_path, f"of {generation}").restore(generation=generation).left_out == 0
+    assert space.whole.stored == space.objects.bytes == sum(objects(node.store.storage).values())
 
 
 def test_a_blob_that_gc_has_aside_is_stored(tmp_path: Path) -> None:
