@@ -163,7 +163,7 @@ def _facts(shown: _Shown) -> Iterator[tuple[str, str]]:
     yield "GPU", shown.scope.gpu
     yield "environment", shown.scope.environment
     if shown.manifest:
-        yield "cache root", str(shown.manifest.meta.get("cache_root", "?"))
+        yield "cache root", str(shown.manifest.meta.get("cache_root") or "?")
         packs = len(shown.refs[0].packs)
         yield "packs", str(packs) if packs else "none: every file is stored by itself"
         hosts = (f"{shorten(host, 13)} ({files(len(bound))})" for host, bound in shown.manifest.hosts.items())

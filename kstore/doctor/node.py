@@ -8,12 +8,14 @@ from contextlib import ExitStack
 from tempfile import TemporaryDirectory
 
 from kstore.calls import IS_COMPILED
+from kstore.components import Component
 from kstore.components.table import KSTORE_FOLDER
 from kstore.doctor.check import Check, bad, ok, warning
 from kstore.doctor.published import Newest
 from kstore.errors import KstoreError
 from kstore.local.cacheroot import Owner, expected_root, is_numbered, numbered_folder
 from kstore.local.link import Linker, LinkMode
+from kstore.published.snapshot import Snapshot
 from kstore.scope import Scope
 from kstore.settings import Mode
 from kstore.store import Store
@@ -40,7 +42,7 @@ def check_node(store: Store, key: str, newest: Newest | None, *, may_link: bool)
         except (KstoreError, OSError) as error:
             yield bad("cache root", str(error), "set KSTORE_CACHE_ROOT to a folder that this user can write")
         else:
-            yield _check_key(path, key, worker.state.scope()) or _check_root(path, newest)
+            yield _check_key(path, key, worker.state.scope()) or _check_root(path, worker, newest)
             link, is_copy = _check_link(store, worker) if may_link else (None, False)
             if link:
                 yield link
@@ -97,20 +99,44 @@ def _check_key(path: str, key: str, other: Scope | None) -> Check | None:
     return warning("cache root", found, advice)
 
 
-def _check_root(path: str, newest: Newest | None) -> Check:
+def _check_root(path: str, worker: Worker, newest: Newest | None) -> Check:
     if any(map(str.isspace, path)):
         return warning("cache root", f"{path!r} has a blank in it", "torch's C++ compiles fail there: choose another")
     snapshot = newest.snapshot if newest and newest.is_own else None
-    built = snapshot.manifest.meta.get("cache_root") if snapshot else None
-    if not isinstance(built, str) or built == path:
+    built, folders = _built_in(snapshot) if snapshot else ("", {})
+    own = f"{worker.root.path}/"
+    here = {name: folder.replace(own, f"{path}/", 1) for name, folder in worker.root.folders.items()}
+    moved = {name: there for name, there in folders.items() if here.get(name, there) != there}
+    if not moved:
         return ok("cache root", path)
-    same = "one fixed KSTORE_CACHE_ROOT on the builder and here" if is_numbered(built) else f"KSTORE_CACHE_ROOT={built}"
+    apart = {name: there for name, there in moved.items() if not there.startswith(f"{built}/")}
+    same = [f"{worker.table[name].variable}={_named(worker.table[name], there)}" for name, there in apart.items()]
+    if len(apart) < len(moved):
+        both = "one fixed KSTORE_CACHE_ROOT on the builder and here"
+        same.insert(0, both if is_numbered(built) else f"KSTORE_CACHE_ROOT={built}")
+    places = {path: built} if len(apart) < len(moved) else {here[name]: there for name, there in apart.items()}
     return warning(
         "cache root",
-        f"{path}, and what is published was built in {built}",
+        "; ".join(f"{now}, and what is published was built in {there}" for now, there in places.items()),
         "graphs and kernels hit; Triton kernels with several configurations are tuned again, C++ extensions may be "
-        f"built again, and releases share fewer bytes: {same} avoids that",
+        f"built again, and releases share fewer bytes: {' and '.join(same)} avoids that",
     )
+
+
+def _built_in(snapshot: Snapshot) -> tuple[str, dict[str, str]]:
+    """The builder's cache root, and where it had the components that it has files of; nothing if that is not known."""
+    meta = snapshot.manifest.meta
+    root, folders = meta.get("cache_root"), meta.get("folders")
+    if not isinstance(root, str) or not root:
+        return "", {}
+    known = folders if isinstance(folders, dict) else {}
+    used = sorted({path.partition("/")[0] for path, _ in snapshot.manifest.items()})
+    return root, {name: str(known.get(name, f"{root}/{name}")) for name in used}
+
+
+def _named(component: Component, folder: str) -> str:
+    """What the component's variable names for a cache in `folder`."""
+    return folder.removesuffix(f"/{component.within}") if component.within else folder
 
 
 def _check_link(store: Store, worker: Worker) -> tuple[Check, bool]:

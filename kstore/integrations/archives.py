@@ -94,7 +94,7 @@ def adopt(store: Store, key: str, archive: Path, *, built_under: Path, component
         with reporting_trouble(store.location, "import into"):
             store.storage.open()
             report = commit(worker)
-    return replace(report, skipped=(*report.skipped, *left))
+    return replace(report, cache_root="", skipped=(*report.skipped, *left))
 
 
 def settled(store: Store, key: str) -> bool | None:

@@ -25,7 +25,7 @@ from kstore.published.manifest import Manifest
 from kstore.settings import Mode
 from kstore.store import Store
 from tests.layers.images import Fleet
-from tests.trees import ENVIRONMENT, GPU, KEY, Node, contents, shared_object
+from tests.trees import ENVIRONMENT, GPU, KEY, Node, Tree, contents, shared_object
 
 OURS = {"torch": "2.13.0+cu130", "triton": "3.7.1", "python": "cpython-311", "machine": "x86_64"}
 
@@ -334,6 +334,19 @@ def test_another_cache_root_costs_something(published: Node) -> None:
 
     assert found.verdict is Verdict.WARNING
     assert f"KSTORE_CACHE_ROOT={published.tree.root}" in found.advice
+
+
+def test_a_folder_that_a_variable_named_counts_where_it_is(tmp_path: Path) -> None:
+    """It is what compilers ask for, whatever the cache root is."""
+    chosen = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "chosen")}
+    builder = Node(tmp_path, "builder", environ=dict(chosen))
+    Tree(tmp_path).put("chosen/ab/cone.py", b"code")
+    builder.commit()
+
+    assert checks(Node(tmp_path, "other", environ=dict(chosen)).store)["cache root"].verdict is Verdict.OK
+    found = worst(Node(tmp_path, "builder").store)["cache root"]
+    assert found.found == f"{tmp_path}/builder/inductor, and what is published was built in {tmp_path}/chosen"
+    assert f"TORCHINDUCTOR_CACHE_DIR={tmp_path}/chosen avoids that" in found.advice
 
 
 def test_a_cache_root_with_a_blank_costs_every_cpp_compile(published: Node) -> None:

@@ -368,6 +368,19 @@ def test_an_exported_import_has_all_kinds_of_entries(fleet: Fleet) -> None:
     assert tree_of(again) == tree_of(OTHER_KINDS)
 
 
+def test_an_import_says_of_no_folder_that_it_was_built_there(fleet: Fleet) -> None:
+    """It was unpacked in one that has gone."""
+    (fleet.folder / "all.bin").write_bytes(write(OTHER_KINDS))
+    imported = fleet.document("import", "megacache", fleet.folder / "all.bin", KEY)
+    (shown,) = fleet.document("show", KEY)["scopes"]
+    assert (imported["cache_root"], shown["meta"]["cache_root"], shown["meta"]["folders"]) == ("", "", {})
+    refused = fleet.kstore("export", KEY, "--format", "tar", "-o", fleet.folder / "a.tar")
+    assert refused.returncode == 2
+    assert "name one with --under" in refused.stderr
+    found = fleet.kstore("doctor", KEY, worker="worker").stdout
+    assert "cache root" in found and "what is published was built in" not in " ".join(found.split())
+
+
 @pytest.mark.exhaustive
 def test_what_was_recorded_before_an_earlier_save_is_not_lost(fleet: Fleet) -> None:
     """Torch's own loader keeps only the last section of each kind."""

@@ -7,7 +7,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -21,7 +21,7 @@ from kstore.published.manifest import Files
 from kstore.published.ref import Ref
 from kstore.published.snapshot import Snapshot
 from kstore.report import CommitReport, Count, LeftOut, Written
-from kstore.settings import Settings
+from kstore.settings import Mode, Settings
 from kstore.storage import reporting_trouble
 from kstore.store import Store
 
@@ -75,7 +75,7 @@ def bring_in(store: Store, data: bytes, key: str, source: str = "") -> Imported:
     artifacts = container.read(data, source)
     files, unknown = files_of(artifacts)
     with _unpacked(files) as root:
-        committed = _committing_from(root, store.settings).commit(key)
+        committed = _commit(_committing_from(root, store.settings), key)
     entries = Counter(artifact.kind for artifact in artifacts)
     return Imported(committed, dict(entries), tuple(_unknown_kinds(unknown)))
 
@@ -114,6 +114,18 @@ def _committing_from(root: str, settings: Settings) -> Store:
         components=(COMPONENT,),
         environ=unchosen(os.environ),
     )
+
+
+def _commit(store: Store, key: str) -> CommitReport:
+    """Publish what is in the temporary root. It is nowhere for long: what is published names no folder."""
+    from kstore.operations.commit import commit
+
+    if store.settings.mode is Mode.READ:
+        return store.commit(key)  # which says so
+    worker = replace(store.worker(key, before_import=False), origin={"cache_root": "", "folders": {}})
+    with reporting_trouble(store.location, "import into"):
+        store.storage.open()
+        return replace(commit(worker), cache_root="")
 
 
 def _unknown_kinds(artifacts: Iterable[Artifact]) -> Iterator[LeftOut]:
