@@ -116,7 +116,8 @@ def _check_contents(store: Store, key: str, newest: Newest) -> Iterator[Check]:
         yield bad("contents", found, advice)
     if away := unavailable(store.storage, newest.snapshot, dict(newest.snapshot.manifest.items()), {}):
         where = ", ".join(leans_on(newest.snapshot.manifest))
-        found = f"only {where} has {files(len(away))} of generation {ref.generation}, and it is none of the stores here"
+        what = f"{files(len(away))} of generation {ref.generation} cannot be restored"
+        found = f"{what} without {where}, which is none of the stores here"
         yield bad("contents", found, f"add {where} to the stores")
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kstore.errors import MissError
 from kstore.inspect.items import Artifact
+from kstore.local.untouched import UNMARKED
 from kstore.published.leaning import fetch_many
 from kstore.published.manifest import Files, Flag, Manifest
 from kstore.scope import Scope
@@ -102,7 +103,10 @@ def local_side(store: Store, scope: Scope, *, ask_host: bool) -> Side:
         raise MissError(
             f"there is no cache root of {scope.key} here; give two keys, or name the folder with --cache-root"
         )
-    found = worker.scan(worker.state.load())
+    state = worker.state.load()
+    # Somebody may have written into a file: of that its folder's times, which a commit goes by, do not tell.
+    state.index.folders.clear()
+    found = worker.scan(replace(state, untouched=UNMARKED))
     files = found.files
     bound = {path for path, entry in files.items() if entry.flags & Flag.HOST}
     host = worker.host.fingerprint if bound or ask_host else ""

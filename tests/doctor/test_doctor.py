@@ -319,7 +319,7 @@ def test_what_only_a_store_has_that_is_not_given_is_bad(image: Fleet) -> None:
 
     found = worst(image.without("alone").store)["contents"]
     assert found.verdict is Verdict.BAD
-    assert "it is none of the stores here" in found.found
+    assert "which is none of the stores here" in found.found
 
 
 def damage(node: Node) -> None:

@@ -274,6 +274,23 @@ def test_a_key_is_compared_with_the_cache_root_here(tmp_path: Path, layout: str,
     assert (found.right.generation, found.right.label) == (0, str(node.tree.root))
 
 
+def test_what_somebody_has_written_into_a_file_of_the_cache_root_is_seen(
+    tmp_path: Path, layout: str, host: Host
+) -> None:
+    """Of that its folder's times do not tell."""
+    builder, node = Node(tmp_path, "builder", layout=layout), Node(tmp_path, layout=layout)
+    put_kernel(builder.tree, "one")
+    builder.commit()
+    node.restore()
+    assert not kstore.compare(node.store, KEY).differ
+
+    path = next((node.tree.root / "triton").rglob("*.ptx"))
+    data = path.read_bytes()
+    path.chmod(0o644)
+    path.write_bytes(b"!" + data[1:])
+    assert brief(kstore.compare(node.store, KEY)) == [("rebuilt", "one")]
+
+
 def test_comparing_with_the_cache_root_leaves_out_other_hosts(
     tmp_path: Path, host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
