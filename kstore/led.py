@@ -6,12 +6,14 @@ import logging
 import os
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
-from functools import cache
 from typing import NamedTuple
 
 from kstore.components.variables import read_managed, set_variables
 
 log = logging.getLogger("kstore")
+
+EXEC_KEY = "KSTORE_EXEC_KEY"
+"""Names the key of the `kstore exec` that runs a process."""
 
 
 class Use(NamedTuple):
@@ -43,7 +45,6 @@ def led(environ: Mapping[str, str]) -> dict[str, str]:
 @contextmanager
 def leading(key: str, environ: Mapping[str, str], *, commits: bool) -> Iterator[None]:
     """A restore of `key`, which leads compilers into another cache root. With `commits`, its commit is to come."""
-    _ = _of_parent()
     before = led(environ)
     try:
         yield
@@ -66,7 +67,6 @@ def end_use(key: str) -> None:
 @contextmanager
 def entering(key: str, environ: MutableMapping[str, str]) -> Iterator[Mapping[str, str]]:
     """A block is about to begin; yields the variables as they are before. If it cannot, all is as it was."""
-    _ = _of_parent()
     before, by_hand = led(environ), _by_hand.get(key)
     try:
         yield before
@@ -108,12 +108,8 @@ def _displaced(before: Mapping[str, str], after: Mapping[str, str]) -> Use | Non
 
 
 def _uses() -> list[Use]:
-    return [_of_parent(), *_by_hand.values(), *_blocks]
+    return [*_OF_EXEC, *_by_hand.values(), *_blocks]
 
 
-@cache
-def _of_parent() -> Use:
-    """That of who started this process, as `kstore exec` does, and commits what compilers write there. To be asked for
-    before kstore sets a variable.
-    """
-    return Use("the command that runs this", led(os.environ))
+_OF_EXEC = [Use(os.environ[EXEC_KEY], led(os.environ))] if EXEC_KEY in os.environ else []
+"""That of `kstore exec`, which runs this process, and commits what compilers write there."""

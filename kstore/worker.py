@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from kstore.components import Table
 from kstore.deadline import Waiting
 from kstore.digest import digest_of
-from kstore.environment import Environment, Host, detect_host, surroundings
+from kstore.environment import Environment, Host, detect_host, host_hint
 from kstore.files import read_whole
 from kstore.local.cacheroot import CacheRoot
 from kstore.local.found import Scan
@@ -138,7 +138,7 @@ class Worker:
         """
         bound = {path: known.entry.digest for path, known in found.known.items() if known.entry.flags & _HOST}
         foreign = {path: digest for path, digest in state.foreign.items() if bound.get(path) == digest}
-        if bound and self.is_elsewhere(state):
+        if bound and self._was_elsewhere(state, built_here=built_here):
             if not built_here:
                 return bound
             base = self.base(state)
@@ -146,13 +146,13 @@ class Worker:
             foreign |= {path: digest for path, digest in bound.items() if path in state.index.files or path in old}
         return foreign
 
-    def is_elsewhere(self, state: State) -> bool:
-        """Whether the root was on another host before, or may have been: where nobody had asked the compiler by then,
-        that is so if it was restored into in other surroundings.
+    def _was_elsewhere(self, state: State, *, built_here: bool) -> bool:
+        """Whether the root was on another host before. Where nobody had asked the compiler by then, a restore goes by
+        what is seen without it, for the worst that may come of that is a compile.
         """
         if state.host:
             return state.host != self.host.fingerprint
-        return self.state.last_restore.surroundings() not in ("", surroundings())
+        return not built_here and self.state.last_restore.host_hint() not in ("", host_hint())
 
     def base(self, state: State) -> Snapshot | None:
         """What the root grew from, if that was in this store, or one below."""

@@ -135,7 +135,7 @@ def test_a_root_that_outlives_its_host_does_not_pass_its_objects_on(
 def go_to_host(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kstore.worker.detect_host", lambda: Host(name * 16, {}))
     for module in ("kstore.worker", "kstore.operations.restore"):
-        monkeypatch.setattr(f"{module}.surroundings", lambda: name)
+        monkeypatch.setattr(f"{module}.host_hint", lambda: name)
 
 
 @pytest.mark.parametrize("published", [False, True], ids=["after a miss", "after a restore without any"])
@@ -159,6 +159,31 @@ def test_objects_that_were_never_committed_stay_on_the_host_that_they_were_built
     node.restore()
     assert not tree.has(built)
     own = tree.put("inductor/ab/c2.main.so", shared_object() + b"b")
+    node.restore()
+    assert tree.has(own), "it was built on this one"
+    node.commit()
+    assert {host: list(files) for host, files in _hosts(node).items()} == {"b" * 16: [own]}
+
+
+def test_a_miss_on_another_host_takes_out_what_was_committed_on_the_one_before_and_nothing_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_to_host("a", monkeypatch)
+    node = Node(tmp_path)
+    node.restore()
+    built = node.tree.put("inductor/ab/c1.main.so", shared_object())
+    node.commit()
+    node.store.forget(KEY)
+
+    go_to_host("b", monkeypatch)
+    own, built_again = "inductor/ab/c2.main.so", list[str]()
+    for _ in range(3):
+        assert Node(tmp_path).restore().status is RestoreStatus.MISS
+        assert not node.tree.has(built)
+        if not node.tree.has(own):
+            built_again.append(node.tree.put(own, shared_object() + b"b"))
+    assert built_again == [own]
+    node = Node(tmp_path)
     node.commit()
     assert {host: list(files) for host, files in _hosts(node).items()} == {"b" * 16: [own]}
 

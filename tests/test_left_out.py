@@ -113,7 +113,7 @@ def test_what_a_compiler_writes_while_it_is_restored_stays_and_is_merged(
     other.commit()
     node.tree.timings({"older": 1}, "another")
     with monkeypatch.context() as patch:
-        meanwhile(patch, lambda: node.tree.timings({"measured here": 2}))
+        meanwhile(patch, lambda: os.utime(node.tree.root / node.tree.timings({"measured here": 2})))
         report = node.restore()
     assert (report.placed, report.left_out) == (0, 0)
     assert report.skipped == (("inductor/cache/system", "it was written while this was restored"),)
@@ -121,6 +121,18 @@ def test_what_a_compiler_writes_while_it_is_restored_stays_and_is_merged(
     third = Node(tmp_path, "third")
     third.restore()
     assert json.loads(third.tree.read("inductor/cache/system")) == {"published": 1, "measured here": 2}
+
+
+def test_a_time_from_before_the_clock_was_set_back_is_not_taken_for_that(tmp_path: Path, layout: str) -> None:
+    other, node = Node(tmp_path, "other", layout=layout), Node(tmp_path, layout=layout)
+    for content in ("older", "newer"):
+        kernel = other.tree.kernel("one", content)
+        other.commit()
+    node.restore(generation=1)
+    for path in ((node.tree.root / kernel), *(node.tree.root / kernel).iterdir()):
+        os.utime(path, 2 * (time.time() + 24 * HOUR,))
+    assert node.restore().placed == 8
+    assert b"newer" in node.tree.read(f"{kernel}/k.ptx")
 
 
 def test_a_kernel_that_is_compiled_while_it_is_restored_stays(
@@ -138,9 +150,9 @@ def test_a_kernel_that_is_compiled_while_it_is_restored_stays(
     assert third.restore().placed == 0
 
 
-@pytest.mark.parametrize("ahead", [-HOUR / 2, 30.0])
+@pytest.mark.parametrize("ahead", [-HOUR / 2, 300.0])
 def test_a_group_that_somebody_writes_waits(node: Node, ahead: float) -> None:
-    """The clock of a filesystem may be a little ahead."""
+    """The clock of a filesystem may be ahead."""
     kernel = node.tree.kernel("three")
     leave(node.tree.root / kernel, ahead)
     report = node.commit()
@@ -148,10 +160,8 @@ def test_a_group_that_somebody_writes_waits(node: Node, ahead: float) -> None:
     assert report.skipped == ((kernel, "tmp.pid_9_x: it is being written"),)
 
 
-@pytest.mark.parametrize("ahead", [-2 * HOUR, 30 * 24 * HOUR])
-def test_what_a_killed_compiler_left_long_ago_or_in_the_future_holds_nothing_up(node: Node, ahead: float) -> None:
-    """The clock was wrong then, and has been set back."""
-    leave(node.tree.root / node.tree.kernel("three"), ahead)
+def test_what_a_killed_compiler_left_long_ago_holds_nothing_up(node: Node) -> None:
+    leave(node.tree.root / node.tree.kernel("three"), -2 * HOUR)
     assert node.commit().new_files == 8
 
 

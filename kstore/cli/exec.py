@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import signal
 import time
@@ -33,6 +34,7 @@ from kstore.cli.options import (
 from kstore.cli.ready import ready_as_json, start_ready_commit, stop_ready_commit
 from kstore.cli.termination import terminable
 from kstore.errors import MissError
+from kstore.led import EXEC_KEY
 
 if TYPE_CHECKING:
     from kstore.cli.output import Output
@@ -45,7 +47,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("kstore")
 
 _OUTLIVED = 60.0
-"""Seconds after a signal that ends jobs, after which a command that still runs was not ended by it."""
+"""Seconds after Ctrl-C, after which a command that still runs was not ended by it."""
 _EXIT_CODES = {
     "N": "the command's own",
     "128+N": "signal N ended the command",
@@ -128,7 +130,7 @@ def command(
 
     output, environ = invocation.output, dict(os.environ)
     store = invocation.store(environ)
-    environ.update(invocation.variables(store))
+    environ |= invocation.variables(store) | {EXEC_KEY: key}
     if no_live:
         refuse("is for commits while the command runs, which --no-live switches off", "settle", "every")
     if seed:
@@ -232,7 +234,7 @@ class _Commits:
         self._is_live = False
         self.is_told_to_end = False
         """Whether a signal has come that ends jobs."""
-        self._told_at = 0.0
+        self._interrupted_at = 0.0
         self.ready: ReadyCommit | None = None
         """What waits for the server to be ready, if that was asked for."""
 
@@ -260,13 +262,14 @@ class _Commits:
     def told(self, number: int) -> None:
         """A signal has come. Who sent it may not wait for the command's end: what is there is committed at once."""
         if number in ENDINGS:
-            self.is_told_to_end, self._told_at = True, time.monotonic()
+            self.is_told_to_end = True
+            self._interrupted_at = time.monotonic() if number == signal.SIGINT else math.inf
             if self._live and self._is_live:
                 self._live.checkpoint()
 
     def command_has_ended(self) -> None:
-        """What it has outlived did not end it: nor does Ctrl-C at a prompt, or a signal that saves a state."""
-        if time.monotonic() - self._told_at > _OUTLIVED:
+        """A Ctrl-C that it has outlived did not end it, as at a prompt. A server may take long to end after SIGTERM."""
+        if time.monotonic() - self._interrupted_at > _OUTLIVED:
             self.is_told_to_end = False
 
     def finish(self) -> CommitReport:

@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 from kstore.environment.gpu import gpu_slug
-from kstore.environment.host import Host, detect_host, surroundings
+from kstore.environment.host import Host, detect_host, host_hint, surroundings
 from kstore.environment.influences import influences
 from kstore.environment.software import Environment, detect_environment
 
-__all__ = ["Environment", "Host", "detect_environment", "detect_host", "gpu_slug", "influences", "surroundings"]
+__all__ = [
+    "Environment",
+    "Host",
+    "detect_environment",
+    "detect_host",
+    "gpu_slug",
+    "host_hint",
+    "influences",
+    "surroundings",
+]

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,6 +75,18 @@ def surroundings() -> str:
     except OSError:  # not Linux
         return ""
     return digest_of_facts(facts | {name: os.environ[name] for name in _COMPILER_VARIABLES if name in os.environ})
+
+
+def host_hint() -> str:
+    """Equal for hosts that compiled C++ files run alike on, as far as that can be seen without running the compiler:
+    by its file, the processor's extensions and glibc.
+    """
+    command = _compiler(os.environ)
+    compiler = NONE
+    with suppress(OSError):
+        status = os.stat(command[0]) if command else None
+        compiler = f"{status.st_size} {status.st_mtime_ns}" if status else NONE
+    return digest_of_facts({"cpu": _reported_cpu(), "compiler": compiler, "glibc": _glibc()})
 
 
 @functools.cache

@@ -99,12 +99,12 @@ class LastRestore:
         answer: Mapping[str, Any] | None = None,
         *,
         store: str = "",
-        surroundings: str = "",
+        host_hint: str = "",
     ) -> None:
         """Remember that a restore has ended, of the generation that is the base now; None for a miss.
 
         `whole` is its name, if it has left nothing out, and `answer` what those are told who came for the same. `store`
-        is where the worker's store was, if there was one, and `surroundings` are those of the worker.
+        is where the worker's store was, if there was one, and `host_hint` is that of the worker's host.
         """
         os.makedirs(self._folder, mode=0o700, exist_ok=True)
         with suppress(FileNotFoundError):
@@ -115,16 +115,16 @@ class LastRestore:
             except OSError:  # a filesystem without hard links
                 shutil.copyfile(self._base, self._manifest)
         content = {**dump_ref(ref), "whole": whole, "placing": self._placing, "answer": answer} if ref else {}
-        seen = {"store": store, "surroundings": surroundings}
+        seen = {"store": store, "host": host_hint}
         replace_record(self._record, json.dumps({**content, **seen}).encode())
 
     def store(self) -> str:
         """Where there was a store; empty if there was none, or it is not known."""
         return self._seen("store")
 
-    def surroundings(self) -> str:
-        """Those that it was made in, as `environment.surroundings` has them; empty if they are not known."""
-        return self._seen("surroundings")
+    def host_hint(self) -> str:
+        """Of the host that it was made on, as `environment.host_hint` has it; empty if it is not known."""
+        return self._seen("host")
 
     def _seen(self, what: str) -> str:
         with suppress(*UNREADABLE):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import stat
 from collections.abc import Callable, Collection
 
 from kstore.folders import make_folder
@@ -23,15 +22,19 @@ class Mover:
     """Moves artifacts from where they were staged to where they belong."""
 
     def __init__(
-        self, staged: Callable[[str], str], local: Callable[[str], str], files: Files, since: Callable[[str], int]
+        self,
+        staged: Callable[[str], str],
+        local: Callable[[str], str],
+        files: Files,
+        window: Callable[[str], tuple[int, int]],
     ) -> None:
         """`staged` and `local` say where an artifact path, of a file or folder, is built and where it belongs.
 
-        `since` says when it was looked at what is there, by the clock of that filesystem, in nanoseconds.
+        `window` says between which times, by the clock of that filesystem, it was built, in nanoseconds.
         """
         self._staged = staged
         self._local = local
-        self._since = since
+        self._window = window
         self._files = files
         self.occupied: dict[str, str] = {}
         """Paths in whose place something else stays, and why; what was staged for them is dropped."""
@@ -100,14 +103,13 @@ class Mover:
             self.occupied[path] = _TAKEN if error.errno in _OCCUPIED else f"it cannot be replaced: {error.strerror}"
 
     def _is_new(self, path: str) -> bool:
-        """Whether a compiler has written there since: what it made may be nowhere else."""
+        """Whether a compiler has written there meanwhile: what it made may be nowhere else."""
         try:
-            status = os.lstat(self._local(path))
+            mtime_ns = os.lstat(self._local(path)).st_mtime_ns
         except OSError:
             return False
-        # A link that somebody makes to a blob changes the status of all that share it.
-        is_shared = stat.S_ISREG(status.st_mode) and status.st_nlink > 1
-        return status.st_ctime_ns > self._since(path) and not is_shared
+        since, until = self._window(path)
+        return since < mtime_ns <= until  # A later time is from before a clock was set back.
 
     def _put_aside(self, path: str) -> None:
         try:

@@ -37,7 +37,7 @@ from kstore.local.move import Mover
 from kstore.local.names import refused_names
 from kstore.local.placed import Placed
 from kstore.local.relocate import to_local
-from kstore.local.stages import find_elsewhere, open_stages
+from kstore.local.stages import clock_of, find_elsewhere, open_stages
 from kstore.local.state import StateFolder
 from kstore.local.untouched import mark_folders
 from kstore.progress import Progress
@@ -152,8 +152,8 @@ class Placer:
                 for source in self._sources:
                     source.blobs.close()
             staging.drop_incomplete(placed, self._lists)
-            mover = Mover(staging.staged, self._root.local_path, wanted, staging.since)
             before_move()
+            mover = Mover(staging.staged, self._root.local_path, wanted, staging.window())
             with self._waiting.visible():
                 mover.move(placed.paths, set(folders) | elsewhere)
             placed.forget(mover.occupied, mover.refused)
@@ -182,7 +182,7 @@ class _Staging:
         self._root = root
         self._stages = stages
         self._now = time.time_ns() // _SECOND * _SECOND
-        self._begun_ns = {stage: os.stat(stage).st_mtime_ns for stage in set(stages.values())}
+        self._begun_ns = {stage: clock_of(stage) for stage in set(stages.values())}
         self.wanted = wanted
         self.folders = [self.staged(folder) for folder in sorted(folders)]
         """Where all is being built, each after those above it."""
@@ -193,9 +193,10 @@ class _Staging:
         """Where an artifact, or a folder of them, is being built."""
         return f"{self._stages[path.partition('/')[0]]}/{path}"
 
-    def since(self, path: str) -> int:
-        """When staging began, by the clock of the filesystem that the path is on, in nanoseconds."""
-        return self._begun_ns[self._stages[path.partition("/")[0]]]
+    def window(self) -> Callable[[str], tuple[int, int]]:
+        """Between which times a path was staged, now it is, by the clock of its filesystem, in nanoseconds."""
+        windows = {stage: (begun, clock_of(stage)) for stage, begun in self._begun_ns.items()}
+        return lambda path: windows[self._stages[path.partition("/")[0]]]
 
     def fill(
         self,

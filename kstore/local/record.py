@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from kstore.errors import CacheRootError, IntegrityError
@@ -22,14 +22,40 @@ def replace_record(path: str, *parts: bytes) -> None:
     Raises:
         CacheRootError: it cannot be written.
     """
-    temporary = f"{path}.new"  # Only the holder of the lock writes: what a killed one leaves, the next write replaces.
+    _write(path, *parts)
+    _put_in_place(path)
+
+
+def replace_records(records: Mapping[str, bytes]) -> None:
+    """Write files in the place of those that were there, in this order; none of them if there is no room for all.
+
+    Raises:
+        CacheRootError: one cannot be written.
+    """
+    for path, data in records.items():
+        _write(path, data)
+    for path in records:
+        _put_in_place(path)
+
+
+def _write(path: str, *parts: bytes) -> None:
+    # Only the holder of the lock writes: what a killed one leaves, the next write replaces.
+    with _failing(path), open(f"{path}.new", "wb") as file:
+        file.writelines(parts)
+
+
+def _put_in_place(path: str) -> None:
+    with _failing(path):
+        os.replace(f"{path}.new", path)
+
+
+@contextmanager
+def _failing(path: str) -> Iterator[None]:
     try:
-        with open(temporary, "wb") as file:
-            file.writelines(parts)
-        os.replace(temporary, path)
+        yield
     except OSError as error:
         with suppress(OSError):  # An NFS client tells whoever opens a file again of the write that failed.
-            os.unlink(temporary)
+            os.unlink(f"{path}.new")
         raise CacheRootError(f"cannot write {path}: {error.strerror}; check the space and permissions there") from error
 
 

@@ -32,8 +32,6 @@ from kstore.similarity import similarity
 _GROUP, _HOST, _LINK, _RELOCATE = int(Flag.GROUP), int(Flag.HOST), int(Flag.LINK), int(Flag.RELOCATE)
 _BELOW = int(Flag.BELOW)
 _WRITING_TIME = 3600.0
-_CLOCK_STEP = 60.0
-"""Seconds that the clock of a filesystem may be ahead of this host's."""
 _UNFINISHED = "it is not finished"
 _NOTHING_PLACED = Untouched()
 
@@ -366,11 +364,9 @@ def _reason(error: Exception) -> str:
 
 
 def _is_recent(path: str) -> bool:
-    """A writer that was killed leaves its temporary name for ever; no file takes an hour to write. What is from the
-    future is from before a clock was set back.
-    """
+    """A writer that was killed leaves its temporary name for ever; no file takes an hour to write."""
     try:
-        return -_CLOCK_STEP < time.time() - os.lstat(path).st_mtime < _WRITING_TIME
+        return time.time() - os.lstat(path).st_mtime < _WRITING_TIME
     except OSError:
         return False
 

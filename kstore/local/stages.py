@@ -40,6 +40,12 @@ def open_stages(
     return stages, unusable
 
 
+def clock_of(folder: str) -> int:
+    """What time it is by the clock of the filesystem that a staging folder is on, in nanoseconds."""
+    os.utime(folder)
+    return os.stat(folder).st_mtime_ns
+
+
 def _mount_of(path: str, mounts: set[str]) -> tuple[str, int]:
     """Which mount, and which filesystem, `path` is in, or will be: one may be mounted twice, and be several."""
     path = os.path.realpath(path)

@@ -27,7 +27,7 @@ from kstore.local.cacheroot import CacheRoot
 from kstore.local.held import held, is_held
 from kstore.local.index import Index
 from kstore.local.lastrestore import LastRestore
-from kstore.local.record import UNREADABLE, dump_ref, read_ref, replace_record
+from kstore.local.record import UNREADABLE, dump_ref, read_ref, replace_record, replace_records
 from kstore.local.still import Still
 from kstore.local.turn import Turn, acquire, is_left_turn
 from kstore.local.untouched import UNMARKED, Mark
@@ -172,7 +172,7 @@ class StateFolder:
 
     def load(self) -> State:
         """Read it; what is missing or damaged is as if it had never been written."""
-        state = State()
+        state, is_here = State(), False
         with suppress(OSError, IntegrityError):
             digest, data = _checked(read_whole(self._index))
             state.index = Index.load(data)
@@ -180,16 +180,14 @@ class StateFolder:
         try:
             content = json.loads(read_whole(self._sync))
             state.host, state.foreign = str(content["host"]), _digests(content["foreign"])
+            is_here = content.get("placing") == self._placing
             data = read_whole(self._base)
             ref = read_ref(content)
             if digest_of(data) == ref.manifest:
                 state.base = Base(content["store"], Snapshot(ref, data))
                 state.declined = _digests(content["declined"])
                 state.synced = content["synced"] == self._index_digest.hex() != ""
-                if content.get("placing") == self._placing:
-                    state.untouched = Mark(*map(int, content["untouched"]))
-                else:  # A root that was moved holds paths that are no longer its own.
-                    state.index.folders.clear()
+                state.untouched = Mark(*map(int, content["untouched"])) if is_here else UNMARKED
                 state.missed = frozenset(map(bytes.fromhex, content.get("missed", ())))
         except FileNotFoundError:
             pass
@@ -199,6 +197,8 @@ class StateFolder:
                     f"{self._folder} cannot be read: {error.strerror}; see its owner, and what ails its disk"
                 ) from error
             log.warning("what %s grew from cannot be read (%r); it is merged as new", self._folder, error)
+        if not is_here:  # A root that was moved holds paths that are no longer its own.
+            state.index.folders.clear()
         return state
 
     def save_still(self, still: Still, damage: str) -> None:
@@ -281,8 +281,7 @@ class StateFolder:
             "placing": self._placing,
         }
         # The ref names the manifest by its digest: a crash between the two leaves no base rather than a wrong one.
-        replace_record(self._base, base.snapshot.data)
-        replace_record(self._sync, json.dumps(content).encode())
+        replace_records({self._base: base.snapshot.data, self._sync: json.dumps(content).encode()})
 
     def doubt_base(self) -> None:
         """Remember that the store could not give what the root grew from, if it grew from anything."""
@@ -290,6 +289,12 @@ class StateFolder:
             content = json.loads(read_whole(self._sync))
             content["missed"] = sorted({*content.get("missed", ()), read_ref(content).manifest.hex()})
             replace_record(self._sync, json.dumps(content).encode())
+
+    def save_host(self, fingerprint: str) -> None:
+        """Remember that nothing is left in the root of a host before this one, whose fingerprint that is."""
+        with suppress(*UNREADABLE, CacheRootError):
+            content = json.loads(read_whole(self._sync))
+            replace_record(self._sync, json.dumps({**content, "host": fingerprint, "foreign": {}}).encode())
 
     def lease(self) -> str:
         """The nonce of the lease under which this root is filled for others; empty for none."""

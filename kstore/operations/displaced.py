@@ -10,6 +10,7 @@ import logging
 import os
 from contextlib import ExitStack
 
+from kstore.calls import Status
 from kstore.local.found import Scan
 from kstore.local.index import Known
 from kstore.local.relocate import to_local
@@ -43,7 +44,10 @@ def _rewrite(worker: Worker, found: Scan, path: str, staged: str) -> None:
         with open(staged, "wb") as file:
             file.write(to_local(stored, worker.root.folders[path.partition("/")[0]]))
             os.fchmod(file.fileno(), entry.mode)
-        os.replace(staged, local)
+        with worker.waiting.visible():
+            if not found.known[path].still_is(Status.of(os.lstat(local))):  # by a compiler, just now
+                return
+            os.replace(staged, local)
         status = os.stat(local)
     except OSError as error:
         log.warning("%s holds the paths of another folder, and cannot be written: %s", local, error.strerror)

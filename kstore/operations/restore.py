@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-from kstore.environment import surroundings
+from kstore.environment import host_hint
 from kstore.errors import IntegrityError, KstoreError, StoreUnavailable
 from kstore.local.found import Scan, Skipped
 from kstore.local.index import Index
@@ -85,17 +85,19 @@ def _restore(worker: Worker, request: Request) -> RestoreReport:
             return _place(worker, choice.snapshot, choice.status, name, marked, request)
     if not worker.storage.trouble and not worker.storage.settings:
         worker.storage.is_made()  # A folder that holds something else is a mistake, not a store that has nothing yet.
-    _leave_host(worker)
-    remember_restored(worker, None)
+    remember_miss(worker)
     return restore_report(worker, RestoreStatus.MISS, withdrawn=choice.withdrawn)
 
 
-def _leave_host(worker: Worker) -> None:
-    """Where there is nothing to restore: what another host has left in the root is taken out all the same."""
-    state = worker.state.load()
-    if worker.is_elsewhere(state):
-        found = worker.scan(state)
-        drop_foreign(worker, state, found)
+def remember_miss(worker: Worker) -> None:
+    """There is nothing to restore: what another host has left in the root is taken out all the same."""
+    with suppress(OSError, KstoreError):  # What is not known of this host now, the first commit asks for.
+        if worker.state.last_restore.host_hint() not in ("", host_hint()):
+            state = worker.state.load()
+            drop_foreign(worker, state, worker.scan(state))
+            if state.host:
+                worker.state.save_host(worker.host.fingerprint)
+    remember_restored(worker, None)
 
 
 def drop_foreign(worker: Worker, state: State, found: Scan) -> None:
@@ -190,7 +192,7 @@ def remember_restored(
     storage = worker.storage
     with suppress(OSError, KstoreError):
         store = storage.location if not storage.trouble and storage.settings else ""
-        worker.state.last_restore.save(ref, whole, answer, store=store, surroundings=surroundings())
+        worker.state.last_restore.save(ref, whole, answer, store=store, host_hint=host_hint())
 
 
 def report_placed(worker: Worker, snapshot: Snapshot, status: RestoreStatus) -> RestoreReport | None:

@@ -15,7 +15,7 @@ from typing import Any
 from kstore.errors import IntegrityError, KstoreError, StoreUnavailable
 from kstore.local.state import LOCK_TIMEOUT, Changed, StateFolder
 from kstore.operations.request import Request, restore_report
-from kstore.operations.restore import Choice, choose, mark_restored, place, remember_restored, report_placed, wait_for
+from kstore.operations.restore import Choice, choose, mark_restored, place, remember_miss, report_placed, wait_for
 from kstore.operations.wait import Waited
 from kstore.published.layers import find
 from kstore.published.snapshot import Snapshot
@@ -118,7 +118,8 @@ class _RankRestore:
     def _restore(self, worker: Worker, choice: Choice, offer: Offer) -> RestoreReport:
         try:
             if choice.snapshot is None:
-                remember_restored(worker, None)
+                with suppress(OSError, KstoreError), worker.state.locked():
+                    remember_miss(worker)
                 return restore_report(worker, RestoreStatus.MISS, withdrawn=choice.withdrawn, error=self._vote())
             if not offer.uniform:
                 self._vote()

@@ -245,7 +245,8 @@ class Accounts(Generic[Group]):
             self._count_object(held, owners, reader.size)
         except (IntegrityError, OSError) as error:
             # One that a repair has moved away may be named by earlier generations still.
-            if self._storage.blobs.has_pack(pack) or any(pack in ref.packs for ref in self._newest.values()):
+            is_gone = isinstance(error, FileNotFoundError)
+            if not is_gone or any(pack in ref.packs for ref in self._newest.values()):
                 self.space.unreadable.append(f"pack {pack}: {error}")
 
     def _count_loose(self, held: dict[int, Held]) -> None:

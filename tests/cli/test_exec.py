@@ -98,7 +98,7 @@ def test_a_command_that_restores_another_key_by_hand_is_told_whose_kernels_it_ta
     restore = f"import kstore; kstore.restore('another/v1', cache_root={str(cli.folder / 'another')!r})"
     result = cli.process("exec", "my/v1", "--", sys.executable, "-c", restore)
 
-    assert "not into that of the command that runs this, which is in use" in result.err
+    assert "not into that of my/v1, which is in use" in result.err
 
 
 @pytest.mark.parametrize(("outlived", "why"), [(60.0, "the command was told to end"), (0.0, "")])
