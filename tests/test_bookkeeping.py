@@ -165,12 +165,14 @@ def test_objects_that_were_never_committed_stay_on_the_host_that_they_were_built
     assert {host: list(files) for host, files in _hosts(node).items()} == {"b" * 16: [own]}
 
 
+@pytest.mark.parametrize("restored", [False, True])
 def test_a_miss_on_another_host_takes_out_what_was_committed_on_the_one_before_and_nothing_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, restored: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go_to_host("a", monkeypatch)
     node = Node(tmp_path)
-    node.restore()
+    if restored:
+        node.restore()
     built = node.tree.put("inductor/ab/c1.main.so", shared_object())
     node.commit()
     node.store.forget(KEY)

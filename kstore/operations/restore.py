@@ -92,12 +92,17 @@ def _restore(worker: Worker, request: Request) -> RestoreReport:
 def remember_miss(worker: Worker) -> None:
     """There is nothing to restore: what another host has left in the root is taken out all the same."""
     with suppress(OSError, KstoreError):  # What is not known of this host now, the first commit asks for.
-        if worker.state.last_restore.host_hint() not in ("", host_hint()):
-            state = worker.state.load()
-            drop_foreign(worker, state, worker.scan(state))
-            if state.host:
-                worker.state.save_host(worker.host.fingerprint)
+        if worker.state.last_restore.host_hint() != host_hint():
+            _leave_host(worker)
     remember_restored(worker, None)
+
+
+def _leave_host(worker: Worker) -> None:
+    state = worker.state.load()
+    if state.host or worker.state.last_restore.host_hint():
+        drop_foreign(worker, state, worker.scan(state))
+    if state.host:
+        worker.state.save_host(worker.host.fingerprint)
 
 
 def drop_foreign(worker: Worker, state: State, found: Scan) -> None:
