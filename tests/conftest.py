@@ -95,6 +95,7 @@ def isolated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         "LEASE_TTL",
         "STATS",
         "MANAGED",
+        "EXEC_KEY",
     ):
         # Set first, so that what a test lets kstore write there is undone as well.
         monkeypatch.setenv(f"KSTORE_{name}", "")

@@ -14,6 +14,7 @@ from kstore.cli.imports import SOURCES
 from kstore.cli.program import COMMANDS
 from kstore.components import load_table
 from kstore.components.variables import MANAGED
+from kstore.led import EXEC_KEY
 from kstore.settings import _VARIABLES
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -72,7 +73,7 @@ def test_every_option_that_is_named_exists(name: str) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_variable_that_is_named_is_known(page: Path) -> None:
     named = set(re.findall(r"\bKSTORE_[A-Z_]+", page.read_text()))
-    assert named <= {*_VARIABLES.values(), MANAGED}
+    assert named <= {*_VARIABLES.values(), MANAGED, EXEC_KEY}
 
 
 @pytest.mark.parametrize(("setting", "variable"), _VARIABLES.items())
@@ -81,8 +82,9 @@ def test_every_setting_is_in_the_table_of_settings(setting: str, variable: str) 
     assert any(f"`{setting}`" in row and f"`{variable}`" in row for row in rows)
 
 
-def test_the_variable_that_kstore_sets_itself_is_explained() -> None:
-    assert MANAGED in (DOCS / "settings.md").read_text()
+@pytest.mark.parametrize("variable", [MANAGED, EXEC_KEY])
+def test_a_variable_that_kstore_sets_itself_is_explained(variable: str) -> None:
+    assert f"`{variable}`" in (DOCS / "settings.md").read_text()
 
 
 @pytest.mark.parametrize("name", load_table())
