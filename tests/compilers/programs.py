@@ -15,6 +15,7 @@ from kstore.components import load_table
 from kstore.store import Store
 
 PROGRAMS = Path(__file__).parent.parent / "programs"
+REPOSITORY = PROGRAMS.parents[1]
 GPU = "nvidia-test-sm90"
 TIMEOUT = 500
 SOUND_COUNTERS = {
@@ -24,7 +25,9 @@ SOUND_COUNTERS = {
 """What torch counts when it compiles. Others reappear on a perfect hit, for it adds those of the first compile."""
 
 
-QUICK = {"TORCHINDUCTOR_VEC_ISA_OK": "1", "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0"}
+PATH = {"PYTHONPATH": f"{PROGRAMS / 'startup'}:{REPOSITORY}"}
+"""Where Python looks first: for what it runs at its start, and for kstore as it is here."""
+QUICK = {"TORCHINDUCTOR_VEC_ISA_OK": "1", "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0", **PATH}
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ class Container:
         return kept | {
             "TMPDIR": str(self.temporary),
             "TORCHINDUCTOR_COMPILE_THREADS": "1",
-            **({} if self.as_shipped else QUICK),
+            **(PATH if self.as_shipped else QUICK),
         }
 
 

@@ -14,7 +14,7 @@ from kstore.inspect.artifact import find_artifact, read_artifact
 from kstore.inspect.comparison import Change, Comparison, Field
 from kstore.inspect.kinds import Kind
 from kstore.report import CommitStatus
-from tests.compilers.programs import PROGRAMS, Container, run_program, worker
+from tests.compilers.programs import PATH, PROGRAMS, Container, run_program, worker
 
 pytestmark = pytest.mark.compiler
 
@@ -52,7 +52,7 @@ class Triton:
 
     def compile_all(self, environ: dict[str, str]) -> None:
         """The sources as they are now."""
-        variables = environ | {"PYTHONPATH": str(PROGRAMS)}
+        variables = environ | {"PYTHONPATH": f"{PATH['PYTHONPATH']}:{PROGRAMS}"}
         subprocess.run([sys.executable, "-c", COMPILE, self.sources], env=variables, check=True, timeout=300)
 
     def compare(self) -> Comparison:

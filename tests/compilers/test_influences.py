@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.compilers.programs import TIMEOUT
+from tests.compilers.programs import PATH, TIMEOUT
 
 pytestmark = pytest.mark.compiler
 
@@ -55,7 +55,7 @@ OPTIONS = {
 def ask(program: str, question: object) -> Any:
     command = [sys.executable, "-c", program, json.dumps(question)]
     environ = {name: os.environ[name] for name in ("PATH", "HOME", "LD_LIBRARY_PATH") if name in os.environ}
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=TIMEOUT)
+    done = subprocess.run(command, env=environ | PATH, capture_output=True, text=True, timeout=TIMEOUT)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -20,7 +20,6 @@ from tests.compilers.programs import GPU, PROGRAMS, TIMEOUT, Container, compiled
 
 pytestmark = pytest.mark.compiler
 
-REPOSITORY = Path(__file__).parents[2]
 GRAPHS = [f"mlp-{letter}" for letter in "abcde"]
 HALF = 2
 """Graphs after which the process is ended."""
@@ -33,7 +32,6 @@ class Job:
         self.root = folder / "root"
         self.environ = Container(folder).environ() | {
             "KSTORE_ROOT": str(folder / "store"), "KSTORE_CACHE_ROOT": str(self.root), "KSTORE_GPU": GPU,
-            "PYTHONPATH": str(REPOSITORY),
         }  # fmt: skip
         self.store = Store(folder / "store", cache_root=self.root, gpu=GPU, environ={})
 

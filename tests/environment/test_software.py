@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import re
 import subprocess
@@ -15,8 +16,8 @@ import pytest
 
 from kstore.environment import Environment, detect_environment, software
 from kstore.environment.software import cpu_flags, digest_of_facts, torch_folder, vector_isa
+from tests.compilers.programs import PATH
 
-REPOSITORY = Path(software.__file__).parents[2]
 InstallTorch = Callable[[str], None]
 
 H100 = "nvidia-h100-80gb-hbm3-sm90"
@@ -28,9 +29,8 @@ AMX = VNNI | {"amx_tile", "amx_bf16", "amx_int8"}
 
 def run(script: str) -> Any:
     """What a fresh interpreter prints as JSON."""
-    preamble = f"import json, sys; sys.path.insert(0, {str(REPOSITORY)!r})\n"
-    command = [sys.executable, "-c", preamble + script]
-    return json.loads(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
+    command = [sys.executable, "-c", "import json, sys\n" + script]
+    return json.loads(subprocess.run(command, env=os.environ | PATH, capture_output=True, check=True, text=True).stdout)
 
 
 @pytest.fixture

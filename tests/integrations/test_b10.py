@@ -25,6 +25,7 @@ from kstore.integrations.b10.archives import Archives
 from kstore.integrations.b10.deployment import Deployment
 from kstore.integrations.b10.hardware import archive_key
 from kstore.store import Store
+from tests.compilers.programs import PATH
 from tests.programs.share_b10 import FREE
 from tests.trees import KEY, Node, Tree
 
@@ -120,7 +121,7 @@ def start(which: str, top: Path, scenes: dict[str, list[list[Any]]]) -> subproce
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("KSTORE_", "B10"))}
     process = subprocess.Popen(
         [sys.executable, str(PROGRAM), which, str(top)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environ, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environ | PATH, text=True,
     )  # fmt: skip
     assert process.stdin
     process.stdin.write(json.dumps(scenes))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ class Replicas:
         self.environ = container.environ() | FREE | {
             "HOME": str(self.home), "B10FS_CACHE_DIR": str(folder / "cache/model/server"),
             "LOCAL_WORK_DIR": str(folder / "app"), "KSTORE_CACHE_ROOT": str(self.home / "root"),
-            "TORCHINDUCTOR_CACHE_DIR": str(self.home / ".cache/torchinductor"), "PYTHONPATH": ":".join(sys.path),
+            "TORCHINDUCTOR_CACHE_DIR": str(self.home / ".cache/torchinductor"),
         }  # fmt: skip
         (folder / "app").mkdir()
 

@@ -17,11 +17,11 @@ import psutil
 import pytest
 
 from kstore.store import Store
+from tests.compilers.programs import PATH, PROGRAMS
 from tests.ranks.fleet import publish
 from tests.trees import ENVIRONMENT, GPU, KEY, Node, contents
 
-ROOT = Path(__file__).resolve().parents[2]
-PROGRAM = ROOT / "tests/programs/restore_ranks.py"
+PROGRAM = PROGRAMS / "restore_ranks.py"
 NODES = ("node-0", "node-1")
 RANKS_PER_NODE = 2
 TIMEOUT = 240
@@ -45,7 +45,7 @@ def environ_of(folder: Path, node: str) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("KSTORE_", "TORCH", "TRITON_"))}
     store = {"KSTORE_ROOT": str(folder / "store"), "KSTORE_CACHE_ROOT": str(folder / node)}
     scope = {"KSTORE_GPU": GPU, "KSTORE_ENVIRONMENT": ENVIRONMENT}
-    python = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    python = PATH | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     return kept | store | scope | python
 
 
