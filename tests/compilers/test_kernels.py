@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import shutil
 from collections.abc import Iterator
+from dataclasses import dataclass
 from importlib import metadata, resources
 from pathlib import Path
 from typing import Any
@@ -25,8 +27,12 @@ pytestmark = [
     ),
 ]
 
+LAYOUTS = ("loose", "packed")
+UNRELOCATED = "unrelocated"
+"""Of the store whose groups name the files of the root that they were compiled under."""
 KERNELS = 40
 RELEASES = 10
+KERNELS_OF_A_RELEASE = 20
 
 
 class Fleet:
@@ -41,72 +47,81 @@ class Fleet:
         arguments = ("--sources", sources, "--count", count, "--release", release)
         return run_program("compile_kernels", *arguments, environ=environ)
 
-    def node(self, name: str, environ: dict[str, str], layout: str = "loose") -> Store:
-        return worker(self.folder / f"store-{layout}", self.folder / name, environ, layout)
+    def node(self, name: str, environ: dict[str, str], store: str) -> Store:
+        layout = store if store in LAYOUTS else "loose"
+        return worker(self.folder / f"store-{store}", self.folder / name, environ, layout)
 
 
-@pytest.fixture
-def fleet(tmp_path: Path) -> Fleet:
-    return Fleet(tmp_path)
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Fleet:
+    """Kernels that were compiled under root A, committed to a store of each layout, and deleted there."""
+    fleet = Fleet(tmp_path_factory.mktemp("kernels"))
+    environ = fleet.container.environ()
+    nodes = [fleet.node("a", environ, layout) for layout in LAYOUTS]
+    nodes[0].restore("k")
+    cold = fleet.compile(environ)
+    assert (cold["hits"], cold["compiled"]) == (0, KERNELS)
+    assert [node.commit("k").status for node in nodes] == [CommitStatus.COMMITTED] * 2
+    shutil.rmtree(fleet.folder / "a/.kstore")  # It remembers digests of what was relocated.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kstore.store.load_table", without_relocation)
+        assert fleet.node("a", environ, UNRELOCATED).commit("k").status is CommitStatus.COMMITTED
+    shutil.rmtree(fleet.folder / "a")
+    return fleet
 
 
+@functools.cache
 def without_relocation() -> Table:
     text = resources.files("kstore.components").joinpath("components.toml").read_text()
     return parse_table(re.sub(r"(?m)^relocate = .*\n", "", text))
 
 
-def compile_commit_and_move(fleet: Fleet, layout: str) -> dict[str, Any]:
-    """Compile under root A, commit, delete A, restore under root B, and compile there."""
+@dataclass
+class Worker:
+    """One that has restored everything under a root of its own."""
+
+    node: Store
+    root: Path
+    environ: dict[str, str]
+
+
+def restored(fleet: Fleet, name: str, store: str) -> Worker:
     environ = fleet.container.environ()
-    first = fleet.node("a", environ, layout)
-    first.restore("k")
-    cold = fleet.compile(environ)
-    assert (cold["hits"], cold["compiled"]) == (0, KERNELS)
-    assert first.commit("k").status is CommitStatus.COMMITTED
-    shutil.rmtree(fleet.folder / "a")
-
-    environ = fleet.container.environ()
-    assert fleet.node("b", environ, layout).restore("k").status is RestoreStatus.RESTORED
-    before = fingerprint(fleet.folder / "b")
-    report = fleet.compile(environ)
-    if report["compiled"] == 0:
-        assert fingerprint(fleet.folder / "b") == before
-    return report
+    node = fleet.node(name, environ, store)
+    assert node.restore("k").status is RestoreStatus.RESTORED
+    return Worker(node, fleet.folder / name, environ)
 
 
-@pytest.mark.parametrize("layout", ["loose", "packed"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_kernel_hits_under_another_root(fleet: Fleet, layout: str) -> None:
-    report = compile_commit_and_move(fleet, layout)
+    worker = restored(fleet, f"b-{layout}", layout)
+    before = fingerprint(worker.root)
+    report = fleet.compile(worker.environ)
 
     assert (report["hits"], report["compiled"]) == (KERNELS, 0)
+    assert fingerprint(worker.root) == before
 
 
 def test_without_relocation_every_kernel_misses(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     """The proof that the test above can fail: the stored groups name files of a root that is gone."""
-    table = without_relocation()
-    monkeypatch.setattr("kstore.store.load_table", lambda: table)
-
-    report = compile_commit_and_move(fleet, "loose")
+    monkeypatch.setattr("kstore.store.load_table", without_relocation)
+    report = fleet.compile(restored(fleet, "c", UNRELOCATED).environ)
 
     assert (report["hits"], report["compiled"]) == (0, KERNELS)
 
 
 def test_one_more_kernel_uploads_only_its_own_blobs_the_manifest_and_a_ref(fleet: Fleet) -> None:
-    environ = fleet.container.environ()
-    node = fleet.node("a", environ)
-    node.restore("k")
-    fleet.compile(environ)
-    node.commit("k")
-    fleet.compile(environ, count=KERNELS + 1)
+    worker = restored(fleet, "d", "loose")
+    assert fleet.compile(worker.environ, count=KERNELS + 1)["compiled"] == 1
     before = set(fingerprint(fleet.folder / "store-loose"))
 
-    report = node.commit("k")
+    report = worker.node.commit("k")
 
     created = set(fingerprint(fleet.folder / "store-loose")) - before
     assert report.new_files == 8
     assert report.new_blobs == 8 + 1
     assert len(created) == 8 + 2
-    assert node.commit("k").status is CommitStatus.UNCHANGED
+    assert worker.node.commit("k").status is CommitStatus.UNCHANGED
     assert set(fingerprint(fleet.folder / "store-loose")) == before | created
 
 
@@ -125,7 +140,7 @@ class Releases:
         environ = self.fleet.container.environ()
         nodes = [self.node(layout, environ) for layout in self.sizes]
         nodes[0].restore(key)
-        self.fleet.compile(environ, release=release)
+        self.fleet.compile(environ, KERNELS_OF_A_RELEASE, release)
         for node, sizes in zip(nodes, self.sizes.values(), strict=True):
             environ["TRITON_CACHE_DIR"] = f"{self.root(nodes[0], key)}/triton"
             environ.pop("KSTORE_MANAGED", None)
@@ -161,13 +176,13 @@ def test_a_release_seeded_from_the_one_before_compiles_only_what_changed(release
     shutil.rmtree(cacheroot.NUMBERED_ROOTS, ignore_errors=True)
     node = releases.node(layout, environ)
     seeded = node.restore("model/next", seed="model/v1")
-    report = releases.fleet.compile(environ, release=2)
+    report = releases.fleet.compile(environ, KERNELS_OF_A_RELEASE, 2)
     before = stored_bytes(node)
     committed = node.commit("model/next")
 
     assert seeded.status is RestoreStatus.SEEDED
-    assert (report["hits"], report["compiled"]) == (KERNELS * 9 // 10, KERNELS // 10)
+    assert (report["hits"], report["compiled"]) == (KERNELS_OF_A_RELEASE * 9 // 10, KERNELS_OF_A_RELEASE // 10)
     assert committed.status is CommitStatus.COMMITTED
-    assert committed.files == (KERNELS + KERNELS // 10) * 8
+    assert committed.files == (KERNELS_OF_A_RELEASE + KERNELS_OF_A_RELEASE // 10) * 8
     # Release two is in the store already, so a seeded commit of the same kernels adds next to nothing.
     assert stored_bytes(node) <= 1.02 * before
