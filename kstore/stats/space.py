@@ -16,9 +16,11 @@ import struct
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from types import TracebackType
 from typing import Generic, NamedTuple, Self, TypeVar
 
+from kstore.batches import MAX_COUNT
 from kstore.blobs.loose import FOLDER as LOOSE
 from kstore.blobs.packindex import Frame, pack_name
 from kstore.blobs.packreader import PackReader
@@ -251,22 +253,29 @@ class Accounts(Generic[Group]):
 
     def _count_loose(self, held: dict[int, Held]) -> None:
         lost = Count()
+        each = self._each(self._loose)
         with DigestSet() as there:
             for digests in self._storage.blobs.loose.folders():
                 there.add(digests)
-            for digest, owners, _, size in self._each(self._loose):
-                if digest in there:
-                    self._count_object(held, owners, size)
-                elif digest in self._elsewhere:
-                    continue
-                else:
-                    lost += Count(1, size)
-                for one in self._of(held, owners):
-                    one.copies += size if digest in there else 0
-                    one.elsewhere += 0 if digest in there else size
+            while some := list(islice(each, MAX_COUNT)):
+                gone = set(there.absent(digest for digest, *_ in some))
+                saved = gone.difference(self._elsewhere.absent(gone))
+                for digest, owners, _, size in some:
+                    if digest not in gone:
+                        self._count_copy(held, owners, size)
+                    elif digest not in saved:
+                        lost += Count(1, size)
+                        for one in self._of(held, owners):
+                            one.elsewhere += size
         if lost.files:
             blobs = f"lost blob{'s' * (lost.files > 1)}"
             self.space.unreadable.append(f"{lost.files} {blobs}, {lost.bytes} bytes; `kstore verify` says of what")
+
+    def _count_copy(self, held: dict[int, Held], owners: set[int], size: int) -> None:
+        """A loose blob is an object that is its blob."""
+        self._count_object(held, owners, size)
+        for one in self._of(held, owners):
+            one.copies += size
 
     def _count_object(self, held: dict[int, Held], owners: set[int], size: int) -> None:
         for one in self._of(held, owners):
@@ -328,13 +337,12 @@ class Accounts(Generic[Group]):
         return {f"{shard}/{name}": name in needed for name in names}
 
     def _count_stored(self, names: Mapping[str, bool]) -> None:
-        space = self.space
-        for name, is_needed in names.items():
-            with suppress(FileNotFoundError):  # gc has removed it since
-                size = self._storage.backend.stat(name).size
-                space.objects += Count(1, size)
-                if not is_needed:
-                    space.unneeded += Count(1, size)
+        # What gc has removed since is None.
+        stats = zip(names.values(), self._storage.backend.stat_many(list(names)), strict=True)
+        sizes = [(is_needed, found.size) for is_needed, found in stats if found]
+        unneeded = [size for is_needed, size in sizes if not is_needed]
+        self.space.objects += Count(len(sizes), sum(size for _, size in sizes))
+        self.space.unneeded += Count(len(unneeded), sum(unneeded))
 
 
 def _owner(name: bytes) -> int:
