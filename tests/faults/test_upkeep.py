@@ -93,8 +93,10 @@ CHANGING = [
 
 
 def strike_each_call(upkeep: Upkeep, layout: str, folder: Path, strike: Strike, check: Callable[[Scene], None]) -> None:
+    scene = upkeep.prepare(folder / "scene", layout)
+    prepared = scene.folder.rename(folder / "prepared")
     for number in count():
-        scene = upkeep.prepare(folder / "scene", layout)
+        shutil.copytree(prepared, scene.folder, symlinks=True)
         with strike(number, scene.folder) as striker, suppress(KstoreError):
             upkeep.run(_store(scene))
         check(scene)
