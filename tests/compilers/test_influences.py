@@ -32,11 +32,12 @@ def both():
     return [portable(name) for name in ("torch._inductor.config", "torch._functorch.config")]
 
 before, changing = both(), []
-for name, value in json.loads(sys.argv[1]):
-    os.environ[name] = value
+for together in json.loads(sys.argv[1]):
+    os.environ.update(together)
     if both() != before:
-        changing.append([name, value])
-    del os.environ[name]
+        changing.append(together)
+    for name in together:
+        del os.environ[name]
 print(json.dumps(changing))
 """
 ASK_TRITON = """
@@ -67,12 +68,11 @@ def table() -> dict[str, dict[str, list[str]]]:
 
 def test_torchs_defaults_and_what_is_in_no_key(table: dict[str, dict[str, list[str]]]) -> None:
     flags = {name: [f"TORCHINDUCTOR_{rest}" for rest in rests] for name, rests in table["inductor"].items()}
-    same = [(name, "1") for name in flags["on"]] + [(name, "0") for name in flags["off"]]
-    other = [(name, "0") for name in flags["on"]] + [(name, "1") for name in flags["off"]]
-    harmless = [(n, "2") for n in flags["harmless"] if n != "TORCHINDUCTOR_WORKER_START"]
+    same = dict.fromkeys(flags["on"], "1") | dict.fromkeys(flags["off"], "0")
+    other = [{name: "0"} for name in flags["on"]] + [{name: "1"} for name in flags["off"]]
+    harmless = {name: "2" for name in flags["harmless"] if name != "TORCHINDUCTOR_WORKER_START"}
 
-    changing = ask(ASK_TORCH, [*same, *harmless, *other])
-    assert changing == [list(pair) for pair in other]
+    assert ask(ASK_TORCH, [same | harmless, *other]) == other
 
 
 def test_tritons_keys(table: dict[str, dict[str, list[str]]]) -> None:
