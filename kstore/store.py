@@ -17,10 +17,11 @@ from kstore.deadline import Waiting
 from kstore.environment import Environment, influences
 from kstore.errors import AmbiguousScopeError, KstoreError, StoreUnavailable
 from kstore.local.cacheroot import CacheRoot, Owner, claim_root, make_usable, numbered_folder, owned_root
+from kstore.operations.takeover import opened
 from kstore.origin import Origin
 from kstore.polls import check_wait, polls
 from kstore.progress import Progress
-from kstore.published.layers import PATIENCE, attempt, generations, newest_ref, ref_of, scopes, unforgotten
+from kstore.published.layers import PATIENCE, generations, newest_ref, ref_of, scopes, unforgotten
 from kstore.published.ref import Ref, RefState
 from kstore.published.scopes import scopes_of
 from kstore.published.snapshot import Snapshot
@@ -135,8 +136,7 @@ class Store:
         worker = self._worker(scope, before_import=True)
         with self.waiting.visible():
             set_variables(worker.root.variables, self.environ)
-        attempt(self.storage, self.storage.open, None)
-        return worker
+        return opened(worker)
 
     def _restore_together(self, rank: Rank, key: str, request: Request, uniform: bool) -> RestoreReport:
         from kstore.operations.together import find_board, restore_together

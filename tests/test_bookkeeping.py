@@ -10,14 +10,13 @@ from typing import Any
 
 import pytest
 
-from kstore.environment import Host
 from kstore.local.place import Placer
 from kstore.local.placed import Placed
-from kstore.published.manifest import Files, Flag, Manifest
+from kstore.published.manifest import Flag, Manifest
 from kstore.report import CommitStatus, RestoreStatus
 from kstore.store import Store
 from kstore.worker import Worker
-from tests.trees import ENVIRONMENT, GPU, KEY, Node, Tree, contents, entry, shared_object
+from tests.trees import ENVIRONMENT, GPU, KEY, Node, entry
 
 pytestmark = pytest.mark.usefixtures("host")
 
@@ -110,106 +109,6 @@ def test_what_came_from_a_seed_reaches_a_key_that_was_published_meanwhile(tmp_pa
     node.restore(seed="model/seed")
     assert node.commit().new_files == 8
     assert len(node.published()) == 16
-
-
-# ---- One root, several hosts
-
-
-def test_a_root_that_outlives_its_host_does_not_pass_its_objects_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    node = Node(tmp_path)
-    path = node.tree.put("inductor/ab/c1.main.so", shared_object())
-    node.tree.wrapper()
-    node.commit()
-    monkeypatch.setattr("kstore.worker.detect_host", lambda: Host("b" * 16, {}))
-    assert Node(tmp_path).commit().status == "unchanged"
-    node.tree.wrapper("another")
-    assert [skip.path for skip in Node(tmp_path).commit().skipped] == [path]
-    assert set(Manifest.load(node.store.snapshot(node.newest()).data).hosts) == {"a" * 16}
-    Node(tmp_path).restore()
-    assert not node.tree.has(path)
-    assert len(contents(node.tree.root)) == 2
-
-
-def go_to_host(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kstore.worker.detect_host", lambda: Host(name * 16, {}))
-    for module in ("kstore.worker", "kstore.operations.restore"):
-        monkeypatch.setattr(f"{module}.host_hint", lambda: name)
-
-
-@pytest.mark.parametrize("published", [False, True], ids=["after a miss", "after a restore without any"])
-def test_objects_that_were_never_committed_stay_on_the_host_that_they_were_built_on(
-    tmp_path: Path, published: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A job is killed before its first commit, and the volume with its cache root is given to another node."""
-    if published:
-        other = Node(tmp_path, "other")
-        other.tree.wrapper()
-        other.commit()
-    go_to_host("a", monkeypatch)
-    Node(tmp_path).restore()
-    tree = Tree(tmp_path / "node")
-    built = tree.put("inductor/ab/c1.main.so", shared_object())
-    Node(tmp_path).restore()
-    assert tree.has(built), "it is the same host still"
-
-    go_to_host("b", monkeypatch)
-    node = Node(tmp_path)
-    node.restore()
-    assert not tree.has(built)
-    own = tree.put("inductor/ab/c2.main.so", shared_object() + b"b")
-    node.restore()
-    assert tree.has(own), "it was built on this one"
-    node.commit()
-    assert {host: list(files) for host, files in _hosts(node).items()} == {"b" * 16: [own]}
-
-
-@pytest.mark.parametrize("restored", [False, True])
-def test_a_miss_on_another_host_takes_out_what_was_committed_on_the_one_before_and_nothing_later(
-    tmp_path: Path, restored: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    go_to_host("a", monkeypatch)
-    node = Node(tmp_path)
-    if restored:
-        node.restore()
-    built = node.tree.put("inductor/ab/c1.main.so", shared_object())
-    node.commit()
-    node.store.forget(KEY)
-
-    go_to_host("b", monkeypatch)
-    own, built_again = "inductor/ab/c2.main.so", list[str]()
-    for _ in range(3):
-        assert Node(tmp_path).restore().status is RestoreStatus.MISS
-        assert not node.tree.has(built)
-        if not node.tree.has(own):
-            built_again.append(node.tree.put(own, shared_object() + b"b"))
-    assert built_again == [own]
-    node = Node(tmp_path)
-    node.commit()
-    assert {host: list(files) for host, files in _hosts(node).items()} == {"b" * 16: [own]}
-
-
-def test_a_commit_that_was_killed_does_not_make_its_root_forget_the_host(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    go_to_host("a", monkeypatch)
-    node = Node(tmp_path)
-    built = node.tree.put("inductor/ab/c1.main.so", shared_object())
-    node.commit()
-    (node.tree.root / ".kstore/base").write_bytes(b"of a later commit, which has not come to write the record of it")
-
-    go_to_host("b", monkeypatch)
-    node = Node(tmp_path)
-    node.restore()
-    assert not node.tree.has(built)
-    node.tree.wrapper()
-    node.commit()
-    assert list(_hosts(node)) == ["a" * 16]
-
-
-def _hosts(node: Node) -> dict[str, Files]:
-    return Manifest.load(node.store.snapshot(node.newest()).data).hosts
 
 
 def test_a_group_that_is_portable_for_one_writer_and_host_bound_for_another_is_never_mixed() -> None:

@@ -118,6 +118,12 @@ class LastRestore:
         seen = {"store": store, "host": host_hint}
         replace_record(self._record, json.dumps({**content, **seen}).encode())
 
+    def save_host_hint(self, hint: str) -> None:
+        """Remember that the root is on another host now, if anything is remembered."""
+        with suppress(*UNREADABLE, CacheRootError):
+            content = json.loads(read_whole(self._record))
+            replace_record(self._record, json.dumps({**content, "host": hint}).encode())
+
     def store(self) -> str:
         """Where there was a store; empty if there was none, or it is not known."""
         return self._seen("store")

@@ -26,15 +26,15 @@ class Mover:
         staged: Callable[[str], str],
         local: Callable[[str], str],
         files: Files,
-        window: Callable[[str], tuple[int, int]],
+        is_new: Callable[[str, int], bool],
     ) -> None:
         """`staged` and `local` say where an artifact path, of a file or folder, is built and where it belongs.
 
-        `window` says between which times, by the clock of that filesystem, it was built, in nanoseconds.
+        `is_new` says whether that time of a file in its place, in nanoseconds, is of since staging began.
         """
         self._staged = staged
         self._local = local
-        self._window = window
+        self._is_new_time = is_new
         self._files = files
         self.occupied: dict[str, str] = {}
         """Paths in whose place something else stays, and why; what was staged for them is dropped."""
@@ -108,8 +108,7 @@ class Mover:
             mtime_ns = os.lstat(self._local(path)).st_mtime_ns
         except OSError:
             return False
-        since, until = self._window(path)
-        return since < mtime_ns <= until  # A later time is from before a clock was set back.
+        return self._is_new_time(path, mtime_ns)
 
     def _put_aside(self, path: str) -> None:
         try:

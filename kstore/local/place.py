@@ -57,6 +57,8 @@ _OPEN_COUNT = 128
 _WAITING = 2 * _THREADS
 """Parts that are being copied or wait for a thread: what is known of each is in memory."""
 _SECOND = 1_000_000_000
+_TICK_NS = 10_000_000
+"""A file's time may be finer than the clock: later than now, by as much as that ticks."""
 _GROUP, _LINK, _BELOW = int(Flag.GROUP), int(Flag.LINK), int(Flag.BELOW)
 _MTIME, _RELOCATE = int(Flag.MTIME), int(Flag.RELOCATE)
 _OWNER_CAN_WRITE = 0o600
@@ -153,7 +155,7 @@ class Placer:
                     source.blobs.close()
             staging.drop_incomplete(placed, self._lists)
             before_move()
-            mover = Mover(staging.staged, self._root.local_path, wanted, staging.window())
+            mover = Mover(staging.staged, self._root.local_path, wanted, staging.is_since_begun)
             with self._waiting.visible():
                 mover.move(placed.paths, set(folders) | elsewhere)
             placed.forget(mover.occupied, mover.refused)
@@ -193,10 +195,10 @@ class _Staging:
         """Where an artifact, or a folder of them, is being built."""
         return f"{self._stages[path.partition('/')[0]]}/{path}"
 
-    def window(self) -> Callable[[str], tuple[int, int]]:
-        """Between which times a path was staged, now it is, by the clock of its filesystem, in nanoseconds."""
-        windows = {stage: (begun, clock_of(stage)) for stage, begun in self._begun_ns.items()}
-        return lambda path: windows[self._stages[path.partition("/")[0]]]
+    def is_since_begun(self, path: str, moment_ns: int) -> bool:
+        """Whether a time is between when staging began and now. A later one is of before a clock was set back."""
+        stage = self._stages[path.partition("/")[0]]
+        return self._begun_ns[stage] < moment_ns and moment_ns <= clock_of(stage) + _TICK_NS
 
     def fill(
         self,

@@ -177,6 +177,7 @@ class _Walk:
         self._take(file.path, artifact.known, into)
         if artifact.is_displaced:
             self._found.displaced.append(file.path)
+            into.unsettled.add(file.path)  # or nobody would read it again, where a commit comes first
         if self._offer:
             self._offer(artifact.known.entry.digest, artifact.stored)
 

@@ -290,11 +290,18 @@ class StateFolder:
             content["missed"] = sorted({*content.get("missed", ()), read_ref(content).manifest.hex()})
             replace_record(self._sync, json.dumps(content).encode())
 
-    def save_host(self, fingerprint: str) -> None:
-        """Remember that nothing is left in the root of a host before this one, whose fingerprint that is."""
+    def save_host(self, fingerprint: str, foreign: Mapping[str, bytes]) -> None:
+        """Remember this host, and that nothing but `foreign` is left in the root of those before it."""
         with suppress(*UNREADABLE, CacheRootError):
             content = json.loads(read_whole(self._sync))
-            replace_record(self._sync, json.dumps({**content, "host": fingerprint, "foreign": {}}).encode())
+            content |= {"host": fingerprint, "foreign": _texts(foreign)}
+            replace_record(self._sync, json.dumps(content).encode())
+
+    def was_moved(self) -> bool:
+        """Whether the root was somewhere else, or its artifacts were placed by other rules, when its base was saved."""
+        with suppress(*UNREADABLE):
+            return bool(json.loads(read_whole(self._sync)).get("placing") != self._placing)
+        return False
 
     def lease(self) -> str:
         """The nonce of the lease under which this root is filled for others; empty for none."""

@@ -29,6 +29,7 @@ from kstore.merge import NOT_TAKEN, Merged, merge
 from kstore.operations.another import Another, answer_of
 from kstore.operations.displaced import put_right
 from kstore.operations.request import Request, restore_report
+from kstore.operations.takeover import drop_foreign, hand_over, take_over
 from kstore.operations.wait import Waited, wait
 from kstore.operations.wanted import choose_wanted, hindered
 from kstore.published.layers import newest_there, ref_of, remembers
@@ -78,39 +79,26 @@ def restore(worker: Worker, request: Request) -> RestoreReport:
 
 def _restore(worker: Worker, request: Request) -> RestoreReport:
     name = worker.state.last_restore.begin()
-    with Marker(worker.storage.backend, worker.scope, is_idle=not _may_mark(worker)) as marker:
-        choice = _choose_or_doubt(worker, request)
-        if choice.snapshot:
-            marked = _at_once if choice.snapshot.ref.depth else marker.mark(choice.snapshot.ref.scope)
-            return _place(worker, choice.snapshot, choice.status, name, marked, request)
-    if not worker.storage.trouble and not worker.storage.settings:
-        worker.storage.is_made()  # A folder that holds something else is a mistake, not a store that has nothing yet.
+    try:
+        with Marker(worker.storage.backend, worker.scope, is_idle=not _may_mark(worker)) as marker:
+            choice = _choose_or_doubt(worker, request)
+            if choice.snapshot:
+                marked = _at_once if choice.snapshot.ref.depth else marker.mark(choice.snapshot.ref.scope)
+                return _place(worker, choice.snapshot, choice.status, name, marked, request)
+        if not worker.storage.trouble and not worker.storage.settings:
+            worker.storage.is_made()  # A folder that holds something else is a mistake, not a new store.
+    except (KstoreError, OSError):
+        hand_over(worker)
+        raise
     remember_miss(worker)
     return restore_report(worker, RestoreStatus.MISS, withdrawn=choice.withdrawn)
 
 
 def remember_miss(worker: Worker) -> None:
-    """There is nothing to restore: what another host has left in the root is taken out all the same."""
-    with suppress(OSError, KstoreError):  # What is not known of this host now, the first commit asks for.
-        if worker.state.last_restore.host_hint() != host_hint():
-            _leave_host(worker)
-    remember_restored(worker, None)
-
-
-def _leave_host(worker: Worker) -> None:
-    state = worker.state.load()
-    if state.host or worker.state.last_restore.host_hint():
-        drop_foreign(worker, state, worker.scan(state))
-    if state.host:
-        worker.state.save_host(worker.host.fingerprint)
-
-
-def drop_foreign(worker: Worker, state: State, found: Scan) -> None:
-    """Take out what was built on another host, before anybody loads it."""
-    for path in worker.foreign(state, found, built_here=False):
-        with worker.waiting.visible(), suppress(FileNotFoundError):
-            os.unlink(worker.root.local_path(path))
-        del found.known[path]
+    """There is nothing to restore: what is of another host or place is put right all the same."""
+    before = worker.state.last_restore.host_hint()
+    hint = host_hint() if take_over(worker) else before  # The next restore tries once more.
+    remember_restored(worker, None, hint=hint)
 
 
 def _choose_or_doubt(worker: Worker, request: Request) -> Choice:
@@ -191,13 +179,16 @@ def _place(
 
 
 def remember_restored(
-    worker: Worker, ref: Ref | None, whole: str = "", answer: Mapping[str, object] | None = None
+    worker: Worker, ref: Ref | None, whole: str = "", answer: Mapping[str, object] | None = None, hint: str = ""
 ) -> None:
-    """For who asks later whether it was of use. If it cannot be written, nobody will know."""
+    """For who asks later whether it was of use. If it cannot be written, nobody will know.
+
+    `hint` is of the host that the root is on, if that is not this one.
+    """
     storage = worker.storage
     with suppress(OSError, KstoreError):
         store = storage.location if not storage.trouble and storage.settings else ""
-        worker.state.last_restore.save(ref, whole, answer, store=store, host_hint=host_hint())
+        worker.state.last_restore.save(ref, whole, answer, store=store, host_hint=hint or host_hint())
 
 
 def report_placed(worker: Worker, snapshot: Snapshot, status: RestoreStatus) -> RestoreReport | None:
@@ -264,6 +255,8 @@ class _Restore:
         """Whether that is all that the generation has for this worker."""
         self._away: Files = {}
         """What no store here has the blobs of."""
+        self._left: dict[str, bytes] = {}
+        """What another host has left, and cannot be removed, with its digests."""
         self._skipped: list[Skipped] = []
 
     def run(self, status: RestoreStatus, before_move: Callable[[], None]) -> RestoreReport:
@@ -275,7 +268,7 @@ class _Restore:
         is_fresh = self._has_all and len(wanted) == len(self._files)
         placed = placer.place(wanted, self._ref.packs, self._found.folders, before_move, marks=is_fresh)
         try:
-            self._remember(merged, placed)
+            self._remember(merged, wanted, placed)
         except (KstoreError, OSError) as error:
             log.warning("what was restored is in its place, but is not remembered, and will be read again: %s", error)
         return self._report(status, wanted, placer, placed)
@@ -284,7 +277,10 @@ class _Restore:
         """Find out what is in the root, and what is to be there."""
         worker, manifest = self._worker, self._snapshot.checked
         self._found = worker.scan(self._state)
-        drop_foreign(worker, self._state, self._found)
+        self._left = drop_foreign(worker, self._state, self._found)
+        self._skipped += (Skipped(p, "it was built on another host, and cannot be removed") for p in sorted(self._left))
+        if self._state.host and worker.state.last_restore.host_hint() != host_hint():
+            worker.ask_host()  # What is built from now on is of this one.
         put_right(worker, self._found)
         if manifest.hosts:
             worker.ask_host()
@@ -356,7 +352,7 @@ class _Restore:
             return merge({}, self._files, self._found.files, {})
         return merge(self._worker.files_of(base.manifest), self._files, self._found.files, self._state.declined)
 
-    def _remember(self, merged: Merged, placed: Placed) -> None:
+    def _remember(self, merged: Merged, wanted: Files, placed: Placed) -> None:
         old = self._base
         keeps_base = old is not None and old.is_generation_of(self._ref) and not placed.marked_ns
         index = self._found.index_beside_base if keeps_base else self._found.index
@@ -366,13 +362,15 @@ class _Restore:
             untouched = Mark(placed.marked_ns, saved_ns) if placed.marked_ns else untouched
         base = Base(self._worker.storage.holder(self._ref).identity, self._snapshot)
         # What stays in the place of base's is no change of it: the next commit must not take it for one.
-        stayed = dict.fromkeys((*merged.to_merge, *placed.occupied), NOT_TAKEN)
+        hindering = hindered(self._files, self._found, wanted)
+        stayed = dict.fromkeys((*merged.to_merge, *placed.occupied, *hindering), NOT_TAKEN)
         self._worker.state.save_base(
             base,
             merged.declined | stayed,
             host=self._worker.known_host(self._state),
             synced=False,
             untouched=untouched,
+            foreign=self._left,
             missed=self._missed(placed),
         )
 

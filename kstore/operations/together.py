@@ -118,9 +118,10 @@ class _RankRestore:
     def _restore(self, worker: Worker, choice: Choice, offer: Offer) -> RestoreReport:
         try:
             if choice.snapshot is None:
+                error = self._vote()  # Nobody waits for a root that somebody else has.
                 with suppress(OSError, KstoreError), worker.state.locked():
                     remember_miss(worker)
-                return restore_report(worker, RestoreStatus.MISS, withdrawn=choice.withdrawn, error=self._vote())
+                return restore_report(worker, RestoreStatus.MISS, withdrawn=choice.withdrawn, error=error)
             if not offer.uniform:
                 self._vote()
                 return _place_alone(worker, choice.snapshot, choice.status)

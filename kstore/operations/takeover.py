@@ -1,0 +1,73 @@
+"""A cache root that comes from another host: what was built there must not be loaded here, nor published as this one's.
+
+A root on a node's disk outlives a new image or another processor, and a volume goes from node to node.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from contextlib import suppress
+
+from kstore.environment import host_hint
+from kstore.errors import KstoreError
+from kstore.local.found import Scan
+from kstore.local.state import State
+from kstore.operations.displaced import put_right
+from kstore.published.layers import attempt
+from kstore.worker import Worker
+
+log = logging.getLogger(__name__)
+
+
+def opened(worker: Worker) -> Worker:
+    """The same worker, whose store has been looked at anew.
+
+    Raises:
+        KstoreError, OSError: it cannot be used; the job goes on with what is in the root.
+    """
+    try:
+        attempt(worker.storage, worker.storage.open, None)
+        return worker
+    except (KstoreError, OSError):
+        with suppress(OSError, KstoreError), worker.state.locked():
+            hand_over(worker)
+        raise
+
+
+def hand_over(worker: Worker) -> None:
+    """Nothing is restored, and the job goes on with what is in the root."""
+    if take_over(worker):
+        worker.state.last_restore.save_host_hint(host_hint())
+
+
+def take_over(worker: Worker) -> bool:
+    """Leave nothing in the root that was built on another host, or names another place; whether that succeeded."""
+    with suppress(OSError, KstoreError):
+        hint, was_moved = worker.state.last_restore.host_hint(), worker.state.was_moved()
+        if hint == host_hint() and not was_moved:
+            return True
+        state, left = worker.state.load(), dict[str, bytes]()
+        if state.host or hint or was_moved:
+            found = worker.scan_alone(state)
+            left = drop_foreign(worker, state, found)
+            put_right(worker, found)
+        if state.host:
+            worker.state.save_host(worker.host.fingerprint, left)
+        return not left
+    return False
+
+
+def drop_foreign(worker: Worker, state: State, found: Scan) -> dict[str, bytes]:
+    """Take out what was built on another host, before anybody loads it; returns what cannot be, with its digests."""
+    left = {}
+    for path, digest in worker.foreign(state, found, built_here=False).items():
+        try:
+            with worker.waiting.visible(), suppress(FileNotFoundError):
+                os.unlink(worker.root.local_path(path))
+        except OSError as error:
+            log.warning("%s was built on another host, and cannot be removed: %s", path, error)
+            left[path] = digest
+            found.settled_folders.pop(path.rpartition("/")[0], None)
+        del found.known[path]
+    return left

@@ -1,0 +1,265 @@
+"""One cache root, several hosts: what was built on one is never loaded on another, nor published as that one's."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kstore.environment import Host
+from kstore.errors import KstoreError
+from kstore.operations.another import Another
+from kstore.operations.request import Request
+from kstore.published.manifest import Files, Manifest
+from kstore.report import RestoreStatus
+from tests.trees import KEY, Node, Tree, contents, shared_object
+
+pytestmark = pytest.mark.usefixtures("host")
+
+
+def go_to_host(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kstore.worker.detect_host", lambda: Host(name * 16, {}))
+    for module in ("worker", "operations.restore", "operations.another", "operations.takeover"):
+        monkeypatch.setattr(f"kstore.{module}.host_hint", lambda: name)
+
+
+def _hosts(node: Node) -> dict[str, Files]:
+    return Manifest.load(node.store.snapshot(node.newest()).data).hosts
+
+
+def test_a_root_that_outlives_its_host_does_not_pass_its_objects_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Node(tmp_path)
+    path = node.tree.put("inductor/ab/c1.main.so", shared_object())
+    node.tree.wrapper()
+    node.commit()
+    monkeypatch.setattr("kstore.worker.detect_host", lambda: Host("b" * 16, {}))
+    assert Node(tmp_path).commit().status == "unchanged"
+    node.tree.wrapper("another")
+    assert [skip.path for skip in Node(tmp_path).commit().skipped] == [path]
+    assert set(Manifest.load(node.store.snapshot(node.newest()).data).hosts) == {"a" * 16}
+    Node(tmp_path).restore()
+    assert not node.tree.has(path)
+    assert len(contents(node.tree.root)) == 2
+
+
+@pytest.mark.parametrize("published", [False, True], ids=["after a miss", "after a restore without any"])
+def test_objects_that_were_never_committed_stay_on_the_host_that_they_were_built_on(
+    tmp_path: Path, published: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job is killed before its first commit, and the volume with its cache root is given to another node."""
+    if published:
+        other = Node(tmp_path, "other")
+        other.tree.wrapper()
+        other.commit()
+    go_to_host("a", monkeypatch)
+    Node(tmp_path).restore()
+    tree = Tree(tmp_path / "node")
+    built = tree.put("inductor/ab/c1.main.so", shared_object())
+    Node(tmp_path).restore()
+    assert tree.has(built), "it is the same host still"
+
+    go_to_host("b", monkeypatch)
+    node = Node(tmp_path)
+    node.restore()
+    assert not tree.has(built)
+    own = tree.put("inductor/ab/c2.main.so", shared_object() + b"b")
+    node.restore()
+    assert tree.has(own), "it was built on this one"
+    node.commit()
+    assert {host: list(files) for host, files in _hosts(node).items()} == {"b" * 16: [own]}
+
+
+@pytest.mark.parametrize("restored", [False, True])
+def test_a_miss_on_another_host_takes_out_what_was_committed_on_the_one_before_and_nothing_later(
+    tmp_path: Path, restored: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_to_host("a", monkeypatch)
+    node = Node(tmp_path)
+    if restored:
+        node.restore()
+    built = node.tree.put("inductor/ab/c1.main.so", shared_object())
+    node.commit()
+    node.store.forget(KEY)
+
+    go_to_host("b", monkeypatch)
+    own, built_again = "inductor/ab/c2.main.so", list[str]()
+    for _ in range(3):
+        assert Node(tmp_path).restore().status is RestoreStatus.MISS
+        assert not node.tree.has(built)
+        if not node.tree.has(own):
+            built_again.append(node.tree.put(own, shared_object() + b"b"))
+    assert built_again == [own]
+    node = Node(tmp_path)
+    node.commit()
+    assert {host: list(files) for host, files in _hosts(node).items()} == {"b" * 16: [own]}
+
+
+def test_a_commit_that_was_killed_does_not_make_its_root_forget_the_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_to_host("a", monkeypatch)
+    node = Node(tmp_path)
+    built = node.tree.put("inductor/ab/c1.main.so", shared_object())
+    node.commit()
+    (node.tree.root / ".kstore/base").write_bytes(b"of a later commit, which has not come to write the record of it")
+
+    go_to_host("b", monkeypatch)
+    node = Node(tmp_path)
+    node.restore()
+    assert not node.tree.has(built)
+    node.tree.wrapper()
+    node.commit()
+    assert list(_hosts(node)) == ["a" * 16]
+
+
+TROUBLE: dict[str, Callable[[Node, pytest.MonkeyPatch], dict[str, Any]]] = {}
+"""What keeps a restore from succeeding → what is asked of it."""
+
+
+def trouble(of: Callable[[Node, pytest.MonkeyPatch], dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    TROUBLE[of.__name__.replace("_", " ")] = of
+    return of
+
+
+@trouble
+def a_server_has_errors(node: Node, patch: pytest.MonkeyPatch) -> dict[str, Any]:
+    patch.setattr("kstore.operations.restore.choose", _fail)
+    return {}
+
+
+@trouble
+def the_generation_is_not_there(node: Node, patch: pytest.MonkeyPatch) -> dict[str, Any]:
+    return {"generation": 7}
+
+
+@trouble
+def the_store_is_not_mounted(node: Node, patch: pytest.MonkeyPatch) -> dict[str, Any]:
+    patch.setattr("kstore.storage.Storage.open", _fail)
+    return {}
+
+
+@trouble
+def the_newest_ref_is_damaged(node: Node, patch: pytest.MonkeyPatch) -> dict[str, Any]:
+    (ref,) = Path(node.store.location).glob("refs/*/*/*/@*/1")
+    ref.chmod(0o644)
+    ref.write_text("{")
+    return {}
+
+
+def _fail(*_: object) -> Any:
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+@pytest.mark.parametrize("why", TROUBLE)
+def test_a_restore_that_fails_leaves_nothing_of_the_host_before(
+    why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job goes on with what is in the root, and commits it."""
+    publish_wrapper(tmp_path)
+    go_to_host("a", monkeypatch)
+    Node(tmp_path).restore()
+    tree = Tree(tmp_path / "node")
+    built = tree.put("inductor/ab/c1.main.so", shared_object())
+
+    go_to_host("b", monkeypatch)
+    with monkeypatch.context() as patch, pytest.raises(KstoreError):
+        Node(tmp_path).restore(**TROUBLE[why](Node(tmp_path), patch))
+    assert not tree.has(built)
+    own = tree.put("inductor/ab/c2.main.so", shared_object() + b"b")
+    with suppress(KstoreError):
+        Node(tmp_path).restore()
+    assert tree.has(own), "it was built on this one"
+
+
+def publish_wrapper(folder: Path) -> None:
+    other = Node(folder, "other")
+    other.tree.wrapper()
+    other.commit()
+
+
+@pytest.mark.parametrize("cut", ["by an error", "by another restore"])
+def test_what_was_built_since_is_published_also_if_the_first_commit_fails(
+    cut: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_to_host("a", monkeypatch)
+    node = Node(tmp_path)
+    node.tree.wrapper()
+    node.commit()
+
+    go_to_host("b", monkeypatch)
+    Node(tmp_path).restore()
+    own = node.tree.put("inductor/ab/c2.main.so", shared_object())
+    if cut == "by an error":
+        with monkeypatch.context() as patch, pytest.raises(KstoreError):
+            patch.setattr("kstore.published.refs.Refs.publish", _fail)
+            Node(tmp_path).commit()
+    else:
+        Node(tmp_path).restore()
+        assert node.tree.has(own)
+    assert Node(tmp_path).commit().skipped == ()
+    assert list(_hosts(node)["b" * 16]) == [own]
+
+
+@pytest.fixture
+def stuck(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """An object that cannot be removed."""
+    unlink = os.unlink
+
+    def refuse(path: str, **options: Any) -> None:
+        if str(path).endswith("/cstuck.main.so"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        unlink(path, **options)
+
+    monkeypatch.setattr(os, "unlink", refuse)
+    yield "inductor/ab/cstuck.main.so"
+
+
+@pytest.mark.parametrize("published", [False, True], ids=["a miss", "a restore"])
+def test_an_object_that_cannot_be_removed_costs_nothing_else(
+    stuck: str, published: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if published:
+        publish_wrapper(tmp_path)
+    go_to_host("a", monkeypatch)
+    tree = Tree(tmp_path / "node")
+    Node(tmp_path).restore()
+    others = [tree.put(f"inductor/{name}/c1.main.so", shared_object()) for name in ("aa", "zz")]
+    tree.put(stuck, shared_object() + b"stuck")
+
+    go_to_host("b", monkeypatch)
+    report = Node(tmp_path).restore()
+    assert report.status is (RestoreStatus.CURRENT if published else RestoreStatus.MISS)
+    assert not any(map(tree.has, others))
+    assert [skip.path for skip in report.skipped] == [stuck] * published
+    if published:
+        assert [skip.path for skip in Node(tmp_path).commit().skipped] == [stuck]
+        assert _hosts(Node(tmp_path)) == {}
+    monkeypatch.undo()
+    go_to_host("b", monkeypatch)
+    monkeypatch.setattr("kstore.local.cacheroot.NUMBERED_ROOTS", tmp_path / "roots")
+    Node(tmp_path).restore()
+    assert not tree.has(stuck)
+
+
+def test_who_waits_for_the_root_does_not_rely_on_a_restore_on_another_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish_wrapper(tmp_path)
+    answers = {}
+    for host in "a", "b":
+        go_to_host("a", monkeypatch)
+        Node(tmp_path).restore()
+        go_to_host(host, monkeypatch)
+        another = Another(Node(tmp_path).store._ready_worker(KEY, 0), Request(None, None, 0.0, True))
+        go_to_host("a", monkeypatch)
+        Node(tmp_path).restore()
+        go_to_host(host, monkeypatch)
+        answers[host] = another.has_restored()
+    assert answers == {"a": True, "b": False}
