@@ -79,9 +79,14 @@ def surroundings() -> str:
 
 def host_hint() -> str:
     """Equal for hosts that compiled C++ files run alike on, as far as that can be seen without running the compiler:
-    by its file, the processor's extensions and glibc.
+    by its file, the processor's extensions and glibc. The answer is kept for the process.
     """
-    command = _compiler(os.environ)
+    return _hint(tuple((name, os.environ[name]) for name in _COMPILER_VARIABLES if name in os.environ))
+
+
+@functools.cache
+def _hint(compiler_environment: tuple[tuple[str, str], ...]) -> str:
+    command = _compiler(dict(compiler_environment))
     compiler = NONE
     with suppress(OSError):
         status = os.stat(command[0]) if command else None
