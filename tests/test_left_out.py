@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from kstore.local import scan
+from kstore.local.move import Mover
 from kstore.local.place import Placer
 from kstore.report import CommitStatus
 from tests.trees import HOUR, Node
@@ -148,6 +149,45 @@ def test_a_kernel_that_is_compiled_while_it_is_restored_stays(
     assert report.placed == 0
     assert b"its own" in third.tree.read(f"{kernel}/k.ptx")
     assert third.restore().placed == 0
+
+
+def test_what_it_writes_while_others_are_moved_stays(
+    tmp_path: Path, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, node = Node(tmp_path, "other", layout=layout), Node(tmp_path, layout=layout)
+    names = ["one", "two", "three"]
+    paths = [other.tree.timings({"published": 1}, name) for name in names]
+    other.commit()
+    node.restore()
+    for name in names:
+        other.tree.timings({"published": 2}, name)
+    other.commit()
+    move, compiled = Mover._move, list[str]()
+
+    def compile_and_move(mover: Mover, path: str, folders: Any) -> None:
+        if not compiled:
+            time.sleep(0.02)  # until the clock of files goes on
+            compiled.extend(name for name in names if node.tree.timings({"mine": 3}, name) != path)
+            for written in paths:
+                os.utime(node.tree.root / written)
+        move(mover, path, folders)
+
+    monkeypatch.setattr(Mover, "_move", compile_and_move)
+    report = node.restore()
+    assert [skip.reason for skip in report.skipped] == ["it was written while this was restored"] * len(names)
+    assert [json.loads(node.tree.read(path)) for path in paths] == [{"mine": 3}] * len(names)
+
+
+def test_a_group_that_was_being_written_is_no_change_of_the_published_one(tmp_path: Path, layout: str) -> None:
+    other, node = Node(tmp_path, "other", layout=layout), Node(tmp_path, layout=layout)
+    other.tree.kernel("one", "published")
+    other.commit()
+    kernel = node.tree.kernel("one", "its own")
+    (node.tree.root / kernel / "tmp.pid_9_x").mkdir()
+    assert node.restore().skipped == ((kernel, "it is being written"),)
+    (node.tree.root / kernel / "tmp.pid_9_x").rmdir()
+    assert node.commit().status is CommitStatus.UNCHANGED
+    assert other.commit().status is CommitStatus.UNCHANGED
 
 
 @pytest.mark.parametrize("ahead", [-HOUR / 2, 300.0])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kstore.report import CommitStatus, RestoreStatus
-from tests.trees import Node, Tree, listing
+from tests.trees import KEY, Node, Tree, listing
 
 
 def listed(root: Path) -> list[Path]:
@@ -66,6 +66,25 @@ def test_nothing_else_is_written_and_nothing_a_second_time(node: Node) -> None:
     after = listing(node.tree.root / "triton")
     node.restore()
     assert listing(node.tree.root / "triton") == after
+
+
+def test_a_commit_that_comes_first_hides_nothing(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kstore.local.scan.is_settled", lambda *_: True)
+    node.commit()
+    node.restore()
+    assert all(path.is_relative_to(node.tree.root / "triton") for path in listed(node.tree.root))
+
+
+@pytest.mark.parametrize("take", [moved, copied])
+def test_so_it_is_where_there_is_nothing_to_restore(take: Callable[[Path, Path], None], tmp_path: Path) -> None:
+    before = Node(tmp_path, "before")
+    before.tree.kernel("one")
+    before.commit()
+    before.store.forget(KEY)
+    take(before.tree.root, tmp_path / "after")
+    node = Node(tmp_path, "after")
+    assert node.restore().status is RestoreStatus.MISS
+    assert all(path.is_relative_to(node.tree.root / "triton") for path in listed(node.tree.root))
 
 
 def test_what_is_published_is_the_same(node: Node) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import filelock
 import pytest
 
 import kstore
@@ -91,6 +93,18 @@ def test_all_ranks_restore_what_rank_0_chose_whatever_is_published_meanwhile(tmp
 def test_if_nothing_is_published_all_miss(tmp_path: Path) -> None:
     reports = of_ranks(Job(tmp_path, NODES).restore())
     assert [(report.status, report.error) for report in reports] == [(RestoreStatus.MISS, "")] * 4
+
+
+def test_a_root_that_somebody_has_keeps_no_other_rank_from_missing(tmp_path: Path) -> None:
+    job = Job(tmp_path, ("one", "two"), timeout=10.0)
+    folder = job.ranks[1].tree.root / ".kstore"
+    folder.mkdir(parents=True)
+    held = filelock.FileLock(folder / "lock", thread_local=False)
+    with ThreadPoolExecutor(2) as pool, held:
+        first, second = (pool.submit(rank.restore, group=True) for rank in job.ranks)
+        report = first.result(60)
+        held.release()
+        assert [report.error, second.result(60).error] == ["", ""]
 
 
 def test_of_two_cold_jobs_one_compiles_and_the_other_restores_what_it_commits(tmp_path: Path) -> None:
