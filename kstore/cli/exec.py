@@ -263,7 +263,8 @@ class _Commits:
         """A signal has come. Who sent it may not wait for the command's end: what is there is committed at once."""
         if number in ENDINGS:
             self.is_told_to_end = True
-            self._interrupted_at = time.monotonic() if number == signal.SIGINT else math.inf
+            moment = time.monotonic() if number == signal.SIGINT else math.inf
+            self._interrupted_at = max(self._interrupted_at, moment)
             if self._live and self._is_live:
                 self._live.checkpoint()
 
