@@ -255,6 +255,8 @@ class _Restore:
         """Whether that is all that the generation has for this worker."""
         self._away: Files = {}
         """What no store here has the blobs of."""
+        self._hindered: dict[str, Skipped] = {}
+        """What is neither in its place nor can be put there, and why."""
         self._left: dict[str, bytes] = {}
         """What another host has left, and cannot be removed, with its digests."""
         self._skipped: list[Skipped] = []
@@ -264,11 +266,12 @@ class _Restore:
         merged = self._compare()
         merged.files.clear()  # nothing is published: `_files` has what is to be here
         wanted = choose_wanted(self._files, self._found, merged)
+        self._hindered = hindered(self._files, self._found, wanted)
         placer = self._placer()
         is_fresh = self._has_all and len(wanted) == len(self._files)
         placed = placer.place(wanted, self._ref.packs, self._found.folders, before_move, marks=is_fresh)
         try:
-            self._remember(merged, wanted, placed)
+            self._remember(merged, placed)
         except (KstoreError, OSError) as error:
             log.warning("what was restored is in its place, but is not remembered, and will be read again: %s", error)
         return self._report(status, wanted, placer, placed)
@@ -299,10 +302,9 @@ class _Restore:
         return Placer(worker.root, worker.state, blobs, Linker(), worker.progress, worker.waiting, worker.lists, below)
 
     def _report(self, status: RestoreStatus, wanted: Files, placer: Placer, placed: Placed) -> RestoreReport:
-        kept_out = hindered(self._files, self._found, wanted)
-        self._skipped += sorted(set(kept_out.values()))
+        self._skipped += sorted(set(self._hindered.values()))
         there = {path for path in placed.occupied if os.path.isfile(self._worker.root.local_path(path))}
-        missed = wanted.keys() - placed.paths - there | kept_out.keys()
+        missed = wanted.keys() - placed.paths - there | self._hindered.keys()
         linked = placed.modes[LinkMode.REFLINK] + placed.modes[LinkMode.HARDLINK]
         if not wanted and status is RestoreStatus.RESTORED:
             status = RestoreStatus.CURRENT
@@ -352,7 +354,7 @@ class _Restore:
             return merge({}, self._files, self._found.files, {})
         return merge(self._worker.files_of(base.manifest), self._files, self._found.files, self._state.declined)
 
-    def _remember(self, merged: Merged, wanted: Files, placed: Placed) -> None:
+    def _remember(self, merged: Merged, placed: Placed) -> None:
         old = self._base
         keeps_base = old is not None and old.is_generation_of(self._ref) and not placed.marked_ns
         index = self._found.index_beside_base if keeps_base else self._found.index
@@ -362,8 +364,7 @@ class _Restore:
             untouched = Mark(placed.marked_ns, saved_ns) if placed.marked_ns else untouched
         base = Base(self._worker.storage.holder(self._ref).identity, self._snapshot)
         # What stays in the place of base's is no change of it: the next commit must not take it for one.
-        hindering = hindered(self._files, self._found, wanted)
-        stayed = dict.fromkeys((*merged.to_merge, *placed.occupied, *hindering), NOT_TAKEN)
+        stayed = dict.fromkeys((*merged.to_merge, *placed.occupied, *self._hindered), NOT_TAKEN)
         self._worker.state.save_base(
             base,
             merged.declined | stayed,
