@@ -30,8 +30,10 @@ def opened(worker: Worker) -> Worker:
         attempt(worker.storage, worker.storage.open, None)
         return worker
     except (KstoreError, OSError):
-        with suppress(OSError, KstoreError), worker.state.locked():
-            hand_over(worker)
+        with suppress(OSError, KstoreError):
+            if _comes_from_elsewhere(worker):  # Else nobody need wait for who has the root.
+                with worker.state.locked():
+                    hand_over(worker)
         raise
 
 
@@ -44,11 +46,10 @@ def hand_over(worker: Worker) -> None:
 def take_over(worker: Worker) -> bool:
     """Leave nothing in the root that was built on another host, or names another place; whether that succeeded."""
     with suppress(OSError, KstoreError):
-        hint, was_moved = worker.state.last_restore.host_hint(), worker.state.was_moved()
-        if hint == host_hint() and not was_moved:
+        if not _comes_from_elsewhere(worker):
             return True
         state, left = worker.state.load(), dict[str, bytes]()
-        if state.host or hint or was_moved:
+        if state.host or worker.state.last_restore.host_hint() or worker.state.was_moved():
             found = worker.scan_alone(state)
             left = drop_foreign(worker, state, found)
             put_right(worker, found)
@@ -56,6 +57,11 @@ def take_over(worker: Worker) -> bool:
             worker.state.save_host(worker.host.fingerprint, left)
         return not left
     return False
+
+
+def _comes_from_elsewhere(worker: Worker) -> bool:
+    """Whether the root may have been on another host, or in another place."""
+    return worker.state.last_restore.host_hint() != host_hint() or worker.state.was_moved()
 
 
 def drop_foreign(worker: Worker, state: State, found: Scan) -> dict[str, bytes]:
