@@ -17,7 +17,6 @@ from kstore.deadline import Waiting
 from kstore.environment import Environment, influences
 from kstore.errors import AmbiguousScopeError, KstoreError, StoreUnavailable
 from kstore.local.cacheroot import CacheRoot, Owner, claim_root, make_usable, numbered_folder, owned_root
-from kstore.operations.takeover import opened
 from kstore.origin import Origin
 from kstore.polls import check_wait, polls
 from kstore.progress import Progress
@@ -131,6 +130,8 @@ class Store:
 
     def _ready_worker(self, key: str, wait: float) -> Worker:
         """This process's side of a restore, with its variables set and the store looked at anew."""
+        from kstore.operations.takeover import opened
+
         scope = self._published_scope(self.scope(key), wait)
         self.storage.look_ahead(scope)
         worker = self._worker(scope, before_import=True)
@@ -210,8 +211,7 @@ class Store:
     def scopes(self, key: str | None = None) -> Iterator[Scope]:
         """Every scope that has generations, forgotten ones too; of one key if given."""
         with reporting_trouble(self.location, "read"):
-            found = scopes(self.storage, under=key or "")
-            yield from (scope for scope in found if key is None or scope.key == key)
+            yield from (scope for scope in scopes(self.storage, under=key or "") if key in (None, scope.key))
 
     def newest(self, scope: Scope) -> Ref | None:
         """The newest generation of a scope, an empty one too, of the first store that has one."""
@@ -297,8 +297,8 @@ class Store:
         from kstore.published.generations import publish_empty
 
         with self._maintaining("write to"):
-            published = [publish_empty(self.storage, scope, state, upon=None) for scope in self._scopes_of(key)]
-            return [ref for ref in published if ref]
+            scopes = self._scopes_of(key)
+            return [ref for scope in scopes if (ref := publish_empty(self.storage, scope, state, upon=None))]
 
     def _scopes_of(self, key: str) -> list[Scope]:
         """Every scope of `key` that the settings do not exclude, forgotten ones too."""

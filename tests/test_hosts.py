@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -119,47 +119,37 @@ def test_a_commit_that_was_killed_does_not_make_its_root_forget_the_host(
     assert list(_hosts(node)) == ["a" * 16]
 
 
-TROUBLE: dict[str, Callable[[Node, pytest.MonkeyPatch], dict[str, Any]]] = {}
-"""What keeps a restore from succeeding → what is asked of it."""
-
-
-def trouble(of: Callable[[Node, pytest.MonkeyPatch], dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-    TROUBLE[of.__name__.replace("_", " ")] = of
-    return of
-
-
-@trouble
-def a_server_has_errors(node: Node, patch: pytest.MonkeyPatch) -> dict[str, Any]:
-    patch.setattr("kstore.operations.restore.choose", _fail)
-    return {}
-
-
-@trouble
-def the_generation_is_not_there(node: Node, patch: pytest.MonkeyPatch) -> dict[str, Any]:
-    return {"generation": 7}
-
-
-@trouble
-def the_store_is_not_mounted(node: Node, patch: pytest.MonkeyPatch) -> dict[str, Any]:
-    patch.setattr("kstore.storage.Storage.open", _fail)
-    return {}
-
-
-@trouble
-def the_newest_ref_is_damaged(node: Node, patch: pytest.MonkeyPatch) -> dict[str, Any]:
-    (ref,) = Path(node.store.location).glob("refs/*/*/*/@*/1")
-    ref.chmod(0o644)
-    ref.write_text("{")
-    return {}
-
-
-def _fail(*_: object) -> Any:
+def fail(*_: object) -> Any:
     raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
-@pytest.mark.parametrize("why", TROUBLE)
+def a_server_has_errors(node: Node, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("kstore.operations.restore.choose", fail)
+    node.restore()
+
+
+def the_store_is_not_mounted(node: Node, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("kstore.storage.Storage.open", fail)
+    node.restore()
+
+
+def the_generation_is_not_there(node: Node, patch: pytest.MonkeyPatch) -> None:
+    node.restore(generation=7)
+
+
+def the_newest_ref_is_damaged(node: Node, patch: pytest.MonkeyPatch) -> None:
+    (ref,) = Path(node.store.location).glob("refs/*/*/*/@*/1")
+    ref.chmod(0o644)
+    ref.write_text("{")
+    node.restore()
+
+
+@pytest.mark.parametrize(
+    "restore",
+    [a_server_has_errors, the_store_is_not_mounted, the_generation_is_not_there, the_newest_ref_is_damaged],
+)
 def test_a_restore_that_fails_leaves_nothing_of_the_host_before(
-    why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    restore: Callable[[Node, pytest.MonkeyPatch], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The job goes on with what is in the root, and commits it."""
     publish_wrapper(tmp_path)
@@ -170,7 +160,7 @@ def test_a_restore_that_fails_leaves_nothing_of_the_host_before(
 
     go_to_host("b", monkeypatch)
     with monkeypatch.context() as patch, pytest.raises(KstoreError):
-        Node(tmp_path).restore(**TROUBLE[why](Node(tmp_path), patch))
+        restore(Node(tmp_path), patch)
     assert not tree.has(built)
     own = tree.put("inductor/ab/c2.main.so", shared_object() + b"b")
     with suppress(KstoreError):
@@ -198,7 +188,7 @@ def test_what_was_built_since_is_published_also_if_the_first_commit_fails(
     own = node.tree.put("inductor/ab/c2.main.so", shared_object())
     if cut == "by an error":
         with monkeypatch.context() as patch, pytest.raises(KstoreError):
-            patch.setattr("kstore.published.refs.Refs.publish", _fail)
+            patch.setattr("kstore.published.refs.Refs.publish", fail)
             Node(tmp_path).commit()
     else:
         Node(tmp_path).restore()
@@ -207,23 +197,27 @@ def test_what_was_built_since_is_published_also_if_the_first_commit_fails(
     assert list(_hosts(node)["b" * 16]) == [own]
 
 
-@pytest.fixture
-def stuck(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """An object that cannot be removed."""
+STUCK = "inductor/ab/cstuck.main.so"
+
+
+@contextmanager
+def stuck() -> Iterator[None]:
+    """One object cannot be removed."""
     unlink = os.unlink
 
     def refuse(path: str, **options: Any) -> None:
-        if str(path).endswith("/cstuck.main.so"):
+        if str(path).endswith(STUCK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
         unlink(path, **options)
 
-    monkeypatch.setattr(os, "unlink", refuse)
-    yield "inductor/ab/cstuck.main.so"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "unlink", refuse)
+        yield
 
 
 @pytest.mark.parametrize("published", [False, True], ids=["a miss", "a restore"])
 def test_an_object_that_cannot_be_removed_costs_nothing_else(
-    stuck: str, published: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    published: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if published:
         publish_wrapper(tmp_path)
@@ -231,21 +225,19 @@ def test_an_object_that_cannot_be_removed_costs_nothing_else(
     tree = Tree(tmp_path / "node")
     Node(tmp_path).restore()
     others = [tree.put(f"inductor/{name}/c1.main.so", shared_object()) for name in ("aa", "zz")]
-    tree.put(stuck, shared_object() + b"stuck")
+    tree.put(STUCK, shared_object() + b"stuck")
 
     go_to_host("b", monkeypatch)
-    report = Node(tmp_path).restore()
+    with stuck():
+        report = Node(tmp_path).restore()
     assert report.status is (RestoreStatus.CURRENT if published else RestoreStatus.MISS)
     assert not any(map(tree.has, others))
-    assert [skip.path for skip in report.skipped] == [stuck] * published
+    assert [skip.path for skip in report.skipped] == [STUCK] * published
     if published:
-        assert [skip.path for skip in Node(tmp_path).commit().skipped] == [stuck]
+        assert [skip.path for skip in Node(tmp_path).commit().skipped] == [STUCK]
         assert _hosts(Node(tmp_path)) == {}
-    monkeypatch.undo()
-    go_to_host("b", monkeypatch)
-    monkeypatch.setattr("kstore.local.cacheroot.NUMBERED_ROOTS", tmp_path / "roots")
     Node(tmp_path).restore()
-    assert not tree.has(stuck)
+    assert not tree.has(STUCK)
 
 
 def test_who_waits_for_the_root_does_not_rely_on_a_restore_on_another_host(
