@@ -5,6 +5,7 @@ import shutil
 import signal
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -103,6 +104,7 @@ def isolated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(cacheroot, "NUMBERED_ROOTS", tmp_path / "roots")
     monkeypatch.setattr("kstore.origin._begun", {})
     monkeypatch.setattr("kstore.led._by_hand", {})
+    monkeypatch.setattr("kstore.ranks.job._calls", Counter())
     monkeypatch.chdir(tmp_path)  # A project's settings are looked for from there upwards.
 
 

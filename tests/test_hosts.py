@@ -15,7 +15,9 @@ from kstore.environment import Host
 from kstore.errors import KstoreError
 from kstore.operations.another import Another
 from kstore.operations.request import Request
+from kstore.operations.restore import report_placed
 from kstore.published.manifest import Files, Manifest
+from kstore.ranks import Verdict
 from kstore.report import RestoreStatus
 from tests.trees import KEY, Node, Tree, contents, shared_object
 
@@ -24,6 +26,11 @@ pytestmark = pytest.mark.usefixtures("host")
 
 def go_to_host(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kstore.worker.detect_host", lambda: Host(name * 16, {}))
+    let_the_hint_be(name, monkeypatch)
+
+
+def let_the_hint_be(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is seen of a host without the compiler."""
     for module in ("worker", "operations.restore", "operations.another", "operations.takeover"):
         monkeypatch.setattr(f"kstore.{module}.host_hint", lambda: name)
 
@@ -174,6 +181,59 @@ def publish_wrapper(folder: Path) -> None:
     other.commit()
 
 
+def no_rank_is_heard(node: Node, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("kstore.ranks.Agreement.vote", lambda *_: Verdict(False, "rank 1: no space left on device"))
+    restore_as_rank(node)
+
+
+def the_others_never_answer(node: Node, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("kstore.ranks.Agreement.vote", fail)
+    restore_as_rank(node)
+
+
+def restore_as_rank(node: Node) -> None:
+    node.environ |= {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
+    node.restore(group=True)
+
+
+@pytest.mark.parametrize("restore", [no_rank_is_heard, the_others_never_answer])
+def test_a_rank_that_does_not_restore_leaves_nothing_of_the_host_before(
+    restore: Callable[[Node, pytest.MonkeyPatch], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish_wrapper(tmp_path)
+    go_to_host("a", monkeypatch)
+    Node(tmp_path).restore()
+    tree = Tree(tmp_path / "node")
+    built = tree.put("inductor/ab/c1.main.so", shared_object())
+
+    go_to_host("b", monkeypatch)
+    with monkeypatch.context() as patch:
+        with suppress(KstoreError):
+            restore(Node(tmp_path), patch)
+        assert not tree.has(built)
+        own = tree.put("inductor/ab/c2.main.so", shared_object() + b"b")
+        with suppress(KstoreError):
+            restore(Node(tmp_path), patch)
+        assert tree.has(own), "it was built on this one"
+
+
+def test_ranks_of_two_hosts_in_one_root_do_not_rely_on_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two images on one node: each takes out what was built on the other, and says what it has placed itself."""
+    publish_wrapper(tmp_path)
+    placed = {}
+    for host in "a", "b":
+        go_to_host("a", monkeypatch)
+        node = Node(tmp_path)
+        node.restore()
+        go_to_host(host, monkeypatch)
+        worker = node.store._ready_worker(KEY, 0)
+        snapshot = worker.storage.snapshot(node.newest())
+        placed[host] = report_placed(worker, snapshot, RestoreStatus.RESTORED) is not None
+    assert placed == {"a": True, "b": False}
+
+
 @pytest.mark.parametrize("cut", ["by an error", "by another restore"])
 def test_what_was_built_since_is_published_also_if_the_first_commit_fails(
     cut: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -195,6 +255,25 @@ def test_what_was_built_since_is_published_also_if_the_first_commit_fails(
         assert node.tree.has(own)
     assert Node(tmp_path).commit().skipped == ()
     assert list(_hosts(node)["b" * 16]) == [own]
+
+
+def test_a_host_that_only_the_compiler_tells_is_remembered_before_what_was_found_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A first commit that is cut off would else make its own objects look like those of the host before."""
+    go_to_host("a", monkeypatch)
+    node = Node(tmp_path)
+    built = node.tree.put("inductor/ab/c1.main.so", shared_object())
+    node.commit()
+
+    go_to_host("b", monkeypatch)
+    let_the_hint_be("a", monkeypatch)
+    own = node.tree.put("inductor/ab/c2.main.so", shared_object() + b"b")
+    with monkeypatch.context() as patch, pytest.raises(KstoreError):
+        patch.setattr("kstore.published.refs.Refs.publish", fail)
+        Node(tmp_path).commit()
+    assert [skip.path for skip in Node(tmp_path).commit().skipped] == [built]
+    assert {host: list(files) for host, files in _hosts(node).items()} == {"a" * 16: [built], "b" * 16: [own]}
 
 
 STUCK = "inductor/ab/cstuck.main.so"

@@ -126,10 +126,11 @@ class _Commit:
     def run(self) -> CommitReport:
         if self._base and self._is_current():
             return self._report(CommitStatus.UNCHANGED, self._base.ref)
-        if self._unsaved:
+        self._leave_out_foreign()
+        if self._unsaved:  # From now on what is new in the root looks as if it had been there for long.
+            self.memory.save_host(self._foreign)
             self.memory.save_index(self._unsaved)
             self._unsaved = None
-        self._leave_out_foreign()
         for _ in range(_MAX_RACES):
             theirs = self._newest()
             proposal = self._propose(theirs)

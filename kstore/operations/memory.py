@@ -32,6 +32,12 @@ class Memory:
         self.is_kept = True
         """Whether all could be written."""
 
+    def save_host(self, foreign: Mapping[str, bytes]) -> None:
+        """Remember that the root is on another host now, if it is, and what is of the one before."""
+        host = self._worker.known_host(self._state)
+        if self._state.host not in ("", host):
+            self._worker.state.save_host(host, foreign)
+
     def save_index(self, index: Index) -> None:
         """Remember what was found in the root."""
         with self._writing():

@@ -192,8 +192,10 @@ def remember_restored(
 
 
 def report_placed(worker: Worker, snapshot: Snapshot, status: RestoreStatus) -> RestoreReport | None:
-    """The report of who finds that another process has just placed a generation; None if none has."""
-    if not worker.state.grew_from(worker.storage.holder(snapshot.ref).identity, snapshot.ref):
+    """The report of who finds that another process of this host has just placed a generation; None if none has."""
+    state = worker.state
+    is_placed = state.grew_from(worker.storage.holder(snapshot.ref).identity, snapshot.ref)
+    if not is_placed or state.last_restore.host_hint() != host_hint():
         return None
     known = worker.root.folders
     files = {p: e for p, e in worker.files_of(snapshot.manifest).items() if p.partition("/")[0] in known}

@@ -30,15 +30,20 @@ def opened(worker: Worker) -> Worker:
         attempt(worker.storage, worker.storage.open, None)
         return worker
     except (KstoreError, OSError):
-        with suppress(OSError, KstoreError):
-            if _comes_from_elsewhere(worker):  # Else nobody need wait for who has the root.
-                with worker.state.locked():
-                    hand_over(worker)
+        lock_and_hand_over(worker)
         raise
 
 
+def lock_and_hand_over(worker: Worker) -> None:
+    """See `hand_over`; who has the root is waited for only if that comes from elsewhere."""
+    with suppress(OSError, KstoreError):
+        if _comes_from_elsewhere(worker):
+            with worker.state.locked():
+                hand_over(worker)
+
+
 def hand_over(worker: Worker) -> None:
-    """Nothing is restored, and the job goes on with what is in the root."""
+    """Nothing is restored, and the job goes on with what is in the root, which the caller has locked."""
     if take_over(worker):
         worker.state.last_restore.save_host_hint(host_hint())
 
