@@ -40,14 +40,16 @@ class Tree:
 
     def put(self, path: str, data: bytes, *, age: float = HOUR, mode: int = 0o644) -> str:
         """Write a file, by temporary name and rename as the compilers do; `age` is in seconds."""
-        target = self.root / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_name(f".{os.getpid()}.tmp")
-        temporary.write_bytes(data)
-        temporary.chmod(mode)
+        target = f"{self.root}/{path}"
+        folder = target.rpartition("/")[0]
+        temporary = f"{folder}/.{os.getpid()}.tmp"
+        os.makedirs(folder, exist_ok=True)
+        with open(temporary, "wb") as file:
+            file.write(data)
+        os.chmod(temporary, mode)
         then = time.time_ns() - int(age * 1e9)
         os.utime(temporary, ns=(then, then))
-        temporary.replace(target)
+        os.replace(temporary, target)
         return path
 
     def read(self, path: str) -> bytes:
@@ -132,9 +134,14 @@ def _name(data: bytes) -> str:
 
 def contents(folder: Path) -> dict[str, bytes]:
     """Relative path → bytes of every regular file, without kstore's own."""
-    files = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
-    found = {str(path.relative_to(folder)): path.read_bytes() for path in files}
-    return {path: data for path, data in found.items() if not path.startswith(".kstore/")}
+    found, top = {}, str(folder)
+    for where, folders, names in os.walk(top):
+        if where == top and ".kstore" in folders:
+            folders.remove(".kstore")
+        for path in (f"{where}/{name}" for name in names):
+            if os.path.isfile(path) and not os.path.islink(path):
+                found[path[len(top) + 1 :]] = Path(path).read_bytes()
+    return found
 
 
 def listing(folder: Path) -> dict[str, tuple[int, int, int, int]]:

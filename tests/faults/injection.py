@@ -85,6 +85,8 @@ REFUSED = [
 ]
 """Together they strike each call with each error."""
 FAULTS = [REFUSED[0], Faults("lost", (LOST,))]
+REFUSED_OR_LOST = Faults("refused or lost", tuple(fault for refusal in REFUSALS for fault in (refusal, LOST)))
+"""Each call with one of both."""
 RARER_FAULTS = [Faults(str(fault), (fault,)) for fault in (HEALING, GONE[0], SHORT)]
 MORE_FAULTS = [*REFUSED[1:], Faults(str(GONE[1]), (GONE[1],))]
 
@@ -302,7 +304,9 @@ every_fault = pytest.mark.parametrize(
     ids=str,
 )
 every_usual_fault = pytest.mark.parametrize(
-    "faults", [*FAULTS, *_marked([*RARER_FAULTS, *MORE_FAULTS], pytest.mark.exhaustive)], ids=str
+    "faults",
+    [REFUSED_OR_LOST, *_marked([*FAULTS, *RARER_FAULTS, *MORE_FAULTS], pytest.mark.exhaustive)],
+    ids=str,
 )
 """Where what comes before each call takes long."""
 every_fault_at_length = pytest.mark.parametrize(

@@ -97,7 +97,7 @@ def test_a_filesystem_some_of_whose_calls_fail(
 def test_a_filesystem_whose_calls_fail(
     operation: Operation, layout: str, faults: Faults, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    step = 3 if layout == "loose" else 7
+    step = 7 if layout == "loose" else 11
     strike_each_call(operation, layout, of_filesystem(faults), tmp_path, caplog, step=step)
 
 

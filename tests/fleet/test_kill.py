@@ -18,8 +18,8 @@ from kstore.store import Store
 from tests.gc.stores import pass_time
 from tests.trees import SUFFIXES, Node, contents
 
-KILLS = 100
-"""Of each layout half; every one of them comes with a verify of all that was made before."""
+KILLS = 200
+"""Of each layout half; every one of them comes with a verify of all that is there."""
 pytestmark = pytest.mark.slow
 
 
@@ -63,7 +63,7 @@ class Victims:
 
     def commit(self) -> Callable[[], object]:
         node = self.next("committer")
-        for kernel in range(10):
+        for kernel in range(4):
             node.tree.kernel(f"kernel-{self.number}-{kernel}")
         return node.commit
 
@@ -79,7 +79,7 @@ class Victims:
     def fill(self) -> None:
         """Something to restore that takes a while."""
         node = self.next("first")
-        for kernel in range(100):
+        for kernel in range(40):
             node.tree.kernel(f"kernel-{kernel}")
         self.filled = node.commit().generation
         node.store.pin("model/v1", self.filled)

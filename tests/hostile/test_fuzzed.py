@@ -187,7 +187,7 @@ RECORDS = st.dictionaries(SOUND_PATHS, ENTRIES, max_size=6) | st.dictionaries(PA
 
 
 @pytest.mark.usefixtures("host")
-@pytest.mark.parametrize("count", [pytest.param(100, id="some"), pytest.param(1000, id="many", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [pytest.param(100, id="some"), pytest.param(400, id="many", marks=pytest.mark.slow)])
 def test_no_records_write_outside_of_the_root_or_take_from_it(tmp_path: Path, count: int) -> None:
     numbers = iter(range(10**6))
 
