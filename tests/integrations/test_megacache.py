@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import sys
 import tempfile
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kstore.cli.program import run
 from kstore.errors import FileError, IntegrityError, UsageError
 from kstore.integrations.megacache import bring_in, export, load, process, save
 from kstore.integrations.megacache.container import read, write
@@ -60,10 +63,18 @@ class Fleet:
         return self.compile(f"{folder}-root", *arguments, TORCHINDUCTOR_CACHE_DIR=str(self.folder / folder))
 
     def kstore(self, *arguments: object, worker: str = "nobody") -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "kstore", *map(str, arguments)],
-            env=self.environ(worker), capture_output=True, text=True, timeout=120,
-        )  # fmt: skip
+        """In this process, which has imported torch: each of its own would take seconds for that."""
+        words, out, err = [*map(str, arguments)], io.StringIO(), io.StringIO()
+        before = dict(os.environ)
+        os.environ.clear()
+        os.environ.update(self.environ(worker))
+        try:
+            with redirect_stdout(out), redirect_stderr(err):
+                code = run(words)
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
+        return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
 
     def document(self, *arguments: object, worker: str = "nobody") -> dict[str, Any]:
         done = self.kstore(*arguments, "--json", worker=worker)
