@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -61,6 +62,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in left_out]
     long = {item.path for item in items if item.get_closest_marker("slow") or item.get_closest_marker("compiler")}
     items.sort(key=lambda item: item.path not in long)  # or one process would still be at them when all else is done
+
+
+def pytest_collection_finish() -> None:
+    """What is there now stays; to look for garbage in all of it takes a tenth of the time of tests that make much."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 20, 100)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

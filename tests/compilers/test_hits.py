@@ -72,7 +72,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Job:
     return job
 
 
-@pytest.fixture(params=["loose", "packed"])
+@pytest.fixture(params=["loose", pytest.param("packed", marks=pytest.mark.exhaustive)])
 def job(request: pytest.FixtureRequest, compiled: Job) -> Job:
     return compiled.on(compiled.store.with_name(request.param))
 
@@ -122,6 +122,7 @@ def test_exec_fails_if_nothing_hit_and_commits_all_the_same(copy: Job) -> None:
     }
 
 
+@pytest.mark.exhaustive
 def test_synchronized_raises_if_something_was_compiled_anew(copy: Job) -> None:
     report = copy.within("--strict-hits", **ANOTHER_KEY)
     usage = report["usage"]["components"]["inductor"]

@@ -32,7 +32,7 @@ UNRELOCATED = "unrelocated"
 """Of the store whose groups name the files of the root that they were compiled under."""
 KERNELS = 40
 RELEASES = 10
-KERNELS_OF_A_RELEASE = 20
+KERNELS_OF_A_RELEASE = 10
 
 
 class Fleet:

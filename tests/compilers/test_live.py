@@ -20,7 +20,7 @@ from tests.compilers.programs import GPU, PROGRAMS, TIMEOUT, Container, compiled
 
 pytestmark = pytest.mark.compiler
 
-GRAPHS = [f"mlp-{letter}" for letter in "abcde"]
+GRAPHS = [f"mlp-{letter}" for letter in "abcd"]
 HALF = 2
 """Graphs after which the process is ended."""
 

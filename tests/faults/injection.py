@@ -84,7 +84,8 @@ REFUSED = [
     for first in range(len(REFUSALS))
 ]
 """Together they strike each call with each error."""
-FAULTS = [REFUSED[0], Faults("lost", (LOST,))]
+LOST_ANSWERS = Faults("lost", (LOST,))
+FAULTS = [REFUSED[0], LOST_ANSWERS]
 REFUSED_OR_LOST = Faults("refused or lost", tuple(fault for refusal in REFUSALS for fault in (refusal, LOST)))
 """Each call with one of both."""
 RARER_FAULTS = [Faults(str(fault), (fault,)) for fault in (HEALING, GONE[0], SHORT)]

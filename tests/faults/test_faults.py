@@ -10,15 +10,15 @@ import pytest
 
 from tests.faults.aftermath import nothing_is_lost, portable, root_is_sound, store_is_whole, told_truly
 from tests.faults.injection import (
-    FAULTS,
     LOST,
+    LOST_ANSWERS,
     LOST_TO_EXISTS,
-    RARER_FAULTS,
     Faults,
     Strike,
     Striker,
     every_fault,
     every_fault_at_length,
+    every_usual_fault,
     of_backend,
     of_filesystem,
 )
@@ -76,7 +76,7 @@ def test_a_backend_that_says_exists_of_what_it_has_just_created(
 
 
 @pytest.mark.usefixtures("deltas")
-@pytest.mark.parametrize("faults", [*FAULTS, *RARER_FAULTS], ids=str)
+@every_usual_fault
 @pytest.mark.parametrize("operation", [FOLLOWING_COMMIT, FOLLOWING_RESTORE], ids=str)
 def test_a_backend_whose_calls_fail_with_a_manifest_that_follows_on_another(
     operation: Operation, layout: str, faults: Faults, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -84,20 +84,25 @@ def test_a_backend_whose_calls_fail_with_a_manifest_that_follows_on_another(
     strike_each_call(operation, layout, of_backend(faults), tmp_path, caplog)
 
 
-@pytest.mark.parametrize("faults", FAULTS, ids=str)
 @every_operation
-def test_a_filesystem_some_of_whose_calls_fail(
-    operation: Operation, layout: str, faults: Faults, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_a_filesystem_that_loses_some_answers(
+    operation: Operation, layout: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    strike_each_call(operation, layout, of_filesystem(faults), tmp_path, caplog, step=29)
+    strike_each_call(operation, layout, of_filesystem(LOST_ANSWERS), tmp_path, caplog, step=29)
 
 
 @every_fault_at_length
 @every_operation
 def test_a_filesystem_whose_calls_fail(
-    operation: Operation, layout: str, faults: Faults, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    operation: Operation,
+    layout: str,
+    faults: Faults,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    pytestconfig: pytest.Config,
 ) -> None:
-    step = 7 if layout == "loose" else 11
+    """Every call with --exhaustive."""
+    step = 1 if pytestconfig.getoption("exhaustive") else 7 if layout == "loose" else 11
     strike_each_call(operation, layout, of_filesystem(faults), tmp_path, caplog, step=step)
 
 

@@ -35,6 +35,12 @@ def options(request: pytest.FixtureRequest) -> list[str]:
     return ["--gloo"] if request.param == "gloo" else []
 
 
+GLOO_IS_EXHAUSTIVE = pytest.mark.parametrize(
+    "options", [pytest.param("gloo", marks=pytest.mark.exhaustive), "environment"], indirect=True
+)
+"""Ranks of a process group each import torch, which takes most of a test's time."""
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -123,6 +129,7 @@ def test_all_ranks_restore_one_generation_while_newer_ones_are_published(tmp_pat
     assert {report["status"] for answer in answers for report in answer["restored"]} <= {"restored", "current"}
 
 
+@GLOO_IS_EXHAUSTIVE
 def test_one_rank_of_each_node_places_the_artifacts(tmp_path: Path, options: list[str]) -> None:
     publisher = publish(tmp_path, "one", "two")
     answers = restore(tmp_path, 1, options)
@@ -133,6 +140,7 @@ def test_one_rank_of_each_node_places_the_artifacts(tmp_path: Path, options: lis
         assert contents(tmp_path / node).keys() == contents(publisher.tree.root).keys()
 
 
+@GLOO_IS_EXHAUSTIVE
 def test_all_ranks_miss_and_then_publish_all_that_they_made(tmp_path: Path, options: list[str]) -> None:
     answers = restore(tmp_path, 1, [*options, "--commit"])
     assert [answer["restored"][0]["status"] for answer in answers] == ["miss"] * 4
