@@ -63,7 +63,7 @@ class Victims:
 
     def commit(self) -> Callable[[], object]:
         node = self.next("committer")
-        for kernel in range(4):
+        for kernel in range(3):
             node.tree.kernel(f"kernel-{self.number}-{kernel}")
         return node.commit
 
@@ -79,7 +79,7 @@ class Victims:
     def fill(self) -> None:
         """Something to restore that takes a while."""
         node = self.next("first")
-        for kernel in range(40):
+        for kernel in range(20):
             node.tree.kernel(f"kernel-{kernel}")
         self.filled = node.commit().generation
         node.store.pin("model/v1", self.filled)
