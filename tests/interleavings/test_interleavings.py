@@ -261,7 +261,7 @@ def test_nothing_is_lost_with_gc(
     tell(scene, layout, check(scene, tmp_path, layout))
 
 
-@MIXED_IS_EXHAUSTIVE
+@PACKED_FIRST
 @pytest.mark.usefixtures("deltas")
 @pytest.mark.parametrize("scene", [*SCENES[1:3], *GC_SCENES[:4]], ids=str)
 def test_nothing_is_lost_where_manifests_follow_on_others(

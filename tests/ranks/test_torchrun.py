@@ -150,6 +150,7 @@ def test_all_ranks_miss_and_then_publish_all_that_they_made(tmp_path: Path, opti
     assert len(list((last.tree.root / "triton").iterdir())) == 4
 
 
+@GLOO_IS_EXHAUSTIVE
 def test_no_rank_restores_if_a_node_has_no_usable_cache_root(tmp_path: Path, options: list[str]) -> None:
     publish(tmp_path, "one")
     (tmp_path / NODES[1]).write_bytes(b"")
