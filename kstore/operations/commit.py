@@ -128,7 +128,7 @@ class _Commit:
             return self._report(CommitStatus.UNCHANGED, self._base.ref)
         self._leave_out_foreign()
         if self._unsaved:  # From now on what is new in the root looks as if it had been there for long.
-            self.memory.save_host(self._foreign)
+            self.memory.save_host(self._ours, self._foreign)
             self.memory.save_index(self._unsaved)
             self._unsaved = None
         for _ in range(_MAX_RACES):

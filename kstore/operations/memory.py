@@ -14,10 +14,13 @@ from kstore.local.found import Scan
 from kstore.local.index import Index
 from kstore.local.state import Base, State
 from kstore.local.untouched import UNMARKED
+from kstore.published.manifest import Files, Flag
 from kstore.published.snapshot import Snapshot
 from kstore.worker import Worker
 
 log = logging.getLogger(__name__)
+
+_HOST = int(Flag.HOST)
 
 
 class Memory:
@@ -32,10 +35,12 @@ class Memory:
         self.is_kept = True
         """Whether all could be written."""
 
-    def save_host(self, foreign: Mapping[str, bytes]) -> None:
-        """Remember that the root is on another host now, if it is, and what is of the one before."""
-        host = self._worker.known_host(self._state)
-        if self._state.host not in ("", host):
+    def save_host(self, ours: Files, foreign: Mapping[str, bytes]) -> None:
+        """Remember that the root is on another host now, if `ours` was built there, and what is of the one before."""
+        if not self._state.host or not any(entry.flags & _HOST for entry in ours.values()):
+            return  # or a commit would wait for the compiler's answer
+        host = self._worker.host.fingerprint
+        if host != self._state.host:
             self._worker.state.save_host(host, foreign)
 
     def save_index(self, index: Index) -> None:
