@@ -28,9 +28,10 @@ class Request:
 
 def restore_report(worker: Worker, status: RestoreStatus, ref: Ref | None = None, **fields: object) -> RestoreReport:
     """What became of it, with what is known of the worker."""
-    trouble = worker.storage.trouble
-    storage = worker.storage.holder(ref) if ref else worker.storage
-    instead = (f"{trouble}; what is in {storage.location} is restored instead",) if trouble else ()
+    first = worker.storage
+    storage = first.holder(ref) if ref else first
+    # What is wrong with the first one has been told when that was found out.
+    instead = f"the store at {first.location} cannot be used; what is in {storage.location} is restored instead"
     return RestoreReport(
         status=status,
         key=worker.scope.key,
@@ -39,6 +40,6 @@ def restore_report(worker: Worker, status: RestoreStatus, ref: Ref | None = None
         store=storage.location,
         cache_root=worker.root.path,
         generation=ref.generation if ref else 0,
-        notes=(*worker.root.notes, *instead),
+        notes=(*worker.root.notes, *([instead] if first.trouble else [])),
         **fields,  # type: ignore[arg-type]
     )
