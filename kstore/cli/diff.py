@@ -68,6 +68,8 @@ def command(
         raise UsageError("--stat, --name-only and --path exclude each other")
     if right:
         refuse("is for a single KEY, which is compared with that folder", "cache_root")
+    else:
+        refuse("is of a second KEY, and there is none", "gpu2", "environment2")
     if invocation.output.json:
         refuse("is for people: --json has all of it", "stat", "name_only")
     gpu, environment = invocation.text("gpu"), invocation.text("environment")

@@ -16,6 +16,7 @@ from kstore.cli.options import (
     as_given_seconds,
     as_seconds_or_none,
     on_store,
+    refuse,
 )
 from kstore.errors import IntegrityError
 from kstore.words import amount, duration, long_duration, plural, size
@@ -77,6 +78,8 @@ def command(
     """
     from kstore.gc import GcStatus, Policy
 
+    if max_size is None:
+        refuse("is for --max-size, which may forget whole keys with it", "allow_live")
     output, store = invocation.output, invocation.store()
     policy = Policy(keep, unused, max_size, allow_live, grace, offline)
     if offline and not dry_run:

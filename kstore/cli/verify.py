@@ -6,7 +6,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kstore.cli.options import ERROR, INTEGRITY, MISSING, WORKERS, Command, Invocation, on_worker, optional_key_argument
+from kstore.cli.options import (
+    ERROR,
+    INTEGRITY,
+    MISSING,
+    WORKERS,
+    Command,
+    Invocation,
+    on_worker,
+    optional_key_argument,
+    refuse,
+)
 from kstore.errors import IntegrityError
 from kstore.words import duration, plural, size
 
@@ -28,6 +38,8 @@ def command(invocation: Invocation, key: str, repair: bool) -> int:
     links is checked only here. The next commit of a worker that has a damaged file puts it back once --repair has
     moved it aside.
     """
+    if not key:
+        refuse("is for a KEY: without one all keys are checked, of every GPU", "cache_root", "gpu", "environment")
     output, store = invocation.output, invocation.store()
     with output.working("checking", store.progress):
         report = store.verify(key or None, repair=repair)
