@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.trees import Tree
-from tools.bench import peers, places, worker
+from tests.trees import Tree, contents
+from tools.bench import floor, peers, places, worker
 from tools.bench.__main__ import main
 from tools.bench.measures import MEASURES
 from tools.bench.processes import Step
@@ -73,6 +74,16 @@ def test_peers_that_are_not_there_are_named(tmp_path: Path, bench: Bench, monkey
     page = (tmp_path / "out/index.md").read_text()
     assert "kstore, loose: restore, page cache warm | fal | ≤ 1/25 |  | not measured |" in page
     assert "No plots: matplotlib is not installed" in page
+
+
+@pytest.mark.skipif(not shutil.which("cc"), reason="cc is not installed")
+def test_the_floor_of_a_commit_makes_a_file_of_each(tmp_path: Path) -> None:
+    tree = Tree(tmp_path / "tree")
+    for number in range(300):
+        tree.put(f"ab/{number % 7}/c{number}.py", b"%d" % number * number)
+    assert floor.run("store", tree.root, tmp_path / "store") > 0
+    assert sorted(contents(tmp_path / "store").values()) == sorted(contents(tree.root).values())
+    assert len(list((tmp_path / "store").iterdir())) == 256
 
 
 def test_places_that_are_not_there_are_named(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,10 @@
-/* The bare system calls of a restore, one thread, nothing else: what no tool can be faster than alone.
+/* The bare system calls of a restore or a commit, one thread, nothing else: what no tool can be faster than alone.
  *
  *   floor link SOURCE TARGET    the folders of SOURCE, and a hard link for each of its files
  *   floor copy SOURCE TARGET    the folders, and a create, write and close for each file
+ *   floor store SOURCE TARGET   256 folders, and an open, read, close, create, write and close for each file
  *
- * Names and contents are collected first and are not timed. Prints seconds.
+ * Names are collected first and are not timed, nor are the contents that are copied. Prints seconds.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -20,7 +21,7 @@ struct node { char *source, *target, *data; size_t size; int folder; };
 static struct node *nodes;
 static size_t count, room;
 static const char *source, *target;
-static int copying;
+static int copying, storing;
 
 static void fail(const char *what) { perror(what); exit(1); }
 
@@ -39,26 +40,41 @@ static int visit(const char *path, const struct stat *status, int type, struct F
     node->folder = type == FTW_D;
     node->source = strdup(path);
     node->size = status->st_size;
-    if (asprintf(&node->target, "%s%s", target, path + strlen(source)) < 0) fail("asprintf");
+    int length = storing ? asprintf(&node->target, "%s/%02zx/%zu", target, count % 256, count)
+                         : asprintf(&node->target, "%s%s", target, path + strlen(source));
+    if (length < 0) fail("asprintf");
     if (copying && !node->folder) load(node);
     return 0;
 }
 
-static void make(const struct node *node) {
+static void make(struct node *node) {
+    if (node->folder && storing) return;
     if (node->folder) { if (mkdir(node->target, 0755)) fail(node->target); return; }
-    if (!copying) { if (link(node->source, node->target)) fail(node->target); return; }
+    if (storing) load(node);
+    if (!copying && !storing) { if (link(node->source, node->target)) fail(node->target); return; }
     int fd = open(node->target, O_WRONLY | O_CREAT | O_EXCL, 0644);
     if (fd < 0 || write(fd, node->data, node->size) != (ssize_t)node->size || close(fd)) fail(node->target);
+    if (storing) free(node->data);
+}
+
+static void make_folders(void) {
+    char path[4096];
+    for (int i = -1; i < 256; i++) {
+        snprintf(path, sizeof path, i < 0 ? "%s" : "%s/%02x", target, i);
+        if (mkdir(path, 0755)) fail(path);
+    }
 }
 
 int main(int argc, char **argv) {
-    if (argc != 4) { fputs("usage: floor link|copy SOURCE TARGET\n", stderr); return 2; }
+    if (argc != 4) { fputs("usage: floor link|copy|store SOURCE TARGET\n", stderr); return 2; }
     copying = !strcmp(argv[1], "copy");
+    storing = !strcmp(argv[1], "store");
     source = argv[2];
     target = argv[3];
     if (nftw(source, visit, 64, FTW_PHYS)) fail(source);
     struct timespec start, end;
     clock_gettime(CLOCK_MONOTONIC, &start);
+    if (storing) make_folders();
     for (size_t i = 0; i < count; i++) make(&nodes[i]);
     clock_gettime(CLOCK_MONOTONIC, &end);
     printf("%.6f\n", (double)(end.tv_sec - start.tv_sec) + (double)(end.tv_nsec - start.tv_nsec) / 1e9);

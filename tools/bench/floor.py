@@ -1,4 +1,4 @@
-"""The floor: the bare system calls of a restore, made by a small C program that this module compiles."""
+"""The floor: the bare system calls of a restore or a commit, made by a small C program that this module compiles."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from pathlib import Path
 
 
 def run(what: str, source: Path, target: Path) -> float:
-    """Seconds of making `target` from `source`, which is read before.
+    """Seconds of making `target` from `source`.
 
-    `what` is `link` (folders and hard links) or `copy` (folders, and an open, a write and a close for each file).
+    `what` is `link` (folders and hard links), `copy` (folders, and an open, a write and a close for each file, which is
+    read before), or `store` (256 folders, and likewise for each file, which is read meanwhile).
     """
     command = [str(_program()), what, str(source), str(target)]
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)

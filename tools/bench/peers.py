@@ -217,6 +217,17 @@ class CopyFloor(LinkFloor):
         return self.local("builder")
 
 
+class StoreFloor(LinkFloor):
+    """Likewise of a first commit that makes a file of each: it reads them all, and has as many folders as a store."""
+
+    name = "bare read and create"
+    what = "store"
+
+    def publish(self, worker: str, host: int = 0) -> Step:
+        """One file after the other."""
+        return Step(floor.run(self.what, self.local(worker), self.shared(host) / "tree"), "")
+
+
 @cache
 def _not_installed(program: str) -> str:
     return "" if shutil.which(program) else f"{program} is not installed"

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 
 from tools.bench.kstores import Kstore, KstoreLoose, KstorePacked
-from tools.bench.peers import B10, Copy, CopyFloor, Fal, Link, LinkFloor, Rsync, Tar
+from tools.bench.peers import B10, Copy, CopyFloor, Fal, Link, LinkFloor, Rsync, StoreFloor, Tar
 from tools.bench.race import Bench, Reading, Scene, describe, reading
 from tools.bench.results import Claim, Table
 from tools.bench.sharing import Program, Sharing
@@ -72,9 +72,9 @@ def first_commit(bench: Bench) -> Table:
         os.sync()
         yield reading("first commit", sharing.publish("builder"))
 
-    bench.race(table, "local", [KstoreLoose, KstorePacked, Fal, B10, Tar, Copy, Rsync], scene)
-    for ours in (KstoreLoose.name, KstorePacked.name):
-        table.claims += [Claim("first commit", ours, 1 / 6, peer.name) for peer in (Fal, B10)]
+    bench.race(table, "local", [KstoreLoose, KstorePacked, Fal, B10, Tar, Copy, Rsync, StoreFloor], scene)
+    for ours, floor in ((KstoreLoose.name, StoreFloor.name), (KstorePacked.name, "")):
+        table.claims += [Claim("first commit", ours, 1 / 6, peer.name, floor=floor) for peer in (Fal, B10)]
     return table
 
 
