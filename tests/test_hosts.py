@@ -159,12 +159,7 @@ def test_a_restore_that_fails_leaves_nothing_of_the_host_before(
     restore: Callable[[Node, pytest.MonkeyPatch], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The job goes on with what is in the root, and commits it."""
-    publish_wrapper(tmp_path)
-    go_to_host("a", monkeypatch)
-    Node(tmp_path).restore()
-    tree = Tree(tmp_path / "node")
-    built = tree.put("inductor/ab/c1.main.so", shared_object())
-
+    tree, built = root_from_host_a(tmp_path, monkeypatch)
     go_to_host("b", monkeypatch)
     with monkeypatch.context() as patch, pytest.raises(KstoreError):
         restore(Node(tmp_path), patch)
@@ -173,6 +168,15 @@ def test_a_restore_that_fails_leaves_nothing_of_the_host_before(
     with suppress(KstoreError):
         Node(tmp_path).restore()
     assert tree.has(own), "it was built on this one"
+
+
+def root_from_host_a(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Tree, str]:
+    """A root into which a job there restored, and an object that it has built and not committed."""
+    publish_wrapper(folder)
+    go_to_host("a", monkeypatch)
+    Node(folder).restore()
+    tree = Tree(folder / "node")
+    return tree, tree.put("inductor/ab/c1.main.so", shared_object())
 
 
 def publish_wrapper(folder: Path) -> None:
@@ -200,12 +204,7 @@ def restore_as_rank(node: Node) -> None:
 def test_a_rank_that_does_not_restore_leaves_nothing_of_the_host_before(
     restore: Callable[[Node, pytest.MonkeyPatch], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    publish_wrapper(tmp_path)
-    go_to_host("a", monkeypatch)
-    Node(tmp_path).restore()
-    tree = Tree(tmp_path / "node")
-    built = tree.put("inductor/ab/c1.main.so", shared_object())
-
+    tree, built = root_from_host_a(tmp_path, monkeypatch)
     go_to_host("b", monkeypatch)
     with monkeypatch.context() as patch:
         with suppress(KstoreError):
