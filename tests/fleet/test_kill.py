@@ -18,8 +18,10 @@ from kstore.store import Store
 from tests.gc.stores import pass_time
 from tests.trees import SUFFIXES, Node, contents
 
-KILLS = 200
-"""Of each layout half; every one of them comes with a verify of all that is there."""
+KILLS = 25
+"""Upon each store; every one of them comes with a verify of all that is there."""
+STORES = 4
+"""Of each layout: two hundred kills."""
 pytestmark = pytest.mark.slow
 
 
@@ -90,13 +92,18 @@ def test_nothing_breaks_whenever_a_process_is_killed(tmp_path: Path, layout: str
     seed = random.randrange(1 << 32)
     print(f"random seed {seed}")
     random.seed(seed)
-    Store(tmp_path / "store").create()
-    victims = Victims(tmp_path, layout)
+    for number in range(STORES):
+        kill_often(tmp_path / str(number), layout)
+
+
+def kill_often(folder: Path, layout: str) -> None:
+    Store(folder / "store").create()
+    victims = Victims(folder, layout)
     victims.fill()
     roles = (victims.commit, victims.restore, victims.gc)
     longest = {role: 1.2 * duration(role()) for role in roles}
     number = hits = 0
-    while hits < KILLS // 2:
+    while hits < KILLS:
         number += 1
         role = roles[number % len(roles)]
         is_hit = killed(role(), longest[role])
@@ -104,10 +111,10 @@ def test_nothing_breaks_whenever_a_process_is_killed(tmp_path: Path, layout: str
         longest[role] *= 1.05 if is_hit else 0.8  # the machine is faster at one time than at another
         if not is_hit:
             continue
-        survivor = Node(tmp_path, f"survivor-{number}", layout=layout)
+        survivor = Node(folder, f"survivor-{number}", layout=layout)
         assert survivor.store.verify().ok
-        for root in tmp_path.glob(f"restorer-{victims.number}"):
-            check_groups(Node(tmp_path, root.name))
+        for root in folder.glob(f"restorer-{victims.number}"):
+            check_groups(Node(folder, root.name))
         survivor.tree.kernel(f"survivor-{number}")
         assert survivor.commit().status is CommitStatus.COMMITTED
         mine = contents(survivor.tree.root)
