@@ -39,7 +39,9 @@ def pytest_configure(config: pytest.Config) -> None:
     hypothesis.settings.register_profile("kstore", deadline=None, derandomize=not config.getoption("exhaustive"))
     hypothesis.settings.load_profile("kstore")
     if config.option.basetemp is None and is_usable(SHARED_MEMORY):
-        config.option.basetemp = folder = tempfile.mkdtemp(prefix="kstore-tests-", dir=SHARED_MEMORY)
+        folder = tempfile.mkdtemp(prefix="kstore-tests-", dir=SHARED_MEMORY)
+        os.chmod(folder, 0o711)  # Tests become other users.
+        config.option.basetemp, os.environ["TMPDIR"] = f"{folder}/tests", folder
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
 
 

@@ -9,6 +9,8 @@ import struct
 import subprocess
 import sys
 import termios
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,6 +53,17 @@ class Result:
         return content
 
 
+@contextmanager
+def environment_kept() -> Iterator[None]:
+    """The environment is afterwards as it was, as after a process."""
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
 class Cli:
     """The command line of one user: in this process, or as a real one."""
 
@@ -61,14 +74,10 @@ class Cli:
         self._capsys = capsys
 
     def __call__(self, *arguments: str) -> Result:
-        """Run it here; the environment is afterwards as it was, as after a process."""
+        """Run it here."""
         self._capsys.readouterr()
-        before = dict(os.environ)
-        try:
+        with environment_kept():
             code = run(arguments)
-        finally:
-            os.environ.clear()
-            os.environ.update(before)
         return Result(code, *self._capsys.readouterr())
 
     def process(self, *arguments: str, **options: Any) -> Result:

@@ -88,8 +88,10 @@ LOST_ANSWERS = Faults("lost", (LOST,))
 FAULTS = [REFUSED[0], LOST_ANSWERS]
 REFUSED_OR_LOST = Faults("refused or lost", tuple(fault for refusal in REFUSALS for fault in (refusal, LOST)))
 """Each call with one of both."""
-RARER_FAULTS = [Faults(str(fault), (fault,)) for fault in (HEALING, GONE[0], SHORT)]
-MORE_FAULTS = [*REFUSED[1:], Faults(str(GONE[1]), (GONE[1],))]
+HEALING_OR_GONE = Faults("healing or gone", (HEALING, GONE[0]))
+SHORT_READS = Faults("short", (SHORT,))
+USUAL_FAULTS = [REFUSED_OR_LOST, HEALING_OR_GONE, SHORT_READS]
+MORE_FAULTS = [*REFUSED[1:], *(Faults(str(fault), (fault,)) for fault in (HEALING, *GONE))]
 
 
 class Striker:
@@ -301,12 +303,16 @@ def _marked(faults: Sequence[Faults], mark: pytest.MarkDecorator) -> list[Any]:
 
 every_fault = pytest.mark.parametrize(
     "faults",
-    [*FAULTS, *_marked(RARER_FAULTS, pytest.mark.slow), *_marked(MORE_FAULTS, pytest.mark.exhaustive)],
+    [
+        REFUSED_OR_LOST,
+        *_marked(USUAL_FAULTS[1:], pytest.mark.slow),
+        *_marked([*FAULTS, *MORE_FAULTS], pytest.mark.exhaustive),
+    ],
     ids=str,
 )
 every_usual_fault = pytest.mark.parametrize(
     "faults",
-    [REFUSED_OR_LOST, *_marked([*FAULTS, *RARER_FAULTS, *MORE_FAULTS], pytest.mark.exhaustive)],
+    [REFUSED_OR_LOST, *_marked([*FAULTS, SHORT_READS, *MORE_FAULTS], pytest.mark.exhaustive)],
     ids=str,
 )
 """Where what comes before each call takes long."""
@@ -314,7 +320,7 @@ every_fault_at_length = pytest.mark.parametrize(
     "faults",
     [
         *_marked(FAULTS[:1], pytest.mark.slow),
-        *_marked([*FAULTS[1:], *RARER_FAULTS, *MORE_FAULTS], pytest.mark.exhaustive),
+        *_marked([*FAULTS[1:], SHORT_READS, *MORE_FAULTS], pytest.mark.exhaustive),
     ],
     ids=str,
 )

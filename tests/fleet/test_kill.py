@@ -97,6 +97,7 @@ def test_nothing_breaks_whenever_a_process_is_killed(tmp_path: Path, layout: str
 
 
 def kill_often(folder: Path, layout: str) -> None:
+    folder.mkdir()
     Store(folder / "store").create()
     victims = Victims(folder, layout)
     victims.fill()

@@ -25,6 +25,7 @@ from kstore.integrations.megacache.container import read, write
 from kstore.integrations.megacache.entries import Artifact, files_of
 from kstore.integrations.megacache.tree import write_files
 from kstore.store import Store
+from tests.cli.commandline import environment_kept
 from tests.compilers.programs import GPU, Container, compiled_graphs, run_program
 from tests.hostile.test_hostile_manifests import FIRST, World, manifest
 
@@ -67,15 +68,10 @@ class Fleet:
     def kstore(self, *arguments: object, worker: str = "nobody") -> subprocess.CompletedProcess[str]:
         """In this process, which has imported torch: each of its own would take seconds for that."""
         words, out, err = [*map(str, arguments)], io.StringIO(), io.StringIO()
-        before = dict(os.environ)
-        os.environ.clear()
-        os.environ.update(self.environ(worker))
-        try:
-            with redirect_stdout(out), redirect_stderr(err):
-                code = run(words)
-        finally:
+        with environment_kept(), redirect_stdout(out), redirect_stderr(err):
             os.environ.clear()
-            os.environ.update(before)
+            os.environ.update(self.environ(worker))
+            code = run(words)
         return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
 
     def document(self, *arguments: object, worker: str = "nobody") -> dict[str, Any]:

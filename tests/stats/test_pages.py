@@ -14,7 +14,7 @@ from kstore.report import RestoreStatus
 from kstore.scope import Scope
 from kstore.stats import pages
 from kstore.stats.pages import MISSES, MOST_SCOPES, SLOTS, add, folder_of, load_page, read_hits, read_misses
-from tests.faults.injection import FAULTS, RARER_FAULTS, Faults, FaultyBackend, Striker
+from tests.faults.injection import FAULTS, USUAL_FAULTS, Faults, FaultyBackend, Striker
 from tests.gc.stores import collect
 from tests.stats.stores import sample
 from tests.trees import ENVIRONMENT, GPU, KEY, Node, in_processes
@@ -126,7 +126,7 @@ def test_a_page_of_a_newer_kstore_stays_as_it_is(backend: PosixBackend) -> None:
     assert read_hits(backend, SCOPE).hits == 1
 
 
-@pytest.mark.parametrize("faults", [*FAULTS, *RARER_FAULTS], ids=str)
+@pytest.mark.parametrize("faults", [*FAULTS, *USUAL_FAULTS], ids=str)
 def test_a_fault_at_any_call_loses_one_restore_at_most(faults: Faults, tmp_path: Path) -> None:
     for number in count():
         backend = PosixBackend(tmp_path / str(number))
