@@ -116,7 +116,8 @@ class Worker:
         try:
             data = read_whole(self.root.local_path(path)) if data is None else data
             if entry.flags & _RELOCATE:
-                data = to_stored(self.table[component].method("relocate", relative) or "", data, relative)
+                method, folder = self.table[component].method("relocate", relative) or "", self.root.folders[component]
+                data = to_stored(method, data, relative, folder).data
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None
         return data if digest_of(data) == entry.digest else None

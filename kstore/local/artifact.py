@@ -9,7 +9,7 @@ from kstore.components import Component, Kind
 from kstore.digest import digest_of
 from kstore.local.finished import Content, Unfinished, check_unlocked, check_whole_object, read_finished
 from kstore.local.index import Known
-from kstore.local.relocate import group_children, is_local, to_stored
+from kstore.local.relocate import to_stored
 from kstore.published.manifest import NEVER_IN_PLACE, Entry, Flag
 
 _HOST, _LINK, _RELOCATE = int(Flag.HOST), int(Flag.LINK), int(Flag.RELOCATE)
@@ -53,11 +53,11 @@ def read_artifact(
         entry = _entry(data, status, kind)
         return Artifact(Known(entry, entry.size, status.inode), data)
     try:
-        stored = to_stored(component.method("relocate", relative) or "", data, relative)
-        promised, is_displaced = tuple(group_children(stored)), not is_local(data, stored, folder)
+        stored = to_stored(component.method("relocate", relative) or "", data, relative, folder)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise Unfinished(f"it cannot be understood ({error})") from error
-    return Artifact(Known(_entry(stored, status, kind), len(data), status.inode), stored, promised, is_displaced)
+    known = Known(_entry(stored.data, status, kind), len(data), status.inode)
+    return Artifact(known, stored.data, stored.children, not stored.is_local)
 
 
 def _entry(stored: bytes, status: Status, kind: Kind) -> Entry:

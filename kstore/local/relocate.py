@@ -8,17 +8,28 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from typing import NamedTuple
 
 PLACEHOLDER = "@kstore-component@"
 
 
-def to_stored(method: str, data: bytes, path: str) -> bytes:
-    """The form that is the same on every worker. `path` is the file's own, below its component's folder.
+class Stored(NamedTuple):
+    """A file in the form that is the same on every worker."""
+
+    data: bytes
+    children: tuple[str, ...]
+    """Names of the files that it says are beside it."""
+    is_local: bool = True
+    """Whether it says that they are in the component's folder of this worker."""
+
+
+def to_stored(method: str, data: bytes, path: str, folder: str) -> Stored:
+    """Take a file, whose own `path` is below its component's `folder`.
 
     Raises:
         ValueError: the file is not of the kind that `method` is for.
     """
-    return _METHODS[method](data, path)
+    return _METHODS[method](data, path, folder)
 
 
 def to_local(data: bytes, folder: str) -> bytes:
@@ -26,29 +37,18 @@ def to_local(data: bytes, folder: str) -> bytes:
     return data.replace(PLACEHOLDER.encode(), json.dumps(folder)[1:-1].encode())
 
 
-def is_local(data: bytes, stored: bytes, folder: str) -> bool:
-    """Whether a file with these bytes, whose stored form is `stored`, means the component's folder of this worker."""
-    local = to_local(stored, folder)
-    return data == local or json.loads(data) == json.loads(local)
-
-
-def group_children(stored: bytes) -> list[str]:
-    """Names of the files that a stored `__grp__` file says its kernel has."""
-    children = json.loads(stored)["child_paths"]
-    return list(children)
-
-
-def _triton_group(data: bytes, path: str) -> bytes:
+def _triton_group(data: bytes, path: str, folder: str) -> Stored:
     content = json.loads(data)
     children = content.get("child_paths") if isinstance(content, dict) else None
     if isinstance(children, list):
         # Triton's RemoteCacheManager writes names, not paths: nothing to relocate.
-        return data
+        return Stored(data, tuple(children))
     if not isinstance(children, dict) or any("/" in name or not name for name in children):
         raise ValueError("it does not list a kernel's files by name")
-    group = f"{PLACEHOLDER}/{path.rpartition('/')[0]}"
-    content["child_paths"] = {name: f"{group}/{name}" for name in children}
-    return json.dumps(content).encode()
+    inside = path.rpartition("/")[0]
+    content["child_paths"] = {name: f"{PLACEHOLDER}/{inside}/{name}" for name in children}
+    is_local = all(child == f"{folder}/{inside}/{name}" for name, child in children.items())
+    return Stored(json.dumps(content).encode(), tuple(children), is_local)
 
 
-_METHODS: dict[str, Callable[[bytes, str], bytes]] = {"triton_group": _triton_group}
+_METHODS: dict[str, Callable[[bytes, str, str], Stored]] = {"triton_group": _triton_group}
