@@ -7,7 +7,8 @@ Nothing that was published is lost, whoever commits when:
 - a path of base that theirs no longer has stays gone, unless ours changed it;
 - what only ours changed is taken;
 - a group or slot that both sides added keeps the published one whole;
-- a new file in a slot that base already had is a new guard variant, and is kept (at most `MAX_VARIANTS` a slot);
+- a new file in a slot that base already had, or of which ours has a published file, is a new guard variant, and is kept
+  (at most `MAX_VARIANTS` a slot);
 - a file with a merger is merged by meaning;
 - where one side has a file and the other a folder, what is published stays, unless it is base's and ours replaced it:
   both at once could never be restored;
@@ -131,7 +132,9 @@ def _merge_slots(merged: Merged, base: Files, theirs: Files, ours: Files, slots:
     of_base, of_theirs = (_by_unit(files, slots) for files in (base, theirs))
     for slot, paths in sorted(slots.items()):
         published = of_theirs[slot]
-        room = 0 if published and not of_base[slot] else max(MAX_VARIANTS - len(published), 0)
+        # Who has one of them grew from it, though from another key, or it is not known any more.
+        grew = of_base[slot] or any(_digest(ours, path) == theirs[path].digest for path in published)
+        room = max(MAX_VARIANTS - len(published), 0) if grew or not published else 0
         # Oldest first: the entry that was there when the slot was first answered, then its variants.
         for number, path in enumerate(sorted(paths, key=lambda path: (ours[path].mtime_ns, path))):
             if number < room:

@@ -191,6 +191,14 @@ def test_variants_of_both_sides_are_kept() -> None:
     assert set(merged.files) == {"i/S/one", "i/S/two", "i/S/three"}
 
 
+def test_a_new_answer_beside_one_that_is_published_is_a_variant_whatever_base_is() -> None:
+    """The root was seeded from another key, or what it grew from is not known any more."""
+    seed = {"i/S/one": variant("one")}
+    merged = merge({}, seed | {"i/S/two": variant("two")}, seed | {"i/S/three": variant("three")}, {})
+    assert set(merged.files) == {"i/S/one", "i/S/two", "i/S/three"}
+    assert merged.declined == {}
+
+
 def test_a_slot_that_only_ours_added_is_kept_with_its_variants() -> None:
     ours = {f"i/S/{number}": variant(str(number)) for number in range(3)}
     assert merge({}, {}, ours, {}).files == ours
