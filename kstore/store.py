@@ -20,7 +20,7 @@ from kstore.local.cacheroot import CacheRoot, Owner, claim_root, make_usable, nu
 from kstore.origin import Origin
 from kstore.polls import check_wait, polls
 from kstore.progress import Progress
-from kstore.published.layers import PATIENCE, generations, newest_ref, ref_of, scopes, unforgotten
+from kstore.published.layers import PATIENCE, attempt, generations, newest_ref, ref_of, scopes, unforgotten
 from kstore.published.ref import Ref, RefState
 from kstore.published.scopes import scopes_of
 from kstore.published.snapshot import Snapshot
@@ -130,14 +130,15 @@ class Store:
 
     def _ready_worker(self, key: str, wait: float) -> Worker:
         """This process's side of a restore, with its variables set and the store looked at anew."""
-        from kstore.operations.takeover import opened
+        from kstore.operations.takeover import lock_and_hand_over
 
         scope = self._published_scope(self.scope(key), wait)
         self.storage.look_ahead(scope)
-        worker = self._worker(scope, before_import=True)
+        lock_and_hand_over(worker := self._worker(scope, before_import=True))  # whatever becomes of the rest
         with self.waiting.visible():
             set_variables(worker.root.variables, self.environ)
-        return opened(worker)
+        attempt(self.storage, self.storage.open, None)
+        return worker
 
     def _restore_together(self, rank: Rank, key: str, request: Request, uniform: bool) -> RestoreReport:
         from kstore.operations.together import find_board, restore_together

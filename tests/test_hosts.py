@@ -195,13 +195,31 @@ def the_others_never_answer(node: Node, patch: pytest.MonkeyPatch) -> None:
     restore_as_rank(node)
 
 
-def restore_as_rank(node: Node) -> None:
-    node.environ |= {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
+def restore_as_rank(node: Node, rank: str = "0") -> None:
+    node.environ |= {"RANK": rank, "WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
     node.restore(group=True)
 
 
-@pytest.mark.parametrize("restore", [no_rank_is_heard, the_others_never_answer])
-def test_a_rank_that_does_not_restore_leaves_nothing_of_the_host_before(
+def nobody_can_be_told(node: Node, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("kstore.ranks.Agreement.offer", fail)
+    restore_as_rank(node)
+
+
+def rank_0_never_says(node: Node, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("kstore.ranks.Agreement.read_offer", fail)
+    restore_as_rank(node, "1")
+
+
+def the_store_hangs(node: Node, patch: pytest.MonkeyPatch) -> None:
+    """Whoever asked has given it up by then."""
+    patch.setattr("kstore.store.attempt", fail)
+    node.restore()
+
+
+@pytest.mark.parametrize(
+    "restore", [no_rank_is_heard, the_others_never_answer, nobody_can_be_told, rank_0_never_says, the_store_hangs]
+)
+def test_who_is_kept_from_restoring_leaves_nothing_of_the_host_before(
     restore: Callable[[Node, pytest.MonkeyPatch], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tree, built = root_from_host_a(tmp_path, monkeypatch)
@@ -333,3 +351,26 @@ def test_who_waits_for_the_root_does_not_rely_on_a_restore_on_another_host(
         go_to_host(host, monkeypatch)
         answers[host] = another.has_restored()
     assert answers == {"a": True, "b": False}
+
+
+def test_what_is_as_it_was_placed_is_so_for_the_host_that_it_was_placed_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A first restore on another host finds no store; the next one places what that host lacks."""
+    for host in "a", "b":
+        go_to_host(host, monkeypatch)
+        builder = Node(tmp_path, f"builder-{host}")
+        builder.restore()
+        beside = builder.tree.wrapper("portable").rpartition("/")[0]
+        own = builder.tree.put(f"{beside if host == 'b' else 'inductor/xx'}/c{host}.main.so", shared_object())
+        builder.commit()
+
+    go_to_host("a", monkeypatch)
+    node = Node(tmp_path)
+    node.restore()
+    go_to_host("b", monkeypatch)
+    (tmp_path / "store").rename(tmp_path / "away")
+    assert Node(tmp_path).restore().status is RestoreStatus.MISS
+    (tmp_path / "away").rename(tmp_path / "store")
+    report = Node(tmp_path).restore()
+    assert (report.placed, node.tree.has(own)) == (1, True)

@@ -103,8 +103,8 @@ class LastRestore:
     ) -> None:
         """Remember that a restore has ended, of the generation that is the base now; None for a miss.
 
-        `whole` is its name, if it has left nothing out, and `answer` what those are told who came for the same. `store`
-        is where the worker's store was, if there was one, and `host_hint` is that of the worker's host.
+        `whole` is its name, if it has left nothing out, and `answer` what those are told who came for the same, if they
+        may rely on it. `store` is where the worker's store was, if there was one, and `host_hint` is that of its host.
         """
         os.makedirs(self._folder, mode=0o700, exist_ok=True)
         with suppress(FileNotFoundError):
@@ -119,10 +119,14 @@ class LastRestore:
         replace_record(self._record, json.dumps({**content, **seen}).encode())
 
     def save_host_hint(self, hint: str) -> None:
-        """Remember that the root is on another host now, if anything is remembered."""
+        """Remember that the root is on another host now, if anything is remembered: not all is there for that one."""
         with suppress(*UNREADABLE, CacheRootError):
             content = json.loads(read_whole(self._record))
-            replace_record(self._record, json.dumps({**content, "host": hint}).encode())
+            replace_record(self._record, json.dumps({**content, "host": hint, "whole": ""}).encode())
+
+    def is_whole(self) -> bool:
+        """Whether it has ended, and has left nothing out."""
+        return self._seen("whole") == self.begun() != ""
 
     def store(self) -> str:
         """Where there was a store; empty if there was none, or it is not known."""
@@ -143,7 +147,8 @@ class LastRestore:
         """
         with suppress(*UNREADABLE):
             last, content = self.begun(), json.loads(read_whole(self._record))
-            if before is not None and before != last == content["whole"] and content["placing"] == self._placing:
+            is_whole = before is not None and before != last == content["whole"]
+            if is_whole and content["answer"] and content["placing"] == self._placing:
                 return read_ref(content), content["answer"]
         return None
 

@@ -294,8 +294,14 @@ class StateFolder:
         """Remember this host, and that nothing but `foreign` is left in the root of those before it."""
         with suppress(*UNREADABLE, CacheRootError):
             content = json.loads(read_whole(self._sync))
-            content |= {"host": fingerprint, "foreign": _texts(foreign)}
+            content |= {"host": fingerprint, "foreign": _texts(foreign), "untouched": UNMARKED}  # said of that host's
             replace_record(self._sync, json.dumps(content).encode())
+
+    def host(self) -> str:
+        """`State.host`. Needs no lock."""
+        with suppress(*UNREADABLE):
+            return str(json.loads(read_whole(self._sync))["host"])
+        return ""
 
     def was_moved(self) -> bool:
         """Whether the root was somewhere else, or its artifacts were placed by other rules, when its base was saved."""

@@ -174,7 +174,7 @@ def _place(
     report = _Restore(worker, snapshot, state).run(status, before_move)
     is_whole = not report.left_out and not report.skipped
     answer = answer_of(worker, request, snapshot.ref, report, worker.known_host(state)) if request else None
-    remember_restored(worker, snapshot.ref, name if is_whole and answer else "", answer)
+    remember_restored(worker, snapshot.ref, name if is_whole else "", answer)
     return report
 
 
@@ -192,10 +192,10 @@ def remember_restored(
 
 
 def report_placed(worker: Worker, snapshot: Snapshot, status: RestoreStatus) -> RestoreReport | None:
-    """The report of who finds that another process of this host has just placed a generation; None if none has."""
+    """The report of who finds that another process of this host has just placed a generation, all of it; else None."""
     state = worker.state
     is_placed = state.grew_from(worker.storage.holder(snapshot.ref).identity, snapshot.ref)
-    if not is_placed or state.last_restore.host_hint() != host_hint():
+    if not (is_placed and state.last_restore.is_whole() and state.last_restore.host_hint() == host_hint()):
         return None
     known = worker.root.folders
     files = {p: e for p, e in worker.files_of(snapshot.manifest).items() if p.partition("/")[0] in known}

@@ -14,28 +14,16 @@ from kstore.errors import KstoreError
 from kstore.local.found import Scan
 from kstore.local.state import State
 from kstore.operations.displaced import put_right
-from kstore.published.layers import attempt
 from kstore.worker import Worker
 
 log = logging.getLogger(__name__)
 
 
-def opened(worker: Worker) -> Worker:
-    """The same worker, whose store has been looked at anew.
-
-    Raises:
-        KstoreError, OSError: it cannot be used; the job goes on with what is in the root.
-    """
-    try:
-        attempt(worker.storage, worker.storage.open, None)
-        return worker
-    except (KstoreError, OSError):
-        lock_and_hand_over(worker)
-        raise
-
-
 def lock_and_hand_over(worker: Worker) -> None:
-    """See `hand_over`; who has the root is waited for only if that comes from elsewhere."""
+    """Before a restore leads compilers into the root: the store may hang, and other ranks never answer.
+
+    Who has the root is waited for only if that comes from elsewhere.
+    """
     with suppress(OSError, KstoreError):
         if _comes_from_elsewhere(worker):
             with worker.state.locked():
@@ -53,11 +41,10 @@ def take_over(worker: Worker) -> bool:
     with suppress(OSError, KstoreError):
         if not _comes_from_elsewhere(worker):
             return True
-        state, left = worker.state.load(), dict[str, bytes]()
-        if state.host or worker.state.last_restore.host_hint() or worker.state.was_moved():
-            found = worker.scan_alone(state)
-            left = drop_foreign(worker, state, found)
-            put_right(worker, found)
+        state = worker.state.load()
+        found = worker.scan_alone(state)
+        left = drop_foreign(worker, state, found)
+        put_right(worker, found)
         if state.host:
             worker.state.save_host(worker.host.fingerprint, left)
         return not left
@@ -65,8 +52,9 @@ def take_over(worker: Worker) -> bool:
 
 
 def _comes_from_elsewhere(worker: Worker) -> bool:
-    """Whether the root may have been on another host, or in another place."""
-    return worker.state.last_restore.host_hint() != host_hint() or worker.state.was_moved()
+    """Whether the root may have been on another host, or in another place: of a new one nothing is remembered."""
+    hint = worker.state.last_restore.host_hint()
+    return bool((hint or worker.state.host()) and hint != host_hint()) or worker.state.was_moved()
 
 
 def drop_foreign(worker: Worker, state: State, found: Scan) -> dict[str, bytes]:

@@ -125,8 +125,8 @@ class _Wait:
     def _is_ours(self) -> bool:
         """Whether this cache root leads already: another of its processes took the lease, or one before a restart."""
         claim = self._claim
-        if not claim or claim.is_released or claim.nonce != self._worker.state.lease():
-            return False
+        if not claim or claim.is_released or not claim.nonce or claim.nonce != self._worker.state.lease():
+            return False  # A claim that a crash has emptied has no nonce, and is nobody's.
         self._lease.nonce = claim.nonce
         flight.join(self._lease)
         return True

@@ -312,6 +312,15 @@ def test_a_lease_that_was_left_behind_long_ago_delays_nobody(tmp_path: Path) -> 
     assert leader(tmp_path)
 
 
+def test_a_claim_that_a_crash_has_emptied_is_nobodys(tmp_path: Path) -> None:
+    """Roots that lead nothing have no nonce either: all of them would lead."""
+    node = Node(tmp_path)
+    node.store.storage.create()
+    node.store.storage.backend.put(f"leases/{node.store.scope(KEY).path}/1", b"")
+    report = node.restore(wait=SHORT)
+    assert (report.status, report.leads) == (RestoreStatus.MISS, False)
+
+
 def test_a_holder_that_lives_is_waited_for_beyond_its_ttl(tmp_path: Path) -> None:
     first = leader(tmp_path, lease_ttl=5 * TTL)
     waiter = Waiter(Node(tmp_path, "waiter")).until_it_waits()

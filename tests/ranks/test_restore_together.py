@@ -14,6 +14,7 @@ import filelock
 import pytest
 
 import kstore
+from kstore.blobs.loose import blob_name
 from kstore.environment import Host
 from kstore.errors import CacheRootError, KstoreError, StoreUnavailable, WaitTimeout
 from kstore.gc import Policy
@@ -88,6 +89,14 @@ def test_all_ranks_restore_what_rank_0_chose_whatever_is_published_meanwhile(tmp
 
     reports, last = at_once([job.restore, publish_and_join])
     assert {report.generation for report in (*of_ranks(reports), last)} == {1}
+
+
+def test_what_one_rank_of_a_node_had_to_leave_out_the_others_do_not_say_is_there(tmp_path: Path) -> None:
+    publisher = publish(tmp_path, "one")
+    for entry in publisher.published().values():
+        (publisher.location / blob_name(entry.digest)).unlink()
+    reports = of_ranks(Job(tmp_path, ["node", "node"]).restore())
+    assert [report.left_out for report in reports] == [8, 8]
 
 
 def test_if_nothing_is_published_all_miss(tmp_path: Path) -> None:
