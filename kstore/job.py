@@ -172,7 +172,7 @@ class synchronized(ContextDecorator):
     def __enter__(self) -> Self:
         with entering(self.key, self._environ) as before:
             self._restore()
-            origin, counted, live = origin_of(self.key), Counters.now(), self._start_live()
+            origin, counted, live = origin_of(self.key, self._environ), Counters.now(), self._start_live()
         termination = OnTermination(partial(self._commit_in_time, origin))
         if not live:
             termination.install()

@@ -25,6 +25,7 @@ class Origin:
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         """Raises UsageError: the file that has the settings has unknown ones, or cannot be read."""
+        self.source = environ
         of_the_key = {MANAGED: environ.get(MANAGED), **led(environ)}
         self._environ = _shared(frozenset(environ.items() - of_the_key.items()))
         self._folder = current_folder()
@@ -59,7 +60,9 @@ def _shared(variables: frozenset[tuple[str, str]]) -> Mapping[str, str]:
     return dict(variables)
 
 
-_begun: dict[str, Origin] = {}
+_MANY = 64
+_begun: dict[str, tuple[Origin, ...]] = {}
+"""By key, the last one last: a launcher restores one key for several children, each with variables of its own."""
 
 
 def begin(key: str, environ: Mapping[str, str] = os.environ) -> Origin:
@@ -68,15 +71,21 @@ def begin(key: str, environ: Mapping[str, str] = os.environ) -> Origin:
     Raises:
         UsageError: as `Origin`.
     """
-    _begun[key] = Origin(environ)
-    return _begun[key]
+    resume(key, origin := Origin(environ))
+    return origin
 
 
 def resume(key: str, origin: Origin) -> None:
-    """What is done with `key` from now on is meant as of `origin`."""
-    _begun[key] = origin
+    """What is done with `key` from now on, with the same variables, is meant as of `origin`."""
+    others = [other for other in _begun.get(key, ()) if other.source is not origin.source]
+    _begun[key] = (*others[1 - _MANY :], origin)
 
 
 def origin_of(key: str, environ: Mapping[str, str] = os.environ) -> Origin:
-    """This process as it restored `key`; as it is now if it did not. Raises UsageError, as `Origin`."""
-    return _begun.get(key) or Origin(environ)
+    """This process as it restored `key` with these variables, or, where these or those are its own, with others; as it
+    is now if it did not. Raises UsageError, as `Origin`.
+    """
+    begun, is_own = _begun.get(key, ()), environ is os.environ
+    same = [origin for origin in begun if origin.source is environ]
+    found = same or [origin for origin in begun if is_own or origin.source is os.environ]
+    return found[-1] if found else Origin(environ)

@@ -245,3 +245,27 @@ def test_nor_who_only_reads_for_he_loses_nothing(found: dict[str, Any], caplog: 
     for key in (KEY, OTHER):
         kstore.restore(key, mode="read", **found)
     assert warnings(caplog) == []
+
+
+# ---- Several children
+
+
+def test_a_launcher_may_restore_one_key_for_children_with_variables_of_their_own(tmp_path: Path) -> None:
+    children = {}
+    for gpu in ("gpu-a", "gpu-b"):
+        children[gpu] = {
+            "KSTORE_ROOT": str(tmp_path / "store"),
+            "KSTORE_CACHE_ROOT": str(tmp_path / gpu),
+            "KSTORE_GPU": gpu,
+            "KSTORE_ENVIRONMENT": ENVIRONMENT,
+            "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / f"chosen-for-{gpu}"),
+        }
+        kstore.restore(KEY, environ=children[gpu])
+    wrappers = {gpu: Tree(tmp_path / gpu).wrapper(gpu) for gpu in children}
+    for gpu, environ in children.items():
+        Path(environ["TORCHINDUCTOR_CACHE_DIR"]).symlink_to(tmp_path / gpu / "inductor")
+        report = kstore.commit(KEY, environ=environ)
+        assert (report.gpu, report.cache_root, report.new_files) == (gpu, environ["KSTORE_CACHE_ROOT"], 1)
+        store = kstore.Store(tmp_path / "store", gpu=gpu, environment=ENVIRONMENT, environ={})
+        newest = store.newest(store.scope(KEY))
+        assert newest and list(store.snapshot(newest).manifest.files) == [wrappers[gpu]]
