@@ -94,7 +94,9 @@ class Worker:
 
     def _scan(self, state: State, base: Snapshot | None, offer: Offer | None = None) -> Scan:
         files = cache(lambda: self.files_of(base.manifest) if base else {})
-        return scan(self.root, self.table, state.index, files, Untouched(self.untouched(state, base), files), offer)
+        untouched = Untouched(self.untouched(state, base), files)
+        stores = (self.storage.location, *self.storage.below.locations)
+        return scan(self.root, self.table, state.index, files, untouched, offer, stores)
 
     def untouched(self, state: State, base: Snapshot | None) -> Mark:
         """`State.untouched`, unless it was said of another host than this: other files were placed there."""

@@ -13,7 +13,7 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from typing import NamedTuple
 
 from kstore.blobs.loose import bears_stamp
@@ -46,14 +46,18 @@ def scan(
     base: Callable[[], Files],
     untouched: Untouched = _NOTHING_PLACED,
     offer: Offer | None = None,
+    stores: Sequence[str] = (),
 ) -> Scan:
-    """Read all components of `root`. `base` gives what was restored into it; it is asked only for unknown files."""
+    """Read all components of `root`. `base` gives what was restored into it; it is asked only for unknown files.
+
+    `stores` may be in a folder that a user chose for a component: they are no artifacts.
+    """
     found = Scan()
     shared = _Shared(index, base, untouched, offer, found)
     walks = []
     for name, folder in root.folders.items():
         if _is_there(folder):
-            others = {other for other in root.folders.values() if other != folder}
+            others = {other for other in root.folders.values() if other != folder} | {*_below(folder, stores)}
             walk = _Walk(table[name], folder, others, shared)
             walk.folder(_Place(name, folder), found)
             walks.append(walk)
@@ -65,6 +69,14 @@ def scan(
     for walk in walks:
         walk.judge()
     return found
+
+
+def _below(folder: str, stores: Sequence[str]) -> Iterator[str]:
+    """Those of the stores that are below a folder, by the names that lead to them from there."""
+    top = f"{os.path.realpath(folder)}/" if stores else ""
+    for store in map(os.path.realpath, stores):
+        if store.startswith(top):
+            yield f"{folder}/{store.removeprefix(top)}"
 
 
 def _taken(unread: list[_Unread]) -> Iterator[tuple[_Unread, str, int]]:
@@ -131,7 +143,7 @@ class _Walk:
     """The scan of one component."""
 
     def __init__(self, component: Component, folder: str, others: set[str], shared: _Shared) -> None:
-        """`others` are the folders of other components: they may be below this one, and are scanned by themselves."""
+        """`others` may be below this folder: those of other components, which are scanned by themselves, and stores."""
         self._component = component
         self._component_folder = folder
         self._others = others

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kstore.report import CommitStatus
-from tests.trees import Node, contents
+from kstore.store import Store
+from tests.trees import ENVIRONMENT, GPU, KEY, Node, contents
 
 pytestmark = pytest.mark.usefixtures("host")
 
@@ -63,3 +65,19 @@ def test_a_kernel_in_a_shared_folder_is_whole_or_not_there(tmp_path: Path) -> No
 
     (skipped,) = node.commit().skipped
     assert skipped.path == kernel
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_a_store_in_a_components_folder_is_not_stored_in_itself(linked: bool, tmp_path: Path) -> None:
+    """One volume for all: a variable of the user's names it, and the store is in it."""
+    volume = tmp_path / "volume"
+    (volume / "ab").mkdir(parents=True)
+    (volume / "ab/cone.py").write_text("one")
+    if linked:
+        (tmp_path / "link").symlink_to(volume)
+    environ = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "link" if linked else volume)}
+    settings: dict[str, Any] = {"gpu": GPU, "environment": ENVIRONMENT, "environ": environ}
+    store = Store(volume / "kstore", cache_root=tmp_path / "root", **settings)
+    reports = [store.commit(KEY) for _ in range(3)]
+    assert [report.status for report in reports] == ["committed", "unchanged", "unchanged"]
+    assert [report.files for report in reports] == [1, 1, 1]
