@@ -230,6 +230,31 @@ def test_a_miss_with_a_seed_starts_from_the_other_key(first: Node, second: Node)
     assert relocated(third) == relocated(second)
 
 
+@pytest.mark.parametrize("withdraw", ["forget", "quarantine"])
+def test_what_came_from_a_seed_stays_withdrawn_and_what_was_compiled_since_does_not(
+    first: Node, second: Node, withdraw: str
+) -> None:
+    """Two workers start from it, one commits, and its kernels turn out to be wrong."""
+    other = Node(first.location.parent, "third")
+    for node in (second, other):
+        node.restore("model/v2", seed=KEY)
+    other.commit("model/v2")
+    for key in (KEY, "model/v2"):
+        getattr(other.store, withdraw)(key)
+    assert second.commit("model/v2").status is CommitStatus.UNCHANGED
+    compiled = second.tree.wrapper("compiled since")
+    second.commit("model/v2")
+    assert list(second.published("model/v2")) == [compiled]
+
+
+def test_who_starts_from_a_seed_after_the_key_was_forgotten_publishes_all_of_it(first: Node, second: Node) -> None:
+    first.commit("model/v2")
+    first.store.forget("model/v2")
+    second.restore("model/v2", seed=KEY)
+    second.tree.wrapper("compiled since")
+    assert second.commit("model/v2").files == len(contents(second.tree.root))
+
+
 def test_a_seed_is_not_used_where_the_key_has_something(first: Node, second: Node) -> None:
     assert second.restore(KEY, seed="model/other").status is RestoreStatus.RESTORED
     assert Node(first.location.parent, "third").restore("none", seed="none-either").status is RestoreStatus.MISS

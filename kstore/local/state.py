@@ -77,6 +77,8 @@ class State:
     """Whether the root, as the index has it, has nothing that is not in the base or declined."""
     untouched: Mark = UNMARKED
     """Of the folders that are as the base has them."""
+    seen: int = 0
+    """The newest generation of the root's own key when the root was seeded from another one's."""
 
 
 class StateFolder:
@@ -188,6 +190,7 @@ class StateFolder:
                 state.declined = _digests(content["declined"])
                 state.synced = content["synced"] == self._index_digest.hex() != ""
                 state.untouched = Mark(*map(int, content["untouched"])) if is_here else UNMARKED
+                state.seen = int(content.get("seen", 0))
                 state.missed = frozenset(map(bytes.fromhex, content.get("missed", ())))
         except FileNotFoundError:
             pass
@@ -267,6 +270,7 @@ class StateFolder:
         untouched: Mark = UNMARKED,
         foreign: Mapping[str, bytes] | None = None,
         missed: Set[bytes] = frozenset(),
+        seen: int = 0,
     ) -> None:
         """Replace the base. `synced` says whether all that the saved index has is in it or declined."""
         content = {
@@ -278,6 +282,7 @@ class StateFolder:
             "foreign": _texts(foreign or {}),
             "missed": sorted(digest.hex() for digest in missed),
             "untouched": untouched,
+            "seen": seen,
             "placing": self._placing,
         }
         # The ref names the manifest by its digest: a crash between the two leaves no base rather than a wrong one.

@@ -213,6 +213,8 @@ class _Commit:
         if not self._base or not theirs.snapshot:
             return False
         base, newest = self._base.ref, theirs.snapshot.ref
+        if base.scope != newest.scope:  # A seed, which was withdrawn since as part of this key.
+            return bool(newest.withdrawn) and not newest.depth and newest.generation > self._state.seen
         is_older = base.generation <= newest.generation or base.depth > newest.depth
         return is_older and remembers(theirs.snapshot, self._base)
 

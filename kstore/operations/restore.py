@@ -32,7 +32,7 @@ from kstore.operations.request import Request, restore_report
 from kstore.operations.takeover import drop_foreign, hand_over, take_over
 from kstore.operations.wait import Waited, wait
 from kstore.operations.wanted import choose_wanted, hindered
-from kstore.published.layers import newest_there, ref_of, remembers
+from kstore.published.layers import attempt, newest_there, ref_of, remembers
 from kstore.published.leaning import leans_on, substitutes, unavailable
 from kstore.published.manifest import Files
 from kstore.published.ref import Ref, RefState
@@ -262,6 +262,11 @@ class _Restore:
         self._left: dict[str, bytes] = {}
         """What another host has left, and cannot be removed, with its digests."""
         self._skipped: list[Skipped] = []
+        self._seen = self._newest_of_own() if snapshot.ref.scope != worker.scope else 0
+
+    def _newest_of_own(self) -> int:
+        refs, scope = self._worker.storage.refs, self._worker.scope
+        return attempt(self._worker.storage, lambda: max(refs.generations(scope), default=0), 0)
 
     def run(self, status: RestoreStatus, before_move: Callable[[], None]) -> RestoreReport:
         self._look()
@@ -375,6 +380,7 @@ class _Restore:
             untouched=untouched,
             foreign=self._left,
             missed=self._missed(placed),
+            seen=self._seen,
         )
 
     def _missed(self, placed: Placed) -> set[bytes]:
