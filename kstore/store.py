@@ -20,7 +20,7 @@ from kstore.local.cacheroot import CacheRoot, Owner, claim_root, make_usable, nu
 from kstore.origin import Origin
 from kstore.polls import check_wait, polls
 from kstore.progress import Progress
-from kstore.published.layers import PATIENCE, attempt, generations, newest_ref, ref_of, scopes, unforgotten
+from kstore.published.layers import PATIENCE, attempt, generations, newest_ref, scopes, unforgotten
 from kstore.published.ref import Ref, RefState
 from kstore.published.scopes import scopes_of
 from kstore.published.snapshot import Snapshot
@@ -270,15 +270,11 @@ class Store:
 
     def rollback(self, key: str, generation: int | None = None) -> Ref:
         """Publish an earlier generation as the newest; by default the last one that holds something else."""
-        from kstore.published.generations import before_newest, republish
+        from kstore.published.generations import roll_back
 
         check_generation(generation)
         with self._maintaining("roll back in"):
-            scope = self._one_scope(key)
-            ref = ref_of(self.storage, scope, generation) if generation else before_newest(self.storage, scope)
-            published = republish(self.storage, ref, upon=None)
-            assert published
-            return published
+            return roll_back(self.storage, self._one_scope(key), generation)
 
     def pin(self, key: str, generation: int) -> Scope:
         """Keep a generation whatever gc is told; returns the scope that it is of."""

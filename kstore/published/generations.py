@@ -21,6 +21,7 @@ from kstore.condemned import Doomed, read_doomed
 from kstore.creator import creator
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError, MissError, StoreUnavailable
+from kstore.published.layers import ref_of
 from kstore.published.leaning import leaning, noted
 from kstore.published.manifest import Manifest, meta_of
 from kstore.published.ref import Ref, RefState
@@ -120,7 +121,19 @@ def _packed(storage: Storage, data: bytes) -> tuple[str, ...]:
         return writer.finish()
 
 
-def before_newest(storage: Storage, scope: Scope) -> Ref:
+def roll_back(storage: Storage, scope: Scope, generation: int | None) -> Ref:
+    """Publish an earlier generation as the newest one: by default the last one that holds something else.
+
+    Raises:
+        MissError, IntegrityError, StoreUnavailable: as `_before_newest` and `republish`.
+    """
+    ref = ref_of(storage, scope, generation) if generation else _before_newest(storage, scope)
+    published = republish(storage, ref, upon=None)
+    assert published
+    return published
+
+
+def _before_newest(storage: Storage, scope: Scope) -> Ref:
     """The last generation that can be read and holds something else than the newest one. Where others had to be passed
     over for it, the log says which it is.
 
