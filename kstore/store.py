@@ -278,16 +278,20 @@ class Store:
 
     def pin(self, key: str, generation: int) -> Scope:
         """Keep a generation whatever gc is told; returns the scope that it is of."""
+        from kstore.published.pins import pin
+
         check_generation(generation)
         with self._maintaining("pin in"):
-            self.storage.refs.pin(scope := self._one_scope(key), generation)
+            pin(self.storage, scope := self._one_scope(key), generation)
             return scope
 
     def unpin(self, key: str, generation: int) -> Scope:
         """Let gc decide about a generation again; returns the scope that it is of."""
+        from kstore.published.pins import unpin
+
         check_generation(generation)
         with self._maintaining("unpin in"):
-            self.storage.refs.unpin(scope := self._one_scope(key), generation)
+            unpin(self.storage, scope := self._one_scope(key), generation)
             return scope
 
     def _publish_empty(self, key: str, state: RefState) -> list[Ref]:

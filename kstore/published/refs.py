@@ -48,7 +48,7 @@ class Refs:
         try:
             return self._backend.get(ref_name(scope, generation))
         except FileNotFoundError:
-            raise MissError(f"{scope} has no generation {generation}; `kstore show {scope.key}` lists them") from None
+            raise _no_generation(scope, generation) from None
 
     def newest(self, scope: Scope) -> Ref | None:
         """The newest generation, an empty one too; None if nothing is published.
@@ -105,18 +105,26 @@ class Refs:
         return {int(name) for name in self._marked(scope, _PIN)}
 
     def pin(self, scope: Scope, generation: int) -> None:
-        """Keep a generation. The pin is made first and the ref looked for then; `drop` does it the other way round.
+        """Keep a generation. The ref is looked for after the pin was made; `drop` does it the other way round. It is
+        looked for before as well: a mistaken number writes nothing.
 
         Raises:
             MissError: there is no such generation, or it is being removed.
         """
-        name = ref_name(scope, generation)
-        self._backend.put_if_absent(name + _PIN, b"")
+        self._check_there(scope, generation)
+        pin = ref_name(scope, generation) + _PIN
+        self._backend.put_if_absent(pin, b"")
         try:
-            self._backend.stat(name)
+            self._check_there(scope, generation)
+        except MissError:
+            self._backend.delete(pin)
+            raise
+
+    def _check_there(self, scope: Scope, generation: int) -> None:
+        try:
+            self._backend.stat(ref_name(scope, generation))
         except FileNotFoundError:
-            self._backend.delete(name + _PIN)
-            raise MissError(f"{scope} has no generation {generation}; `kstore show {scope.key}` lists them") from None
+            raise _no_generation(scope, generation) from None
 
     def unpin(self, scope: Scope, generation: int) -> None:
         """Let gc decide about a generation again."""
@@ -162,6 +170,10 @@ class Refs:
         """Every scope with a folder, of one GPU or all, in order; `under` a key prefix such as `my-model`."""
         for slug in [gpu] if gpu else self.gpus():
             yield from walk_scopes(self._backend, "refs", slug, under)
+
+
+def _no_generation(scope: Scope, generation: int) -> MissError:
+    return MissError(f"{scope} has no generation {generation}; `kstore show {scope.key}` lists them")
 
 
 def walk_scopes(backend: Backend, folder: str, gpu: str, key: str = "") -> Iterator[Scope]:

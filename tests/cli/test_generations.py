@@ -100,6 +100,23 @@ def test_a_pinned_generation_is_shown_and_kept(cli: Cli) -> None:
     assert [one["generation"] for one in scope["generations"]] == [3]
 
 
+def test_only_what_is_pinned_can_be_unpinned(cli: Cli) -> None:
+    cli.publish("my/v1")
+    result = cli("unpin", "my/v1", "1")
+    assert (result.code, result.out) == (3, "")
+    assert f"generation 1 of my/v1 ({GPU}" in result.err and "is not pinned; `kstore show my/v1`" in result.err
+
+
+def test_a_pin_whose_generation_has_gone_can_be_removed(cli: Cli) -> None:
+    cli.publish("my/v1", "one")
+    cli.publish("my/v1", "two")
+    cli("pin", "my/v1", "1")
+    (ref,) = cli.store.glob("refs/*/my/v1/*/1")
+    ref.unlink()
+    assert cli("unpin", "my/v1", "1").code == 0
+    assert list(cli.store.rglob("*.pin")) == []
+
+
 @pytest.mark.parametrize(
     "command", [("pin", "my/v1", "9"), ("forget", "your/v1"), ("quarantine", "your/v1"), ("rollback", "my/v1", "9")]
 )

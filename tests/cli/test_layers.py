@@ -117,6 +117,15 @@ def test_forgetting_what_only_the_image_has_makes_it_miss(cli: Cli, base: Path) 
     assert cli("ls", "--json").json["scopes"] == []
 
 
+def test_what_only_the_image_has_cannot_be_pinned(cli: Cli, base: Path) -> None:
+    cli("init")
+    result = cli("pin", "my/v1", "1")
+    assert (result.code, result.out) == (3, "")
+    assert f"is in {base}, which is only read" in result.err
+    assert not (cli.store / "refs").exists() and list(base.rglob("*.pin")) == []
+    assert cli("pin", "my/v1", "1", "--store", str(base)).code == 0
+
+
 def test_without_the_shared_store_a_restore_is_warm_and_says_so(cli: Cli, base: Path) -> None:
     lost = cli.folder / "lost" / "store"
     result = cli("restore", "my/v1", "--store", f"{lost}:{base}")

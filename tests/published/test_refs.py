@@ -180,3 +180,25 @@ def test_a_damaged_ref_is_an_error_that_names_it(backend: PosixBackend, refs: Re
     backend.put(REF.name, data)
     with pytest.raises(IntegrityError, match=r"generation 1 of model/v1"):
         refs.newest(SCOPE)
+
+
+def test_a_pin_of_what_is_not_there_writes_nothing(refs: Refs, backend: PosixBackend) -> None:
+    with pytest.raises(MissError, match="has no generation 1"):
+        refs.pin(SCOPE, 1)
+    assert list(backend.list("")) == []
+
+
+def test_a_pin_of_what_is_removed_meanwhile_is_taken_back(
+    refs: Refs, backend: PosixBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(refs, REF)
+    put = backend.put_if_absent
+
+    def put_late(name: str, data: bytes) -> bool:
+        refs.drop(SCOPE, 1)
+        return put(name, data)
+
+    monkeypatch.setattr(backend, "put_if_absent", put_late)
+    with pytest.raises(MissError, match="has no generation 1"):
+        refs.pin(SCOPE, 1)
+    assert refs.pins(SCOPE) == set()
