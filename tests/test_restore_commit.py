@@ -598,6 +598,15 @@ def test_without_torch_an_environment_that_was_forgotten_is_none_to_choose(first
 
 
 @pytest.mark.usefixtures("no_torch")
+def test_without_torch_an_environment_that_a_failed_commit_left_empty_is_none_to_choose(
+    first: Node, tmp_path: Path
+) -> None:
+    (first.location / "refs" / GPU / KEY / "@torch-full").mkdir()
+    report = Node(tmp_path, "bare", environment=None).restore()
+    assert (report.status, report.environment) == (RestoreStatus.RESTORED, ENVIRONMENT)
+
+
+@pytest.mark.usefixtures("no_torch")
 def test_without_torch_a_commit_goes_where_its_root_came_from_though_that_was_forgotten(
     first: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

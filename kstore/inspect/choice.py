@@ -88,28 +88,27 @@ def _closest(pairs: list[Pair]) -> list[Pair]:
 
 def _candidates(store: Store, wanted: Wanted) -> list[Scope]:
     named = scopes_of(store.storage, wanted.key, wanted.gpu, wanted.environment, wanted.suffix)
+    if not wanted.generation:
+        return _unforgotten(store, wanted, named)
     with reporting_trouble(store.location, "read"):
-        found = [scope for scope in named if _has(store, wanted, scope)]
-    if not found and wanted.generation:
+        found = [scope for scope in named if wanted.generation in _numbers(store, scope)]
+    if not found:
         raise MissError(
             f"{wanted.key} has no generation {wanted.generation}; `kstore show {wanted.key}` lists those that it has"
         )
-    if not found:
-        raise missing(store.storage, wanted.key)
-    return found if wanted.generation else _unforgotten(store, wanted, found)
+    return found
 
 
-def _unforgotten(store: Store, wanted: Wanted, found: list[Scope]) -> list[Scope]:
+def _unforgotten(store: Store, wanted: Wanted, named: list[Scope]) -> list[Scope]:
     with reporting_trouble(store.location, "read"):
-        left = unforgotten(store.storage, found)
+        left = unforgotten(store.storage, named)
     if not left:
         raise MissError(f"{wanted.key} was forgotten; name a generation that `kstore show {wanted.key}` lists")
     return left
 
 
-def _has(store: Store, wanted: Wanted, scope: Scope) -> bool:
-    generations = in_charge(store.storage, scope).refs.generations(scope)
-    return wanted.generation in generations if wanted.generation else bool(generations)
+def _numbers(store: Store, scope: Scope) -> list[int]:
+    return in_charge(store.storage, scope).refs.generations(scope)
 
 
 def _is_own(store: Store, scope: Scope) -> bool:

@@ -201,6 +201,11 @@ def _hides_below(storage: Storage, scope: Scope) -> bool:
     return ref is not None and ref.state is not RefState.LOST
 
 
+def has_generations(storage: Storage, scope: Scope) -> bool:
+    """Whether the store in charge has any. A commit that failed leaves an empty folder."""
+    return bool(in_charge(storage, scope).refs.generations(scope))
+
+
 def generations(storage: Storage, scope: Scope) -> list[Ref]:
     """All generations of the store in charge, oldest first, empty ones too."""
     refs = in_charge(storage, scope).refs
@@ -235,7 +240,7 @@ def find(storage: Storage, scope: Scope, generation: int, manifest: str) -> Ref:
 
 
 def scopes(storage: Storage, under: str = "") -> Iterator[Scope]:
-    """Every scope of every store once, forgotten ones too; `under` a key prefix such as `my-model`."""
+    """Every scope with a folder in a store once, forgotten and empty ones too; `under` is a key prefix: `my-model`."""
 
     def look() -> list[Scope]:
         storage.settings  # noqa: B018
@@ -250,14 +255,14 @@ def scopes(storage: Storage, under: str = "") -> Iterator[Scope]:
 
 
 def unforgotten(storage: Storage, among: Iterable[Scope]) -> list[Scope]:
-    """The scopes that were not forgotten. One whose newest generation cannot be read was not."""
-    return [scope for scope in among if not attempt(storage, partial(_is_forgotten, storage, scope), False)]
+    """The scopes that have a generation and were not forgotten. One whose newest cannot be read was not."""
+    return [scope for scope in among if not attempt(storage, partial(_is_gone, storage, scope), False)]
 
 
-def _is_forgotten(storage: Storage, scope: Scope) -> bool:
+def _is_gone(storage: Storage, scope: Scope) -> bool:
     with suppress(KstoreError):
         ref = newest_ref(storage, scope)
-        return ref is not None and ref.state is RefState.FORGOTTEN
+        return ref is None or ref.state is RefState.FORGOTTEN
     return False
 
 

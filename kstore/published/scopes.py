@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kstore.errors import MissError
-from kstore.published.layers import scopes
+from kstore.published.layers import has_generations, scopes
 from kstore.scope import Scope, choices
 from kstore.storage import Storage, reporting_trouble
 
@@ -11,7 +11,8 @@ from kstore.storage import Storage, reporting_trouble
 def scopes_of(
     storage: Storage, key: str, gpu: str | None = None, environment: str | None = None, suffix: str = ""
 ) -> list[Scope]:
-    """Every scope of `key`, forgotten ones too; only those of `gpu` and `environment` where these are given.
+    """Every scope of `key` that has generations, forgotten ones too; only those of `gpu` and `environment` where these
+    are given.
 
     `suffix` is what the options end in that choose one.
 
@@ -20,7 +21,8 @@ def scopes_of(
         StoreUnavailable: there is no store, or it cannot be read.
     """
     with reporting_trouble(storage.location, "read"):
-        every = sorted(scope for scope in scopes(storage, under=key) if scope.key == key)
+        named = [scope for scope in scopes(storage, under=key) if scope.key == key]
+        every = sorted(scope for scope in named if has_generations(storage, scope))
         if not (every or storage.below.there):
             storage.open_existing()
     if not every:

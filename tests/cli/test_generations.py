@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.cli.commandline import GPU, Cli
+from tests.cli.commandline import ENVIRONMENT, GPU, Cli
 
 
 def files(cli: Cli) -> set[str]:
@@ -153,6 +153,28 @@ def test_a_scope_that_was_forgotten_is_meant_only_where_there_is_no_other(cli: C
 
     cli("forget", "my/v1", "--gpu", "other-gpu")
     assert cli(*command).code == 2
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("forget", "my/v1"), ("quarantine", "my/v1"), ("rollback", "my/v1", "1"), ("pin", "my/v1", "1"),
+     ("verify", "my/v1"), ("show", "my/v1"), ("files", "my/v1")],
+)  # fmt: skip
+def test_a_scope_that_a_failed_commit_left_empty_is_none(
+    cli: Cli, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cli.publish("my/v1")
+    (cli.store / "refs" / "other-gpu" / "my" / "v1" / f"@{ENVIRONMENT}").mkdir(parents=True)
+    monkeypatch.delenv("KSTORE_GPU")
+    result = cli(*command)
+    assert (result.code, "other-gpu" in result.out + result.err) == (0, False)
+
+
+def test_a_key_of_which_only_an_empty_scope_is_left_is_none(cli: Cli) -> None:
+    cli("init")
+    (cli.store / "refs" / GPU / "my" / "v1" / f"@{ENVIRONMENT}").mkdir(parents=True)
+    result = cli("forget", "my/v1")
+    assert (result.code, "nothing is published for my/v1" in result.err) == (3, True)
 
 
 @pytest.mark.parametrize(
