@@ -179,8 +179,9 @@ class Storage:
         """
         self.open()
         if not (self.settings or self.is_made()):
+            new = ", make it with `kstore init` if it is new" if self.below else ""
             raise StoreUnavailable(
-                f"there is no store at {self.location}; see whether its filesystem is mounted, "
+                f"there is no store at {self.location}; see whether its filesystem is mounted{new}, "
                 "or name another store with --store or KSTORE_ROOT"
             )
 

@@ -247,7 +247,7 @@ class Store:
         from kstore.operations.verify import verify
 
         with self._maintaining("repair") if repair else reporting_trouble(self.location, "read"):
-            self.storage.open() if self.storage.below.there else self.storage.open_existing()
+            self.storage.open_existing()
             scopes = self._scopes_of(key) if key else list(self.scopes())
             report = verify(self.storage, scopes, repair=repair, progress=self.progress)
             if worker := self.local_worker(self.scope(key)) if key else None:
@@ -320,7 +320,7 @@ class Store:
         if self.settings.mode is Mode.READ:
             raise self._refusal(verb)
         with reporting_trouble(self.location, verb):
-            self.storage.open()
+            self.storage.open_existing()
             yield
 
     def _refusal(self, verb: str) -> StoreUnavailable:

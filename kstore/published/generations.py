@@ -226,8 +226,6 @@ def are_present(storage: Storage, packs: Iterable[str]) -> bool:
 
 
 def _publish(storage: Storage, scope: Scope, upon: int | None, prepare: Callable[[int], Ref]) -> Ref | None:
-    if storage.below:  # It may be that only they have it.
-        storage.create()
     for _ in range(_MAX_RACES):
         with suppress(StagingLost), storage.refs.reserve() as reserved:
             generations = storage.refs.generations(scope)

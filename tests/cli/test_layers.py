@@ -112,6 +112,7 @@ def test_gc_is_of_the_first_alone(cli: Cli, base: Path) -> None:
 
 
 def test_forgetting_what_only_the_image_has_makes_it_miss(cli: Cli, base: Path) -> None:
+    cli("init")
     assert cli("forget", "my/v1").code == 0
     assert cli("restore", "my/v1", "--json").json["status"] == "miss"
     assert cli("ls", "--json").json["scopes"] == []
@@ -179,6 +180,7 @@ def test_a_commit_without_the_image_lets_the_shared_store_stand_by_itself(cli: C
     ids=" ".join,
 )
 def test_what_only_the_store_below_has_is_found_by_every_command(cli: Cli, base: Path, words: tuple[str, ...]) -> None:
+    cli("init")
     assert cli(*words).code == 0
 
 

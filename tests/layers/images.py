@@ -57,6 +57,12 @@ class Fleet:
         """One of an image, by default the first."""
         return Worker(self.folder, name, self.shared, base or self.base, layout=self.layout, **settings)
 
+    def made(self) -> Worker:
+        """Somebody with the image, once the store that they share is made."""
+        admin = self.worker("admin")
+        admin.store.create()
+        return admin
+
     def without(self, name: str) -> Worker:
         """One of an image that brings nothing."""
         return Worker(self.folder, name, self.shared, layout=self.layout)

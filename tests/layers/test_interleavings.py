@@ -73,6 +73,14 @@ class Fleet:
         put_on(worker, backend)
         return worker.store.forget(KEY)[0].generation
 
+    def made(self) -> Contents:
+        """The shared store, with nothing in it: only a commit makes one."""
+        memory = Memory(Contents())
+        worker = self.worker("admin")
+        put_on(worker, memory.backend)
+        worker.store.create()
+        return memory.contents
+
     def actor(self, name: str) -> Actor:
         return Actor(name, partial(self.forget if name == "forget" else self.commit, name))
 
@@ -106,7 +114,8 @@ def quiet(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> 
 
 def check(folder: Path, layout: str, *names: str) -> Explored:
     fleet = Fleet(folder, layout)
-    return explore([fleet.actor(name) for name in names], Contents(), fleet.check)
+    before = fleet.made() if "forget" in names else Contents()
+    return explore([fleet.actor(name) for name in names], before, fleet.check)
 
 
 @pytest.mark.parametrize("names", [("commit A", "commit B"), ("commit A", "commit C"), ("commit B", "forget")], ids=str)

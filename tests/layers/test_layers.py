@@ -6,6 +6,7 @@ import logging
 import os
 import shutil
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -270,7 +271,7 @@ def test_what_is_taken_out_does_not_shine_through(fleet: Fleet, verb: str) -> No
     fleet.bake("one")
     holder = fleet.worker("holder")
     holder.restore()
-    (ref,) = getattr(fleet.worker("admin").store, verb)(KEY)
+    (ref,) = getattr(fleet.made().store, verb)(KEY)
     assert (ref.generation, ref.state is RefState.LIVE) == (1, False)
     worker = fleet.worker("worker")
     assert worker.restore().status is RestoreStatus.MISS
@@ -299,7 +300,7 @@ def test_a_quarantine_by_who_has_no_image_counts_for_every_image(fleet: Fleet) -
 
 def test_a_quarantine_of_what_only_the_image_has_is_rolled_back(fleet: Fleet) -> None:
     fleet.bake("one")
-    fleet.worker("admin").store.quarantine(KEY)
+    fleet.made().store.quarantine(KEY)
     ref = fleet.worker("admin").store.rollback(KEY)
     assert (ref.generation, ref.state) == (2, RefState.LIVE)
     worker = fleet.worker("worker")
@@ -315,11 +316,30 @@ def test_a_quarantine_between_a_restore_and_its_commit_wins_over_the_image(fleet
     worker = fleet.worker("worker")
     worker.restore()
     fill(worker, "two")
-    fleet.worker("admin").store.quarantine(KEY)
+    fleet.made().store.quarantine(KEY)
     assert worker.commit().generation == 2
     again = fleet.worker("again")
     again.restore()
     assert has(again) == {"two"}
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda store: store.forget(KEY), lambda store: store.quarantine(KEY), lambda store: store.rollback(KEY, 1),
+        lambda store: store.pin(KEY, 1), lambda store: store.unpin(KEY, 1), lambda store: store.verify(),
+        lambda store: store.verify(repair=True),
+    ],
+    ids=["forget", "quarantine", "rollback", "pin", "unpin", "verify", "repair"],
+)  # fmt: skip
+def test_a_shared_store_that_is_not_mounted_is_not_made_in_the_bare_folder(
+    fleet: Fleet, act: Callable[[Store], object]
+) -> None:
+    fleet.bake("one")
+    fleet.shared.mkdir()
+    with pytest.raises(StoreUnavailable, match=f"no store at {fleet.shared}.*mounted, make it with `kstore init`"):
+        act(fleet.worker("admin").store)
+    assert list(fleet.shared.iterdir()) == []
 
 
 def test_a_damaged_generation_above_is_passed_over_for_the_image(fleet: Fleet) -> None:
