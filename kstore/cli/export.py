@@ -14,7 +14,7 @@ import click
 
 from kstore.cli.options import ERROR, INTEGRITY, MISSING, Command, Invocation, complete_key, on_scope
 from kstore.cli.streams import STDOUT, Stdout, is_stdout
-from kstore.errors import MissError, UsageError
+from kstore.errors import IntegrityError, MissError, UsageError
 from kstore.words import amount, size
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ FORMATS = {
 @click.option("--under", metavar="DIR", help="Where an archive is to be unpacked; else the cache root it was built in.")
 @click.option("--host", metavar="HOST", help="Whose C++ objects an archive has; none by default.")
 @on_scope
-def command(invocation: Invocation, key: str, path: str, name: str | None, under: str | None, host: str | None) -> None:
+def command(invocation: Invocation, key: str, path: str, name: str | None, under: str | None, host: str | None) -> int:
     """Write KEY to a file.
 
     A bundle (.kstore) is for `kstore import` into another store. It holds the newest generation of each GPU and
@@ -84,14 +84,19 @@ def command(invocation: Invocation, key: str, path: str, name: str | None, under
     for option in options.keys() - set(FORMATS[name].takes):
         raise UsageError(f"--{option} is not for the format {name}")
     output.stdout_is_lent = is_stdout(path)
-    refs = _choose(store, key, invocation.settings)
+    refs, damaged = _choose(store, key, invocation.settings)
     left_out: _LeftOut = ()
     with output.working(f"exporting {key}", store.progress):
         if FORMATS[name].writer:
             exported, left_out = _export_one(store, refs, path, FORMATS[name], options)
         else:
             exported = _export_bundle(store, refs, path)
-    _tell(output, store, path, name, exported, left_out)
+    for reason in damaged:
+        output.warn(reason)
+    _tell(output, exported, path, name, left_out)
+    if output.json:
+        output.document(_describe(store, path, name, exported, left_out) | {"damaged": damaged})
+    return IntegrityError.exit_code if damaged else 0
 
 
 def _format_of(path: str) -> str:
@@ -101,8 +106,8 @@ def _format_of(path: str) -> str:
     raise UsageError(f"the name {path!r} says no format; choose one with --format: {', '.join(FORMATS)}")
 
 
-def _choose(store: Store, key: str, settings: dict[str, Any]) -> list[Ref]:
-    """The generations that are meant, each of another scope."""
+def _choose(store: Store, key: str, settings: dict[str, Any]) -> tuple[list[Ref], list[str]]:
+    """The generations that are meant, each of another scope, and what is damaged and was passed over for them."""
     from kstore.inspect.choice import Wanted
     from kstore.operations.copy import newest_live
     from kstore.published.layers import ref_of
@@ -114,12 +119,12 @@ def _choose(store: Store, key: str, settings: dict[str, Any]) -> list[Ref]:
     scopes = scopes_of(store.storage, key, wanted.gpu, wanted.environment)
     with reporting_trouble(store.location, "read"):
         if wanted.generation:
-            return [_with_files(ref_of(store.storage, _only(scopes, scopes), wanted.generation))]
-        snapshots = [newest_live(store.storage, scope) for scope in scopes]
-    refs = [snapshot.ref for snapshot in snapshots if snapshot]
+            return [_with_files(ref_of(store.storage, _only(scopes, scopes), wanted.generation))], []
+        found = [newest_live(store.storage, scope) for scope in scopes]
+    refs = [snapshot.ref for snapshot, _ in found if snapshot]
     if not refs:
         raise MissError(f"{key} was forgotten or quarantined; name a generation that `kstore show {key}` lists")
-    return refs
+    return refs, [passed_over for _, passed_over in found if passed_over]
 
 
 def _with_files(ref: Ref) -> Ref:
@@ -173,7 +178,7 @@ def _opened(path: str, *, resumable: bool) -> AbstractContextManager[IO[bytes]]:
     return io.BufferedWriter(Stdout()) if path == STDOUT else finished_as(path, resumable=resumable)
 
 
-def _tell(output: Output, store: Store, path: str, name: str, exported: Exported, left_out: _LeftOut) -> None:
+def _tell(output: Output, exported: Exported, path: str, name: str, left_out: _LeftOut) -> None:
     shown = len(left_out) if output.verbosity > 0 or FORMATS[name].by_kind else _SHOWN
     for what in left_out[:shown]:
         output.warn(f"left out {_text(what)}")
@@ -182,7 +187,6 @@ def _tell(output: Output, store: Store, path: str, name: str, exported: Exported
     if left_out and not FORMATS[name].by_kind:
         output.warn(_OTHER_HOSTS)
     if output.json:
-        output.document(_describe(store, path, name, exported, left_out))
         return
     tell = output.say if output.stdout_is_lent else output.summary
     if exported.resumed:

@@ -15,7 +15,7 @@ from kstore.folders import nearest_writable
 from kstore.local import cacheroot
 from kstore.operations.bring import Brought, Incoming, Target, bring_in
 from kstore.operations.restore import readable
-from kstore.published.layers import newest_whole
+from kstore.published.layers import or_below
 from kstore.published.leaning import check_supported, fetch_many
 from kstore.published.ref import RefState
 from kstore.published.scopes import scopes_of
@@ -37,7 +37,7 @@ class CopyReport:
     withdrawn: list[Scope] = field(default_factory=list)
     """Forgotten or quarantined in the target, and left so."""
     damaged: list[str] = field(default_factory=list)
-    """Why some could not be copied."""
+    """Why some could not be copied, and the newest generations that were passed over."""
     leaning: list[str] = field(default_factory=list)
     """Why others were not: they lean on stores that were not named, which is no damage."""
 
@@ -60,7 +60,8 @@ def copy_keys(
     """Copy the keys, all if none are given, of every GPU and environment, or of those that are named.
 
     What the target has forgotten or quarantined is brought back only if its key is named. A scope that is damaged in
-    the source, or leans on a store that was not named, is left out, and the report says why.
+    the source, or leans on a store that was not named, is left out, and the report says why. Where only the newest
+    generation is damaged, the one before it is copied; but if its ref cannot be read, only if the key is named.
 
     Raises:
         MissError: the source has nothing of a key.
@@ -99,7 +100,10 @@ def _scopes(source: Store, keys: Sequence[str], gpu: str | None, environment: st
 
 def _copy(source: Storage, target: Store, scope: Scope, report: CopyReport, *, revive: bool) -> None:
     with reporting_trouble(source.location, "read"):
-        snapshot = newest_live(source, scope)
+        snapshot, passed_over = newest_live(source, scope)
+        if passed_over and not revive:
+            source.refs.newest(scope)  # One that is damaged may have withdrawn the key.
+    report.damaged += filter(None, [passed_over])
     if snapshot is None:
         return
     with writing(target):
@@ -125,14 +129,18 @@ def _fetch(source: Storage, snapshot: Snapshot, wanted: Mapping[bytes, int]) -> 
         yield from fetch_many(source, (snapshot.ref,), wanted)
 
 
-def newest_live(storage: Storage, scope: Scope) -> Snapshot | None:
-    """The newest generation that is whole; None if there is none, or its key was forgotten or quarantined.
+def newest_live(storage: Storage, scope: Scope) -> tuple[Snapshot | None, str]:
+    """The newest generation that is whole, None if there is none, or its key was forgotten or quarantined; and what was
+    passed over for it, in words.
 
     Raises:
         IntegrityError: none of them can be read.
     """
-    snapshot = readable(*newest_whole(storage, scope), scope)
-    return snapshot if snapshot and snapshot.ref.state is RefState.LIVE else None
+    newest, found = storage.newest_whole(scope)
+    snapshot = readable(newest, or_below(storage, scope, found), scope)
+    is_newest = newest == (found.ref.generation if found else 0)
+    passed_over = "" if is_newest else f"generation {newest} of {scope} is damaged, and passed over"
+    return snapshot if snapshot and snapshot.ref.state is RefState.LIVE else None, passed_over
 
 
 def target_of(store: Store, scope: Scope) -> Target:

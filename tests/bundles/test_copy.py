@@ -10,9 +10,12 @@ import pytest
 from kstore.errors import MissError, StoreUnavailable, UsageError
 from kstore.operations.copy import CopyReport, copy_keys
 from kstore.report import CommitStatus
+from kstore.scope import Scope
 from tests.bundles.carrying import Stored, fill, other_store, restored, without_relocated
 from tests.gc.stores import collect_fully
 from tests.trees import ENVIRONMENT, GPU, KEY, Node, contents
+
+SCOPE = Scope(GPU, KEY, ENVIRONMENT)
 
 
 @pytest.fixture
@@ -120,6 +123,36 @@ def test_a_damaged_key_is_left_out_and_told(source: Node, target: Node) -> None:
     assert [brought.scope.key for brought in report.scopes] == ["good/key"]
     assert len(report.damaged) == 1 and KEY in report.damaged[0]
     assert target.store.newest(target.store.scope(KEY)) is None
+
+
+def with_a_second_generation(source: Node) -> Node:
+    source.tree.wrapper("new")
+    source.commit()
+    return source
+
+
+def test_where_the_newest_manifest_is_lost_the_generation_before_is_copied_and_that_is_told(
+    source: Node, target: Node
+) -> None:
+    (lost,) = {*with_a_second_generation(source).newest().packs} - {*source.store.storage.refs.get(SCOPE, 1).packs}
+    (source.location / "packs" / lost).unlink()
+    report = copy(other_store(source.location.parent, "packed"), target)
+    assert [brought.status for brought in report.scopes] == [CommitStatus.COMMITTED]
+    assert report.damaged == [f"generation 2 of {SCOPE} is damaged, and passed over"]
+
+
+def test_where_the_newest_ref_cannot_be_read_only_a_key_that_is_named_is_copied(source: Node, target: Node) -> None:
+    """Somebody may have withdrawn it."""
+    copy(source, target)
+    source.store.quarantine(KEY)
+    (source.location / source.newest().name).chmod(0o644)
+    (source.location / source.newest().name).write_bytes(b"damaged")
+    report = copy(source, target)
+    assert report.scopes == []
+    assert len(report.damaged) == 1 and f"{SCOPE} is not copied: " in report.damaged[0]
+    report = copy(source, target, KEY)
+    assert [brought.status for brought in report.scopes] == [CommitStatus.UNCHANGED]
+    assert report.damaged == [f"generation 2 of {SCOPE} is damaged, and passed over"]
 
 
 def test_a_target_whose_newest_ref_is_damaged_is_healed(source: Node, target: Node) -> None:

@@ -97,6 +97,21 @@ def test_what_holds_no_files_is_not_said_to_be_there(cli: Cli, bundle: str) -> N
     assert brought_in("imported", nothing) == f"{nothing.scope} holds no files: nothing is imported"
 
 
+@pytest.mark.parametrize("suffix", ["kstore", "tar"])
+def test_a_damaged_newest_generation_is_passed_over_and_the_exit_code_is_4(cli: Cli, bundle: str, suffix: str) -> None:
+    cli.publish(KEY, "three")
+    (ref,) = cli.store.glob(f"refs/*/{KEY}/*/2")
+    ref.chmod(0o644)
+    ref.write_bytes(b"damaged")
+    path = str(cli.folder / f"older.{suffix}")
+    said = f"generation 2 of {Scope(GPU, KEY, ENVIRONMENT)} is damaged, and passed over"
+    result = cli("export", KEY, "-o", path, "--json")
+    assert (result.code, f"warning: {said}\n" in result.err) == (4, True)
+    assert [ref["generation"] for ref in result.json["exported"]] == [1]
+    assert result.json["damaged"] == [said]
+    assert "generation 1: 2 files" in cli("export", KEY, "-o", path).out
+
+
 def test_a_key_that_is_not_there_is_a_miss(cli: Cli, bundle: str) -> None:
     result = cli("export", "missing", "-o", bundle)
     assert (result.code, "nothing is published for missing in" in result.err) == (3, True)
