@@ -15,13 +15,12 @@ from kstore.words import amount
 def command(invocation: Invocation, key: str, generation: int | None) -> None:
     """Publish an earlier generation of KEY as its newest.
 
-    By default the last one that holds something else than the newest. `kstore show KEY` lists them.
+    By default the last one that holds something else than the newest, and of which nothing is lost if there is one.
+    `kstore show KEY` lists them.
     """
     output, store = invocation.output, invocation.store()
     ref = store.rollback(key, generation)
     if output.json:
         output.document({"store": store.location, "published": ref.describe()})
         return
-    output.summary(
-        f"published {ref.scope} generation {ref.generation}: {amount(ref.files, ref.size)}, as it was before"
-    )
+    output.summary(f"published {ref.scope} generation {ref.generation}: {amount(ref.files, ref.size)}")

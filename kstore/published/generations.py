@@ -23,10 +23,12 @@ from kstore.digest import digest_of
 from kstore.errors import IntegrityError, MissError, StoreUnavailable
 from kstore.published.layers import ref_of
 from kstore.published.leaning import leaning, noted
+from kstore.published.lost import not_stored
 from kstore.published.manifest import Manifest, meta_of
 from kstore.published.ref import Ref, RefState
 from kstore.scope import Scope
 from kstore.storage import Storage
+from kstore.words import plural
 
 log = logging.getLogger(__name__)
 
@@ -122,20 +124,34 @@ def _packed(storage: Storage, data: bytes) -> tuple[str, ...]:
 
 
 def roll_back(storage: Storage, scope: Scope, generation: int | None) -> Ref:
-    """Publish an earlier generation as the newest one: by default the last one that holds something else.
+    """Publish an earlier generation as the newest one: by default the last one that holds something else. What of it is
+    lost, a line in the log counts.
 
     Raises:
         MissError, IntegrityError, StoreUnavailable: as `_before_newest` and `republish`.
     """
+    storage.blobs = storage.blobs_anew()  # A repair may have moved packs since it was last looked.
     ref = ref_of(storage, scope, generation) if generation else _before_newest(storage, scope)
     published = republish(storage, ref, upon=None)
     assert published
+    if lost := 0 if ref.depth else _lost_files(storage, published):
+        what = f"of generation {published.generation} of {scope}, {plural(lost, 'file')} of {published.files}"
+        log.warning("%s cannot be restored, nor the groups that they are in: the store has lost them", what)
     return published
 
 
+def _lost_files(storage: Storage, ref: Ref) -> int:
+    """How many artifacts of a generation of this store are lost. What only packs of others have is not: it is looked
+    for there.
+    """
+    lost = not_stored(storage, ref, _sizes(storage, ref))
+    lost -= storage.blobs.digests_in(storage.blobs.packs_listed()) if lost else set()
+    return sum(entry.digest in lost for entry in storage.snapshot(ref).manifest.entries()) if lost else 0
+
+
 def _before_newest(storage: Storage, scope: Scope) -> Ref:
-    """The last generation that can be read and holds something else than the newest one. Where others had to be passed
-    over for it, the log says which it is.
+    """The last generation that can be read and holds something else than the newest one; of several, the last one of
+    which nothing is lost, if there is one. Where others had to be passed over, the log says which it is.
 
     Raises:
         MissError: there is none.
@@ -143,15 +159,11 @@ def _before_newest(storage: Storage, scope: Scope) -> Ref:
     """
     *earlier, newest = storage.refs.generations(scope) or [0]
     replaced = _manifest_of(storage, scope, newest) if newest else b""
-    passed = False
-    for generation in reversed(earlier):
-        with suppress(MissError):  # gc has removed it since it was listed
-            snapshot = storage.whole(scope, generation)
-            passed |= snapshot is None
-            if snapshot and snapshot.ref.state is RefState.LIVE and snapshot.ref.manifest != replaced:
-                if passed or not replaced:
-                    log.warning("%s is rolled back to generation %d", scope, generation)
-                return snapshot.ref
+    found, passed = _last_whole(storage, scope, earlier, replaced)
+    if found:
+        if passed or not replaced:
+            log.warning("%s is rolled back to generation %d", scope, found.generation)
+        return found
     below = storage.below.newest(scope) if newest and storage.below else None
     if below and below.ref.state is RefState.LIVE:
         return below.ref
@@ -161,6 +173,21 @@ def _before_newest(storage: Storage, scope: Scope) -> Ref:
             f"and see what else `kstore verify {scope.key}` finds"
         )
     raise MissError(f"{scope} has no earlier generation to roll back to; `kstore show {scope.key}` lists them")
+
+
+def _last_whole(storage: Storage, scope: Scope, earlier: list[int], replaced: bytes) -> tuple[Ref | None, bool]:
+    """The generation that `_before_newest` means, and whether any was passed over."""
+    found: Ref | None = None
+    passed = False
+    for generation in reversed(earlier):
+        with suppress(MissError):  # gc has removed it since it was listed
+            snapshot = storage.whole(scope, generation)
+            if snapshot and (snapshot.ref.state is not RefState.LIVE or snapshot.ref.manifest == replaced):
+                continue
+            if snapshot and not _lost_files(storage, snapshot.ref):
+                return snapshot.ref, passed
+            found, passed = found or (snapshot.ref if snapshot else None), True
+    return found, passed
 
 
 def _manifest_of(storage: Storage, scope: Scope, generation: int) -> bytes:

@@ -33,7 +33,7 @@ def lost_of(
     if found:
         found &= {entry.digest for entry in snapshot.manifest.entries()}
     doubted, others = ({d: among[d] for d in chosen} for chosen in (found & noted, found - noted))
-    lost = _unreadable(storage, snapshot.ref, doubted) | _missing(storage, snapshot.ref, others)
+    lost = _unreadable(storage, snapshot.ref, doubted) | not_stored(storage, snapshot.ref, others)
     return lost if depth else lost | unsupported(storage, snapshot, among)
 
 
@@ -45,7 +45,7 @@ def lacks_pack(storage: Storage, ref: Ref) -> bool:
         return False
 
 
-def _missing(storage: Storage, ref: Ref, blobs: Mapping[bytes, int]) -> set[bytes]:
+def not_stored(storage: Storage, ref: Ref, blobs: Mapping[bytes, int]) -> set[bytes]:
     """Those that are neither loose nor in a pack of the generation."""
     packed = storage.blobs.digests_in(ref.packs) if blobs else set()
     return set(storage.blobs.loose.lacking({digest: size for digest, size in blobs.items() if digest not in packed}))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from kstore.blobs import Layout
 from kstore.blobs.loose import blob_name, stamp
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError
@@ -113,3 +114,59 @@ def test_where_no_earlier_generation_can_be_read_a_rollback_says_what_to_do(tmp_
     with pytest.raises(IntegrityError, match="commit from a worker that has the kernels"):
         node.store.rollback(KEY)
     assert node.newest().generation == 2
+
+
+@pytest.fixture
+def newer(node: Node) -> Node:
+    """The same, of three generations: each has what the one before it has."""
+    node.tree.wrapper("three")
+    node.commit()
+    return node
+
+
+def lose(node: Node, name: str) -> None:
+    """What is stored of a wrapper."""
+    (entry,) = (
+        entry for path, entry in node.published().items() if node.tree.read(path).startswith(b"# %s\n" % name.encode())
+    )
+    (node.location / blob_name(entry.digest)).unlink()
+
+
+def test_a_rollback_passes_over_what_has_lost_files_where_an_earlier_generation_is_whole(
+    newer: Node, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lose(newer, "two")
+    assert roll_back(newer, tmp_path) == {"one"}
+    assert caplog.messages == [f"{newer.newest().scope} is rolled back to generation 1"]
+
+
+def test_where_none_is_whole_the_last_one_is_rolled_back_to_and_the_log_says_what_is_lost(
+    newer: Node, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lose(newer, "one")
+    assert newer.store.rollback(KEY).files == 2
+    which, lost = caplog.messages
+    assert which == f"{newer.newest().scope} is rolled back to generation 2"
+    assert lost.startswith(f"of generation 4 of {newer.newest().scope}, 1 file of 2 cannot be restored")
+    assert Node(tmp_path, "fresh").restore().left_out == 1
+
+
+def test_a_rollback_to_a_number_says_what_of_it_is_lost(newer: Node, caplog: pytest.LogCaptureFixture) -> None:
+    lose(newer, "two")
+    assert newer.store.rollback(KEY, 2).generation == 4
+    (lost,) = caplog.messages
+    assert "1 file of 2 cannot be restored" in lost
+
+
+def test_what_only_the_packs_of_others_have_is_not_lost(
+    newer: Node, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with newer.store.storage.blobs.writer(Layout.PACKED) as writer:
+        for path in newer.published():
+            data = newer.tree.read(path)
+            writer.put(digest_of(data), data)
+        writer.finish()
+    for name in ("one", "two"):
+        lose(newer, name)
+    assert roll_back(newer, tmp_path) == {"one", "two"}
+    assert caplog.messages == []
