@@ -199,7 +199,7 @@ class _Collection:
         then what is below may be in use, which would be hidden.
         """
         scope, upon = history.scope, history.newest.number
-        if last_used(self._storage.backend, scope) > history.used_at or self._storage.refs.pins(scope):
+        if last_used(self._storage.backend, scope) > history.used_at or self._is_pinned(scope):
             return
         if not is_whole(self._storage, scope, upon):
             return
@@ -208,6 +208,11 @@ class _Collection:
                 return
             if scope not in self._report.forgotten:
                 self._report.forgotten.append(scope)
+
+    def _is_pinned(self, scope: Scope) -> bool:
+        """Whether a generation is that is there: a pin may be left of one that a repair has moved aside."""
+        refs = self._storage.refs
+        return not refs.pins(scope).isdisjoint(refs.generations(scope))
 
     def _drop(self, decision: Decision) -> bool:
         return self._report.dry_run or self._storage.refs.drop(decision.scope, decision.generation.number)

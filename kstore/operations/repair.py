@@ -108,6 +108,7 @@ class Repair:
             log.warning("nothing takes the place of generation %d of %s yet: %s", generation, scope, error)
             return False
         set_aside_ref(self._backend, scope, generation)
+        self._storage.refs.unpin(scope, generation)
         return True
 
     def _replace_all(self) -> None:

@@ -407,6 +407,16 @@ def test_a_size_limit_forgets_no_key_that_is_pinned(node: Node, tmp_path: Path) 
     assert restored(tmp_path, "other") == kernels(node)
 
 
+@pytest.mark.parametrize("policy", [{"unused": 30 * 86400.0}, {"max_size": 1, "allow_live": True}], ids=["use", "size"])
+def test_a_pin_of_a_generation_that_has_gone_keeps_no_key(policy: dict[str, Any], node: Node) -> None:
+    for name in ("one", "two"):
+        grow(node, name)
+    node.store.pin(KEY, 1)
+    (node.location / node.store.storage.refs.get(node.newest().scope, 1).name).unlink()
+    pass_time(node, 40 * 86400)
+    assert [scope.key for scope in collect(node, **policy).forgotten] == [KEY]
+
+
 def test_offline_both_phases_are_one(node: Node, tmp_path: Path) -> None:
     for variant in "abcd":
         replace_kernels(node, variant)
