@@ -73,14 +73,18 @@ def _tell(output: Output, report: VerifyReport) -> None:
 
 
 def _next(invocation: Invocation, report: VerifyReport, key: str) -> str:
-    gc = f"gc removes them in time, or sooner: {invocation.again('gc', '--keep', '1')}"
+    repair = f"next: {invocation.again('verify', '--repair', key=key, names=WORKERS)}"
+    if report.is_gc_stopped and not report.repaired:
+        return repair
+    soon = invocation.again("gc", "--keep", "1")
+    gc = f"gc removes them in time, a pinned one once it is unpinned, or sooner: {soon}"
     if not (report.is_newest_damaged or report.local):
         return f"only earlier generations are damaged, which are not restored: {gc}"
     if not (report.is_mendable or report.local):
         return f"a repair has no more to do: commit from a worker that has the files; as to earlier generations, {gc}"
     if report.repaired:
         return "what was damaged is moved aside; the next commit of a worker that has the files puts them back"
-    return f"next: {invocation.again('verify', '--repair', key=key, names=WORKERS)}"
+    return repair
 
 
 def _verdict(report: VerifyReport) -> str:

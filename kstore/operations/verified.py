@@ -69,6 +69,13 @@ class VerifyReport:
         """Whether damage was found."""
         return bool(self.packs or self.damage or self.local)
 
+    @property
+    def is_gc_stopped(self) -> bool:
+        """Whether the store that is written has a generation that cannot be read at all: until a repair has moved it
+        aside gc deletes nothing, for it may need anything.
+        """
+        return any(damage.reason and damage.store == self.store for damage in self.damage)
+
     def as_json(self) -> dict[str, Any]:
         """For machines."""
         return {

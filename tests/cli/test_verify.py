@@ -74,7 +74,21 @@ def test_what_only_earlier_generations_have_lost_is_left_to_gc(cli: Cli) -> None
 
     assert result.code == 4
     assert "--repair" not in result.err
-    assert "kstore gc --keep 1" in result.err
+    assert "a pinned one once it is unpinned, or sooner: kstore gc --keep 1" in result.err
+
+
+def test_what_keeps_gc_from_deleting_anything_is_to_be_repaired_first(cli: Cli) -> None:
+    for name in ("one", "two"):
+        cli.publish("my/v1", name)
+    cli("pin", "my/v1", "1")
+    (ref,) = cli.store.glob("refs/*/my/v1/*/1")
+    ref.chmod(0o644)
+    ref.write_bytes(b"damaged")
+    said = cli("verify").err
+    assert "next: kstore verify --repair" in said and "kstore gc" not in said
+    cli("verify", "--repair")
+    assert cli("verify").code == 0
+    assert list(cli.store.rglob("*.pin")) == []
 
 
 def test_a_pack_that_was_moved_aside_is_not_told_again_but_what_an_earlier_generation_has_lost(cli: Cli) -> None:
