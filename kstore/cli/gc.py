@@ -18,6 +18,7 @@ from kstore.cli.options import (
     on_store,
     refuse,
 )
+from kstore.cli.termination import terminable
 from kstore.errors import IntegrityError
 from kstore.words import amount, duration, long_duration, plural, size
 
@@ -33,6 +34,11 @@ _COLUMNS = (
     Column("GEN", right=True),
     Column("", floor=0),
     Column("WHY"),
+)
+
+_IF_KILLED = (
+    "one that was killed keeps others from starting until an hour after it began; if no worker uses the store, "
+    "--offline does not wait for that"
 )
 
 
@@ -84,7 +90,7 @@ def command(
     policy = Policy(keep, unused, max_size, allow_live, grace, offline)
     if offline and not dry_run:
         output.say("--offline: this assumes that no worker restores from or commits to the store until gc is done")
-    with output.working("collecting garbage", store.progress):
+    with terminable(), output.working("collecting garbage", store.progress):
         report = store.gc(policy, dry_run=dry_run)
     for trouble in report.unreadable:
         repair = invocation.again("verify", "--repair")
@@ -92,7 +98,8 @@ def command(
     if output.json:
         output.document(report.as_json())
     elif report.status is GcStatus.BUSY:
-        output.summary("another gc is at work; nothing was done")
+        output.summary(f"another gc is at work{report.holder and f', of {report.holder}'}; nothing was done")
+        output.say(_IF_KILLED)
     else:
         _tell(output, report)
         _tell_excess(output, report, policy)

@@ -50,7 +50,8 @@ _LEASE_TTL = 3600.0
 
 
 def collect(storage: Storage, policy: Policy, *, dry_run: bool = False, progress: Progress | None = None) -> GcReport:
-    """Collect garbage once; with `policy.offline` both phases, one after the other.
+    """Collect garbage once; with `policy.offline` both phases, one after the other, and though another gc seems to be
+    at work: it may have been killed.
 
     Raises:
         UsageError: the policy's grace is too short.
@@ -63,11 +64,13 @@ def collect(storage: Storage, policy: Policy, *, dry_run: bool = False, progress
     progress, room = progress or Progress(), Room()
     if not storage.settings:
         storage.open_existing()
+    lease = Lease(storage, _LEASE, _LEASE_TTL)
     with ExitStack() as stack:
-        if not dry_run and not stack.enter_context(alone(Lease(storage, _LEASE, _LEASE_TTL), room)):
-            report.status = GcStatus.BUSY
-        else:
+        if dry_run or stack.enter_context(alone(lease, room)) or policy.offline:
             _Collection(storage, policy, report, progress, room).run()
+        else:
+            claim = lease.newest()
+            report.status, report.holder = GcStatus.BUSY, claim.holder if claim else ""
     if room.lacking and not dry_run and not (report.deleted.files or report.condemned.files):
         raise full(storage, room, report)
     report.no_room = room.lacking

@@ -27,6 +27,8 @@ class GcReport:
 
     status: GcStatus = GcStatus.COLLECTED
     store: str = ""
+    holder: str = ""
+    """`user@host` of another gc that is at work; empty if none is, or it is not known."""
     dry_run: bool = False
     grace: float = 0.0
     """Seconds between condemning and deleting."""
@@ -58,6 +60,7 @@ class GcReport:
             "schema": SCHEMA,
             "status": self.status,
             "store": self.store,
+            "holder": self.holder,
             "dry_run": self.dry_run,
             "grace": self.grace,
             "generations": [_decision(decision) for decision in self.decisions],

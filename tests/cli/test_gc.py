@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from kstore.creator import creator
+from kstore.lease import Lease
 from kstore.storage import Storage
 from kstore.words import parse_size
 from tests.cli.commandline import ENVIRONMENT, GPU, Cli
@@ -122,3 +124,25 @@ def test_what_stays_for_the_grace_only_is_counted(cli: Cli) -> None:
     result = cli("gc", "--keep", "1")
     assert "0 generations of 3 removed" in result.out
     assert "superseded less than 1 h ago, and kept for now: 2 generations" in result.out
+
+
+@pytest.fixture
+def killed(cli: Cli) -> None:
+    """A gc that began just now, and will never end."""
+    for name in ("one", "two"):
+        cli.publish("my/v1", name)
+    assert Lease(Storage(cli.store), "@gc", 3600).acquire()
+
+
+@pytest.mark.usefixtures("killed")
+def test_it_says_whose_gc_is_at_work_and_what_to_do_if_that_was_killed(cli: Cli) -> None:
+    result = cli("gc")
+    assert (result.code, result.out) == (0, f"another gc is at work, of {creator()}; nothing was done\n")
+    assert "until an hour after it began" in result.err and "--offline" in result.err
+
+
+@pytest.mark.usefixtures("killed")
+def test_offline_does_not_wait_for_another_gc(cli: Cli) -> None:
+    report = cli("gc", "--offline", "--keep", "1", "--json").json
+    assert (report["status"], report["holder"], report["deleted"]["files"] > 0) == ("collected", "", True)
+    assert cli("gc", "--json").json["status"] == "busy", "its lease was left alone"

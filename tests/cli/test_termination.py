@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
+from kstore.creator import creator
 from tests.cli.commandline import REPOSITORY, Cli
 
 WAITING = ("--wait", "5m", "--require")
@@ -20,6 +21,11 @@ HANG_ONCE_RESTORED = """
 import sys, threading
 import kstore.stats.record as module
 module.record = lambda *what: (print("restored", file=sys.stderr, flush=True), threading.Event().wait())
+"""
+HANG_WHILE_MARKING = """
+import sys, threading
+import kstore.gc.collection as module
+module.mark = lambda *what: (print("marking", file=sys.stderr, flush=True), threading.Event().wait())
 """
 FIRST_PROCESS = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child"]
 
@@ -58,6 +64,21 @@ def test_one_that_leads_lets_the_next_lead_at_once(cli: Cli, command: str) -> No
     assert process.wait(60) == 128 + signal.SIGTERM
     process.communicate()
     assert LEADS in cli("restore", "my/v1", "--wait", "5m", "--cache-root", str(cli.folder / "second")).out
+
+
+def test_a_gc_lets_the_next_begin_at_once(cli: Cli) -> None:
+    cli.publish("my/v1")
+    (cli.folder / "sitecustomize.py").write_text(HANG_WHILE_MARKING)
+    process = cli.start("gc", PYTHONPATH=f"{cli.folder}:{REPOSITORY}")
+    assert process.stderr is not None
+    assert process.stderr.readline() == "marking\n"
+    busy = cli("gc", "--json").json
+    assert (busy["status"], busy["holder"]) == ("busy", creator())
+    process.send_signal(signal.SIGTERM)
+
+    assert process.wait(60) == 128 + signal.SIGTERM
+    process.communicate()
+    assert cli("gc", "--json").json["status"] == "collected"
 
 
 def test_who_has_it_ignored_is_not_ended_by_it(cli: Cli) -> None:
