@@ -116,7 +116,7 @@ class _Collection:
             loose, packed, leant, lacking, there, listed = (open_sets.enter_context(DigestSet()) for _ in range(6))
             sweeper = Sweeper(self._storage.backend, there, listed, self._room, dry_run=self._report.dry_run)
             before = now - int(self._report.grace * _SECOND)
-            sweeper.prepare(before)
+            sweeper.prepare(now if self._policy.offline else before)
             marked = Marked(there, loose, packed, leant, lacking)
             mark(self._storage, gone, marked, self._progress)
             if marked.unreadable:

@@ -429,6 +429,21 @@ def test_offline_both_phases_are_one(node: Node, tmp_path: Path) -> None:
     assert restored(tmp_path, "other") == kernels(node)
 
 
+@pytest.mark.parametrize("condemned_before", [False, True])
+def test_offline_what_is_condemned_goes_at_once_whatever_the_grace(node: Node, condemned_before: bool) -> None:
+    for variant in "abc":
+        replace_kernels(node, variant)
+    pass_time(node, 1.5 * HOUR)
+    if condemned_before:
+        assert collect(node, keep=1).condemned.files > 0
+    replace_kernels(node, "d")
+    planned = collect(node, keep=1, offline=True, grace=HOUR, dry_run=True)
+    report = collect(node, keep=1, offline=True, grace=HOUR)
+    assert planned.deleted == report.deleted
+    assert report.deleted.files > 0
+    assert generations(node) == [3, 4], "one was superseded just now"
+
+
 def test_a_shorter_grace_is_refused(node: Node) -> None:
     grow(node, "one")
     with pytest.raises(UsageError, match="--offline"):
