@@ -57,7 +57,7 @@ def command(invocation: Invocation, prefix: str) -> int:
         _print(output, store, refs)
     elif found:
         _say_forgotten(invocation, found)
-    else:
+    elif not damaged:
         _say_empty(invocation, store, prefix)
     return damaged[0].exit_code if damaged else 0
 

@@ -134,6 +134,18 @@ def test_a_damaged_ref_does_not_hide_the_others(cli: Cli) -> None:
     assert "warning: generation 1 of my/v1" in result.err
 
 
+def test_a_store_whose_only_key_is_damaged_is_not_called_empty(cli: Cli) -> None:
+    cli.publish("my/v1")
+    (ref,) = cli.store.glob("refs/*/my/v1/*/1")
+    ref.chmod(0o644)
+    ref.write_text("{")
+    result = cli("ls")
+
+    assert (result.code, result.out) == (4, "")
+    (line,) = result.err.splitlines()
+    assert "warning: generation 1 of my/v1" in line
+
+
 def test_what_was_quarantined_says_so(cli: Cli) -> None:
     cli.publish("my/v1")
     assert "STATE" not in cli("ls").out
