@@ -35,6 +35,7 @@ from kstore.scope import Scope
 from kstore.similarity import by_similarity
 from kstore.storage import Storage
 from kstore.upload import Uploader
+from kstore.used import mark_used
 
 log = logging.getLogger(__name__)
 
@@ -252,9 +253,11 @@ class _BringIn:
 
     def _report(self, theirs: Theirs, proposal: _Proposal) -> Brought:
         """All of it is in the store now, or declined."""
+        ref, told = theirs.snapshot and theirs.snapshot.ref, self._published or proposal
         if self._published:
             self._notes.remove()
-        ref, told = theirs.snapshot and theirs.snapshot.ref, self._published or proposal
+        elif ref:
+            mark_used(self._storage.backend, self._scope)  # as a commit that has nothing new
         return Brought(
             scope=self._scope,
             status=CommitStatus.COMMITTED if self._published else CommitStatus.UNCHANGED,

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from kstore.errors import MissError, StoreUnavailable, UsageError
+from kstore.gc import Policy
 from kstore.operations.copy import CopyReport, copy_keys
 from kstore.report import CommitStatus
 from kstore.scope import Scope
 from tests.bundles.carrying import Stored, fill, other_store, restored, without_relocated
-from tests.gc.stores import collect_fully
+from tests.gc.stores import collect_fully, pass_time
 from tests.trees import ENVIRONMENT, GPU, KEY, Node, contents
 
 SCOPE = Scope(GPU, KEY, ENVIRONMENT)
@@ -43,7 +44,15 @@ def test_the_second_time_there_is_nothing_to_copy(source: Node, target: Node) ->
     before = contents(target.location)
     (brought,) = copy(source, target).scopes
     assert (brought.status, brought.new_blobs, brought.uploaded) == (CommitStatus.UNCHANGED, 0, 0)
-    assert contents(target.location) == before
+    mark = f"used/{SCOPE.path}"
+    assert contents(target.location) == before | {mark: b""}
+
+
+def test_a_mirror_that_is_copied_to_is_in_use(source: Node, target: Node) -> None:
+    copy(source, target)
+    pass_time(target, 40 * 86400)
+    copy(source, target)
+    assert target.store.gc(Policy(unused=30 * 86400.0)).forgotten == []
 
 
 def test_only_what_is_missing_is_moved(source: Node, target: Node, monkeypatch: pytest.MonkeyPatch) -> None:
