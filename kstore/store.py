@@ -21,6 +21,7 @@ from kstore.origin import Origin
 from kstore.polls import check_wait, polls
 from kstore.progress import Progress
 from kstore.published.layers import PATIENCE, attempt, generations, newest_ref, scopes, unforgotten
+from kstore.published.pins import pin, unpin
 from kstore.published.ref import Ref, RefState
 from kstore.published.scopes import scopes_of
 from kstore.published.snapshot import Snapshot
@@ -278,8 +279,6 @@ class Store:
 
     def pin(self, key: str, generation: int) -> Scope:
         """Keep a generation whatever gc is told; returns the scope that it is of."""
-        from kstore.published.pins import pin
-
         check_generation(generation)
         with self._maintaining("pin in"):
             pin(self.storage, scope := self._one_scope(key), generation)
@@ -287,8 +286,6 @@ class Store:
 
     def unpin(self, key: str, generation: int) -> Scope:
         """Let gc decide about a generation again; returns the scope that it is of."""
-        from kstore.published.pins import unpin
-
         check_generation(generation)
         with self._maintaining("unpin in"):
             unpin(self.storage, scope := self._one_scope(key), generation)
