@@ -50,14 +50,17 @@ def scan(
 ) -> Scan:
     """Read all components of `root`. `base` gives what was restored into it; it is asked only for unknown files.
 
-    `stores` may be in a folder that a user chose for a component: they are no artifacts.
+    `stores` may be in a folder that a user chose for a component: they are no artifacts. One that hangs must not be
+    looked at where all folders are the root's own.
     """
     found = Scan()
     shared = _Shared(index, base, untouched, offer, found)
     walks = []
     for name, folder in root.folders.items():
         if _is_there(folder):
-            others = {other for other in root.folders.values() if other != folder} | {*_below(folder, stores)}
+            others = {other for other in root.folders.values() if other != folder}
+            if not folder.startswith(f"{root.path}/"):
+                others |= {*_below(folder, stores)}
             walk = _Walk(table[name], folder, others, shared)
             walk.folder(_Place(name, folder), found)
             walks.append(walk)
@@ -73,7 +76,7 @@ def scan(
 
 def _below(folder: str, stores: Sequence[str]) -> Iterator[str]:
     """Those of the stores that are below a folder, by the names that lead to them from there."""
-    top = f"{os.path.realpath(folder)}/" if stores else ""
+    top = f"{os.path.realpath(folder)}/"
     for store in map(os.path.realpath, stores):
         if store.startswith(top):
             yield f"{folder}/{store.removeprefix(top)}"

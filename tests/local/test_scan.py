@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kstore.components import Component
+from kstore.components import Component, load_table
 from kstore.digest import digest_of
 from kstore.local import scan
 from kstore.local.artifact import Artifact
@@ -375,3 +375,11 @@ def test_a_folder_that_cannot_be_looked_at_is_named(tree: Tree, monkeypatch: pyt
     assert found.known == {}
     assert [skip.path for skip in found.skipped] == [folder]
     assert "Input/output error" in found.skipped[0].reason
+
+
+def test_a_scan_of_a_roots_own_folders_does_not_look_at_the_store(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may hang, and what another host has built must be taken out all the same."""
+    wrapper, root = tree.wrapper(), tree.cacheroot()
+    monkeypatch.setattr(os.path, "realpath", None)
+    found = scan.scan(root, load_table(), Index(), dict, stores=["/mnt/hangs/kstore"])
+    assert list(found.files) == [wrapper]
