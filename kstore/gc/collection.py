@@ -202,7 +202,12 @@ class _Collection:
         then what is below may be in use, which would be hidden.
         """
         scope, upon = history.scope, history.newest.number
-        if last_used(self._storage.backend, scope) > history.used_at or self._is_pinned(scope):
+        numbers = {generation.number for generation in history.generations}
+        if not numbers.isdisjoint(
+            self._storage.refs.pins(scope)
+        ):  # A pin may be left of one that a repair moved aside.
+            return
+        if last_used(self._storage.backend, scope) > history.used_at:
             return
         if not is_whole(self._storage, scope, upon):
             return
@@ -211,11 +216,6 @@ class _Collection:
                 return
             if scope not in self._report.forgotten:
                 self._report.forgotten.append(scope)
-
-    def _is_pinned(self, scope: Scope) -> bool:
-        """Whether a generation is that is there: a pin may be left of one that a repair has moved aside."""
-        refs = self._storage.refs
-        return not refs.pins(scope).isdisjoint(refs.generations(scope))
 
     def _drop(self, decision: Decision) -> bool:
         return self._report.dry_run or self._storage.refs.drop(decision.scope, decision.generation.number)
