@@ -26,6 +26,7 @@ class Origin:
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         """Raises UsageError: the file that has the settings has unknown ones, or cannot be read."""
         self.source = environ
+        """Where they are: another mapping is another child's, though it may say the same."""
         of_the_key = {MANAGED: environ.get(MANAGED), **led(environ)}
         self._environ = _shared(frozenset(environ.items() - of_the_key.items()))
         self._folder = current_folder()

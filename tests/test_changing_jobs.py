@@ -258,12 +258,11 @@ def test_a_launcher_may_restore_one_key_for_children_with_variables_of_their_own
             "KSTORE_CACHE_ROOT": str(tmp_path / gpu),
             "KSTORE_GPU": gpu,
             "KSTORE_ENVIRONMENT": ENVIRONMENT,
-            "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / f"chosen-for-{gpu}"),
+            "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / f"chosen-for-{gpu}/inductor"),
         }
         kstore.restore(KEY, environ=children[gpu])
-    wrappers = {gpu: Tree(tmp_path / gpu).wrapper(gpu) for gpu in children}
+    wrappers = {gpu: Tree(tmp_path / f"chosen-for-{gpu}").wrapper(gpu) for gpu in children}
     for gpu, environ in children.items():
-        Path(environ["TORCHINDUCTOR_CACHE_DIR"]).symlink_to(tmp_path / gpu / "inductor")
         report = kstore.commit(KEY, environ=environ)
         assert (report.gpu, report.cache_root, report.new_files) == (gpu, environ["KSTORE_CACHE_ROOT"], 1)
         store = kstore.Store(tmp_path / "store", gpu=gpu, environment=ENVIRONMENT, environ={})
