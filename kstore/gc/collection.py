@@ -202,12 +202,9 @@ class _Collection:
         then what is below may be in use, which would be hidden.
         """
         scope, upon = history.scope, history.newest.number
-        numbers = {generation.number for generation in history.generations}
-        if not numbers.isdisjoint(
-            self._storage.refs.pins(scope)
-        ):  # A pin may be left of one that a repair moved aside.
-            return
-        if last_used(self._storage.backend, scope) > history.used_at:
+        pins = self._storage.refs.pins(scope)  # One may be left of a generation that has gone.
+        is_pinned = any(generation.number in pins for generation in history.generations)
+        if is_pinned or last_used(self._storage.backend, scope) > history.used_at:
             return
         if not is_whole(self._storage, scope, upon):
             return
