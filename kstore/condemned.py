@@ -124,6 +124,11 @@ def _fence_of(name: str) -> str:
     return f"{_FENCES}/{name.rpartition('/')[2]}"
 
 
+def has_lists(backend: Backend) -> bool:
+    """Whether anything may be condemned."""
+    return bool(_all_names(backend))
+
+
 def list_names(backend: Backend) -> list[str]:
     """Every list, without those that were given up."""
     return [name for name in _all_names(backend) if not name.endswith(_DAMAGED)]

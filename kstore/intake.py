@@ -1,18 +1,22 @@
 """What a commit's scan reads, on its way to the store: nothing is read twice that need not be.
 
-A key's first commit lacks nothing in the store that it could do without, so its pack is written while the cache root is
-read. Of any other commit most is known already, and which part is not will be known when all is merged: until then
-small files are kept in memory. With those, opening takes longer than reading.
+A key's first commit lacks nothing in the store that it could do without, so its pack, or its loose blobs, are written
+while the cache root is read. Of any other commit most is known already, and which part is not will be known when all is
+merged: until then small files are kept in memory. With those, opening takes longer than reading.
 """
 
 from __future__ import annotations
 
 import logging
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Self
 
+from kstore.backends import Upload
 from kstore.blobs import BlobWriter, Layout
+from kstore.blobs.writers import LooseBlobWriter
+from kstore.condemned import has_lists
 from kstore.errors import KstoreError
 from kstore.local.state import State
 from kstore.published.layers import newest_ref
@@ -28,7 +32,11 @@ _SMALL = 16 << 10
 
 
 class Intake:
-    """Takes what a scan reads. A pack that nobody has finished when its context is left is not stored."""
+    """Takes what a scan reads. A pack that nobody has finished when its context is left is not stored.
+
+    Loose blobs are stored at once, so a place for the ref is reserved before: what they were is relied upon only by who
+    publishes in that place.
+    """
 
     def __init__(self, worker: Worker, state: State | None = None) -> None:
         """With the state of a cache root that may be the first to be committed to its key."""
@@ -37,14 +45,16 @@ class Intake:
         self._known: set[bytes] = set()
         self._room = _ROOM
         self._open = ExitStack()
+        self._place = ExitStack()
+        self._reserved: Upload | None = None
         self.kept: dict[bytes, bytes] = {}
         """Digest → what was kept."""
         self.layout: Layout | None = None
         """How new blobs are stored, if that was found out."""
         self.writer: BlobWriter | None = None
-        """The unfinished pack, if there is one."""
+        """The unfinished pack, or who stores loose blobs, if anything was begun."""
         self.written: set[bytes] = set()
-        """What is in it."""
+        """What was begun with."""
 
     def __enter__(self) -> Self:
         return self
@@ -53,9 +63,21 @@ class Intake:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.discard()
+        self._place.close()
+
+    @contextmanager
+    def reservation(self) -> Iterator[Upload]:
+        """A place for the ref: the one that was reserved before anything was stored, or a new one."""
+        with self._place.pop_all():
+            reserved, self._reserved = self._reserved, None
+            if reserved:
+                yield reserved
+                return
+        with self._worker.storage.refs.reserve() as reserved:
+            yield reserved
 
     def discard(self) -> None:
-        """Do without the pack."""
+        """Do without what was begun."""
         self._open.close()
         self.writer = None
         self.written = set()
@@ -65,7 +87,7 @@ class Intake:
         try:
             if self._may_be_first:
                 self._may_be_first = False
-                self._begin_pack()
+                self._begin()
             if self.writer:
                 self._write(self.writer, digest, data)
                 return
@@ -77,7 +99,17 @@ class Intake:
             self._room -= len(data)
             self.kept[digest] = data
 
-    def _begin_pack(self) -> None:
+    def settle(self) -> None:
+        """Wait until what was begun is stored. Loose blobs that were there before are not of it.
+
+        Raises:
+            OSError: one cannot be stored.
+        """
+        if isinstance(self.writer, LooseBlobWriter):
+            self.writer.settle()
+            self.written -= self.writer.found
+
+    def _begin(self) -> None:
         """If it is the first."""
         storage = self._worker.storage
         if newest_ref(storage, self._worker.scope) is not None:
@@ -87,8 +119,12 @@ class Intake:
         if self.layout is Layout.PACKED:
             beside = siblings(storage, self._worker.scope)
             self._known = storage.blobs.digests_in(pack for ref in beside for pack in ref.packs)
-            self._worker.progress.total = 0
-            self.writer = self._open.enter_context(storage.blobs.writer(Layout.PACKED))
+        else:
+            self._reserved = self._place.enter_context(storage.refs.reserve())
+            if has_lists(storage.backend):  # Of the names on them none may be taken, and there may be millions.
+                return
+        self._worker.progress.total = 0
+        self.writer = self._open.enter_context(storage.blobs.writer(self.layout, asks=True))
 
     def _write(self, writer: BlobWriter, digest: bytes, data: bytes) -> None:
         if digest not in self._known and digest not in self.written:

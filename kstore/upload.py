@@ -60,11 +60,14 @@ class Committer(Protocol):
 
 
 class Begun(Protocol):
-    """A pack that has been begun. It is finished at most once."""
+    """A pack, or loose blobs, that an upload has begun with. It is finished at most once."""
 
     layout: Layout | None
     writer: BlobWriter | None
     written: set[bytes]
+
+    def settle(self) -> None:
+        """Wait until `written` tells what is there."""
 
     def discard(self) -> None:
         """Do without it."""
@@ -87,7 +90,7 @@ class Uploader:
     """
 
     def __init__(self, committer: Committer, begun: Begun | None = None, missed: Set[bytes] = frozenset()) -> None:
-        """`begun` is a pack that is written for a key which has no generation.
+        """`begun` is what is written for a key which has no generation.
 
         What a restore has `missed` is not relied upon, wherever it seems to be, unless the newest generation has it
         where it can be read now.
@@ -126,14 +129,18 @@ class Uploader:
         self._storage.create()
         self.delta = None
         self.layout = self.layout or choose_layout(self._committer)
+        if self._begun and not is_first:
+            self._begun.discard()
+            self._begun = None
+        if self._begun:
+            self._begun.settle()
         self._doomed = read_doomed(self._storage.backend, among)
+        if self._begun and self.layout is Layout.LOOSE:  # of which gc may have thought meanwhile that nobody needs them
+            self._begun.written -= self._doomed.blobs if self._doomed.is_complete else self._begun.written.copy()
         self._stored = [(packs, blobs) for packs, blobs in self._stored if self._present(packs) == packs]
         self.packs = tuple(pack for packs, _ in self._stored for pack in packs)
         self._ahead = self._present(self._committer.ahead)
         self._siblings, self._sibling, self._relied, self._shadowed, self._altered = (), None, (), set(), set()
-        if self._begun and not is_first:
-            self._begun.discard()
-            self._begun = None
         if is_first and self.layout is Layout.PACKED:
             found = siblings(self._storage, self._committer.scope)
             self._siblings = self._reliable(dict.fromkeys(pack for ref in found for pack in ref.packs))
@@ -142,7 +149,7 @@ class Uploader:
 
     @property
     def written(self) -> set[bytes]:
-        """What is in the pack that was begun, as long as that is to be finished."""
+        """What was begun with, as long as that is to be finished."""
         return self._begun.written if self._begun else set()
 
     def lacking(

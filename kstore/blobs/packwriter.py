@@ -49,9 +49,10 @@ class PackWriter:
         self._index = begun or PackIndex()
         self._taken = sum(self._index.sizes)
         self._level = 0
-        self._frame = bytearray()
-        self._blobs = 0
-        """In that frame."""
+        self._frame: list[bytes | memoryview] = []
+        """The blobs of the frame that is being filled."""
+        self._room = FRAME_SIZE
+        """Bytes that it still takes."""
         self._thread = Pool(1)
         self._writing: Future[None] | None = None
         self.size = size
@@ -74,23 +75,23 @@ class PackWriter:
         self._index.sizes.append(len(data))
         if len(data) >= FRAME_SIZE:
             self.close_frame()
-            self._write_aside(data, 1)
+            self._write_aside([data])
             self._wait()  # One large blob at a time in memory.
             return
-        self._frame += data
-        self._blobs += 1
-        if len(self._frame) >= FRAME_SIZE:
+        self._frame.append(data)
+        self._room -= len(data)
+        if self._room <= 0:
             self.close_frame()
 
     def close_frame(self) -> None:
         """End the current frame, so that what follows can be read without it."""
-        if self._blobs:
-            self._write_aside(self._frame, self._blobs)
-            self._frame, self._blobs = bytearray(), 0
+        if self._frame:
+            self._write_aside(self._frame)
+            self._frame, self._room = [], FRAME_SIZE
 
-    def _write_aside(self, frame: bytes | bytearray | memoryview, blobs: int) -> None:
+    def _write_aside(self, blobs: list[bytes | memoryview]) -> None:
         self._wait()
-        self._writing = submit(self._thread, self._write_frame, frame, blobs)
+        self._writing = submit(self._thread, self._write_frame, blobs)
 
     def finish(self, nonce: bytes | None = None) -> str:
         """Write the index and return the pack's id; the upload is then ready to be published."""
@@ -103,15 +104,17 @@ class PackWriter:
         if self._writing:
             self._writing.result()
 
-    def _write_frame(self, frame: bytes | bytearray | memoryview, blobs: int) -> None:
-        start = self.size
+    def _write_frame(self, blobs: list[bytes | memoryview]) -> None:
+        start, count, size = self.size, len(blobs), sum(map(len, blobs))
         self._choose_level()
-        if blobs == 1:
-            self._compress_in_chunks(frame)
+        if count == 1:
+            self._compress_in_chunks(blobs[0])
         else:
+            frame = b"".join(blobs)
+            blobs.clear()  # They are in memory once while they are compressed.
             self._write(self._compressor.compress(frame))
-        self._taken += len(frame)
-        self._index.frames.append(Frame(start, self.size - start, len(frame), blobs))
+        self._taken += size
+        self._index.frames.append(Frame(start, self.size - start, size, count))
 
     def _choose_level(self) -> None:
         """A compressor holds megabytes: there is only one."""
@@ -127,7 +130,7 @@ class PackWriter:
                 compression_params=parameters, dict_data=dictionary(self._using)
             )
 
-    def _compress_in_chunks(self, data: bytes | bytearray | memoryview) -> None:
+    def _compress_in_chunks(self, data: bytes | memoryview) -> None:
         chunker = self._compressor.chunker(size=len(data), chunk_size=_CHUNK)
         view = memoryview(data)
         for start in range(0, len(data), _CHUNK):

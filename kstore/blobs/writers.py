@@ -78,13 +78,17 @@ def put_many(writer: BlobWriter, digests: Sequence[bytes], read: Read, progress:
 class LooseBlobWriter:
     """Stores each blob as a file of its own, a batch of them at a time in each of two threads."""
 
-    def __init__(self, loose: LooseBlobs) -> None:
+    def __init__(self, loose: LooseBlobs, *, asks: bool = False) -> None:
+        """With `asks` it is asked of each batch which of its blobs are there already, as nobody has yet."""
         self._loose = loose
+        self._asks = asks
         self._pool = Pool(_THREADS)
         self._batch: list[tuple[bytes, bytes | memoryview]] = []
         self._batch_size = 0
         self._storing: deque[Future[None]] = deque()
         self._lock = threading.Lock()
+        self.found: set[bytes] = set()
+        """What was there already."""
         self.blobs = 0
         self.size = 0
 
@@ -107,11 +111,15 @@ class LooseBlobWriter:
         """Store one blob: each can be read by itself."""
         self.put(digest, data)
 
-    def finish(self) -> tuple[str, ...]:
-        """Wait until all are stored. Loose blobs are in no pack."""
+    def settle(self) -> None:
+        """Wait until all are stored."""
         self._store_batch()
         while self._storing:
             self._storing.popleft().result()
+
+    def finish(self) -> tuple[str, ...]:
+        """Wait until all are stored. Loose blobs are in no pack."""
+        self.settle()
         return ()
 
     def _store_batch(self) -> None:
@@ -123,10 +131,19 @@ class LooseBlobWriter:
             self._storing.popleft().result()
 
     def _store(self, batch: list[tuple[bytes, bytes | memoryview]]) -> None:
-        created = self._loose.put_many(batch)
+        new = self._new(batch)
         with self._lock:
-            self.blobs += sum(created)
-            self.size += sum(len(data) for (_, data), new in zip(batch, created, strict=True) if new)
+            self.found.update(digest for digest, _ in batch if digest not in new)
+            self.blobs += len(new)
+            self.size += sum(new.values())
+
+    def _new(self, batch: list[tuple[bytes, bytes | memoryview]]) -> dict[bytes, int]:
+        """Store what is not there; returns the digests and sizes in bytes of that."""
+        if self._asks:
+            away = self._loose.lacking({digest: len(data) for digest, data in batch})
+            batch = [blob for blob in batch if blob[0] in away]
+        created = self._loose.put_many(batch)
+        return {digest: len(data) for (digest, data), is_new in zip(batch, created, strict=True) if is_new}
 
 
 class PackedBlobWriter:

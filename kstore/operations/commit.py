@@ -114,7 +114,7 @@ class _Commit:
         self._unsaved = index if index != state.index else None
         """What is to be remembered of the root and is not yet."""
         self._skipped = list(found.skipped)
-        self._kept = intake.kept
+        self._intake = intake
         self._uploader = Uploader(worker, intake, state.missed)
         self._foreign: dict[str, bytes] = {}
         self._is_complete = True
@@ -153,7 +153,7 @@ class _Commit:
         ours = {path: self._ours[path] for path in proposal.taken if not self._ours[path].flags & _MERGE}
         uploader = self._uploader
         uploader.begin({entry.digest for entry in ours.values()}, is_first=not theirs.generation)
-        sources = Sources(self._worker, ours, {}, self._kept)
+        sources = Sources(self._worker, ours, {}, self._intake.kept)
         uploader.upload(uploader.lacking(sources.sizes, theirs.snapshot, self._base), sources.read)
         return uploader.packs
 
@@ -255,7 +255,7 @@ class _Commit:
 
     def _read_scanned(self, path: str, entry: Entry) -> bytes:
         """What the scan found there. A later version may list files that the scan has not found."""
-        data = self._kept.get(entry.digest) or read_finished(self._worker.root.local_path(path)).data
+        data = self._intake.kept.get(entry.digest) or read_finished(self._worker.root.local_path(path)).data
         if digest_of(data) != entry.digest:
             raise Unfinished("it changed while it was merged")
         return data
@@ -264,7 +264,7 @@ class _Commit:
         """Upload and publish; None to merge again: a file changed, or another worker was faster."""
         self._storage.create()
         try:
-            with self._storage.refs.reserve() as reserved:
+            with self._intake.reservation() as reserved:
                 return self._upload_and_publish(theirs, proposal, lost, reserved)
         except StagingLost as error:
             log.debug("%s is merged again: %s", self._worker.scope, error)
@@ -305,11 +305,11 @@ class _Commit:
         return {entry.digest for entry in self._ours.values()}.union(proposal.contents, manifests)
 
     def _sources(self, proposal: Proposal, lost: set[bytes]) -> Sources:
-        """What this commit brings, but for what is in the pack that was begun."""
+        """What this commit brings, but for what was begun with."""
         taken, written = set(proposal.taken), self._uploader.written
         ours = {path: entry for path, entry in self._ours.items() if path in taken or entry.digest in lost}
         ours = {path: entry for path, entry in ours.items() if entry.digest not in written}
-        return Sources(self._worker, ours, proposal.contents, self._kept)
+        return Sources(self._worker, ours, proposal.contents, self._intake.kept)
 
     def _lost(self, newest: Snapshot | None) -> set[bytes]:
         """Digests of ours that the newest generation needs and the store has lost."""
