@@ -6,19 +6,22 @@ import fcntl
 import os
 import stat
 import struct
+from collections import deque
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
 from typing import NamedTuple, TypeVar
 
 from kstore.batches import MAX_COUNT, batches
 from kstore.calls import Status, open_unnoticed, read_each
 from kstore.files import READ, read_all
+from kstore.threads import Pool, submit
 
 _ELF = b"\x7fELF"
 _ELF64 = 2
 _SECTION_TABLE = struct.Struct("<Q")
 _SECTION_COUNTS = struct.Struct("<HH")
-_BATCH = 1 << 18
-"""Bytes of files that are read in one go."""
+_BATCH = 1 << 20
+"""Bytes of files that are read in one go: with fewer, two threads would wait for each other's turn too often."""
 
 Item = TypeVar("Item")
 
@@ -61,14 +64,25 @@ def read_in_batches(files: Iterable[tuple[Item, str, int]]) -> Iterator[tuple[It
     """Read small files in order, given by their path and their size in bytes, each for whatever it stands for.
 
     None for a file that `read_finished` is to read, or says what is wrong with: a large one, or one that has changed.
+    While one batch is made use of, a thread reads the next one.
     """
-    for batch in batches((((item, path), size) for item, path, size in files), _BATCH, MAX_COUNT):
-        items, sizes = zip(*batch, strict=True)
-        if sum(sizes) > _BATCH:
-            yield items[0][0], None
-            continue
-        for (item, _), (data, status) in zip(items, read_each([path for _, path in items], sizes), strict=True):
-            yield item, None if status.error else Content(data, status)
+    with Pool(1) as thread:
+        reading: deque[Future[list[tuple[Item, Content | None]]]] = deque()
+        for batch in batches((((item, path), size) for item, path, size in files), _BATCH, MAX_COUNT):
+            reading.append(submit(thread, _read_batch, batch))
+            if len(reading) > 1:
+                yield from reading.popleft().result()
+        while reading:
+            yield from reading.popleft().result()
+
+
+def _read_batch(batch: list[tuple[tuple[Item, str], int]]) -> list[tuple[Item, Content | None]]:
+    files, sizes = zip(*batch, strict=True)
+    if sum(sizes) > _BATCH:
+        return [(item, None) for item, _ in files]
+    read = read_each([path for _, path in files], sizes)
+    contents = (None if status.error else Content(data, status) for data, status in read)
+    return [(item, content) for (item, _), content in zip(files, contents, strict=True)]
 
 
 def check_unlocked(lock: str) -> None:
