@@ -15,6 +15,7 @@ from kstore.calls import plain
 from kstore.errors import StoreUnavailable
 from kstore.local import scan
 from kstore.report import CommitStatus
+from tests.gc.stores import collect, pass_time
 from tests.trees import Node, contents
 
 read_artifact = scan.read_artifact
@@ -34,7 +35,9 @@ def needed(node: Node) -> set[bytes]:
     return {entry.digest for entry in node.published().values()} | node.newest().stored.keys()
 
 
-def test_each_file_is_read_once(node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("layout", ["packed", "loose"])
+def test_each_file_is_read_once(layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node(tmp_path, layout=layout)
     node.tree.kernel()
     node.tree.put("inductor/ab/clarge.py", b"#" * (5 << 20))  # more than a frame of a pack
     opened = list[str]()
@@ -49,7 +52,11 @@ def test_each_file_is_read_once(node: Node, tmp_path: Path, monkeypatch: pytest.
     other = Node(tmp_path, "other")
     other.restore()
     assert contents(other.tree.root).keys() == contents(node.tree.root).keys()
-    assert needed(node) == in_packs(node)
+    assert needed(node) == (in_packs(node) if layout == "packed" else loose(node))
+
+
+def loose(node: Node) -> set[bytes]:
+    return {digest for folder in node.store.storage.blobs.loose.folders() for digest in folder}
 
 
 def while_reading(monkeypatch: pytest.MonkeyPatch, happens: Callable[[], object]) -> None:
@@ -142,6 +149,59 @@ def test_what_was_read_for_a_store_that_is_full_is_remembered(node: Node, monkey
     assert len(read) == 9 + 1  # what lists a kernel's files is read whenever its folder is looked at
     node.commit()
     assert wrapper in node.published()
+
+
+@pytest.fixture
+def linked(tmp_path: Path) -> Node:
+    """A worker who stores loose blobs, in a store that another key has been committed to."""
+    before = Node(tmp_path, "before", layout="loose")
+    before.tree.kernel("before")
+    before.tree.wrapper("before")
+    before.commit("before/v1")
+    return Node(tmp_path, layout="loose")
+
+
+def test_a_loose_blob_that_is_there_is_not_stored_again(linked: Node) -> None:
+    there = loose(linked)
+    linked.tree.kernel("before")
+    wrapper = linked.tree.wrapper("new")
+    assert linked.commit().new_blobs == 2  # the wrapper, and the manifest
+    assert loose(linked) - there == {linked.published()[wrapper].digest, linked.newest().manifest}
+
+
+def test_one_that_somebody_has_changed_is_not_relied_upon(linked: Node, tmp_path: Path) -> None:
+    wrapper = linked.tree.wrapper("before")
+    for blob in (linked.location / "blobs").glob("*/*"):
+        blob.chmod(0o644)
+        blob.write_bytes(bytes(blob.stat().st_size))
+    linked.commit()
+    assert linked.published()[wrapper].digest in in_packs(linked)
+    other = Node(tmp_path, "other", layout="loose")
+    other.restore()
+    assert contents(other.tree.root)[wrapper] == contents(linked.tree.root)[wrapper]
+
+
+def test_no_name_is_taken_that_gc_has_condemned(linked: Node) -> None:
+    linked.store.forget("before/v1")
+    pass_time(linked)
+    assert collect(linked, keep=1).condemned.files
+    there = loose(linked)
+    wrapper = linked.tree.wrapper("before")
+    linked.commit()
+    assert linked.published()[wrapper].digest in in_packs(linked) & there
+
+
+def test_who_is_taken_for_dead_while_files_are_read_begins_again(linked: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    linked.tree.kernel("new")
+
+    def gc_ends_writers() -> None:
+        for staged in (linked.location / "tmp").iterdir():
+            staged.unlink()
+
+    while_reading(monkeypatch, gc_ends_writers)
+    assert linked.commit().status is CommitStatus.COMMITTED
+    assert needed(linked) <= loose(linked)
+    assert not any((linked.location / "tmp").iterdir())
 
 
 def test_an_empty_root_makes_no_store(node: Node) -> None:

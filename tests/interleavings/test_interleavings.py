@@ -19,6 +19,7 @@ import pytest
 from kstore.backends import Upload
 from kstore.condemned import Doomed
 from kstore.gc import Policy
+from kstore.intake import Intake
 from kstore.lease import Lease
 from kstore.operations import bring as bringing
 from kstore.published.generations import republish
@@ -127,6 +128,12 @@ GC_SCENES = [
     Scene(("gc 1", "bring A", "wait 4000"), **WITH_GC),
     Scene(("full 1", "commit A", "wait 4000"), **WITH_GC),
     Scene(("timeless 1", "commit A", "wait 4000"), **WITH_GC, excused=NOTHING_TO_DELETE),
+]
+NEW_KEY = {"keys": {"commit A": "model/v2"}}
+"""Committer A begins to store its blobs while it reads."""
+NEW_KEY_SCENES = [
+    Scene(("gc 1", "commit A", "wait 4000"), **WITH_GC, **NEW_KEY),
+    Scene(("gc 1", "commit A", "wait 4000"), published=(FIRST, SECOND), history=aged, **NEW_KEY),
 ]
 LARGE_GC_SCENES = [
     Scene(("gc 1", "gc 2", "rot"), **WITH_GC),
@@ -254,7 +261,7 @@ def test_nothing_is_lost_with_more_workers(
 
 
 @ONE_COMMITS
-@pytest.mark.parametrize("scene", GC_SCENES, ids=str)
+@pytest.mark.parametrize("scene", [*GC_SCENES, *NEW_KEY_SCENES], ids=str)
 def test_nothing_is_lost_with_gc(
     scene: Scene, layout: str, tmp_path: Path, tell: Callable[[Scene, str, Explored], None]
 ) -> None:
@@ -308,6 +315,34 @@ def test_nothing_is_lost_where_more_make_one_of_small_packs(
     scene: Scene, tmp_path: Path, tell: Callable[[Scene, str, Explored], None]
 ) -> None:
     tell(scene, "packed, merged", check(scene, tmp_path, "packed"))
+
+
+CONDEMNED_MEANWHILE = Scene(
+    ("gc 1", "gc 2", "commit A", "wait 4000"), published=(FIRST, SECOND), history=aged, keys={"commit A": "model/v2"}
+)
+"""What committer A stores while it reads is dead to one gc, and deleted by another before it is published."""
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each blob is stored when it has been read."""
+    monkeypatch.setattr("kstore.blobs.writers.BATCH_COUNT", 1)
+
+
+@pytest.mark.usefixtures("at_once")
+def test_nothing_is_lost_of_what_a_first_commit_stores_while_it_reads(
+    tmp_path: Path, tell: Callable[[Scene, str, Explored], None]
+) -> None:
+    tell(CONDEMNED_MEANWHILE, "loose, switches: 1", check(CONDEMNED_MEANWHILE, tmp_path, "loose", switches=1))
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_first_commit_that_reserves_its_place_when_all_is_stored_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Intake, "reservation", lambda intake: intake._worker.storage.refs.reserve())
+    with pytest.raises(Violation, match="lacks 1 of"):
+        check(CONDEMNED_MEANWHILE, tmp_path, "loose", switches=1)
 
 
 @PACKED_FIRST

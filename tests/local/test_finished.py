@@ -68,7 +68,7 @@ def test_short_reads_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert read_finished(str(tmp_path / "file")).data == b"0123456789" * 50
 
 
-@pytest.mark.parametrize("large", [5, 1 << 20])
+@pytest.mark.parametrize("large", [5, 1 << 22])
 def test_many_files_are_read_in_order(tmp_path: Path, large: int) -> None:
     """What has another size than was said, or a batch by itself, is left to be read alone."""
     contents = {"a": b"one", "empty": b"", "large": os.urandom(large), "b": b"two", "longer": b"more"}
@@ -78,7 +78,7 @@ def test_many_files_are_read_in_order(tmp_path: Path, large: int) -> None:
     read = dict(read_in_batches((name, str(tmp_path / name), size) for name, size in sizes.items()))
     assert list(read) == list(sizes)
     left = {name for name, content in read.items() if content is None}
-    assert left == {"longer", "gone"} | ({"large"} if large > 1 << 18 else set())
+    assert left == {"longer", "gone"} | ({"large"} if large > 1 << 20 else set())
     for name, content in read.items():
         if content:
             assert content == read_finished(str(tmp_path / name)) and content.data == contents[name]
