@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 
 from kstore.doctor.check import Check, bad, ok, warning
 from kstore.errors import KstoreError
 from kstore.published.layers import newest_there, unforgotten
-from kstore.published.leaning import leans_on, unavailable
+from kstore.published.leaning import absent, leaning, leans_on, unavailable
 from kstore.published.ref import Ref, RefState
 from kstore.published.snapshot import Snapshot
 from kstore.scope import Scope, choices
@@ -20,6 +21,8 @@ _NAMES = {"torch": "torch", "cuda": "CUDA", "hip": "HIP", "triton": "Triton", "p
 _SHOWN = 4
 _LONGEST = 60
 """Characters of what a manifest says of a builder."""
+_MOST_SEARCHED = 100
+"""Packs that are looked through for what is not where it should be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,16 +110,43 @@ def _check_contents(store: Store, key: str, newest: Newest) -> Iterator[Check]:
     """Whether what it needs is there, as far as that can be told without reading all of it."""
     if newest.snapshot is None or not newest.is_own:
         return
-    ref = newest.snapshot.ref
-    blobs = store.storage.holder(ref).blobs
+    try:
+        yield from _check_stored(store, key, newest.snapshot)
+        yield from _check_leaning(store, newest.snapshot)
+    except OSError as error:
+        found = f"{store.location} cannot be read: {error.strerror or error}"
+        yield bad("contents", found, "see the mount and its permissions")
+
+
+def _check_stored(store: Store, key: str, snapshot: Snapshot) -> Iterator[Check]:
+    """By the names and sizes of packs and loose blobs."""
+    ref, blobs = snapshot.ref, store.storage.holder(snapshot.ref).blobs
     broken = [pack for pack in ref.packs if not blobs.can_read(pack)]
     if broken:
         found = f"{plural(len(broken), 'pack')} of generation {ref.generation} cannot be read: what is there is missed"
-        advice = f"`kstore verify {key} --repair` saves the rest; then commit from a worker that has the files"
-        yield bad("contents", found, advice)
-    if away := unavailable(store.storage, newest.snapshot, dict(newest.snapshot.manifest.items()), {}):
-        where = ", ".join(leans_on(newest.snapshot.manifest))
-        what = f"{files(len(away))} of generation {ref.generation} cannot be restored"
+    elif lost := _lost(store, snapshot):
+        lacks = f"the store lacks {files(lost)} of generation {ref.generation}"
+        found = f"{lacks}: they are missed, and what is grouped with them"
+    else:
+        return
+    advice = f"`kstore verify {key} --repair` saves the rest; then commit from a worker that has the files"
+    yield bad("contents", found, advice)
+
+
+def _lost(store: Store, snapshot: Snapshot) -> int:
+    """How many artifacts, but for those that the generation leans on, no store here has a blob of."""
+    leant, blobs = leaning(snapshot.manifest), store.storage.holder(snapshot.ref).blobs
+    own = [entry for entry in snapshot.manifest.entries() if entry.digest not in leant]
+    away = absent(store.storage, snapshot.ref, {entry.digest: entry.size for entry in own})
+    if away:  # A restore looks in other packs too, though not in thousands.
+        away -= blobs.digests_in(islice(blobs.packs_listed(), _MOST_SEARCHED))
+    return sum(entry.digest in away for entry in own)
+
+
+def _check_leaning(store: Store, snapshot: Snapshot) -> Iterator[Check]:
+    if away := unavailable(store.storage, snapshot, dict(snapshot.manifest.items()), {}):
+        where = ", ".join(leans_on(snapshot.manifest))
+        what = f"{files(len(away))} of generation {snapshot.ref.generation} cannot be restored"
         found = f"{what} without {where}, which is none of the stores here"
         yield bad("contents", found, f"add {where} to the stores")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
@@ -309,6 +309,45 @@ def test_a_pack_that_cannot_be_read_is_bad(tmp_path: Path) -> None:
     assert found.verdict is Verdict.BAD
     assert found.found == "1 pack of generation 2 cannot be read: what is there is missed"
     assert f"kstore verify {KEY} --repair" in found.advice
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"short")])
+def test_loose_files_that_are_gone_or_cut_short_are_bad(published: Node, damage: Callable[[Path], object]) -> None:
+    for path in loose_files(published, "triton/")[:3]:
+        path.chmod(0o644)
+        damage(path)
+
+    found = worst(published.store)["contents"]
+    assert found.verdict is Verdict.BAD
+    assert found.found == "the store lacks 3 files of generation 1: they are missed, and what is grouped with them"
+    assert f"kstore verify {KEY} --repair" in found.advice
+
+
+def test_a_loose_file_that_is_gone_is_not_missed_where_any_pack_has_it(published: Node, tmp_path: Path) -> None:
+    (graph,) = loose_files(published, "inductor/")
+    graph.unlink()
+    other = Node(tmp_path, "other", layout="packed")
+    other.tree.graph()
+    other.commit("other/v1")
+
+    assert Node(tmp_path, "fresh").restore().left_out == 0
+    assert worst(published.store) == {}
+
+
+def test_a_store_whose_loose_files_cannot_be_looked_for_is_bad(
+    published: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(PosixBackend, "stat_many", refuse)
+    assert worst(published.store)["contents"].found == f"{published.location} cannot be read: Permission denied"
+
+
+def loose_files(node: Node, under: str) -> list[Path]:
+    """Where the blobs of a part of the newest generation are."""
+    digests = {entry.digest.hex() for path, entry in node.published().items() if path.startswith(under)}
+    return [node.location / "blobs" / digest[:2] / digest for digest in sorted(digests)]
 
 
 def test_what_only_a_store_has_that_is_not_given_is_bad(image: Fleet) -> None:
