@@ -29,6 +29,8 @@ class Placement(NamedTuple):
     variables: dict[str, str]
     """What to set."""
     notes: tuple[str, ...]
+    sharing: Mapping[str, str] = {}
+    """Component that is left out because its folder is another one's → that one."""
 
 
 def place_components(
@@ -63,14 +65,15 @@ def place_components(
         placement.folders[component.name] = component.part_of(folder)
     for name in _moved(table, placement.folders):
         placement.folders[name] = table[name].part_of(os.path.join(root, name))
-    for name, other in _sharing(table, placement.folders, root).items():
+    sharing = _sharing(table, placement.folders, root)
+    for name, other in sharing.items():
         folder = placement.folders.pop(name)
         placement.variables.pop(table[name].variable, None)
         notes.append(
             f"{table[name].title} and {table[other].title} have one folder, {folder}: all in it is taken for "
             f"{table[other].title}'s; set {table[name].variable} to a folder of its own"
         )
-    return placement._replace(notes=tuple(notes))
+    return placement._replace(notes=tuple(notes), sharing=sharing)
 
 
 def _sharing(table: Table, folders: Mapping[str, str], root: str) -> dict[str, str]:

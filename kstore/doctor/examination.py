@@ -29,4 +29,4 @@ def examine(store: Store, key: str = "") -> Iterator[Check]:
     if newest:
         yield from check_published(store, key, newest)
     yield from check_node(store, key, newest, may_link=shared[0].verdict is Verdict.OK)
-    yield from check_surroundings(store, newest)
+    yield from check_surroundings(store, key, newest)

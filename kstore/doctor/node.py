@@ -36,7 +36,7 @@ def check_node(store: Store, key: str, newest: Newest | None, *, may_link: bool)
     """What restores and compilers need of the local disk. `may_link` if there is a store to link from."""
     with ExitStack() as stack:
         try:
-            path = _path_of(store, key)
+            path = path_of(store, key)
             worker = _worker_at(store, key, path, stack)
             is_empty = worker.state.load().base is None
         except (KstoreError, OSError) as error:
@@ -47,7 +47,7 @@ def check_node(store: Store, key: str, newest: Newest | None, *, may_link: bool)
             if link:
                 yield link
             left = None if _is_restored(store, worker, newest) else newest
-            yield from _check_disk(_nearest(path), left, takes_all=is_copy and is_empty)
+            yield from _check_disk(nearest(path), left, takes_all=is_copy and is_empty)
     yield _check_inotify()
     yield _check_calls()
 
@@ -58,7 +58,7 @@ def _is_restored(store: Store, worker: Worker, newest: Newest | None) -> bool:
     return own is not None and worker.state.grew_from(store.storage.holder(own).identity, own)
 
 
-def _path_of(store: Store, key: str) -> str:
+def path_of(store: Store, key: str) -> str:
     """The cache root that a job would use."""
     if store.settings.cache_root:
         return os.path.abspath(store.settings.cache_root)
@@ -72,13 +72,16 @@ def _worker_at(store: Store, key: str, path: str, stack: ExitStack) -> Worker:
     A root that the doctor claims, as root for one, would give the job another number, and its files another path.
     """
     if not os.path.isdir(os.path.join(path, KSTORE_FOLDER)):
-        path = stack.enter_context(TemporaryDirectory(prefix=".kstore-doctor-", dir=_nearest(path)))
-    gpu, tag, layout = store.gpu, store.environment.tag, store.settings.layout
-    other = Store(store.location, cache_root=path, gpu=gpu, environment=tag, layout=layout, environ=store.environ)
+        path = stack.enter_context(TemporaryDirectory(prefix=".kstore-doctor-", dir=nearest(path)))
+    gpu, tag, settings = store.gpu, store.environment.tag, store.settings
+    other = Store(
+        store.location, cache_root=path, gpu=gpu, environment=tag, layout=settings.layout,
+        components=settings.components, environ=store.environ,
+    )  # fmt: skip
     return other.worker(key or _ANY_KEY, before_import=True)
 
 
-def _nearest(path: str) -> str:
+def nearest(path: str) -> str:
     """The folder itself, or that above it in which it would be made."""
     while not os.path.lexists(path):
         path = os.path.dirname(path)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from kstore.components import load_table
-from kstore.components.variables import is_pinned, is_read_already, read_managed
 from kstore.doctor.check import Check, bad, ok, warning
+from kstore.doctor.components import check_components
 from kstore.doctor.published import Newest
 from kstore.environment import Host, detect_host
 from kstore.environment.influences import (
@@ -26,12 +25,12 @@ _MOST = 20
 """Variables that are named: a manifest may hold any number."""
 
 
-def check_surroundings(store: Store, newest: Newest | None) -> Iterator[Check]:
+def check_surroundings(store: Store, key: str, newest: Newest | None) -> Iterator[Check]:
     """The host, the component variables, and the variables that change keys."""
     manifest = newest.snapshot.manifest if newest and newest.snapshot and newest.is_own else None
     environ = store.environ
     yield from _check_host(store, manifest)
-    yield from _check_components(store, environ)
+    yield from check_components(store, key, newest)
     yield from _check_names(environ)
     yield from _check_switches(environ)
     yield from _check_influences(store, manifest)
@@ -72,24 +71,6 @@ def _check_bound(manifest: Manifest, host: Host) -> Check:
         f"{sum(bound.values())} C++ objects were built for other hosts ({', '.join(differing) or 'unknown'} differ)",
         "they are compiled anew once, and then kept for this kind of host too",
     )
-
-
-def _check_components(store: Store, environ: Mapping[str, str]) -> Iterator[Check]:
-    managed = read_managed(environ)
-    table = load_table()
-    own = 0
-    for name in store.settings.components:
-        component, value = table[name], environ.get(table[name].variable)
-        pinned = is_pinned(component, environ)
-        if pinned and is_read_already(component):
-            found = f"{component.pinned_by} was imported before {component.variable} was set, and has read its default"
-            yield bad(name, found, "restore before importing it")
-        elif value and not pinned and managed.get(component.variable) != value:
-            found = f"{component.variable}={value} is the user's own and stays"
-            yield warning(name, found, "what is there is shared all the same; unset it to use the cache root")
-        else:
-            own += 1
-    yield ok("variables", f"{own} components are in the cache root")
 
 
 def _check_names(environ: Mapping[str, str]) -> Iterator[Check]:

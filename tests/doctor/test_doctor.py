@@ -509,6 +509,56 @@ def test_a_component_that_the_user_has_placed_elsewhere_is_named(published: Node
     assert found["triton"].verdict is Verdict.WARNING
 
 
+def test_a_component_that_is_published_and_not_managed_here_is_bad(published: Node) -> None:
+    here = published.location.parent
+    assert worst(Node(here, "builder", components=("inductor", "triton")).store) == {}
+
+    found = worst(Node(here, "builder", components=("inductor",)).store)
+    assert found.keys() == {"triton"}
+    assert found["triton"].verdict is Verdict.BAD
+    assert found["triton"].found.endswith(": restores leave out 8 files of it")
+    assert found["triton"].advice == "add it to KSTORE_COMPONENTS"
+
+
+def test_a_component_that_only_another_version_knows_is_bad(published: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    older = {name: component for name, component in load_table().items() if name != "triton"}
+    monkeypatch.setattr("kstore.doctor.components.load_table", lambda: older)
+
+    found = worst(Node(published.location.parent, "builder", components=("inductor",)).store)["triton"]
+    assert (found.verdict, found.advice) == (Verdict.BAD, "install the builder's")
+
+
+def test_two_variables_that_name_one_folder_keep_what_is_published_of_one_from_being_restored(
+    published: Node, tmp_path: Path
+) -> None:
+    environ = {"TRITON_CACHE_DIR": str(tmp_path / "one"), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "one")}
+    store = Node(published.location.parent, "builder", environ=environ).store
+
+    found = worst(store)["triton"]
+    assert found.verdict is Verdict.BAD
+    assert found.found.startswith("Triton and TorchInductor have one folder")
+    assert found.found.endswith("and restores leave out 8 files")
+    assert found.advice == "set TRITON_CACHE_DIR to a folder of its own"
+    assert worst(store, "other/v1")["triton"].verdict is Verdict.WARNING
+
+
+def test_so_do_a_variable_and_the_cache_root(published: Node, tmp_path: Path) -> None:
+    environ = {"TRITON_CACHE_DIR": str(tmp_path / "builder" / "inductor")}
+
+    assert worst(Node(published.location.parent, "builder", environ=environ).store)["triton"].verdict is Verdict.BAD
+
+
+def test_a_file_that_the_user_has_named_is_not_shared(published: Node, tmp_path: Path) -> None:
+    store = Node(tmp_path, "builder", environ={"PYTORCH_TUNABLEOP_FILENAME": str(tmp_path / "mine.csv")}).store
+    assert worst(store)["tunableop"].verdict is Verdict.WARNING
+    assert "not shared" in worst(store)["tunableop"].advice
+
+    published.tree.put("tunableop/results0.csv", b"Validator,PT_VERSION,2.13.0\n")
+    published.commit()
+    assert worst(store)["tunableop"].verdict is Verdict.BAD
+    assert "restores leave out 1 file of it" in worst(store)["tunableop"].found
+
+
 def test_torch_imported_too_early_is_bad(published: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch._dynamo", ModuleType("torch._dynamo"))
     environ = {"TORCHINDUCTOR_CACHE_DIR": default_folder(load_table()["inductor"])}

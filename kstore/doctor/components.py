@@ -1,0 +1,79 @@
+"""The components: whether this worker manages each, where its variable leads."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+from kstore.components import Component, load_table
+from kstore.components.variables import Placement, is_pinned, is_read_already, place_components, read_managed
+from kstore.doctor.check import Check, bad, ok, warning
+from kstore.doctor.node import path_of
+from kstore.doctor.published import Newest
+from kstore.errors import KstoreError
+from kstore.store import Store
+from kstore.words import files
+
+
+def check_components(store: Store, key: str, newest: Newest | None) -> Iterator[Check]:
+    """Each that is not as kstore would have it, or that has published files which this worker does not restore."""
+    try:
+        path = path_of(store, key)
+    except (KstoreError, OSError):  # which was told of the cache root
+        return
+    table, managed = load_table(), store.settings.components
+    placement = place_components(table, managed, path, store.environ, before_import=True)
+    published = _published(newest)
+    for name in sorted(published.keys() - set(managed)):
+        yield _unmanaged(name, published[name])
+    found = [_check_component(table[name], placement, store.environ, published[name]) for name in managed]
+    yield from filter(None, found)
+    yield ok("variables", f"{found.count(None)} components are in the cache root")
+
+
+def _published(newest: Newest | None) -> Counter[str]:
+    """How many artifacts of each component this worker's generation has."""
+    snapshot = newest.snapshot if newest and newest.is_own else None
+    return Counter(path.partition("/")[0] for path, _ in snapshot.manifest.items()) if snapshot else Counter()
+
+
+def _unmanaged(name: str, count: int) -> Check:
+    missed = f"restores leave out {files(count)} of it"
+    if name not in load_table():
+        return bad(name, f"this version of kstore does not know the component: {missed}", "install the builder's")
+    return bad(name, f"it is not among the components that are set: {missed}", "add it to KSTORE_COMPONENTS")
+
+
+def _check_component(
+    component: Component, placement: Placement, environ: Mapping[str, str], published: int
+) -> Check | None:
+    """None if it is in the cache root."""
+    name, variable, value = component.name, component.variable, environ.get(component.variable)
+    if other := placement.sharing.get(name):
+        return _sharing(component, load_table()[other], published)
+    pinned = is_pinned(component, environ)
+    if pinned and is_read_already(component):
+        found = f"{component.pinned_by} was imported before {variable} was set, and has read its default"
+        return bad(name, found, "restore before importing it")
+    if not value or pinned or read_managed(environ).get(variable) == value:
+        return None
+    return _check_chosen(component, value, published)
+
+
+def _sharing(component: Component, other: Component, published: int) -> Check:
+    found = f"{component.title} and {other.title} have one folder: all in it is taken for {other.title}'s"
+    advice = f"set {component.variable} to a folder of its own"
+    if not published:
+        return warning(component.name, found, advice)
+    return bad(component.name, f"{found}, and restores leave out {files(published)}", advice)
+
+
+def _check_chosen(component: Component, value: str, published: int) -> Check:
+    """A place that the user has named himself."""
+    name, variable = component.name, component.variable
+    found = f"{variable}={value} is the user's own and stays"
+    if component.is_folder:
+        return warning(name, found, "what is there is shared all the same; unset it to use the cache root")
+    if published:
+        return bad(name, f"{found}, and restores leave out {files(published)} of it", f"unset {variable}")
+    return warning(name, found, "what is there is not shared; unset it to use the cache root")
