@@ -238,6 +238,20 @@ def test_a_full_cache_root_places_nothing_and_the_job_runs_cold(volume: Path, tm
     assert [path for path in root.rglob("*") if path.is_file() and path.parent.name != ".kstore"] == []
 
 
+def test_a_full_folder_that_a_variable_names_is_what_is_blamed(volume: Path, tmp_path: Path) -> None:
+    builder = Node(tmp_path, "builder")
+    builder.tree.kernel()
+    builder.commit()
+    chosen = volume / "triton"
+    chosen.mkdir()
+    fill(volume)
+
+    full = Node(tmp_path, "here", environ={"TRITON_CACHE_DIR": str(chosen)})
+    with pytest.raises(CacheRootError, match=f"permissions of {chosen}, or set TRITON_CACHE_DIR to another") as caught:
+        full.restore()
+    assert str(full.tree.root) not in str(caught.value)
+
+
 @pytest.mark.parametrize("left", [0, 8192])
 def test_no_compiler_is_led_to_a_full_cache_root(volume: Path, tmp_path: Path, left: int) -> None:
     os.makedirs(volume / "root")

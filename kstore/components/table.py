@@ -102,6 +102,11 @@ class Component:
         """Whether the variable names a folder, not a file."""
         return self.value == "{folder}"
 
+    @property
+    def is_loaded(self) -> bool:
+        """Whether programs load code from its folder as the linker does, which a filesystem may forbid (noexec)."""
+        return any(flag & Flag.HOST for _, flag in self.flags)
+
     def part_of(self, folder: str) -> str:
         """Where the cache is in the folder that the variable names."""
         return os.path.join(folder, self.within).rstrip("/")

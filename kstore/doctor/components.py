@@ -1,16 +1,18 @@
-"""The components: whether this worker manages each, where its variable leads."""
+"""The components: whether this worker manages each, where its variable leads, and what that folder allows."""
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from kstore.components import Component, load_table
 from kstore.components.variables import Placement, is_pinned, is_read_already, place_components, read_managed
 from kstore.doctor.check import Check, bad, ok, warning
-from kstore.doctor.node import path_of
+from kstore.doctor.node import nearest, path_of
 from kstore.doctor.published import Newest
 from kstore.errors import KstoreError
+from kstore.local.cacheroot import check_room
 from kstore.store import Store
 from kstore.words import files
 
@@ -73,7 +75,22 @@ def _check_chosen(component: Component, value: str, published: int) -> Check:
     name, variable = component.name, component.variable
     found = f"{variable}={value} is the user's own and stays"
     if component.is_folder:
+        trouble = _trouble_in(os.path.abspath(value), component)
+        if trouble:
+            return bad(name, f"{variable}={value}: {trouble}", f"name another folder, or unset {variable}")
         return warning(name, found, "what is there is shared all the same; unset it to use the cache root")
     if published:
         return bad(name, f"{found}, and restores leave out {files(published)} of it", f"unset {variable}")
     return warning(name, found, "what is there is not shared; unset it to use the cache root")
+
+
+def _trouble_in(folder: str, component: Component) -> str:
+    """What keeps compilers from their work in a folder, or will when they make it; empty if nothing does."""
+    try:
+        there = nearest(folder)
+        check_room(there)
+        status = os.statvfs(there)
+    except OSError as error:
+        return f"it cannot be written: {error.strerror or error}"
+    is_noexec = component.is_loaded and status.f_flag & os.ST_NOEXEC
+    return "it is mounted noexec, and compilers load what they build there" if is_noexec else ""

@@ -243,17 +243,25 @@ def make_usable(root: CacheRoot, table: Table, store: str, *, before_import: boo
         _check_room(root)
 
 
-def _check_room(root: CacheRoot) -> None:
-    """By writing: what a full disk or a quota takes is told by nothing else."""
-    probe = f"{root.state}/.{secrets.token_hex(8)}"
+def check_room(folder: str) -> None:
+    """By writing: what a full disk or a quota takes is told by nothing else.
+
+    Raises:
+        OSError: nothing can be written there, or next to nothing.
+    """
+    probe = f"{folder}/.{secrets.token_hex(8)}"
+    fd = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
-        fd = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            os.unlink(probe)
-            if os.write(fd, bytes(_ROOM)) < _ROOM:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        finally:
-            os.close(fd)
+        os.unlink(probe)
+        if os.write(fd, bytes(_ROOM)) < _ROOM:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    finally:
+        os.close(fd)
+
+
+def _check_room(root: CacheRoot) -> None:
+    try:
+        check_room(root.state)
     except OSError as error:
         raise CacheRootError(
             f"the cache root {root.path} cannot be written: {error.strerror}; set KSTORE_CACHE_ROOT to a local folder "

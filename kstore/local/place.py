@@ -37,7 +37,7 @@ from kstore.local.move import Mover
 from kstore.local.names import refused_names
 from kstore.local.placed import Placed
 from kstore.local.relocate import to_local
-from kstore.local.stages import clock_of, find_elsewhere, open_stages
+from kstore.local.stages import cannot_write, clock_of, find_elsewhere, open_stages
 from kstore.local.state import StateFolder
 from kstore.local.untouched import mark_folders
 from kstore.progress import Progress
@@ -120,10 +120,7 @@ class Placer:
         try:
             return self._place(wanted, packs, folders, before_move, marks=marks)
         except OSError as error:
-            raise CacheRootError(
-                f"cannot write {error.filename or self._root.path}: {error.strerror}; check the space, inodes and "
-                f"permissions of the cache root {self._root.path}, or set KSTORE_CACHE_ROOT to another folder"
-            ) from error
+            raise CacheRootError(cannot_write(self._root, error)) from error
 
     def _place(
         self,

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
 
+from kstore.components import load_table
 from kstore.local.cacheroot import CacheRoot
 from kstore.local.found import Skipped
 from kstore.local.state import StateFolder
@@ -38,6 +39,19 @@ def open_stages(
             del stages[component]
             unusable.append(Skipped(component, f"{folder} cannot be written: {error.strerror}"))
     return stages, unusable
+
+
+def cannot_write(root: CacheRoot, error: OSError) -> str:
+    """What ails a restore, and what to do: a folder that a variable names for a component may be on another disk."""
+    path = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else root.path
+    apart = {c: folder for c, folder in root.folders.items() if not folder.startswith(f"{root.path}/")}
+    component = next((c for c, folder in apart.items() if f"{path}/".startswith(f"{folder}/")), "")
+    where = apart.get(component, f"the cache root {root.path}")
+    variable = load_table()[component].variable if component else "KSTORE_CACHE_ROOT"
+    return (
+        f"cannot write {path}: {error.strerror}; check the space, inodes and permissions of {where}, "
+        f"or set {variable} to another folder"
+    )
 
 
 def clock_of(folder: str) -> int:

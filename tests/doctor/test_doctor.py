@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -546,6 +547,58 @@ def test_so_do_a_variable_and_the_cache_root(published: Node, tmp_path: Path) ->
     environ = {"TRITON_CACHE_DIR": str(tmp_path / "builder" / "inductor")}
 
     assert worst(Node(published.location.parent, "builder", environ=environ).store)["triton"].verdict is Verdict.BAD
+
+
+@pytest.mark.parametrize("below", ["", "/cache"])
+def test_a_file_in_the_place_of_a_folder_that_the_user_has_named_is_bad(
+    published: Node, tmp_path: Path, below: str
+) -> None:
+    (tmp_path / "file").touch()
+    environ = {"TRITON_CACHE_DIR": f"{tmp_path}/file{below}"}
+
+    found = worst(Node(published.location.parent, "builder", environ=environ).store)["triton"]
+    assert found.verdict is Verdict.BAD
+    assert found.found == f"TRITON_CACHE_DIR={tmp_path}/file{below}: it cannot be written: Not a directory"
+    assert found.advice == "name another folder, or unset TRITON_CACHE_DIR"
+
+
+def test_a_full_disk_that_the_user_has_named_is_bad(
+    published: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = os.write
+
+    def refuse(fd: int, data: bytes) -> int:
+        if os.readlink(f"/proc/self/fd/{fd}").startswith(f"{tmp_path}/mine/"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(fd, data)
+
+    monkeypatch.setattr(os, "write", refuse)
+    (tmp_path / "mine").mkdir()
+    environ = {"TRITON_CACHE_DIR": f"{tmp_path}/mine/triton", "CUDA_CACHE_PATH": f"{tmp_path}/other"}
+
+    found = worst(Node(published.location.parent, "builder", environ=environ).store)
+    assert found["triton"].verdict is Verdict.BAD
+    assert "cannot be written: No space left on device" in found["triton"].found
+    assert found["cuda"].verdict is Verdict.WARNING
+    assert list((tmp_path / "mine").iterdir()) == []
+
+
+def test_a_noexec_mount_that_the_user_has_named_is_bad_for_what_is_loaded_from_there(
+    published: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    statvfs = os.statvfs
+
+    def noexec(path: str) -> object:
+        return SimpleNamespace(f_flag=os.ST_NOEXEC) if path == f"{tmp_path}/mine" else statvfs(path)
+
+    monkeypatch.setattr(os, "statvfs", noexec)
+    (tmp_path / "mine").mkdir()
+    environ = {"TRITON_CACHE_DIR": f"{tmp_path}/mine/triton", "CUDA_CACHE_PATH": f"{tmp_path}/mine/cuda"}
+
+    found = worst(Node(published.location.parent, "builder", environ=environ).store)
+    assert found["triton"].verdict is Verdict.BAD
+    assert "mounted noexec" in found["triton"].found
+    assert found["cuda"].verdict is Verdict.WARNING
 
 
 def test_a_file_that_the_user_has_named_is_not_shared(published: Node, tmp_path: Path) -> None:
