@@ -217,11 +217,9 @@ class synchronized(ContextDecorator):
         if self._strict_hits and self.usage.doubt:
             log.warning("%s", self.usage.doubt)
         if self._strict_hits and self.usage.has_failed:
-            what = (
-                f"{self.usage.missed} entries were compiled anew" if self.usage.missed else "nothing restored was used"
-            )
             raise MissError(
-                f"{what} for {self.key}; the commit is {self.committed.status}; `{self._why}` says why they did not hit"
+                f"{self.usage.failure} for {self.key}; the commit is {self.committed.status}; `{self._why}` says why "
+                "they did not hit"
             )
 
     def _commit(

@@ -163,8 +163,7 @@ def _verdict(output: Output, usage: UsageReport) -> int:
         output.warn(usage.doubt)
     if not usage.has_failed:
         return 0
-    what = "it had to compile" if usage.missed else "it used nothing of what was restored"
-    output.warn(f"{usage.key} was to hit: the command succeeded, but {what}")
+    output.warn(f"{usage.key} was to hit: the command succeeded, but {usage.failure}")
     return MissError.exit_code
 
 

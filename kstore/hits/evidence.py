@@ -17,6 +17,7 @@ tells, since the last of them restored.
 from __future__ import annotations
 
 import os
+import stat
 import time
 from collections import defaultdict
 from collections.abc import Iterable
@@ -27,7 +28,6 @@ from kstore.blobs.loose import bears_stamp
 from kstore.hits.counters import Counters
 from kstore.hits.report import Usage, UsageReport
 from kstore.inspect.kinds import Kind, kind_of
-from kstore.local.index import Known
 from kstore.local.lastrestore import Restored
 from kstore.published.manifest import Entry, Files, Flag, group_of
 from kstore.report import CommitReport, CommitStatus, RestoreReport, RestoreStatus
@@ -84,6 +84,8 @@ class LastRun:
     """What was restored, as far as this host can use it."""
     new: Files
     """What has come since."""
+    unfinished: tuple[str, ...] = ()
+    """What has come since and is not finished: groups that are not whole, and files, each by its artifact path."""
 
     @property
     def generation(self) -> int:
@@ -102,7 +104,8 @@ def last_run(worker: Worker) -> LastRun | None:
         if restored is None:
             return None
         state = worker.state.load()
-        known = worker.scan_alone(state).known
+        found = worker.scan_alone(state)
+    known = found.known
     files = restored.snapshot.manifest.for_host(state.host) if restored.snapshot else {}
     old = {path: entry for path, entry in files.items() if path in known}
     came = (
@@ -110,17 +113,34 @@ def last_run(worker: Worker) -> LastRun | None:
         for path, file in known.items()
         if (path not in old or old[path].flags & _LINK)
         and not path.startswith(_PERSONAL)
-        and _was_written_after(worker, path, file, restored.mark_ns)
+        and _was_written_after(worker.root.local_path(path), file.entry, restored.mark_ns)
     )
-    return LastRun(restored, old, {path: known[path].entry for path in sorted(came)})
+    left_out = sorted({skip.path for skip in found.skipped if not skip.path.startswith(_PERSONAL)})
+    unfinished = tuple(path for path in left_out if _has_come_since(worker, path, files, restored.mark_ns))
+    return LastRun(restored, old, {path: known[path].entry for path in sorted(came)}, unfinished)
 
 
-def _was_written_after(worker: Worker, path: str, known: Known, mark_ns: int) -> bool:
+def _was_written_after(file: str, stored: Entry | None, mark_ns: int) -> bool:
+    """Whether somebody else than kstore wrote a file since; `stored` is what a store has, or gets, in its place."""
     with suppress(OSError):
-        status = os.lstat(worker.root.local_path(path))
-        is_ours = bears_stamp(status.st_mtime_ns, known.entry.digest) or status.st_nlink > 1
-        return status.st_ctime_ns > mark_ns and not is_ours
+        status = os.lstat(file)
+        is_ours = status.st_nlink > 1 or (stored is not None and bears_stamp(status.st_mtime_ns, stored.digest))
+        return stat.S_ISREG(status.st_mode) and status.st_ctime_ns > mark_ns and not is_ours
     return False
+
+
+def _has_come_since(worker: Worker, path: str, placed: Files, mark_ns: int) -> bool:
+    """Whether anything of what a scan leaves out, a group or a file, was written since. What is changed in place may
+    have been by who used it.
+    """
+    local = worker.root.local_path(path)
+    below = [f"{folder}/{name}" for folder, _, names in os.walk(local) for name in names]
+    files = {file: placed.get(path + file.removeprefix(local)) for file in (below if os.path.isdir(local) else [local])}
+    return any(
+        _was_written_after(file, stored, mark_ns)
+        for file, stored in files.items()
+        if stored is None or stored.flags & _LINK
+    )
 
 
 class _Evidence:
@@ -134,7 +154,8 @@ class _Evidence:
 
     def report(self, counted: Counters | None) -> UsageReport:
         old, new = _by_component(self._run.old), _by_component(self._run.new)
-        usages = {name: self._usage(name, old[name], new[name]) for name in sorted(old.keys() | new.keys())}
+        unfinished = {path.partition("/")[0] for path in self._run.unfinished}
+        usages = {name: self._usage(name, old[name], new[name]) for name in sorted({*old, *new, *unfinished})}
         if counted and (counted.hits or counted.misses):
             files = usages.get(_COUNTED, Usage())
             # Other processes of the job compile too, and only the files tell of it.
@@ -146,7 +167,10 @@ class _Evidence:
         has_entries = any(_is_of_entry(path, entry) for files in (old, new) for path, entry in files.items())
         restored, anew = _entries(old, has_entries), _entries(new, has_entries)
         seen = [name not in anew and self._was_read(component, paths) for name, paths in restored.items()]
-        return Usage(len(restored), None if None in seen else sum(map(bool, seen)), len(anew), len(new))
+        unfinished = [path for path in self._run.unfinished if path.partition("/")[0] == component]
+        misses = len(anew) + sum(os.path.isdir(self._worker.root.local_path(path)) for path in unfinished)
+        hits = None if None in seen else sum(map(bool, seen))
+        return Usage(len(restored), hits, misses, len(new) + len(unfinished))
 
     def _was_read(self, component: str, paths: Iterable[str]) -> bool | None:
         """Whether any of an entry's files has been read since the restore; None if nobody can tell."""

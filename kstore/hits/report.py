@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from kstore.words import plural
+
 SCHEMA = 1
 
 
@@ -22,7 +24,7 @@ class Usage:
     misses: int = 0
     """Entries that were compiled anew, or by torch's counters how often one was missed."""
     compiled: int = 0
-    """Artifacts that were not there after the restore."""
+    """Artifacts that were not there after the restore. A kernel that is not finished yet counts as one."""
     counted: bool = False
     """Whether torch's counters say so, and not the files."""
 
@@ -55,9 +57,21 @@ class UsageReport:
         return tuple(sorted(name for name in idle if self.components[name].misses or not asked))
 
     @property
+    def is_gone(self) -> bool:
+        """Whether nothing is left of what was restored, and nothing tells that it was used before."""
+        return bool(self.generation) and not any(usage.restored or usage.hits for usage in self.components.values())
+
+    @property
     def has_failed(self) -> bool:
         """Whether who requires hits did not get them. A cache that is switched off compiles without leaving a file."""
-        return bool(self.missed or self.unused)
+        return bool(self.missed or self.unused or self.is_gone)
+
+    @property
+    def failure(self) -> str:
+        """What to tell who required hits, and did not get them."""
+        if self.missed:
+            return f"{plural(self.missed, 'entry was', 'entries were')} compiled anew"
+        return "nothing is left of what was restored" if self.is_gone else "nothing of what was restored was used"
 
     @property
     def doubt(self) -> str:

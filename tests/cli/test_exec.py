@@ -557,7 +557,27 @@ def test_required_hits_fail_the_command_that_had_to_compile(cli: Cli) -> None:
     cli.publish("my/v1", "one")
     result = cli.process("exec", "my/v1", "--require-hits", "--", "sh", "-ec", compiling("two"))
     assert result.code == 3
+    assert "the command succeeded, but 1 entry was compiled anew" in result.err
     assert newest_files(cli) == 2
+
+
+def test_required_hits_fail_the_command_that_removed_what_was_restored(cli: Cli) -> None:
+    cli.publish("my/v1", "one")
+    removing = 'rm -r "$TORCHINDUCTOR_CACHE_DIR"'
+    result = cli.process("exec", "my/v1", "--require-hits", "--", "sh", "-ec", f"{TICK}; {removing}")
+
+    assert result.code == 3
+    assert "the command succeeded, but nothing is left of what was restored" in result.err
+
+
+def test_required_hits_fail_the_command_that_leaves_a_kernel_unfinished(cli: Cli) -> None:
+    cli.publish("my/v1", "one")
+    read = 'cat "$TORCHINDUCTOR_CACHE_DIR"/*/*'
+    begin = 'mkdir -p "$TRITON_CACHE_DIR/HALF" && echo > "$TRITON_CACHE_DIR/HALF/k.ttir"'
+    result = cli.process("exec", "my/v1", "--require-hits", "--", "sh", "-ec", f"{TICK}; {read}; {begin}")
+
+    assert result.code == 3
+    assert "triton 0 of 0 entries, 1 compiled anew" in result.err
 
 
 def test_required_hits_that_cannot_be_told_are_doubted_aloud(cli: Cli) -> None:

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import shutil
 import sys
 import time
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from kstore.components import Component
 from kstore.errors import WaitTimeout
 from kstore.hits import Usage, UsageReport, unknowable, usage_of
 from kstore.hits.counters import Counters
 from kstore.hits.evidence import CHANGED_IN_PLACE, NO_ACCESS_TIMES, READ_BEFORE
-from kstore.local.finished import read_finished
+from kstore.local import artifact
+from kstore.local.artifact import Artifact
+from kstore.local.finished import Unfinished, read_finished
 from kstore.report import CommitReport, CommitStatus, RestoreReport, RestoreStatus
-from tests.trees import KEY, Node
+from tests.trees import KEY, Node, shared_object
 
 pytestmark = pytest.mark.usefixtures("host")
 
@@ -57,6 +63,11 @@ def node(published: Path) -> Node:
 def read(node: Node, pattern: str) -> None:
     for path in node.tree.root.glob(pattern):
         path.read_bytes()
+
+
+def read_all(node: Node) -> None:
+    read(node, "inductor/fxgraph/*/*/*")
+    read(node, "triton/*/*")
 
 
 def usage(node: Node) -> UsageReport:
@@ -182,6 +193,90 @@ def test_what_is_not_there_was_not_restored(node: Node) -> None:
         path.unlink()
 
     assert usage(node).components["inductor"].restored == 1
+
+
+def test_who_requires_hits_fails_where_nothing_is_left_of_what_was_restored(node: Node) -> None:
+    read(node, "inductor/fxgraph/*/*/*")
+    shutil.rmtree(node.tree.root / "triton")
+    assert (usage(node).is_gone, usage(node).has_failed) == (False, False)
+
+    shutil.rmtree(node.tree.root / "inductor")
+    found = usage(node)
+    assert (found.generation, found.components) == (1, {})
+    assert (found.is_gone, found.has_failed) == (True, True)
+
+
+def test_what_torch_counted_was_used_whatever_is_left_of_it(node: Node) -> None:
+    for component in ("inductor", "triton"):
+        shutil.rmtree(node.tree.root / component)
+
+    assert not usage_of(node.store, KEY, Counters(hits=2)).has_failed
+
+
+def test_a_kernel_that_is_not_finished_was_compiled_all_the_same(node: Node) -> None:
+    read_all(node)
+    node.tree.put("triton/HALF/k.ttir", b"ttir", age=0)
+
+    found = usage(node)
+    assert found.components["triton"] == Usage(2, 2, misses=1, compiled=1)
+    assert found.has_failed
+
+
+def test_so_was_an_object_whose_compiler_holds_its_lock(node: Node) -> None:
+    read_all(node)
+    node.tree.put("inductor/ab/cab.main.so", shared_object(), age=0)
+    lock = node.tree.root / "inductor" / "locks" / "cab.lock"
+    lock.parent.mkdir()
+    with open(lock, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        found = usage(node)
+
+    assert found.components["inductor"] == Usage(2, 2, misses=0, compiled=1)
+    assert found.has_failed
+
+
+def test_what_an_earlier_run_left_unfinished_is_not_new(published: Path) -> None:
+    node = Node(published, layout=None)
+    node.tree.put("triton/HALF/k.ttir", b"ttir", age=0)
+    let_the_clock_move_in(node)
+    node.restore()
+    let_the_clock_move(node)
+    read_all(node)
+
+    assert usage(node).missed == 0
+
+
+def test_what_no_compiler_builds_is_not_unfinished(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pipe of a job's, and what it is just writing of its shapes."""
+
+    def read_artifact(component: Component, folder: str, relative: str, *rest: Any) -> Artifact:
+        if relative.startswith("dynamo/"):
+            raise Unfinished("it changed while it was read")
+        return artifact.read_artifact(component, folder, relative, *rest)
+
+    monkeypatch.setattr("kstore.local.scan.read_artifact", read_artifact)
+    read_all(node)
+    os.mkfifo(node.tree.root / "inductor" / "pipe")
+    node.tree.put("inductor/dynamo/code_state_job2_0_default.pkl", b"learnt")
+
+    assert usage(node).missed == 0
+
+
+def test_a_list_that_is_changed_in_place_tells_of_no_compiler(node: Node) -> None:
+    read_all(node)
+    folder = next(node.tree.root.glob("triton/*/k.cubin")).parent
+    (folder / "k.cubin").unlink()
+    (folder / "__grp__k.json").write_bytes((folder / "__grp__k.json").read_bytes())
+
+    assert usage(node).missed == 0
+
+
+def test_a_kernel_of_which_a_file_was_removed_is_not_new(node: Node) -> None:
+    next(node.tree.root.glob("triton/*/k.cubin")).unlink()
+    read_all(node)
+
+    found = usage(node)
+    assert found.components["triton"] == Usage(1, 1)
 
 
 def test_another_workers_links_make_nothing_new(published: Path) -> None:
