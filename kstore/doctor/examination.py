@@ -22,7 +22,7 @@ def examine(store: Store, key: str = "") -> Iterator[Check]:
     """
     if key:
         store.scope(key)
-    shared = list(check_shared(store))
+    shared = list(check_shared(store, key))
     yield from shared
     is_reachable = all(check.verdict is not Verdict.BAD for check in shared)
     newest = newest_of(store, key) if key and is_reachable else None

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from functools import partial
+from itertools import accumulate
 
+from kstore.blobs import Layout
 from kstore.deadline import Waiting, within
 from kstore.doctor.check import Check, bad, ok, warning
 from kstore.errors import KstoreError, StoreFormatError
@@ -18,12 +20,14 @@ from kstore.words import size
 _MIN_FREE = 1 << 30
 """Bytes: a commit of a large model takes as much."""
 _MAKE_ROOM = "restores work, commits will fail: run `kstore gc`, or free some"
+_SHOWN = 4
+"""Folders that are named."""
 _PATIENCE = 30.0
 """Seconds: whoever examines a mount that hangs wants to hear so."""
 
 
-def check_shared(store: Store) -> Iterator[Check]:
-    """What every key needs."""
+def check_shared(store: Store, key: str) -> Iterator[Check]:
+    """What every key needs, and whether the folders of `key` can be written, if one is given."""
     try:
         is_made = _look(store)
     except StoreFormatError as error:
@@ -45,7 +49,7 @@ def check_shared(store: Store) -> Iterator[Check]:
         )
         return
     yield ok("store", store.location)
-    yield _check_writable(store)
+    yield _check_writable(store, key)
     if store.settings.mode is not Mode.READ:
         yield _check_room(store.location)
 
@@ -64,18 +68,45 @@ def _is_made(storage: Storage) -> bool:
     return bool(storage.settings) or storage.is_made()
 
 
-def _check_writable(store: Store) -> Check:
+def _check_writable(store: Store, key: str) -> Check:
     if store.settings.mode is Mode.READ:
         return ok("writing", "not wanted: the mode is read")
     try:
         store.storage.clock()
+        refused = [folder for folder in _written(store, key) if _is_refused(f"{store.location}/{folder}")]
     except (KstoreError, OSError) as error:
         return warning(
             "writing",
             f"{store.location} cannot be written: {getattr(error, 'strerror', None) or error}",
             "restores work, commits do not; see the mount and its permissions, or set KSTORE_MODE=read",
         )
+    if refused:
+        more = f" and {len(refused) - _SHOWN} more" if len(refused) > _SHOWN else ""
+        return warning(
+            "writing",
+            f"folders of {store.location} cannot be written, as where another user made them: "
+            f"{', '.join(refused[:_SHOWN])}{more}",
+            "restores work, commits may fail: let all who write be of one group, with the setgid bit on all folders "
+            "and umask 002, or set KSTORE_MODE=read",
+        )
     return ok("writing", "a file was made and removed")
+
+
+def _written(store: Store, key: str) -> Iterator[str]:
+    """The folders that a commit writes in, of those that may be there, and a restore for its mark."""
+    layout = store.settings.layout
+    if layout is not Layout.LOOSE:
+        yield "packs"
+    if layout is not Layout.PACKED:
+        yield from ("blobs", *(f"blobs/{child.name}" for child in store.storage.backend.list("blobs")))
+    parts = store.scope(key).path.split("/") if key else []
+    for top in ("refs", "used"):
+        yield from accumulate((top, *parts), "{}/{}".format)
+
+
+def _is_refused(folder: str) -> bool:
+    """Whether it is there and no file can be made in it."""
+    return os.path.isdir(folder) and not os.access(folder, os.W_OK | os.X_OK)
 
 
 def _check_room(location: str) -> Check:

@@ -26,7 +26,7 @@ from kstore.published.manifest import Manifest
 from kstore.settings import Mode
 from kstore.store import Store
 from tests.layers.images import Fleet
-from tests.trees import ENVIRONMENT, GPU, KEY, Node, Tree, contents, shared_object
+from tests.trees import ENVIRONMENT, GPU, KEY, Node, Tree, contents, in_processes, shared_object
 
 OURS = {"torch": "2.13.0+cu130", "triton": "3.7.1", "python": "cpython-311", "machine": "x86_64"}
 
@@ -213,6 +213,39 @@ def test_a_store_that_cannot_be_written_costs_commits_only(published: Node, monk
     found = worst(published.store)["writing"]
     assert found.verdict is Verdict.WARNING
     assert "restores work" in found.advice
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user needs root")
+def test_folders_of_a_store_that_another_user_has_made_are_named(published: Node, tmp_path: Path) -> None:
+    for parent in (tmp_path, *tmp_path.parents[:2]):
+        parent.chmod(0o755)
+    store = published.store
+
+    def writing(user: int, key: str) -> Check:
+        os.setgid(user)
+        os.setuid(user)
+        return next(check for check in examine(store, key) if check.name == "writing")
+
+    def writing_of_another(key: str = KEY) -> Check:
+        found: list[Check] = in_processes(writing, [(4711, key)])
+        return found[0]
+
+    for folder in (published.location, published.location / "tmp"):
+        folder.chmod(0o777)
+    found = writing_of_another()
+    assert found.verdict is Verdict.WARNING
+    assert f"folders of {published.location} cannot be written" in found.found
+    assert ": blobs, blobs/" in found.found and found.found.endswith(" more")
+    assert "setgid bit" in found.advice
+
+    for folder in published.location.rglob("*"):
+        if folder.is_dir():
+            folder.chmod(0o777)
+    (published.location / "refs" / GPU / "model").chmod(0o755)
+    assert writing_of_another().found.endswith(f": refs/{GPU}/model")
+    assert writing_of_another("other/v1").verdict is Verdict.OK
+    (published.location / "refs" / GPU / "model").chmod(0o777)
+    assert writing_of_another().verdict is Verdict.OK
 
 
 def test_a_worker_that_only_reads_is_not_told_to_write(published: Node) -> None:
