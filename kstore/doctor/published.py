@@ -14,6 +14,7 @@ from kstore.published.leaning import absent, leaning, leans_on, unavailable
 from kstore.published.ref import Ref, RefState
 from kstore.published.snapshot import Snapshot
 from kstore.scope import Scope, choices
+from kstore.settings import variables_of
 from kstore.store import Store
 from kstore.words import files, plural
 
@@ -87,7 +88,7 @@ def check_published(store: Store, key: str, newest: Newest) -> Iterator[Check]:
     if store.environment.facts.get("torch", "none") == "none" and not store.settings.environment:
         yield _check_choice(newest)
         return
-    yield _check_gpu(scope, newest)
+    yield _check_gpu(store, scope, newest)
     yield _check_environment(store, scope, newest)
 
 
@@ -159,20 +160,27 @@ def _check_choice(newest: Newest) -> Check:
     return warning("environment", found, "restores take the only environment of the key, or --environment")
 
 
-def _check_gpu(scope: Scope, newest: Newest) -> Check:
+def _check_gpu(store: Store, scope: Scope, newest: Newest) -> Check:
     gpus = sorted({other.gpu for other in newest.others})
     if newest.own or not gpus or scope.gpu in gpus:
         return ok("GPU", scope.gpu)
-    return bad(
-        "GPU",
-        f"compiled on {', '.join(gpus[:_SHOWN])}; this worker has {scope.gpu}: nothing can hit",
-        "compile once on such a GPU; if this is a wrong guess, set KSTORE_GPU",
-    )
+    compiled = f"compiled on {', '.join(gpus[:_SHOWN])}"
+    if store.settings.gpu:
+        setting = _setting(store, "gpu")
+        found = f"{compiled}; {setting} is {scope.gpu}: nothing can hit"
+        return bad("GPU", found, f"correct {setting}, or unset it; if it is right, compile once on such a GPU")
+    found = f"{compiled}; this worker has {scope.gpu}: nothing can hit"
+    return bad("GPU", found, "compile once on such a GPU; if this is a wrong guess, set KSTORE_GPU")
 
 
 def _check_environment(store: Store, scope: Scope, newest: Newest) -> Check:
-    if newest.own or all(other.gpu != scope.gpu for other in newest.others):
+    tags = [other.environment for other in newest.others if other.gpu == scope.gpu]
+    if newest.own or not tags:
         return ok("environment", scope.environment)
+    if store.settings.environment:
+        setting = _setting(store, "environment")
+        found = f"published for {', '.join(tags[:_SHOWN])}; {setting} is {scope.environment}: nothing can hit"
+        return bad("environment", found, f"correct {setting}, or unset it; if it is right, compile once in this image")
     theirs = newest.snapshot.manifest.meta.get("environment") if newest.snapshot else None
     changed = _changes(theirs if isinstance(theirs, Mapping) else {}, store.environment.facts)
     return bad(
@@ -180,6 +188,12 @@ def _check_environment(store: Store, scope: Scope, newest: Newest) -> Check:
         f"compiled with {_told(changed, 0)}; this worker has {_told(changed, 1)}: nothing can hit",
         "use the image that compiled, or compile once in this one",
     )
+
+
+def _setting(store: Store, name: str) -> str:
+    """What to correct: the variable, if that is where it is from, else the option, argument or file."""
+    ((variable, value),) = variables_of(store.settings, [name]).items()
+    return variable if store.environ.get(variable) == value else f"the setting `{name}`"
 
 
 def _changes(theirs: Mapping[str, object], ours: Mapping[str, str]) -> dict[str, tuple[str, str]]:

@@ -265,11 +265,27 @@ def test_a_key_that_was_forgotten_is_bad(published: Node, verb: str) -> None:
     assert KEY in worst(published.store)["generation"].found
 
 
-def test_another_gpu_has_nothing_to_hit(published: Node) -> None:
-    found = worst(Node(published.location.parent, "builder", gpu="nvidia-other-sm80").store)
+def test_another_gpu_has_nothing_to_hit(published: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kstore.origin.gpu_slug", lambda *_: "nvidia-other-sm80")
+    found = worst(Node(published.location.parent, "builder", gpu=None).store)
 
     assert found["GPU"].verdict is Verdict.BAD
     assert found["GPU"].found == f"compiled on {GPU}; this worker has nvidia-other-sm80: nothing can hit"
+    assert "set KSTORE_GPU" in found["GPU"].advice
+
+
+@pytest.mark.parametrize(("name", "label", "right"), [("gpu", "GPU", GPU), ("environment", "environment", ENVIRONMENT)])
+def test_a_setting_for_which_nothing_is_published_is_what_is_named(
+    published: Node, name: str, label: str, right: str
+) -> None:
+    here, variable = published.location.parent, f"KSTORE_{name.upper()}"
+
+    found = worst(Node(here, "builder", **{name: None}, environ={variable: "mistyped"}).store)[label]
+    assert found.verdict is Verdict.BAD
+    assert right in found.found
+    assert f"; {variable} is mistyped: nothing can hit" in found.found
+    assert f"correct {variable}, or unset it" in found.advice
+    assert f"correct the setting `{name}`" in worst(Node(here, "builder", **{name: "mistyped"}).store)[label].advice
 
 
 def environment(monkeypatch: pytest.MonkeyPatch, **facts: str) -> None:
