@@ -281,6 +281,7 @@ class watch:
     ) -> None:
         if not self._live.is_here:  # A child that was forked in the block; its parent commits what it compiled.
             return
+        error = raised(error)
         if is_failure(error) and self._on_error is OnError.DISCARD:
             self._live.discard()
             self._committed = discarded(self.key)
@@ -288,6 +289,11 @@ class watch:
         else:
             seconds = self._grace_period if isinstance(error, KeyboardInterrupt) else self._timeout
             self._stop(seconds, self._strict and error is None)  # What the block raised must go on.
+
+
+def raised(error: BaseException | None) -> BaseException | None:
+    """What the body raised. A generator that is closed before its end has raised nothing."""
+    return None if isinstance(error, GeneratorExit) else error
 
 
 def is_failure(error: BaseException | None) -> bool:

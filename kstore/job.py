@@ -21,6 +21,7 @@ from kstore.api import (
     make_store,
     parse_on_error,
     parse_seconds,
+    raised,
     restore,
     watch,
 )
@@ -199,6 +200,7 @@ class synchronized(ContextDecorator):
             return
         self._ended = self._entered.pop()
         self.restored = entered.restored
+        error = raised(error)
         try:
             self._commit(entered, kind, error, trace)
         finally:

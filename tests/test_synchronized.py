@@ -8,7 +8,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from functools import partial, wraps
 from pathlib import Path
 from threading import Barrier, Thread
@@ -340,6 +340,65 @@ def test_without_that_the_commit_raises(tree: Tree, tmp_path: Path, settings: di
     with pytest.raises(kstore.StoreUnavailable), kstore.synchronized(KEY, live=live, strict=True, **settings):
         tree.wrapper()
         (tmp_path / "store").write_text("no folder")
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_a_generator_that_is_closed_early_has_not_failed(tree: Tree, settings: dict[str, Any], live: bool) -> None:
+    def batches() -> Generator[int]:
+        with kstore.synchronized(KEY, live=live, on_error="discard", **settings):
+            tree.wrapper()
+            yield 1
+            yield 2
+
+    running = batches()
+    assert next(running) == 1
+    running.close()
+    assert published(settings) == 1
+
+
+def test_of_a_watch_neither(tree: Tree, settings: dict[str, Any]) -> None:
+    def batches() -> Generator[int]:
+        kstore.restore(KEY, **settings)
+        with kstore.watch(KEY, on_error="discard", **settings):
+            tree.wrapper()
+            yield 1
+
+    running = batches()
+    next(running)
+    running.close()
+    assert published(settings) == 1
+
+
+def test_who_requires_hits_hears_of_it_when_the_generator_is_closed(
+    tree: Tree, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    tree.wrapper()
+    kstore.commit(KEY, **settings)
+
+    def batches() -> Generator[int]:
+        with kstore.synchronized(KEY, strict_hits=True, **{**settings, "cache_root": tmp_path / "another"}):
+            yield 1
+
+    running = batches()
+    next(running)
+    with pytest.raises(kstore.MissError, match="nothing of what was restored was used"):
+        running.close()
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_who_wants_to_hear_of_a_failed_commit_does_so_then(
+    tree: Tree, tmp_path: Path, settings: dict[str, Any], live: bool
+) -> None:
+    def batches() -> Generator[int]:
+        with kstore.synchronized(KEY, live=live, strict=True, **settings):
+            tree.wrapper()
+            (tmp_path / "store").write_text("no folder")
+            yield 1
+
+    running = batches()
+    next(running)
+    with pytest.raises(kstore.StoreUnavailable):
+        running.close()
 
 
 def test_the_command_that_says_why_is_for_the_same_store_and_cache_root(
