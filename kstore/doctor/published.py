@@ -83,7 +83,7 @@ def _snapshot(store: Store, refs: Mapping[Scope, Ref]) -> Snapshot | None:
 def check_published(store: Store, key: str, newest: Newest) -> Iterator[Check]:
     """Whether there is something that could hit."""
     scope = store.scope(key)
-    yield from _check_generation(key, newest)
+    yield from _check_generation(store, key, newest)
     yield from _check_contents(store, key, newest)
     if store.environment.facts.get("torch", "none") == "none" and not store.settings.environment:
         yield _check_choice(newest)
@@ -92,7 +92,7 @@ def check_published(store: Store, key: str, newest: Newest) -> Iterator[Check]:
     yield _check_environment(store, scope, newest)
 
 
-def _check_generation(key: str, newest: Newest) -> Iterator[Check]:
+def _check_generation(store: Store, key: str, newest: Newest) -> Iterator[Check]:
     ref = newest.own
     advice = f"`kstore verify {key}` says what can be saved"
     if newest.trouble and ref:
@@ -100,11 +100,21 @@ def _check_generation(key: str, newest: Newest) -> Iterator[Check]:
     elif newest.trouble:
         yield bad("generation", newest.trouble, advice)
     if ref and ref.state is not RefState.LIVE:
-        yield bad("generation", f"{key} was {ref.state}", f"compile and commit, or `kstore rollback {key}`")
+        yield bad("generation", f"{key} was {ref.state}", _way_back(store, key))
     elif ref and not newest.trouble:
         yield ok("generation", f"{ref.generation} of {key}: {files(ref.files)} by {ref.creator}")
     elif not newest.others and not newest.trouble:
         yield bad("generation", f"nothing is published for {key}", f"`kstore exec {key} -- …` compiles and commits")
+
+
+def _way_back(store: Store, key: str) -> str:
+    """From a key that was withdrawn: what workers still have of it, no commit publishes again."""
+    root = store.settings.cache_root
+    clean = f"remove {root}" if root else f"`kstore clean {key}`"
+    return (
+        f"`kstore rollback {key}` takes that back, until gc has run; to fill it anew, {clean} on each worker that has "
+        "the files, and folders of them that variables name, then compile and commit; or take another key"
+    )
 
 
 def _check_contents(store: Store, key: str, newest: Newest) -> Iterator[Check]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -262,7 +263,30 @@ def test_a_key_that_has_nothing_is_bad(published: Node) -> None:
 def test_a_key_that_was_forgotten_is_bad(published: Node, verb: str) -> None:
     getattr(published.store, verb)(KEY)
 
-    assert KEY in worst(published.store)["generation"].found
+    found = worst(published.store)["generation"]
+    assert KEY in found.found
+    assert f"`kstore rollback {KEY}`" in found.advice
+
+
+def test_what_is_said_of_a_forgotten_key_fills_it_anew(
+    published: Node, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    published.store.forget(KEY)
+    published.commit()
+    assert published.published() == {}
+
+    root = published.tree.root
+    assert f"to fill it anew, remove {root} on each worker" in worst(published.store)["generation"].advice
+    shutil.rmtree(root)
+    published.restore()
+    published.tree.graph()
+    published.commit()
+    assert len(published.published()) == 1
+
+    published.store.forget(KEY)
+    monkeypatch.setattr(cacheroot, "NUMBERED_ROOTS", tmp_path / "numbered")
+    numbered = Store(published.location, gpu=GPU, environment=ENVIRONMENT, environ={})
+    assert f"`kstore clean {KEY}` on each worker" in worst(numbered)["generation"].advice
 
 
 def test_another_gpu_has_nothing_to_hit(published: Node, monkeypatch: pytest.MonkeyPatch) -> None:
