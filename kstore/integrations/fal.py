@@ -6,7 +6,7 @@ Names, signatures and meanings are those of fal 1.83. What fal has stored as one
 is first loaded. Trouble with the store is one log line, never an exception.
 
 Inductor's folder is the one that fal uses: a graph holds the path of the folder that it was built in, and looks there
-for the measured choices of its kernels, so an imported one is whole only there. All keys of a process share the folder,
+for the measured choices of its kernels, so an imported one is whole only there. All keys of a host share the folder,
 as they do with fal. Triton's kernels, which fal leaves to a folder in it, have one beside it.
 """
 

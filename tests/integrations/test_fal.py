@@ -182,7 +182,7 @@ def test_a_sync_without_news_writes_nothing(theirs: ModuleType, fleet: Fleet, wh
 
 
 @pytest.mark.parametrize("whose", [OURS, THEIRS])
-def test_the_keys_of_a_process_share_the_local_folder(theirs: ModuleType, fleet: Fleet, whose: str) -> None:
+def test_the_keys_of_a_host_share_the_local_folder(theirs: ModuleType, fleet: Fleet, whose: str) -> None:
     fleet.run(whose, "load", "write", "c1.py", "one", "sync", key="one")
     fleet.run(whose, "load", "write", "c2.py", "two", "sync", key="two")
     fleet.run(whose, "load", worker="next", key="two")
