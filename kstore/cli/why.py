@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter, defaultdict
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
 
 from kstore.cli.columns import cut, screen_width
-from kstore.cli.options import ERROR, MISSING, Command, Invocation, key_argument, on_worker
+from kstore.cli.options import ERROR, MISSING, WORKERS, Command, Invocation, key_argument, on_worker
 from kstore.words import plural, shorten
 
 if TYPE_CHECKING:
@@ -45,15 +46,16 @@ def command(invocation: Invocation, key: str) -> int:
     from kstore.why.find import find_reasons
 
     output, store = invocation.output, invocation.store()
-    report = find_reasons(store, key)
+    again = partial(invocation.again, key=key, names=WORKERS)
+    report = find_reasons(store, key, again)
     if output.json:
         output.document(report.as_json())
     else:
-        _tell(output, report)
+        _tell(output, report, again("doctor"))
     return 0
 
 
-def _tell(output: Output, report: WhyReport) -> None:
+def _tell(output: Output, report: WhyReport, doctor: str) -> None:
     graphs = Counter((graph.reason, graph.differences) for graph in report.graphs).most_common()
     shown = graphs if output.verbosity > 0 else graphs[:_GROUPS]
     for (reason, differences), count in shown:
@@ -61,17 +63,18 @@ def _tell(output: Output, report: WhyReport) -> None:
     if len(graphs) > len(shown):
         output.line(f"and {plural(len(graphs) - len(shown), 'more group')} of graphs; -v shows them")
     _tell_kernels(output, report.kernels)
-    _sum_up(output, report)
+    _sum_up(output, report, doctor)
 
 
-def _sum_up(output: Output, report: WhyReport) -> None:
+def _sum_up(output: Output, report: WhyReport, doctor: str) -> None:
+    """`doctor` is the command that checks what is not compared here."""
     others = f", and {plural(report.others, 'other artifact')} with them" if report.others else ""
     kernels = f" and {plural(len(report.kernels), 'kernel')}" if report.kernels else ""
     entries = f" ({plural(report.entries, 'entry', 'entries')})" if report.entries else ""
     graphs = plural(len(report.graphs), "graph") + entries
     output.summary(f"{graphs}{kernels} compiled anew after generation {report.generation} was restored{others}")
     if not (report.graphs or report.kernels or report.others):
-        rest = f"`kstore doctor {report.key}` checks the rest"
+        rest = f"`{doctor}` checks the rest"
         idle = f"{', '.join(report.unused)}: restored, but nothing of it was read: is that cache switched off?"
         output.say(f"{idle} {rest}" if report.unused else f"everything hit, or nothing has been compiled yet; {rest}")
 

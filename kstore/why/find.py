@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -63,22 +63,25 @@ class WhyReport:
         }
 
 
-def find_reasons(store: Store, key: str) -> WhyReport:
+def find_reasons(store: Store, key: str, again: Callable[[str], str] | None = None) -> WhyReport:
     """Compare what the last run of `key` on this node compiled with what was restored before it.
+
+    `again` gives another command's line for the same store, key and cache root, to be named in an error.
 
     Raises:
         MissError: nobody has restored into its cache root, or nothing.
         StoreFormatError, StoreUnavailable: nobody could, from this store.
         KstoreError, OSError: the cache root cannot be used.
     """
+    again = again or (lambda command: f"kstore {command} {key}")
     worker = store.local_worker(store.scope(key))
     run = last_run(worker) if worker else None
     if worker is None or run is None:
         store.storage.open_existing()  # Another store has another cache root.
         where = f", {worker.root.path}" if worker else ": there is none on this node"
-        raise MissError(f"{NOTHING_RESTORED}{where}; run `kstore exec {key} -- …` or restore, then compile")
+        raise MissError(f"{NOTHING_RESTORED}{where}; run `{again('exec')} -- …` or restore, then compile")
     if not run.generation:
-        raise MissError(f"all was compiled because there was nothing to restore for {key}; `kstore doctor {key}`")
+        raise MissError(f"all was compiled because there was nothing to restore for {key}; `{again('doctor')}`")
     unused = usage_in(worker, run).unused  # before they are read here
     entries = _entries(run.new)
     fresh = list(_read(worker, entries))

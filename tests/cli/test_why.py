@@ -130,6 +130,19 @@ def test_a_run_that_hit_has_no_reasons(cli: Cli) -> None:
     assert "kstore doctor my/v1" in result.err
 
 
+def test_the_command_that_checks_the_rest_is_for_the_same_store_and_cache_root(cli: Cli) -> None:
+    where = ("--store", str(cli.folder / "another"), "--cache-root", str(cli.folder / "elsewhere"))
+    run(cli, "one", entry())
+    assert cli("copy", str(cli.store), where[1]).code == 0
+
+    assert cli.process("exec", "my/v1", *where, "--", "true").code == 0
+    assert f"`kstore doctor my/v1 {' '.join(where)}` checks the rest" in cli("why", "my/v1", *where).err
+    assert cli.process("exec", "other/v1", *where, "--", "true").code == 0
+    assert f"`kstore doctor other/v1 {' '.join(where)}`" in cli("why", "other/v1", *where).err
+    unused = (*where[:3], str(cli.folder / "unused"))
+    assert f"run `kstore exec my/v1 {' '.join(unused)} -- …`" in cli("why", "my/v1", *unused).err
+
+
 def test_a_store_that_is_not_there_is_told_before_a_cache_root_that_nobody_used(cli: Cli) -> None:
     result = cli("why", "my/v1", "--store", str(cli.folder / "missing"))
 
