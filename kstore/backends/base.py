@@ -155,12 +155,15 @@ class LocalPaths(Protocol):
         """Absolute path of the file that holds `name`."""
 
 
+_NO_PARTS = {"", ".", ".."}
+
+
 def check_name(name: str) -> str:
     """Return `name` if it stays inside the store.
 
     Raises:
         UsageError: it is absolute, empty, or climbs.
     """
-    if any(part in ("", ".", "..") for part in name.split("/")) or "\0" in name:
+    if not _NO_PARTS.isdisjoint(name.split("/")) or "\0" in name:
         raise UsageError(f"{name!r} is not a relative name inside a store")
     return name
