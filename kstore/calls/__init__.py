@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from kstore.calls.plain import bounded, open_unnoticed, times
 
-_FORM = 1
+_FORM = 2
 try:
     from kstore.calls import native as _calls
 
@@ -31,7 +31,6 @@ __all__ = [
 IS_COMPILED = _calls.__name__.endswith(".native")
 """Whether it is `native` that makes the calls."""
 _STATUS = struct.Struct("=5qQ")
-_HERE = -1
 
 
 class NewFile(NamedTuple):
@@ -86,20 +85,17 @@ def utime_each(paths: Sequence[str], atime_ns: int, mtime_ns: int) -> memoryview
     return memoryview(_calls.utime_each(paths, atime_ns, mtime_ns)).cast("i")
 
 
-def stat_each(paths: Sequence[str], folder: int = _HERE, *, follows: bool = False) -> Iterator[Status]:
-    """What each path leads to, or is if that is a link, below the folder of that descriptor if one is given."""
-    return _statuses(_calls.stat_each(paths, folder, follows))
+def stat_each(paths: Sequence[str], *, follows: bool = False) -> Iterator[Status]:
+    """What each path is; with `follows`, what it leads to if that is a link."""
+    return _statuses(_calls.stat_each(paths, follows))
 
 
-def change_times(paths: Sequence[str], folder: int = _HERE, *, follows: bool = False) -> bytes | None:
+def change_times(names: bytes, folder: int, *, follows: bool = False) -> bytes | None:
     """When the status of each last changed, in nanoseconds since 1970, eight bytes each; None if one says nothing.
 
-    `folder` and `follows` are as in `stat_each`, beside which it makes no object for each of thousands.
+    The names, which NULs divide, are below the folder of that descriptor. There are thousands, and no object for any.
     """
-    columns = memoryview(_calls.stat_each(paths, folder, follows)).cast("q")
-    width = len(Status._fields)
-    is_known = not any(columns[::width])
-    return columns[Status._fields.index("ctime_ns") :: width].tobytes() if is_known else None
+    return _calls.change_times(names, folder, follows)
 
 
 def read_each(paths: Sequence[str], sizes: Sequence[int]) -> Iterator[tuple[bytes, Status]]:

@@ -11,12 +11,13 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdint.h>
+#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 enum {
     SECOND = 1000000000,
-    FORM = 1, /* another one when a function takes or returns something else; __init__.py says which one it knows */
+    FORM = 2, /* another one when a function takes or returns something else; __init__.py says which one it knows */
 };
 
 /* ---- What Python gives, and what it gets */
@@ -164,26 +165,60 @@ static struct status status_of(int error, const struct stat *found) {
     };
 }
 
-static struct status look(int folder, const char *path, int flags) {
+static struct status look(int folder, const char *path, int follows) {
     struct stat found;
-    return status_of(error_of(fstatat(folder, path, &found, flags)), &found);
+    return status_of(error_of(fstatat(folder, path, &found, follows ? 0 : AT_SYMLINK_NOFOLLOW)), &found);
 }
 
 static PyObject *stat_each(PyObject *module, PyObject *arguments) {
     PyObject *paths, *statuses;
-    int folder, follows;
+    int follows;
     struct names names;
     struct status *status;
     (void)module;
-    if (!PyArg_ParseTuple(arguments, "Oip", &paths, &folder, &follows) || !take_names(paths, &names)) return NULL;
+    if (!PyArg_ParseTuple(arguments, "Op", &paths, &follows) || !take_names(paths, &names)) return NULL;
     if ((statuses = room((size_t)names.count * sizeof *status, &status))) {
         Py_BEGIN_ALLOW_THREADS
-        const int at = folder < 0 ? AT_FDCWD : folder, flags = follows ? 0 : AT_SYMLINK_NOFOLLOW;
-        for (Py_ssize_t i = 0; i < names.count; i++) status[i] = look(at, names.texts[i], flags);
+        for (Py_ssize_t i = 0; i < names.count; i++) status[i] = look(AT_FDCWD, names.texts[i], follows);
         Py_END_ALLOW_THREADS
     }
     release_names(&names);
     return statuses;
+}
+
+/* How many names there are in text that has a NUL between each two, and one behind the last as all of Python's has. */
+static Py_ssize_t count_names(const char *text, Py_ssize_t size) {
+    Py_ssize_t count = 1;
+    for (Py_ssize_t i = 0; i < size; i++) count += !text[i];
+    return count;
+}
+
+static int take_change_times(int folder, const char *name, Py_ssize_t count, int follows, int64_t *ctime_ns) {
+    for (Py_ssize_t i = 0; i < count; i++, name += strlen(name) + 1) {
+        const struct status status = look(folder, name, follows);
+        if (status.error) return (int)status.error;
+        ctime_ns[i] = status.ctime_ns;
+    }
+    return 0;
+}
+
+static PyObject *change_times(PyObject *module, PyObject *arguments) {
+    PyObject *times;
+    const char *text;
+    Py_ssize_t size;
+    int folder, follows, error;
+    int64_t *ctime_ns;
+    (void)module;
+    if (!PyArg_ParseTuple(arguments, "y#ip", &text, &size, &folder, &follows)) return NULL;
+    const Py_ssize_t count = count_names(text, size);
+    if (!(times = room((size_t)count * sizeof *ctime_ns, &ctime_ns))) return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    error = take_change_times(folder, text, count, follows, ctime_ns);
+    Py_END_ALLOW_THREADS
+    if (!error) return times;
+    Py_DECREF(times);
+    Py_INCREF(Py_None);
+    return Py_None;
 }
 
 /* ---- Whole files */
@@ -386,6 +421,7 @@ static PyMethodDef methods[] = {
     {"unlink_each", unlink_each, METH_O, NULL},
     {"utime_each", utime_each, METH_VARARGS, NULL},
     {"stat_each", stat_each, METH_VARARGS, NULL},
+    {"change_times", change_times, METH_VARARGS, NULL},
     {"read_each", read_each, METH_VARARGS, NULL},
     {"write_first", write_first, METH_O, NULL},
     {NULL, NULL, 0, NULL},

@@ -58,10 +58,18 @@ def utime_each(paths: Sequence[str], atime_ns: int, mtime_ns: int) -> bytes:
     return _errors(call_each(partial(os.utime, ns=(atime_ns, mtime_ns)), paths))
 
 
-def stat_each(paths: Sequence[str], folder: int, follows: bool) -> bytes:
+def stat_each(paths: Sequence[str], follows: bool) -> bytes:
     """Six 64-bit numbers for each: error, mode, size, times of modification and of status change (ns), and inode."""
-    look = partial(os.stat, dir_fd=folder if folder >= 0 else None, follow_symlinks=follows)
-    return b"".join(map(_pack, call_each(look, paths)))
+    return b"".join(map(_pack, call_each(partial(os.stat, follow_symlinks=follows), paths)))
+
+
+def change_times(names: bytes, folder: int, follows: bool) -> bytes | None:
+    """A 64-bit number for each name, which NULs divide: the time of its status change (ns); None if one has none."""
+    look = partial(os.stat, dir_fd=folder, follow_symlinks=follows)
+    try:
+        return array("q", [bounded(found.st_ctime_ns) for found in map(look, names.split(b"\0"))]).tobytes()
+    except OSError:
+        return None
 
 
 def read_each(paths: Sequence[str], sizes: Sequence[int]) -> tuple[list[bytes], bytes]:

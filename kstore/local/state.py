@@ -14,7 +14,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 import filelock
 
@@ -92,7 +92,7 @@ class StateFolder:
         self._index = os.path.join(self._folder, f"index-{digest_of(rules.encode()).hex()[:8]}")
         self._base = os.path.join(self._folder, "base")
         self._sync = os.path.join(self._folder, "sync.json")
-        self._still = os.path.join(self._folder, f"still-{digest_of(rules.encode()).hex()[:8]}.json")
+        self._still = os.path.join(self._folder, f"still-{digest_of(rules.encode()).hex()[:8]}")
         self._lease = os.path.join(self._folder, "lease")
         self._placing = {"rules": rules, "components": dict(root.folders)}
         self.last_restore = LastRestore(self._folder, self._base, self._placing)
@@ -210,18 +210,20 @@ class StateFolder:
         `damage` is the mark of what was found damaged of the store by then, and is looked after.
         """
         sync = digest_of(read_whole(self._sync)).hex()
-        content = {"sync": sync, "still": asdict(still), "damage": damage}
-        replace_record(self._still, json.dumps(content).encode())
+        fields, paths = still.dump()
+        content = {"sync": sync, "still": fields, "damage": damage}
+        replace_record(self._still, json.dumps(content).encode(), b"\n", paths)
 
     def still(self) -> tuple[Base, int, Still, str] | None:
         """The base, without its manifest, how many artifacts were declined, and the mark of damage, if that was last
         seen of the root.
         """
         with suppress(*UNREADABLE):
-            content, sync = json.loads(read_whole(self._still)), read_whole(self._sync)
+            fields, _, paths = read_whole(self._still).partition(b"\n")
+            content, sync = json.loads(fields), read_whole(self._sync)
             if content["sync"] == digest_of(sync).hex():
                 base = json.loads(sync)
-                still = Still.load(content["still"])
+                still = Still.load(content["still"], paths)
                 found = Base(base["store"], Snapshot(read_ref(base), b""))
                 return found, len(base["declined"]), still, content["damage"]
         return None

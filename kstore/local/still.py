@@ -6,13 +6,14 @@ of all folders stand, each file is the one that was scanned; of those that are c
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Self
 
 from kstore.calls import change_times
-from kstore.digest import digest_of
+from kstore.digest import digest_of_parts
 from kstore.local.cacheroot import CacheRoot
 from kstore.local.found import Scan
 from kstore.local.index import is_settled
@@ -23,10 +24,10 @@ from kstore.published.manifest import NEVER_IN_PLACE
 class Times:
     """When the statuses of some paths last changed."""
 
-    paths: list[str]
-    """Below a component's folder, "." for that itself."""
+    paths: bytes
+    """Below a component's folder, "." for that itself, with a NUL between each two."""
     digest: str
-    """Of all the times, hexadecimal: read and compared as one."""
+    """Of the paths and all their times, hexadecimal: read and compared as one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +41,24 @@ class Still:
     files: dict[str, Times]
     """Component → those of its files that are changed in place."""
 
+    def dump(self) -> tuple[dict[str, Any], bytes]:
+        """For JSON, and all paths beside it: thousands need not be parsed."""
+        kinds = {"folders": self.folders, "files": self.files}
+        fields = {kind: {name: [len(t.paths), t.digest] for name, t in times.items()} for kind, times in kinds.items()}
+        paths = b"".join(t.paths for times in kinds.values() for t in times.values())
+        return {"components": self.components, **fields}, paths
+
     @classmethod
-    def load(cls, content: Any) -> Self:
-        """From its fields, as JSON has them.
+    def load(cls, content: Any, paths: bytes) -> Self:
+        """What `dump` returned.
 
         Raises:
-            KeyError, TypeError, AttributeError: it is damaged.
+            KeyError, TypeError, ValueError, AttributeError: it is damaged.
         """
+        left = io.BytesIO(paths)
         folders, files = (
-            {name: Times(**times) for name, times in content[kind].items()} for kind in ("folders", "files")
+            {name: Times(left.read(min(size, len(paths))), digest) for name, (size, digest) in content[kind].items()}
+            for kind in ("folders", "files")
         )
         return cls(dict(content["components"]), folders, files)
 
@@ -65,8 +75,12 @@ class Still:
 
 
 def _stand(root: CacheRoot, times: dict[str, Times], *, follows: bool) -> bool:
-    asked = ((_ask(root, name, known.paths, follows=follows), known.digest) for name, known in times.items())
-    return all(found is not None and digest_of(found).hex() == digest for found, digest in asked)
+    return all(_stands(root, component, known, follows=follows) for component, known in times.items())
+
+
+def _stands(root: CacheRoot, component: str, known: Times, *, follows: bool) -> bool:
+    found = _ask(root, component, known.paths, follows=follows)
+    return found is not None and _digest(known.paths, found) == known.digest
 
 
 def still_since(root: CacheRoot, found: Scan, started_ns: int) -> Still | None:
@@ -92,14 +106,19 @@ def _settled(root: CacheRoot, paths: Iterable[str], started_ns: int, *, follows:
         below.setdefault(component, []).append(rest or ".")
     settled = {}
     for component, those in below.items():
-        times = _ask(root, component, those, follows=follows)
+        names = os.fsencode("\0".join(those))
+        times = _ask(root, component, names, follows=follows)
         if times is None or not all(is_settled(moment, started_ns) for moment in memoryview(times).cast("q")):
             return None
-        settled[component] = Times(those, digest_of(times).hex())
+        settled[component] = Times(names, _digest(names, times))
     return settled
 
 
-def _ask(root: CacheRoot, component: str, paths: list[str], *, follows: bool) -> bytes | None:
+def _digest(paths: bytes, times: bytes) -> str:
+    return digest_of_parts((paths, times)).hex()
+
+
+def _ask(root: CacheRoot, component: str, paths: bytes, *, follows: bool) -> bytes | None:
     """There are thousands of paths: the kernel walks the component's own only once."""
     fd = os.open(root.folders[component], os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

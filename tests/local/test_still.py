@@ -164,20 +164,31 @@ def test_another_store_is_not_taken_for_this_one(node: Node, tmp_path: Path) -> 
     assert node.commit().status is CommitStatus.COMMITTED
 
 
-@pytest.mark.parametrize("paths", [None, 7, [7], ["\0"], ["gone"], ["."]])
-def test_damaged_paths_are_looked_at_no_more(node: Node, scans: list[Worker], paths: object) -> None:
-    (path,) = (node.tree.root / ".kstore").glob("still-*.json")
-    content = json.loads(path.read_bytes())
-    content["still"]["folders"]["inductor"] = {"paths": paths, "digest": ""}
-    path.write_text(json.dumps(content))
+@pytest.mark.parametrize("times", [None, 7, [7], [2**70, ""], ["1", ""], [None, ""], [-1, ""], [0, ""], [1, ""]])
+def test_damaged_times_are_looked_at_no_more(node: Node, scans: list[Worker], times: object) -> None:
+    (path,) = (node.tree.root / ".kstore").glob("still-*")
+    fields, _, paths = path.read_bytes().partition(b"\n")
+    content = json.loads(fields)
+    content["still"]["folders"]["inductor"] = times
+    path.write_bytes(json.dumps(content).encode() + b"\n" + paths)
 
     assert node.commit().status is CommitStatus.UNCHANGED
     assert len(scans) == 1
 
 
+def test_paths_that_are_damaged_or_cut_short_are_looked_at_no_more(node: Node, scans: list[Worker]) -> None:
+    (path,) = (node.tree.root / ".kstore").glob("still-*")
+    fields, _, paths = path.read_bytes().partition(b"\n")
+    for damaged in (b"", paths[:-1], paths[1:], paths[:-1] + b"\0", b"x" + paths[1:]):
+        path.write_bytes(fields + b"\n" + damaged)
+        assert node.commit().status is CommitStatus.UNCHANGED
+
+    assert len(scans) == 5
+
+
 @pytest.mark.parametrize("content", [b"", b"{}", b"[]", b'{"sync": "", "still": "{}", "quarantine": ""}', b"\xff"])
 def test_a_damaged_memory_is_none(node: Node, scans: list[Worker], content: bytes) -> None:
-    (path,) = (node.tree.root / ".kstore").glob("still-*.json")
+    (path,) = (node.tree.root / ".kstore").glob("still-*")
     path.write_bytes(content)
 
     assert node.commit().status is CommitStatus.UNCHANGED
