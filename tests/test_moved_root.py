@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from kstore.report import CommitStatus, RestoreStatus
+from kstore.worker import Worker
 from tests.trees import KEY, Node, Tree, listing
+
+TICK = 0.15
+"""Seconds after which a time is trusted."""
 
 
 def listed(root: Path) -> list[Path]:
@@ -73,6 +78,19 @@ def test_a_commit_that_comes_first_hides_nothing(node: Node, monkeypatch: pytest
     node.commit()
     node.restore()
     assert all(path.is_relative_to(node.tree.root / "triton") for path in listed(node.tree.root))
+
+
+def test_a_second_commit_looks_at_none_of_it_and_a_restore_puts_it_right_all_the_same(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    time.sleep(TICK)
+    assert node.commit().status is CommitStatus.COMMITTED
+    with monkeypatch.context() as patch:
+        patch.setattr(Worker, "scan", None)
+        assert node.commit().status is CommitStatus.UNCHANGED
+    node.restore()
+    assert all(path.is_relative_to(node.tree.root / "triton") for path in listed(node.tree.root))
+    assert node.commit().status is CommitStatus.UNCHANGED
 
 
 @pytest.mark.parametrize("take", [moved, copied])

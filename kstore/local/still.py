@@ -87,7 +87,8 @@ def still_since(root: CacheRoot, found: Scan, started_ns: int) -> Still | None:
     """What is to stand from now on; None if something may have changed since the scan `found` began at `started_ns`,
     or is unfinished, so that it may be found otherwise where nothing changes.
     """
-    if found.skipped or found.busy or found.unsettled:
+    # What is displaced is looked at again only for who restores, and puts it right.
+    if found.skipped or found.busy or found.unsettled.difference(found.displaced):
         return None
     in_place = (path for path, known in found.known.items() if not known.entry.flags & NEVER_IN_PLACE)
     try:
