@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
 
 import filelock
 
@@ -24,12 +26,13 @@ from kstore.digest import DIGEST_SIZE, digest_of, digest_of_parts
 from kstore.errors import CacheRootError, IntegrityError, WaitTimeout
 from kstore.files import NO_FILE, read_whole
 from kstore.local.cacheroot import CacheRoot
-from kstore.local.held import held, is_held
+from kstore.local.held import held
 from kstore.local.index import Index
 from kstore.local.lastrestore import LastRestore
+from kstore.local.leftovers import STAGE, sweep, sweep_elsewhere
 from kstore.local.record import UNREADABLE, dump_ref, read_ref, replace_record, replace_records
 from kstore.local.still import Still
-from kstore.local.turn import Turn, acquire, is_left_turn
+from kstore.local.turn import Turn, acquire
 from kstore.local.untouched import UNMARKED, Mark
 from kstore.published.ref import Ref
 from kstore.published.snapshot import Snapshot
@@ -37,14 +40,11 @@ from kstore.scope import Scope
 
 log = logging.getLogger(__name__)
 
-_STAGE = "stage-"
 LOCK_TIMEOUT = 600.0
 """Seconds that a worker waits for another one that restores into or commits from the same root."""
 _TRY = 0.05
 """Seconds until a worker that waits looks whether there is still something to wait for."""
 _HALF_A_DAY = 12 * 3600.0
-_LONGEST_RESTORE = 24 * 3600.0
-"""Seconds after which nobody is still at what he stages."""
 
 
 class Changed(Exception):
@@ -81,6 +81,18 @@ class State:
     """The newest generation of the root's own key when the root was seeded from another one's."""
 
 
+class StillRoot(NamedTuple):
+    """A root of which nothing is new."""
+
+    base: Base
+    """Without its manifest."""
+    declined: int
+    """Artifacts that are not in the base, and were declined."""
+    still: Still
+    damage: str
+    """The mark of what was found damaged of the store by then, and is looked after."""
+
+
 class StateFolder:
     """The `.kstore` folder of one cache root."""
 
@@ -96,8 +108,11 @@ class StateFolder:
         self._lease = os.path.join(self._folder, "lease")
         self._placing = {"rules": rules, "components": dict(root.folders)}
         self.last_restore = LastRestore(self._folder, self._base, self._placing)
-        self._lock = filelock.FileLock(os.path.join(self._folder, "lock"))
         self._index_digest = b""
+
+    @cached_property
+    def _lock(self) -> filelock.BaseFileLock:
+        return filelock.FileLock(os.path.join(self._folder, "lock"))
 
     @contextmanager
     def locked(self, timeout: float = LOCK_TIMEOUT) -> Iterator[None]:
@@ -117,9 +132,9 @@ class StateFolder:
         try:
             is_needed = is_held and not is_done()
             if is_needed:
-                _sweep(self._folder)
+                sweep(self._folder, LOCK_TIMEOUT)
                 for folder in self._components:
-                    _sweep_elsewhere(os.path.join(folder, KSTORE_FOLDER))
+                    sweep_elsewhere(os.path.join(folder, KSTORE_FOLDER))
             yield is_needed
         finally:
             if is_held:
@@ -214,18 +229,16 @@ class StateFolder:
         content = {"sync": sync, "still": fields, "damage": damage}
         replace_record(self._still, json.dumps(content).encode(), b"\n", paths)
 
-    def still(self) -> tuple[Base, int, Still, str] | None:
-        """The base, without its manifest, how many artifacts were declined, and the mark of damage, if that was last
-        seen of the root.
-        """
+    def still(self) -> StillRoot | None:
+        """What `save_still` remembered, if nothing else was since. Needs no lock."""
         with suppress(*UNREADABLE):
             fields, _, paths = read_whole(self._still).partition(b"\n")
             content, sync = json.loads(fields), read_whole(self._sync)
             if content["sync"] == digest_of(sync).hex():
                 base = json.loads(sync)
-                still = Still.load(content["still"], paths)
                 found = Base(base["store"], Snapshot(read_ref(base), b""))
-                return found, len(base["declined"]), still, content["damage"]
+                still = Still.load(content["still"], paths)
+                return StillRoot(found, len(base["declined"]), still, content["damage"])
         return None
 
     def grew_from(self, store: str, ref: Ref) -> bool:
@@ -340,7 +353,7 @@ class StateFolder:
         In `folder`, a component elsewhere, it is below a name that no scan looks into, for a killed restore leaves it.
         """
         parent = os.path.join(folder, KSTORE_FOLDER) if folder else self._folder
-        path = os.path.join(parent, f"{_STAGE}{secrets.token_hex(8)}")
+        path = os.path.join(parent, f"{STAGE}{secrets.token_hex(8)}")
         os.makedirs(path, mode=0o700)
         try:
             with held(path):
@@ -348,29 +361,6 @@ class StateFolder:
         finally:
             shutil.rmtree(path, ignore_errors=True)
             if folder:
-                with suppress(OSError):  # another restore's may be in it
-                    os.rmdir(parent)
-
-
-def _sweep(parent: str) -> None:
-    """Remove what killed restores left, and not what those are at that have lent the root."""
-    with suppress(FileNotFoundError):
-        for name in os.listdir(parent):
-            path = os.path.join(parent, name)
-            if name.startswith(_STAGE) and not is_held(path):
-                shutil.rmtree(path, ignore_errors=True)
-            elif is_left_turn(path, LOCK_TIMEOUT):
-                os.unlink(path)
-
-
-def _sweep_elsewhere(parent: str) -> None:
-    """The same in a component's folder. Other roots and hosts may have it too, and not every filesystem has locks."""
-    with suppress(OSError):
-        for name in os.listdir(parent):
-            path = os.path.join(parent, name)
-            is_old = name.startswith(_STAGE) and time.time() - os.stat(path).st_mtime > _LONGEST_RESTORE
-            if is_old and not is_held(path):
-                shutil.rmtree(path, ignore_errors=True)
                 with suppress(OSError):  # another restore's may be in it
                     os.rmdir(parent)
 

@@ -20,7 +20,7 @@ from kstore.errors import IntegrityError, StoreUnavailable
 from kstore.intake import Intake
 from kstore.local.finished import Unfinished, read_finished
 from kstore.local.found import Scan, Skipped
-from kstore.local.state import State
+from kstore.local.state import State, StillRoot
 from kstore.merge import Merged, merge
 from kstore.operations.memory import Memory
 from kstore.operations.proposal import Proposal, Theirs, apart
@@ -50,25 +50,34 @@ def commit(worker: Worker) -> CommitReport:
         OSError: likewise.
     """
     started, began = time.perf_counter(), time.time()
-    with worker.state.locked():
-        _expect_store(worker)
-        was_old = worker.state.is_old()
-        report = unchanged_since(worker)
-        if report is None:
-            mark = damage_mark(worker.storage.backend)  # before it is known what of it is lost
-            state = worker.state.load()
-            if not state.synced:
-                worker.ask_host()
-            began_ns = time.time_ns()
-            with Intake(worker, state) as intake:
-                found = worker.scan(state, intake.offer)
-                attempt = _Commit(worker, state, found, intake, began)
-                report = attempt.run()
-            if attempt.memory.is_kept:
-                remember_still(worker, report, found, began_ns, mark)
-        if was_old and report.status is CommitStatus.UNCHANGED:
-            confirm(worker)
+    _expect_store(worker)
+    known = None if worker.state.is_old() else worker.state.still()
+    report = unchanged_since(worker, known)  # who only looks need not wait for others
+    if report is None:
+        with worker.state.locked():
+            report = _commit(worker, known, began)
     return replace(report, seconds=time.perf_counter() - started)
+
+
+def _commit(worker: Worker, known: StillRoot | None, began: float) -> CommitReport:
+    """The same by who has the root to himself, after he has found it changed since `known` was remembered."""
+    was_old, now = worker.state.is_old(), worker.state.still()
+    report = unchanged_since(worker, now) if now != known else None
+    if report is None:
+        mark = damage_mark(worker.storage.backend)  # before it is known what of it is lost
+        state = worker.state.load()
+        if not state.synced:
+            worker.ask_host()
+        began_ns = time.time_ns()
+        with Intake(worker, state) as intake:
+            found = worker.scan(state, intake.offer)
+            attempt = _Commit(worker, state, found, intake, began)
+            report = attempt.run()
+        if attempt.memory.is_kept:
+            remember_still(worker, report, found, began_ns, mark)
+    if was_old and report.status is CommitStatus.UNCHANGED:
+        confirm(worker)
+    return report
 
 
 def upload_ahead(worker: Worker) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from typing import Any
 from kstore.damaged import damage_mark
 from kstore.errors import CacheRootError, IntegrityError
 from kstore.local.found import Scan
+from kstore.local.state import StillRoot
 from kstore.local.still import still_since
 from kstore.published.layers import base_of, newest_ref
 from kstore.published.lost import lacks_pack
@@ -17,18 +18,21 @@ from kstore.used import mark_used, mark_used_again
 from kstore.worker import Worker
 
 
-def unchanged_since(worker: Worker) -> CommitReport | None:
-    """The report of who finds that neither the root nor the store has changed since a commit found nothing new."""
-    found = worker.state.still()
-    if found is None:
+def unchanged_since(worker: Worker, known: StillRoot | None) -> CommitReport | None:
+    """The report of who finds that neither the root nor the store has changed since a commit found nothing new, which
+    remembered what is `known`.
+
+    That needs no lock: what is remembered is whole and stays true, and who changes the root moves its times.
+    """
+    base = base_of(worker.storage, known.base) if known else None
+    if known is None or base is None or not known.still.holds(worker.root):
         return None
-    remembered, declined, still, mark = found
-    storage, base = worker.storage, base_of(worker.storage, remembered)
-    if base is None or not still.holds(worker.root) or damage_mark(storage.backend) != mark:
+    storage = worker.storage
+    if damage_mark(storage.backend) != known.damage:
         return None
     with suppress(IntegrityError):
         if base.is_generation_of(newest_ref(storage, worker.scope)) and not lacks_pack(storage, base.ref):
-            return commit_report(worker, CommitStatus.UNCHANGED, base.ref, declined=declined)
+            return commit_report(worker, CommitStatus.UNCHANGED, base.ref, declined=known.declined)
     return None
 
 

@@ -7,19 +7,23 @@ import os
 import shutil
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
+from threading import Event, Thread
 
 import pytest
 
 from kstore.damaged import set_aside_blob
 from kstore.digest import digest_of
 from kstore.local.found import Scan
-from kstore.report import CommitStatus
+from kstore.operations.commit import commit
+from kstore.report import CommitReport, CommitStatus
 from kstore.worker import Worker
 from tests.trees import KEY, Node
 
 TICK = 0.15
 """Seconds after which a time is trusted."""
+PATIENCE = 60.0
 
 
 @pytest.fixture
@@ -57,6 +61,39 @@ def test_where_nothing_moves_nothing_is_scanned(node: Node, scans: list[Worker])
 
     assert (report.status, scans) == (CommitStatus.UNCHANGED, [])
     assert (report.generation, report.files, report.bytes) == (before.generation, before.files, before.size)
+
+
+def test_where_nothing_moves_nobody_waits_for_who_has_the_root(node: Node) -> None:
+    reports = list[CommitReport]()
+    committing = Thread(target=lambda: reports.append(node.commit()), daemon=True)
+    with node.store.worker(KEY, before_import=False).state.locked():
+        committing.start()
+        committing.join(PATIENCE)
+        assert [report.status for report in reports] == [CommitStatus.UNCHANGED]
+
+
+def test_who_has_waited_for_another_to_commit_scans_no_more(node: Node, scans: list[Worker]) -> None:
+    node.tree.wrapper("two")
+    worker, reports = node.store.worker(KEY, before_import=False), list[CommitReport]()
+    asked, committed = Event(), Event()
+    committing = Thread(target=lambda: reports.append(commit(worker)), daemon=True)
+    locked = worker.state.locked
+
+    def asking() -> AbstractContextManager[None]:
+        asked.set()
+        assert committed.wait(PATIENCE)
+        return locked()
+
+    worker.state.locked = asking  # type: ignore[method-assign, assignment]
+    committing.start()
+    assert asked.wait(PATIENCE)
+    time.sleep(TICK)
+    assert Node(node.location.parent).commit().status is CommitStatus.COMMITTED
+    committed.set()
+    committing.join(PATIENCE)
+
+    assert [report.status for report in reports] == [CommitStatus.UNCHANGED]
+    assert len(scans) == 1
 
 
 def in_place(node: Node) -> None:

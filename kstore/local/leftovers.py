@@ -1,0 +1,42 @@
+"""What a killed restore leaves behind, and who works in the root next removes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from contextlib import suppress
+
+from kstore.local.held import is_held
+from kstore.local.turn import is_left_turn
+
+STAGE = "stage-"
+"""What the names of folders begin with in which artifacts are on their way."""
+_LONGEST_RESTORE = 24 * 3600.0
+"""Seconds after which nobody is still at what he stages."""
+
+
+def sweep(parent: str, longest_wait: float) -> None:
+    """Remove what killed restores left, and not what those are at that have lent the root, from a state folder.
+
+    Nobody waits for a turn longer than `longest_wait` seconds.
+    """
+    with suppress(FileNotFoundError):
+        for name in os.listdir(parent):
+            path = os.path.join(parent, name)
+            if name.startswith(STAGE) and not is_held(path):
+                shutil.rmtree(path, ignore_errors=True)
+            elif is_left_turn(path, longest_wait):
+                os.unlink(path)
+
+
+def sweep_elsewhere(parent: str) -> None:
+    """The same in a component's folder. Other roots and hosts may have it too, and not every filesystem has locks."""
+    with suppress(OSError):
+        for name in os.listdir(parent):
+            path = os.path.join(parent, name)
+            is_old = name.startswith(STAGE) and time.time() - os.stat(path).st_mtime > _LONGEST_RESTORE
+            if is_old and not is_held(path):
+                shutil.rmtree(path, ignore_errors=True)
+                with suppress(OSError):  # another restore's may be in it
+                    os.rmdir(parent)
