@@ -150,11 +150,20 @@ class LiveCommits:
         if self._thread.ident is None:
             return self._commit(_Request(None, is_last, releases))
         answer: Future[CommitReport] = Future()
+        if is_last:
+            self._lend_priority()
         self._requests.put(_Request(answer, is_last, releases))
         what = f"committing to {self._store.location}"
         if self._is_closed or not self._thread.is_alive():
             within(seconds, Waiting(), what, self._answer_what_is_left)
         return answer_within(seconds, Waiting(), what, answer)
+
+    def _lend_priority(self) -> None:
+        """The job waits for the thread now, which need not stand back for it any more. Not every user may say so."""
+        with suppress(OSError, AttributeError):
+            if self._thread.is_alive():
+                own = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+                os.setpriority(os.PRIO_PROCESS, self._thread.native_id or 0, own)
 
     def discard(self) -> None:
         """End, and publish nothing more."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -381,6 +383,30 @@ def test_who_asks_as_the_thread_dies_has_what_there_is_published(
     asking.join(PATIENCE)
     assert [answer.status for answer in answers] == [CommitStatus.COMMITTED]
     assert files(node) == 1
+
+
+def may_raise_priorities() -> bool:
+    """Tried in a child, which has one of its own."""
+    lowered = "import os; os.nice(5); os.setpriority(os.PRIO_PROCESS, 0, 0)"
+    return subprocess.run([sys.executable, "-c", lowered], capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.skipif(not may_raise_priorities(), reason="this user may not raise priorities")
+def test_the_last_commit_has_the_priority_of_who_waits_for_it(
+    node: Node, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    priorities = []
+    commit = node.store.commit
+
+    def noted(key: str) -> CommitReport:
+        priorities.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+        return commit(key)
+
+    monkeypatch.setattr(node.store, "commit", noted)
+    live = start(settle=NEVER)
+    live.publish(PATIENCE, releases=True)
+    live.publish(PATIENCE, is_last=True)
+    assert priorities == [10, os.getpriority(os.PRIO_PROCESS, threading.get_native_id())]
 
 
 def test_the_thread_has_a_low_priority_and_gets_no_signals(node: Node, start: Start) -> None:
