@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tools.bench.processes import environment
-from tools.bench.trees import vary
+from tools.bench.trees import name_in_place, vary
 
 _OWN_SHARE = 50
 
@@ -15,6 +15,7 @@ _OWN_SHARE = 50
 def fill(location: Path, root: Path, tree: Path, count: int, tell: Callable[[str], None]) -> None:
     """Commit `count` keys, `bench/key0` and so on. One kernel of fifty is each key's own."""
     shutil.copytree(tree, root, symlinks=True)
+    name_in_place(root)
     own: list[Path] = []
     for number in range(count):
         originals = sorted(tree.glob("triton/*/"))[number % _OWN_SHARE :: _OWN_SHARE]
@@ -27,6 +28,7 @@ def fill(location: Path, root: Path, tree: Path, count: int, tell: Callable[[str
 def grow(location: Path, root: Path, tree: Path, kernel: Path, commits: int) -> None:
     """Commit a tree as `bench/key0`, and one more kernel in each of so many commits."""
     shutil.copytree(tree, root, symlinks=True)
+    name_in_place(root)
     _commit(location, root, "bench/key0")
     for number in range(commits):
         vary(kernel, root / "triton", 1 + number)

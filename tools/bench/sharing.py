@@ -12,7 +12,7 @@ from typing import ClassVar
 from tools.bench import processes
 from tools.bench.places import Place
 from tools.bench.processes import Spec, Step, Told
-from tools.bench.trees import tree_bytes
+from tools.bench.trees import name_in_place, tree_bytes
 
 
 class Sharing(ABC):
@@ -67,12 +67,14 @@ class Sharing(ABC):
             if (tree / component).is_dir():
                 folder.parent.mkdir(parents=True, exist_ok=True)
                 subprocess.run(["cp", "-a", f"{tree / component}/.", folder], check=True)
+                name_in_place(folder)
 
     def add(self, worker: str, kernel: Path) -> None:
         """One more of Triton's kernels."""
         folder = self.folders(worker)["triton"]
         folder.mkdir(parents=True, exist_ok=True)
         subprocess.run(["cp", "-a", str(kernel), str(folder)], check=True)
+        name_in_place(folder / kernel.name)
 
     def empty(self) -> None:
         """Take away all that is shared."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import json
 import os
 import shutil
 from base64 import b32encode
@@ -23,6 +24,15 @@ def tree_bytes(path: Path) -> int:
 def files_in(path: Path) -> list[Path]:
     """All files below `path`."""
     return [Path(folder, name) for folder, _, names in os.walk(path) for name in names]
+
+
+def name_in_place(folder: Path) -> None:
+    """Have the lists of Triton's kernels below a folder name their files there, as if they had been compiled there."""
+    for file in folder.glob("**/__grp__*.json"):
+        content, status = json.loads(file.read_bytes()), file.stat()
+        content["child_paths"] = {name: str(file.with_name(name)) for name in content["child_paths"]}
+        file.write_text(json.dumps(content))
+        os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,4 +154,5 @@ def vary(kernel: Path, folder: Path, number: int) -> Path:
         # JSON and ELF files may end in line breaks.
         content = file.read_bytes().replace(kernel.name.encode(), target.name.encode()) + b"\n" * number
         (target / file.name).write_bytes(content)
+    name_in_place(target)
     return target

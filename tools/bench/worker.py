@@ -61,9 +61,11 @@ class Kstore:
     def watched(self, kernel: str, target: str) -> Callable[[], str]:
         """What is left to do at the end of a job whose live commits have published the last kernel."""
         import kstore
+        from tools.bench.trees import name_in_place
 
         live = kstore.watch(self._key, settle=0.5, every=1.0, strict=True, **self._settings)  # type: ignore[arg-type]
         copy(kernel, target)
+        name_in_place(Path(target))
         until = time.monotonic() + _PATIENCE
         while not live.checkpoints and time.monotonic() < until:
             time.sleep(0.1)
