@@ -14,7 +14,7 @@ def digest_of(data: bytes | bytearray | memoryview) -> bytes:
     return blake3(data).digest()
 
 
-def digest_of_parts(parts: Iterable[bytes]) -> bytes:
+def digest_of_parts(parts: Iterable[bytes | bytearray]) -> bytes:
     """The same of what they are together."""
     whole = blake3()
     for part in parts:

@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 import zstandard
 
+from kstore.blobs.column import Digests, joined
 from kstore.digest import DIGEST_SIZE, digest_of, digest_of_parts
 from kstore.errors import IntegrityError
 
@@ -83,7 +84,7 @@ class PackIndex:
     """What is where in a pack."""
 
     frames: list[Frame] = field(default_factory=list)
-    digests: list[bytes] = field(default_factory=list)
+    digests: Digests | list[bytes] = field(default_factory=Digests)
     """In the order of their bytes."""
     sizes: MutableSequence[int] = field(default_factory=partial(array, "Q"))
     """Of the blobs, in the same order."""
@@ -100,7 +101,7 @@ class PackIndex:
         columns = b"".join(_FRAME.pack(*frame) for frame in self.frames)
         columns += struct.pack(f"<{len(self.sizes)}Q", *self.sizes)
         packed = zstandard.compress(columns, LEVEL)
-        body = (nonce or os.urandom(NONCE_SIZE), b"".join(self.digests), packed)
+        body = (nonce or os.urandom(NONCE_SIZE), joined(self.digests), packed)
         digest = digest_of_parts(body)
         footer = _FOOTER.pack(len(packed), len(self.frames), len(self.digests), len(columns), digest, _MAGIC)
         size = sum(map(len, body)) + len(footer)
@@ -142,7 +143,7 @@ def load_index(footer: Footer, body: bytes) -> PackIndex:
     columns = _decompress_columns(body[split:], expected)
     index = PackIndex(
         frames=[Frame._make(row) for row in _FRAME.iter_unpack(columns[: footer.frames * _FRAME.size])],
-        digests=[body[at : at + DIGEST_SIZE] for at in range(NONCE_SIZE, split, DIGEST_SIZE)],
+        digests=Digests(memoryview(body)[NONCE_SIZE:split]),
         sizes=array("Q", struct.unpack(f"<{footer.blobs}Q", columns[footer.frames * _FRAME.size :])),
     )
     _check(index)

@@ -1,0 +1,63 @@
+"""Digests in one piece of memory: each by itself takes more than twice the bytes, and a pack may have 100,000."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from struct import Struct
+from typing import overload
+
+from kstore.digest import DIGEST_SIZE
+
+_DIGEST = Struct(f"{DIGEST_SIZE}s")
+
+
+class Digests(Sequence[bytes]):
+    """A list of digests that only grows."""
+
+    def __init__(self, data: bytes | memoryview = b"") -> None:
+        """`data` is what those that are there already are together."""
+        self.data = bytearray(data)
+        """All of them, one after the other."""
+
+    def __len__(self) -> int:
+        return len(self.data) // DIGEST_SIZE
+
+    def __iter__(self) -> Iterator[bytes]:
+        return _each(self.data)
+
+    @overload
+    def __getitem__(self, at: int) -> bytes: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> list[bytes]: ...
+
+    def __getitem__(self, at: int | slice) -> bytes | list[bytes]:
+        if isinstance(at, slice):
+            first, end, step = at.indices(len(self))
+            return list(_each(self.data[first * DIGEST_SIZE : end * DIGEST_SIZE]))[::step]
+        first = range(len(self))[at] * DIGEST_SIZE
+        return bytes(self.data[first : first + DIGEST_SIZE])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def append(self, digest: bytes) -> None:
+        """Add one."""
+        self.data += digest
+
+    def extend(self, digests: Iterable[bytes]) -> None:
+        """Add these."""
+        for digest in digests:
+            self.append(digest)
+
+
+def joined(digests: Sequence[bytes]) -> bytes | bytearray:
+    """What they are together, without a copy of each."""
+    return digests.data if isinstance(digests, Digests) else b"".join(digests)
+
+
+def _each(data: bytearray) -> Iterator[bytes]:
+    return chain.from_iterable(_DIGEST.iter_unpack(data))
