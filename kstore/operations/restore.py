@@ -341,7 +341,7 @@ class _Restore:
         found = {path: entry for path, entry in found.items() if path.partition("/")[0] in known}
         try:
             check_entries(found)
-            check_paths([*self._files, *found])
+            check_paths(self._files.keys() | found.keys())
         except IntegrityError as error:
             log.warning("nothing is taken from below instead of what is missing: %s", error)
             found = {}
