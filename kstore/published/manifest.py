@@ -171,11 +171,12 @@ def pack_files(files: Files) -> Iterator[tables.Row]:
 def unpack_files(rows: Iterator[tables.Row]) -> Files:
     """The reverse of `pack_files`. No more than some of the rows are in memory at once."""
     files: Files = {}
+    numbers: dict[int, int] = {}
     while some := list(islice(rows, _ROWS)):
         paths, records = zip(*some, strict=True)
         if not {_RECORD.size}.issuperset(map(len, records)):
             raise ValueError("a record has another size")
-        files.update(zip(map(_decode, paths), unpack_entries(b"".join(records)), strict=True))
+        files.update(zip(map(_decode, paths), _unpack_some(b"".join(records), numbers), strict=True))
     return files
 
 
@@ -197,7 +198,18 @@ def pack_entries(entries: Iterable[Entry]) -> Iterator[bytes]:
     return starmap(_RECORD.pack, entries)
 
 
-def unpack_entries(records: bytes | memoryview) -> Iterator[Entry]:
+def unpack_entries(records: memoryview) -> Iterator[Entry]:
     """The reverse of `pack_entries`, of the records in a row."""
+    numbers: dict[int, int] = {}
+    step = _ROWS * _RECORD.size
+    some = (records[start : start + step] for start in range(0, len(records), step))
+    return chain.from_iterable(_unpack_some(each, numbers) for each in some)
+
+
+def _unpack_some(records: bytes | memoryview, numbers: dict[int, int]) -> Iterator[Entry]:
+    """Entries of which equal sizes and modes are one number, of `numbers`: of those there are not many."""
+    digests, sizes, times, modes, *others = zip(*_RECORD.iter_unpack(records), strict=True)
+    one = numbers.setdefault
     # Entry._make, without a step of the interpreter for each of ten thousand.
-    return map(partial(tuple.__new__, Entry), _RECORD.iter_unpack(records))
+    columns = zip(digests, map(one, sizes, sizes), times, map(one, modes, modes), *others, strict=True)
+    return map(partial(tuple.__new__, Entry), columns)

@@ -58,6 +58,12 @@ def test_names_are_sorted_as_their_bytes_are() -> None:
     assert set(load({path: entry() for path in paths})) == set(paths)
 
 
+def test_equal_sizes_are_one_number_in_memory() -> None:
+    sizes = [e.size for e in load({f"triton/{number}": entry("a" * 300) for number in range(2)}).values()]
+    assert sizes == [300, 300]
+    assert sizes[0] is sizes[1]
+
+
 @pytest.fixture(scope="module")
 def many() -> Manifest:
     paths = [f"triton/{number // 8:052}/triton_poi_fused_{number % 8}.cubin" for number in range(40_000)]
