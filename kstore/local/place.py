@@ -234,8 +234,8 @@ class _Staging:
         if not wanted:
             return
         blobs = source.blobs
-        loose, linking = self._start_links(wanted, source, packs, placed, pool)
-        paths = _Paths(wanted, placed.paths.union(loose))
+        others, linking = self._start_links(wanted, source, packs, placed, pool)
+        paths = _Paths(others, placed.paths)
         copying = self._copy(paths, blobs.parts(paths.sizes(), packs), pool)
         for part in chain(copying, (part.result() for part in linking)):
             placed.add(part)
@@ -250,19 +250,20 @@ class _Staging:
 
     def _start_links(
         self, among: Files, source: _Source, packs: Sequence[str], placed: Placed, pool: Pool
-    ) -> tuple[list[str], list[Future[Placed]]]:
-        """Link what is loose: returns its paths, with the threads' work on them. What is done at once is `placed`."""
+    ) -> tuple[Files, list[Future[Placed]]]:
+        """Link what is loose: returns the others, with the threads' work on it. What is done at once is `placed`."""
         packed = source.blobs.digests_in(packs)
         loose = [path for path, e in among.items() if e.flags & _LINK and e.digest not in packed]
         if loose:  # The first finds out which way works.
             first = self._links(source, loose[:1])
             make_folders([self.staged(folder) for folder in sorted(folders_of(loose[:1]))])
             placed.add(self._link(source, first))
-        if source.linker.mode is LinkMode.COPY:
-            return [], []
+        if not loose or source.linker.mode is LinkMode.COPY:
+            return among, []
+        others = {path: e for path, e in among.items() if not e.flags & _LINK or e.digest in packed}
         looks = [partial(self._links, source, loose[at : at + _LINK_COUNT]) for at in range(1, len(loose), _LINK_COUNT)]
         ahead = [submit(pool, look).result for look in looks[:_LOOKED_AHEAD]]
-        return loose, [submit(pool, self._link_made, source, links) for links in (*ahead, *looks[_LOOKED_AHEAD:])]
+        return others, [submit(pool, self._link_made, source, links) for links in (*ahead, *looks[_LOOKED_AHEAD:])]
 
     def drop_incomplete(self, placed: Placed, lists: Callable[[str], bool]) -> None:
         """A group with a missing file is not placed at all, nor is a list of files one of which is missing."""
