@@ -11,6 +11,34 @@ from kstore.published.manifest import NEVER_IN_PLACE, Files
 BEING_WRITTEN = "it is being written"
 
 
+class Place(NamedTuple):
+    """A folder being scanned."""
+
+    path: str
+    top: str
+    """Where its component is."""
+    unit: int = 0
+    """`Flag.GROUP` or `Flag.SLOT` inside one, else 0."""
+    depth: int = 0
+    """How many folders deep that unit is below its component."""
+
+    @property
+    def local(self) -> str:
+        """Where it is."""
+        _, slash, inside = self.path.partition("/")
+        return self.top + slash + inside
+
+    @property
+    def inside(self) -> str:
+        """Its path below the component's folder with a final "/"; empty for that folder itself."""
+        _, slash, inside = self.path.partition("/")
+        return inside + slash
+
+    def sub(self, name: str) -> Place:
+        """One of its subfolders."""
+        return self._replace(path=f"{self.path}/{name}")
+
+
 class Skipped(NamedTuple):
     """An artifact, or a group of them, that was left out, and why."""
 

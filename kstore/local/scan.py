@@ -23,7 +23,7 @@ from kstore.components.table import KSTORE_FOLDER
 from kstore.local.artifact import read_artifact
 from kstore.local.cacheroot import CacheRoot
 from kstore.local.finished import Content, Unfinished, read_in_batches
-from kstore.local.found import BEING_WRITTEN, Found, Scan, Skipped
+from kstore.local.found import BEING_WRITTEN, Found, Place, Scan, Skipped
 from kstore.local.index import Index, Known, KnownFolder, is_settled
 from kstore.local.untouched import Untouched
 from kstore.published.manifest import Files, Flag
@@ -62,7 +62,7 @@ def scan(
             if not folder.startswith(f"{root.path}/"):
                 others |= {*_below(folder, stores)}
             walk = _Walk(table[name], folder, others, shared)
-            walk.folder(_Place(name, folder), found)
+            walk.folder(Place(name, folder), found)
             walks.append(walk)
     unread = sorted((file for walk in walks for file in walk.unread), reverse=True)
     for walk in walks:
@@ -86,7 +86,7 @@ def _taken(unread: list[_Unread]) -> Iterator[tuple[_Unread, str, int]]:
     """From the end. What was read is not held any longer: there may be a hundred thousand."""
     while unread:
         file = unread.pop()
-        yield file, f"{file.folder.place.local}/{file.path.rpartition('/')[2]}", file.size
+        yield file, f"{file.folder.place.top}/{file.path.partition('/')[2]}", file.size
 
 
 def _is_there(folder: str) -> bool:
@@ -97,27 +97,10 @@ def _is_there(folder: str) -> bool:
         return not isinstance(error, FileNotFoundError | NotADirectoryError)
 
 
-class _Place(NamedTuple):
-    """A folder being scanned."""
-
-    path: str
-    local: str
-    unit: int = 0
-    """`Flag.GROUP` or `Flag.SLOT` inside one, else 0."""
-    depth: int = 0
-    """How many folders deep that unit is below its component."""
-    inside: str = ""
-    """Its path below the component's folder with a final "/"; empty for that folder itself."""
-
-    def sub(self, name: str) -> _Place:
-        path, local, inside = f"{self.path}/{name}", f"{self.local}/{name}", f"{self.inside}{name}/"
-        return _Place(path, local, self.unit, self.depth, inside)
-
-
 class _Listed(NamedTuple):
     """A folder that was listed, as it was before."""
 
-    place: _Place
+    place: Place
     found: KnownFolder
     into: Found
 
@@ -153,12 +136,14 @@ class _Walk:
         self._began_ns = time.time_ns()
         self._index, self._base, self._untouched, self._offer, self._found = shared
         self._listed: list[_Listed] = []
-        self._groups: list[tuple[_Place, Found, list[_Listed]]] = []
+        self._groups: list[tuple[Place, Found, list[_Listed]]] = []
         self._lists: list[tuple[str, _Listed]] = []
         """Files that list others."""
+        self._names: dict[str, str] = {}
+        """Each once: a kernel has the same ones whatever it was compiled for."""
         self.unread: list[_Unread] = []
 
-    def folder(self, place: _Place, into: Found) -> None:
+    def folder(self, place: Place, into: Found) -> None:
         """Look at a folder and all below it."""
         try:
             status = os.stat(place.local)
@@ -209,7 +194,7 @@ class _Walk:
 
     def _take_folder(
         self,
-        place: _Place,
+        place: Place,
         folder: KnownFolder,
         known: Callable[[str], Known],
         into: Found,
@@ -224,7 +209,7 @@ class _Walk:
             self._subfolder(place.sub(name), into)
 
     def _take_entries(
-        self, place: _Place, status: os.stat_result, folders: list[str], files: dict[str, Status], into: Found
+        self, place: Place, status: os.stat_result, folders: list[str], files: dict[str, Status], into: Found
     ) -> None:
         """Take a folder with that status as it was listed since."""
         into.listed = True
@@ -236,16 +221,16 @@ class _Walk:
         for name in folders:
             self._subfolder(place.sub(name), into)
 
-    def _entries(self, place: _Place, into: Found) -> tuple[list[str], dict[str, Status]]:
+    def _entries(self, place: Place, into: Found) -> tuple[list[str], dict[str, Status]]:
         """The subfolders' names, and the files, that are not ignored."""
-        folders, files, inside = [], {}, place.inside
-        names = os.listdir(place.local)
-        for name, status in zip(names, stat_each([f"{place.local}/{name}" for name in names]), strict=True):
+        folders, files, inside, local = [], {}, place.inside, place.local
+        names = [self._names.setdefault(name, name) for name in os.listdir(local)]
+        for name, status in zip(names, stat_each([f"{local}/{name}" for name in names]), strict=True):
             if status.error == errno.ENOENT:  # Of what has gone meanwhile nobody knows whether it was a folder.
                 continue
             is_folder = stat.S_ISDIR(status.mode)
             below = f"{inside}{name}/" if is_folder else inside + name
-            if place.unit and self._component.is_busy(below) and _is_recent(f"{place.local}/{name}"):
+            if place.unit and self._component.is_busy(below) and _is_recent(f"{local}/{name}"):
                 into.skipped.append(Skipped(f"{place.path}/{name}", BEING_WRITTEN))
                 self._found.busy.add(place.path)
             if name == KSTORE_FOLDER or self._component.ignores(below):
@@ -256,7 +241,7 @@ class _Walk:
                 files[name] = status
         return folders, files
 
-    def _subfolder(self, place: _Place, into: Found) -> None:
+    def _subfolder(self, place: Place, into: Found) -> None:
         if place.local in self._others:
             return
         if not place.unit and (unit := self._component.unit(place.inside)):
@@ -281,7 +266,7 @@ class _Walk:
             into.skipped.append(Skipped(path, "it is no regular file"))
             return
         file = _Unread(*similarity(path, status.size), self, listed)
-        relative = place.inside + name
+        relative = path.partition("/")[2]
         if self._component.lists(relative):
             self._lists.append((path, listed))
             self.read(file)  # before the folders are looked at whose files it lists
@@ -325,7 +310,7 @@ class _Walk:
         if all(map(self._is_settled, times)) and all(into.vouches(f"{place.path}/{name}") for name in found.files):
             into.settled_folders[place.path] = found
 
-    def _group(self, place: _Place) -> None:
+    def _group(self, place: Place) -> None:
         """Look at a group, to take all of it or none. One that is not complete need not be read."""
         group, before, listed_before = Found(), len(self.unread), len(self._listed)
         self.folder(place, group)
@@ -345,7 +330,7 @@ class _Walk:
         if not any(self._component.completes(path.partition("/")[2]) for path in paths):
             yield _UNFINISHED
 
-    def _judge(self, place: _Place, group: Found, folders: list[_Listed]) -> None:
+    def _judge(self, place: Place, group: Found, folders: list[_Listed]) -> None:
         # What becomes of a group is said of all its folders.
         group.settled_folders |= group.untouched
         group.untouched.clear()
@@ -357,7 +342,7 @@ class _Walk:
             _mark_host_bound(group)
             self._found.add(group)
 
-    def _leave_out(self, place: _Place, problem: str) -> None:
+    def _leave_out(self, place: Place, problem: str) -> None:
         if problem == _UNFINISHED and _is_recent(place.local):
             self._found.busy.add(place.path)
         self._found.skipped.append(Skipped(place.path, problem))

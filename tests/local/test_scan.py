@@ -383,3 +383,16 @@ def test_a_scan_of_a_roots_own_folders_does_not_look_at_the_store(tree: Tree, mo
     monkeypatch.setattr(os.path, "realpath", None)
     found = scan.scan(root, load_table(), Index(), dict, stores=["/mnt/hangs/kstore"])
     assert list(found.files) == [wrapper]
+
+
+# ---- Memory: a key may have a hundred thousand files
+
+
+def test_a_name_that_many_folders_have_is_in_memory_once(tree: Tree) -> None:
+    for kernel in "AB":
+        tree.kernel(kernel)
+    time.sleep(TICK)
+    folders = tree.scan().settled_folders
+    names = [name for folder in folders.values() for name in folder.files]
+    assert len(names) == 2 * GROUP_FILES
+    assert len({id(name) for name in names}) == len(set(names))
