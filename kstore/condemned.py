@@ -19,9 +19,10 @@ import json
 import logging
 import secrets
 import struct
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from typing import NamedTuple
 
 from kstore.backends import Backend
@@ -184,18 +185,19 @@ class Doomed:
     """False if a list could not be read: then nothing may be relied upon."""
 
 
-def read_doomed(backend: Backend, among: Container[bytes]) -> Doomed:
-    """Read all lists; of loose blobs only those in `among` are kept, for there may be millions.
+def read_doomed(backend: Backend, among: Callable[[], Container[bytes]]) -> Doomed:
+    """Read all lists; of loose blobs only those in what `among` gives are kept, for there may be millions. It is asked
+    once, and only where any are listed.
 
     Raises:
         OSError: they cannot be read.
     """
-    doomed = Doomed()
+    doomed, wanted = Doomed(), cache(among)
     try:
         for entry in _entries(backend):
             if entry.is_pack:
                 doomed.packs.add(entry.digest.hex())
-            elif entry.digest in among:
+            elif entry.digest in wanted():
                 doomed.blobs.add(entry.digest)
     except IntegrityError as error:
         log.warning("all is uploaded again, for what gc is about to delete cannot be known: %s", error)

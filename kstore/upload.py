@@ -19,6 +19,7 @@ from kstore.progress import Progress
 from kstore.published.delta import difference, may_follow
 from kstore.published.leaning import kept_by, may_lean
 from kstore.published.lost import lost_of
+from kstore.published.manifest import Manifest
 from kstore.published.ref import Delta, Ref
 from kstore.published.siblings import siblings
 from kstore.published.snapshot import Snapshot
@@ -124,8 +125,8 @@ class Uploader:
         self.bytes = 0
         """That reached the store."""
 
-    def begin(self, among: Container[bytes], is_first: bool) -> None:
-        """Begin an attempt to commit blobs whose digests are in `among`; `is_first` if the key is new."""
+    def begin(self, among: Callable[[], Container[bytes]], is_first: bool) -> None:
+        """Begin an attempt to commit blobs whose digests are in what `among` gives; `is_first` if the key is new."""
         self._storage.create()
         self.delta = None
         self.layout = self.layout or choose_layout(self._committer)
@@ -154,9 +155,10 @@ class Uploader:
 
     def lacking(
         self, sizes: Mapping[bytes, int], theirs: Snapshot | None, base: Snapshot | None, lost: Set[bytes] = frozenset()
-    ) -> dict[bytes, int]:
+    ) -> Mapping[bytes, int]:
         """Of blobs, given with their sizes in bytes, those that the store lacks, or that may not be relied upon, but
-        for what may be left below; those that are known to be `lost` in any case.
+        for what may be left below; those that are known to be `lost` in any case. There may be a hundred thousand: what
+        nothing is to be left out of is not copied.
         """
         held = self._storage.blobs.digests_in
         self._lost = lost
@@ -165,20 +167,22 @@ class Uploader:
             gone = self._doomed.blobs | lost_of(self._storage, base, sizes, self._missed)
             known |= kept_by(base) - gone
             self._relied = base.ref.packs
-        known = (known - self._missed | kept_by(theirs)) - lost | held(self.packs + self._ahead)
-        wanted = {digest: size for digest, size in sizes.items() if digest not in known}
+        known -= self._missed
+        known |= kept_by(theirs)
+        known -= lost
+        known |= held(self.packs + self._ahead)
+        wanted = _without(sizes, known)
         if self.layout is Layout.LOOSE and self._doomed.is_complete:
             gone = self._doomed.blobs | lost | self._missed
-            asked = {digest: size for digest, size in wanted.items() if digest not in gone}
+            asked = _without(wanted, gone)
             away, self._altered = self._storage.blobs.loose.unreliable(asked)
-            here = asked.keys() - away.keys() - self._altered
-            wanted = {digest: size for digest, size in wanted.items() if digest not in here}
+            wanted = _without(wanted, {d for d in asked if d not in away and d not in self._altered})
         may_be_below = wanted if may_lean(self._storage, theirs) else {}
         unsure = lost | self._missed
         if unsure and theirs and not theirs.ref.depth:
             self._shadowed = held(theirs.ref.packs) & unsure
-        self.below = self._storage.below.held({d: size for d, size in may_be_below.items() if d not in unsure})
-        return {digest: size for digest, size in wanted.items() if digest not in self.below}
+        self.below = self._storage.below.held(_without(may_be_below, unsure))
+        return _without(wanted, self.below)
 
     def upload(self, wanted: Mapping[bytes, int], read: Read, manifest: bytes | None = None) -> set[bytes]:
         """Store blobs, given with their sizes in bytes, and the manifest. Returns the digests of what changed
@@ -224,7 +228,8 @@ class Uploader:
                 writer.put_manifest(digest_of(manifest), manifest)
             if manifest is None or not refused:
                 packs = writer.finish() + spare.finish()
-                self._stored.insert(0, (packs, written | {*wanted} - refused))
+                stored = (written | wanted.keys()) - refused if wanted else written
+                self._stored.insert(0, (packs, stored))
                 self.packs = packs + self.packs
                 self.blobs += writer.blobs + spare.blobs
                 self.bytes += writer.size + spare.size
@@ -279,23 +284,30 @@ class Uploader:
             log.debug("a manifest of %s is stored whole: %s", self._committer.scope, error)
             return None
 
-    def packs_of(self, needed: set[bytes], theirs: Snapshot | None) -> tuple[str, ...]:
-        """The packs that the blobs `needed`, and what the manifest follows on, may be in: what is in a pack that no
+    def packs_of(self, manifest: Manifest, theirs: Snapshot | None) -> tuple[str, ...]:
+        """The packs that the blobs of a manifest, and what that follows on, may be in: what is in a pack that no
         ref names is deleted by gc. For what the newest generation keeps only its own are named: of those that others
         name gc may have made one, and deleted them.
         """
-        needed = needed | {self.delta.follows} if self.delta else needed
+        if not (theirs or self._ahead or self._relied or self._siblings):
+            return self.packs
+        needed = {entry.digest for _, entry in manifest.items()}
+        if self.delta:
+            needed.add(self.delta.follows)
         may_hold = self._storage.blobs.may_hold
         published = theirs.ref.packs if theirs and not theirs.ref.depth else ()
         if published and theirs and any(entry.digest not in needed for entry in theirs.manifest.entries()):
             published = tuple(pack for pack in published if may_hold(pack, needed))
-        left = needed.difference(*(stored for _, stored in self._stored), kept_by(theirs), self.below)
-        if theirs and not theirs.ref.depth:
-            left -= theirs.ref.stored.keys()
-        others = (*self._ahead, *self._relied, *self._siblings) if left else ()
-        shared = [pack for pack in others if pack not in published and may_hold(pack, left)]
+        others = [p for p in (*self._ahead, *self._relied, *self._siblings) if p not in published]
+        left = self._left(needed, theirs) if others else set()
+        shared = [pack for pack in others if left and may_hold(pack, left)]
         named = tuple(dict.fromkeys((*self.packs, *published, *shared)))
         return self._without_gone(named, needed, theirs) if theirs and self._lost else named
+
+    def _left(self, needed: set[bytes], theirs: Snapshot | None) -> set[bytes]:
+        """What of it neither this commit has stored nor the newest generation keeps."""
+        left = needed.difference(*(stored for _, stored in self._stored), kept_by(theirs), self.below)
+        return left - theirs.ref.stored.keys() if theirs and not theirs.ref.depth else left
 
     def _without_gone(self, packs: tuple[str, ...], needed: set[bytes], theirs: Snapshot) -> tuple[str, ...]:
         """A pack that has gone is named until all that it held is elsewhere, so that whoever has it brings it back."""
@@ -320,6 +332,10 @@ class Uploader:
         """Whether all that the generation has is there, but for the condemned blobs. A repair may have moved a pack."""
         is_reliable = not ref.depth and self._present(ref.packs) == ref.packs
         return is_reliable and self._doomed.is_complete and self._storage.refs.is_kept(ref)
+
+
+def _without(blobs: Mapping[bytes, int], those: Set[bytes]) -> Mapping[bytes, int]:
+    return {digest: size for digest, size in blobs.items() if digest not in those} if those else blobs
 
 
 def choose_layout(committer: Committer) -> Layout:

@@ -25,7 +25,7 @@ def seek(storage: Storage, lacking: DigestSet, named: Collection[str]) -> set[st
     """
     if not len(lacking):
         return set()
-    doomed = read_doomed(storage.backend, ())
+    doomed = read_doomed(storage.backend, tuple)
     doubtful = doomed.packs if doomed.is_complete else set(storage.blobs.packs())
     for pack in named:
         lacking.remove(_held(storage, pack) or ())

@@ -88,6 +88,17 @@ class Scan(Found):
     """Files that hold the paths of another folder: the root was moved, or copied, since they were written."""
     hashed: int = 0
     """How many files were read."""
+    forgotten: int = 0
+    """Of how many files no more is known here."""
+
+    def forget(self) -> None:
+        """Do without what only the index was for, once that is saved: a hundred thousand statuses. What a restore has
+        placed is needed until the base is.
+        """
+        if not self.untouched:
+            changing = {path: known for path, known in self.known.items() if not known.entry.flags & NEVER_IN_PLACE}
+            self.forgotten += len(self.known) - len(changing)
+            self.known = changing
 
     @property
     def files(self) -> Files:

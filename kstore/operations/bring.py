@@ -205,7 +205,7 @@ class _BringIn:
         uploader = self._uploader
         among = {entry.digest for entry in self._incoming.manifest.entries()} | proposal.contents.keys()
         among |= theirs.snapshot.ref.stored.keys() if theirs.snapshot else set()
-        uploader.begin(among, is_first=not theirs.generation)
+        uploader.begin(lambda: among, is_first=not theirs.generation)
         wanted = self._wanted(theirs, proposal, lost)
         offered = {entry.digest for _, entry in proposal.taken} | lost | proposal.contents.keys()
         manifest = Manifest(proposal.files, proposal.hosts, self._meta(theirs))
@@ -223,7 +223,7 @@ class _BringIn:
         """Digests and sizes of what is to be uploaded, neighbours beside each other."""
         news = sorted(proposal.taken, key=by_similarity)
         unknown = {entry.digest: entry.size for _, entry in news if entry.digest not in lost}
-        wanted = self._uploader.lacking(unknown, theirs.snapshot, None)
+        wanted = dict(self._uploader.lacking(unknown, theirs.snapshot, None))
         wanted |= {e.digest: e.size for e in self._incoming.manifest.entries() if e.digest in lost}
         return list(wanted.items())
 

@@ -159,10 +159,10 @@ class _Commit:
         self._leave_out_foreign()
         theirs = self._newest()
         proposal = self._propose(theirs)
-        ours = {path: self._ours[path] for path in proposal.taken if not self._ours[path].flags & _MERGE}
+        paths = [path for path in proposal.taken if not self._ours[path].flags & _MERGE]
         uploader = self._uploader
-        uploader.begin({entry.digest for entry in ours.values()}, is_first=not theirs.generation)
-        sources = Sources(self._worker, ours, {}, self._intake.kept)
+        uploader.begin(lambda: {self._ours[path].digest for path in paths}, is_first=not theirs.generation)
+        sources = Sources(self._worker, self._ours, paths, {}, self._intake.kept)
         uploader.upload(uploader.lacking(sources.sizes, theirs.snapshot, self._base), sources.read)
         return uploader.packs
 
@@ -208,12 +208,12 @@ class _Commit:
             base = self._base.manifest
         else:  # What it lost against may be gone.
             self._declined = {}
-        portable = {path: entry for path, entry in self._ours.items() if not entry.flags & _HOST}
+        bound = {path: entry for path, entry in self._ours.items() if entry.flags & _HOST}
+        portable = {path: entry for path, entry in self._ours.items() if path not in bound} if bound else self._ours
         proposal = Proposal(theirs.manifest.files, dict(theirs.manifest.hosts))
         proposal.files = self._merge(proposal, theirs, base.files, portable)
-        if len(portable) < len(self._ours):
+        if bound:
             host = self._worker.host.fingerprint
-            bound = {path: entry for path, entry in self._ours.items() if entry.flags & _HOST}
             proposal.hosts[host] = self._merge(proposal, theirs, base.hosts.get(host, {}), bound, host)
         return proposal
 
@@ -283,7 +283,7 @@ class _Commit:
         self, theirs: Theirs, proposal: Proposal, lost: set[bytes], reserved: Upload
     ) -> CommitReport | None:
         uploader = self._uploader
-        uploader.begin(self._concerned(theirs, proposal), is_first=not theirs.generation)
+        uploader.begin(lambda: self._concerned(theirs, proposal), is_first=not theirs.generation)
         sources = self._sources(proposal, lost)
         wanted = uploader.lacking(sources.sizes, theirs.snapshot, self._base, lost)
         manifest = Manifest(proposal.files, proposal.hosts, self._meta(theirs, proposal))
@@ -315,10 +315,10 @@ class _Commit:
 
     def _sources(self, proposal: Proposal, lost: set[bytes]) -> Sources:
         """What this commit brings, but for what was begun with."""
-        taken, written = set(proposal.taken), self._uploader.written
-        ours = {path: entry for path, entry in self._ours.items() if path in taken or entry.digest in lost}
-        ours = {path: entry for path, entry in ours.items() if entry.digest not in written}
-        return Sources(self._worker, ours, proposal.contents, self._intake.kept)
+        again, written = (path for path, entry in self._ours.items() if entry.digest in lost), self._uploader.written
+        every = {*proposal.taken, *again} if lost else proposal.taken
+        paths = [path for path in every if self._ours[path].digest not in written]
+        return Sources(self._worker, self._ours, paths, proposal.contents, self._intake.kept)
 
     def _lost(self, newest: Snapshot | None) -> set[bytes]:
         """Digests of ours that the newest generation needs and the store has lost."""
@@ -389,7 +389,7 @@ class _Commit:
             layout=self._uploader.layout or "",
             components=count_components(manifest.items()) if manifest else None,
             skipped=tuple(self._skipped),
-            found=len(self._found.known),
+            found=len(self._found.known) + self._found.forgotten,
         )
 
 

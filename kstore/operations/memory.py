@@ -47,6 +47,7 @@ class Memory:
         """Remember what was found in the root."""
         with self._writing():
             self._worker.state.save_index(index)
+        self._found.forget()
 
     def save_base(
         self,

@@ -50,18 +50,17 @@ class Theirs:
         self, scope: Scope, manifest: Manifest, data: bytes, uploader: Uploader, effort: Effort | None = None
     ) -> Ref:
         """The next generation, of a manifest that is stored as `data`; `uploader` has brought in what it needs."""
-        entries = manifest.entries()
         return Ref(
             scope=scope,
             generation=self.generation + 1,
             manifest=digest_of(data),
             manifest_size=len(data),
             delta=uploader.delta,
-            packs=uploader.packs_of({entry.digest for entry in entries}, self.snapshot),
+            packs=uploader.packs_of(manifest, self.snapshot),
             created=time.time(),
             creator=creator(),
-            files=len(entries),
-            size=sum(entry.size for entry in entries),
+            files=sum(map(len, (manifest.files, *manifest.hosts.values()))),
+            size=sum(entry.size for _, entry in manifest.items()),
             parent=self.generation,
             line=self.line,
             lineage=self.lineage,

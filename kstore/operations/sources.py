@@ -7,7 +7,7 @@ from itertools import groupby
 
 from kstore.local.finished import read_in_batches
 from kstore.published.manifest import Files, Flag
-from kstore.similarity import by_similarity
+from kstore.similarity import sorted_by_similarity
 from kstore.worker import Worker
 
 _RELOCATE = int(Flag.RELOCATE)
@@ -17,16 +17,24 @@ class Sources:
     """Each blob once, neighbours beside each other."""
 
     def __init__(
-        self, worker: Worker, ours: Files, contents: Mapping[bytes, bytes], kept: Mapping[bytes, bytes]
+        self,
+        worker: Worker,
+        ours: Files,
+        paths: Iterable[str],
+        contents: Mapping[bytes, bytes],
+        kept: Mapping[bytes, bytes],
     ) -> None:
-        """What `contents` holds is brought as well as `ours`; what `kept` holds need not be read again."""
+        """What is at these `paths` of `ours` is brought, and what `contents` holds; what `kept` holds need not be read
+        again.
+        """
         self._worker = worker
         self._ours = ours
         self._held = {**kept, **contents}
         self._paths: dict[bytes, str] = {}
         self.sizes = {digest: len(data) for digest, data in contents.items()}
         """Of all of them, in bytes."""
-        for path, entry in sorted(ours.items(), key=by_similarity):
+        for path in sorted_by_similarity(paths, ours):
+            entry = ours[path]
             self._paths.setdefault(entry.digest, path)
             self.sizes.setdefault(entry.digest, entry.size)
 

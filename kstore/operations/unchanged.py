@@ -51,7 +51,7 @@ def remember_still(worker: Worker, report: CommitReport, found: Scan, began_ns: 
     `mark` is that of what was in quarantine before it was looked for what the store has lost of it. Nothing is
     remembered of an empty root, which is likely to be the wrong one: every commit is to say so.
     """
-    if report.ok and found.known and not report.skipped and (still := still_since(worker.root, found, began_ns)):
+    if report.ok and report.found and not report.skipped and (still := still_since(worker.root, found, began_ns)):
         with suppress(CacheRootError, OSError):
             worker.state.save_still(still, mark)
 

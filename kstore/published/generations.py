@@ -83,7 +83,7 @@ def republish(
         if ref.depth:
             return _lifted(storage, ref, parent)
         sizes = _sizes(storage, ref)
-        doomed = read_doomed(storage.backend, sizes)
+        doomed = read_doomed(storage.backend, lambda: sizes)
         if not doomed.is_complete:
             raise IntegrityError(
                 "the list of what gc is about to delete is damaged; run `kstore gc` twice, with a --keep that leaves "
@@ -248,7 +248,7 @@ def are_present(storage: Storage, packs: Iterable[str]) -> bool:
     """Whether packs that no ref names yet are there to stay: if one was written before a place for the ref that will
     name it was reserved, gc may have condemned it, or deleted it, meanwhile. To be asked after that.
     """
-    doomed = read_doomed(storage.backend, ())
+    doomed = read_doomed(storage.backend, tuple)
     return doomed.is_complete and all(p not in doomed.packs and storage.blobs.has_pack(p) for p in packs)
 
 

@@ -533,7 +533,7 @@ def test_lists_are_not_joined_beyond_their_limit(node: Node, monkeypatch: pytest
 def test_what_a_list_has_left_is_found_by_who_has_listed_it_before(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     relied_upon_while_gc_condemns(node, *"ab")
     backend = node.store.storage.backend
-    before = read_doomed(backend, Everything())
+    before = read_doomed(backend, Everything)
     pass_time(node)
     get = PosixBackend.get
 
@@ -544,7 +544,7 @@ def test_what_a_list_has_left_is_found_by_who_has_listed_it_before(node: Node, m
         return get(backend, name, *arguments)
 
     monkeypatch.setattr(PosixBackend, "get", late)
-    assert read_doomed(backend, Everything()) == before
+    assert read_doomed(backend, Everything) == before
     assert listed(node) == 1
 
 
@@ -603,9 +603,9 @@ def test_what_a_gc_read_from_a_list_before_it_was_damaged_it_may_go_on_to_delete
 
 def test_what_was_on_a_damaged_list_is_condemned_anew_and_the_list_set_aside(doubtful: Node, tmp_path: Path) -> None:
     assert collect(doubtful).status is GcStatus.INCOMPLETE
-    assert not read_doomed(doubtful.store.storage.backend, ()).is_complete
+    assert not read_doomed(doubtful.store.storage.backend, tuple).is_complete
     assert collect(doubtful).status is GcStatus.COLLECTED
-    assert read_doomed(doubtful.store.storage.backend, ()).is_complete
+    assert read_doomed(doubtful.store.storage.backend, tuple).is_complete
     assert quarantined(doubtful) == {"list"}
     pass_time(doubtful)
     assert collect(doubtful).deleted.files > 0

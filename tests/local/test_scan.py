@@ -396,3 +396,11 @@ def test_a_name_that_many_folders_have_is_in_memory_once(tree: Tree) -> None:
     names = [name for folder in folders.values() for name in folder.files]
     assert len(names) == 2 * GROUP_FILES
     assert len({id(name) for name in names}) == len(set(names))
+
+
+def test_once_its_index_is_saved_a_scan_keeps_what_folders_do_not_tell_of(tree: Tree) -> None:
+    tree.wrapper()
+    changing = tree.put("tunableop/results.csv", b"rule")
+    found = tree.scan(None, "inductor", "tunableop")
+    found.forget()
+    assert (list(found.known), found.forgotten) == ([changing], 1)
