@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from kstore.components import Table
 from kstore.deadline import Waiting
 from kstore.digest import digest_of
-from kstore.environment import Environment, Host, detect_host, host_hint
+from kstore.environment import Environment, Host, detect_host, host_hint, machine_of
 from kstore.files import read_whole
 from kstore.local.cacheroot import CacheRoot
 from kstore.local.found import Scan
@@ -142,7 +142,7 @@ class Worker:
         bound = {path: known.entry.digest for path, known in found.known.items() if known.entry.flags & _HOST}
         foreign = {path: digest for path, digest in state.foreign.items() if bound.get(path) == digest}
         if bound and self._was_elsewhere(state, built_here=built_here):
-            if not built_here:
+            if not built_here or self._was_restored_elsewhere():
                 return bound
             base = self.base(state)
             old = base.manifest.hosts.get(state.host, {}) if base else {}
@@ -150,12 +150,20 @@ class Worker:
         return foreign
 
     def _was_elsewhere(self, state: State, *, built_here: bool) -> bool:
-        """Whether the root was on another host before. Where nobody had asked the compiler by then, a restore goes by
-        what is seen without it, for the worst that may come of that is a compile.
+        """Whether the root was on another host before. Where nobody had asked the compiler by then, what is seen
+        without it tells, for the worst that may come of that is a compile.
         """
         if state.host:
             return state.host != self.host.fingerprint
-        return not built_here and self.state.last_restore.host_hint() not in ("", host_hint())
+        if built_here:
+            self.ask_host()  # from this commit on the root is of this one
+            return self._was_restored_elsewhere()
+        return self.state.last_restore.host_hint() not in ("", host_hint())
+
+    def _was_restored_elsewhere(self) -> bool:
+        """Whether no restore has found the root on this machine: the last one's may have built what is new in it."""
+        hint = self.state.last_restore.host_hint()
+        return bool(hint) and machine_of(hint) != machine_of(host_hint())
 
     def base(self, state: State) -> Snapshot | None:
         """What the root grew from, if that was in this store, or one below."""

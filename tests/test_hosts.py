@@ -83,6 +83,46 @@ def test_objects_that_were_never_committed_stay_on_the_host_that_they_were_built
     assert {host: list(files) for host, files in _hosts(node).items()} == {"b" * 16: [own]}
 
 
+@pytest.mark.parametrize("published", ["nothing", "portable", "host-bound"])
+def test_a_commit_takes_nothing_for_its_own_that_may_have_been_built_where_the_root_was_restored(
+    tmp_path: Path, published: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job is killed, the volume with its cache root is given to another node, and only `kstore commit` runs there."""
+    go_to_host("a", monkeypatch)
+    if published != "nothing":
+        publish_wrapper(tmp_path)
+    if published == "host-bound":
+        other = Node(tmp_path, "other")
+        other.tree.put("inductor/ab/c0.main.so", shared_object() + b"0")
+        other.commit()
+    node = Node(tmp_path)
+    node.restore()
+    built = node.tree.put("inductor/ab/c1.main.so", shared_object())
+
+    go_to_host("b", monkeypatch)
+    node.tree.wrapper("another")
+    assert built in [skip.path for skip in Node(tmp_path).commit().skipped]
+    own = node.tree.put("inductor/ab/c2.main.so", shared_object() + b"b")
+    assert built in [skip.path for skip in Node(tmp_path).commit().skipped]
+    assert [list(files) for host, files in _hosts(node).items() if host == "b" * 16] == [[own]]
+    Node(tmp_path).restore()
+    assert (node.tree.has(built), node.tree.has(own)) == (False, True)
+
+
+def test_a_compiler_that_was_chosen_after_the_restore_builds_what_is_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program sets CXX, or PATH: it is on the same machine."""
+    publish_wrapper(tmp_path)
+    let_the_hint_be("machine gcc", monkeypatch)
+    node = Node(tmp_path)
+    node.restore()
+    built = node.tree.put("inductor/ab/c1.main.so", shared_object())
+    let_the_hint_be("machine clang", monkeypatch)
+    assert Node(tmp_path).commit().skipped == ()
+    assert list(_hosts(node)["a" * 16]) == [built]
+
+
 @pytest.mark.parametrize("restored", [False, True])
 def test_a_miss_on_another_host_takes_out_what_was_committed_on_the_one_before_and_nothing_later(
     tmp_path: Path, restored: bool, monkeypatch: pytest.MonkeyPatch

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kstore.environment.gpu import gpu_slug
-from kstore.environment.host import Host, detect_host, host_hint, surroundings
+from kstore.environment.host import Host, detect_host, host_hint, machine_of, surroundings
 from kstore.environment.influences import influences
 from kstore.environment.software import Environment, detect_environment
 
@@ -15,5 +15,6 @@ __all__ = [
     "gpu_slug",
     "host_hint",
     "influences",
+    "machine_of",
     "surroundings",
 ]

@@ -84,6 +84,11 @@ def host_hint() -> str:
     return _hint(tuple((name, os.environ[name]) for name in _COMPILER_VARIABLES if name in os.environ))
 
 
+def machine_of(hint: str) -> str:
+    """The part of a `host_hint` that no variable changes: the processor's extensions and glibc."""
+    return hint.partition(" ")[0]
+
+
 @functools.cache
 def _hint(compiler_environment: tuple[tuple[str, str], ...]) -> str:
     command = _compiler(dict(compiler_environment))
@@ -91,7 +96,8 @@ def _hint(compiler_environment: tuple[tuple[str, str], ...]) -> str:
     with suppress(OSError):
         status = os.stat(command[0]) if command else None
         compiler = f"{status.st_size} {status.st_mtime_ns}" if status else NONE
-    return digest_of_facts({"cpu": _reported_cpu(), "compiler": compiler, "glibc": _glibc()})
+    machine = digest_of_facts({"cpu": _reported_cpu(), "glibc": _glibc()})
+    return f"{machine} {digest_of_facts({'compiler': compiler})}"
 
 
 @functools.cache
