@@ -358,6 +358,7 @@ class Store:
             storage=self.storage,
             scope=scope,
             environment=self.environment,
+            environ=self.environ,
             influences=influences(self.environ),
             root=self._cache_root(scope, before_import),
             table=load_table(),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING
 
 from kstore.components import Table
@@ -47,6 +48,8 @@ class Worker:
     layout: Layout | None = None
     may_write: bool = True
     """Whether anything may be written to the store."""
+    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    """The variables that its compilers are run with."""
     influences: Mapping[str, str] = field(default_factory=dict)
     """Environment variables that change the keys compilers look under."""
     lease_ttl: float = 60.0
@@ -80,9 +83,14 @@ class Worker:
     @cached_property
     def _host(self) -> Future[Host]:
         pool = Pool(1)
-        answer = submit(pool, detect_host)
+        answer = submit(pool, partial(detect_host, self.environ))
         pool.shutdown(wait=False)
         return answer
+
+    @property
+    def host_hint(self) -> str:
+        """What is seen of the host without running the compiler."""
+        return host_hint(self.environ)
 
     def scan(self, state: State, offer: Offer | None = None) -> Scan:
         """Read the cache root; `offer` is given what is read."""
@@ -158,12 +166,12 @@ class Worker:
         if built_here:
             self.ask_host()  # from this commit on the root is of this one
             return self._was_restored_elsewhere()
-        return self.state.last_restore.host_hint() not in ("", host_hint())
+        return self.state.last_restore.host_hint() not in ("", self.host_hint)
 
     def _was_restored_elsewhere(self) -> bool:
         """Whether no restore has found the root on this machine: the last one's may have built what is new in it."""
         hint = self.state.last_restore.host_hint()
-        return bool(hint) and machine_of(hint) != machine_of(host_hint())
+        return bool(hint) and machine_of(hint) != machine_of(self.host_hint)
 
     def base(self, state: State) -> Snapshot | None:
         """What the root grew from, if that was in this store, or one below."""

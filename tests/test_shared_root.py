@@ -199,8 +199,8 @@ def test_what_another_image_on_this_node_has_restored_is_looked_through(
 
     def restore_on_another_host() -> None:
         with monkeypatch.context() as patch:
-            patch.setattr("kstore.worker.detect_host", lambda: Host("b" * 16, {"cpu": "other"}))
-            patch.setattr("kstore.operations.another.surroundings", lambda: "another image")
+            patch.setattr("kstore.worker.detect_host", lambda _: Host("b" * 16, {"cpu": "other"}))
+            patch.setattr("kstore.operations.another.surroundings", lambda _: "another image")
             assert worker(published).restore().ok
 
     here = worker(published)

@@ -38,7 +38,7 @@ def check_surroundings(store: Store, key: str, newest: Newest | None) -> Iterato
 
 def _check_host(store: Store, manifest: Manifest | None) -> Iterator[Check]:
     try:
-        host = detect_host()
+        host = detect_host(store.environ)
     except WaitTimeout as error:
         found, _, advice = str(error).partition("; ")
         yield bad("compiler", found, advice)

@@ -56,11 +56,10 @@ def detect_host(environ: Mapping[str, str] = os.environ) -> Host:
     Raises:
         WaitTimeout: the compiler does not answer. What is not known is no other host.
     """
-    compiler = tuple((name, environ[name]) for name in _COMPILER_VARIABLES if name in environ)
-    return _detect(compiler, _site_packages())
+    return _detect(tuple(_compiler_environment(environ).items()), _site_packages())
 
 
-def surroundings() -> str:
+def surroundings(environ: Mapping[str, str] = os.environ) -> str:
     """Equal for processes that see the same processor, files and compiler: of one boot, one mount namespace, one root
     folder, with the compiler's variables and torch alike. Without asking the compiler; empty if it cannot be known.
     """
@@ -74,19 +73,23 @@ def surroundings() -> str:
         }
     except OSError:  # not Linux
         return ""
-    return digest_of_facts(facts | {name: os.environ[name] for name in _COMPILER_VARIABLES if name in os.environ})
+    return digest_of_facts(facts | _compiler_environment(environ))
 
 
-def host_hint() -> str:
+def host_hint(environ: Mapping[str, str] = os.environ) -> str:
     """Equal for hosts that compiled C++ files run alike on, as far as that can be seen without running the compiler:
     by its file, the processor's extensions and glibc. The answer is kept for the process.
     """
-    return _hint(tuple((name, os.environ[name]) for name in _COMPILER_VARIABLES if name in os.environ))
+    return _hint(tuple(_compiler_environment(environ).items()))
 
 
 def machine_of(hint: str) -> str:
     """The part of a `host_hint` that no variable changes: the processor's extensions and glibc."""
     return hint.partition(" ")[0]
+
+
+def _compiler_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    return {name: environ[name] for name in _COMPILER_VARIABLES if name in environ}
 
 
 @functools.cache

@@ -82,6 +82,7 @@ def adopt(store: Store, key: str, archive: Path, *, built_under: Path, component
             storage=store.storage,
             scope=scope,
             environment=store.environment,
+            environ=store.environ,
             root=CacheRoot(folder, {name: f"{folder}/{name}" for name in (component, "triton")}, {}),
             table=load_table(),
             rules=table_version(),

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from kstore.environment import host_hint, surroundings
+from kstore.environment import surroundings
 from kstore.local.record import UNREADABLE
 from kstore.operations.request import Request, restore_report
 from kstore.published.ref import Ref
@@ -58,8 +58,8 @@ class Another:
     def _is_host(self, answer: Mapping[str, Any]) -> bool:
         """Two images on one node may share a cache root: each takes out what was built on the other."""
         if not answer["host"]:
-            return bool(answer["hint"] == host_hint())
-        if answer["around"] == surroundings() != "":
+            return bool(answer["hint"] == self._worker.host_hint)
+        if answer["around"] == surroundings(self._worker.environ) != "":
             return True
         return bool(answer["host"] == self._worker.host.fingerprint)
 
@@ -71,8 +71,8 @@ def answer_of(worker: Worker, request: Request, ref: Ref, report: RestoreReport,
         "store": worker.storage.holder(ref).identity,
         "depth": ref.depth,
         "host": host,
-        "around": surroundings() if host else "",
-        "hint": host_hint(),
+        "around": surroundings(worker.environ) if host else "",
+        "hint": worker.host_hint,
         "status": report.status,
         "files": report.files,
         "bytes": report.bytes,

@@ -16,7 +16,6 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-from kstore.environment import host_hint
 from kstore.errors import IntegrityError, KstoreError, StoreUnavailable
 from kstore.local.found import Scan, Skipped
 from kstore.local.index import Index
@@ -97,7 +96,7 @@ def _restore(worker: Worker, request: Request) -> RestoreReport:
 def remember_miss(worker: Worker) -> None:
     """There is nothing to restore: what is of another host or place is put right all the same."""
     before = worker.state.last_restore.host_hint()
-    hint = host_hint() if take_over(worker) else before  # The next restore tries once more.
+    hint = worker.host_hint if take_over(worker) else before  # The next restore tries once more.
     remember_restored(worker, None, hint=hint)
 
 
@@ -188,14 +187,14 @@ def remember_restored(
     storage = worker.storage
     with suppress(OSError, KstoreError):
         store = storage.location if not storage.trouble and storage.settings else ""
-        worker.state.last_restore.save(ref, whole, answer, store=store, host_hint=hint or host_hint())
+        worker.state.last_restore.save(ref, whole, answer, store=store, host_hint=hint or worker.host_hint)
 
 
 def report_placed(worker: Worker, snapshot: Snapshot, status: RestoreStatus) -> RestoreReport | None:
     """The report of who finds that another process of this host has just placed a generation, all of it; else None."""
     state = worker.state
     is_placed = state.grew_from(worker.storage.holder(snapshot.ref).identity, snapshot.ref)
-    if not (is_placed and state.last_restore.is_whole() and state.last_restore.host_hint() == host_hint()):
+    if not (is_placed and state.last_restore.is_whole() and state.last_restore.host_hint() == worker.host_hint):
         return None
     known = worker.root.folders
     files = {p: e for p, e in worker.files_of(snapshot.manifest).items() if p.partition("/")[0] in known}
@@ -289,7 +288,7 @@ class _Restore:
         self._found = worker.scan(self._state)
         self._left = drop_foreign(worker, self._state, self._found)
         self._skipped += (Skipped(p, "it was built on another host, and cannot be removed") for p in sorted(self._left))
-        if self._state.host and worker.state.last_restore.host_hint() != host_hint():
+        if self._state.host and worker.state.last_restore.host_hint() != worker.host_hint:
             worker.ask_host()  # What is built from now on is of this one.
         put_right(worker, self._found)
         if manifest.hosts:

@@ -9,7 +9,6 @@ import logging
 import os
 from contextlib import suppress
 
-from kstore.environment import host_hint
 from kstore.errors import KstoreError
 from kstore.local.found import Scan
 from kstore.local.state import State
@@ -33,7 +32,7 @@ def lock_and_hand_over(worker: Worker) -> None:
 def hand_over(worker: Worker) -> None:
     """Nothing is restored, and the job goes on with what is in the root, which the caller has locked."""
     if take_over(worker):
-        worker.state.last_restore.save_host_hint(host_hint())
+        worker.state.last_restore.save_host_hint(worker.host_hint)
 
 
 def take_over(worker: Worker) -> bool:
@@ -54,7 +53,7 @@ def take_over(worker: Worker) -> bool:
 def _comes_from_elsewhere(worker: Worker) -> bool:
     """Whether the root may have been on another host, or in another place: of a new one nothing is remembered."""
     hint = worker.state.last_restore.host_hint()
-    return bool((hint or worker.state.host()) and hint != host_hint()) or worker.state.was_moved()
+    return bool((hint or worker.state.host()) and hint != worker.host_hint) or worker.state.was_moved()
 
 
 def drop_foreign(worker: Worker, state: State, found: Scan) -> dict[str, bytes]:

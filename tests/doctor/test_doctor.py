@@ -36,8 +36,8 @@ OURS = {"torch": "2.13.0+cu130", "triton": "3.7.1", "python": "cpython-311", "ma
 def host(monkeypatch: pytest.MonkeyPatch) -> None:
     facts = {"cpu": "-mavx2", "compiler": "gcc version 12", "libstdc++": "libstdc++.so.6.0.30", "glibc": "glibc 2.36"}
     found = Host("0123456789abcdef", facts)
-    monkeypatch.setattr("kstore.worker.detect_host", lambda: found)
-    monkeypatch.setattr("kstore.doctor.surroundings.detect_host", lambda: found)
+    monkeypatch.setattr("kstore.worker.detect_host", lambda _: found)
+    monkeypatch.setattr("kstore.doctor.surroundings.detect_host", lambda _: found)
 
 
 @pytest.fixture
@@ -496,7 +496,7 @@ def test_objects_for_other_hosts_are_counted(published: Node, monkeypatch: pytes
     assert "1 C++ objects fit it" in checks(published.store)["host"].found
 
     other = Host("fedcba9876543210", {"cpu": "-mavx512f", "compiler": "gcc version 12"})
-    monkeypatch.setattr("kstore.doctor.surroundings.detect_host", lambda: other)
+    monkeypatch.setattr("kstore.doctor.surroundings.detect_host", lambda _: other)
     assert worst(published.store)["host"].found == "1 C++ objects were built for other hosts (cpu differ)"
 
 
@@ -782,7 +782,7 @@ def test_without_the_compiled_module_restores_take_longer(published: Node, monke
 
 
 def test_a_compiler_that_does_not_answer_is_named(published: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    def hang() -> Host:
+    def hang(_: object) -> Host:
         raise WaitTimeout("g++ has taken more than 30 s: nothing is known; see what ails it")
 
     monkeypatch.setattr("kstore.doctor.surroundings.detect_host", hang)
@@ -791,7 +791,7 @@ def test_a_compiler_that_does_not_answer_is_named(published: Node, monkeypatch: 
 
 
 def test_without_a_compiler_the_cpu_cannot_hit_either(published: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kstore.doctor.surroundings.detect_host", lambda: Host("0", {"compiler": "none"}))
+    monkeypatch.setattr("kstore.doctor.surroundings.detect_host", lambda _: Host("0", {"compiler": "none"}))
 
     assert worst(published.store)["compiler"].verdict is Verdict.WARNING
     cpu = Node(published.location.parent, "builder", gpu="cpu-x86_64").store

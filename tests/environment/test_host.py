@@ -16,6 +16,7 @@ import pytest
 from kstore.environment import detect_host, host
 from kstore.environment.software import cpu_flags
 from kstore.errors import WaitTimeout
+from tests.trees import KEY, Node, shared_object
 
 REPOSITORY = Path(host.__file__).parents[2]
 
@@ -248,6 +249,23 @@ def test_another_compiler_is_looked_at_again(compiler: Compiler) -> None:
     with_compiler = detect_host(compiler.prints(GCC))
     without = detect_host({"CXX": "no-such-compiler"})
     assert with_compiler.fingerprint != without.fingerprint
+
+
+def test_a_worker_is_of_the_host_that_the_variables_of_its_store_name(tmp_path: Path, compiler: Compiler) -> None:
+    """As where a process restores for a child that is to use another compiler."""
+    node = Node(tmp_path)
+    node.environ |= compiler.prints(GCC)
+    built = node.tree.put("inductor/ab/c1.main.so", shared_object())
+    node.commit()
+    hosts = node.store.snapshot(node.newest()).manifest.hosts
+    assert {name: list(files) for name, files in hosts.items()} == {detect_host(node.environ).fingerprint: [built]}
+    worker = node.store.worker(KEY, before_import=False)
+    assert worker.host_hint == host.host_hint(node.environ) != host.host_hint()
+
+
+def test_processes_with_other_compilers_are_in_other_surroundings(compiler: Compiler) -> None:
+    environ = compiler.prints(GCC)
+    assert host.surroundings(environ) == host.surroundings({**environ, "UNRELATED": "1"}) != host.surroundings()
 
 
 def test_the_fingerprint_is_short_and_stable(compiler: Compiler) -> None:

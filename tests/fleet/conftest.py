@@ -7,4 +7,4 @@ from kstore.environment import Host
 
 @pytest.fixture(autouse=True)
 def host(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kstore.worker.detect_host", lambda: Host("a" * 16, {}))
+    monkeypatch.setattr("kstore.worker.detect_host", lambda _: Host("a" * 16, {}))

@@ -10,7 +10,7 @@ from tests.trees import Node
 
 @pytest.fixture(autouse=True)
 def host(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kstore.worker.detect_host", lambda: Host("a" * 16, {}))
+    monkeypatch.setattr("kstore.worker.detect_host", lambda _: Host("a" * 16, {}))
 
 
 @pytest.fixture(params=["loose", "packed"])
