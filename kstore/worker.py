@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
@@ -16,6 +16,7 @@ from kstore.environment import Environment, Host, detect_host, host_hint, machin
 from kstore.files import read_whole
 from kstore.local.cacheroot import CacheRoot
 from kstore.local.found import Scan
+from kstore.local.outside import mark_folders, moved_here
 from kstore.local.relocate import to_stored
 from kstore.local.scan import Offer, scan
 from kstore.local.state import State, StateFolder
@@ -149,6 +150,8 @@ class Worker:
         """
         bound = {path: known.entry.digest for path, known in found.known.items() if known.entry.flags & _HOST}
         foreign = {path: digest for path, digest in state.foreign.items() if bound.get(path) == digest}
+        if bound and (moved := self.moved_here()):
+            foreign |= {path: digest for path, digest in bound.items() if path.partition("/")[0] in moved}
         if bound and self._was_elsewhere(state, built_here=built_here):
             if not built_here or self._was_restored_elsewhere():
                 return bound
@@ -156,6 +159,14 @@ class Worker:
             old = base.manifest.hosts.get(state.host, {}) if base else {}
             foreign |= {path: digest for path, digest in bound.items() if path in state.index.files or path in old}
         return foreign
+
+    def moved_here(self) -> set[str]:
+        """Components in folders of their own that have come from another machine, without the cache root."""
+        return moved_here(self.root, machine_of(self.host_hint))
+
+    def mark_folders(self, components: Iterable[str] | None = None) -> None:
+        """Nothing of another machine is in the folders outside the cache root, or in those of `components`."""
+        mark_folders(self.root, machine_of(self.host_hint), components)
 
     def _was_elsewhere(self, state: State, *, built_here: bool) -> bool:
         """Whether the root was on another host before. Where nobody had asked the compiler by then, what is seen

@@ -13,6 +13,8 @@ import pytest
 
 from kstore.environment import Host
 from kstore.errors import KstoreError
+from kstore.local.cacheroot import CacheRoot
+from kstore.local.outside import mark_folders, moved_here
 from kstore.operations.another import Another
 from kstore.operations.request import Request
 from kstore.operations.restore import report_placed
@@ -413,3 +415,113 @@ def test_what_is_as_it_was_placed_is_so_for_the_host_that_it_was_placed_for(
     (tmp_path / "away").rename(tmp_path / "store")
     report = Node(tmp_path).restore()
     assert (report.placed, node.tree.has(own)) == (1, True)
+
+
+# ---- A component's folder that moves without the cache root
+
+
+def on_volume(folder: Path, host: str, monkeypatch: pytest.MonkeyPatch) -> Node:
+    """A worker on a host with a cache root of its own, whose Inductor writes into a folder on a volume."""
+    go_to_host(host, monkeypatch)
+    node = Node(folder, f"node-{host}")
+    node.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "volume/inductor")
+    return node
+
+
+def committed(node: Node) -> None:
+    node.restore()
+    build(node, "c1")
+    node.commit()
+
+
+def killed(node: Node) -> None:
+    node.restore()
+    build(node, "c1")
+
+
+def only_committed(node: Node) -> None:
+    build(node, "c1")
+    node.commit()
+
+
+def build(node: Node, name: str) -> str:
+    Tree(node.location.parent / "volume").put(f"inductor/ab/{name}.main.so", shared_object() + name.encode())
+    return f"inductor/ab/{name}.main.so"
+
+
+@pytest.mark.parametrize("use", [committed, killed, only_committed])
+def test_what_was_built_in_a_folder_on_a_volume_is_not_used_on_the_next_host(
+    use: Callable[[Node], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    volume = Tree(tmp_path / "volume")
+    use(on_volume(tmp_path, "a", monkeypatch))
+    node = on_volume(tmp_path, "b", monkeypatch)
+    node.restore()
+    assert not volume.has("inductor/ab/c1.main.so")
+    own = build(node, "c2")
+    node.restore()
+    assert volume.has(own), "it was built on this one"
+    assert node.commit().skipped == ()
+    assert list(_hosts(node)["b" * 16]) == [own]
+
+
+@pytest.mark.parametrize("use", [committed, killed, only_committed])
+def test_a_commit_alone_publishes_no_objects_in_a_folder_that_has_come_from_another_host(
+    use: Callable[[Node], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(on_volume(tmp_path, "a", monkeypatch))
+    node = on_volume(tmp_path, "b", monkeypatch)
+    wrapper = Tree(tmp_path / "volume").wrapper()
+    for _ in range(2):
+        assert "inductor/ab/c1.main.so" in [skip.path for skip in node.commit().skipped]
+    assert list(node.published()) == [wrapper]
+    assert "b" * 16 not in _hosts(node)
+
+
+def test_a_folder_on_a_volume_that_stays_on_its_machine_keeps_what_was_built_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another key, with a root of its own, or a new one after the first was cleaned away."""
+    killed(on_volume(tmp_path, "a", monkeypatch))
+    (tmp_path / "node-a").rename(tmp_path / "cleaned away")
+    node = on_volume(tmp_path, "a", monkeypatch)
+    node.restore()
+    assert node.commit().new_files == 1
+    assert list(_hosts(node)) == ["a" * 16]
+
+
+def test_a_restore_that_fails_takes_out_what_a_volume_brings_from_another_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed(on_volume(tmp_path, "a", monkeypatch))
+    node = on_volume(tmp_path, "b", monkeypatch)
+    with monkeypatch.context() as patch, pytest.raises(KstoreError):
+        a_server_has_errors(node, patch)
+    assert not Tree(tmp_path / "volume").has("inductor/ab/c1.main.so")
+
+
+def test_of_components_in_each_others_folders_the_uppermost_tells_the_machine(tmp_path: Path) -> None:
+    """An engine leads Inductor into a folder below its own only once it runs: no restore has seen it there."""
+    volume = tmp_path / "volume"
+    outer = CacheRoot(str(tmp_path / "root"), {"vllm": str(volume)}, {})
+    nested = CacheRoot(str(tmp_path / "root"), {"vllm": str(volume), "inductor": str(volume / "a/inductor")}, {})
+    mark_folders(outer, "a")
+    mark_folders(nested, "a")
+    assert moved_here(nested, "b") == {"vllm", "inductor"}
+    mark_folders(outer, "b")
+    assert moved_here(nested, "b") == set()
+    assert [path.name for path in volume.rglob("*") if path.is_file()] == ["machine"]
+
+
+def test_a_commit_does_not_vouch_for_a_folder_in_which_something_of_another_host_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cache root came along, and knows it; another one on this host does not."""
+    node = on_volume(tmp_path, "a", monkeypatch)
+    only_committed(node)
+    (tmp_path / "volume/inductor/.kstore/machine").unlink()  # as an earlier version of kstore leaves it
+    (tmp_path / "node-a").rename(tmp_path / "node-b")
+    node = on_volume(tmp_path, "b", monkeypatch)
+    build(node, "c2")
+    assert [skip.path for skip in node.commit().skipped] == ["inductor/ab/c1.main.so"]
+    assert not (tmp_path / "volume/inductor/.kstore/machine").exists()

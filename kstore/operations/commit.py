@@ -181,6 +181,9 @@ class _Commit:
             self._ours = {path: entry for path, entry in self._ours.items() if path not in self._foreign}
             self._is_complete = False
             self._skipped += (Skipped(path, "it was built on another host") for path in sorted(self._foreign))
+        else:
+            bound = {path.partition("/")[0] for path, entry in self._ours.items() if entry.flags & _HOST}
+            self._worker.mark_folders(bound)
 
     def _newest(self) -> Theirs:
         try:

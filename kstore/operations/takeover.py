@@ -27,6 +27,8 @@ def lock_and_hand_over(worker: Worker) -> None:
         if _comes_from_elsewhere(worker):
             with worker.state.locked():
                 hand_over(worker)
+        else:
+            worker.mark_folders()
 
 
 def hand_over(worker: Worker) -> None:
@@ -46,14 +48,19 @@ def take_over(worker: Worker) -> bool:
         put_right(worker, found)
         if state.host:
             worker.state.save_host(worker.host.fingerprint, left)
+        if not left:
+            worker.mark_folders()
         return not left
     return False
 
 
 def _comes_from_elsewhere(worker: Worker) -> bool:
-    """Whether the root may have been on another host, or in another place: of a new one nothing is remembered."""
+    """Whether the root may have been on another host, or in another place: of a new one nothing is remembered. Or a
+    component's folder outside it has been.
+    """
     hint = worker.state.last_restore.host_hint()
-    return bool((hint or worker.state.host()) and hint != worker.host_hint) or worker.state.was_moved()
+    is_other = (hint or worker.state.host()) and hint != worker.host_hint
+    return bool(is_other or worker.state.was_moved() or worker.moved_here())
 
 
 def drop_foreign(worker: Worker, state: State, found: Scan) -> dict[str, bytes]:

@@ -1,0 +1,61 @@
+"""Component folders outside the cache root, which may go to another host without it: each bears a mark of its own.
+
+It names the machine that the C++ objects in it are of. The cache root of each host cannot know where a volume was.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterable
+from contextlib import suppress
+
+from kstore.components.table import KSTORE_FOLDER
+from kstore.files import read_whole
+from kstore.local.cacheroot import CacheRoot
+
+_MARK = "machine"
+
+
+def moved_here(root: CacheRoot, machine: str) -> set[str]:
+    """The components whose folder bears the mark of another machine."""
+    return {name for name, folder in _outside(root).items() if _marked(folder) not in ("", machine)}
+
+
+def mark_folders(root: CacheRoot, machine: str, components: Iterable[str] | None = None) -> None:
+    """Say that what is in the folders, or those of `components`, is of this one. What cannot be written is not said."""
+    outside = _outside(root)
+    for folder in {outside[name] for name in outside if components is None or name in components}:
+        with suppress(OSError):
+            if _marked(folder) != machine:
+                _mark(folder, machine)
+
+
+def _outside(root: CacheRoot) -> dict[str, str]:
+    """Component → the folder that has its mark: of components in each other's folders the uppermost."""
+    folders = {name: path for name, path in root.folders.items() if not path.startswith(f"{root.path}/")}
+    return {
+        name: min((above for above in folders.values() if f"{path}/".startswith(f"{above}/")), key=len)
+        for name, path in folders.items()
+    }
+
+
+def _marked(folder: str) -> str:
+    try:
+        return read_whole(os.path.join(folder, KSTORE_FOLDER, _MARK)).decode()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _mark(folder: str, machine: str) -> None:
+    parent = os.path.join(folder, KSTORE_FOLDER)
+    os.makedirs(parent, exist_ok=True)
+    path = os.path.join(parent, _MARK)
+    written = f"{path}-{secrets.token_hex(8)}"  # other roots and hosts may be at it
+    try:
+        with open(written, "w") as file:
+            file.write(machine)
+        os.replace(written, path)
+    finally:
+        with suppress(FileNotFoundError):
+            os.unlink(written)
