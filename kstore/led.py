@@ -59,6 +59,12 @@ def leading(key: str, environ: Mapping[str, str], *, commits: bool) -> Iterator[
             _by_hand[key] = Use(key, after)
 
 
+def key_led_to(variables: Mapping[str, str], besides: str) -> str:
+    """The key, `besides` one, whose commit is to come from the cache root that these variables lead to; else empty."""
+    uses = (use.key for use in _uses() if use.key != besides and use.variables.items() & variables.items())
+    return next(uses, "")
+
+
 def end_use(key: str) -> None:
     """What is compiled from now on is not for `key`, unless it is for a block of it."""
     _by_hand.pop(key, None)

@@ -27,6 +27,7 @@ from kstore.local.untouched import UNMARKED, Mark
 from kstore.merge import NOT_TAKEN, Merged, merge
 from kstore.operations.another import Another, answer_of
 from kstore.operations.displaced import put_right
+from kstore.operations.owner import warn_of_another_key
 from kstore.operations.request import Request, restore_report
 from kstore.operations.takeover import drop_foreign, hand_over, take_over
 from kstore.operations.wait import Waited, wait
@@ -117,7 +118,7 @@ def wait_for(worker: Worker, request: Request) -> Waited:
 
 def choose(worker: Worker, request: Request) -> Choice:
     """What there is to restore."""
-    _warn_of_another_scope(worker, request)
+    warn_of_another_key(worker, request)
     return _choose(worker, request)
 
 
@@ -129,19 +130,6 @@ def mark_restored(worker: Worker, snapshot: Snapshot) -> None:
 
 def _may_mark(worker: Worker) -> bool:
     return worker.may_write and not worker.storage.trouble
-
-
-def _warn_of_another_scope(worker: Worker, request: Request) -> None:
-    """A commit takes a whole root: what is in it of another key, GPU or environment would be published here as well."""
-    scope, other = worker.scope, worker.state.scope()
-    if other is None or other == scope or other.key == request.seed:
-        return
-    of_keys = other.key != scope.key
-    log.warning(
-        "the cache root %s has the kernels of %s, and is used for %s now: a commit publishes all of them under it; "
-        "give each %s a cache root of its own",
-        worker.root.path, *((other.key, scope.key, "key") if of_keys else (other, scope, "GPU and environment")),
-    )  # fmt: skip
 
 
 def place(

@@ -101,6 +101,22 @@ def test_a_command_that_restores_another_key_by_hand_is_told_whose_kernels_it_ta
     assert "not into that of my/v1, which is in use" in result.err
 
 
+def test_a_command_that_uses_its_cache_root_for_another_key_is_warned(cli: Cli) -> None:
+    """`--cache-root` is what the command has as KSTORE_CACHE_ROOT. Nothing is published of either key yet."""
+    block = "import kstore\nwith kstore.synchronized('another/v1'): pass"
+    result = cli.process("exec", "my/v1", "--cache-root", str(cli.folder / "own"), "--", sys.executable, "-c", block)
+
+    assert "own is in use for my/v1, and is used for another/v1 as well" in result.err
+    assert "give each key a cache root of its own" in result.err
+
+
+def test_a_command_that_is_run_for_the_key_of_its_cache_root_is_not_warned(cli: Cli) -> None:
+    block = "import kstore\nwith kstore.synchronized('my/v1'): pass"
+    result = cli.process("exec", "my/v1", "--cache-root", str(cli.folder / "own"), "--", sys.executable, "-c", block)
+
+    assert "in use for" not in result.err
+
+
 @pytest.mark.parametrize(("outlived", "why"), [(60.0, "the command was told to end"), (0.0, "")])
 def test_a_signal_that_the_command_has_outlived_did_not_end_it(cli: Cli, outlived: float, why: str) -> None:
     """Its last commit has all the time there is, and whether what was restored was used is told."""
