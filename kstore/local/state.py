@@ -12,7 +12,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -79,6 +79,8 @@ class State:
     """Of the folders that are as the base has them."""
     seen: int = 0
     """The newest generation of the root's own key when the root was seeded from another one's."""
+    supports: list[str] = field(default_factory=list)
+    """The stores below that were here when the base was saved, if that leans on any."""
 
 
 class StillRoot(NamedTuple):
@@ -91,6 +93,8 @@ class StillRoot(NamedTuple):
     still: Still
     damage: str
     """The mark of what was found damaged of the store by then, and is looked after."""
+    supports: list[str]
+    """As in `State`."""
 
 
 class StateFolder:
@@ -206,6 +210,7 @@ class StateFolder:
                 state.synced = content["synced"] == self._index_digest.hex() != ""
                 state.untouched = Mark(*map(int, content["untouched"])) if is_here else UNMARKED
                 state.seen = int(content.get("seen", 0))
+                state.supports = content.get("supports", [])
                 state.missed = frozenset(map(bytes.fromhex, content.get("missed", ())))
         except FileNotFoundError:
             pass
@@ -238,7 +243,7 @@ class StateFolder:
                 base = json.loads(sync)
                 found = Base(base["store"], Snapshot(read_ref(base), b""))
                 still = Still.load(content["still"], paths)
-                return StillRoot(found, len(base["declined"]), still, content["damage"])
+                return StillRoot(found, len(base["declined"]), still, content["damage"], base.get("supports", []))
         return None
 
     def grew_from(self, store: str, ref: Ref) -> bool:
@@ -286,6 +291,7 @@ class StateFolder:
         foreign: Mapping[str, bytes] | None = None,
         missed: Set[bytes] = frozenset(),
         seen: int = 0,
+        supports: Sequence[str] = (),
     ) -> None:
         """Replace the base. `synced` says whether all that the saved index has is in it or declined."""
         content = {
@@ -298,6 +304,7 @@ class StateFolder:
             "missed": sorted(digest.hex() for digest in missed),
             "untouched": untouched,
             "seen": seen,
+            "supports": supports,
             "placing": self._placing,
         }
         # The ref names the manifest by its digest: a crash between the two leaves no base rather than a wrong one.

@@ -27,7 +27,7 @@ from kstore.operations.proposal import Proposal, Theirs, apart
 from kstore.operations.sources import Sources
 from kstore.operations.unchanged import commit_report, confirm, remember_still, unchanged_since
 from kstore.published.layers import newest_ref, newest_whole, or_below, remembers
-from kstore.published.leaning import fetch, noted
+from kstore.published.leaning import fetch, noted, supports, supports_of
 from kstore.published.lost import lacks_pack, lost_of
 from kstore.published.manifest import Entry, Files, Flag, Manifest, meta_of, unit_of
 from kstore.published.ref import Effort, Ref
@@ -130,7 +130,8 @@ class _Commit:
         self._taken = 0
         self._lacking: dict[Ref, bool] = {}
         self._published: Proposal | None = None
-        self._is_synced = state.synced and self._unsaved is None and not found.unsettled
+        is_supported = not state.supports or state.supports == supports(self._storage)
+        self._is_synced = state.synced and self._unsaved is None and not found.unsettled and is_supported
 
     def run(self) -> CommitReport:
         if self._base and self._is_current():
@@ -308,7 +309,7 @@ class _Commit:
             # others had used, and gc removed, meanwhile: then what is the newest now lacks what is ours.
             self._taken = ref.generation
             return None
-        self._save_base(Snapshot(ref, data), proposal)
+        self._save_base(Snapshot(ref, data), manifest, proposal)
         return self._report(CommitStatus.COMMITTED, ref, manifest, proposal)
 
     def _concerned(self, theirs: Theirs, proposal: Proposal) -> set[bytes]:
@@ -367,12 +368,13 @@ class _Commit:
         """All of ours is in theirs, or declined: theirs is what the root grew from, from now on."""
         news = theirs.snapshot is not self._base or proposal.declined != self._declined or not self._is_synced
         if theirs.snapshot and news:
-            self._save_base(theirs.snapshot, proposal)
+            self._save_base(theirs.snapshot, theirs.manifest, proposal)
 
-    def _save_base(self, snapshot: Snapshot, proposal: Proposal) -> None:
+    def _save_base(self, snapshot: Snapshot, manifest: Manifest, proposal: Proposal) -> None:
         found = (snapshot.ref.manifest,), (entry.digest for entry in self._ours.values())
         missed = self._state.missed.difference(*found)
-        self.memory.save_base(snapshot, proposal.declined, self._foreign, missed, self._is_complete)
+        below = supports_of(self._storage, manifest)
+        self.memory.save_base(snapshot, proposal.declined, self._foreign, missed, below, self._is_complete)
 
     def _report(
         self,

@@ -6,7 +6,7 @@ Losing it costs time, never an artifact: where the root's disk is full, what was
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 
 from kstore.errors import CacheRootError
@@ -55,6 +55,7 @@ class Memory:
         declined: Mapping[str, bytes],
         foreign: Mapping[str, bytes],
         missed: Set[bytes],
+        supports: Sequence[str],
         is_complete: bool,
     ) -> None:
         """Remember that the root grew from `snapshot`. `is_complete` says that all of it is in that or declined."""
@@ -71,6 +72,7 @@ class Memory:
                 untouched=worker.untouched(self._state, self._base) if keeps_base else UNMARKED,
                 foreign=foreign,
                 missed=missed,
+                supports=supports,
             )
 
     @contextmanager

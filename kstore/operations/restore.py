@@ -33,7 +33,7 @@ from kstore.operations.takeover import drop_foreign, hand_over, take_over
 from kstore.operations.wait import Waited, wait
 from kstore.operations.wanted import choose_wanted, hindered
 from kstore.published.layers import attempt, newest_there, ref_of, remembers
-from kstore.published.leaning import leans_on, substitutes, unavailable
+from kstore.published.leaning import leans_on, substitutes, supports_of, unavailable
 from kstore.published.manifest import Files
 from kstore.published.ref import Ref, RefState
 from kstore.published.snapshot import Snapshot
@@ -370,6 +370,7 @@ class _Restore:
             foreign=self._left,
             missed=self._missed(placed),
             seen=self._seen,
+            supports=supports_of(self._worker.storage, self._snapshot.manifest),
         )
 
     def _missed(self, placed: Placed) -> set[bytes]:

@@ -11,6 +11,7 @@ from kstore.local.found import Scan
 from kstore.local.state import StillRoot
 from kstore.local.still import still_since
 from kstore.published.layers import base_of, newest_ref
+from kstore.published.leaning import supports
 from kstore.published.lost import lacks_pack
 from kstore.published.ref import Ref
 from kstore.report import CommitReport, CommitStatus
@@ -29,6 +30,8 @@ def unchanged_since(worker: Worker, known: StillRoot | None) -> CommitReport | N
         return None
     storage = worker.storage
     if damage_mark(storage.backend) != known.damage:
+        return None
+    if known.supports and known.supports != supports(storage):
         return None
     with suppress(IntegrityError):
         if base.is_generation_of(newest_ref(storage, worker.scope)) and not lacks_pack(storage, base.ref):

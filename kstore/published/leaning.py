@@ -37,6 +37,16 @@ def leaning(manifest: Manifest) -> dict[bytes, int]:
     return {entry.digest: entry.size for entry in manifest.entries() if entry.flags & _BELOW}
 
 
+def supports(storage: Storage) -> list[str]:
+    """The stores below that are here."""
+    return [layer.identity for layer in storage.below.there] if storage.below else []
+
+
+def supports_of(storage: Storage, manifest: Manifest) -> list[str]:
+    """The same of a generation that leans on any; when they are others, what it needs may have gone."""
+    return supports(storage) if leans_on(manifest) else []
+
+
 def kept_by(snapshot: Snapshot | None) -> set[bytes]:
     """What a generation keeps in the store that is written: a commit upon it may rely on that."""
     if snapshot is None or snapshot.ref.depth:

@@ -6,6 +6,7 @@ import logging
 import os
 import shutil
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -30,6 +31,8 @@ from tests.test_repair import rot_frame
 from tests.trees import ENVIRONMENT, GPU, KEY, Tree, contents
 
 OTHER = "model/v2"
+TICK = 0.15
+"""Seconds after which a time is trusted."""
 
 
 @pytest.fixture
@@ -410,6 +413,49 @@ def test_a_generation_is_put_back_without_a_restore_too(fleet: Fleet) -> None:
     assert worker.commit().generation == 2
     again = fleet.without("again")
     assert again.restore().left_out == 0
+
+
+@pytest.mark.parametrize("rests", [False, True], ids=["just committed", "nothing moves"])
+@pytest.mark.parametrize("gone", ["with its folder", "from the settings"])
+def test_who_has_what_an_image_had_that_has_gone_puts_it_back_though_nothing_is_new(
+    fleet: Fleet, gone: str, rests: bool
+) -> None:
+    fleet.bake("one")
+    worker = fleet.worker("worker")
+    worker.restore()
+    fill(worker, "two")
+    worker.commit()
+    if rests:
+        time.sleep(TICK)
+        assert worker.commit().status is CommitStatus.UNCHANGED
+    if gone == "with its folder":
+        fleet.base.rename(fleet.folder / "gone")
+        worker = fleet.worker("worker")
+    else:
+        worker = fleet.without("worker")
+    report = worker.commit()
+    assert (report.status, report.generation) == (CommitStatus.COMMITTED, 2)
+    again = fleet.without("again")
+    assert again.restore().left_out == 0
+    assert has(again) == {"one", "two"}
+    assert worker.commit().status is CommitStatus.UNCHANGED
+
+
+def test_where_nothing_can_be_put_back_of_what_an_image_had_all_is_looked_at_once(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leaning_fleet(fleet)
+    worker = fleet.worker("worker")
+    worker.restore()
+    shutil.rmtree(worker.tree.root / "inductor")
+    shutil.rmtree(worker.tree.root / "triton")
+    fill(worker, "two")
+    time.sleep(TICK)
+    assert worker.commit().status is CommitStatus.UNCHANGED
+    without = fleet.without("worker")
+    assert without.commit().status is CommitStatus.UNCHANGED
+    monkeypatch.setattr("kstore.worker.Worker.scan", pytest.fail)
+    assert without.commit().status is CommitStatus.UNCHANGED
 
 
 def test_part_of_what_is_missing_is_put_back_by_itself(fleet: Fleet) -> None:
