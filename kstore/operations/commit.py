@@ -23,13 +23,13 @@ from kstore.local.found import Scan, Skipped
 from kstore.local.state import State, StillRoot
 from kstore.merge import Merged, merge
 from kstore.operations.memory import Memory
-from kstore.operations.proposal import Proposal, Theirs, apart
+from kstore.operations.proposal import Proposal, Theirs, apart, meta_by
 from kstore.operations.sources import Sources
 from kstore.operations.unchanged import commit_report, confirm, remember_still, unchanged_since
 from kstore.published.layers import newest_ref, newest_whole, or_below, remembers
 from kstore.published.leaning import fetch, noted, supports, supports_of
 from kstore.published.lost import lacks_pack, lost_of
-from kstore.published.manifest import Entry, Files, Flag, Manifest, meta_of, unit_of
+from kstore.published.manifest import Entry, Files, Flag, Manifest, unit_of
 from kstore.published.ref import Effort, Ref
 from kstore.published.snapshot import Snapshot
 from kstore.report import CommitReport, CommitStatus, count_components
@@ -290,7 +290,7 @@ class _Commit:
         uploader.begin(lambda: self._concerned(theirs, proposal), is_first=not theirs.generation)
         sources = self._sources(proposal, lost)
         wanted = uploader.lacking(sources.sizes, theirs.snapshot, self._base, lost)
-        manifest = Manifest(proposal.files, proposal.hosts, self._meta(theirs, proposal))
+        manifest = Manifest(proposal.files, proposal.hosts, meta_by(self._worker, theirs, proposal))
         manifest = noted(self._storage, manifest, theirs.snapshot, sources.sizes.keys(), uploader.below)
         data = manifest.dump()
         refused = uploader.upload(wanted, sources.read, uploader.shortened(data, theirs.snapshot, self._base))
@@ -343,19 +343,6 @@ class _Commit:
         self._ours = {p: entry for p, entry in self._ours.items() if unit_of(p, entry) not in units}
         self._is_complete = False
         self._skipped += (Skipped(unit, "it changed while it was uploaded") for unit in sorted(units))
-
-    def _meta(self, theirs: Theirs, proposal: Proposal) -> dict[str, object]:
-        worker = self._worker
-        host = {"host": dict(worker.host.facts)} if proposal.hosts else {}
-        return {
-            **meta_of(worker.scope, theirs.generation),
-            "environment": dict(worker.environment.facts),
-            "variables": dict(worker.influences),
-            "cache_root": worker.root.path,
-            "folders": dict(worker.root.folders),
-            **worker.origin,
-            **host,
-        }
 
     def _unchanged(self, theirs: Theirs, proposal: Proposal) -> CommitReport:
         self._remember(theirs, proposal)

@@ -5,17 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kstore.creator import creator
 from kstore.digest import digest_of
-from kstore.published.manifest import Files, Manifest
+from kstore.published.manifest import Files, Manifest, meta_of
 from kstore.published.ref import Effort, Ref
 from kstore.published.snapshot import Snapshot
 from kstore.scope import Scope
 
 if TYPE_CHECKING:
     from kstore.upload import Uploader
+    from kstore.worker import Worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,3 +86,17 @@ def apart(files: Files, hosts: Mapping[str, Files], host: str) -> tuple[Files, l
     """Of the sets of files of a manifest that of one host, or with "" the portable one; and all others."""
     sets = {"": files, **hosts}
     return sets.pop(host, {}), list(sets.values())
+
+
+def meta_by(worker: Worker, theirs: Theirs, proposal: Proposal) -> dict[str, Any]:
+    """What a manifest says of its generation that a worker makes."""
+    host = {"host": dict(worker.host.facts)} if proposal.hosts else {}
+    return {
+        **meta_of(worker.scope, theirs.generation),
+        "environment": dict(worker.environment.facts),
+        "variables": dict(worker.influences),
+        "cache_root": worker.root.path,
+        "folders": dict(worker.root.folders),
+        **worker.origin,
+        **host,
+    }
