@@ -162,11 +162,12 @@ class Worker:
 
     def moved_here(self) -> set[str]:
         """Components in folders of their own that have come from another machine, without the cache root."""
-        return moved_here(self.root, machine_of(self.host_hint))
+        return moved_here(self.root, machine_of(self.host_hint)) if self.root.outside else set()
 
     def mark_folders(self, components: Iterable[str] | None = None) -> None:
         """Nothing of another machine is in the folders outside the cache root, or in those of `components`."""
-        mark_folders(self.root, machine_of(self.host_hint), components)
+        if self.root.outside:
+            mark_folders(self.root, machine_of(self.host_hint), components)
 
     def _was_elsewhere(self, state: State, *, built_here: bool) -> bool:
         """Whether the root was on another host before. Where nobody had asked the compiler by then, what is seen

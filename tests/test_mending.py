@@ -229,7 +229,7 @@ def test_a_restore_does_not_look_through_all_packs_of_a_large_store(
         other = Node(tmp_path, "other", layout=layout)
         other.tree.wrapper(f"{number}")
         other.commit(f"other/v{number}")
-    monkeypatch.setattr("kstore.blobs.blobstore._MOST_SEARCHED", 3)
+    monkeypatch.setattr("kstore.blobs.blobstore.MOST_SEARCHED", 3)
     opened: list[str] = []
     real = PosixBackend.open
 

@@ -30,7 +30,7 @@ _Tell = Callable[[str, Exception], None]
 """Is told what ails a pack."""
 _INDEX_THREADS = 8
 _ATTEMPTS = 2
-_MOST_SEARCHED = 100
+MOST_SEARCHED = 100
 """Packs that are looked through for what is missing while somebody waits: some milliseconds each where each call has to
 cross a network. A ref names the packs that it needs; others hold the same blob by chance.
 """
@@ -40,7 +40,7 @@ class _Search:
     """How far one operation looks for what is not where it is expected."""
 
     def __init__(self) -> None:
-        self._left = _MOST_SEARCHED
+        self._left = MOST_SEARCHED
         self._told = False
 
     def among(self, packs: list[str], missing: Mapping[bytes, int]) -> Iterator[str]:

@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 
+from kstore.blobs.blobstore import MOST_SEARCHED
 from kstore.doctor.check import Check, bad, ok, warning
 from kstore.errors import KstoreError
 from kstore.published.layers import newest_there, unforgotten
@@ -22,8 +23,6 @@ _NAMES = {"torch": "torch", "cuda": "CUDA", "hip": "HIP", "triton": "Triton", "p
 _SHOWN = 4
 _LONGEST = 60
 """Characters of what a manifest says of a builder."""
-_MOST_SEARCHED = 100
-"""Packs that are looked through for what is not where it should be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +149,7 @@ def _lost(store: Store, snapshot: Snapshot) -> int:
     own = [entry for entry in snapshot.manifest.entries() if entry.digest not in leant]
     away = absent(store.storage, snapshot.ref, {entry.digest: entry.size for entry in own})
     if away:  # A restore looks in other packs too, though not in thousands.
-        away -= blobs.digests_in(islice(blobs.packs_listed(), _MOST_SEARCHED))
+        away -= blobs.digests_in(islice(blobs.packs_listed(), MOST_SEARCHED))
     return sum(entry.digest in away for entry in own)
 
 

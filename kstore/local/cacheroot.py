@@ -47,6 +47,11 @@ class CacheRoot:
         """kstore's own folder: see `kstore.local.state`."""
         return os.path.join(self.path, KSTORE_FOLDER)
 
+    @property
+    def outside(self) -> dict[str, str]:
+        """Component → its folder, of those that are not below the root."""
+        return {name: folder for name, folder in self.folders.items() if not folder.startswith(f"{self.path}/")}
+
     def local_path(self, path: str) -> str:
         """Where the artifact or folder `path`, `<component>/…`, is on this worker."""
         component, slash, rest = path.partition("/")

@@ -19,21 +19,22 @@ _MARK = "machine"
 
 def moved_here(root: CacheRoot, machine: str) -> set[str]:
     """The components whose folder bears the mark of another machine."""
-    return {name for name, folder in _outside(root).items() if _marked(folder) not in ("", machine)}
+    return {name for name, folder in _marked_folders(root).items() if _marked(folder) not in ("", machine)}
 
 
 def mark_folders(root: CacheRoot, machine: str, components: Iterable[str] | None = None) -> None:
     """Say that what is in the folders, or those of `components`, is of this one. What cannot be written is not said."""
-    outside = _outside(root)
-    for folder in {outside[name] for name in outside if components is None or name in components}:
+    marked = _marked_folders(root)
+    chosen = marked.keys() if components is None else marked.keys() & set(components)
+    for folder in {marked[name] for name in chosen}:
         with suppress(OSError):
             if _marked(folder) != machine:
                 _mark(folder, machine)
 
 
-def _outside(root: CacheRoot) -> dict[str, str]:
+def _marked_folders(root: CacheRoot) -> dict[str, str]:
     """Component → the folder that has its mark: of components in each other's folders the uppermost."""
-    folders = {name: path for name, path in root.folders.items() if not path.startswith(f"{root.path}/")}
+    folders = root.outside
     return {
         name: min((above for above in folders.values() if f"{path}/".startswith(f"{above}/")), key=len)
         for name, path in folders.items()

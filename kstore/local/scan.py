@@ -55,11 +55,11 @@ def scan(
     """
     found = Scan()
     shared = _Shared(index, base, untouched, offer, found)
-    walks = []
+    walks, outside = [], root.outside
     for name, folder in root.folders.items():
         if _is_there(folder):
             others = {other for other in root.folders.values() if other != folder}
-            if not folder.startswith(f"{root.path}/"):
+            if name in outside:
                 others |= {*_below(folder, stores)}
             walk = _Walk(table[name], folder, others, shared)
             walk.folder(Place(name, folder), found)

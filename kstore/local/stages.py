@@ -19,10 +19,9 @@ _ESCAPED = re.compile(rb"\\([0-7]{3})")
 
 def find_elsewhere(root: CacheRoot, components: Iterable[str]) -> set[str]:
     """Components outside the cache root, or in a mount of their own in it: staging makes their folder."""
-    inside, mounts = f"{root.path}/", _mount_points()
+    outside, mounts = root.outside, _mount_points()
     here = _mount_of(root.state, mounts)
-    folders = {component: root.folders[component] for component in components}
-    return {c for c, path in folders.items() if not path.startswith(inside) or _mount_of(path, mounts) != here}
+    return {c for c in components if c in outside or _mount_of(root.folders[c], mounts) != here}
 
 
 def open_stages(
@@ -44,9 +43,9 @@ def open_stages(
 def cannot_write(root: CacheRoot, error: OSError) -> str:
     """What ails a restore, and what to do: a folder that a variable names for a component may be on another disk."""
     path = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else root.path
-    apart = {c: folder for c, folder in root.folders.items() if not folder.startswith(f"{root.path}/")}
-    component = next((c for c, folder in apart.items() if f"{path}/".startswith(f"{folder}/")), "")
-    where = apart.get(component, f"the cache root {root.path}")
+    outside = root.outside
+    component = next((c for c, folder in outside.items() if f"{path}/".startswith(f"{folder}/")), "")
+    where = outside.get(component, f"the cache root {root.path}")
     variable = load_table()[component].variable if component else "KSTORE_CACHE_ROOT"
     return (
         f"cannot write {path}: {error.strerror}; check the space, inodes and permissions of {where}, "

@@ -183,7 +183,7 @@ class _Commit:
             self._is_complete = False
             self._skipped += (Skipped(path, "it was built on another host") for path in sorted(self._foreign))
         else:
-            bound = {path.partition("/")[0] for path, entry in self._ours.items() if entry.flags & _HOST}
+            bound = (path.partition("/")[0] for path, entry in self._ours.items() if entry.flags & _HOST)
             self._worker.mark_folders(bound)
 
     def _newest(self) -> Theirs:

@@ -75,7 +75,7 @@ def test_a_missing_blob_leaves_nothing_of_all_the_packs_in_memory(
 def test_somebody_in_a_hurry_looks_through_some_packs_only(
     blobs: BlobStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("kstore.blobs.blobstore._MOST_SEARCHED", 5)
+    monkeypatch.setattr("kstore.blobs.blobstore.MOST_SEARCHED", 5)
     named = store(blobs, Layout.PACKED, b"named")
     for number in range(20):
         store(blobs, Layout.PACKED, b"%d" % number)
@@ -89,7 +89,7 @@ def test_somebody_in_a_hurry_looks_through_some_packs_only(
 def test_who_comes_to_no_end_does_not_end_the_hurry_of_who_comes_next(
     blobs: BlobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kstore.blobs.blobstore._MOST_SEARCHED", 5)
+    monkeypatch.setattr("kstore.blobs.blobstore.MOST_SEARCHED", 5)
     for number in range(6):
         store(blobs, Layout.PACKED, b"%d" % number)
     with ExitStack() as next_one:

@@ -42,7 +42,7 @@ def clear_local_cache() -> bool:
     A TRITON_CACHE_DIR of the user's own stays. Returns whether they are gone.
     """
     root = Deployment.of_torch().worker.root
-    own = [folder for folder in root.folders.values() if folder.startswith(f"{root.path}/")]
+    own = [folder for name, folder in root.folders.items() if name not in root.outside]
     for folder in {root.folders["inductor"], *own}:
         if Path(folder).exists():
             shutil.rmtree(folder)
