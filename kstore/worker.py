@@ -81,8 +81,16 @@ class Worker:
         """Start finding out the host, side by side with what comes before it is needed."""
         _ = self._host
 
+    def foresee_host(self) -> None:
+        """The same where it is likely to be needed, so that nobody waits for the compiler. It may be known in vain."""
+        _ = self._foreseen
+
     @cached_property
     def _host(self) -> Future[Host]:
+        return self._foreseen
+
+    @cached_property
+    def _foreseen(self) -> Future[Host]:
         pool = Pool(1)
         answer = submit(pool, partial(detect_host, self.environ))
         pool.shutdown(wait=False)

@@ -41,6 +41,35 @@ def test_links_are_made_until_one_cannot_be(tmp_path: Path) -> None:
     assert calls.link_first([], []) == (0, 0)
 
 
+def test_only_what_has_not_changed_is_linked(tmp_path: Path) -> None:
+    sources = make(tmp_path, "a", "bb", "c")
+    for path in sources:
+        os.utime(path, ns=(0, 5_000_000_007))
+    targets = [str(tmp_path / name) for name in ("1", "2", "3")]
+    same = [(1, 7), (2, 7), (1, 7)]
+    assert calls.link_unchanged(sources, targets, [(1, 7), (1, 7), (1, 7)]) == (1, calls.CHANGED)
+    assert calls.link_unchanged(sources[1:], targets[1:], [(2, 8), (1, 7)]) == (0, calls.CHANGED)
+    assert calls.link_unchanged(sources, targets, same) == (0, errno.EEXIST)
+    assert calls.link_unchanged(sources[1:], targets[1:], same[1:]) == (2, 0)
+    assert all(map(os.path.samefile, sources, targets))
+    assert calls.link_unchanged([], [], []) == (0, 0)
+
+
+def test_what_is_no_file_has_changed(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to(*make(tmp_path, "a"))
+    there = {name: os.lstat(tmp_path / name) for name in ("folder", "link")}
+    looks = {name: (found.st_size, found.st_mtime_ns % 1_000_000_000) for name, found in there.items()}
+    for name, look in {**looks, "gone": (0, 0)}.items():
+        source = str(tmp_path / name)
+        assert calls.link_unchanged([source], [str(tmp_path / "target")], [look]) == (0, calls.CHANGED)
+
+
+def test_a_look_is_needed_for_each(tmp_path: Path) -> None:
+    with pytest.raises(ValueError):
+        calls.link_unchanged([str(tmp_path / "a")], [str(tmp_path / "b")], [])
+
+
 def test_each_folder_has_its_error(tmp_path: Path) -> None:
     make(tmp_path, "file")
     paths = [str(tmp_path / name) for name in ("a", "gone/b", "file", "file/c", "a/d")]

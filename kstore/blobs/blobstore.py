@@ -237,7 +237,8 @@ class BlobStore:
         for _ in range(_ATTEMPTS):
             troubles.clear()
             for _, data in self.fetch_many({digest: size}, packs, troubles):
-                return bytes(data)
+                whole = data.obj
+                return whole if isinstance(whole, bytes) and len(whole) == len(data) else bytes(data)
         raise troubles[0] if troubles else IntegrityError(f"blob {digest.hex()} is missing or damaged")
 
     def _from_packs(

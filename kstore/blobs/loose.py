@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import stat
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 from kstore.backends import Backend, LocalPaths, NewObject, Stat
 from kstore.batches import MAX_COUNT, batches
-from kstore.calls import stat_each
+from kstore.calls import open_unnoticed
 from kstore.digest import DIGEST_SIZE, digest_of
-from kstore.files import NO_FILE, read_whole
-from kstore.published.manifest import Entry
+from kstore.files import NO_FILE, READ, read_all
 
 log = logging.getLogger(__name__)
 
@@ -46,11 +45,21 @@ def bears_stamp(mtime_ns: int, digest: bytes) -> bool:
     return mtime_ns % 1_000_000_000 == int.from_bytes(digest[:4], "little") % 999_999_999 + 1
 
 
-class BlobFile(NamedTuple):
-    """A loose blob's file."""
-
-    path: str
-    mtime_ns: int
+def is_published(path: str, digest: bytes, size: int) -> bool:
+    """Read a file, to tell whether it is this blob of `size` bytes, as it was published: of one on a filesystem whose
+    times are coarse no stamp can be trusted.
+    """
+    try:
+        fd = open_unnoticed(path, READ)
+    except OSError:
+        return False
+    try:
+        found = os.fstat(fd)
+        return stat.S_ISREG(found.st_mode) and found.st_size == size and digest_of(read_all(fd, size)) == digest
+    except (OSError, MemoryError):
+        return False
+    finally:
+        os.close(fd)
 
 
 class LooseBlobs:
@@ -166,27 +175,12 @@ class LooseBlobs:
                     return self._backend.get(f"{ASIDE}/{child.name}", 0, size + 1)
             return self._backend.get(blob_name(digest), 0, size + 1)  # or gc has put it back in between
 
-    def untouched_many(self, entries: Sequence[Entry]) -> list[BlobFile | None]:
-        """For each artifact the file of its blob, if that can be linked: here, and as it was published."""
-        return list(_untouched(self._folder, entries)) if self._folder else [None] * len(entries)
+    @property
+    def can_be_linked(self) -> bool:
+        """Whether they are files that this machine knows by a path."""
+        return self._folder is not None
 
-
-def _untouched(folder: str, entries: Sequence[Entry]) -> Iterator[BlobFile | None]:
-    texts = [entry.digest.hex() for entry in entries]
-    paths = [f"{folder}/{text[:2]}/{text}" for text in texts]
-    for path, found, entry in zip(paths, stat_each(paths), entries, strict=True):
-        # What a symbolic link leads to is somebody else's to change: its bytes are copied.
-        if found.error or found.size != entry.size or not stat.S_ISREG(found.mode):
-            yield None
-        elif bears_stamp(found.mtime_ns, entry.digest) or _has_digest(path, entry.digest):
-            yield BlobFile(path, found.mtime_ns)
-        else:
-            yield None
-
-
-def _has_digest(path: str, digest: bytes) -> bool:
-    """As `_is_damaged`, of what is to be linked."""
-    try:
-        return digest_of(read_whole(path)) == digest
-    except (OSError, MemoryError):
-        return False
+    def path(self, digest: bytes) -> str:
+        """Where such a file is, or would be."""
+        text = digest.hex()
+        return f"{self._folder}/{text[:2]}/{text}"

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from itertools import starmap
 from typing import NamedTuple
 
-from kstore.calls.plain import bounded, open_unnoticed, times
+from kstore.calls.plain import CHANGED, LOOK, bounded, open_unnoticed, times
 
-_FORM = 2
+_FORM = 3
 try:
     from kstore.calls import native as _calls
 
@@ -24,8 +25,8 @@ except ImportError:
     from kstore.calls import plain as _calls  # type: ignore[no-redef]
 
 __all__ = [
-    "IS_COMPILED", "NewFile", "Status", "change_times", "link_first", "mkdir_each", "open_unnoticed", "read_each",
-    "stat_each", "times", "unlink_each", "utime_each", "write_first",
+    "CHANGED", "IS_COMPILED", "NewFile", "Status", "change_times", "link_first", "link_unchanged", "mkdir_each",
+    "open_unnoticed", "read_each", "stat_each", "times", "unlink_each", "utime_each", "write_first",
 ]  # fmt: skip
 
 IS_COMPILED = _calls.__name__.endswith(".native")
@@ -68,6 +69,13 @@ class Status(NamedTuple):
 def link_first(sources: Sequence[str], targets: Sequence[str]) -> tuple[int, int]:
     """Make hard links until one cannot be made: how many were made, and the error number of that one, or 0."""
     return _calls.link_first(sources, targets)
+
+
+def link_unchanged(sources: Sequence[str], targets: Sequence[str], looks: Iterable[tuple[int, int]]) -> tuple[int, int]:
+    """The same, of regular files that have these sizes, in bytes, and modification times with these fractions of a
+    second, in nanoseconds, just before; `CHANGED` is the error of one that has not.
+    """
+    return _calls.link_unchanged(sources, targets, b"".join(starmap(LOOK.pack, looks)))
 
 
 def mkdir_each(paths: Sequence[str]) -> memoryview:

@@ -17,7 +17,8 @@
 
 enum {
     SECOND = 1000000000,
-    FORM = 2, /* another one when a function takes or returns something else; __init__.py says which one it knows */
+    CHANGED = -1, /* as in plain.py */
+    FORM = 3, /* another one when a function takes or returns something else; __init__.py says which one it knows */
 };
 
 /* ---- What Python gives, and what it gets */
@@ -67,25 +68,57 @@ static int error_of(int answer) { return answer ? errno : 0; }
 
 /* ---- Links: how many were made, and the error number that ended it */
 
-static PyObject *link_first(PyObject *module, PyObject *arguments) {
-    PyObject *from, *to, *made = NULL;
+/* What a source must still be. */
+struct look {
+    int64_t size, fraction_ns;
+};
+
+static int is_unchanged(const char *path, const struct look *expected) {
+    struct stat found;
+    return !lstat(path, &found) && S_ISREG(found.st_mode) && found.st_size == expected->size &&
+           found.st_mtim.tv_nsec == expected->fraction_ns;
+}
+
+/* `expected` is NULL where a source may be anything. */
+static int link_one(const char *source, const char *target, const struct look *expected) {
+    return expected && !is_unchanged(source, expected) ? CHANGED : error_of(link(source, target));
+}
+
+static PyObject *link_names(PyObject *from, PyObject *to, const struct look *expected, Py_ssize_t count) {
     struct names sources, targets;
-    (void)module;
-    if (!PyArg_ParseTuple(arguments, "OO", &from, &to) || !take_names(from, &sources)) return NULL;
+    PyObject *made = NULL;
+    if (!take_names(from, &sources)) return NULL;
     if (take_names(to, &targets)) {
-        if (sources.count != targets.count)
-            PyErr_SetString(PyExc_ValueError, "as many targets as sources are needed");
+        if (sources.count != targets.count || (expected && sources.count != count))
+            PyErr_SetString(PyExc_ValueError, "as much must be given of each source");
         else {
             int error = 0;
             Py_ssize_t done = 0;
             Py_BEGIN_ALLOW_THREADS
-            while (done < sources.count && !(error = error_of(link(sources.texts[done], targets.texts[done])))) done++;
+            for (; done < sources.count; done++)
+                if ((error = link_one(sources.texts[done], targets.texts[done], expected ? expected + done : NULL))) break;
             Py_END_ALLOW_THREADS
             made = Py_BuildValue("ni", done, error);
         }
         release_names(&targets);
     }
     release_names(&sources);
+    return made;
+}
+
+static PyObject *link_first(PyObject *module, PyObject *arguments) {
+    PyObject *from, *to;
+    (void)module;
+    return PyArg_ParseTuple(arguments, "OO", &from, &to) ? link_names(from, to, NULL, 0) : NULL;
+}
+
+static PyObject *link_unchanged(PyObject *module, PyObject *arguments) {
+    PyObject *from, *to;
+    Py_buffer looks;
+    (void)module;
+    if (!PyArg_ParseTuple(arguments, "OOy*", &from, &to, &looks)) return NULL;
+    PyObject *made = link_names(from, to, looks.buf, looks.len / (Py_ssize_t)sizeof(struct look));
+    PyBuffer_Release(&looks);
     return made;
 }
 
@@ -417,6 +450,7 @@ static PyObject *write_first(PyObject *module, PyObject *arguments) {
 
 static PyMethodDef methods[] = {
     {"link_first", link_first, METH_VARARGS, NULL},
+    {"link_unchanged", link_unchanged, METH_VARARGS, NULL},
     {"mkdir_each", mkdir_each, METH_O, NULL},
     {"unlink_each", unlink_each, METH_O, NULL},
     {"utime_each", utime_each, METH_VARARGS, NULL},

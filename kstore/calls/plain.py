@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 Answer = TypeVar("Answer")
 
+CHANGED = -1
+"""Instead of an error number: a file is not what it was."""
+LOOK = struct.Struct("=2q")
 _STATUS = struct.Struct("=5qQ")
 _SECOND = 1_000_000_000
 _MIN_NS, _MAX_NS = -(1 << 63), (1 << 63) - 1
@@ -41,6 +44,26 @@ def link_first(sources: Sequence[str], targets: Sequence[str]) -> tuple[int, int
     except OSError as error:
         return len(sources) - length_hint(left) - 1, error.errno or errno.EIO
     return len(sources), 0
+
+
+def link_unchanged(sources: Sequence[str], targets: Sequence[str], looks: bytes) -> tuple[int, int]:
+    """As `link_first`, of sources that have a size and a fraction of a second (ns) each, two 64-bit numbers; `CHANGED`
+    is the error of one that has not.
+    """
+    for done, (source, target, look) in enumerate(zip(sources, targets, LOOK.iter_unpack(looks), strict=True)):
+        if not _is_unchanged(source, *look):
+            return done, CHANGED
+        if (made := link_first([source], [target])) != (1, 0):
+            return done, made[1]
+    return len(sources), 0
+
+
+def _is_unchanged(path: str, size: int, fraction_ns: int) -> bool:
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return False
+    return stat.S_ISREG(found.st_mode) and found.st_size == size and found.st_mtime_ns % _SECOND == fraction_ns
 
 
 def mkdir_each(paths: Sequence[str]) -> bytes:

@@ -9,24 +9,30 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import stat
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import StrEnum
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
-from kstore.blobs.loose import BlobFile
-from kstore.calls import link_first, times
+from kstore.blobs.loose import bears_stamp, is_published, stamp
+from kstore.calls import CHANGED, link_first, link_unchanged, times
+from kstore.digest import digest_of
+from kstore.files import READ
+from kstore.published.manifest import Entry
 
 _FICLONE = 0x40049409
+_OWNER_CAN_WRITE = 0o600
 _NOT_HERE = {
     errno.EXDEV, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOTTY, errno.EINVAL, errno.EBADF,
 }  # fmt: skip
 _NOT_THIS_FILE = {
     errno.EAGAIN, errno.EMLINK, errno.EPERM, errno.EACCES, errno.ETXTBSY,
     # Its blob has gone or cannot be read. If it is the target's folder that has gone, the copy fails for that.
-    errno.ENOENT, errno.ESTALE, errno.EIO,
+    errno.ENOENT, errno.ESTALE, errno.EIO, errno.ELOOP,
     errno.EMFILE, errno.ENFILE,  # Who copies waits until others have closed theirs.
 }  # fmt: skip
 
@@ -48,12 +54,11 @@ class LinkMode(StrEnum):
 class Link(NamedTuple):
     """One file to be made."""
 
-    blob: BlobFile
+    blob: str
+    """Path of the blob's file, which is linked if it is as it was published."""
     target: str
-    mode: int
-    """Permission bits, for a clone; a hard link has the blob's."""
-    path: str
-    """The artifact's."""
+    entry: Entry
+    """The artifact's. A clone has its mode, a hard link the blob's."""
 
 
 class Linker:
@@ -98,28 +103,38 @@ class Linker:
 def _reflink_all(links: Sequence[Link], modes: list[LinkMode], refused: Refused) -> None:
     for link in links:
         try:
-            reflink(link.blob, link.target, link.mode)
-            modes.append(LinkMode.REFLINK)
+            is_made = reflink(link)
         except OSError as error:
             if error.errno not in _NOT_THIS_FILE:
                 raise
             refused(error)
-            modes.append(LinkMode.COPY)
+            is_made = False
+        modes.append(LinkMode.REFLINK if is_made else LinkMode.COPY)
 
 
 def _hardlink_all(links: Sequence[Link], modes: list[LinkMode], refused: Refused) -> None:
     while links:
-        made, code = link_first([link.blob.path for link in links], [link.target for link in links])
+        looks = ((link.entry.size, stamp(link.entry.digest)) for link in links)
+        made, code = link_unchanged([link.blob for link in links], [link.target for link in links], looks)
         modes += [LinkMode.HARDLINK] * made
-        links = links[made:]
-        if not code:
-            return
-        error = OSError(code, os.strerror(code), links[0].target)
-        if code not in _NOT_THIS_FILE:
-            raise error
-        refused(error)
-        modes.append(LinkMode.COPY)
-        links = links[1:]
+        if made < len(links):
+            modes.append(_hardlink_after(links[made], code, refused))
+        links = links[made + 1 :]
+
+
+def _hardlink_after(link: Link, code: int, refused: Refused) -> LinkMode:
+    """What becomes of one that was not made, for that error."""
+    if code == CHANGED:
+        if not is_published(link.blob, link.entry.digest, link.entry.size):
+            return LinkMode.COPY
+        _, code = link_first([link.blob], [link.target])
+    if not code:
+        return LinkMode.HARDLINK
+    error = OSError(code, os.strerror(code), link.target)
+    if code not in _NOT_THIS_FILE:
+        raise error
+    refused(error)
+    return LinkMode.COPY
 
 
 def _copy_all(links: Sequence[Link], modes: list[LinkMode], refused: Refused) -> None:
@@ -129,33 +144,53 @@ def _copy_all(links: Sequence[Link], modes: list[LinkMode], refused: Refused) ->
 _WAYS = {LinkMode.REFLINK: _reflink_all, LinkMode.HARDLINK: _hardlink_all, LinkMode.COPY: _copy_all}
 
 
-def reflink(source: BlobFile, target: str, mode: int) -> None:
-    """Create `target` as a clone of `source` (FICLONE, ioctl_ficlone(2)). A failed one leaves no file.
+def reflink(link: Link) -> bool:
+    """Create the target as a clone of the blob (FICLONE, ioctl_ficlone(2)); False if that is not as it was published.
+    A failed one leaves no file.
 
     Raises:
         OSError: it cannot be cloned.
     """
-    source_fd = os.open(source.path, os.O_RDONLY | os.O_CLOEXEC)
+    blob_fd = os.open(link.blob, READ)
     try:
-        target_fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-        try:
-            fcntl.ioctl(target_fd, _FICLONE, source_fd)
-            os.utime(target_fd, ns=times(source.mtime_ns))
-        except OSError:
-            with suppress(FileNotFoundError):
-                os.unlink(target)
-            raise
-        finally:
-            os.close(target_fd)
+        found = os.fstat(blob_fd)
+        if not _is_unchanged(found, link.entry) and not is_published(link.blob, link.entry.digest, link.entry.size):
+            return False
+        _clone(blob_fd, link, found.st_mtime_ns)
     finally:
-        os.close(source_fd)
+        os.close(blob_fd)
+    return True
+
+
+def _is_unchanged(found: os.stat_result, entry: Entry) -> bool:
+    """The same as `link_unchanged` asks."""
+    is_same = stat.S_ISREG(found.st_mode) and found.st_size == entry.size
+    return is_same and bears_stamp(found.st_mtime_ns, entry.digest)
+
+
+def _clone(blob_fd: int, link: Link, mtime_ns: int) -> None:
+    target_fd = os.open(link.target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, local_mode(link.entry))
+    try:
+        fcntl.ioctl(target_fd, _FICLONE, blob_fd)
+        os.utime(target_fd, ns=times(mtime_ns))
+    except OSError:
+        with suppress(FileNotFoundError):
+            os.unlink(link.target)
+        raise
+    finally:
+        os.close(target_fd)
+
+
+def local_mode(entry: Entry) -> int:
+    """The permission bits of an artifact that is no hard link. Never setuid, whatever a manifest says."""
+    return entry.mode & 0o777 | _OWNER_CAN_WRITE
 
 
 def probe(source: str, target: str) -> Linker:
     """Find the best way by linking one non-empty file; ZFS clones an empty file where it cannot clone another."""
-    linker = Linker()
+    linker, data = Linker(), Path(source).read_bytes()
     try:
-        linker.link_many([Link(BlobFile(source, os.stat(source).st_mtime_ns), target, 0o600, "")])
+        linker.link_many([Link(source, target, Entry(digest_of(data), len(data), 0, 0o600, 0, 0))])
     finally:
         with suppress(FileNotFoundError):
             os.unlink(target)

@@ -12,11 +12,11 @@ from __future__ import annotations
 import logging
 import os
 import time
+from bisect import bisect_left
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
-from functools import partial
 from itertools import chain, islice
 from typing import NamedTuple
 
@@ -32,7 +32,7 @@ from kstore.folders import make_folders
 from kstore.local.cacheroot import CacheRoot
 from kstore.local.found import Skipped
 from kstore.local.index import Known
-from kstore.local.link import Link, Linker, LinkMode
+from kstore.local.link import Link, Linker, LinkMode, local_mode
 from kstore.local.move import Mover
 from kstore.local.names import refused_names
 from kstore.local.placed import Placed
@@ -41,7 +41,7 @@ from kstore.local.stages import cannot_write, clock_of, find_elsewhere, open_sta
 from kstore.local.state import StateFolder
 from kstore.local.untouched import mark_folders
 from kstore.progress import Progress
-from kstore.published.manifest import NEVER_IN_PLACE, Entry, Files, Flag, folders_of, parents_of, unit_of
+from kstore.published.manifest import NEVER_IN_PLACE, Files, Flag, folders_of, parents_of, unit_of
 from kstore.threads import Pool, submit
 
 log = logging.getLogger(__name__)
@@ -50,8 +50,8 @@ _THREADS = 2
 """More of them only wait for each other, in the filesystem and for the interpreter."""
 _LINK_COUNT = 512
 """Files that a thread links in one go."""
-_LOOKED_AHEAD = 16
-"""Times so many that are looked at before the folders are there: some 500 bytes of memory each."""
+_FOLDER_COUNT = 128
+"""Folders that are made before those who wait for them are told."""
 _OPEN_COUNT = 128
 """Files that a thread has open at once."""
 _WAITING = 2 * _THREADS
@@ -61,7 +61,6 @@ _TICK_NS = 10_000_000
 """A file's time may be finer than the clock: later than now, by as much as that ticks."""
 _GROUP, _LINK, _BELOW = int(Flag.GROUP), int(Flag.LINK), int(Flag.BELOW)
 _MTIME, _RELOCATE = int(Flag.MTIME), int(Flag.RELOCATE)
-_OWNER_CAN_WRITE = 0o600
 
 
 class Placer:
@@ -183,10 +182,11 @@ class _Staging:
         self._now = time.time_ns() // _SECOND * _SECOND
         self._begun_ns = {stage: clock_of(stage) for stage in set(stages.values())}
         self.wanted = wanted
-        self.folders = [self.staged(folder) for folder in sorted(folders)]
+        self._folders = sorted(folders)
+        self.folders = [self.staged(folder) for folder in self._folders]
         """Where all is being built, each after those above it."""
-        self._made: Future[None]
-        """Done when all of them are there; `fill` has it begun."""
+        self._made: list[Future[None]]
+        """Done when so many of them are there; `fill` has it begun."""
 
     def staged(self, path: str) -> str:
         """Where an artifact, or a folder of them, is being built."""
@@ -212,16 +212,17 @@ class _Staging:
         """
         progress.total = len(self.wanted)
         placed = Placed()
-        with Pool(_THREADS) as pool:
+        with Pool(1) as maker, Pool(_THREADS) as pool:
             # By one thread: they are in each other's, where two would wait for one another.
-            self._made = submit(pool, make_folders, self.folders)
+            some = (self.folders[at : at + _FOLDER_COUNT] for at in range(0, len(self.folders), _FOLDER_COUNT))
+            self._made = [submit(maker, make_folders, folders) for folders in some]
             below = {path: entry for path, entry in self.wanted.items() if entry.flags & _BELOW}
             for source in others() if below else ():
                 self._fill(below, source, source.blobs.packs_listed(), placed, pool, progress)
             self._fill(self.wanted, main, packs, placed, pool, progress)
             for source in others() if len(placed.paths) < len(self.wanted) else ():
                 self._fill(self.wanted, source, source.blobs.packs_listed(), placed, pool, progress)
-            self._made.result()  # or an exception of a signal's handler might stay in it
+            self._wait()  # or an exception of a signal's handler might stay in it
             if marks and len(placed.paths) == len(self.wanted):
                 placed.marked_ns = mark_folders(self.folders, pool)
         return placed
@@ -254,16 +255,16 @@ class _Staging:
         """Link what is loose: returns the others, with the threads' work on it. What is done at once is `placed`."""
         packed = source.blobs.digests_in(packs)
         loose = [path for path, e in among.items() if e.flags & _LINK and e.digest not in packed]
-        if loose:  # The first finds out which way works.
-            first = self._links(source, loose[:1])
-            make_folders([self.staged(folder) for folder in sorted(folders_of(loose[:1]))])
-            placed.add(self._link(source, first))
-        if not loose or source.linker.mode is LinkMode.COPY:
+        if not loose or not source.blobs.loose.can_be_linked:
+            return among, []
+        # The first finds out which way works.
+        make_folders([self.staged(folder) for folder in sorted(folders_of(loose[:1]))])
+        placed.add(self._link(source, loose[:1]))
+        if source.linker.mode is LinkMode.COPY:
             return among, []
         others = {path: e for path, e in among.items() if not e.flags & _LINK or e.digest in packed}
-        looks = [partial(self._links, source, loose[at : at + _LINK_COUNT]) for at in range(1, len(loose), _LINK_COUNT)]
-        ahead = [submit(pool, look).result for look in looks[:_LOOKED_AHEAD]]
-        return others, [submit(pool, self._link_made, source, links) for links in (*ahead, *looks[_LOOKED_AHEAD:])]
+        some = (loose[at : at + _LINK_COUNT] for at in range(1, len(loose), _LINK_COUNT))
+        return others, [submit(pool, self._link, source, paths) for paths in some]
 
     def drop_incomplete(self, placed: Placed, lists: Callable[[str], bool]) -> None:
         """A group with a missing file is not placed at all, nor is a list of files one of which is missing."""
@@ -291,27 +292,23 @@ class _Staging:
                 with suppress(OSError):
                     os.rmdir(folder)
 
-    def _links(self, source: _Source, paths: Sequence[str]) -> list[Link]:
+    def _link(self, source: _Source, paths: Sequence[str]) -> Placed:
         """Those whose blobs are there and have not been touched since they were published."""
         entries = [self.wanted[path] for path in paths]
-        untouched = source.blobs.loose.untouched_many(entries)
-        return [
-            Link(blob, self.staged(path), _mode(entry), path)
-            for path, entry, blob in zip(paths, entries, untouched, strict=True)
-            if blob
-        ]
-
-    def _link_made(self, source: _Source, links: Callable[[], list[Link]]) -> Placed:
-        """As soon as the folders are there."""
-        self._made.result()
-        return self._link(source, links())
-
-    def _link(self, source: _Source, links: list[Link]) -> Placed:
+        blob, staged = source.blobs.loose.path, self.staged
+        links = [Link(blob(e.digest), staged(path), e) for path, e in zip(paths, entries, strict=True)]
+        self._wait(paths)
         modes = source.linker.link_many(links)
-        placed = Placed({link.path for link, mode in zip(links, modes, strict=True) if mode is not LinkMode.COPY})
+        placed = Placed({path for path, mode in zip(paths, modes, strict=True) if mode is not LinkMode.COPY})
         for mode in set(modes) - {LinkMode.COPY}:
             placed.modes[mode] = modes.count(mode)
         return placed
+
+    def _wait(self, paths: Collection[str] | None = None) -> None:
+        """Until the folders of these artifacts are there; without any, until all are."""
+        last = max(path.rpartition("/")[0] for path in paths) if paths else self._folders[-1]
+        for made in self._made[: bisect_left(self._folders, last) // _FOLDER_COUNT + 1]:
+            made.result()
 
     def _copy(self, paths: _Paths, parts: Iterable[Part], pool: Pool) -> Iterator[Placed]:
         def write(part: Part) -> Placed:
@@ -321,7 +318,7 @@ class _Staging:
 
     def _write(self, blobs: Iterable[tuple[bytes, memoryview]], paths: _Paths) -> Placed:
         contents = {path: data for digest, data in blobs for path in paths.of(digest)}
-        self._made.result()
+        self._wait()
         files = (self._new_file(path, data) for path, data in contents.items())
         # One blob may have any number of paths, and all files of a chunk are open together.
         while chunk := list(islice(files, _OPEN_COUNT)):
@@ -344,7 +341,7 @@ class _Staging:
         content: bytes | memoryview = data
         if entry.flags & _RELOCATE:
             content = to_local(bytes(data), self._root.folders[path.partition("/")[0]])
-        return NewFile(self.staged(path), content, _mode(entry), mtime)
+        return NewFile(self.staged(path), content, local_mode(entry), mtime)
 
 
 class _Paths:
@@ -367,11 +364,6 @@ class _Paths:
     def sizes(self) -> dict[bytes, int]:
         """Of all blobs, in bytes."""
         return {digest: self._files[path].size for digest, path in self._first.items()}
-
-
-def _mode(entry: Entry) -> int:
-    """Never setuid, whatever a manifest says."""
-    return entry.mode & 0o777 | _OWNER_CAN_WRITE
 
 
 def _readable(blobs: Iterator[Blob]) -> Iterator[Blob]:

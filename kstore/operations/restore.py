@@ -79,6 +79,7 @@ def restore(worker: Worker, request: Request) -> RestoreReport:
 
 def _restore(worker: Worker, request: Request) -> RestoreReport:
     name = worker.state.last_restore.begin()
+    worker.foresee_host()
     try:
         with Marker(worker.storage.backend, worker.scope, is_idle=not _may_mark(worker)) as marker:
             choice = _choose_or_doubt(worker, request)

@@ -85,9 +85,12 @@ def parents_of(path: str) -> Iterator[str]:
 
 
 def folders_of(paths: Iterable[str]) -> set[str]:
-    """Every folder that one of these artifacts is in, however deep."""
-    lowest = {path.rpartition("/")[0] for path in paths}
-    return lowest | {parent for folder in lowest for parent in parents_of(folder)}
+    """Every folder that one of these artifacts is in, however deep; "" if one is in none."""
+    found, level = set[str](), {path.rpartition("/")[0] for path in paths}
+    while level:
+        found |= level
+        level = {folder.rpartition("/")[0] for folder in level} - found - {""}
+    return found
 
 
 @dataclass(slots=True)

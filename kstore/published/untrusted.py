@@ -7,7 +7,7 @@ from itertools import islice
 
 from kstore.components.table import KSTORE_FOLDER
 from kstore.errors import IntegrityError
-from kstore.published.manifest import Files, Flag, Manifest, parents_of
+from kstore.published.manifest import Files, Flag, Manifest, folders_of
 
 _GROUP, _SLOT, _LINK = int(Flag.GROUP), int(Flag.SLOT), int(Flag.LINK)
 _PARTS = ("//", "/./", "/../", "\0", f"/{KSTORE_FOLDER}/")
@@ -34,9 +34,8 @@ def check_paths(paths: Files | Set[str]) -> None:
     Raises:
         IntegrityError: one is absolute, climbs, holds a NUL, is kstore's own, or is both a file and a folder.
     """
-    folders = {path.rpartition("/")[0] for path in paths}
-    bad = "" in folders or not folders.isdisjoint(paths) or not _stay(iter(paths))
-    if bad or any(parent in paths for folder in folders for parent in parents_of(folder)):
+    folders = folders_of(paths)
+    if "" in folders or not folders.isdisjoint(paths) or not _stay(iter(paths)):
         raise IntegrityError(
             "a manifest holds paths that leave the cache root or contradict each other; nothing is restored"
         )

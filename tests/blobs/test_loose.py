@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from kstore.backends import PosixBackend
-from kstore.blobs.loose import BlobFile, LooseBlobs, bears_stamp, blob_name, stamp
+from kstore.blobs.loose import LooseBlobs, bears_stamp, blob_name, is_published, stamp
 from kstore.digest import digest_of
-from tests.trees import entry
 
 CONTENTS = [b"", b"one", os.urandom(5 << 20)]
 
@@ -25,11 +24,6 @@ def loose(backend: PosixBackend) -> LooseBlobs:
 
 def path_of(backend: PosixBackend, data: bytes) -> Path:
     return Path(backend.path(blob_name(digest_of(data))))
-
-
-def untouched(loose: LooseBlobs, digest: bytes, size: int) -> BlobFile | None:
-    (found,) = loose.untouched_many([entry()._replace(digest=digest, size=size)])
-    return found
 
 
 def alter(path: Path, data: bytes) -> None:
@@ -130,46 +124,36 @@ def test_a_stamp_is_never_zero_nor_a_second() -> None:
         assert not bears_stamp(5_000_000_000, digest)
 
 
-def test_an_untouched_blob_can_be_linked(backend: PosixBackend, loose: LooseBlobs) -> None:
-    loose.put_many([(digest_of(b"one"), b"one")])
-    blob = untouched(loose, digest_of(b"one"), 3)
-    assert blob is not None
-    assert Path(blob.path) == path_of(backend, b"one")
-    assert blob.mtime_ns == path_of(backend, b"one").stat().st_mtime_ns
+def test_its_file_is_known_by_its_digest(backend: PosixBackend, loose: LooseBlobs) -> None:
+    assert loose.can_be_linked
+    assert Path(loose.path(digest_of(b"one"))) == path_of(backend, b"one")
 
 
-def test_a_blob_altered_in_place_cannot(backend: PosixBackend, loose: LooseBlobs) -> None:
-    loose.put_many([(digest_of(b"one"), b"one")])
-    alter(path_of(backend, b"one"), b"eno")
-    assert untouched(loose, digest_of(b"one"), 3) is None
-    alter(path_of(backend, b"one"), b"longer")
-    assert untouched(loose, digest_of(b"one"), 3) is None
+def test_a_file_is_read_to_tell_whether_it_is_as_it_was_published(backend: PosixBackend, loose: LooseBlobs) -> None:
+    digest = digest_of(b"one")
+    path = path_of(backend, b"one")
+    assert not is_published(str(path), digest, 3)
+    loose.put_many([(digest, b"one")])
+    os.utime(path, ns=(0, 0))  # a copied store, or a filesystem whose times are coarse
+    assert is_published(str(path), digest, 3)
+    assert not is_published(str(path), digest, 4)
+    alter(path, b"eno")
+    assert not is_published(str(path), digest, 3)
 
 
-def test_a_missing_blob_cannot(loose: LooseBlobs) -> None:
-    assert untouched(loose, digest_of(b"one"), 3) is None
-
-
-def test_a_blob_that_lost_its_stamp_is_read_to_decide(backend: PosixBackend, loose: LooseBlobs) -> None:
-    """Copied stores, and filesystems whose times are coarse."""
-    loose.put_many([(digest_of(b"one"), b"one")])
-    os.utime(path_of(backend, b"one"), ns=(0, 0))
-    assert untouched(loose, digest_of(b"one"), 3) is not None
-
-
-def test_that_a_blob_was_read_to_decide_leaves_no_trace(backend: PosixBackend, loose: LooseBlobs) -> None:
+def test_that_it_was_read_leaves_no_trace(backend: PosixBackend, loose: LooseBlobs) -> None:
     """Access times tell which files a compiler has read, and a hard link has those of the blob."""
     loose.put_many([(digest_of(b"one"), b"one")])
     path = path_of(backend, b"one")
     os.utime(path, ns=(0, 0))
-    assert untouched(loose, digest_of(b"one"), 3) is not None
+    assert is_published(str(path), digest_of(b"one"), 3)
     assert path.stat().st_atime_ns == 0
 
 
-def test_what_cannot_be_read_to_decide_is_not_linked(
-    backend: PosixBackend, loose: LooseBlobs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = path_of(backend, b"")
-    path.parent.mkdir(parents=True)
-    path.mkdir()
-    assert untouched(loose, digest_of(b""), path.stat().st_size) is None
+def test_what_is_no_file_is_no_blob(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "empty").touch()
+    (tmp_path / "link").symlink_to("empty")
+    found = {path.name: is_published(str(path), digest_of(b""), path.stat().st_size) for path in tmp_path.iterdir()}
+    assert found == {"folder": False, "pipe": False, "link": False, "empty": True}
