@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future
 from functools import partial
 from queue import SimpleQueue
@@ -12,6 +13,7 @@ from typing import Any, TypeVar
 from kstore.deadline import block_signals
 
 Answer = TypeVar("Answer")
+Item = TypeVar("Item")
 
 
 class Pool(Executor):
@@ -44,6 +46,18 @@ class Pool(Executor):
         self._work.put(None)
         while wait and self._threads:
             self._threads.pop().join()
+
+
+def map_ahead(function: Callable[[Item], Answer], items: Iterable[Item]) -> Iterator[Answer]:
+    """What `function` answers for each item, in order. While one answer is made use of, a thread finds the next."""
+    with Pool(1) as thread:
+        asked: deque[Future[Answer]] = deque()
+        for item in items:
+            asked.append(submit(thread, function, item))
+            if len(asked) > 1:
+                yield asked.popleft().result()
+        while asked:
+            yield asked.popleft().result()
 
 
 def submit(pool: Executor, function: Callable[..., Answer], *arguments: Any) -> Future[Answer]:

@@ -77,6 +77,23 @@ def test_each_folder_has_its_error(tmp_path: Path) -> None:
     assert os.path.isdir(paths[-1])
 
 
+def test_folders_are_listed_with_what_is_in_them(tmp_path: Path) -> None:
+    names = ["a", "b b", os.fsdecode(b"\xff"), "é", *(f"{number:0200}" for number in range(300))]
+    make(tmp_path, *names)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to("folder")
+    (tmp_path / "dangling").symlink_to("gone")
+    paths = [str(tmp_path), str(tmp_path / "gone"), str(tmp_path / "a"), str(tmp_path / "link")]
+    whole, gone, file, link = calls.list_each(paths)
+    assert (whole.status, link.status) == (Status.of(os.stat(tmp_path)), Status.of(os.stat(tmp_path / "folder")))
+    found = dict(whole.entries())
+    assert found == {name: Status.of(os.lstat(tmp_path / name)) for name in os.listdir(tmp_path)}
+    assert found.keys() == {*names, "folder", "link", "dangling"}
+    assert (gone.status.error, file.status.error) == (errno.ENOENT, errno.ENOTDIR)
+    assert [list(listing.entries()) for listing in (gone, file, link)] == [[], [], []]
+    assert calls.list_each([]) == []
+
+
 def test_names_are_removed_each_by_itself(tmp_path: Path) -> None:
     paths = [*make(tmp_path, "a"), str(tmp_path / "gone"), *make(tmp_path, "b")]
     assert list(calls.unlink_each(paths)) == [0, errno.ENOENT, 0]

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -525,3 +526,23 @@ def test_a_commit_does_not_vouch_for_a_folder_in_which_something_of_another_host
     build(node, "c2")
     assert [skip.path for skip in node.commit().skipped] == ["inductor/ab/c1.main.so"]
     assert not (tmp_path / "volume/inductor/.kstore/machine").exists()
+
+
+def test_who_restores_nothing_of_a_host_does_not_wait_for_its_compiler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Node(tmp_path).tree.wrapper()
+    Node(tmp_path).commit()
+    asked, answer = Event(), Event()
+
+    def hang(environ: object) -> Host:
+        asked.set()
+        assert answer.wait(60)
+        return Host("b" * 16, {})
+
+    monkeypatch.setattr("kstore.worker.detect_host", hang)
+    try:
+        assert Node(tmp_path, "n2").restore().status == "restored"
+        assert asked.wait(60)  # side by side, for most keys have something of their hosts
+    finally:
+        answer.set()

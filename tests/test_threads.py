@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pytest
 
-from kstore.threads import Pool, submit
+from kstore.threads import Pool, map_ahead, submit
 
 
 def test_all_that_is_submitted_is_done() -> None:
@@ -22,6 +22,27 @@ def test_two_threads_work_side_by_side() -> None:
     with Pool(2) as pool:
         for answer in [pool.submit(together.wait, 60) for _ in range(2)]:
             answer.result(60)
+
+
+def test_answers_come_in_order_and_the_next_one_is_found_meanwhile() -> None:
+    asked = [threading.Event() for _ in range(5)]
+
+    def ask(number: int) -> int:
+        asked[number].set()
+        return -number
+
+    answers = map_ahead(ask, range(4))
+    assert next(answers) == 0
+    assert asked[1].wait(60)
+    assert list(answers) == [-1, -2, -3]
+    assert list(map_ahead(ask, [])) == []
+
+
+def test_an_error_of_one_answer_is_raised_in_its_turn() -> None:
+    answers = map_ahead(lambda number: 1 // number, [1, 1, 0, 1])
+    assert [next(answers), next(answers)] == [1, 1]
+    with pytest.raises(ZeroDivisionError):
+        next(answers)
 
 
 def test_an_error_is_the_answer_and_the_thread_goes_on() -> None:

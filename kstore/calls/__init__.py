@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from kstore.calls.plain import CHANGED, LOOK, bounded, open_unnoticed, times
 
-_FORM = 3
+_FORM = 4
 try:
     from kstore.calls import native as _calls
 
@@ -25,8 +25,9 @@ except ImportError:
     from kstore.calls import plain as _calls  # type: ignore[no-redef]
 
 __all__ = [
-    "CHANGED", "IS_COMPILED", "NewFile", "Status", "change_times", "link_first", "link_unchanged", "mkdir_each",
-    "open_unnoticed", "read_each", "stat_each", "times", "unlink_each", "utime_each", "write_first",
+    "CHANGED", "IS_COMPILED", "Listing", "NewFile", "Status", "change_times", "link_first", "link_unchanged",
+    "list_each", "mkdir_each", "open_unnoticed", "read_each", "stat_each", "times", "unlink_each", "utime_each",
+    "write_first",
 ]  # fmt: skip
 
 IS_COMPILED = _calls.__name__.endswith(".native")
@@ -64,6 +65,24 @@ class Status(NamedTuple):
         """The same, asked for otherwise."""
         times = bounded(found.st_mtime_ns), bounded(found.st_ctime_ns)
         return cls(0, found.st_mode, found.st_size, *times, found.st_ino)
+
+
+class Listing(NamedTuple):
+    """What is in a folder."""
+
+    names: bytes
+    statuses: bytes
+
+    @property
+    def status(self) -> Status:
+        """The folder's own, from before it was listed; its error is why it was not."""
+        return Status._make(_STATUS.unpack_from(self.statuses))
+
+    def entries(self) -> Iterator[tuple[str, Status]]:
+        """Each name, and what it is; links are not followed."""
+        names = os.fsdecode(self.names).split("\0")
+        names.pop()
+        return zip(names, _statuses(memoryview(self.statuses)[_STATUS.size :]), strict=True)
 
 
 def link_first(sources: Sequence[str], targets: Sequence[str]) -> tuple[int, int]:
@@ -106,6 +125,11 @@ def change_times(names: bytes, folder: int, *, follows: bool = False) -> bytes |
     return _calls.change_times(names, folder, follows)
 
 
+def list_each(folders: Sequence[str]) -> list[Listing]:
+    """What is in each folder, or why that cannot be said."""
+    return list(starmap(Listing, _calls.list_each(folders)))
+
+
 def read_each(paths: Sequence[str], sizes: Sequence[int]) -> Iterator[tuple[bytes, Status]]:
     """The bytes of each file, of which the size is known, and its status: that says why there are none.
 
@@ -116,7 +140,7 @@ def read_each(paths: Sequence[str], sizes: Sequence[int]) -> Iterator[tuple[byte
     return zip(contents, _statuses(statuses), strict=True)
 
 
-def _statuses(data: bytes) -> Iterator[Status]:
+def _statuses(data: bytes | memoryview) -> Iterator[Status]:
     # Status._make, without a step of the interpreter for each of ten thousand.
     return map(partial(tuple.__new__, Status), _STATUS.iter_unpack(data))
 

@@ -8,9 +8,11 @@
 #define _GNU_SOURCE
 #include <Python.h>
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -18,7 +20,7 @@
 enum {
     SECOND = 1000000000,
     CHANGED = -1, /* as in plain.py */
-    FORM = 3, /* another one when a function takes or returns something else; __init__.py says which one it knows */
+    FORM = 4, /* another one when a function takes or returns something else; __init__.py says which one it knows */
 };
 
 /* ---- What Python gives, and what it gets */
@@ -254,6 +256,110 @@ static PyObject *change_times(PyObject *module, PyObject *arguments) {
     return Py_None;
 }
 
+/* ---- What is in folders */
+
+/* The names in a folder, a NUL behind each, and the status of the folder and then of each. */
+struct listing {
+    char *names;
+    struct status *statuses;
+    size_t size, names_room, count, statuses_room;
+};
+
+/* Memory for one more thing behind `count` of them. */
+static int make_room(void *start, size_t count, size_t more, size_t *room, size_t item) {
+    if (count + more <= *room) return 1;
+    const size_t larger = 2 * (count + more);
+    void *moved = realloc(*(void **)start, larger * item);
+    if (!moved) return 0;
+    *(void **)start = moved;
+    *room = larger;
+    return 1;
+}
+
+static int add_status(struct listing *listing, struct status status) {
+    if (!make_room(&listing->statuses, listing->count, 1, &listing->statuses_room, sizeof status)) return 0;
+    listing->statuses[listing->count++] = status;
+    return 1;
+}
+
+static int add_name(struct listing *listing, int folder, const char *name) {
+    const size_t length = strlen(name) + 1;
+    if (!make_room(&listing->names, listing->size, length, &listing->names_room, 1)) return 0;
+    memcpy(listing->names + listing->size, name, length);
+    listing->size += length;
+    return add_status(listing, look(folder, name, 0));
+}
+
+static int is_another(const char *name) { return strcmp(name, ".") && strcmp(name, ".."); }
+
+static int read_names(DIR *folder, struct listing *listing) {
+    const struct dirent *entry;
+    while (errno = 0, (entry = readdir(folder)))
+        if (is_another(entry->d_name) && !add_name(listing, dirfd(folder), entry->d_name)) return ENOMEM;
+    return errno;
+}
+
+static int open_listing(const char *path, struct listing *listing) {
+    int fd;
+    do fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    while (fd < 0 && errno == EINTR);
+    if (fd < 0) return errno;
+    struct stat found;
+    int error = error_of(fstat(fd, &found));
+    DIR *folder = error ? NULL : fdopendir(fd);
+    if (!folder) {
+        error = error ? error : errno;
+        close(fd);
+        return error;
+    }
+    error = add_status(listing, status_of(0, &found)) ? read_names(folder, listing) : ENOMEM;
+    closedir(folder);
+    return error;
+}
+
+/* Of a folder that cannot be listed there is the error alone. */
+static struct listing list_folder(const char *path) {
+    struct listing listing = {0};
+    const int error = open_listing(path, &listing);
+    if (error) {
+        listing.count = listing.size = 0;
+        add_status(&listing, status_of(error, NULL));
+    }
+    return listing;
+}
+
+static PyObject *give_listings(const struct listing *listings, Py_ssize_t count) {
+    PyObject *list = PyList_New(count);
+    for (Py_ssize_t i = 0; list && i < count; i++) {
+        const struct listing *one = &listings[i];
+        PyObject *item = one->count ? Py_BuildValue("y#y#", one->size ? one->names : "", (Py_ssize_t)one->size,
+                                                    (const char *)one->statuses,
+                                                    (Py_ssize_t)(one->count * sizeof *one->statuses))
+                                    : PyErr_NoMemory();
+        if (item) PyList_SetItem(list, i, item);
+        else Py_CLEAR(list);
+    }
+    return list;
+}
+
+static PyObject *list_each(PyObject *module, PyObject *paths) {
+    struct names names;
+    (void)module;
+    if (!take_names(paths, &names)) return NULL;
+    struct listing *listings = PyMem_Calloc((size_t)names.count + 1, sizeof *listings);
+    PyObject *list = listings ? NULL : PyErr_NoMemory();
+    if (listings) {
+        Py_BEGIN_ALLOW_THREADS
+        for (Py_ssize_t i = 0; i < names.count; i++) listings[i] = list_folder(names.texts[i]);
+        Py_END_ALLOW_THREADS
+        list = give_listings(listings, names.count);
+        for (Py_ssize_t i = 0; i < names.count; i++) free(listings[i].names), free(listings[i].statuses);
+    }
+    PyMem_Free(listings);
+    release_names(&names);
+    return list;
+}
+
 /* ---- Whole files */
 
 static int open_unnoticed(const char *path) {
@@ -323,7 +429,7 @@ static void empty_failed(PyObject *read, const struct status *status, Py_ssize_t
         if (status[i].error) PyList_SetItem(read, i, PyBytes_FromStringAndSize(NULL, 0));
 }
 
-static PyObject *read_names(const struct names *names, PyObject *sizes) {
+static PyObject *read_files(const struct names *names, PyObject *sizes) {
     struct status *status;
     struct content *contents = PyMem_Calloc((size_t)names->count + 1, sizeof *contents);
     if (!contents) return PyErr_NoMemory();
@@ -345,7 +451,7 @@ static PyObject *read_each(PyObject *module, PyObject *arguments) {
     struct names names;
     (void)module;
     if (!PyArg_ParseTuple(arguments, "OO", &paths, &sizes) || !take_names(paths, &names)) return NULL;
-    read = read_names(&names, sizes);
+    read = read_files(&names, sizes);
     release_names(&names);
     return read;
 }
@@ -456,6 +562,7 @@ static PyMethodDef methods[] = {
     {"utime_each", utime_each, METH_VARARGS, NULL},
     {"stat_each", stat_each, METH_VARARGS, NULL},
     {"change_times", change_times, METH_VARARGS, NULL},
+    {"list_each", list_each, METH_O, NULL},
     {"read_each", read_each, METH_VARARGS, NULL},
     {"write_first", write_first, METH_O, NULL},
     {NULL, NULL, 0, NULL},

@@ -95,6 +95,22 @@ def change_times(names: bytes, folder: int, follows: bool) -> bytes | None:
         return None
 
 
+def list_each(folders: Sequence[str]) -> list[tuple[bytes, bytes]]:
+    """For each folder the names in it, a NUL behind each, and what `stat_each` tells of the folder and then of each;
+    of one that cannot be listed no more than why.
+    """
+    return [_list_folder(folder) for folder in folders]
+
+
+def _list_folder(folder: str) -> tuple[bytes, bytes]:
+    try:
+        own, names = _pack(os.stat(folder)), os.listdir(folder)
+    except OSError as error:
+        return b"", _pack(error)
+    statuses = stat_each([f"{folder}/{name}" for name in names], follows=False)
+    return b"".join(os.fsencode(name) + b"\0" for name in names), own + statuses
+
+
 def read_each(paths: Sequence[str], sizes: Sequence[int]) -> tuple[list[bytes], bytes]:
     """The bytes of each file, and what `stat_each` tells of it: EAGAIN if it is no file of that size, or changes."""
     read = call_each(_read_file, paths, sizes)

@@ -135,7 +135,7 @@ class Component:
         for pattern, flag in self.flags:
             if pattern.fullmatch(path):
                 flags |= flag
-        if flags & _NEVER_LINKED or self.rules["mutable"].matches(path):
+        if flags & _NEVER_LINKED or self.rules["mutable"].fullmatch(path):
             flags &= ~_LINK
         return Kind(flags, depth + 1 if unit else 0)
 
@@ -150,7 +150,7 @@ class Component:
     def method(self, rule: str, path: str) -> str | None:
         """What a named rule (`merge`, `relocate`, `lock`) says of a path."""
         for pattern, method in self.named[rule]:
-            if pattern.matches(path):
+            if pattern.fullmatch(path):
                 return method
         return None
 

@@ -14,7 +14,7 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, count
@@ -56,6 +56,19 @@ class CacheRoot:
         """Where the artifact or folder `path`, `<component>/…`, is on this worker."""
         component, slash, rest = path.partition("/")
         return self.folders[component] + slash + rest
+
+    def others_in(self, component: str, stores: Sequence[str]) -> set[str]:
+        """Folders that may be in a component's and are no part of it: other components', and those of the `stores` that
+        are in it, by the names that lead to them from there. One that hangs must not be looked at where all folders are
+        the root's own.
+        """
+        folder = self.folders[component]
+        others = {other for other in self.folders.values() if other != folder}
+        if component in self.outside:
+            top = f"{os.path.realpath(folder)}/"
+            below = (store.removeprefix(top) for store in map(os.path.realpath, stores) if store.startswith(top))
+            others |= {f"{folder}/{inside}" for inside in below}
+        return others
 
 
 @dataclass(frozen=True, slots=True)

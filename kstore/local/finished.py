@@ -6,31 +6,28 @@ import fcntl
 import os
 import stat
 import struct
-from collections import deque
+import time
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from kstore.batches import MAX_COUNT, batches
 from kstore.calls import Status, open_unnoticed, read_each
 from kstore.files import READ, read_all
-from kstore.threads import Pool, submit
+from kstore.threads import map_ahead
 
 _ELF = b"\x7fELF"
 _ELF64 = 2
 _SECTION_TABLE = struct.Struct("<Q")
 _SECTION_COUNTS = struct.Struct("<HH")
+_WRITING_TIME = 3600.0
 _BATCH = 1 << 20
 """Bytes of files that are read in one go: with fewer, two threads would wait for each other's turn too often."""
 
 Item = TypeVar("Item")
 
 
-class Content(NamedTuple):
-    """A file read in one piece while nobody changed it."""
-
-    data: bytes
-    status: Status
+Content = tuple[bytes, Status]
+"""A file read in one piece while nobody changed it."""
 
 
 class Unfinished(Exception):
@@ -57,32 +54,24 @@ def read_finished(path: str) -> Content:
         os.close(fd)
     if len(data) != before.st_size or before.st_mtime_ns != after.st_mtime_ns or after.st_size != len(data):
         raise Unfinished("it changed while it was read")
-    return Content(data, Status.of(after))
+    return data, Status.of(after)
 
 
-def read_in_batches(files: Iterable[tuple[Item, str, int]]) -> Iterator[tuple[Item, Content | None]]:
+def read_in_batches(files: Iterable[tuple[Item, str, int]]) -> Iterator[list[tuple[Item, Content | None]]]:
     """Read small files in order, given by their path and their size in bytes, each for whatever it stands for.
 
     None for a file that `read_finished` is to read, or says what is wrong with: a large one, or one that has changed.
     While one batch is made use of, a thread reads the next one.
     """
-    with Pool(1) as thread:
-        reading: deque[Future[list[tuple[Item, Content | None]]]] = deque()
-        for batch in batches((((item, path), size) for item, path, size in files), _BATCH, MAX_COUNT):
-            reading.append(submit(thread, _read_batch, batch))
-            if len(reading) > 1:
-                yield from reading.popleft().result()
-        while reading:
-            yield from reading.popleft().result()
+    return map_ahead(_read_batch, batches((((item, path), size) for item, path, size in files), _BATCH, MAX_COUNT))
 
 
 def _read_batch(batch: list[tuple[tuple[Item, str], int]]) -> list[tuple[Item, Content | None]]:
     files, sizes = zip(*batch, strict=True)
     if sum(sizes) > _BATCH:
         return [(item, None) for item, _ in files]
-    read = read_each([path for _, path in files], sizes)
-    contents = (None if status.error else Content(data, status) for data, status in read)
-    return [(item, content) for (item, _), content in zip(files, contents, strict=True)]
+    read = zip(files, read_each([path for _, path in files], sizes), strict=True)
+    return [(item, None if content[1].error else content) for (item, _), content in read]
 
 
 def check_unlocked(lock: str) -> None:
@@ -118,3 +107,11 @@ def check_whole_object(data: bytes) -> None:
         if table and table + entry_size * entries <= len(data):
             return
     raise Unfinished("it is cut short")
+
+
+def is_recent(path: str) -> bool:
+    """A writer that was killed leaves its temporary name for ever; no file takes an hour to write."""
+    try:
+        return time.time() - os.lstat(path).st_mtime < _WRITING_TIME
+    except OSError:
+        return False

@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from kstore.local.index import Index, Known, KnownFolder
-from kstore.published.manifest import NEVER_IN_PLACE, Files
+from kstore.published.manifest import NEVER_IN_PLACE, Files, Flag
 
 BEING_WRITTEN = "it is being written"
+_HOST = int(Flag.HOST)
 
 
 class Place(NamedTuple):
@@ -68,6 +69,12 @@ class Found:
         """Whether a file's folder's times tell of it from now on."""
         known = self.known.get(path)
         return known is not None and bool(known.entry.flags & NEVER_IN_PLACE) and path not in self.unsettled
+
+    def mark_host_bound(self) -> None:
+        """One host-bound file makes its whole group so: it is restored whole or not at all."""
+        if any(known.entry.flags & _HOST for known in self.known.values()):
+            for path, known in self.known.items():
+                self.known[path] = known._replace(entry=known.entry._replace(flags=known.entry.flags | _HOST))
 
     def add(self, other: Found) -> None:
         """Take over what another part of the scan found."""

@@ -6,7 +6,6 @@ change could have left the same time on it (git's racy rule): such a file is not
 
 from __future__ import annotations
 
-import os
 import struct
 import time
 from collections.abc import Iterator
@@ -53,9 +52,9 @@ class KnownFolder(NamedTuple):
     files: tuple[str, ...]
     """Names of its artifacts."""
 
-    def still_is(self, found: os.stat_result) -> bool:
+    def still_is(self, found: Status) -> bool:
         """Whether nothing has come, gone or been replaced in it since."""
-        return found.st_mtime_ns == self.mtime_ns and found.st_ctime_ns == self.ctime_ns
+        return found.mtime_ns == self.mtime_ns and found.ctime_ns == self.ctime_ns
 
 
 @dataclass(slots=True)

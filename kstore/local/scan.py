@@ -3,8 +3,8 @@
 A file whose status the index knows is not read again. A folder in which files are only ever created or replaced
 is not even listed again while its own times stand, or that which a restore gave it.
 
-All folders are looked at first. Then what has to be read is read, in the order in which it compresses best, so that it
-can be uploaded meanwhile. At last it is said which groups are whole.
+All folders are looked at first, then the lists that groups have of their own files. What else has to be read is read in
+the order in which it compresses best, so that it can be uploaded meanwhile. At last it is said which groups are whole.
 """
 
 from __future__ import annotations
@@ -13,25 +13,24 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import NamedTuple
 
 from kstore.blobs.loose import bears_stamp
-from kstore.calls import Status, stat_each
+from kstore.calls import Listing, Status, stat_each
 from kstore.components import Component, Table
 from kstore.components.table import KSTORE_FOLDER
 from kstore.local.artifact import read_artifact
 from kstore.local.cacheroot import CacheRoot
-from kstore.local.finished import Content, Unfinished, read_in_batches
+from kstore.local.finished import Content, Unfinished, is_recent, read_in_batches
 from kstore.local.found import BEING_WRITTEN, Found, Place, Scan, Skipped
 from kstore.local.index import Index, Known, KnownFolder, is_settled
+from kstore.local.look import Looker, Seen
 from kstore.local.untouched import Untouched
 from kstore.published.manifest import Files, Flag
 from kstore.similarity import similarity
 
-_GROUP, _HOST, _LINK, _RELOCATE = int(Flag.GROUP), int(Flag.HOST), int(Flag.LINK), int(Flag.RELOCATE)
-_BELOW = int(Flag.BELOW)
-_WRITING_TIME = 3600.0
+_GROUP, _LINK, _RELOCATE, _BELOW = int(Flag.GROUP), int(Flag.LINK), int(Flag.RELOCATE), int(Flag.BELOW)
 _UNFINISHED = "it is not finished"
 _NOTHING_PLACED = Untouched()
 
@@ -50,36 +49,25 @@ def scan(
 ) -> Scan:
     """Read all components of `root`. `base` gives what was restored into it; it is asked only for unknown files.
 
-    `stores` may be in a folder that a user chose for a component: they are no artifacts. One that hangs must not be
-    looked at where all folders are the root's own.
+    `stores` may be in a folder that a user chose for a component: they are no artifacts.
     """
     found = Scan()
     shared = _Shared(index, base, untouched, offer, found)
-    walks, outside = [], root.outside
-    for name, folder in root.folders.items():
-        if _is_there(folder):
-            others = {other for other in root.folders.values() if other != folder}
-            if name in outside:
-                others |= {*_below(folder, stores)}
-            walk = _Walk(table[name], folder, others, shared)
-            walk.folder(Place(name, folder), found)
-            walks.append(walk)
-    unread = sorted((file for walk in walks for file in walk.unread), reverse=True)
+    there = {name: folder for name, folder in root.folders.items() if _is_there(folder)}
+    walks = [_Walk(table[name], folder, root.others_in(name, stores), shared) for name, folder in there.items()]
     for walk in walks:
-        walk.unread.clear()
-    for file, content in read_in_batches(_taken(unread)):
-        file.walk.read(file, content)
+        walk.look()
+    _read(file for walk in walks for file in walk.take_lists())
+    _read(file for walk in walks for file in walk.take_unread())
     for walk in walks:
         walk.judge()
     return found
 
 
-def _below(folder: str, stores: Sequence[str]) -> Iterator[str]:
-    """Those of the stores that are below a folder, by the names that lead to them from there."""
-    top = f"{os.path.realpath(folder)}/"
-    for store in map(os.path.realpath, stores):
-        if store.startswith(top):
-            yield f"{folder}/{store.removeprefix(top)}"
+def _read(files: Iterable[_Unread]) -> None:
+    for batch in read_in_batches(_taken(sorted(files, reverse=True))):
+        for file, content in batch:
+            file.walk.read(file, content)
 
 
 def _taken(unread: list[_Unread]) -> Iterator[tuple[_Unread, str, int]]:
@@ -103,6 +91,15 @@ class _Listed(NamedTuple):
     place: Place
     found: KnownFolder
     into: Found
+
+
+class _Group(NamedTuple):
+    """A group that may be whole."""
+
+    place: Place
+    found: Found
+    folders: list[_Listed]
+    unread: list[_Unread]
 
 
 class _Unread(NamedTuple):
@@ -131,36 +128,47 @@ class _Walk:
     def __init__(self, component: Component, folder: str, others: set[str], shared: _Shared) -> None:
         """`others` may be below this folder: those of other components, which are scanned by themselves, and stores."""
         self._component = component
+        rules = component.rules
+        self._ignores, self._is_busy, self._lists_others = (rules[r].fullmatch for r in ("ignore", "busy", "lists"))
         self._component_folder = folder
         self._others = others
         self._began_ns = time.time_ns()
         self._index, self._base, self._untouched, self._offer, self._found = shared
+        self._looker = Looker(self._index, self._untouched)
         self._listed: list[_Listed] = []
-        self._groups: list[tuple[Place, Found, list[_Listed]]] = []
+        self._groups: list[_Group] = []
         self._lists: list[tuple[str, _Listed]] = []
         """Files that list others."""
         self._names: dict[str, str] = {}
         """Each once: a kernel has the same ones whatever it was compiled for."""
-        self.unread: list[_Unread] = []
+        self._unread: list[_Unread] = []
+        self._unread_lists: list[_Unread] = []
+        """Of groups. What they promise may not be there, and then the rest need not be read."""
 
-    def folder(self, place: Place, into: Found) -> None:
-        """Look at a folder and all below it."""
-        try:
-            status = os.stat(place.local)
-            self._found.folders.add(place.path)
-            known = self._index.folders.get(place.path)
-            is_known = known is not None and known.still_is(status)
-            placed = None if is_known else self._untouched.folder(place.path, status)
-            entries = None if is_known or placed else self._entries(place, into)
-        except OSError as error:
-            into.skipped.append(Skipped(place.path, _reason(error)))
-            return
-        if entries:
-            self._take_entries(place, status, *entries, into)
-        elif placed:
-            self._take_folder(place, placed, self._untouched.known, into, into.untouched)
-        elif known:
-            self._take_folder(place, known, self._index.files.__getitem__, into, into.settled_folders)
+    def look(self) -> None:
+        """Look at all folders."""
+        top = Place(self._component.name, self._component_folder)
+        (status,) = stat_each([top.local], follows=True)
+        for place, seen in self._looker.look([(top, status)]):
+            self._folder(place, seen, self._found)
+
+    def take_lists(self) -> list[_Unread]:
+        """The lists that are to be read before it is known what else is."""
+        lists, self._unread_lists = self._unread_lists, []
+        return lists
+
+    def take_unread(self) -> list[_Unread]:
+        """What is to be read now that those were: nothing of a group that lacks what its list promises."""
+        groups, self._groups = self._groups, []
+        unread, self._unread = self._unread, []
+        for group in groups:
+            place, found, _, files = group
+            if (found.skipped or found.promised) and (problem := next(self._problems(found, files), None)):
+                self._leave_out(place, problem)
+            else:
+                unread += files
+                self._groups.append(group._replace(unread=[]))
+        return unread
 
     def read(self, file: _Unread, content: Content | None = None) -> None:
         """Take one of the files that have to be read; `content` is what was read of it, if it was."""
@@ -173,7 +181,8 @@ class _Walk:
             into.skipped.append(Skipped(file.path, _reason(error)))
             return
         self._found.hashed += 1
-        into.promised += (f"{place.path}/{child}" for child in artifact.promised if child not in listed.files)
+        if artifact.promised and (lacking := set(artifact.promised).difference(listed.files)):
+            into.promised += (f"{place.path}/{child}" for child in sorted(lacking))
         self._take(file.path, artifact.known, into)
         if artifact.is_displaced:
             self._found.displaced.append(file.path)
@@ -183,14 +192,24 @@ class _Walk:
 
     def judge(self) -> None:
         """Once all is read: which folders vouch for their files, and which groups are whole."""
+        changed = self._changed()
         for path, folder in self._lists:
-            if path in folder.into.known and _has_changed(folder):
+            if path in folder.into.known and folder.place.path in changed:
                 del folder.into.known[path]
                 folder.into.skipped.append(Skipped(path, "files have come to its folder meanwhile"))
         for folder in self._listed:
             self._settle(folder)
         while self._groups:
-            self._judge(*self._groups.pop())
+            self._judge(self._groups.pop(), changed)
+
+    def _folder(self, place: Place, seen: Seen, into: Found) -> None:
+        """Take a folder, and look at all below it."""
+        if seen.listing:
+            self._take_listing(place, seen.listing, into)
+        elif seen.placed:
+            self._take_folder(place, seen.placed, self._untouched.known, into, into.untouched)
+        elif seen.known:
+            self._take_folder(place, seen.known, self._index.files.__getitem__, into, into.settled_folders)
 
     def _take_folder(
         self,
@@ -201,62 +220,66 @@ class _Walk:
         folders: dict[str, KnownFolder],
     ) -> None:
         """Take a folder as it was, with what is known of its files."""
+        self._found.folders.add(place.path)
         for name in folder.files:
             path = f"{place.path}/{name}"
             into.known[path] = known(path)
         folders[place.path] = folder
-        for name in folder.folders:
-            self._subfolder(place.sub(name), into)
+        self._folders([place.sub(name) for name in folder.folders], into)
 
-    def _take_entries(
-        self, place: Place, status: os.stat_result, folders: list[str], files: dict[str, Status], into: Found
-    ) -> None:
-        """Take a folder with that status as it was listed since."""
+    def _take_listing(self, place: Place, listing: Listing, into: Found) -> None:
+        """Take a folder as it was listed."""
+        status = listing.status
+        if not status.error or os.path.isdir(place.local):
+            self._found.folders.add(place.path)
+        if status.error:
+            into.skipped.append(_refused(place.path, status.error))
+            return
         into.listed = True
-        found = KnownFolder(status.st_mtime_ns, status.st_ctime_ns, tuple(folders), tuple(files))
+        folders, files = self._entries(place, listing, into)
+        found = KnownFolder(status.mtime_ns, status.ctime_ns, tuple(folders), tuple(files))
         listed = _Listed(place, found, into)
         self._listed.append(listed)
         for name, file in files.items():
             self._file(listed, name, file)
-        for name in folders:
-            self._subfolder(place.sub(name), into)
+        self._folders([place.sub(name) for name in folders], into, list(folders.values()))
 
-    def _entries(self, place: Place, into: Found) -> tuple[list[str], dict[str, Status]]:
-        """The subfolders' names, and the files, that are not ignored."""
-        folders, files, inside, local = [], {}, place.inside, place.local
-        names = [self._names.setdefault(name, name) for name in os.listdir(local)]
-        for name, status in zip(names, stat_each([f"{local}/{name}" for name in names]), strict=True):
+    def _entries(self, place: Place, listing: Listing, into: Found) -> tuple[dict[str, Status], dict[str, Status]]:
+        """The subfolders, and the files, that are not ignored."""
+        folders, files, inside = dict[str, Status](), dict[str, Status](), place.inside
+        for name, status in listing.entries():
             if status.error == errno.ENOENT:  # Of what has gone meanwhile nobody knows whether it was a folder.
                 continue
             is_folder = stat.S_ISDIR(status.mode)
             below = f"{inside}{name}/" if is_folder else inside + name
-            if place.unit and self._component.is_busy(below) and _is_recent(f"{local}/{name}"):
+            if place.unit and self._is_busy(below) and is_recent(f"{place.local}/{name}"):
                 into.skipped.append(Skipped(f"{place.path}/{name}", BEING_WRITTEN))
                 self._found.busy.add(place.path)
-            if name == KSTORE_FOLDER or self._component.ignores(below):
+            if name == KSTORE_FOLDER or self._ignores(below):
                 continue
-            if is_folder:
-                folders.append(name)
-            else:
-                files[name] = status
+            (folders if is_folder else files)[self._names.setdefault(name, name)] = status
         return folders, files
 
-    def _subfolder(self, place: Place, into: Found) -> None:
-        if place.local in self._others:
-            return
-        if not place.unit and (unit := self._component.unit(place.inside)):
-            place = place._replace(unit=unit, depth=place.path.count("/"))
-            if unit == _GROUP:
-                self._group(place)
-                return
-        self.folder(place, into)
+    def _folders(self, places: Sequence[Place], into: Found, statuses: Sequence[Status] = ()) -> None:
+        """Look at subfolders, and all below them; `statuses` are theirs, if they are known."""
+        statuses = statuses or list(stat_each([place.local for place in places], follows=True))
+        both = zip(places, statuses, strict=True)
+        for place, seen in self._looker.look([(self._in_unit(p), s) for p, s in both if p.local not in self._others]):
+            if place.unit == _GROUP and place.path.count("/") == place.depth:
+                self._group(place, seen)
+            else:
+                self._folder(place, seen, into)
+
+    def _in_unit(self, place: Place) -> Place:
+        unit = place.unit or self._component.unit(place.inside)
+        return place if unit == place.unit else place._replace(unit=unit, depth=place.path.count("/"))
 
     def _file(self, listed: _Listed, name: str, status: Status) -> None:
         """Take what is known of a file; else it is to be read."""
         place, _, into = listed
         path = f"{place.path}/{name}"
         if status.error:
-            into.skipped.append(Skipped(path, _reason(OSError(status.error, os.strerror(status.error)))))
+            into.skipped.append(_refused(path, status.error))
             return
         known = self._known(path, status)
         if known:
@@ -267,13 +290,13 @@ class _Walk:
             return
         file = _Unread(*similarity(path, status.size), self, listed)
         relative = path.partition("/")[2]
-        if self._component.lists(relative):
+        if self._lists_others(relative):
             self._lists.append((path, listed))
             self.read(file)  # before the folders are looked at whose files it lists
         elif self._component.method("relocate", relative):
-            self.read(file)  # it may promise what is not there: then the rest need not be read
+            self._unread_lists.append(file)
         else:
-            self.unread.append(file)
+            self._unread.append(file)
 
     def _known(self, path: str, status: Status) -> Known | None:
         """What the file's status tells of it, without reading it."""
@@ -310,50 +333,55 @@ class _Walk:
         if all(map(self._is_settled, times)) and all(into.vouches(f"{place.path}/{name}") for name in found.files):
             into.settled_folders[place.path] = found
 
-    def _group(self, place: Place) -> None:
+    def _group(self, place: Place, seen: Seen) -> None:
         """Look at a group, to take all of it or none. One that is not complete need not be read."""
-        group, before, listed_before = Found(), len(self.unread), len(self._listed)
-        self.folder(place, group)
-        paths = group.known.keys() | {file.path for file in self.unread[before:]}
+        group, folders, files, lists = Found(), len(self._listed), len(self._unread), len(self._unread_lists)
+        self._folder(place, seen, group)
+        unread = self._unread[files:]
+        del self._unread[files:]
         if not group.listed and not group.skipped:
             self._found.add(group)
-        elif problem := next(self._problems(group, paths), None):
-            del self.unread[before:]
-            if paths or group.skipped:
+        elif problem := next(self._problems(group, [*unread, *self._unread_lists[lists:]]), None):
+            if group.known or unread or group.skipped or self._unread_lists[lists:]:
                 self._leave_out(place, problem)
+            del self._unread_lists[lists:]
         else:
-            self._groups.append((place, group, self._listed[listed_before:]))
+            self._groups.append(_Group(place, group, self._listed[folders:], unread))
 
-    def _problems(self, group: Found, paths: Set[str]) -> Iterator[str]:
+    def _problems(self, group: Found, unread: Iterable[_Unread]) -> Iterator[str]:
+        paths = group.known.keys() | {file.path for file in unread}
         yield from (f"{path.rpartition('/')[2]}: {reason}" for path, reason in group.skipped)
         yield from (f"it lists {path}, which is not there" for path in group.promised if path not in paths)
         if not any(self._component.completes(path.partition("/")[2]) for path in paths):
             yield _UNFINISHED
 
-    def _judge(self, place: Place, group: Found, folders: list[_Listed]) -> None:
+    def _changed(self) -> set[str]:
+        """The listed folders in which a file has come, gone or been replaced since."""
+        statuses = stat_each([folder.place.local for folder in self._listed], follows=True)
+        both = zip(self._listed, statuses, strict=True)
+        return {folder.place.path for folder, status in both if status.error or not folder.found.still_is(status)}
+
+    def _judge(self, group: _Group, changed: Set[str]) -> None:
+        place, found, folders, _ = group
         # What becomes of a group is said of all its folders.
-        group.settled_folders |= group.untouched
-        group.untouched.clear()
-        if group.skipped:
-            self._leave_out(place, next(self._problems(group, group.known.keys())))
-        elif any(map(_has_changed, folders)):  # two writers' files are never mixed
+        found.settled_folders |= found.untouched
+        found.untouched.clear()
+        if found.skipped:
+            self._leave_out(place, next(self._problems(found, ())))
+        elif any(folder.place.path in changed for folder in folders):  # two writers' files are never mixed
             self._leave_out(place, "it changed while it was read")
         else:
-            _mark_host_bound(group)
-            self._found.add(group)
+            found.mark_host_bound()
+            self._found.add(found)
 
     def _leave_out(self, place: Place, problem: str) -> None:
-        if problem == _UNFINISHED and _is_recent(place.local):
+        if problem == _UNFINISHED and is_recent(place.local):
             self._found.busy.add(place.path)
         self._found.skipped.append(Skipped(place.path, problem))
 
 
-def _has_changed(folder: _Listed) -> bool:
-    """Whether a file has come, gone or been replaced since it was listed."""
-    try:
-        return not folder.found.still_is(os.stat(folder.place.local))
-    except OSError:
-        return True
+def _refused(path: str, code: int) -> Skipped:
+    return Skipped(path, _reason(OSError(code, os.strerror(code))))
 
 
 def _reason(error: Exception) -> str:
@@ -362,19 +390,3 @@ def _reason(error: Exception) -> str:
     if isinstance(error, MemoryError):
         return "it does not fit in memory"
     return f"it cannot be read: {error.strerror}" if isinstance(error, OSError) else str(error)
-
-
-def _is_recent(path: str) -> bool:
-    """A writer that was killed leaves its temporary name for ever; no file takes an hour to write."""
-    try:
-        return time.time() - os.lstat(path).st_mtime < _WRITING_TIME
-    except OSError:
-        return False
-
-
-def _mark_host_bound(group: Found) -> None:
-    """One host-bound file makes its whole group so: it is restored whole or not at all."""
-    if any(known.entry.flags & _HOST for known in group.known.values()):
-        for path, known in group.known.items():
-            flags = known.entry.flags | _HOST
-            group.known[path] = known._replace(entry=known.entry._replace(flags=flags))

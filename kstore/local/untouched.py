@@ -8,7 +8,6 @@ after a change (systemd-tmpfiles that cleans up, rsync): that leaves a status-ch
 
 from __future__ import annotations
 
-import os
 import secrets
 import time
 from collections import defaultdict
@@ -17,7 +16,7 @@ from concurrent.futures import Executor
 from functools import cached_property
 from typing import NamedTuple
 
-from kstore.calls import utime_each
+from kstore.calls import Status, utime_each
 from kstore.local.index import Known, KnownFolder
 from kstore.published.manifest import NEVER_IN_PLACE, Files, Flag, parents_of
 from kstore.threads import submit
@@ -59,12 +58,12 @@ class Untouched:
         self._mark = mark
         self._files = files
 
-    def folder(self, path: str, status: os.stat_result) -> KnownFolder | None:
+    def folder(self, path: str, status: Status) -> KnownFolder | None:
         """What is in a folder with that status; None if it must be read."""
         mtime_ns, placed_ns = self._mark
-        is_untouched = status.st_mtime_ns == mtime_ns != 0 and status.st_ctime_ns <= placed_ns
+        is_untouched = status.mtime_ns == mtime_ns != 0 and status.ctime_ns <= placed_ns
         names = self._names.get(path) if is_untouched else None
-        return KnownFolder(mtime_ns, status.st_ctime_ns, *names) if names else None
+        return KnownFolder(mtime_ns, status.ctime_ns, *names) if names else None
 
     def known(self, path: str) -> Known:
         """One of its files. Its inode was not asked for: when something has changed beside it, it is looked at."""

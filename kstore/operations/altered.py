@@ -87,7 +87,7 @@ class _Placed:
 
     def _is_in_untouched_folder(self, path: str) -> bool:
         folder = path.rpartition("/")[0]
-        return self._untouched.folder(folder, os.stat(self._worker.root.local_path(folder))) is not None
+        return self._untouched.folder(folder, Status.of(os.stat(self._worker.root.local_path(folder)))) is not None
 
 
 def _fixed(worker: Worker, path: str, entry: Entry) -> Entry:

@@ -55,8 +55,9 @@ class Sources:
     def _read_as_it_is(self, digests: Iterable[bytes]) -> Iterator[tuple[bytes, bytes | None]]:
         local = self._worker.root.local_path
         files = ((digest, local(self._paths[digest]), self.sizes[digest]) for digest in digests)
-        for digest, content in read_in_batches(files):
-            yield digest, self._read(digest, content.data if content else None)
+        for batch in read_in_batches(files):
+            for digest, content in batch:
+                yield digest, self._read(digest, content[0] if content else None)
 
     def _read(self, digest: bytes, data: bytes | None = None) -> bytes | None:
         path = self._paths[digest]

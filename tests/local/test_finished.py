@@ -3,6 +3,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -18,9 +19,9 @@ def test_a_quiet_file_is_read_whole(tmp_path: Path) -> None:
     for data in (b"", b"short", os.urandom(3 << 20)):
         path = tmp_path / "file"
         path.write_bytes(data)
-        content = read_finished(str(path))
-        assert content.data == data
-        assert content.status.inode == path.stat().st_ino
+        found, status = read_finished(str(path))
+        assert found == data
+        assert status.inode == path.stat().st_ino
 
 
 def test_a_file_that_has_gone_is_not_finished(tmp_path: Path) -> None:
@@ -65,7 +66,7 @@ def test_short_reads_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (tmp_path / "file").write_bytes(b"0123456789" * 50)
     read = os.read
     monkeypatch.setattr(os, "read", lambda fd, size: read(fd, min(size, 7)))
-    assert read_finished(str(tmp_path / "file")).data == b"0123456789" * 50
+    assert read_finished(str(tmp_path / "file"))[0] == b"0123456789" * 50
 
 
 @pytest.mark.parametrize("large", [5, 1 << 22])
@@ -75,13 +76,13 @@ def test_many_files_are_read_in_order(tmp_path: Path, large: int) -> None:
     for name, data in contents.items():
         (tmp_path / name).write_bytes(data)
     sizes = {name: len(data) for name, data in contents.items()} | {"longer": 3, "gone": 4}
-    read = dict(read_in_batches((name, str(tmp_path / name), size) for name, size in sizes.items()))
+    read = dict(chain.from_iterable(read_in_batches((n, str(tmp_path / n), size) for n, size in sizes.items())))
     assert list(read) == list(sizes)
     left = {name for name, content in read.items() if content is None}
     assert left == {"longer", "gone"} | ({"large"} if large > 1 << 20 else set())
     for name, content in read.items():
         if content:
-            assert content == read_finished(str(tmp_path / name)) and content.data == contents[name]
+            assert content == read_finished(str(tmp_path / name)) and content[0] == contents[name]
 
 
 def test_any_number_of_empty_files_is_read_some_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +95,8 @@ def test_any_number_of_empty_files_is_read_some_at_a_time(tmp_path: Path, monkey
     (tmp_path / "empty").touch()
     monkeypatch.setattr(finished, "read_each", read)
     many = 2 * MAX_COUNT + 1
-    assert all(content for _, content in read_in_batches([("", str(tmp_path / "empty"), 0)] * many))
+    batches = read_in_batches([("", str(tmp_path / "empty"), 0)] * many)
+    assert all(content for batch in batches for _, content in batch)
     assert counts == [MAX_COUNT, MAX_COUNT, 1]
 
 

@@ -3,16 +3,18 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kstore.calls import Listing, list_each
 from kstore.components import Component, load_table
 from kstore.digest import digest_of
-from kstore.local import scan
+from kstore.local import look, scan
 from kstore.local.artifact import Artifact
 from kstore.local.finished import Unfinished, check_whole_object
 from kstore.local.index import Index
@@ -143,6 +145,7 @@ def test_a_kernel_that_is_replaced_while_others_are_read_is_left_out(
     assert len(tree.scan(found.index).files) == GROUP_FILES + 1
 
 
+@pytest.mark.usefixtures("plain_calls")
 def test_a_temporary_folder_that_goes_while_it_is_listed_leaves_no_kernel_out(
     tree: Tree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -258,12 +261,11 @@ def test_a_settled_folder_is_not_even_listed(tree: Tree, monkeypatch: pytest.Mon
         os.utime(path, ns=(1_000_000_000_000_000_001, 1_000_000_000_000_000_001))
     time.sleep(TICK)
     first = tree.scan()
-    listed = []
-    scandir = os.scandir
-    monkeypatch.setattr(os, "scandir", lambda path: listed.append(path) or scandir(path))
+    listed: list[str] = []
+    monkeypatch.setattr(look, "list_each", lambda paths: listed.extend(paths) or list_each(paths))
     second = tree.scan(first.index)
     assert second.files == first.files
-    assert str(folder) not in listed
+    assert listed == []
     monkeypatch.undo()
     (folder / "cnew.py").write_bytes(b"new")
     assert len(tree.scan(first.index).files) == 2
@@ -287,14 +289,15 @@ def test_a_folder_whose_time_was_set_back_is_listed(tree: Tree) -> None:
 def test_the_age_of_what_is_found_is_that_before_it_was_looked_at(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that comes in the tick of the clock in which its folder was listed leaves the same times on it."""
     path = tree.put("inductor/ab/c.best_config", b"young", age=0)
-    scandir, time_ns = os.scandir, time.time_ns
+    time_ns = time.time_ns
 
-    def slow(folder: str) -> Iterator[os.DirEntry[str]]:
+    def slow(folders: Sequence[str]) -> list[Listing]:
         monkeypatch.setattr(time, "time_ns", lambda: time_ns() + 3_600_000_000_000)
-        return scandir(folder)
+        return list_each(folders)
 
-    monkeypatch.setattr(os, "scandir", slow)
+    monkeypatch.setattr(look, "list_each", slow)
     found = tree.scan()
+    assert time.time_ns() - time_ns() > 3_000_000_000_000
     assert (list(found.files), found.unsettled) == ([path], {path})
     assert found.index == Index()
 
@@ -367,6 +370,7 @@ def refuse_to_look_at(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "stat", refuse)
 
 
+@pytest.mark.usefixtures("plain_calls")
 @pytest.mark.parametrize("folder", ["triton", "triton/K"])
 def test_a_folder_that_cannot_be_looked_at_is_named(tree: Tree, monkeypatch: pytest.MonkeyPatch, folder: str) -> None:
     tree.put("triton/K/__grp__k.json", b'{"child_paths": {}}')
@@ -383,6 +387,57 @@ def test_a_scan_of_a_roots_own_folders_does_not_look_at_the_store(tree: Tree, mo
     monkeypatch.setattr(os.path, "realpath", None)
     found = scan.scan(root, load_table(), Index(), dict, stores=["/mnt/hangs/kstore"])
     assert list(found.files) == [wrapper]
+
+
+@pytest.mark.parametrize("folder", ["triton", "triton/K"])
+def test_a_folder_that_cannot_be_listed_is_named_and_known_to_be_there(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    """Nothing may be moved into its place."""
+    tree.put("triton/K/__grp__k.json", b'{"child_paths": {}}')
+    refused = Listing(b"", struct.pack("=5qQ", errno.EACCES, 0, 0, 0, 0, 0))
+
+    def refuse(folders: Sequence[str]) -> list[Listing]:
+        both = zip(folders, list_each(folders), strict=True)
+        return [refused if path == f"{tree.root}/{folder}" else found for path, found in both]
+
+    monkeypatch.setattr(look, "list_each", refuse)
+    found = tree.scan()
+    assert found.known == {}
+    (skip,) = found.skipped
+    assert skip.path == folder
+    assert skip.reason.endswith("it cannot be read: Permission denied")
+    assert folder in found.folders
+
+
+def test_of_any_number_of_folders_all_are_found(tree: Tree) -> None:
+    """More than are listed in one go, and some in each other."""
+    kernels = [tree.kernel(f"K{number:04}") for number in range(600)]
+    wrappers = [tree.put(f"inductor/{number % 300:03}/{number}/c.py", b"x = 1") for number in range(600)]
+    first = tree.scan()
+    assert len(first.files) == 600 * GROUP_FILES + 600
+    assert {path.rpartition("/")[0] for path in first.files} == {*kernels, *map(os.path.dirname, wrappers)}
+    (tree.root / wrappers[7]).write_bytes(b"x = 2")
+    assert len(tree.scan(first.index).files) == 600 * GROUP_FILES + 600
+
+
+def test_a_list_that_cannot_be_read_leaves_its_kernel_out_unread(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel, other = tree.kernel(), tree.kernel("other")
+    (group,) = (tree.root / kernel).glob("__grp__*")
+    group.write_bytes(b"no JSON")
+    os.utime(group, (0, 0))
+    read: list[str] = []
+    real = scan.read_artifact
+
+    def noting(component: Component, folder: str, relative: str, *rest: Any) -> Artifact:
+        read.append(relative)
+        return real(component, folder, relative, *rest)
+
+    monkeypatch.setattr(scan, "read_artifact", noting)
+    found = tree.scan()
+    assert {os.path.dirname(path) for path in found.files} == {other}
+    assert [skip.path for skip in found.skipped] == [kernel]
+    assert [path for path in read if kernel.endswith(os.path.dirname(path))] == [f"{kernel[7:]}/{group.name}"]
 
 
 # ---- Memory: a key may have a hundred thousand files

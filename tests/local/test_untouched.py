@@ -7,13 +7,14 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
+from kstore.calls import Listing, list_each
 from kstore.environment import Host
-from kstore.local import scan as scanning
+from kstore.local import look
 from kstore.local.untouched import mark_folders
 from kstore.report import CommitStatus, RestoreStatus
 from kstore.threads import Pool
@@ -50,24 +51,12 @@ def listed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The folders that are read, as they are; but for one that a restore makes for a compiler."""
     found: list[str] = []
 
-    def listdir(path: str) -> object:
-        if not path.endswith("/tunableop"):
-            found.append(path)
-        return os.listdir(path)
+    def list_noting(folders: Sequence[str]) -> list[Listing]:
+        found.extend(folder for folder in folders if not folder.endswith("/tunableop"))
+        return list_each(folders)
 
-    monkeypatch.setattr(scanning, "os", _With(os, listdir=listdir))
+    monkeypatch.setattr(look, "list_each", list_noting)
     return found
-
-
-class _With:
-    """A module with something else in it."""
-
-    def __init__(self, module: object, **replaced: object) -> None:
-        self._module = module
-        self.__dict__.update(replaced)
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._module, name)
 
 
 def test_a_commit_after_a_restore_reads_no_folder(node: Node, listed: list[str]) -> None:
