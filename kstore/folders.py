@@ -1,11 +1,16 @@
-"""Folders, made when they turn out to be missing: asking first costs a system call for each."""
+"""Many folders at once. They are made when they turn out to be missing: asking first costs a system call for each."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 
-from kstore.calls import mkdir_each
+from kstore.calls import Listing, list_each, mkdir_each
+from kstore.threads import map_ahead
+
+_COUNT = 256
+"""Folders that are listed in one go."""
 
 
 def make_folders(paths: Sequence[str]) -> None:
@@ -24,6 +29,12 @@ def make_folder(path: str) -> None:
     except FileNotFoundError:
         make_folder(os.path.dirname(path))
         make_folder(path)
+
+
+def list_folders(paths: Sequence[str]) -> Iterator[Listing]:
+    """What is in each. While some are looked through, a thread lists the next ones."""
+    some = [paths[at : at + _COUNT] for at in range(0, len(paths), _COUNT)]
+    return chain.from_iterable(map_ahead(list_each, some) if len(some) > 1 else map(list_each, some))
 
 
 def nearest_writable(path: str) -> str:

@@ -42,17 +42,16 @@ def test_links_are_made_until_one_cannot_be(tmp_path: Path) -> None:
 
 
 def test_only_what_has_not_changed_is_linked(tmp_path: Path) -> None:
-    sources = make(tmp_path, "a", "bb", "c")
+    sources = make(tmp_path, "a", "bb", "c", "d")
     for path in sources:
         os.utime(path, ns=(0, 5_000_000_007))
-    targets = [str(tmp_path / name) for name in ("1", "2", "3")]
-    same = [(1, 7), (2, 7), (1, 7)]
-    assert calls.link_unchanged(sources, targets, [(1, 7), (1, 7), (1, 7)]) == (1, calls.CHANGED)
-    assert calls.link_unchanged(sources[1:], targets[1:], [(2, 8), (1, 7)]) == (0, calls.CHANGED)
-    assert calls.link_unchanged(sources, targets, same) == (0, errno.EEXIST)
-    assert calls.link_unchanged(sources[1:], targets[1:], same[1:]) == (2, 0)
-    assert all(map(os.path.samefile, sources, targets))
-    assert calls.link_unchanged([], [], []) == (0, 0)
+    targets = [str(tmp_path / name) for name in ("1", "2", "gone/3", "4")]
+    looks = [(1, 7), (1, 7), (1, 7), (1, 8)]
+    assert list(calls.link_each(sources, targets, looks)) == [0, calls.CHANGED, errno.ENOENT, calls.CHANGED]
+    assert os.path.samefile(sources[0], targets[0])
+    assert not any(map(os.path.exists, targets[1:]))
+    assert list(calls.link_each(sources[:2], targets[:2], [(1, 7), (2, 7)])) == [errno.EEXIST, 0]
+    assert list(calls.link_each([], [], [])) == []
 
 
 def test_what_is_no_file_has_changed(tmp_path: Path) -> None:
@@ -60,14 +59,17 @@ def test_what_is_no_file_has_changed(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(*make(tmp_path, "a"))
     there = {name: os.lstat(tmp_path / name) for name in ("folder", "link")}
     looks = {name: (found.st_size, found.st_mtime_ns % 1_000_000_000) for name, found in there.items()}
-    for name, look in {**looks, "gone": (0, 0)}.items():
-        source = str(tmp_path / name)
-        assert calls.link_unchanged([source], [str(tmp_path / "target")], [look]) == (0, calls.CHANGED)
+    looks |= {"gone": (0, 0), "a": ((1 << 64) - 1, 0)}
+    sources = [str(tmp_path / name) for name in looks]
+    targets = [f"{source}.target" for source in sources]
+    assert list(calls.link_each(sources, targets, looks.values())) == [calls.CHANGED] * 4
 
 
-def test_a_look_is_needed_for_each(tmp_path: Path) -> None:
+@pytest.mark.parametrize("counts", [(1, 1, 0), (1, 0, 1), (0, 1, 1), (1, 1, 2)])
+def test_a_target_and_a_look_are_needed_for_each(tmp_path: Path, counts: tuple[int, int, int]) -> None:
+    sources, targets, looks = counts
     with pytest.raises(ValueError):
-        calls.link_unchanged([str(tmp_path / "a")], [str(tmp_path / "b")], [])
+        calls.link_each([str(tmp_path / "a")] * sources, [str(tmp_path / "b")] * targets, [(0, 0)] * looks)
 
 
 def test_each_folder_has_its_error(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from kstore.calls.plain import CHANGED, LOOK, bounded, open_unnoticed, times
 
-_FORM = 4
+_FORM = 5
 try:
     from kstore.calls import native as _calls
 
@@ -25,9 +25,8 @@ except ImportError:
     from kstore.calls import plain as _calls  # type: ignore[no-redef]
 
 __all__ = [
-    "CHANGED", "IS_COMPILED", "Listing", "NewFile", "Status", "change_times", "link_first", "link_unchanged",
-    "list_each", "mkdir_each", "open_unnoticed", "read_each", "stat_each", "times", "unlink_each", "utime_each",
-    "write_first",
+    "CHANGED", "IS_COMPILED", "Listing", "NewFile", "Status", "change_times", "link_each", "link_first", "list_each",
+    "mkdir_each", "open_unnoticed", "read_each", "stat_each", "times", "unlink_each", "utime_each", "write_first",
 ]  # fmt: skip
 
 IS_COMPILED = _calls.__name__.endswith(".native")
@@ -66,6 +65,10 @@ class Status(NamedTuple):
         times = bounded(found.st_mtime_ns), bounded(found.st_ctime_ns)
         return cls(0, found.st_mode, found.st_size, *times, found.st_ino)
 
+    def as_error(self) -> OSError:
+        """Why it says nothing."""
+        return OSError(self.error, os.strerror(self.error))
+
 
 class Listing(NamedTuple):
     """What is in a folder."""
@@ -90,11 +93,11 @@ def link_first(sources: Sequence[str], targets: Sequence[str]) -> tuple[int, int
     return _calls.link_first(sources, targets)
 
 
-def link_unchanged(sources: Sequence[str], targets: Sequence[str], looks: Iterable[tuple[int, int]]) -> tuple[int, int]:
-    """The same, of regular files that have these sizes, in bytes, and modification times with these fractions of a
-    second, in nanoseconds, just before; `CHANGED` is the error of one that has not.
+def link_each(sources: Sequence[str], targets: Sequence[str], looks: Iterable[tuple[int, int]]) -> memoryview:
+    """Make a hard link of each regular file that has this size, in bytes, and a modification time with this fraction of
+    a second, in nanoseconds, just before: an error number for each, 0 where it was made, `CHANGED` where it has not.
     """
-    return _calls.link_unchanged(sources, targets, b"".join(starmap(LOOK.pack, looks)))
+    return memoryview(_calls.link_each(sources, targets, b"".join(starmap(LOOK.pack, looks)))).cast("i")
 
 
 def mkdir_each(paths: Sequence[str]) -> memoryview:

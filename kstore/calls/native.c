@@ -20,7 +20,7 @@
 enum {
     SECOND = 1000000000,
     CHANGED = -1, /* as in plain.py */
-    FORM = 4, /* another one when a function takes or returns something else; __init__.py says which one it knows */
+    FORM = 5, /* another one when a function takes or returns something else; __init__.py says which one it knows */
 };
 
 /* ---- What Python gives, and what it gets */
@@ -68,37 +68,21 @@ static PyObject *room(size_t size, void *start) {
 
 static int error_of(int answer) { return answer ? errno : 0; }
 
-/* ---- Links: how many were made, and the error number that ended it */
+/* ---- Links: how many were made and the error number that ended it, or an error number for each */
 
-/* What a source must still be. */
-struct look {
-    int64_t size, fraction_ns;
-};
-
-static int is_unchanged(const char *path, const struct look *expected) {
-    struct stat found;
-    return !lstat(path, &found) && S_ISREG(found.st_mode) && found.st_size == expected->size &&
-           found.st_mtim.tv_nsec == expected->fraction_ns;
-}
-
-/* `expected` is NULL where a source may be anything. */
-static int link_one(const char *source, const char *target, const struct look *expected) {
-    return expected && !is_unchanged(source, expected) ? CHANGED : error_of(link(source, target));
-}
-
-static PyObject *link_names(PyObject *from, PyObject *to, const struct look *expected, Py_ssize_t count) {
+static PyObject *link_first(PyObject *module, PyObject *arguments) {
+    PyObject *from, *to, *made = NULL;
     struct names sources, targets;
-    PyObject *made = NULL;
-    if (!take_names(from, &sources)) return NULL;
+    (void)module;
+    if (!PyArg_ParseTuple(arguments, "OO", &from, &to) || !take_names(from, &sources)) return NULL;
     if (take_names(to, &targets)) {
-        if (sources.count != targets.count || (expected && sources.count != count))
-            PyErr_SetString(PyExc_ValueError, "as much must be given of each source");
+        if (sources.count != targets.count)
+            PyErr_SetString(PyExc_ValueError, "as many targets as sources are needed");
         else {
             int error = 0;
             Py_ssize_t done = 0;
             Py_BEGIN_ALLOW_THREADS
-            for (; done < sources.count; done++)
-                if ((error = link_one(sources.texts[done], targets.texts[done], expected ? expected + done : NULL))) break;
+            while (done < sources.count && !(error = error_of(link(sources.texts[done], targets.texts[done])))) done++;
             Py_END_ALLOW_THREADS
             made = Py_BuildValue("ni", done, error);
         }
@@ -108,20 +92,51 @@ static PyObject *link_names(PyObject *from, PyObject *to, const struct look *exp
     return made;
 }
 
-static PyObject *link_first(PyObject *module, PyObject *arguments) {
-    PyObject *from, *to;
-    (void)module;
-    return PyArg_ParseTuple(arguments, "OO", &from, &to) ? link_names(from, to, NULL, 0) : NULL;
+/* What a source must still be. */
+struct look {
+    uint64_t size;
+    int64_t fraction_ns;
+};
+
+static int is_unchanged(const char *path, const struct look *expected) {
+    struct stat found;
+    return !lstat(path, &found) && S_ISREG(found.st_mode) && (uint64_t)found.st_size == expected->size &&
+           found.st_mtim.tv_nsec == expected->fraction_ns;
 }
 
-static PyObject *link_unchanged(PyObject *module, PyObject *arguments) {
-    PyObject *from, *to;
+static PyObject *link_names(const struct names *sources, const struct names *targets, const Py_buffer *looks) {
+    const struct look *expected = looks->buf;
+    int32_t *error;
+    if (sources->count != targets->count || sources->count * (Py_ssize_t)sizeof *expected != looks->len) {
+        PyErr_SetString(PyExc_ValueError, "a target and a look are needed for each source");
+        return NULL;
+    }
+    PyObject *errors = room((size_t)sources->count * sizeof *error, &error);
+    if (errors) {
+        Py_BEGIN_ALLOW_THREADS
+        for (Py_ssize_t i = 0; i < sources->count; i++)
+            error[i] = is_unchanged(sources->texts[i], &expected[i])
+                           ? error_of(link(sources->texts[i], targets->texts[i])) : CHANGED;
+        Py_END_ALLOW_THREADS
+    }
+    return errors;
+}
+
+static PyObject *link_each(PyObject *module, PyObject *arguments) {
+    PyObject *from, *to, *errors = NULL;
+    struct names sources, targets;
     Py_buffer looks;
     (void)module;
     if (!PyArg_ParseTuple(arguments, "OOy*", &from, &to, &looks)) return NULL;
-    PyObject *made = link_names(from, to, looks.buf, looks.len / (Py_ssize_t)sizeof(struct look));
+    if (take_names(from, &sources)) {
+        if (take_names(to, &targets)) {
+            errors = link_names(&sources, &targets, &looks);
+            release_names(&targets);
+        }
+        release_names(&sources);
+    }
     PyBuffer_Release(&looks);
-    return made;
+    return errors;
 }
 
 /* ---- Folders, names, times and statuses: an error number for each, 0 where all went well */
@@ -556,7 +571,7 @@ static PyObject *write_first(PyObject *module, PyObject *arguments) {
 
 static PyMethodDef methods[] = {
     {"link_first", link_first, METH_VARARGS, NULL},
-    {"link_unchanged", link_unchanged, METH_VARARGS, NULL},
+    {"link_each", link_each, METH_VARARGS, NULL},
     {"mkdir_each", mkdir_each, METH_O, NULL},
     {"unlink_each", unlink_each, METH_O, NULL},
     {"utime_each", utime_each, METH_VARARGS, NULL},

@@ -24,7 +24,7 @@ Answer = TypeVar("Answer")
 
 CHANGED = -1
 """Instead of an error number: a file is not what it was."""
-LOOK = struct.Struct("=2q")
+LOOK = struct.Struct("=Qq")
 _STATUS = struct.Struct("=5qQ")
 _SECOND = 1_000_000_000
 _MIN_NS, _MAX_NS = -(1 << 63), (1 << 63) - 1
@@ -46,16 +46,15 @@ def link_first(sources: Sequence[str], targets: Sequence[str]) -> tuple[int, int
     return len(sources), 0
 
 
-def link_unchanged(sources: Sequence[str], targets: Sequence[str], looks: bytes) -> tuple[int, int]:
-    """As `link_first`, of sources that have a size and a fraction of a second (ns) each, two 64-bit numbers; `CHANGED`
-    is the error of one that has not.
+def link_each(sources: Sequence[str], targets: Sequence[str], looks: bytes) -> bytes:
+    """Hard links; an int of C for each. A source must have a size and a fraction of a second (ns), two 64-bit numbers:
+    `CHANGED` is the error of one that has not.
     """
-    for done, (source, target, look) in enumerate(zip(sources, targets, LOOK.iter_unpack(looks), strict=True)):
-        if not _is_unchanged(source, *look):
-            return done, CHANGED
-        if (made := link_first([source], [target])) != (1, 0):
-            return done, made[1]
-    return len(sources), 0
+    rows = zip(sources, targets, LOOK.iter_unpack(looks), strict=True)
+    errors = (
+        link_first([source], [target])[1] if _is_unchanged(source, *look) else CHANGED for source, target, look in rows
+    )
+    return array("i", errors).tobytes()
 
 
 def _is_unchanged(path: str, size: int, fraction_ns: int) -> bool:

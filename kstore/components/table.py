@@ -55,6 +55,10 @@ class Patterns:
     def __init__(self, patterns: Iterable[str]) -> None:
         self._patterns = tuple(patterns)
 
+    def __bool__(self) -> bool:
+        """Whether there are any."""
+        return bool(self._patterns)
+
     @property
     def text(self) -> str:
         """A regular expression for all of them."""

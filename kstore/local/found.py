@@ -47,6 +47,15 @@ class Skipped(NamedTuple):
     reason: str
 
 
+def left_out(path: str, error: Exception) -> Skipped:
+    """An artifact, or a folder, that was left out for an error."""
+    if isinstance(error, FileNotFoundError):
+        return Skipped(path, "it has gone")
+    if isinstance(error, MemoryError):
+        return Skipped(path, "it does not fit in memory")
+    return Skipped(path, f"it cannot be read: {error.strerror}" if isinstance(error, OSError) else str(error))
+
+
 @dataclass(slots=True)
 class Found:
     """What was found in a part of a cache root, such as a group: of those there may be ten thousand at once. Paths are

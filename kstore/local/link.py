@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kstore.blobs.loose import bears_stamp, is_published, stamp
-from kstore.calls import CHANGED, link_first, link_unchanged, times
+from kstore.calls import CHANGED, link_each, link_first, times
 from kstore.digest import digest_of
-from kstore.files import READ
+from kstore.files import NO_FILE, READ
 from kstore.published.manifest import Entry
 
 _FICLONE = 0x40049409
@@ -32,7 +32,7 @@ _NOT_HERE = {
 _NOT_THIS_FILE = {
     errno.EAGAIN, errno.EMLINK, errno.EPERM, errno.EACCES, errno.ETXTBSY,
     # Its blob has gone or cannot be read. If it is the target's folder that has gone, the copy fails for that.
-    errno.ENOENT, errno.ESTALE, errno.EIO, errno.ELOOP,
+    errno.ENOENT, errno.ESTALE, errno.EIO,
     errno.EMFILE, errno.ENFILE,  # Who copies waits until others have closed theirs.
 }  # fmt: skip
 
@@ -77,81 +77,84 @@ class Linker:
         Raises:
             OSError: a target cannot be made at all (ENOSPC, EROFS, EDQUOT …).
         """
+        modes = self._reflink(links) if self.mode is LinkMode.REFLINK else []
+        if self.mode is LinkMode.HARDLINK:
+            modes += self._hardlink(links[len(modes) :])
+        return modes + [LinkMode.COPY] * (len(links) - len(modes))
+
+    def _reflink(self, links: Sequence[Link]) -> list[LinkMode]:
+        """The first ones, as far as that works here."""
         modes: list[LinkMode] = []
-        while len(modes) < len(links):
-            way, rest = self.mode, links[len(modes) :]
+        for link in links:
             try:
-                _WAYS[way](rest, modes, partial(self._add_reason, f"no {way} of some files"))
+                is_made = reflink(link, partial(self._add_reason, LinkMode.REFLINK))
             except OSError as error:
-                if error.errno not in _NOT_HERE:
-                    raise
-                self._give_up(way, error)
+                if not self._may_go_on(LinkMode.REFLINK, error):
+                    break
+                is_made = False
+            modes.append(LinkMode.REFLINK if is_made else LinkMode.COPY)
         return modes
+
+    def _hardlink(self, links: Sequence[Link]) -> list[LinkMode]:
+        looks = ((link.entry.size, stamp(link.entry.digest)) for link in links)
+        errors = link_each([link.blob for link in links], [link.target for link in links], looks)
+        return [
+            self._hardlink_after(*each) if each[1] else LinkMode.HARDLINK for each in zip(links, errors, strict=True)
+        ]
+
+    def _hardlink_after(self, link: Link, code: int) -> LinkMode:
+        """What becomes of one that was not made, for that error."""
+        if code == CHANGED:
+            if not is_published(link.blob, link.entry.digest, link.entry.size):
+                return LinkMode.COPY
+            _, code = link_first([link.blob], [link.target])
+        if not code:
+            return LinkMode.HARDLINK
+        self._may_go_on(LinkMode.HARDLINK, OSError(code, os.strerror(code), link.target))
+        return LinkMode.COPY
+
+    def _may_go_on(self, way: LinkMode, error: OSError) -> bool:
+        """Whether what kept one target from being made concerns that one alone, and not a way, which is given up.
+
+        Raises:
+            OSError: no way would make it.
+        """
+        if error.errno in _NOT_HERE:
+            self._give_up(way, error)
+            return False
+        if error.errno not in _NOT_THIS_FILE:
+            raise error
+        self._add_reason(way, error)
+        return True
 
     def _give_up(self, way: LinkMode, error: OSError) -> None:
         with self._lock:
             if self.mode is way:
-                self._add_reason(f"no {way}", error)
+                self._say(f"no {way}", error)
                 self.mode = LinkMode.HARDLINK if way is LinkMode.REFLINK else LinkMode.COPY
 
-    def _add_reason(self, what: str, error: OSError) -> None:
+    def _add_reason(self, way: LinkMode, error: OSError) -> None:
+        self._say(f"no {way} of some files", error)
+
+    def _say(self, what: str, error: OSError) -> None:
         reason = f"{what}: {error.strerror}"
         if reason not in self.why:
             self.why = f"{self.why}; {reason}" if self.why else reason
 
 
-def _reflink_all(links: Sequence[Link], modes: list[LinkMode], refused: Refused) -> None:
-    for link in links:
-        try:
-            is_made = reflink(link)
-        except OSError as error:
-            if error.errno not in _NOT_THIS_FILE:
-                raise
-            refused(error)
-            is_made = False
-        modes.append(LinkMode.REFLINK if is_made else LinkMode.COPY)
-
-
-def _hardlink_all(links: Sequence[Link], modes: list[LinkMode], refused: Refused) -> None:
-    while links:
-        looks = ((link.entry.size, stamp(link.entry.digest)) for link in links)
-        made, code = link_unchanged([link.blob for link in links], [link.target for link in links], looks)
-        modes += [LinkMode.HARDLINK] * made
-        if made < len(links):
-            modes.append(_hardlink_after(links[made], code, refused))
-        links = links[made + 1 :]
-
-
-def _hardlink_after(link: Link, code: int, refused: Refused) -> LinkMode:
-    """What becomes of one that was not made, for that error."""
-    if code == CHANGED:
-        if not is_published(link.blob, link.entry.digest, link.entry.size):
-            return LinkMode.COPY
-        _, code = link_first([link.blob], [link.target])
-    if not code:
-        return LinkMode.HARDLINK
-    error = OSError(code, os.strerror(code), link.target)
-    if code not in _NOT_THIS_FILE:
-        raise error
-    refused(error)
-    return LinkMode.COPY
-
-
-def _copy_all(links: Sequence[Link], modes: list[LinkMode], refused: Refused) -> None:
-    modes += [LinkMode.COPY] * len(links)
-
-
-_WAYS = {LinkMode.REFLINK: _reflink_all, LinkMode.HARDLINK: _hardlink_all, LinkMode.COPY: _copy_all}
-
-
-def reflink(link: Link) -> bool:
-    """Create the target as a clone of the blob (FICLONE, ioctl_ficlone(2)); False if that is not as it was published.
-    A failed one leaves no file.
+def reflink(link: Link, refused: Refused) -> bool:
+    """Create the target as a clone of the blob (FICLONE, ioctl_ficlone(2)); False if that is not as it was published,
+    or cannot be opened. A failed one leaves no file.
 
     Raises:
         OSError: it cannot be cloned.
     """
-    blob_fd = os.open(link.blob, READ)
+    try:
+        blob_fd = os.open(link.blob, READ)
+    except OSError as error:
+        if error.errno not in NO_FILE:
+            refused(error)
+        return False
     try:
         found = os.fstat(blob_fd)
         if not _is_unchanged(found, link.entry) and not is_published(link.blob, link.entry.digest, link.entry.size):
@@ -163,7 +166,7 @@ def reflink(link: Link) -> bool:
 
 
 def _is_unchanged(found: os.stat_result, entry: Entry) -> bool:
-    """The same as `link_unchanged` asks."""
+    """The same as `link_each` asks."""
     is_same = stat.S_ISREG(found.st_mode) and found.st_size == entry.size
     return is_same and bears_stamp(found.st_mtime_ns, entry.digest)
 

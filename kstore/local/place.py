@@ -258,7 +258,6 @@ class _Staging:
         if not loose or not source.blobs.loose.can_be_linked:
             return among, []
         # The first finds out which way works.
-        make_folders([self.staged(folder) for folder in sorted(folders_of(loose[:1]))])
         placed.add(self._link(source, loose[:1]))
         if source.linker.mode is LinkMode.COPY:
             return among, []
@@ -306,8 +305,9 @@ class _Staging:
 
     def _wait(self, paths: Collection[str] | None = None) -> None:
         """Until the folders of these artifacts are there; without any, until all are."""
-        last = max(path.rpartition("/")[0] for path in paths) if paths else self._folders[-1]
-        for made in self._made[: bisect_left(self._folders, last) // _FOLDER_COUNT + 1]:
+        last = max(path.rpartition("/")[0] for path in paths) if paths else ""
+        needed = bisect_left(self._folders, last) // _FOLDER_COUNT + 1 if paths else len(self._made)
+        for made in self._made[:needed]:
             made.result()
 
     def _copy(self, paths: _Paths, parts: Iterable[Part], pool: Pool) -> Iterator[Placed]:

@@ -40,7 +40,7 @@ def to_local(data: bytes, folder: str) -> bytes:
 def _triton_group(data: bytes, path: str, folder: str) -> Stored:
     content = json.loads(data)
     children = content.get("child_paths") if isinstance(content, dict) else None
-    if isinstance(children, list):
+    if isinstance(children, list) and all(isinstance(name, str) for name in children):
         # Triton's RemoteCacheManager writes names, not paths: nothing to relocate.
         return Stored(data, tuple(children))
     if not isinstance(children, dict) or any("/" in name or not name for name in children):

@@ -14,18 +14,20 @@ import os
 import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from functools import partial
+from itertools import compress
 from typing import NamedTuple
 
 from kstore.blobs.loose import bears_stamp
 from kstore.calls import Listing, Status, stat_each
 from kstore.components import Component, Table
 from kstore.components.table import KSTORE_FOLDER
+from kstore.folders import list_folders
 from kstore.local.artifact import read_artifact
 from kstore.local.cacheroot import CacheRoot
 from kstore.local.finished import Content, Unfinished, is_recent, read_in_batches
-from kstore.local.found import BEING_WRITTEN, Found, Place, Scan, Skipped
+from kstore.local.found import BEING_WRITTEN, Found, Place, Scan, Skipped, left_out
 from kstore.local.index import Index, Known, KnownFolder, is_settled
-from kstore.local.look import Looker, Seen
 from kstore.local.untouched import Untouched
 from kstore.published.manifest import Files, Flag
 from kstore.similarity import similarity
@@ -86,7 +88,7 @@ def _is_there(folder: str) -> bool:
 
 
 class _Listed(NamedTuple):
-    """A folder that was listed, as it was before."""
+    """A folder as it was before it was looked into."""
 
     place: Place
     found: KnownFolder
@@ -134,10 +136,12 @@ class _Walk:
         self._others = others
         self._began_ns = time.time_ns()
         self._index, self._base, self._untouched, self._offer, self._found = shared
-        self._looker = Looker(self._index, self._untouched)
+        self._may_have_lists = bool(rules["lists"])
         self._listed: list[_Listed] = []
         self._groups: list[_Group] = []
-        self._lists: list[tuple[str, _Listed]] = []
+        self._stood: list[_Listed] = []
+        """The folders that were not, where files may list what is in them."""
+        self._lists: list[tuple[str, Found]] = []
         """Files that list others."""
         self._names: dict[str, str] = {}
         """Each once: a kernel has the same ones whatever it was compiled for."""
@@ -147,10 +151,7 @@ class _Walk:
 
     def look(self) -> None:
         """Look at all folders."""
-        top = Place(self._component.name, self._component_folder)
-        (status,) = stat_each([top.local], follows=True)
-        for place, seen in self._looker.look([(top, status)]):
-            self._folder(place, seen, self._found)
+        self._folders([Place(self._component.name, self._component_folder)], self._found)
 
     def take_lists(self) -> list[_Unread]:
         """The lists that are to be read before it is known what else is."""
@@ -178,7 +179,7 @@ class _Walk:
             kind = self._component.kind(relative, place.unit, place.depth)
             artifact = read_artifact(self._component, self._component_folder, relative, kind, content)
         except (Unfinished, OSError, MemoryError) as error:
-            into.skipped.append(Skipped(file.path, _reason(error)))
+            into.skipped.append(left_out(file.path, error))
             return
         self._found.hashed += 1
         if artifact.promised and (lacking := set(artifact.promised).difference(listed.files)):
@@ -191,41 +192,41 @@ class _Walk:
             self._offer(artifact.known.entry.digest, artifact.stored)
 
     def judge(self) -> None:
-        """Once all is read: which folders vouch for their files, and which groups are whole."""
-        changed = self._changed()
-        for path, folder in self._lists:
-            if path in folder.into.known and folder.place.path in changed:
-                del folder.into.known[path]
-                folder.into.skipped.append(Skipped(path, "files have come to its folder meanwhile"))
+        """Once all is read: which folders vouch for their files, and which groups and lists are whole."""
+        changed = _changed(self._listed)
+        self._judge_lists(changed)
         for folder in self._listed:
             self._settle(folder)
         while self._groups:
             self._judge(self._groups.pop(), changed)
 
-    def _folder(self, place: Place, seen: Seen, into: Found) -> None:
-        """Take a folder, and look at all below it."""
-        if seen.listing:
-            self._take_listing(place, seen.listing, into)
-        elif seen.placed:
-            self._take_folder(place, seen.placed, self._untouched.known, into, into.untouched)
-        elif seen.known:
-            self._take_folder(place, seen.known, self._index.files.__getitem__, into, into.settled_folders)
+    def _judge_lists(self, changed: Set[str]) -> None:
+        """What a list names is beside it, or in a folder beside its own. Of what came there since, it may name some."""
+        every = changed | _changed(self._stood) if self._lists else changed
+        for path, into in self._lists:
+            near = f"{path.rsplit('/', 2)[0]}/"
+            if path in into.known and any(f"{folder}/".startswith(near) for folder in every):
+                del into.known[path]
+                into.skipped.append(Skipped(path, "files have come to its folder meanwhile"))
 
-    def _take_folder(
-        self,
-        place: Place,
-        folder: KnownFolder,
-        known: Callable[[str], Known],
-        into: Found,
-        folders: dict[str, KnownFolder],
-    ) -> None:
+    def _take_known(self, place: Place, folder: KnownFolder, into: Found) -> None:
+        into.settled_folders[place.path] = folder
+        self._take_folder(place, folder, self._index.files.__getitem__, into)
+
+    def _take_placed(self, place: Place, folder: KnownFolder, into: Found) -> None:
+        into.untouched[place.path] = folder
+        self._take_folder(place, folder, self._untouched.known, into)
+
+    def _take_folder(self, place: Place, folder: KnownFolder, known: Callable[[str], Known], into: Found) -> None:
         """Take a folder as it was, with what is known of its files."""
         self._found.folders.add(place.path)
+        if self._may_have_lists:
+            self._stood.append(_Listed(place, folder, into))
         for name in folder.files:
             path = f"{place.path}/{name}"
             into.known[path] = known(path)
-        folders[place.path] = folder
-        self._folders([place.sub(name) for name in folder.folders], into)
+        if folder.folders:
+            self._folders([place.sub(name) for name in folder.folders], into)
 
     def _take_listing(self, place: Place, listing: Listing, into: Found) -> None:
         """Take a folder as it was listed."""
@@ -233,7 +234,7 @@ class _Walk:
         if not status.error or os.path.isdir(place.local):
             self._found.folders.add(place.path)
         if status.error:
-            into.skipped.append(_refused(place.path, status.error))
+            into.skipped.append(left_out(place.path, status.as_error()))
             return
         into.listed = True
         folders, files = self._entries(place, listing, into)
@@ -242,7 +243,8 @@ class _Walk:
         self._listed.append(listed)
         for name, file in files.items():
             self._file(listed, name, file)
-        self._folders([place.sub(name) for name in folders], into, list(folders.values()))
+        if folders:
+            self._folders([place.sub(name) for name in folders], into, list(folders.values()))
 
     def _entries(self, place: Place, listing: Listing, into: Found) -> tuple[dict[str, Status], dict[str, Status]]:
         """The subfolders, and the files, that are not ignored."""
@@ -260,26 +262,45 @@ class _Walk:
             (folders if is_folder else files)[self._names.setdefault(name, name)] = status
         return folders, files
 
-    def _folders(self, places: Sequence[Place], into: Found, statuses: Sequence[Status] = ()) -> None:
-        """Look at subfolders, and all below them; `statuses` are theirs, if they are known."""
-        statuses = statuses or list(stat_each([place.local for place in places], follows=True))
-        both = zip(places, statuses, strict=True)
-        for place, seen in self._looker.look([(self._in_unit(p), s) for p, s in both if p.local not in self._others]):
-            if place.unit == _GROUP and place.path.count("/") == place.depth:
-                self._group(place, seen)
+    def _folders(self, places: Sequence[Place], into: Found, statuses: Sequence[Status] | None = None) -> None:
+        """Look at folders, and all below them; `statuses` are theirs, if they are known."""
+        local = [place.local for place in places]
+        ours = [path not in self._others for path in local]
+        found = stat_each([*compress(local, ours)], follows=True) if statuses is None else compress(statuses, ours)
+        unknown: list[Place] = []
+        for place, status in zip(map(self._in_unit, compress(places, ours)), found, strict=True):
+            if take := self._remembered(place, status):
+                self._enter(place, into, take)
             else:
-                self._folder(place, seen, into)
+                unknown.append(place)
+        for place, listing in zip(unknown, list_folders([place.local for place in unknown]), strict=True):
+            self._enter(place, into, partial(self._take_listing, place, listing))
 
     def _in_unit(self, place: Place) -> Place:
         unit = place.unit or self._component.unit(place.inside)
         return place if unit == place.unit else place._replace(unit=unit, depth=place.path.count("/"))
+
+    def _enter(self, place: Place, into: Found, take: Callable[[Found], None]) -> None:
+        """Take a folder and all below it, by itself if it is a group."""
+        if place.unit == _GROUP and place.path.count("/") == place.depth:
+            self._group(place, take)
+        else:
+            take(into)
+
+    def _remembered(self, place: Place, status: Status) -> Callable[[Found], None] | None:
+        """How to take a folder in which nothing has changed; None if it is to be listed."""
+        known = self._index.folders.get(place.path)
+        if known and not status.error and known.still_is(status):
+            return partial(self._take_known, place, known)
+        placed = self._untouched.folder(place.path, status)
+        return partial(self._take_placed, place, placed) if placed else None
 
     def _file(self, listed: _Listed, name: str, status: Status) -> None:
         """Take what is known of a file; else it is to be read."""
         place, _, into = listed
         path = f"{place.path}/{name}"
         if status.error:
-            into.skipped.append(_refused(path, status.error))
+            into.skipped.append(left_out(path, status.as_error()))
             return
         known = self._known(path, status)
         if known:
@@ -291,12 +312,9 @@ class _Walk:
         file = _Unread(*similarity(path, status.size), self, listed)
         relative = path.partition("/")[2]
         if self._lists_others(relative):
-            self._lists.append((path, listed))
-            self.read(file)  # before the folders are looked at whose files it lists
-        elif self._component.method("relocate", relative):
-            self._unread_lists.append(file)
-        else:
-            self._unread.append(file)
+            self._lists.append((path, into))
+        is_groups_list = self._component.method("relocate", relative)
+        (self._unread_lists if is_groups_list else self._unread).append(file)
 
     def _known(self, path: str, status: Status) -> Known | None:
         """What the file's status tells of it, without reading it."""
@@ -333,15 +351,16 @@ class _Walk:
         if all(map(self._is_settled, times)) and all(into.vouches(f"{place.path}/{name}") for name in found.files):
             into.settled_folders[place.path] = found
 
-    def _group(self, place: Place, seen: Seen) -> None:
+    def _group(self, place: Place, take: Callable[[Found], None]) -> None:
         """Look at a group, to take all of it or none. One that is not complete need not be read."""
         group, folders, files, lists = Found(), len(self._listed), len(self._unread), len(self._unread_lists)
-        self._folder(place, seen, group)
-        unread = self._unread[files:]
-        del self._unread[files:]
+        take(group)
         if not group.listed and not group.skipped:
             self._found.add(group)
-        elif problem := next(self._problems(group, [*unread, *self._unread_lists[lists:]]), None):
+            return
+        unread = self._unread[files:]
+        del self._unread[files:]
+        if problem := next(self._problems(group, [*unread, *self._unread_lists[lists:]]), None):
             if group.known or unread or group.skipped or self._unread_lists[lists:]:
                 self._leave_out(place, problem)
             del self._unread_lists[lists:]
@@ -354,12 +373,6 @@ class _Walk:
         yield from (f"it lists {path}, which is not there" for path in group.promised if path not in paths)
         if not any(self._component.completes(path.partition("/")[2]) for path in paths):
             yield _UNFINISHED
-
-    def _changed(self) -> set[str]:
-        """The listed folders in which a file has come, gone or been replaced since."""
-        statuses = stat_each([folder.place.local for folder in self._listed], follows=True)
-        both = zip(self._listed, statuses, strict=True)
-        return {folder.place.path for folder, status in both if status.error or not folder.found.still_is(status)}
 
     def _judge(self, group: _Group, changed: Set[str]) -> None:
         place, found, folders, _ = group
@@ -380,13 +393,7 @@ class _Walk:
         self._found.skipped.append(Skipped(place.path, problem))
 
 
-def _refused(path: str, code: int) -> Skipped:
-    return Skipped(path, _reason(OSError(code, os.strerror(code))))
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, FileNotFoundError):
-        return "it has gone"
-    if isinstance(error, MemoryError):
-        return "it does not fit in memory"
-    return f"it cannot be read: {error.strerror}" if isinstance(error, OSError) else str(error)
+def _changed(folders: Sequence[_Listed]) -> set[str]:
+    """Those in which a file has come, gone or been replaced since."""
+    both = zip(folders, stat_each([folder.place.local for folder in folders], follows=True), strict=True)
+    return {folder.place.path for folder, status in both if status.error or not folder.found.still_is(status)}

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
+import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -299,3 +301,51 @@ def test_many_files_and_a_big_one(place: Place) -> None:
     wanted["inductor/big.py"] = place.store(big)
     assert place.place(wanted).paths == wanted.keys()
     assert place.tree.read("inductor/big.py") == big
+
+
+def test_a_restore_from_which_nothing_is_left_to_place_says_why(place: Place) -> None:
+    name = f"{'x' * 300}.py"
+    placed = place.place({f"inductor/{name}": place.store(b"code")})
+    assert [tuple(skip) for skip in placed.skipped] == [
+        (f"inductor/{name}", "its path is too long for this cache root")
+    ]
+    assert placed.paths == set()
+
+
+def put_a_socket(blob: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(blob.parent)  # its name would be too long
+    blob.unlink()
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(blob.name)
+
+
+def put_a_file_above(blob: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.rmtree(blob.parent)
+    blob.parent.write_text("no folder")
+
+
+def remove(blob: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blob.unlink()
+
+
+@pytest.mark.parametrize("damage", [put_a_socket, put_a_file_above, remove])
+def test_a_blob_that_cannot_be_looked_at_costs_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: Callable[[Path, pytest.MonkeyPatch], None]
+) -> None:
+    """Also the first one, by which it is found out how files can be linked."""
+    place = Place(tmp_path, Layout.LOOSE)
+    bad, good = place.store(b"bad"), place.store(b"good")
+    damage(Path(place.blobs.loose.path(bad.digest)), monkeypatch)
+    placed = place.place({"inductor/aa/bad.py": bad, "inductor/bb/good.py": good})
+    assert placed.paths == {"inductor/bb/good.py"}
+    assert [skip.path for skip in placed.skipped] == ["inductor/aa/bad.py"]
+
+
+@pytest.mark.parametrize("size", [2**62, 2**63, 2**64 - 1])
+def test_a_size_that_no_file_has_costs_its_file(tmp_path: Path, size: int) -> None:
+    place = Place(tmp_path, Layout.LOOSE)
+    wanted = {
+        "inductor/aa/bad.py": place.store(b"bad")._replace(size=size),
+        "inductor/bb/good.py": place.store(b"good"),
+    }
+    assert place.place(wanted).paths == {"inductor/bb/good.py"}

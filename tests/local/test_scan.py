@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
+from kstore import folders
 from kstore.calls import Listing, list_each
 from kstore.components import Component, load_table
 from kstore.digest import digest_of
-from kstore.local import look, scan
+from kstore.local import scan
 from kstore.local.artifact import Artifact
 from kstore.local.finished import Unfinished, check_whole_object
 from kstore.local.index import Index
@@ -262,7 +263,7 @@ def test_a_settled_folder_is_not_even_listed(tree: Tree, monkeypatch: pytest.Mon
     time.sleep(TICK)
     first = tree.scan()
     listed: list[str] = []
-    monkeypatch.setattr(look, "list_each", lambda paths: listed.extend(paths) or list_each(paths))
+    monkeypatch.setattr(folders, "list_each", lambda paths: listed.extend(paths) or list_each(paths))
     second = tree.scan(first.index)
     assert second.files == first.files
     assert listed == []
@@ -291,11 +292,11 @@ def test_the_age_of_what_is_found_is_that_before_it_was_looked_at(tree: Tree, mo
     path = tree.put("inductor/ab/c.best_config", b"young", age=0)
     time_ns = time.time_ns
 
-    def slow(folders: Sequence[str]) -> list[Listing]:
+    def slow(paths: Sequence[str]) -> list[Listing]:
         monkeypatch.setattr(time, "time_ns", lambda: time_ns() + 3_600_000_000_000)
-        return list_each(folders)
+        return list_each(paths)
 
-    monkeypatch.setattr(look, "list_each", slow)
+    monkeypatch.setattr(folders, "list_each", slow)
     found = tree.scan()
     assert time.time_ns() - time_ns() > 3_000_000_000_000
     assert (list(found.files), found.unsettled) == ([path], {path})
@@ -397,11 +398,11 @@ def test_a_folder_that_cannot_be_listed_is_named_and_known_to_be_there(
     tree.put("triton/K/__grp__k.json", b'{"child_paths": {}}')
     refused = Listing(b"", struct.pack("=5qQ", errno.EACCES, 0, 0, 0, 0, 0))
 
-    def refuse(folders: Sequence[str]) -> list[Listing]:
-        both = zip(folders, list_each(folders), strict=True)
+    def refuse(paths: Sequence[str]) -> list[Listing]:
+        both = zip(paths, list_each(paths), strict=True)
         return [refused if path == f"{tree.root}/{folder}" else found for path, found in both]
 
-    monkeypatch.setattr(look, "list_each", refuse)
+    monkeypatch.setattr(folders, "list_each", refuse)
     found = tree.scan()
     assert found.known == {}
     (skip,) = found.skipped
@@ -438,6 +439,49 @@ def test_a_list_that_cannot_be_read_leaves_its_kernel_out_unread(tree: Tree, mon
     assert {os.path.dirname(path) for path in found.files} == {other}
     assert [skip.path for skip in found.skipped] == [kernel]
     assert [path for path in read if kernel.endswith(os.path.dirname(path))] == [f"{kernel[7:]}/{group.name}"]
+
+
+@pytest.mark.parametrize("children", ['["a", ["b"]]', "[null]", '[1, "x"]', "7"])
+def test_a_list_that_names_no_files_leaves_its_kernel_out(tree: Tree, children: str) -> None:
+    kernel, wrapper = tree.kernel(), tree.wrapper()
+    (group,) = (tree.root / kernel).glob("__grp__*")
+    tree.put(f"{kernel}/{group.name}", f'{{"child_paths": {children}}}'.encode())
+    found = tree.scan()
+    assert list(found.files) == [wrapper]
+    assert [skip.path for skip in found.skipped] == [kernel]
+
+
+RANK = "vllm/torch_compile_cache/h/rank_0_0"
+
+
+@pytest.mark.parametrize(
+    "folder", [f"{RANK}/backbone/artifact_compile_range_1_1", f"{RANK}/inductor_cache", f"{RANK}/inductor_cache/ab"]
+)
+@pytest.mark.parametrize("is_known", [True, False], ids=["known", "new"])
+def test_a_list_never_names_what_was_not_found(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch, folder: str, is_known: bool
+) -> None:
+    """vLLM writes its list in place, and may have compiled one more since the folders were looked at."""
+    listing = tree.put(f"{RANK}/backbone/vllm_compile_cache.py", b"{1: 'a'}")
+    tree.put(f"{folder}/x.py", b"a")
+    time.sleep(TICK)
+    first = tree.scan(None, "vllm")
+    assert len(first.files) == 2
+    (tree.root / listing).write_bytes(b"{1: 'a', 2: 'b'}")
+    read = scan.read_artifact
+
+    def racing(component: Component, top: str, relative: str, *rest: Any) -> Artifact:
+        if relative.endswith("vllm_compile_cache.py"):
+            (tree.root / folder / "new.py").write_bytes(b"new")
+            (tree.root / listing).write_bytes(b"{1: 'a', 2: 'b', 3: 'new.py'}")
+        return read(component, top, relative, rest[0])
+
+    monkeypatch.setattr(scan, "read_artifact", racing)
+    found = tree.scan(first.index if is_known else None, "vllm")
+    assert listing not in found.files
+    assert [tuple(skip) for skip in found.skipped] == [(listing, "files have come to its folder meanwhile")]
+    monkeypatch.undo()
+    assert len(tree.scan(first.index, "vllm").files) == 3
 
 
 # ---- Memory: a key may have a hundred thousand files

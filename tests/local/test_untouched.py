@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from kstore import folders
 from kstore.calls import Listing, list_each
 from kstore.environment import Host
-from kstore.local import look
 from kstore.local.untouched import mark_folders
 from kstore.report import CommitStatus, RestoreStatus
 from kstore.threads import Pool
@@ -55,7 +55,7 @@ def listed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         found.extend(folder for folder in folders if not folder.endswith("/tunableop"))
         return list_each(folders)
 
-    monkeypatch.setattr(look, "list_each", list_noting)
+    monkeypatch.setattr(folders, "list_each", list_noting)
     return found
 
 
