@@ -6,14 +6,15 @@ import ast
 import os
 import re
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kstore.calls import Status, read_each
 from kstore.components import load_table
-from kstore.local import artifact
-from kstore.local.finished import Content
+from kstore.local import finished
 from kstore.published.manifest import Entry, Flag
 from kstore.report import CommitStatus
 from tests.components.serving_trees import Vllm
@@ -223,21 +224,20 @@ def test_two_workers_that_compile_different_shapes_lose_nothing(tmp_path: Path, 
 def test_a_list_is_never_published_without_what_it_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     node = Node(tmp_path)
     start(node, "listed", SMALL)
-    read = artifact.read_finished
 
-    def compiling_meanwhile(path: str) -> Content:
+    def compiling_meanwhile(paths: Sequence[str], sizes: Sequence[int]) -> Iterator[tuple[bytes, Status]]:
         """vLLM compiles one more shape after the folder was listed and before its list is read."""
-        if path.endswith(LIST):
+        if any(path.endswith(LIST) for path in paths):
             time.sleep(0.02)  # the clock of file times ticks slowly
             Vllm(node.tree.root / "vllm", {}).serve("listed", shapes=(SMALL, LARGE))
-        return read(path)
+        return read_each(paths, sizes)
 
-    monkeypatch.setattr(artifact, "read_finished", compiling_meanwhile)
+    monkeypatch.setattr(finished, "read_each", compiling_meanwhile)
     report = node.commit()
     assert "files have come to its folder meanwhile" in {reason for _, reason in report.skipped}
     assert start(Node(tmp_path, "other"), "listed", SMALL)  # it starts
 
-    monkeypatch.setattr(artifact, "read_finished", read)
+    monkeypatch.setattr(finished, "read_each", read_each)
     node.commit()
     assert start(Node(tmp_path, "another"), "listed", SMALL, LARGE) == []
 
