@@ -8,7 +8,7 @@ merged: until then small files are kept in memory. With those, opening takes lon
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Self
@@ -82,22 +82,23 @@ class Intake:
         self.writer = None
         self.written = set()
 
-    def offer(self, digest: bytes, data: bytes) -> None:
-        """Take one blob."""
+    def offer(self, blobs: Sequence[tuple[bytes, bytes]]) -> None:
+        """Take some blobs, given with their digests."""
         try:
-            if self._may_be_first:
+            if self._may_be_first and blobs:
                 self._may_be_first = False
                 self._begin()
             if self.writer:
-                self._write(self.writer, digest, data)
+                self._write(self.writer, blobs)
                 return
         except (KstoreError, OSError) as error:
             # Whether the store is needed at all will be known when all is merged.
             log.debug("%s is scanned before it is uploaded: %s", self._worker.scope, error)
             self.discard()
-        if len(data) <= min(_SMALL, self._room):
-            self._room -= len(data)
-            self.kept[digest] = data
+        for digest, data in blobs:
+            if len(data) <= min(_SMALL, self._room):
+                self._room -= len(data)
+                self.kept[digest] = data
 
     def settle(self) -> None:
         """Wait until what was begun is stored. Loose blobs that were there before are not of it.
@@ -126,8 +127,9 @@ class Intake:
         self._worker.progress.total = 0
         self.writer = self._open.enter_context(storage.blobs.writer(self.layout, asks=True))
 
-    def _write(self, writer: BlobWriter, digest: bytes, data: bytes) -> None:
-        if digest not in self._known and digest not in self.written:
-            self.written.add(digest)
-            writer.put(digest, data)
-            self._worker.progress.done = len(self.written)
+    def _write(self, writer: BlobWriter, blobs: Sequence[tuple[bytes, bytes]]) -> None:
+        for digest, data in blobs:
+            if digest not in self._known and digest not in self.written:
+                self.written.add(digest)
+                writer.put(digest, data)
+        self._worker.progress.done = len(self.written)

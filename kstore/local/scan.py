@@ -36,8 +36,8 @@ _GROUP, _LINK, _RELOCATE, _BELOW = int(Flag.GROUP), int(Flag.LINK), int(Flag.REL
 _UNFINISHED = "it is not finished"
 _NOTHING_PLACED = Untouched()
 
-Offer = Callable[[bytes, bytes], None]
-"""Is given the digest and the stored form of what is read, each once it is read."""
+Offer = Callable[[Sequence[tuple[bytes, bytes]]], None]
+"""Is given the digest and the stored form of what is read, some at a time, each once it is read."""
 
 
 def scan(
@@ -54,22 +54,24 @@ def scan(
     `stores` may be in a folder that a user chose for a component: they are no artifacts.
     """
     found = Scan()
-    shared = _Shared(index, base, untouched, offer, found)
+    shared = _Shared(index, base, untouched, found)
     there = {name: folder for name, folder in root.folders.items() if _is_there(folder)}
     walks = [_Walk(table[name], folder, root.others_in(name, stores), shared) for name, folder in there.items()]
     for walk in walks:
         walk.look()
-    _read(file for walk in walks for file in walk.take_lists())
-    _read(file for walk in walks for file in walk.take_unread())
+    _read((file for walk in walks for file in walk.take_lists()), found, offer)
+    _read((file for walk in walks for file in walk.take_unread()), found, offer)
     for walk in walks:
         walk.judge()
     return found
 
 
-def _read(files: Iterable[_Unread]) -> None:
+def _read(files: Iterable[_Unread], found: Scan, offer: Offer | None) -> None:
     for batch in read_in_batches(_taken(sorted(files, reverse=True))):
-        for file, content in batch:
-            file.walk.read(file, content)
+        read = [*filter(None, (file.walk.read(file, content) for file, content in batch))]
+        found.hashed += len(read)
+        if offer:
+            offer(read)
 
 
 def _taken(unread: list[_Unread]) -> Iterator[tuple[_Unread, str, int]]:
@@ -120,7 +122,6 @@ class _Shared(NamedTuple):
     known: Index
     base: Callable[[], Files]
     untouched: Untouched
-    offer: Offer | None
     found: Scan
 
 
@@ -135,7 +136,7 @@ class _Walk:
         self._component_folder = folder
         self._others = others
         self._began_ns = time.time_ns()
-        self._index, self._base, self._untouched, self._offer, self._found = shared
+        self._index, self._base, self._untouched, self._found = shared
         self._may_have_lists = bool(rules["lists"])
         self._listed: list[_Listed] = []
         self._groups: list[_Group] = []
@@ -171,8 +172,8 @@ class _Walk:
                 self._groups.append(group._replace(unread=[]))
         return unread
 
-    def read(self, file: _Unread, content: Content | None = None) -> None:
-        """Take one of the files that have to be read; `content` is what was read of it, if it was."""
+    def read(self, file: _Unread, content: Content | None) -> tuple[bytes, bytes] | None:
+        """Take one of the files that have to be read, unless it is left out; `content` is what was read, if it was."""
         place, listed, into = file.folder
         try:
             relative = file.path.partition("/")[2]
@@ -180,16 +181,14 @@ class _Walk:
             artifact = read_artifact(self._component, self._component_folder, relative, kind, content)
         except (Unfinished, OSError, MemoryError) as error:
             into.skipped.append(left_out(file.path, error))
-            return
-        self._found.hashed += 1
+            return None
         if artifact.promised and (lacking := set(artifact.promised).difference(listed.files)):
             into.promised += (f"{place.path}/{child}" for child in sorted(lacking))
         self._take(file.path, artifact.known, into)
         if artifact.is_displaced:
             self._found.displaced.append(file.path)
             into.unsettled.add(file.path)  # or nobody would read it again, where a commit comes first
-        if self._offer:
-            self._offer(artifact.known.entry.digest, artifact.stored)
+        return artifact.known.entry.digest, artifact.stored
 
     def judge(self) -> None:
         """Once all is read: which folders vouch for their files, and which groups and lists are whole."""

@@ -166,9 +166,10 @@ def _load_table(name: str, rows: Iterator[tables.Row]) -> Any:
 
 def pack_files(files: Files) -> Iterator[tables.Row]:
     """Paths and entries as table rows, sorted."""
+    is_ascii = all(map(str.isascii, files))
     # Of text that is no surrogate for bytes, the order of its characters is that of its bytes.
-    for path in sorted(files, key=None if all(map(str.isascii, files)) else _encode):
-        yield _encode(path), _RECORD.pack(*files[path])
+    paths = sorted(files, key=None if is_ascii else _encode)
+    return zip(map(_encode, paths), starmap(_RECORD.pack, map(files.__getitem__, paths)), strict=True)
 
 
 def unpack_files(rows: Iterator[tables.Row]) -> Files:
