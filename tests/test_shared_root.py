@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -240,6 +241,82 @@ def test_a_restore_that_chose_before_this_worker_came_does_not_count(
     monkeypatch.setattr(restores, "choose", choose_before_another_comes)
     assert worker(published).restore().status is RestoreStatus.RESTORED
     assert [another.has_restored() for another in late] == [False]
+
+
+@pytest.fixture
+def come_late(published: Node, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Another]:
+    """Who comes while another worker places artifacts, and waits; then something happens."""
+
+    def come(happens: Callable[[], object] = lambda: None, **choice: Any) -> Another:
+        here, place, late = worker(published), Placer.place, list[Another]()
+
+        def place_while_another_comes(*arguments: Any, **options: Any) -> Placed:
+            placed = place(*arguments, **options)
+            monkeypatch.setattr(Placer, "place", place)
+            late.append(Another(here.store.worker(KEY, before_import=False), Request(**choice)))
+            late[0].ask()
+            happens()
+            return placed
+
+        monkeypatch.setattr(Placer, "place", place_while_another_comes)
+        worker(published).restore(**choice)
+        return late[0]
+
+    return come
+
+
+def test_who_comes_while_all_is_placed_and_waits_relies_on_a_second_look(
+    published: Node, come_late: Callable[..., Another], scans: list[str]
+) -> None:
+    late = come_late()
+    assert late.has_restored()
+    assert len(scans) == 1
+    assert late.report and (late.report.status, late.report.files) == (
+        RestoreStatus.CURRENT, len(contents(published.tree.root)),
+    )  # fmt: skip
+
+
+def test_nobody_looks_twice_where_nobody_waits(published: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(restores, "look_again", pytest.fail)
+    assert worker(published).restore().status is RestoreStatus.RESTORED
+
+
+def publish_more(published: Node) -> None:
+    published.tree.kernel("more")
+    published.commit()
+
+
+def forget(published: Node) -> None:
+    published.store.forget(KEY)
+
+
+def remove_a_file(published: Node) -> None:
+    (worker(published).tree.root / "inductor/ab/c.py").unlink()
+
+
+def add_a_file(published: Node) -> None:
+    worker(published).tree.put("inductor/ab/d.py", b"# of this worker")
+
+
+def remove_a_kernel(published: Node) -> None:
+    shutil.rmtree(next((worker(published).tree.root / "triton").iterdir()))
+
+
+def take_the_store_away(published: Node) -> None:
+    (published.location / "refs").rename(published.location / "gone")
+
+
+@pytest.mark.parametrize(
+    "happens", [publish_more, forget, remove_a_file, add_a_file, remove_a_kernel, take_the_store_away]
+)
+def test_what_has_changed_since_it_came_is_looked_for(
+    published: Node, come_late: Callable[..., Another], happens: Callable[[Node], None]
+) -> None:
+    assert not come_late(lambda: happens(published)).has_restored()
+
+
+def test_who_asked_for_a_generation_looks_for_itself(published: Node, come_late: Callable[..., Another]) -> None:
+    assert not come_late(generation=1).has_restored()
 
 
 def test_all_who_start_together_have_everything(published: Node) -> None:

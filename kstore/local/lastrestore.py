@@ -9,7 +9,9 @@ restore writes:
    generation, and of no other, until somebody saves another base.
 3. `save` notes the same name with the answer, last of all. Who finds the name in both places finds everything there; of
    a restore that failed, was killed or has been followed by another it is in one of them.
-4. It gives the lock back: who takes it next, and looks once more, misses nothing.
+4. If somebody waits who may have come since (`ask`), it begins once more, with a new name, and looks whether anything
+   has changed. If not, `save` notes that name: for those who had come by then, too, all is as it should be.
+5. It gives the lock back: who takes it next, and looks once more, misses nothing.
 """
 
 from __future__ import annotations
@@ -57,6 +59,7 @@ class LastRestore:
         self._manifest = os.path.join(folder, "restored")
         self._record = os.path.join(folder, "restored.json")
         self._begun = os.path.join(folder, "begun")
+        self._asked = os.path.join(folder, "asked")
 
     def load(self) -> Restored | None:
         """What it put here; None if nobody has restored, or it is not known any more."""
@@ -82,6 +85,19 @@ class LastRestore:
         except CacheRootError:
             return ""
         return name
+
+    def ask(self) -> None:
+        """Have whoever restores now look once more at its end: this process waits, and may have come too late."""
+        with suppress(OSError), open(self._asked, "wb"):
+            pass
+
+    def was_asked(self) -> bool:
+        """Whether somebody has since the last time that this was asked."""
+        try:
+            os.unlink(self._asked)
+        except OSError:
+            return False
+        return True
 
     def begun(self) -> str | None:
         """The name of the restore that was the last to begin; empty if none has, None if it cannot be read."""

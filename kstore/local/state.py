@@ -130,9 +130,14 @@ class StateFolder:
             yield
 
     @contextmanager
-    def locked_unless(self, is_done: Callable[[], bool], timeout: float = LOCK_TIMEOUT) -> Iterator[bool]:
-        """Hold the root, as `locked` does, unless whoever had it has done what it is for: whether it is held."""
-        is_held = self._acquire(timeout, is_done)
+    def locked_unless(
+        self, is_done: Callable[[], bool], timeout: float = LOCK_TIMEOUT, ask: Callable[[], object] = lambda: None
+    ) -> Iterator[bool]:
+        """Hold the root, as `locked` does, unless whoever had it has done what it is for: whether it is held.
+
+        `ask` is called once it is known that somebody else has it.
+        """
+        is_held = self._acquire(timeout, is_done, ask)
         try:
             is_needed = is_held and not is_done()
             if is_needed:
@@ -144,9 +149,12 @@ class StateFolder:
             if is_held:
                 self._lock.release()
 
-    def _acquire(self, timeout: float = LOCK_TIMEOUT, is_done: Callable[[], bool] = lambda: False) -> bool:
+    def _acquire(self, timeout: float, is_done: Callable[[], bool], ask: Callable[[], object]) -> bool:
         until = time.monotonic() + timeout
         with self._waiting.held_up(f"waiting for another process that has {self._lock.lock_file}"):
+            if self._try_to_acquire(0):
+                return True
+            ask()
             while not self._try_to_acquire(min(timeout, _TRY)):
                 if is_done():
                     return False
@@ -174,7 +182,7 @@ class StateFolder:
         before = self._version()
         self._lock.release()
         yield
-        self._acquire()
+        self._acquire(LOCK_TIMEOUT, lambda: False, lambda: None)
         if self._version() != before:
             raise Changed
 

@@ -50,6 +50,11 @@ def mark_folders(folders: Sequence[str], pool: Executor) -> int:
     return moment
 
 
+def is_placed(mark: Mark, status: Status) -> bool:
+    """Whether a folder with that status is as a restore has placed it."""
+    return not status.error and status.mtime_ns == mark.mtime_ns != 0 and status.ctime_ns <= mark.placed_ns
+
+
 class Untouched:
     """What a restore has placed into one cache root."""
 
@@ -60,10 +65,8 @@ class Untouched:
 
     def folder(self, path: str, status: Status) -> KnownFolder | None:
         """What is in a folder with that status; None if it must be read."""
-        mtime_ns, placed_ns = self._mark
-        is_untouched = status.mtime_ns == mtime_ns != 0 and status.ctime_ns <= placed_ns
-        names = self._names.get(path) if is_untouched else None
-        return KnownFolder(mtime_ns, status.ctime_ns, *names) if names else None
+        names = self._names.get(path) if is_placed(self._mark, status) else None
+        return KnownFolder(status.mtime_ns, status.ctime_ns, *names) if names else None
 
     def known(self, path: str) -> Known:
         """One of its files. Its inode was not asked for: when something has changed beside it, it is looked at."""

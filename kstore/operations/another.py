@@ -8,12 +8,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from kstore.calls import stat_each
 from kstore.environment import surroundings
+from kstore.errors import KstoreError
 from kstore.local.record import UNREADABLE
+from kstore.local.untouched import is_placed
 from kstore.operations.request import Request, restore_report
+from kstore.published.layers import newest_ref
+from kstore.published.manifest import folders_of
 from kstore.published.ref import Ref
+from kstore.published.snapshot import Snapshot
 from kstore.report import Count, RestoreReport, RestoreStatus
 
 if TYPE_CHECKING:
@@ -29,6 +36,10 @@ class Another:
         self._request = request
         self._before = worker.state.last_restore.begun()
         self.report: RestoreReport | None = None
+
+    def ask(self) -> None:
+        """Whoever has the root may have begun before this worker came: let it look once more."""
+        self._worker.state.last_restore.ask()
 
     def has_restored(self) -> bool:
         """Whether there was one, for the same request, and nobody has committed since."""
@@ -62,6 +73,23 @@ class Another:
         if answer["around"] == surroundings(self._worker.environ) != "":
             return True
         return bool(answer["host"] == self._worker.host.fingerprint)
+
+
+def look_again(worker: Worker, snapshot: Snapshot, request: Request) -> str:
+    """Whether all is as this worker, who has the root, has restored it: the name of a restore that began now and found
+    it so; else empty.
+    """
+    name, state = worker.state.last_restore.begin(), worker.state.load()
+    mark = state.untouched
+    if not mark.mtime_ns or request.generation is not None or snapshot.ref.scope != worker.scope:
+        return ""
+    try:
+        is_newest = snapshot.is_generation_of(newest_ref(worker.storage, worker.scope))
+    except (KstoreError, OSError):
+        return ""
+    folders = map(worker.root.local_path, folders_of(worker.files_of(snapshot.manifest)))
+    stand = all(map(partial(is_placed, mark), stat_each([*folders], follows=True)))
+    return name if is_newest and stand and not worker.storage.trouble else ""
 
 
 def answer_of(worker: Worker, request: Request, ref: Ref, report: RestoreReport, host: str) -> dict[str, Any]:

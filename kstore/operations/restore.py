@@ -25,7 +25,7 @@ from kstore.local.placed import Placed
 from kstore.local.state import Base, State
 from kstore.local.untouched import UNMARKED, Mark
 from kstore.merge import NOT_TAKEN, Merged, merge
-from kstore.operations.another import Another, answer_of
+from kstore.operations.another import Another, answer_of, look_again
 from kstore.operations.displaced import put_right
 from kstore.operations.owner import warn_of_another_key
 from kstore.operations.request import Request, restore_report
@@ -72,7 +72,7 @@ def restore(worker: Worker, request: Request) -> RestoreReport:
     waited = wait_for(worker, request)
     started = time.perf_counter()
     another = Another(worker, request)
-    with worker.state.locked_unless(another.has_restored):
+    with worker.state.locked_unless(another.has_restored, ask=another.ask):
         report = another.report or _restore(worker, request)
     return replace(report, seconds=time.perf_counter() - started, **waited.as_reported())
 
@@ -163,6 +163,9 @@ def _place(
     is_whole = not report.left_out and not report.skipped
     answer = answer_of(worker, request, snapshot.ref, report, worker.known_host(state)) if request else None
     remember_restored(worker, snapshot.ref, name if is_whole else "", answer)
+    is_awaited = is_whole and request and worker.state.last_restore.was_asked()
+    if is_awaited and request and (again := look_again(worker, snapshot, request)):
+        remember_restored(worker, snapshot.ref, again, answer)
     return report
 
 
