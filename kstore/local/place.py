@@ -305,8 +305,10 @@ class _Staging:
 
     def _wait(self, paths: Collection[str] | None = None) -> None:
         """Until the folders of these artifacts are there; without any, until all are."""
-        last = max(path.rpartition("/")[0] for path in paths) if paths else ""
-        needed = bisect_left(self._folders, last) // _FOLDER_COUNT + 1 if paths else len(self._made)
+        needed = len(self._made)
+        if paths:
+            last = max(path.rpartition("/")[0] for path in paths)
+            needed = bisect_left(self._folders, last) // _FOLDER_COUNT + 1
         for made in self._made[:needed]:
             made.result()
 

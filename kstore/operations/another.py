@@ -79,10 +79,12 @@ def look_again(worker: Worker, snapshot: Snapshot, request: Request) -> str:
     """Whether all is as this worker, who has the root, has restored it: the name of a restore that began now and found
     it so; else empty.
     """
-    name, state = worker.state.last_restore.begin(), worker.state.load()
-    mark = state.untouched
-    if not mark.mtime_ns or request.generation is not None or snapshot.ref.scope != worker.scope:
+    if request.generation is not None or snapshot.ref.scope != worker.scope:
         return ""
+    mark = worker.state.load().untouched
+    if not mark.mtime_ns:
+        return ""
+    name = worker.state.last_restore.begin()
     try:
         is_newest = snapshot.is_generation_of(newest_ref(worker.storage, worker.scope))
     except (KstoreError, OSError):

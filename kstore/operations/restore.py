@@ -163,7 +163,7 @@ def _place(
     is_whole = not report.left_out and not report.skipped
     answer = answer_of(worker, request, snapshot.ref, report, worker.known_host(state)) if request else None
     remember_restored(worker, snapshot.ref, name if is_whole else "", answer)
-    is_awaited = is_whole and request and worker.state.last_restore.was_asked()
+    is_awaited = is_whole and worker.state.last_restore.was_asked()
     if is_awaited and request and (again := look_again(worker, snapshot, request)):
         remember_restored(worker, snapshot.ref, again, answer)
     return report
