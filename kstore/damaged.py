@@ -14,6 +14,8 @@ from kstore.published.ref import ref_name
 from kstore.scope import Scope
 
 FOLDER = "quarantine"
+NO_DAMAGE = ""
+"""The mark of a store in which nothing was found damaged."""
 
 
 def set_aside_blob(backend: Backend, digest: bytes) -> None:
@@ -80,9 +82,9 @@ def damaged_blobs(backend: Backend) -> dict[bytes, list[str]]:
 
 
 def damage_mark(backend: Backend) -> str:
-    """Another one whenever a blob was moved there or away since; empty while there is none."""
+    """Another one whenever a blob was moved there or away since; `NO_DAMAGE` while there is none."""
     names = sorted(name for names in damaged_blobs(backend).values() for name in names)
-    return digest_of("\n".join(names).encode()).hex() if names else ""
+    return digest_of("\n".join(names).encode()).hex() if names else NO_DAMAGE
 
 
 def sweep_damaged(backend: Backend, is_needed: Callable[[bytes, bool], bool], before: int) -> None:

@@ -146,6 +146,11 @@ class Worker:
         component, _, relative = path.partition("/")
         return self.table[component].lists(relative)
 
+    def ignores(self, path: str) -> bool:
+        """Whether an artifact path is never stored; folders are given with a final "/"."""
+        component, _, relative = path.partition("/")
+        return self.table[component].ignores(relative)
+
     def known_host(self, state: State) -> str:
         """Fingerprint of this host, if anybody needed it; else what the cache root remembers."""
         return self.host.fingerprint if "_host" in self.__dict__ else state.host

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from kstore.calls.plain import CHANGED, LOOK, bounded, open_unnoticed, times
 
-_FORM = 5
+_FORM = 6
 try:
     from kstore.calls import native as _calls
 
@@ -25,8 +25,8 @@ except ImportError:
     from kstore.calls import plain as _calls  # type: ignore[no-redef]
 
 __all__ = [
-    "CHANGED", "IS_COMPILED", "Listing", "NewFile", "Status", "change_times", "link_each", "link_first", "list_each",
-    "mkdir_each", "open_unnoticed", "read_each", "stat_each", "times", "unlink_each", "utime_each", "write_first",
+    "CHANGED", "IS_COMPILED", "Listing", "NewFile", "Status", "link_each", "link_first", "list_each", "mkdir_each",
+    "open_unnoticed", "read_each", "stat_each", "times", "times_below", "unlink_each", "utime_each", "write_first",
 ]  # fmt: skip
 
 IS_COMPILED = _calls.__name__.endswith(".native")
@@ -120,12 +120,14 @@ def stat_each(paths: Sequence[str], *, follows: bool = False) -> Iterator[Status
     return _statuses(_calls.stat_each(paths, follows))
 
 
-def change_times(names: bytes, folder: int, *, follows: bool = False) -> bytes | None:
-    """When the status of each last changed, in nanoseconds since 1970, eight bytes each; None if one says nothing.
+def times_below(names: bytes, folder: int, *, follows: bool = False) -> memoryview | None:
+    """When each was last modified, and when its status last changed, in nanoseconds since 1970, in turns; None if one
+    says nothing.
 
     The names, which NULs divide, are below the folder of that descriptor. There are thousands, and no object for any.
     """
-    return _calls.change_times(names, folder, follows)
+    found = _calls.times_below(names, folder, follows)
+    return None if found is None else memoryview(found).cast("q")
 
 
 def list_each(folders: Sequence[str]) -> list[Listing]:

@@ -20,7 +20,7 @@
 enum {
     SECOND = 1000000000,
     CHANGED = -1, /* as in plain.py */
-    FORM = 5, /* another one when a function takes or returns something else; __init__.py says which one it knows */
+    FORM = 6, /* another one when a function takes or returns something else; __init__.py says which one it knows */
 };
 
 /* ---- What Python gives, and what it gets */
@@ -243,27 +243,32 @@ static Py_ssize_t count_names(const char *text, Py_ssize_t size) {
     return count;
 }
 
-static int take_change_times(int folder, const char *name, Py_ssize_t count, int follows, int64_t *ctime_ns) {
+/* Of content and status. */
+struct changes {
+    int64_t mtime_ns, ctime_ns;
+};
+
+static int take_changes(int folder, const char *name, Py_ssize_t count, int follows, struct changes *changes) {
     for (Py_ssize_t i = 0; i < count; i++, name += strlen(name) + 1) {
         const struct status status = look(folder, name, follows);
         if (status.error) return (int)status.error;
-        ctime_ns[i] = status.ctime_ns;
+        changes[i] = (struct changes){.mtime_ns = status.mtime_ns, .ctime_ns = status.ctime_ns};
     }
     return 0;
 }
 
-static PyObject *change_times(PyObject *module, PyObject *arguments) {
+static PyObject *times_below(PyObject *module, PyObject *arguments) {
     PyObject *times;
     const char *text;
     Py_ssize_t size;
     int folder, follows, error;
-    int64_t *ctime_ns;
+    struct changes *changes;
     (void)module;
     if (!PyArg_ParseTuple(arguments, "y#ip", &text, &size, &folder, &follows)) return NULL;
     const Py_ssize_t count = count_names(text, size);
-    if (!(times = room((size_t)count * sizeof *ctime_ns, &ctime_ns))) return NULL;
+    if (!(times = room((size_t)count * sizeof *changes, &changes))) return NULL;
     Py_BEGIN_ALLOW_THREADS
-    error = take_change_times(folder, text, count, follows, ctime_ns);
+    error = take_changes(folder, text, count, follows, changes);
     Py_END_ALLOW_THREADS
     if (!error) return times;
     Py_DECREF(times);
@@ -576,7 +581,7 @@ static PyMethodDef methods[] = {
     {"unlink_each", unlink_each, METH_O, NULL},
     {"utime_each", utime_each, METH_VARARGS, NULL},
     {"stat_each", stat_each, METH_VARARGS, NULL},
-    {"change_times", change_times, METH_VARARGS, NULL},
+    {"times_below", times_below, METH_VARARGS, NULL},
     {"list_each", list_each, METH_O, NULL},
     {"read_each", read_each, METH_VARARGS, NULL},
     {"write_first", write_first, METH_O, NULL},

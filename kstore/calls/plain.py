@@ -14,6 +14,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import chain
 from operator import length_hint
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -85,11 +86,12 @@ def stat_each(paths: Sequence[str], follows: bool) -> bytes:
     return b"".join(map(_pack, call_each(partial(os.stat, follow_symlinks=follows), paths)))
 
 
-def change_times(names: bytes, folder: int, follows: bool) -> bytes | None:
-    """A 64-bit number for each name, which NULs divide: the time of its status change (ns); None if one has none."""
+def times_below(names: bytes, folder: int, follows: bool) -> bytes | None:
+    """Two 64-bit numbers for each name, which NULs divide: when it, and its status, changed; None if one has none."""
     look = partial(os.stat, dir_fd=folder, follow_symlinks=follows)
     try:
-        return array("q", [bounded(found.st_ctime_ns) for found in map(look, names.split(b"\0"))]).tobytes()
+        times = ((found.st_mtime_ns, found.st_ctime_ns) for found in map(look, names.split(b"\0")))
+        return array("q", map(bounded, chain.from_iterable(times))).tobytes()
     except OSError:
         return None
 

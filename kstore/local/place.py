@@ -3,8 +3,9 @@
 What is moved is the highest folder that is not there yet: in a fresh root that is each component, with one rename.
 A group's folder is always moved whole. A file that goes into a folder that exists is moved by itself.
 
-An artifact that is never changed in place gets its blob's stamp as the fraction of its modification time, however
-it came here. The next scan knows it by that, without a hash and without a word in the index.
+An artifact gets its blob's stamp as the fraction of its modification time, however it came here, but for those whose
+time matters or that are written with other paths: no change leaves that time. One that is never changed in place the
+next scan knows by it, without a hash and without a word in the index.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from kstore.local.stages import cannot_write, clock_of, find_elsewhere, open_sta
 from kstore.local.state import StateFolder
 from kstore.local.untouched import mark_folders
 from kstore.progress import Progress
-from kstore.published.manifest import NEVER_IN_PLACE, Files, Flag, folders_of, parents_of, unit_of
+from kstore.published.manifest import NEVER_IN_PLACE, Entry, Files, Flag, folders_of, parents_of, unit_of
 from kstore.threads import Pool, submit
 
 log = logging.getLogger(__name__)
@@ -224,7 +225,7 @@ class _Staging:
                 self._fill(self.wanted, source, source.blobs.packs_listed(), placed, pool, progress)
             self._wait()  # or an exception of a signal's handler might stay in it
             if marks and len(placed.paths) == len(self.wanted):
-                placed.marked_ns = mark_folders(self.folders, pool)
+                placed.marked_ns, placed.folders = mark_folders(self.folders, pool), self._folders
         return placed
 
     def _fill(
@@ -335,15 +336,16 @@ class _Staging:
 
     def _new_file(self, path: str, data: memoryview) -> NewFile:
         entry = self.wanted[path]
-        mtime = None
-        if entry.flags & _LINK:
-            mtime = self._now + stamp(entry.digest)
-        elif entry.flags & _MTIME:
-            mtime = entry.mtime_ns
         content: bytes | memoryview = data
         if entry.flags & _RELOCATE:
             content = to_local(bytes(data), self._root.folders[path.partition("/")[0]])
-        return NewFile(self.staged(path), content, local_mode(entry), mtime)
+        return NewFile(self.staged(path), content, local_mode(entry), self._time_of(entry))
+
+    def _time_of(self, entry: Entry) -> int | None:
+        """The modification time that its file gets, in nanoseconds; None for now."""
+        if entry.flags & _LINK or not entry.flags & (_MTIME | _RELOCATE):
+            return self._now + stamp(entry.digest)
+        return entry.mtime_ns if entry.flags & _MTIME else None
 
 
 class _Paths:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from kstore.blobs.loose import bears_stamp
 from kstore.local.found import Skipped
 from kstore.local.index import Known, is_settled
 from kstore.local.link import LinkMode
@@ -27,6 +28,8 @@ class Placed:
     """How many artifacts came which way."""
     marked_ns: int = 0
     """The modification time that all folders were given, if they hold all that was wanted; else 0."""
+    folders: Sequence[str] = ()
+    """Those folders."""
 
     def add(self, other: Placed) -> None:
         """Take over what another thread placed."""
@@ -35,8 +38,8 @@ class Placed:
         self.modes += other.modes
 
     def settled(self) -> dict[str, Known]:
-        """What the index may vouch for."""
-        return {path: file for path, file in self.known.items() if is_settled(file.entry.mtime_ns)}
+        """What the index may vouch for: a later change leaves another time than these have."""
+        return {path: file for path, file in self.known.items() if _tells(file)}
 
     def forget(self, occupied: Mapping[str, str], refused: Mapping[str, OSError]) -> None:
         """Leave out what had to stay away from its place, a file or a folder, and say why."""
@@ -53,3 +56,7 @@ class Placed:
     def _in(self, path: str) -> set[str]:
         """What has arrived of a file or folder."""
         return {p for p in self.paths if p == path or p.startswith(f"{path}/")}
+
+
+def _tells(file: Known) -> bool:
+    return bears_stamp(file.entry.mtime_ns, file.entry.digest) or is_settled(file.entry.mtime_ns)

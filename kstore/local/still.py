@@ -1,33 +1,43 @@
-"""Whether anything in a cache root can have changed since a scan of it: asks for times, and reads and lists nothing.
+"""Whether anything in a cache root can have changed since all of it was known: asks for times, and reads and lists
+nothing.
 
 A folder's status-change time moves with every name that comes or goes in it, and nobody can set it back. So while those
 of all folders stand, each file is the one that was scanned; of those that are changed in place their own is asked for.
+
+What a restore has just placed is too young for that: a change within the same tick of the clock leaves the same time.
+But the restore gave its folders, and the files that are changed in place, modification times that no change leaves. So
+it is those that are to stand, and no status may have changed since all was in its place. A folder that only holds
+others may have got what is ignored: who loads what was restored makes lock files.
 """
 
 from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterable
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
 from typing import Any, Self
 
-from kstore.calls import change_times
+from kstore.calls import times_below
 from kstore.digest import digest_of_parts
 from kstore.local.cacheroot import CacheRoot
 from kstore.local.found import Scan
 from kstore.local.index import is_settled
+from kstore.local.untouched import UNMARKED, Mark
 from kstore.published.manifest import NEVER_IN_PLACE
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """When the statuses of some paths last changed."""
+    """When some paths last changed."""
 
     paths: bytes
     """Below a component's folder, "." for that itself, with a NUL between each two."""
     digest: str
-    """Of the paths and all their times, hexadecimal: read and compared as one."""
+    """Of the paths and all their times that are to stand, hexadecimal: read and compared as one. Empty for folders that
+    bear a mark.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,16 +47,20 @@ class Still:
     components: dict[str, str]
     """Where each component is."""
     folders: dict[str, Times]
-    """Component → all of its folders that were scanned; none for one that is not there."""
+    """Component → all of its folders; none for one that is not there, or is empty."""
     files: dict[str, Times]
     """Component → those of its files that are changed in place."""
+    mark: Mark = UNMARKED
+    """Of the folders, where a restore has just placed all of them: what is to stand is that, and the modification times
+    of the files. Elsewhere it is the times of the statuses.
+    """
 
     def dump(self) -> tuple[dict[str, Any], bytes]:
         """For JSON, and all paths beside it: thousands need not be parsed."""
         kinds = {"folders": self.folders, "files": self.files}
         fields = {kind: {name: [len(t.paths), t.digest] for name, t in times.items()} for kind, times in kinds.items()}
         paths = b"".join(t.paths for times in kinds.values() for t in times.values())
-        return {"components": self.components, **fields}, paths
+        return {"components": self.components, "mark": self.mark, **fields}, paths
 
     @classmethod
     def load(cls, content: Any, paths: bytes) -> Self:
@@ -60,27 +74,54 @@ class Still:
             {name: Times(left.read(min(size, len(paths))), digest) for name, (size, digest) in content[kind].items()}
             for kind in ("folders", "files")
         )
-        return cls(dict(content["components"]), folders, files)
+        return cls(dict(content["components"]), folders, files, Mark(*map(int, content["mark"])))
 
-    def holds(self, root: CacheRoot) -> bool:
-        """Whether nothing has changed since."""
+    def holds(self, root: CacheRoot, ignores: Callable[[str], bool]) -> bool:
+        """Whether nothing has changed since. `ignores` tells which artifact paths are never stored; folders are given
+        with a final "/".
+        """
         if self.components != dict(root.folders):
             return False
-        if any(name not in self.folders and os.path.lexists(folder) for name, folder in root.folders.items()):
+        if not all(name in self.folders or _has_nothing(folder) for name, folder in root.folders.items()):
             return False
         try:
-            return _stand(root, self.folders, follows=True) and _stand(root, self.files, follows=False)
+            folders = all(self._folders_stand(root, component, ignores) for component in self.folders)
+            return folders and all(self._files_stand(root, component) for component in self.files)
         except (OSError, KeyError, TypeError, ValueError):  # What is remembered may be damaged.
             return False
 
+    def _folders_stand(self, root: CacheRoot, component: str, ignores: Callable[[str], bool]) -> bool:
+        known = self.folders[component]
+        found = _ask(root, component, known.paths, follows=True)
+        if found is None or self.mark == UNMARKED:
+            return found is not None and _digest(known.paths, found[1::2]) == known.digest
+        folders, (placed, before) = _paths(component, known.paths), self.mark
+        times = zip(folders, found[::2], found[1::2], strict=True)
+        touched = [folder for folder, modified, changed in times if modified != placed or changed > before]
+        every = {*folders} if touched else set()
+        return all(_has_only(root.local_path(folder), folder, every, ignores) for folder in touched)
 
-def _stand(root: CacheRoot, times: dict[str, Times], *, follows: bool) -> bool:
-    return all(_stands(root, component, known, follows=follows) for component, known in times.items())
+    def _files_stand(self, root: CacheRoot, component: str) -> bool:
+        known = self.files[component]
+        found = _ask(root, component, known.paths, follows=False)
+        if found is None or self.mark == UNMARKED:
+            return found is not None and _digest(known.paths, found[1::2]) == known.digest
+        return max(found[1::2]) <= self.mark.placed_ns and _digest(known.paths, found[::2]) == known.digest
 
 
-def _stands(root: CacheRoot, component: str, known: Times, *, follows: bool) -> bool:
-    found = _ask(root, component, known.paths, follows=follows)
-    return found is not None and _digest(known.paths, found) == known.digest
+def _has_only(local: str, path: str, folders: Set[str], ignores: Callable[[str], bool]) -> bool:
+    """Whether a folder holds some of these `folders` and, beside them, what is ignored."""
+    with os.scandir(local) as entries:
+        inside = {f"{path}/{entry.name}": entry.is_dir(follow_symlinks=False) for entry in entries}
+    return all(below in folders or ignores(f"{below}/" if is_folder else below) for below, is_folder in inside.items())
+
+
+def _has_nothing(folder: str) -> bool:
+    """Whether there is no such folder, or nothing in it."""
+    try:
+        return not os.listdir(folder)
+    except OSError:
+        return not os.path.lexists(folder)
 
 
 def still_since(root: CacheRoot, found: Scan, started_ns: int) -> Still | None:
@@ -101,28 +142,53 @@ def still_since(root: CacheRoot, found: Scan, started_ns: int) -> Still | None:
 
 def _settled(root: CacheRoot, paths: Iterable[str], started_ns: int, *, follows: bool) -> dict[str, Times] | None:
     """Component → the times of its paths; None if one of them may not tell of a change after `started_ns`."""
-    below: dict[str, list[str]] = {}
-    for path in paths:
-        component, _, rest = path.partition("/")
-        below.setdefault(component, []).append(rest or ".")
     settled = {}
-    for component, those in below.items():
-        names = os.fsencode("\0".join(those))
-        times = _ask(root, component, names, follows=follows)
-        if times is None or not all(is_settled(moment, started_ns) for moment in memoryview(times).cast("q")):
+    for component, those in _by_component(paths).items():
+        names = _names(those)
+        found = _ask(root, component, names, follows=follows)
+        if found is None or not all(is_settled(moment, started_ns) for moment in found[1::2]):
             return None
-        settled[component] = Times(names, _digest(names, times))
+        settled[component] = Times(names, _digest(names, found[1::2]))
     return settled
 
 
-def _digest(paths: bytes, times: bytes) -> str:
-    return digest_of_parts((paths, times)).hex()
+def still_since_placed(root: CacheRoot, folders: Iterable[str], in_place: Mapping[str, int], mark: Mark) -> Still:
+    """What is to stand of all that a restore has just placed: its folders, which bear the mark if they are new, and the
+    files that are changed in place, with the times that it gave them, in nanoseconds.
+    """
+    marked = {component: Times(_names(paths), "") for component, paths in _by_component(folders).items()}
+    files = {}
+    for component, paths in _by_component(in_place).items():
+        names, moments = _names(paths), memoryview(array("q", map(in_place.__getitem__, paths)))
+        files[component] = Times(names, _digest(names, moments))
+    return Still(dict(root.folders), marked, files, mark)
 
 
-def _ask(root: CacheRoot, component: str, paths: bytes, *, follows: bool) -> bytes | None:
+def _by_component(paths: Iterable[str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for path in paths:
+        found.setdefault(path.partition("/")[0], []).append(path)
+    return found
+
+
+def _names(paths: Iterable[str]) -> bytes:
+    """Of one component's folders or files, below that."""
+    return os.fsencode("\0".join(path.partition("/")[2] or "." for path in paths))
+
+
+def _paths(component: str, names: bytes) -> list[str]:
+    """The reverse of `_names`."""
+    return [f"{component}/{name}" if name != "." else component for name in os.fsdecode(names).split("\0")]
+
+
+def _digest(paths: bytes, times: memoryview) -> str:
+    return digest_of_parts((paths, times.tobytes())).hex()
+
+
+def _ask(root: CacheRoot, component: str, paths: bytes, *, follows: bool) -> memoryview | None:
     """There are thousands of paths: the kernel walks the component's own only once."""
     fd = os.open(root.folders[component], os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        return change_times(paths, fd, follows=follows)
+        return times_below(paths, fd, follows=follows)
     finally:
         os.close(fd)

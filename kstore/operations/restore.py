@@ -30,6 +30,7 @@ from kstore.operations.displaced import put_right
 from kstore.operations.owner import warn_of_another_key
 from kstore.operations.request import Request, restore_report
 from kstore.operations.takeover import drop_foreign, hand_over, take_over
+from kstore.operations.unchanged import remember_placed
 from kstore.operations.wait import Waited, wait
 from kstore.operations.wanted import choose_wanted, hindered
 from kstore.published.layers import attempt, newest_there, ref_of, remembers
@@ -376,6 +377,8 @@ class _Restore:
             seen=self._seen,
             supports=supports_of(self._worker.storage, self._snapshot.manifest),
         )
+        if placed.marked_ns:
+            remember_placed(self._worker, self._files, placed, untouched)
 
     def _missed(self, placed: Placed) -> set[bytes]:
         """What this restore could not read, or an earlier one, and nobody has read since."""

@@ -5,14 +5,17 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
-from kstore.damaged import damage_mark
+from kstore.damaged import NO_DAMAGE, damage_mark
 from kstore.errors import CacheRootError, IntegrityError
 from kstore.local.found import Scan
+from kstore.local.placed import Placed
 from kstore.local.state import StillRoot
-from kstore.local.still import still_since
+from kstore.local.still import still_since, still_since_placed
+from kstore.local.untouched import Mark
 from kstore.published.layers import base_of, newest_ref
 from kstore.published.leaning import supports
 from kstore.published.lost import lacks_pack
+from kstore.published.manifest import NEVER_IN_PLACE, Files
 from kstore.published.ref import Ref
 from kstore.report import CommitReport, CommitStatus
 from kstore.used import mark_used, mark_used_again
@@ -20,13 +23,13 @@ from kstore.worker import Worker
 
 
 def unchanged_since(worker: Worker, known: StillRoot | None) -> CommitReport | None:
-    """The report of who finds that neither the root nor the store has changed since a commit found nothing new, which
-    remembered what is `known`.
+    """The report of who finds that neither the root nor the store has changed since a commit found nothing new, or a
+    restore began the root anew, which remembered what is `known`.
 
     That needs no lock: what is remembered is whole and stays true, and who changes the root moves its times.
     """
     base = base_of(worker.storage, known.base) if known else None
-    if known is None or base is None or not known.still.holds(worker.root):
+    if known is None or base is None or not known.still.holds(worker.root, worker.ignores):
         return None
     storage = worker.storage
     if damage_mark(storage.backend) != known.damage:
@@ -57,6 +60,18 @@ def remember_still(worker: Worker, report: CommitReport, found: Scan, began_ns: 
     if report.ok and report.found and not report.skipped and (still := still_since(worker.root, found, began_ns)):
         with suppress(CacheRootError, OSError):
             worker.state.save_still(still, mark)
+
+
+def remember_placed(worker: Worker, files: Files, placed: Placed, mark: Mark) -> None:
+    """For the first commit after a restore that has put `files`, all that is published, into its place. What else is in
+    the root is in folders that it has not placed, or made another time of theirs.
+    """
+    settled = placed.settled()
+    if all(path in settled for path, entry in files.items() if not entry.flags & NEVER_IN_PLACE):
+        in_place = {path: known.entry.mtime_ns for path, known in settled.items()}
+        still = still_since_placed(worker.root, placed.folders, in_place, mark)
+        with suppress(CacheRootError, OSError):
+            worker.state.save_still(still, NO_DAMAGE)  # of all that is restored nothing is damaged
 
 
 def commit_report(worker: Worker, status: CommitStatus, ref: Ref | None, **fields: Any) -> CommitReport:

@@ -1,0 +1,232 @@
+"""The first commit after a restore into an empty root asks for times only, and finds every change all the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kstore.calls import stat_each
+from kstore.damaged import set_aside_blob
+from kstore.digest import digest_of
+from kstore.local import place
+from kstore.local.found import Scan
+from kstore.report import CommitStatus, RestoreStatus
+from kstore.worker import Worker
+from tests.local.test_still import CHANGES, copied_with_all_times_set_back
+from tests.trees import KEY, Node, shared_object
+
+pytestmark = pytest.mark.usefixtures("host")
+
+
+@pytest.fixture
+def builder(tmp_path: Path, layout: str) -> Node:
+    """Has published what is linked, what is relocated, and what is changed in place."""
+    node = Node(tmp_path, "builder", layout=layout)
+    node.tree.wrapper()
+    node.tree.graph()
+    node.tree.kernel()
+    node.tree.put("inductor/ab/x.cu", b"in place")
+    node.tree.put("inductor/so/c.so", shared_object(), mode=0o755)
+    node.tree.timings({"one": 1.0})
+    node.commit()
+    return node
+
+
+@pytest.fixture
+def node(builder: Node, tmp_path: Path, layout: str) -> Node:
+    """Has restored all of it, just now."""
+    node = Node(tmp_path, layout=layout)
+    assert node.restore().status is RestoreStatus.RESTORED
+    return node
+
+
+@pytest.fixture
+def scans(node: Node, monkeypatch: pytest.MonkeyPatch) -> list[Worker]:
+    """The scans that are made from now on."""
+    made: list[Worker] = []
+    scan = Worker.scan
+
+    def noted(worker: Worker, *rest: object) -> Scan:
+        made.append(worker)
+        return scan(worker, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Worker, "scan", noted)
+    return made
+
+
+def test_where_nothing_moves_nothing_is_scanned(node: Node, scans: list[Worker]) -> None:
+    newest = node.newest()
+    report = node.commit()
+
+    assert (report.status, scans) == (CommitStatus.UNCHANGED, [])
+    assert (report.generation, report.files, report.bytes) == (newest.generation, newest.files, newest.size)
+
+
+def lock(node: Node) -> None:
+    """As torch does when it loads a shared object."""
+    os.mkdir(node.tree.root / "inductor/locks")
+    node.tree.put("inductor/locks/c.lock", b"")
+
+
+def leftover(node: Node) -> None:
+    node.tree.put("inductor/x.tmp", b"half")
+
+
+@pytest.mark.parametrize("make", [lock, leftover])
+def test_what_is_ignored_is_no_news(node: Node, scans: list[Worker], make: Callable[[Node], None]) -> None:
+    make(node)
+    assert (node.commit().status, scans) == (CommitStatus.UNCHANGED, [])
+
+
+def test_beside_what_is_ignored_what_is_new_is_committed(node: Node) -> None:
+    lock(node)
+    node.tree.put("inductor/new.py", b"new")
+    report = node.commit()
+    assert (report.status, report.new_files) == (CommitStatus.COMMITTED, 1)
+
+
+def shared_object_in_place(node: Node) -> None:
+    path = node.tree.root / "inductor/so/c.so"
+    path.write_bytes(path.read_bytes() + b"more")
+
+
+def file_of_a_kernel(node: Node) -> None:
+    (kernel,) = (node.tree.root / "triton").iterdir()
+    node.tree.put(f"triton/{kernel.name}/k.more", b"more")
+
+
+@pytest.mark.parametrize("change", [*CHANGES, shared_object_in_place, file_of_a_kernel])
+def test_every_change_is_committed_however_soon(node: Node, change: Callable[[Node], object]) -> None:
+    change(node)
+    assert node.commit().status is CommitStatus.COMMITTED
+    assert node.commit().status is CommitStatus.UNCHANGED
+
+
+def test_a_file_that_is_replaced_with_all_modification_times_set_back_is_seen(node: Node, scans: list[Worker]) -> None:
+    path = node.tree.root / "inductor/ab/x.cu"
+    before, above = path.stat(), path.parent.stat()
+    node.tree.put("inductor/ab/x.cu", b"IN PLACE")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    os.utime(path.parent, ns=(above.st_atime_ns, above.st_mtime_ns))
+    node.commit()
+
+    assert len(scans) == 1
+
+
+def test_what_is_changed_in_place_with_its_time_set_back_is_seen(node: Node, scans: list[Worker]) -> None:
+    path = node.tree.root / "inductor/ab/x.cu"
+    before = path.stat()
+    path.write_bytes(b"IN PLACE")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    node.commit()
+
+    assert len(scans) == 1
+
+
+@pytest.mark.parametrize("change", [each for each in CHANGES if each is not copied_with_all_times_set_back])
+def test_what_changes_within_the_tick_of_the_clock_in_which_all_was_placed_is_seen(
+    node: Node, change: Callable[[Node], object]
+) -> None:
+    (path,) = (node.tree.root / ".kstore").glob("still-*")
+    fields, _, paths = path.read_bytes().partition(b"\n")
+    content = json.loads(fields)
+    content["still"]["mark"][1] = time.time_ns() + 3600 * 10**9
+    path.write_bytes(json.dumps(content).encode() + b"\n" + paths)
+    change(node)
+    assert node.commit().status is CommitStatus.COMMITTED
+
+
+def test_what_is_changed_in_place_bears_the_stamp_that_tells_of_it(node: Node, scans: list[Worker]) -> None:
+    path = node.tree.root / "inductor/ab/x.cu"
+    (status,) = stat_each([str(path)])
+    path.write_bytes(path.read_bytes())
+    (after,) = stat_each([str(path)])
+    node.commit()
+
+    assert after.mtime_ns != status.mtime_ns
+    assert len(scans) == 1
+
+
+def test_where_a_filesystem_keeps_no_such_times_the_root_is_scanned(
+    builder: Node, tmp_path: Path, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(place, "stamp", lambda digest: 0)  # as one that keeps whole seconds
+    node = Node(tmp_path, layout=layout)
+    node.restore()
+    assert not [*(node.tree.root / ".kstore").glob("still-*")]
+
+
+@pytest.mark.parametrize("where", ["cd", "ab", "so", "fxgraph/on"])
+def test_what_was_in_the_root_before_is_committed(builder: Node, tmp_path: Path, layout: str, where: str) -> None:
+    node = Node(tmp_path, layout=layout)
+    node.tree.put(f"inductor/{where}/local.py", b"local")
+    node.restore()
+    report = node.commit()
+    assert (report.status, report.new_files) == (CommitStatus.COMMITTED, 1)
+
+
+def test_what_was_in_a_component_that_is_not_published_is_committed(builder: Node, tmp_path: Path, layout: str) -> None:
+    node = Node(tmp_path, layout=layout)
+    node.restore()
+    node.tree.put("vllm/torch_compile_cache/a/b.py", b"new")
+    assert node.commit().new_files == 1
+
+
+@pytest.mark.parametrize("folder", ["vllm", "inductor", "triton"])
+def test_a_folder_that_a_compiler_made_before_is_no_news(
+    builder: Node, tmp_path: Path, layout: str, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    node = Node(tmp_path, layout=layout)
+    os.makedirs(node.tree.root / folder)
+    node.restore()
+    monkeypatch.setattr(Worker, "scan", None)
+    assert node.commit().status is CommitStatus.UNCHANGED
+
+
+def test_who_has_restored_another_key_publishes_it_as_its_own(builder: Node, tmp_path: Path, layout: str) -> None:
+    node = Node(tmp_path, layout=layout)
+    assert node.restore("model/v2", seed=KEY).status is RestoreStatus.SEEDED
+    assert node.commit("model/v2").status is CommitStatus.COMMITTED
+
+
+def test_who_has_restored_an_earlier_generation_looks(builder: Node, tmp_path: Path, layout: str) -> None:
+    builder.tree.wrapper("two")
+    builder.commit()
+    node = Node(tmp_path, layout=layout)
+    node.restore(generation=1)
+    assert (node.commit().status, node.commit().generation) == (CommitStatus.UNCHANGED, 2)
+
+
+def test_what_the_store_has_lost_since_is_put_back(node: Node, scans: list[Worker]) -> None:
+    set_aside_blob(node.store.storage.backend, digest_of(b"in place"))
+    node.commit()
+
+    assert len(scans) == 1
+    assert node.store.verify().ok
+
+
+def test_a_store_that_is_another_one_gets_all(node: Node, tmp_path: Path) -> None:
+    shutil.rmtree(node.location)
+    other = Node(tmp_path, "other")
+    other.tree.wrapper()
+    other.commit()
+    assert node.commit().status is CommitStatus.COMMITTED
+
+
+@pytest.mark.parametrize("content", [b"in place", b"linked"])
+def test_a_restore_that_lacked_something_vouches_for_nothing(tmp_path: Path, content: bytes) -> None:
+    builder = Node(tmp_path, "builder")
+    for name, data in {"ab/x.cu": b"in place", "cd/c.py": b"linked"}.items():
+        builder.tree.put(f"inductor/{name}", data)
+    builder.commit()
+    digest = digest_of(content).hex()
+    (builder.location / f"blobs/{digest[:2]}/{digest}").unlink()
+    node = Node(tmp_path)
+    assert node.restore().left_out == 1
+    assert not [*(node.tree.root / ".kstore").glob("still-*")]
