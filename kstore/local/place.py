@@ -258,11 +258,11 @@ class _Staging:
         loose = [path for path, e in among.items() if e.flags & _LINK and e.digest not in packed]
         if not loose or not source.blobs.loose.can_be_linked:
             return among, []
+        others = {path: e for path, e in among.items() if not e.flags & _LINK or e.digest in packed}
         # The first finds out which way works.
         placed.add(self._link(source, loose[:1]))
         if source.linker.mode is LinkMode.COPY:
             return among, []
-        others = {path: e for path, e in among.items() if not e.flags & _LINK or e.digest in packed}
         some = (loose[at : at + _LINK_COUNT] for at in range(1, len(loose), _LINK_COUNT))
         return others, [submit(pool, self._link, source, paths) for paths in some]
 

@@ -23,19 +23,20 @@ def check_manifest(manifest: Manifest) -> None:
     Raises:
         IntegrityError: it holds what no commit makes.
     """
-    for files in (manifest.files, *manifest.hosts.values()):
+    every = (manifest.files, *manifest.hosts.values())
+    for files in every:
         check_entries(files)
-    check_paths({path for path, _ in manifest.items()} if manifest.hosts else manifest.files)
+    check_paths(*every)
 
 
-def check_paths(paths: Files | Set[str]) -> None:
-    """Every path of a manifest is untrusted.
+def check_paths(*every: Files | Set[str]) -> None:
+    """Every path of a manifest is untrusted; it may be there for several hosts.
 
     Raises:
         IntegrityError: one is absolute, climbs, holds a NUL, is kstore's own, or is both a file and a folder.
     """
-    folders = folders_of(paths)
-    if "" in folders or not folders.isdisjoint(paths) or not _stay(iter(paths)):
+    folders = set[str]().union(*map(folders_of, every))
+    if "" in folders or not all(folders.isdisjoint(paths) and _stay(iter(paths)) for paths in every):
         raise IntegrityError(
             "a manifest holds paths that leave the cache root or contradict each other; nothing is restored"
         )
