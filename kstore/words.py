@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import time
 
 from kstore.progress import Awaited
@@ -131,3 +132,9 @@ def printable(text: str) -> str:
 def in_line(text: str) -> str:
     """The same, in one line: a name must not look like two."""
     return printable(text).replace("\n", "\ufffd")
+
+
+def command_line(command: str, key: str, *words: str) -> str:
+    """A command, to be copied. A KEY that looks like an option comes last, behind "--"."""
+    placed = (*words, "--", key) if key.startswith("-") else (*((key,) if key else ()), *words)
+    return shlex.join(["kstore", command, *placed])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
@@ -12,7 +11,7 @@ import click
 from click.core import ParameterSource
 
 from kstore.cli.output import Output
-from kstore.words import parse_duration, parse_size
+from kstore.words import command_line, parse_duration, parse_size
 
 if TYPE_CHECKING:
     from kstore.store import Store
@@ -62,12 +61,6 @@ class Invocation:
         from kstore.settings import variables_of
 
         return variables_of(store.settings, [name for name, value in self.settings.items() if value is not None])
-
-
-def command_line(command: str, key: str, *words: str) -> str:
-    """A command, to be copied. A KEY that looks like an option comes last, behind "--"."""
-    placed = (*words, "--", key) if key.startswith("-") else (*((key,) if key else ()), *words)
-    return shlex.join(["kstore", command, *placed])
 
 
 class Command(click.Command):

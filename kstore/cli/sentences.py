@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from kstore.cli.options import command_line
 from kstore.cli.output import Output
 from kstore.errors import IntegrityError, MissError
 from kstore.hits import Usage, UsageReport
 from kstore.local.found import Skipped
 from kstore.report import CommitReport, CommitStatus, Count, LeftOut, RestoreReport, RestoreStatus
-from kstore.words import amount, duration, files, plural, size
+from kstore.words import amount, command_line, duration, files, plural, size
 
 if TYPE_CHECKING:
     from kstore.operations.bring import Brought

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+from kstore.settings import Settings, variables_of
+from kstore.words import command_line
+
+if TYPE_CHECKING:
+    from kstore.store import Store
 
 
 class Verdict(StrEnum):
@@ -14,6 +21,11 @@ class Verdict(StrEnum):
     """It costs time, or may."""
     BAD = "bad"
     """It prevents hits."""
+
+
+SCOPE = ("store", "gpu", "environment")
+WORKER = (*SCOPE, "cache_root")
+"""Settings that commands take as options."""
 
 
 class Check(NamedTuple):
@@ -42,6 +54,16 @@ def warning(name: str, found: str, advice: str) -> Check:
 def bad(name: str, found: str, advice: str) -> Check:
     """It prevents hits."""
     return Check(name, Verdict.BAD, _bounded(found), _bounded(advice))
+
+
+def again(store: Store, command: str, key: str = "", *words: str, names: Sequence[str] = ("store",)) -> str:
+    """A command of kstore's, to be copied, with those of the settings of these names that nothing else tells it."""
+    usual, options = Settings(), list[str]()
+    for name in names:
+        ((variable, value),) = variables_of(store.settings, [name]).items()
+        if store.environ.get(variable) != value and getattr(store.settings, name) != getattr(usual, name):
+            options += f"--{name.replace('_', '-')}", value
+    return command_line(command, key, *words, *options)
 
 
 def _bounded(text: str) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from kstore.blobs.blobstore import MOST_SEARCHED
-from kstore.doctor.check import Check, bad, ok, warning
+from kstore.doctor.check import SCOPE, WORKER, Check, again, bad, ok, warning
 from kstore.errors import KstoreError
 from kstore.published.layers import newest_there, unforgotten
 from kstore.published.leaning import absent, leaning, leans_on, unavailable
@@ -93,7 +93,7 @@ def check_published(store: Store, key: str, newest: Newest) -> Iterator[Check]:
 
 def _check_generation(store: Store, key: str, newest: Newest) -> Iterator[Check]:
     ref = newest.own
-    advice = f"`kstore verify {key}` says what can be saved"
+    advice = f"`{again(store, 'verify', key, names=WORKER)}` says what can be saved"
     if newest.trouble and ref:
         yield warning("generation", f"{newest.trouble}, and {ref.generation} is restored instead", advice)
     elif newest.trouble:
@@ -103,16 +103,18 @@ def _check_generation(store: Store, key: str, newest: Newest) -> Iterator[Check]
     elif ref and not newest.trouble:
         yield ok("generation", f"{ref.generation} of {key}: {files(ref.files)} by {ref.creator}")
     elif not newest.others and not newest.trouble:
-        yield bad("generation", f"nothing is published for {key}", f"`kstore exec {key} -- …` compiles and commits")
+        compiling = again(store, "exec", key, names=WORKER)
+        yield bad("generation", f"nothing is published for {key}", f"`{compiling} -- …` compiles and commits")
 
 
 def _way_back(store: Store, key: str) -> str:
     """From a key that was withdrawn: what workers still have of it, no commit publishes again."""
     root = store.settings.cache_root
-    clean = f"remove {root}" if root else f"`kstore clean {key}`"
+    clean = f"remove {root}" if root else f"`{again(store, 'clean', key)}`"
+    back = again(store, "rollback", key, names=SCOPE)
     return (
-        f"`kstore rollback {key}` takes that back, until gc has run; to fill it anew, {clean} on each worker that has "
-        "the files, and folders of them that variables name, then compile and commit; or take another key"
+        f"`{back}` takes that back, until gc has run; to fill it anew, {clean} on each worker that has the files, and "
+        "folders of them that variables name, then compile and commit; or take another key"
     )
 
 
@@ -139,8 +141,8 @@ def _check_stored(store: Store, key: str, snapshot: Snapshot) -> Iterator[Check]
         found = f"{lacks}: they are missed, and what is grouped with them"
     else:
         return
-    advice = f"`kstore verify {key} --repair` saves the rest; then commit from a worker that has the files"
-    yield bad("contents", found, advice)
+    repair = again(store, "verify", key, "--repair", names=WORKER)
+    yield bad("contents", found, f"`{repair}` saves the rest; then commit from a worker that has the files")
 
 
 def _lost(store: Store, snapshot: Snapshot) -> int:

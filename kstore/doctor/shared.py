@@ -9,7 +9,7 @@ from itertools import accumulate
 
 from kstore.blobs import Layout
 from kstore.deadline import Waiting, within
-from kstore.doctor.check import Check, bad, ok, warning
+from kstore.doctor.check import Check, again, bad, ok, warning
 from kstore.errors import KstoreError, StoreFormatError
 from kstore.published.layers import attempt
 from kstore.settings import Mode
@@ -19,7 +19,6 @@ from kstore.words import size
 
 _MIN_FREE = 1 << 30
 """Bytes: a commit of a large model takes as much."""
-_MAKE_ROOM = "restores work, commits will fail: run `kstore gc`, or free some"
 _SHOWN = 4
 """Folders that are named."""
 _PATIENCE = 30.0
@@ -44,14 +43,13 @@ def check_shared(store: Store, key: str) -> Iterator[Check]:
         return
     if not is_made:
         judge = warning if store.storage.below.there else bad
-        yield judge(
-            "store", f"there is none at {store.location} yet", "the first commit makes it; or run `kstore init`"
-        )
+        advice = f"the first commit makes it; or run `{again(store, 'init')}`"
+        yield judge("store", f"there is none at {store.location} yet", advice)
         return
     yield ok("store", store.location)
     yield _check_writable(store, key)
     if store.settings.mode is not Mode.READ:
-        yield _check_room(store.location)
+        yield _check_room(store)
 
 
 def _look(store: Store) -> bool:
@@ -109,11 +107,12 @@ def _is_refused(folder: str) -> bool:
     return os.path.isdir(folder) and not os.access(folder, os.W_OK | os.X_OK)
 
 
-def _check_room(location: str) -> Check:
+def _check_room(store: Store) -> Check:
     """What a commit needs; restores need none."""
-    status = os.statvfs(location)
+    status = os.statvfs(store.location)
     free = status.f_bavail * status.f_frsize
-    found = f"{size(free)} free in {location}"
+    found = f"{size(free)} free in {store.location}"
+    advice = f"restores work, commits will fail: run `{again(store, 'gc')}`, or free some"
     if status.f_files and not status.f_favail:
-        return warning("store space", f"{found}, but no inodes", _MAKE_ROOM)
-    return warning("store space", found, _MAKE_ROOM) if free < _MIN_FREE else ok("store space", found)
+        return warning("store space", f"{found}, but no inodes", advice)
+    return warning("store space", found, advice) if free < _MIN_FREE else ok("store space", found)

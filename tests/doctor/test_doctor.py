@@ -259,13 +259,26 @@ def test_a_key_that_has_nothing_is_bad(published: Node) -> None:
     assert worst(published.store, "other/v1")["generation"].verdict is Verdict.BAD
 
 
+def test_a_command_that_it_names_finds_the_same_by_itself_only_where_variables_say_so(published: Node) -> None:
+    def advice(store: Store) -> str:
+        return worst(store, "other/v1")["generation"].advice
+
+    named = {"gpu": GPU, "environment": ENVIRONMENT, "cache_root": published.tree.root}
+    options = f"--store {published.location} --gpu {GPU} --environment {ENVIRONMENT} --cache-root {published.tree.root}"
+    told = {"KSTORE_ROOT": str(published.location), "KSTORE_GPU": GPU, "KSTORE_ENVIRONMENT": ENVIRONMENT}
+    told["KSTORE_CACHE_ROOT"] = str(published.tree.root)
+    assert f"`kstore exec other/v1 {options} -- …`" in advice(Store(published.location, environ={}, **named))
+    assert "`kstore exec other/v1 -- …`" in advice(Store(environ=told))
+
+
 @pytest.mark.parametrize("verb", ["forget", "quarantine"])
 def test_a_key_that_was_forgotten_is_bad(published: Node, verb: str) -> None:
     getattr(published.store, verb)(KEY)
 
     found = worst(published.store)["generation"]
     assert KEY in found.found
-    assert f"`kstore rollback {KEY}`" in found.advice
+    where = f"--store {published.location} --gpu {GPU} --environment {ENVIRONMENT}"
+    assert f"`kstore rollback {KEY} {where}`" in found.advice
 
 
 def test_what_is_said_of_a_forgotten_key_fills_it_anew(
@@ -286,7 +299,7 @@ def test_what_is_said_of_a_forgotten_key_fills_it_anew(
     published.store.forget(KEY)
     monkeypatch.setattr(cacheroot, "NUMBERED_ROOTS", tmp_path / "numbered")
     numbered = Store(published.location, gpu=GPU, environment=ENVIRONMENT, environ={})
-    assert f"`kstore clean {KEY}` on each worker" in worst(numbered)["generation"].advice
+    assert f"`kstore clean {KEY} --store {published.location}` on each worker" in worst(numbered)["generation"].advice
 
 
 def test_another_gpu_has_nothing_to_hit(published: Node, monkeypatch: pytest.MonkeyPatch) -> None:
