@@ -180,7 +180,8 @@ class _Staging:
         """`folders` are all that `wanted` is in."""
         self._root = root
         self._stages = stages
-        self._now = time.time_ns() // _SECOND * _SECOND
+        self._second = (time.time_ns() // _SECOND - 1) * _SECOND
+        """That of all stamps: none is ahead of now, or the next restore would take its file for a compiler's."""
         self._begun_ns = {stage: clock_of(stage) for stage in set(stages.values())}
         self.wanted = wanted
         self._folders = sorted(folders)
@@ -331,7 +332,10 @@ class _Staging:
         changing = [path for path in contents if not self.wanted[path].flags & NEVER_IN_PLACE]
         for path, found in zip(changing, stat_each([self.staged(path) for path in changing]), strict=True):
             if not found.error:
-                placed.known[path] = Known(self.wanted[path]._replace(mtime_ns=found.mtime_ns), found.size, found.inode)
+                entry = self.wanted[path]
+                # Which store had its blob says nothing of what a commit finds.
+                entry = entry._replace(mtime_ns=found.mtime_ns, flags=entry.flags & ~_BELOW)
+                placed.known[path] = Known(entry, found.size, found.inode)
         return placed
 
     def _new_file(self, path: str, data: memoryview) -> NewFile:
@@ -344,7 +348,7 @@ class _Staging:
     def _time_of(self, entry: Entry) -> int | None:
         """The modification time that its file gets, in nanoseconds; None for now."""
         if entry.flags & _LINK or not entry.flags & (_MTIME | _RELOCATE):
-            return self._now + stamp(entry.digest)
+            return self._second + stamp(entry.digest)
         return entry.mtime_ns if entry.flags & _MTIME else None
 
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from kstore.calls import times_below
+from kstore.components.table import KSTORE_FOLDER
 from kstore.digest import digest_of_parts
 from kstore.local.cacheroot import CacheRoot
 from kstore.local.found import Scan
@@ -47,7 +48,7 @@ class Still:
     components: dict[str, str]
     """Where each component is."""
     folders: dict[str, Times]
-    """Component → all of its folders; none for one that is not there, or is empty."""
+    """Component → all of its folders; one that is not here is not there, or holds nothing."""
     files: dict[str, Times]
     """Component → those of its files that are changed in place."""
     mark: Mark = UNMARKED
@@ -110,16 +111,20 @@ class Still:
 
 
 def _has_only(local: str, path: str, folders: Set[str], ignores: Callable[[str], bool]) -> bool:
-    """Whether a folder holds some of these `folders` and, beside them, what is ignored."""
+    """Whether a folder holds some of these `folders` and, beside them, what is kstore's or ignored."""
+
+    def is_known(entry: os.DirEntry[str]) -> bool:
+        below, is_folder = f"{path}/{entry.name}", entry.is_dir(follow_symlinks=False)
+        return (is_folder and below in folders) or ignores(f"{below}/" if is_folder else below)
+
     with os.scandir(local) as entries:
-        inside = {f"{path}/{entry.name}": entry.is_dir(follow_symlinks=False) for entry in entries}
-    return all(below in folders or ignores(f"{below}/" if is_folder else below) for below, is_folder in inside.items())
+        return all(entry.name == KSTORE_FOLDER or is_known(entry) for entry in entries)
 
 
 def _has_nothing(folder: str) -> bool:
-    """Whether there is no such folder, or nothing in it."""
+    """Whether there is no such folder, or nothing in it but what is kstore's."""
     try:
-        return not os.listdir(folder)
+        return {KSTORE_FOLDER}.issuperset(os.listdir(folder))
     except OSError:
         return not os.path.lexists(folder)
 

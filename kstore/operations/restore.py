@@ -378,7 +378,7 @@ class _Restore:
             supports=supports_of(self._worker.storage, self._snapshot.manifest),
         )
         if placed.marked_ns:
-            remember_placed(self._worker, self._files, placed, untouched)
+            remember_placed(self._worker, self._snapshot.manifest, self._files, placed, untouched)
 
     def _missed(self, placed: Placed) -> set[bytes]:
         """What this restore could not read, or an earlier one, and nobody has read since."""

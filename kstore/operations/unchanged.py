@@ -13,9 +13,9 @@ from kstore.local.state import StillRoot
 from kstore.local.still import still_since, still_since_placed
 from kstore.local.untouched import Mark
 from kstore.published.layers import base_of, newest_ref
-from kstore.published.leaning import supports
+from kstore.published.leaning import leans_on, supports
 from kstore.published.lost import lacks_pack
-from kstore.published.manifest import NEVER_IN_PLACE, Files
+from kstore.published.manifest import NEVER_IN_PLACE, Files, Manifest
 from kstore.published.ref import Ref
 from kstore.report import CommitReport, CommitStatus
 from kstore.used import mark_used, mark_used_again
@@ -62,16 +62,19 @@ def remember_still(worker: Worker, report: CommitReport, found: Scan, began_ns: 
             worker.state.save_still(still, mark)
 
 
-def remember_placed(worker: Worker, files: Files, placed: Placed, mark: Mark) -> None:
-    """For the first commit after a restore that has put `files`, all that is published, into its place. What else is in
-    the root is in folders that it has not placed, or made another time of theirs.
+def remember_placed(worker: Worker, manifest: Manifest, files: Files, placed: Placed, mark: Mark) -> None:
+    """For the first commit after a restore that has put `files`, all that a manifest has, into their place.
+
+    What else is in the root is in folders that were not placed, or made another time of theirs. Where something was
+    found damaged that commit is to look, and where blobs are leant on: it must put back what the store below has lost.
     """
     settled = placed.settled()
-    if all(path in settled for path, entry in files.items() if not entry.flags & NEVER_IN_PLACE):
+    is_told = all(path in settled for path, entry in files.items() if not entry.flags & NEVER_IN_PLACE)
+    if is_told and not leans_on(manifest):
         in_place = {path: known.entry.mtime_ns for path, known in settled.items()}
         still = still_since_placed(worker.root, placed.folders, in_place, mark)
         with suppress(CacheRootError, OSError):
-            worker.state.save_still(still, NO_DAMAGE)  # of all that is restored nothing is damaged
+            worker.state.save_still(still, NO_DAMAGE)
 
 
 def commit_report(worker: Worker, status: CommitStatus, ref: Ref | None, **fields: Any) -> CommitReport:

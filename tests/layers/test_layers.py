@@ -406,6 +406,33 @@ def test_who_lacks_the_image_puts_back_what_it_compiles_again(fleet: Fleet) -> N
     assert worker.commit().status is CommitStatus.UNCHANGED
 
 
+def test_what_the_store_below_has_lost_since_a_restore_is_put_back(fleet: Fleet) -> None:
+    leaning_fleet(fleet)
+    worker = fleet.worker("worker")
+    assert worker.restore().left_out == 0
+    for folder in ("blobs", "packs"):
+        shutil.rmtree(fleet.base / folder, ignore_errors=True)
+        (fleet.base / folder).mkdir()
+    assert worker.commit().status is CommitStatus.COMMITTED
+    again = fleet.worker("again")
+    assert again.restore().left_out == 0
+    assert has(again) == {"one", "two"}
+
+
+def test_which_store_has_a_file_is_no_part_of_what_a_root_knows_of_it(fleet: Fleet) -> None:
+    baker = Worker(fleet.folder, "baker", fleet.bake("one"), layout=fleet.layout_below)
+    baker.tree.put("inductor/ab/x.cu", b"in place")
+    baker.commit()
+    image = fleet.worker("of the image")
+    image.restore()
+    fill(image, "two")
+    image.commit()
+    seeded = fleet.worker("seeded")
+    seeded.restore("model/v2", seed=KEY)
+    index = seeded.store.worker("model/v2", before_import=False).state.load().index
+    assert index.files["inductor/ab/x.cu"].entry.flags == 0
+
+
 def test_a_generation_is_put_back_without_a_restore_too(fleet: Fleet) -> None:
     leaning_fleet(fleet)
     worker = fleet.without("worker")

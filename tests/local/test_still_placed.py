@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from kstore.blobs.loose import stamp
 from kstore.calls import stat_each
 from kstore.damaged import set_aside_blob
 from kstore.digest import digest_of
@@ -150,6 +151,49 @@ def test_what_is_changed_in_place_bears_the_stamp_that_tells_of_it(node: Node, s
     node.commit()
 
     assert after.mtime_ns != status.mtime_ns
+    assert len(scans) == 1
+
+
+def test_no_copy_is_of_a_time_to_come_which_the_next_restore_would_take_for_a_compilers(
+    builder: Node, tmp_path: Path, layout: str
+) -> None:
+    data = next(each for each in (b"%d" % number for number in range(999)) if stamp(digest_of(each)) > 0.95e9)
+    builder.tree.put("inductor/ab/late.cu", data)
+    builder.commit()
+    node = Node(tmp_path, layout=layout)
+    node.restore()
+    for path in ("ab/late.cu", "ab/x.cu", "so/c.so"):
+        assert (node.tree.root / "inductor" / path).stat().st_mtime_ns < time.time_ns()
+
+
+def test_while_anything_in_the_store_is_known_to_be_damaged_the_root_is_scanned(
+    builder: Node, tmp_path: Path, layout: str, scans: list[Worker]
+) -> None:
+    set_aside_blob(builder.store.storage.backend, digest_of(b"of another key"))
+    node = Node(tmp_path, "late", layout=layout)
+    node.restore()
+    scans.clear()
+    assert (node.commit().status, len(scans)) == (CommitStatus.UNCHANGED, 1)
+
+
+def test_a_component_in_a_folder_of_the_users_is_no_news_either(
+    builder: Node, tmp_path: Path, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Node(tmp_path, layout=layout)
+    node.environ["TRITON_CACHE_DIR"] = str(tmp_path / "kernels")
+    node.restore()
+    with monkeypatch.context() as patch:
+        patch.setattr(Worker, "scan", None)
+        assert node.commit().status is CommitStatus.UNCHANGED
+    node.tree.kernel("two", below=os.path.relpath(tmp_path / "kernels", node.tree.root))
+    assert node.commit().new_files == 8
+
+
+def test_a_folder_that_is_a_link_now_is_looked_at(node: Node, scans: list[Worker]) -> None:
+    (module,) = (node.tree.root / "inductor").glob("??/*.py")
+    shutil.rmtree(module.parent)
+    module.parent.symlink_to("so")
+    node.commit()
     assert len(scans) == 1
 
 
