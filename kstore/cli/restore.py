@@ -65,7 +65,8 @@ def command(
     with terminable():
         with output.working(f"restoring {key}", store.progress):
             # In a thread of its own, for nothing can interrupt one that a mount holds up.
-            report = within(0, store.waiting, f"restoring from {store.location}", work)
+            limit = store.settings.limit(wait or 0)
+            report = within(limit, store.waiting, f"restoring from {store.location}", work)
         record(store, report)
         if report.leads:
             flight.leave_all()

@@ -30,6 +30,13 @@ reads or compiles as soon after a restore as these tests' would.
 """
 
 
+HANG = """
+import threading
+from kstore.backends import PosixBackend
+PosixBackend.get = lambda *what: threading.Event().wait()
+"""
+
+
 def compiling(name: str) -> str:
     """A shell command that writes what a compiler would, under the given name."""
     folder = "$TORCHINDUCTOR_CACHE_DIR/ab"
@@ -96,6 +103,13 @@ class Cli:
             cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
             process_group=process_group,
         )  # fmt: skip
+
+    def hanging(self) -> dict[str, str]:
+        """Variables of a process to which no store answers."""
+        folder = self.folder / "hanging"
+        folder.mkdir()
+        (folder / "sitecustomize.py").write_text(HANG)
+        return {"PYTHONPATH": f"{folder}:{REPOSITORY}"}
 
     def write(self, path: str, content: str = "content") -> Path:
         """What a compiler would leave in the cache root."""

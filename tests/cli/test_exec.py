@@ -400,20 +400,10 @@ def test_a_failed_commit_is_a_warning(cli: Cli) -> None:
     assert "kstore: warning: nothing is committed: " in result.err
 
 
-HANG = """
-import threading
-from kstore.backends import PosixBackend
-PosixBackend.get = lambda *what: threading.Event().wait()
-"""
-
-
 def test_a_store_that_hangs_does_not_stop_the_command_nor_its_signals(cli: Cli) -> None:
     cli("init")
-    hanging = cli.folder / "hanging"
-    hanging.mkdir()
-    (hanging / "sitecustomize.py").write_text(HANG)
     command = (sys.executable, "-I", "-c", COUNT_SIGNALS)
-    process = cli.start("exec", "my/v1", "--", *command, KSTORE_TIMEOUT="0.5", PYTHONPATH=f"{hanging}:{REPOSITORY}")
+    process = cli.start("exec", "my/v1", "--", *command, KSTORE_TIMEOUT="0.5", **cli.hanging())
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGTERM)

@@ -46,6 +46,16 @@ def test_a_generation_that_is_not_there_is_a_miss(cli: Cli) -> None:
     assert "no generation 7" in result.err
 
 
+def test_a_store_that_hangs_is_waited_for_no_longer_than_is_set(cli: Cli) -> None:
+    cli.publish("my/v1")
+    process = cli.start("restore", "my/v1", KSTORE_TIMEOUT="0.5", **cli.hanging())
+    out, err = process.communicate(timeout=60)
+
+    assert (process.returncode, out) == (5, "")
+    assert f"restoring from {cli.store} has taken more than 0.5 s" in err
+    assert not (cli.cache_root / "inductor").exists()
+
+
 def test_a_miss_is_no_failure(cli: Cli) -> None:
     result = cli("restore", "my/v1")
 
