@@ -77,7 +77,9 @@ def restore(
     _check_names(settings)
 
     def run() -> RestoreReport:
-        worker = Store(store, cache_root=cache_root, origin=begin(key, _environ(settings)), **settings)
+        given = {"store": store, "cache_root": cache_root, **settings}
+        origin = begin(key, _environ(settings), {name: given[name] for name in given.keys() - {"environ"}})
+        worker = Store(store, cache_root=cache_root, origin=origin, **settings)
         worker.progress.on_wait = partial(_tell_wait, key, wait)
         work = partial(worker.restore, key, generation=generation, seed=seed, wait=wait, group=group, uniform=uniform)
         with leading(key, worker.environ, commits=worker.settings.mode is not Mode.READ):
@@ -124,7 +126,10 @@ def commit(
     strict: bool = False,
     **settings: Any,
 ) -> CommitReport:
-    """Publish what was compiled under `key` and the store lacks. Arguments and errors are those of `restore`."""
+    """Publish what was compiled under `key` and the store lacks.
+
+    Arguments and errors are those of `restore`; what is not given is as it was when this process last restored the key.
+    """
     check_key(key)
     _check_names(settings)
 

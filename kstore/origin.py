@@ -17,25 +17,36 @@ from kstore.settings import Settings, choose_settings, current_folder, read_defa
 
 
 class Origin:
-    """The variables, the folder and the settings of a process, as they are now, and what they say of GPU and software.
+    """The variables, the folder and the settings of a process, as they are now, and what they say of GPU and software;
+    and the settings that it was given with the key.
 
     What kstore has set itself is left out: it says nothing of these, and differs from key to key.
     Nothing but plain data, so that a forked child goes on with it.
     """
 
-    def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
-        """Raises UsageError: the file that has the settings has unknown ones, or cannot be read."""
+    def __init__(self, environ: Mapping[str, str] = os.environ, given: Mapping[str, object] | None = None) -> None:
+        """Of what is `given`, None says nothing.
+
+        Raises:
+            UsageError: the file that has the settings has unknown ones, or cannot be read.
+        """
         self.source = environ
         """Where they are: another mapping is another child's, though it may say the same."""
         of_the_key = {MANAGED: environ.get(MANAGED), **led(environ)}
         self._environ = _shared(frozenset(environ.items() - of_the_key.items()))
         self._folder = current_folder()
         self._defaults = read_defaults(self._environ, self._folder)
+        self._given = dict(given or {})
         self._environments: dict[str, Environment] = {}
 
     def settings(self, **arguments: object) -> Settings:
-        """What `arguments` that are not None say, else variables and files. Raises UsageError: one is malformed."""
-        return choose_settings(self._defaults, self._folder, arguments)
+        """What `arguments` that are not None say, else those that were given, else variables and files.
+
+        Raises:
+            UsageError: one is malformed.
+        """
+        said = {name: value for name, value in arguments.items() if value is not None}
+        return choose_settings(self._defaults, self._folder, self._given | said)
 
     @cached_property
     def gpu(self) -> str:
@@ -66,13 +77,14 @@ _begun: dict[str, tuple[Origin, ...]] = {}
 """By key, the last one last: a launcher restores one key for several children, each with variables of its own."""
 
 
-def begin(key: str, environ: Mapping[str, str] = os.environ) -> Origin:
-    """This process restores `key`: what it does with the key from now on is meant as of now.
+def begin(key: str, environ: Mapping[str, str] = os.environ, given: Mapping[str, object] | None = None) -> Origin:
+    """This process restores `key`, with the settings that are `given`: what it does with the key from now on is meant
+    as of now.
 
     Raises:
         UsageError: as `Origin`.
     """
-    resume(key, origin := Origin(environ))
+    resume(key, origin := Origin(environ, given))
     return origin
 
 

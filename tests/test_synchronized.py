@@ -285,6 +285,33 @@ def test_a_commit_by_hand_goes_where_the_restore_came_from(
     assert contents(tmp_path / "store")
 
 
+def test_what_a_restore_was_given_a_later_commit_need_not_be_given_again(
+    tree: Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kstore.restore(KEY, store="store", cache_root="root", gpu=GPU, environment=ENVIRONMENT)
+    tree.wrapper()
+    monkeypatch.chdir("/")
+    report = kstore.commit(KEY)
+    assert (report.new_files, report.gpu, report.environment) == (1, GPU, ENVIRONMENT)
+    assert (report.store, report.cache_root) == (str(tmp_path / "store"), str(tmp_path / "root"))
+    tree.wrapper("two")
+    assert kstore.watch(KEY).stop().new_files == 1
+
+
+def test_what_it_is_given_itself_comes_first(tree: Tree, tmp_path: Path) -> None:
+    kstore.restore(KEY, store="store", cache_root="root", gpu=GPU, environment=ENVIRONMENT)
+    tree.wrapper()
+    assert kstore.commit(KEY, store=tmp_path / "other").new_files == 1
+    assert [folder for folder in ("store", "other") if (tmp_path / folder).exists()] == ["other"]
+
+
+def test_a_restore_that_is_given_nothing_begins_anew(tree: Tree, tmp_path: Path, settings: dict[str, Any]) -> None:
+    kstore.restore(KEY, **settings, generation=None, seed=None)
+    kstore.restore(KEY, store="another", cache_root=settings["cache_root"], gpu=GPU, environment=ENVIRONMENT)
+    tree.wrapper()
+    assert kstore.commit(KEY).store == str(tmp_path / "another")
+
+
 def test_a_folder_that_has_been_removed_is_no_trouble(
     tree: Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
 ) -> None:
