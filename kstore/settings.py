@@ -102,7 +102,7 @@ def misspelt(environ: Mapping[str, str]) -> dict[str, str]:
     """
     from difflib import get_close_matches
 
-    likely = {"KSTORE_STORE": _VARIABLES["store"]}
+    likely = {"KSTORE_STORE": _VARIABLES["store"], "KSTORE_CACHE_DIR": _VARIABLES["cache_root"]}
     for name in environ.keys() - set(_VARIABLES.values()):
         if close := get_close_matches(name, _VARIABLES.values(), n=1, cutoff=_CLOSE):
             likely[name] = close[0]
@@ -236,7 +236,7 @@ def _text(value: str) -> str:
 
 
 def _path(value: str | os.PathLike[str], folder: Path | None) -> str:
-    path = os.path.expanduser(os.fspath(value))
+    path = os.path.expanduser(_as_path(value))
     if not path:
         raise ValueError("a path cannot be empty")
     _check_no_url(path)
@@ -249,10 +249,10 @@ def _path(value: str | os.PathLike[str], folder: Path | None) -> str:
 
 def _stores(value: str | os.PathLike[str] | list[str] | tuple[str, ...], folder: Path | None) -> tuple[str, ...]:
     if isinstance(value, list | tuple):
-        if any(":" in os.fspath(path) for path in value):
+        if any(":" in _as_path(path) for path in value):
             raise ValueError("a path cannot have a colon: it is what separates stores")
     else:
-        _check_no_url(value := os.fspath(value))
+        _check_no_url(value := _as_path(value))
         value = value.split(":")
     if not value or not all(value):
         raise ValueError("there must be a path before and after each colon, which separates stores")
@@ -260,6 +260,12 @@ def _stores(value: str | os.PathLike[str] | list[str] | tuple[str, ...], folder:
     if len(set(paths)) < len(paths):
         raise ValueError("it names a store twice")
     return paths
+
+
+def _as_path(value: object) -> str:
+    if not isinstance(value, str | os.PathLike):
+        raise ValueError("it must be a path")
+    return os.fspath(value)
 
 
 def _check_no_url(text: str) -> None:

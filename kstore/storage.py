@@ -202,7 +202,8 @@ class Storage:
             self._settings = self._read_settings()
         if foreign and not self._settings:
             raise StoreFormatError(
-                f"{self.location} is no store but holds {foreign[0]!r}; choose an empty folder for the store"
+                f"{self.location} is no store but holds {foreign[0]!r}; choose an empty folder for the store, or, if "
+                f"this one has lost its {_SETTINGS}, put one there, its own or another store's"
             )
         return bool(self._settings)
 

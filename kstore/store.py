@@ -321,7 +321,7 @@ class Store:
             yield
 
     def _refusal(self, verb: str) -> StoreUnavailable:
-        return StoreUnavailable(f"cannot {verb} the store at {self.location}: this worker's mode is `read`")
+        return StoreUnavailable(f"cannot {verb} the store at {self.location}: the mode is `read` (KSTORE_MODE)")
 
     @cached_property
     def gpu(self) -> str:

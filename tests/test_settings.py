@@ -175,6 +175,8 @@ def test_a_malformed_setting_is_refused_with_its_origin(tmp_path: Path, argument
         ({"layout": "zip"}, "one of auto, loose, packed"),
         ({"mode": "ro"}, "one of readwrite, read"),
         ({"timeout": "inf"}, "from 0 to 3153600000, a hundred years"),
+        ({"store": 3}, "3 is no value for store: it must be a path"),
+        ({"cache_root": 3}, "3 is no value for cache_root: it must be a path"),
         ({"timeout": "ten minutes"}, "is no value for timeout: it must be a duration such as 90s, 15m or 1h"),
         ({"timeout": []}, "it must be a duration such as 90s"),
         ({"components": ","}, "at least one of inductor, "),

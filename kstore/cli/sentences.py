@@ -95,15 +95,15 @@ def _unchanged(report: CommitReport) -> str:
         return f"nothing to commit to {report.key}: there are no finished files in {report.cache_root}"
     if report.declined and not report.files:
         return (
-            f"nothing is committed to {report.key}: it was forgotten or quarantined after these "
-            f"{files(report.declined)} had been published; {_way_back(report)}"
+            f"nothing is committed to {report.key}: it was forgotten or quarantined after what is here had been "
+            f"published, {files(report.declined)}; {_way_back(report)}"
         )
     has = _has_all(report.generation, report.declined)
     return f"nothing new for {report.key}: {has} ({duration(report.seconds)})"
 
 
 def _has_all(generation: int, declined: int) -> str:
-    other = f", {files(declined)} in a version of its own" if declined else ""
+    other = f", but for {files(declined)} that it has otherwise, or that were taken out" if declined else ""
     return f"generation {generation} has it all{other}"
 
 

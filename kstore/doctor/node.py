@@ -13,7 +13,7 @@ from kstore.components.table import KSTORE_FOLDER
 from kstore.doctor.check import Check, bad, ok, warning
 from kstore.doctor.published import Newest
 from kstore.errors import KstoreError
-from kstore.local.cacheroot import Owner, expected_root, is_numbered, numbered_folder
+from kstore.local.cacheroot import CacheRoot, Owner, expected_root, is_numbered, numbered_folder
 from kstore.local.link import Linker, LinkMode
 from kstore.published.snapshot import Snapshot
 from kstore.scope import Scope
@@ -38,7 +38,7 @@ def check_node(store: Store, key: str, newest: Newest | None, *, may_link: bool)
         try:
             path = path_of(store, key)
             worker = _worker_at(store, key, path, stack)
-            is_empty = worker.state.load().base is None
+            is_empty = worker.state.load().base is None or not _holds_any(worker.root)
         except (KstoreError, OSError) as error:
             yield bad("cache root", str(error), "set KSTORE_CACHE_ROOT to a folder that this user can write")
         else:
@@ -46,7 +46,7 @@ def check_node(store: Store, key: str, newest: Newest | None, *, may_link: bool)
             link, is_copy = _check_link(store, worker) if may_link else (None, False)
             if link:
                 yield link
-            left = None if _is_restored(store, worker, newest) else newest
+            left = None if not is_empty and _is_restored(store, worker, newest) else newest
             yield from _check_disk(nearest(path), left, takes_all=is_copy and is_empty)
     yield _check_inotify()
     yield _check_calls()
@@ -56,6 +56,11 @@ def _is_restored(store: Store, worker: Worker, newest: Newest | None) -> bool:
     """Whether the cache root has it all."""
     own = newest.own if newest else None
     return own is not None and worker.state.grew_from(store.storage.holder(own).identity, own)
+
+
+def _holds_any(root: CacheRoot) -> bool:
+    """Whether anything is in it. A commit of an empty one leaves that a base too."""
+    return any(os.path.isdir(folder) and os.listdir(folder) for folder in root.folders.values())
 
 
 def path_of(store: Store, key: str) -> str:

@@ -10,6 +10,7 @@ from itertools import accumulate
 from kstore.blobs import Layout
 from kstore.deadline import Waiting, within
 from kstore.doctor.check import Check, again, bad, ok, warning
+from kstore.doctor.node import nearest
 from kstore.errors import KstoreError, StoreFormatError
 from kstore.published.layers import attempt
 from kstore.settings import Mode
@@ -43,8 +44,12 @@ def check_shared(store: Store, key: str) -> Iterator[Check]:
         return
     if not is_made:
         judge = warning if store.storage.below.there else bad
-        advice = f"the first commit makes it; or run `{again(store, 'init')}`"
-        yield judge("store", f"there is none at {store.location} yet", advice)
+        found, above = f"there is none at {store.location} yet", nearest(store.location)
+        if os.access(above, os.W_OK | os.X_OK):
+            yield judge("store", found, f"the first commit makes it; or run `{again(store, 'init')}`")
+        else:
+            advice = f"see the mount and the permissions of {above}, or name another with KSTORE_ROOT or --store"
+            yield judge("store", f"{found}, and nobody here can make it", advice)
         return
     yield ok("store", store.location)
     yield _check_writable(store, key)

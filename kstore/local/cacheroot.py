@@ -246,7 +246,8 @@ def make_usable(root: CacheRoot, table: Table, store: str, *, before_import: boo
         _make_folders_of_files(root, table)
     except OSError as error:
         raise CacheRootError(
-            f"the cache root {root.path} cannot be made: {error.strerror}; set KSTORE_CACHE_ROOT to a local folder"
+            f"the cache root {root.path} cannot be made, or written: {error.strerror}; "
+            "set KSTORE_CACHE_ROOT to a local folder that can"
         ) from error
     if not os.access(root.state, os.W_OK | os.X_OK):
         raise CacheRootError(

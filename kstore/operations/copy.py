@@ -158,7 +158,7 @@ def writing(store: Store) -> Iterator[None]:
         StoreUnavailable: it cannot be written, or must not be.
     """
     if store.settings.mode is Mode.READ:
-        raise StoreUnavailable(f"cannot write to the store at {store.location}: this worker's mode is `read`")
+        raise StoreUnavailable(f"cannot write to the store at {store.location}: the mode is `read` (KSTORE_MODE)")
     with reporting_trouble(store.location, "write to"):
         store.storage.open()
         yield

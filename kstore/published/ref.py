@@ -211,7 +211,8 @@ def load_ref(scope: Scope, generation: int, data: bytes) -> Ref:
             effort=_load_effort(content.get("effort")),
         )
     except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise IntegrityError(f"generation {generation} of {scope} cannot be read ({error!r}): it is damaged") from error
+        what = f"generation {generation} of {scope} cannot be read ({error!r})"
+        raise IntegrityError(f"{what}: it is damaged; see `kstore verify {scope.key}`") from error
 
 
 def _load_lineage(text: str) -> tuple[bytes, ...]:

@@ -206,6 +206,15 @@ def test_a_folder_that_holds_something_else_is_bad(tmp_path: Path) -> None:
     assert "kstore init" not in found.advice
 
 
+def test_a_store_that_nobody_here_can_make_is_not_to_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kstore.doctor.shared.os.access", lambda *_: False)
+    found = worst(Node(tmp_path).store)["store"]
+
+    assert found.found.endswith("yet, and nobody here can make it")
+    assert f"permissions of {tmp_path}," in found.advice
+    assert "kstore init" not in found.advice
+
+
 def test_a_store_that_cannot_be_written_costs_commits_only(published: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> bool:
         raise PermissionError(13, "Permission denied")
@@ -524,13 +533,14 @@ def test_variables_that_change_keys_are_compared_with_the_builders(published: No
 
 def test_variables_that_look_like_settings_are_told(published: Node) -> None:
     environ = {
-        "KSTORE_STORE": "/x", "KSTORE_CACH_ROOT": "/x", "KSTORE_TIMEOUT": "10", "KSTORE_PORT": "tcp://10.0.0.1:80",
-        "KSTORE_SERVICE_HOST": "10.0.0.1",
+        "KSTORE_STORE": "/x", "KSTORE_CACHE_DIR": "/x", "KSTORE_CACH_ROOT": "/x", "KSTORE_TIMEOUT": "10",
+        "KSTORE_PORT": "tcp://10.0.0.1:80", "KSTORE_SERVICE_HOST": "10.0.0.1",
     }  # fmt: skip
     found = worst(Node(published.location.parent, "builder", environ=environ).store)
 
     assert {name: check.advice for name, check in found.items()} == {
         "KSTORE_STORE": "if KSTORE_ROOT is meant, rename it",
+        "KSTORE_CACHE_DIR": "if KSTORE_CACHE_ROOT is meant, rename it",
         "KSTORE_CACH_ROOT": "if KSTORE_CACHE_ROOT is meant, rename it",
     }
 
@@ -762,6 +772,9 @@ def test_what_a_restore_copies_must_fit(large: Node, monkeypatch: pytest.MonkeyP
     fresh = Node(large.location.parent, "fresh")
     check = checks(fresh.store)["space"]
     assert (check.verdict, check.found.endswith(", and a restore takes 30 MB")) == (Verdict.BAD, True)
+
+    fresh.commit()  # of nothing, as after a restore that has failed
+    assert checks(fresh.store)["space"].verdict is Verdict.BAD
 
     fresh.restore()
     large.tree.graph("ftwo")

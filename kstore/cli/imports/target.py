@@ -14,7 +14,7 @@ def check_mode(store: Store) -> None:
         StoreUnavailable: it only reads.
     """
     if store.settings.mode is Mode.READ:
-        raise StoreUnavailable(f"cannot import into the store at {store.location}: this worker's mode is `read`")
+        raise StoreUnavailable(f"cannot import into the store at {store.location}: the mode is `read` (KSTORE_MODE)")
 
 
 def check_target(store: Store) -> None:
