@@ -322,7 +322,7 @@ def parse_on_error(value: str) -> OnError:
 def parse_seconds(name: str, value: float) -> float:
     """Raises UsageError if it is no time to wait for."""
     if not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise UsageError(f"{name} is {value!r}; it must be more than 0 seconds")
+        raise UsageError(f"{name} is {value!r}; it must be a number of seconds above 0")
     return float(value)
 
 

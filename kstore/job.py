@@ -186,7 +186,10 @@ class synchronized(ContextDecorator):
         self.restored = restore(self.key, **self._choice, **self._settings)
         if self._strict_hits and not self.restored.ok:
             self._give_up_lease()
-            raise MissError(f"nothing is restored for {self.key}: {self.restored.error or self.restored.status}")
+            found = self.restored
+            where = f" on {found.gpu}, {found.environment}" if found.gpu else ""
+            why = found.error or (f"it was {found.withdrawn}" if found.withdrawn else "nothing is published")
+            raise MissError(f"nothing is restored for {self.key}{where}: {why}; leave out strict_hits to start without")
 
     def _start_live(self) -> watch | None:
         choice: dict[str, Any] = {"on_error": self._on_error, "grace_period": self._grace_period, **self._pace}
@@ -220,8 +223,8 @@ class synchronized(ContextDecorator):
             log.warning("%s", self.usage.doubt)
         if self._strict_hits and self.usage.has_failed:
             raise MissError(
-                f"{self.usage.failure} for {self.key}; the commit is {self.committed.status}; `{self._why}` says why "
-                "they did not hit"
+                f"{self.usage.failure} for {self.key} (commit: {self.committed.status}); `{self._why}` says why they "
+                "did not hit"
             )
 
     def _commit(

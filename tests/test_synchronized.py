@@ -428,6 +428,12 @@ def test_who_wants_to_hear_of_a_failed_commit_does_so_then(
         running.close()
 
 
+def test_who_wants_hits_and_misses_is_told_what_was_looked_for(settings: dict[str, Any]) -> None:
+    told = f"nothing is restored for {KEY} on {GPU}, {ENVIRONMENT}: nothing is published; leave out strict_hits"
+    with pytest.raises(kstore.MissError, match=told), kstore.synchronized(KEY, strict_hits=True, **settings):
+        pass
+
+
 def test_the_command_that_says_why_is_for_the_same_store_and_cache_root(
     tree: Tree, settings: dict[str, Any], tmp_path: Path
 ) -> None:
