@@ -77,8 +77,8 @@ def restore(
     _check_names(settings)
 
     def run() -> RestoreReport:
-        given = {"store": store, "cache_root": cache_root, **settings}
-        origin = begin(key, _environ(settings), {name: given[name] for name in given.keys() - {"environ"}})
+        given = {name: value for name, value in settings.items() if name != "environ"}
+        origin = begin(key, _environ(settings), {"store": store, "cache_root": cache_root, **given})
         worker = Store(store, cache_root=cache_root, origin=origin, **settings)
         worker.progress.on_wait = partial(_tell_wait, key, wait)
         work = partial(worker.restore, key, generation=generation, seed=seed, wait=wait, group=group, uniform=uniform)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import logging
 import os
-import shlex
 from collections.abc import Callable, Coroutine, Iterator, MutableMapping
 from contextlib import ContextDecorator, ExitStack, suppress
 from functools import partial, wraps
@@ -36,6 +35,7 @@ from kstore.polls import check_wait
 from kstore.report import CommitReport, CommitStatus, RestoreReport, RestoreStatus
 from kstore.scope import check_generation, check_key
 from kstore.store import Store
+from kstore.words import command_line, files
 
 log = logging.getLogger("kstore")
 
@@ -186,10 +186,9 @@ class synchronized(ContextDecorator):
         self.restored = restore(self.key, **self._choice, **self._settings)
         if self._strict_hits and not self.restored.ok:
             self._give_up_lease()
-            found = self.restored
-            where = f" on {found.gpu}, {found.environment}" if found.gpu else ""
-            why = found.error or (f"it was {found.withdrawn}" if found.withdrawn else "nothing is published")
-            raise MissError(f"nothing is restored for {self.key}{where}: {why}; leave out strict_hits to start without")
+            where = f" on {self.restored.gpu}, {self.restored.environment}" if self.restored.gpu else ""
+            why = f"{_why_nothing(self.restored)}; leave out strict_hits to start without"
+            raise MissError(f"nothing is restored for {self.key}{where}: {why}")
 
     def _start_live(self) -> watch | None:
         choice: dict[str, Any] = {"on_error": self._on_error, "grace_period": self._grace_period, **self._pace}
@@ -296,6 +295,11 @@ class synchronized(ContextDecorator):
     def _why(self) -> str:
         """The command that compares what was compiled with what was restored, with the settings that were given."""
         given = [(f"--{name.replace('_', '-')}", self._settings.get(name)) for name in _WHERE]
-        return shlex.join(
-            ["kstore", "why", self.key, *(str(w) for option, value in given if value for w in (option, value))]
-        )
+        return command_line("why", self.key, *(str(w) for option, value in given if value for w in (option, value)))
+
+
+def _why_nothing(report: RestoreReport) -> str:
+    """Why a restore has left nothing to start from."""
+    if report.left_out:
+        return f"none of the {files(report.files)} of generation {report.generation} could be"
+    return report.error or (f"it was {report.withdrawn}" if report.withdrawn else "nothing is published")

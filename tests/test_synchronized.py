@@ -434,6 +434,18 @@ def test_who_wants_hits_and_misses_is_told_what_was_looked_for(settings: dict[st
         pass
 
 
+def test_who_wants_hits_of_what_is_damaged_is_told_so(tree: Tree, settings: dict[str, Any], tmp_path: Path) -> None:
+    tree.wrapper()
+    kstore.commit(KEY, **settings, layout="loose")
+    for blob in Path(settings["store"]).glob("blobs/*/*"):
+        if blob.stat().st_size < 4096:
+            blob.unlink()
+    another = {**settings, "cache_root": tmp_path / "another"}
+    told = "none of the 1 file of generation 1 could be; leave out strict_hits"
+    with pytest.raises(kstore.MissError, match=told), kstore.synchronized(KEY, strict_hits=True, **another):
+        pass
+
+
 def test_the_command_that_says_why_is_for_the_same_store_and_cache_root(
     tree: Tree, settings: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -45,11 +45,11 @@ def check_shared(store: Store, key: str) -> Iterator[Check]:
     if not is_made:
         judge = warning if store.storage.below.there else bad
         found, above = f"there is none at {store.location} yet", nearest(store.location)
-        if os.access(above, os.W_OK | os.X_OK):
-            yield judge("store", found, f"the first commit makes it; or run `{again(store, 'init')}`")
-        else:
+        advice = f"the first commit makes it; or run `{again(store, 'init')}`"
+        if _is_refused(above):
+            found = f"{found}, and nobody here can make it"
             advice = f"see the mount and the permissions of {above}, or name another with KSTORE_ROOT or --store"
-            yield judge("store", f"{found}, and nobody here can make it", advice)
+        yield judge("store", found, advice)
         return
     yield ok("store", store.location)
     yield _check_writable(store, key)

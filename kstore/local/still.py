@@ -86,28 +86,39 @@ class Still:
         if not all(name in self.folders or _has_nothing(folder) for name, folder in root.folders.items()):
             return False
         try:
-            folders = all(self._folders_stand(root, component, ignores) for component in self.folders)
-            return folders and all(self._files_stand(root, component) for component in self.files)
+            return self._is_as_scanned(root) if self.mark == UNMARKED else self._is_as_placed(root, ignores)
         except (OSError, KeyError, TypeError, ValueError):  # What is remembered may be damaged.
             return False
+
+    def _is_as_scanned(self, root: CacheRoot) -> bool:
+        def stands(component: str, known: Times, *, follows: bool) -> bool:
+            found = _ask(root, component, known.paths, follows=follows)
+            return found is not None and _digest(known.paths, found[1::2]) == known.digest
+
+        folders = all(stands(component, known, follows=True) for component, known in self.folders.items())
+        return folders and all(stands(component, known, follows=False) for component, known in self.files.items())
+
+    def _is_as_placed(self, root: CacheRoot, ignores: Callable[[str], bool]) -> bool:
+        folders = all(self._folders_stand(root, component, ignores) for component in self.folders)
+        return folders and all(self._files_stand(root, component) for component in self.files)
 
     def _folders_stand(self, root: CacheRoot, component: str, ignores: Callable[[str], bool]) -> bool:
         known = self.folders[component]
         found = _ask(root, component, known.paths, follows=True)
-        if found is None or self.mark == UNMARKED:
-            return found is not None and _digest(known.paths, found[1::2]) == known.digest
-        folders, (placed, before) = _paths(component, known.paths), self.mark
+        if found is None:
+            return False
+        folders = _paths(component, known.paths)
         times = zip(folders, found[::2], found[1::2], strict=True)
-        touched = [folder for folder, modified, changed in times if modified != placed or changed > before]
+        touched = [folder for folder, *changes in times if not self.mark.stands(*changes)]
         every = {*folders} if touched else set()
         return all(_has_only(root.local_path(folder), folder, every, ignores) for folder in touched)
 
     def _files_stand(self, root: CacheRoot, component: str) -> bool:
         known = self.files[component]
         found = _ask(root, component, known.paths, follows=False)
-        if found is None or self.mark == UNMARKED:
-            return found is not None and _digest(known.paths, found[1::2]) == known.digest
-        return max(found[1::2]) <= self.mark.placed_ns and _digest(known.paths, found[::2]) == known.digest
+        if found is None or max(found[1::2]) > self.mark.placed_ns:
+            return False
+        return _digest(known.paths, found[::2]) == known.digest
 
 
 def _has_only(local: str, path: str, folders: Set[str], ignores: Callable[[str], bool]) -> bool:

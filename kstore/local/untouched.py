@@ -33,6 +33,10 @@ class Mark(NamedTuple):
     placed_ns: int = 0
     """When all were in place, by the clock of the cache root's filesystem: no status-change time is later."""
 
+    def stands(self, mtime_ns: int, ctime_ns: int) -> bool:
+        """Whether a folder with these times is as a restore has placed it."""
+        return mtime_ns == self.mtime_ns != 0 and ctime_ns <= self.placed_ns
+
 
 UNMARKED = Mark()
 """No folder is known."""
@@ -52,7 +56,7 @@ def mark_folders(folders: Sequence[str], pool: Executor) -> int:
 
 def is_placed(mark: Mark, status: Status) -> bool:
     """Whether a folder with that status is as a restore has placed it."""
-    return not status.error and status.mtime_ns == mark.mtime_ns != 0 and status.ctime_ns <= mark.placed_ns
+    return not status.error and mark.stands(status.mtime_ns, status.ctime_ns)
 
 
 class Untouched:

@@ -3,8 +3,36 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+
+from kstore.local.found import Scan
+from kstore.report import RestoreStatus
+from kstore.worker import Worker
+from tests.trees import Node
+
+
+@pytest.fixture
+def node(builder: Node, tmp_path: Path, layout: str) -> Node:
+    """Has restored, just now, what a module's `builder` has published."""
+    node = Node(tmp_path, layout=layout)
+    assert node.restore().status is RestoreStatus.RESTORED
+    return node
+
+
+@pytest.fixture
+def scans(monkeypatch: pytest.MonkeyPatch) -> list[Worker]:
+    """The scans that were made, since the fixtures before it."""
+    made: list[Worker] = []
+    scan = Worker.scan
+
+    def noted(worker: Worker, *rest: object) -> Scan:
+        made.append(worker)
+        return scan(worker, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Worker, "scan", noted)
+    return made
 
 
 @pytest.fixture

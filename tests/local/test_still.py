@@ -15,29 +15,15 @@ import pytest
 
 from kstore.damaged import set_aside_blob
 from kstore.digest import digest_of
-from kstore.local.found import Scan
 from kstore.operations.commit import commit
 from kstore.report import CommitReport, CommitStatus
 from kstore.worker import Worker
+from tests.local.stillness import StillConformance
 from tests.trees import KEY, Node
 
 TICK = 0.15
 """Seconds after which a time is trusted."""
 PATIENCE = 60.0
-
-
-@pytest.fixture
-def scans(monkeypatch: pytest.MonkeyPatch) -> list[Worker]:
-    """The scans that were made."""
-    made: list[Worker] = []
-    scan = Worker.scan
-
-    def noted(worker: Worker, *rest: object) -> Scan:
-        made.append(worker)
-        return scan(worker, *rest)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(Worker, "scan", noted)
-    return made
 
 
 @pytest.fixture
@@ -55,12 +41,8 @@ def node(tmp_path: Path, host: object) -> Node:
     return node
 
 
-def test_where_nothing_moves_nothing_is_scanned(node: Node, scans: list[Worker]) -> None:
-    before = node.newest()
-    report = node.commit()
-
-    assert (report.status, scans) == (CommitStatus.UNCHANGED, [])
-    assert (report.generation, report.files, report.bytes) == (before.generation, before.files, before.size)
+class TestStill(StillConformance):
+    """After a commit."""
 
 
 def test_where_nothing_moves_nobody_waits_for_who_has_the_root(node: Node) -> None:

@@ -16,9 +16,9 @@ from kstore.calls import stat_each
 from kstore.damaged import set_aside_blob
 from kstore.digest import digest_of
 from kstore.local import place
-from kstore.local.found import Scan
 from kstore.report import CommitStatus, RestoreStatus
 from kstore.worker import Worker
+from tests.local.stillness import StillConformance
 from tests.local.test_still import CHANGES, copied_with_all_times_set_back
 from tests.trees import KEY, Node, shared_object
 
@@ -39,34 +39,8 @@ def builder(tmp_path: Path, layout: str) -> Node:
     return node
 
 
-@pytest.fixture
-def node(builder: Node, tmp_path: Path, layout: str) -> Node:
-    """Has restored all of it, just now."""
-    node = Node(tmp_path, layout=layout)
-    assert node.restore().status is RestoreStatus.RESTORED
-    return node
-
-
-@pytest.fixture
-def scans(node: Node, monkeypatch: pytest.MonkeyPatch) -> list[Worker]:
-    """The scans that are made from now on."""
-    made: list[Worker] = []
-    scan = Worker.scan
-
-    def noted(worker: Worker, *rest: object) -> Scan:
-        made.append(worker)
-        return scan(worker, *rest)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(Worker, "scan", noted)
-    return made
-
-
-def test_where_nothing_moves_nothing_is_scanned(node: Node, scans: list[Worker]) -> None:
-    newest = node.newest()
-    report = node.commit()
-
-    assert (report.status, scans) == (CommitStatus.UNCHANGED, [])
-    assert (report.generation, report.files, report.bytes) == (newest.generation, newest.files, newest.size)
+class TestStillPlaced(StillConformance):
+    """After a restore."""
 
 
 def lock(node: Node) -> None:

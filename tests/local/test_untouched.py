@@ -39,14 +39,6 @@ def builder(tmp_path: Path, layout: str) -> Node:
 
 
 @pytest.fixture
-def node(builder: Node, tmp_path: Path, layout: str) -> Node:
-    """Has restored them."""
-    node = Node(tmp_path, layout=layout)
-    assert node.restore().status is RestoreStatus.RESTORED
-    return node
-
-
-@pytest.fixture
 def listed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The folders that are read, as they are; but for one that a restore makes for a compiler."""
     found: list[str] = []
