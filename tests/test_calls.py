@@ -7,15 +7,19 @@ import stat
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
 from kstore import calls
-from kstore.calls import NewFile, Status, native, plain
+from kstore.calls import Look, NewFile, Status, native, plain
 from kstore.calls.plain import call_each
 from kstore.files import write_files
 from kstore.folders import make_folders
+
+Way = Callable[[list[str], list[str], Iterable[Look]], memoryview]
 
 
 @pytest.fixture(params=[native, plain], ids=["native", "plain"], autouse=True)
@@ -46,30 +50,47 @@ def test_only_what_has_not_changed_is_linked(tmp_path: Path) -> None:
     for path in sources:
         os.utime(path, ns=(0, 5_000_000_007))
     targets = [str(tmp_path / name) for name in ("1", "2", "gone/3", "4")]
-    looks = [(1, 7), (1, 7), (1, 7), (1, 8)]
+    looks = [(1, 7, 0), (1, 7, 0), (1, 7, 0), (1, 8, 0)]
     assert list(calls.link_each(sources, targets, looks)) == [0, calls.CHANGED, errno.ENOENT, calls.CHANGED]
     assert os.path.samefile(sources[0], targets[0])
     assert not any(map(os.path.exists, targets[1:]))
-    assert list(calls.link_each(sources[:2], targets[:2], [(1, 7), (2, 7)])) == [errno.EEXIST, 0]
+    assert list(calls.link_each(sources[:2], targets[:2], [(1, 7, 0), (2, 7, 0)])) == [errno.EEXIST, 0]
     assert list(calls.link_each([], [], [])) == []
 
 
-def test_what_is_no_file_has_changed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", [calls.link_each, calls.clone_each])
+def test_what_is_no_file_has_changed(tmp_path: Path, way: Way) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "link").symlink_to(*make(tmp_path, "a"))
     there = {name: os.lstat(tmp_path / name) for name in ("folder", "link")}
-    looks = {name: (found.st_size, found.st_mtime_ns % 1_000_000_000) for name, found in there.items()}
-    looks |= {"gone": (0, 0), "a": ((1 << 64) - 1, 0)}
+    looks = {name: (found.st_size, found.st_mtime_ns % 1_000_000_000, 0o600) for name, found in there.items()}
+    looks |= {"gone": (0, 0, 0o600), "a": ((1 << 64) - 1, 0, 0o600)}
     sources = [str(tmp_path / name) for name in looks]
     targets = [f"{source}.target" for source in sources]
-    assert list(calls.link_each(sources, targets, looks.values())) == [calls.CHANGED] * 4
+    assert list(way(sources, targets, looks.values())) == [calls.CHANGED] * 4
+    assert not any(map(os.path.lexists, targets))
 
 
+@pytest.mark.parametrize("way", [calls.link_each, calls.clone_each])
 @pytest.mark.parametrize("counts", [(1, 1, 0), (1, 0, 1), (0, 1, 1), (1, 1, 2)])
-def test_a_target_and_a_look_are_needed_for_each(tmp_path: Path, counts: tuple[int, int, int]) -> None:
+def test_a_target_and_a_look_are_needed_for_each(tmp_path: Path, way: Way, counts: tuple[int, int, int]) -> None:
     sources, targets, looks = counts
     with pytest.raises(ValueError):
-        calls.link_each([str(tmp_path / "a")] * sources, [str(tmp_path / "b")] * targets, [(0, 0)] * looks)
+        way([str(tmp_path / "a")] * sources, [str(tmp_path / "b")] * targets, [(0, 0, 0)] * looks)
+
+
+def test_each_clone_has_its_error_and_a_failed_one_leaves_no_file(tmp_path: Path) -> None:
+    """Nothing can be cloned into memory, nor from one filesystem to another."""
+    sources = make(tmp_path, "a", "bb", "c", "d")
+    for path in sources:
+        os.utime(path, ns=(0, 5_000_000_007))
+    with TemporaryDirectory(dir="/dev/shm") as memory:
+        targets = [f"{memory}/{name}" for name in ("1", "2", "gone/3", "there")]
+        Path(targets[3]).write_text("this one stays")
+        errors = list(calls.clone_each(sources, targets, [(1, 7, 0o600), (1, 7, 0o600), (1, 7, 0o600), (1, 7, 0o600)]))
+        assert errors[1:] == [calls.CHANGED, errno.ENOENT, errno.EEXIST]
+        assert errors[0] in (errno.EXDEV, errno.EOPNOTSUPP, errno.EINVAL)
+        assert os.listdir(memory) == ["there"]
 
 
 def test_each_folder_has_its_error(tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ from functools import partial
 from itertools import starmap
 from typing import NamedTuple
 
-from kstore.calls.plain import CHANGED, LOOK, bounded, open_unnoticed, times
+from kstore.calls.plain import CHANGED, LOOK, Look, bounded, open_unnoticed, times
 
-_FORM = 6
+_FORM = 7
 try:
     from kstore.calls import native as _calls
 
@@ -25,8 +25,9 @@ except ImportError:
     from kstore.calls import plain as _calls  # type: ignore[no-redef]
 
 __all__ = [
-    "CHANGED", "IS_COMPILED", "Listing", "NewFile", "Status", "link_each", "link_first", "list_each", "mkdir_each",
-    "open_unnoticed", "read_each", "stat_each", "times", "times_below", "unlink_each", "utime_each", "write_first",
+    "CHANGED", "IS_COMPILED", "Listing", "Look", "NewFile", "Status", "clone_each", "link_each", "link_first",
+    "list_each", "mkdir_each", "open_unnoticed", "read_each", "stat_each", "times", "times_below", "unlink_each",
+    "utime_each", "write_first",
 ]  # fmt: skip
 
 IS_COMPILED = _calls.__name__.endswith(".native")
@@ -93,11 +94,20 @@ def link_first(sources: Sequence[str], targets: Sequence[str]) -> tuple[int, int
     return _calls.link_first(sources, targets)
 
 
-def link_each(sources: Sequence[str], targets: Sequence[str], looks: Iterable[tuple[int, int]]) -> memoryview:
-    """Make a hard link of each regular file that has this size, in bytes, and a modification time with this fraction of
-    a second, in nanoseconds, just before: an error number for each, 0 where it was made, `CHANGED` where it has not.
+def link_each(sources: Sequence[str], targets: Sequence[str], looks: Iterable[Look]) -> memoryview:
+    """Make a hard link of each regular file that still is what its look says, just before: an error number for each,
+    0 where it was made, `CHANGED` where it is not.
     """
-    return memoryview(_calls.link_each(sources, targets, b"".join(starmap(LOOK.pack, looks)))).cast("i")
+    return memoryview(_calls.link_each(sources, targets, _pack(looks))).cast("i")
+
+
+def clone_each(sources: Sequence[str], targets: Sequence[str], looks: Iterable[Look]) -> memoryview:
+    """The same with clones (FICLONE, ioctl_ficlone(2)), which have their source's time. A failed one leaves no file."""
+    return memoryview(_calls.clone_each(sources, targets, _pack(looks))).cast("i")
+
+
+def _pack(looks: Iterable[Look]) -> bytes:
+    return b"".join(starmap(LOOK.pack, looks))
 
 
 def mkdir_each(paths: Sequence[str]) -> memoryview:

@@ -14,13 +14,15 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 enum {
     SECOND = 1000000000,
     CHANGED = -1, /* as in plain.py */
-    FORM = 6, /* another one when a function takes or returns something else; __init__.py says which one it knows */
+    FICLONE = 0x40049409, /* ioctl_ficlone(2); not every libc has <linux/fs.h> beside it */
+    FORM = 7, /* another one when a function takes or returns something else; __init__.py says which one it knows */
 };
 
 /* ---- What Python gives, and what it gets */
@@ -68,7 +70,7 @@ static PyObject *room(size_t size, void *start) {
 
 static int error_of(int answer) { return answer ? errno : 0; }
 
-/* ---- Links: how many were made and the error number that ended it, or an error number for each */
+/* ---- Links and clones: how many were made and the error number that ended it, or an error number for each */
 
 static PyObject *link_first(PyObject *module, PyObject *arguments) {
     PyObject *from, *to, *made = NULL;
@@ -92,19 +94,59 @@ static PyObject *link_first(PyObject *module, PyObject *arguments) {
     return made;
 }
 
-/* What a source must still be. */
+/* What a source must still be, and the permission bits of its clone. */
 struct look {
     uint64_t size;
-    int64_t fraction_ns;
+    int64_t fraction_ns, mode;
 };
 
-static int is_unchanged(const char *path, const struct look *expected) {
-    struct stat found;
-    return !lstat(path, &found) && S_ISREG(found.st_mode) && (uint64_t)found.st_size == expected->size &&
-           found.st_mtim.tv_nsec == expected->fraction_ns;
+static int is_unchanged(const struct stat *found, const struct look *expected) {
+    return S_ISREG(found->st_mode) && (uint64_t)found->st_size == expected->size &&
+           found->st_mtim.tv_nsec == expected->fraction_ns;
 }
 
-static PyObject *link_names(const struct names *sources, const struct names *targets, const Py_buffer *looks) {
+static int link_one(const char *source, const char *target, const struct look *expected) {
+    struct stat found;
+    if (lstat(source, &found) || !is_unchanged(&found, expected)) return CHANGED;
+    return error_of(link(source, target));
+}
+
+/* A stamp may lie ahead of now: as an access time it would tell of a read, so that has no fraction. */
+static int set_times(int fd, struct timespec modified) {
+    const struct timespec times[2] = {{.tv_sec = modified.tv_sec}, modified};
+    return error_of(futimens(fd, times));
+}
+
+static int create(const char *path, mode_t mode) {
+    int fd;
+    do fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode);
+    while (fd < 0 && errno == EINTR);
+    return fd;
+}
+
+static int clone_open(int source, const struct stat *found, const char *target, mode_t mode) {
+    const int fd = create(target, mode);
+    if (fd < 0) return errno;
+    int error = error_of(ioctl(fd, FICLONE, source));
+    if (!error) error = set_times(fd, found->st_mtim);
+    close(fd); /* nothing was written that could fail as late as here */
+    if (error) unlink(target);
+    return error;
+}
+
+static int clone_one(const char *source, const char *target, const struct look *expected) {
+    struct stat found;
+    const int fd = open(source, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    if (fd < 0) return CHANGED;
+    const int error = !fstat(fd, &found) && is_unchanged(&found, expected)
+                          ? clone_open(fd, &found, target, (mode_t)expected->mode) : CHANGED;
+    close(fd);
+    return error;
+}
+
+typedef int make_one(const char *source, const char *target, const struct look *expected);
+
+static PyObject *make_named(make_one make, const struct names *sources, const struct names *targets, Py_buffer *looks) {
     const struct look *expected = looks->buf;
     int32_t *error;
     if (sources->count != targets->count || sources->count * (Py_ssize_t)sizeof *expected != looks->len) {
@@ -115,28 +157,36 @@ static PyObject *link_names(const struct names *sources, const struct names *tar
     if (errors) {
         Py_BEGIN_ALLOW_THREADS
         for (Py_ssize_t i = 0; i < sources->count; i++)
-            error[i] = is_unchanged(sources->texts[i], &expected[i])
-                           ? error_of(link(sources->texts[i], targets->texts[i])) : CHANGED;
+            error[i] = make(sources->texts[i], targets->texts[i], &expected[i]);
         Py_END_ALLOW_THREADS
     }
     return errors;
 }
 
-static PyObject *link_each(PyObject *module, PyObject *arguments) {
+static PyObject *make_each(make_one make, PyObject *arguments) {
     PyObject *from, *to, *errors = NULL;
     struct names sources, targets;
     Py_buffer looks;
-    (void)module;
     if (!PyArg_ParseTuple(arguments, "OOy*", &from, &to, &looks)) return NULL;
     if (take_names(from, &sources)) {
         if (take_names(to, &targets)) {
-            errors = link_names(&sources, &targets, &looks);
+            errors = make_named(make, &sources, &targets, &looks);
             release_names(&targets);
         }
         release_names(&sources);
     }
     PyBuffer_Release(&looks);
     return errors;
+}
+
+static PyObject *link_each(PyObject *module, PyObject *arguments) {
+    (void)module;
+    return make_each(link_one, arguments);
+}
+
+static PyObject *clone_each(PyObject *module, PyObject *arguments) {
+    (void)module;
+    return make_each(clone_one, arguments);
 }
 
 /* ---- Folders, names, times and statuses: an error number for each, 0 where all went well */
@@ -483,7 +533,7 @@ struct file {
     Py_buffer data;
     long mode;
     int is_stamped;
-    struct timespec times[2];
+    struct timespec modified;
 };
 
 static void release_files(struct file *files, Py_ssize_t count) {
@@ -494,14 +544,12 @@ static void release_files(struct file *files, Py_ssize_t count) {
     PyMem_Free(files);
 }
 
-/* A stamp may lie ahead of now: as an access time it would tell of a read, so that has no fraction. */
-static int take_times(PyObject *mtime, struct file *file) {
+static int take_time(PyObject *mtime, struct file *file) {
     if (mtime == Py_None) return 1;
     const long long ns = PyLong_AsLongLong(mtime);
     if (ns == -1 && PyErr_Occurred()) return 0;
     file->is_stamped = 1;
-    file->times[1] = timespec_of(ns);
-    file->times[0] = (struct timespec){.tv_sec = file->times[1].tv_sec};
+    file->modified = timespec_of(ns);
     return 1;
 }
 
@@ -510,7 +558,7 @@ static int take_file(PyObject *item, struct file *file) {
     PyObject *path, *data, *mtime;
     return PyArg_ParseTuple(item, "OOlO", &path, &data, &file->mode, &mtime) &&
            PyUnicode_FSConverter(path, &file->path) && !PyObject_GetBuffer(data, &file->data, PyBUF_SIMPLE) &&
-           take_times(mtime, file);
+           take_time(mtime, file);
 }
 
 static struct file *take_files(PyObject *items, Py_ssize_t count) {
@@ -534,12 +582,10 @@ static int write_all(int fd, const char *data, Py_ssize_t left) {
 }
 
 static int write_file(const char *path, const struct file *file) {
-    int fd;
-    do fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, (mode_t)file->mode);
-    while (fd < 0 && errno == EINTR);
+    const int fd = create(path, (mode_t)file->mode);
     if (fd < 0) return errno;
     int error = write_all(fd, file->data.buf, file->data.len);
-    if (!error && file->is_stamped) error = error_of(futimens(fd, file->times));
+    if (!error && file->is_stamped) error = set_times(fd, file->modified);
     const int at_close = error_of(close(fd)); /* on NFS the first to tell of a full disk */
     return error ? error : at_close == EINTR ? 0 : at_close;
 }
@@ -577,6 +623,7 @@ static PyObject *write_first(PyObject *module, PyObject *arguments) {
 static PyMethodDef methods[] = {
     {"link_first", link_first, METH_VARARGS, NULL},
     {"link_each", link_each, METH_VARARGS, NULL},
+    {"clone_each", clone_each, METH_VARARGS, NULL},
     {"mkdir_each", mkdir_each, METH_O, NULL},
     {"unlink_each", unlink_each, METH_O, NULL},
     {"utime_each", utime_each, METH_VARARGS, NULL},

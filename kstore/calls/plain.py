@@ -7,6 +7,7 @@ hold nothing but a call each. Numbers are returned as the bytes of a C array, an
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import stat
 import struct
@@ -23,9 +24,14 @@ if TYPE_CHECKING:
 
 Answer = TypeVar("Answer")
 
+Look = tuple[int, int, int]
+"""What a file must still be so that it is linked or cloned: its size in bytes, and the fraction of a second in its
+modification time (ns); and the permission bits of a clone, for a hard link has its source's.
+"""
+
 CHANGED = -1
 """Instead of an error number: a file is not what it was."""
-LOOK = struct.Struct("=Qq")
+LOOK = struct.Struct("=Qqq")
 _STATUS = struct.Struct("=5qQ")
 _SECOND = 1_000_000_000
 _MIN_NS, _MAX_NS = -(1 << 63), (1 << 63) - 1
@@ -34,6 +40,8 @@ _NOT_UNNOTICED = {errno.EPERM, errno.EACCES, errno.EINVAL}
 """It is another user's file, or a filesystem (some FUSE daemon's, or an old server's) that does not know of it."""
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+_FICLONE = 0x40049409
+"""ioctl_ficlone(2)"""
 _NO_DESCRIPTOR = {errno.EMFILE, errno.ENFILE}
 
 
@@ -48,22 +56,60 @@ def link_first(sources: Sequence[str], targets: Sequence[str]) -> tuple[int, int
 
 
 def link_each(sources: Sequence[str], targets: Sequence[str], looks: bytes) -> bytes:
-    """Hard links; an int of C for each. A source must have a size and a fraction of a second (ns), two 64-bit numbers:
-    `CHANGED` is the error of one that has not.
-    """
+    """Hard links; an int of C for each. A look is three 64-bit numbers."""
+    return _make_each(_link, sources, targets, looks)
+
+
+def clone_each(sources: Sequence[str], targets: Sequence[str], looks: bytes) -> bytes:
+    """The same with clones, which have the source's time."""
+    return _make_each(_clone, sources, targets, looks)
+
+
+def _make_each(
+    make: Callable[[str, str, Look], int], sources: Sequence[str], targets: Sequence[str], looks: bytes
+) -> bytes:
     rows = zip(sources, targets, LOOK.iter_unpack(looks), strict=True)
-    errors = (
-        link_first([source], [target])[1] if _is_unchanged(source, *look) else CHANGED for source, target, look in rows
-    )
-    return array("i", errors).tobytes()
+    return array("i", [make(*row) for row in rows]).tobytes()
 
 
-def _is_unchanged(path: str, size: int, fraction_ns: int) -> bool:
+def _link(source: str, target: str, look: Look) -> int:
     try:
-        found = os.lstat(path)
+        return link_first([source], [target])[1] if _is_unchanged(os.lstat(source), look) else CHANGED
     except OSError:
-        return False
-    return stat.S_ISREG(found.st_mode) and found.st_size == size and found.st_mtime_ns % _SECOND == fraction_ns
+        return CHANGED
+
+
+def _clone(source: str, target: str, look: Look) -> int:
+    try:
+        fd = os.open(source, _READ)
+    except OSError:
+        return CHANGED
+    try:
+        found = os.fstat(fd)
+        return _clone_open(fd, found, target, look[2]) if _is_unchanged(found, look) else CHANGED
+    finally:
+        os.close(fd)
+
+
+def _clone_open(source: int, found: os.stat_result, target: str, mode: int) -> int:
+    try:
+        fd = os.open(target, _CREATE, mode)
+    except OSError as error:
+        return error.errno or errno.EIO
+    try:
+        fcntl.ioctl(fd, _FICLONE, source)
+        os.utime(fd, ns=times(found.st_mtime_ns))
+    except OSError as error:
+        os.unlink(target)
+        return error.errno or errno.EIO
+    finally:
+        os.close(fd)
+    return 0
+
+
+def _is_unchanged(found: os.stat_result, look: Look) -> bool:
+    is_same = stat.S_ISREG(found.st_mode) and found.st_size == look[0]
+    return is_same and found.st_mtime_ns % _SECOND == look[1]
 
 
 def mkdir_each(paths: Sequence[str]) -> bytes:

@@ -7,24 +7,20 @@ work here ends it; one that concerns a single file costs that file a copy.
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
-import stat
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from kstore.blobs.loose import bears_stamp, is_published, stamp
-from kstore.calls import CHANGED, link_each, link_first, times
+from kstore.blobs.loose import is_published, stamp
+from kstore.calls import CHANGED, Look, clone_each, link_each
 from kstore.digest import digest_of
-from kstore.files import NO_FILE, READ
 from kstore.published.manifest import Entry
 
-_FICLONE = 0x40049409
+_SECOND = 1_000_000_000
 _OWNER_CAN_WRITE = 0o600
 _NOT_HERE = {
     errno.EXDEV, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOTTY, errno.EINVAL, errno.EBADF,
@@ -35,10 +31,6 @@ _NOT_THIS_FILE = {
     errno.ENOENT, errno.ESTALE, errno.EIO,
     errno.EMFILE, errno.ENFILE,  # Who copies waits until others have closed theirs.
 }  # fmt: skip
-
-
-Refused = Callable[[OSError], None]
-"""Told of each error that costs one file a copy."""
 
 
 class LinkMode(StrEnum):
@@ -77,55 +69,38 @@ class Linker:
         Raises:
             OSError: a target cannot be made at all (ENOSPC, EROFS, EDQUOT …).
         """
-        modes = self._reflink(links) if self.mode is LinkMode.REFLINK else []
+        modes = self._make(LinkMode.REFLINK, links) if self.mode is LinkMode.REFLINK else [LinkMode.COPY] * len(links)
         if self.mode is LinkMode.HARDLINK:
-            modes += self._hardlink(links[len(modes) :])
-        return modes + [LinkMode.COPY] * (len(links) - len(modes))
-
-    def _reflink(self, links: Sequence[Link]) -> list[LinkMode]:
-        """The first ones, as far as that works here."""
-        modes: list[LinkMode] = []
-        for link in links:
-            try:
-                is_made = reflink(link, partial(self._add_reason, LinkMode.REFLINK))
-            except OSError as error:
-                if not self._may_go_on(LinkMode.REFLINK, error):
-                    break
-                is_made = False
-            modes.append(LinkMode.REFLINK if is_made else LinkMode.COPY)
+            left = [link for link, mode in zip(links, modes, strict=True) if mode is LinkMode.COPY]
+            others = iter(self._make(LinkMode.HARDLINK, left))
+            modes = [next(others) if mode is LinkMode.COPY else mode for mode in modes]
         return modes
 
-    def _hardlink(self, links: Sequence[Link]) -> list[LinkMode]:
-        looks = ((link.entry.size, stamp(link.entry.digest)) for link in links)
-        errors = link_each([link.blob for link in links], [link.target for link in links], looks)
-        return [
-            self._hardlink_after(*each) if each[1] else LinkMode.HARDLINK for each in zip(links, errors, strict=True)
-        ]
+    def _make(self, way: LinkMode, links: Sequence[Link]) -> list[LinkMode]:
+        looks = ((link.entry.size, stamp(link.entry.digest), local_mode(link.entry)) for link in links)
+        errors = _make_each(way, links, looks)
+        return [self._after(way, link, code) if code else way for link, code in zip(links, errors, strict=True)]
 
-    def _hardlink_after(self, link: Link, code: int) -> LinkMode:
+    def _after(self, way: LinkMode, link: Link, code: int) -> LinkMode:
         """What becomes of one that was not made, for that error."""
-        if code == CHANGED:
-            if not is_published(link.blob, link.entry.digest, link.entry.size):
-                return LinkMode.COPY
-            _, code = link_first([link.blob], [link.target])
-        if not code:
-            return LinkMode.HARDLINK
-        self._may_go_on(LinkMode.HARDLINK, OSError(code, os.strerror(code), link.target))
-        return LinkMode.COPY
+        if code == CHANGED and (look := _read_look(link)):
+            (code,) = _make_each(way, [link], [look])
+        if code and code != CHANGED:
+            self._give_up_if_useless(way, OSError(code, os.strerror(code), link.target))
+        return LinkMode.COPY if code else way
 
-    def _may_go_on(self, way: LinkMode, error: OSError) -> bool:
-        """Whether what kept one target from being made concerns that one alone, and not a way, which is given up.
+    def _give_up_if_useless(self, way: LinkMode, error: OSError) -> None:
+        """A way is given up for what does not concern one target alone.
 
         Raises:
             OSError: no way would make it.
         """
         if error.errno in _NOT_HERE:
             self._give_up(way, error)
-            return False
-        if error.errno not in _NOT_THIS_FILE:
+        elif error.errno in _NOT_THIS_FILE:
+            self._say(f"no {way} of some files", error)
+        else:
             raise error
-        self._add_reason(way, error)
-        return True
 
     def _give_up(self, way: LinkMode, error: OSError) -> None:
         with self._lock:
@@ -133,55 +108,24 @@ class Linker:
                 self._say(f"no {way}", error)
                 self.mode = LinkMode.HARDLINK if way is LinkMode.REFLINK else LinkMode.COPY
 
-    def _add_reason(self, way: LinkMode, error: OSError) -> None:
-        self._say(f"no {way} of some files", error)
-
     def _say(self, what: str, error: OSError) -> None:
         reason = f"{what}: {error.strerror}"
         if reason not in self.why:
             self.why = f"{self.why}; {reason}" if self.why else reason
 
 
-def reflink(link: Link, refused: Refused) -> bool:
-    """Create the target as a clone of the blob (FICLONE, ioctl_ficlone(2)); False if that is not as it was published,
-    or cannot be opened. A failed one leaves no file.
-
-    Raises:
-        OSError: it cannot be cloned.
-    """
-    try:
-        blob_fd = os.open(link.blob, READ)
-    except OSError as error:
-        if error.errno not in NO_FILE:
-            refused(error)
-        return False
-    try:
-        found = os.fstat(blob_fd)
-        if not _is_unchanged(found, link.entry) and not is_published(link.blob, link.entry.digest, link.entry.size):
-            return False
-        _clone(blob_fd, link, found.st_mtime_ns)
-    finally:
-        os.close(blob_fd)
-    return True
+def _make_each(way: LinkMode, links: Sequence[Link], looks: Iterable[Look]) -> memoryview:
+    make = clone_each if way is LinkMode.REFLINK else link_each
+    return make([link.blob for link in links], [link.target for link in links], looks)
 
 
-def _is_unchanged(found: os.stat_result, entry: Entry) -> bool:
-    """The same as `link_each` asks."""
-    is_same = stat.S_ISREG(found.st_mode) and found.st_size == entry.size
-    return is_same and bears_stamp(found.st_mtime_ns, entry.digest)
-
-
-def _clone(blob_fd: int, link: Link, mtime_ns: int) -> None:
-    target_fd = os.open(link.target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, local_mode(link.entry))
-    try:
-        fcntl.ioctl(target_fd, _FICLONE, blob_fd)
-        os.utime(target_fd, ns=times(mtime_ns))
-    except OSError:
-        with suppress(FileNotFoundError):
-            os.unlink(link.target)
-        raise
-    finally:
-        os.close(target_fd)
+def _read_look(link: Link) -> Look | None:
+    """What a blob's file is that has lost its stamp, but none of its bytes; None if it has, or cannot be read."""
+    with suppress(OSError):
+        found = os.lstat(link.blob)
+        if is_published(link.blob, link.entry.digest, link.entry.size):
+            return found.st_size, found.st_mtime_ns % _SECOND, local_mode(link.entry)
+    return None
 
 
 def local_mode(entry: Entry) -> int:
