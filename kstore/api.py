@@ -19,8 +19,6 @@ from typing import Any, Self, TypeVar
 from kstore.deadline import within
 from kstore.errors import UsageError, WaitTimeout
 from kstore.led import end_use, leading
-from kstore.live.commits import LiveCommits, folders_of
-from kstore.live.endings import OnTermination
 from kstore.origin import begin, origin_of
 from kstore.polls import check_wait
 from kstore.progress import Awaited
@@ -144,6 +142,8 @@ def commit(
 def _commit(store: Store, key: str) -> CommitReport:
     report = store.commit(key)
     if _has_found_nothing(report):
+        from kstore.live.commits import folders_of
+
         _tell_nothing(key, folders_of(store, key))
     return report
 
@@ -220,6 +220,9 @@ class watch:
         strict: bool = False,
         **settings: Any,
     ) -> None:
+        from kstore.live.commits import LiveCommits
+        from kstore.live.endings import OnTermination
+
         self.key = check_key(key)
         self._on_error = parse_on_error(on_error)
         self._grace_period = parse_seconds("grace_period", grace_period)

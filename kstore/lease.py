@@ -12,8 +12,7 @@ import math
 import secrets
 import time
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from kstore.creator import creator
 
@@ -26,8 +25,7 @@ _KEPT = 2
 """Files that stay: a listing during which one appears and one goes still shows one of them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(NamedTuple):
     """What the newest file says."""
 
     number: int

@@ -25,7 +25,6 @@ from kstore.published.pins import pin, unpin
 from kstore.published.ref import Ref, RefState
 from kstore.published.scopes import scopes_of
 from kstore.published.snapshot import Snapshot
-from kstore.ranks import Agreement, Rank, find_rank
 from kstore.report import CommitReport, CommitStatus, RestoreReport
 from kstore.scope import Scope, check_generation, check_key, choices
 from kstore.settings import Mode, Settings
@@ -120,12 +119,11 @@ class Store:
             check_key(name)
         check_generation(generation)
         until, self.storage.trouble = time.monotonic() + check_wait(wait), ""
-        rank = find_rank(self.environ) if group else None
         # Of a generation that was asked for, the packs may have been taken away by a repair.
         hurry = self.storage.blobs.in_a_hurry() if generation is None else nullcontext()
         with reporting_trouble(self.location, "restore from"), hurry:
-            if rank and rank.size > 1:
-                return self._restore_together(rank, key, Request(generation, seed, wait, lead), uniform)
+            if group and (report := self._restore_together(key, Request(generation, seed, wait, lead), uniform)):
+                return report
             worker = self._ready_worker(key, wait)
             return restore(worker, Request(generation, seed, max(0.0, until - time.monotonic()), lead))
 
@@ -141,9 +139,13 @@ class Store:
         attempt(self.storage, self.storage.open, None)
         return worker
 
-    def _restore_together(self, rank: Rank, key: str, request: Request, uniform: bool) -> RestoreReport:
+    def _restore_together(self, key: str, request: Request, uniform: bool) -> RestoreReport | None:
+        """None for a rank that is the only one."""
         from kstore.operations.together import find_board, restore_together
+        from kstore.ranks import Agreement, find_rank
 
+        if (rank := find_rank(self.environ)).size == 1:
+            return None
         board = find_board(rank, self.storage, may_write=self.settings.mode is not Mode.READ)
         call, patience, limit = rank.next_call(key), request.patience, self.settings.timeout
         agreement = Agreement(board, rank.number, rank.size, call, seconds=limit, patience=patience, uniform=uniform)
@@ -332,7 +334,7 @@ class Store:
     def environment(self) -> Environment:
         """This worker's software."""
         found = self._origin.environment(self.gpu)
-        return replace(found, tag=self.settings.environment) if self.settings.environment else found
+        return found._replace(tag=self.settings.environment) if self.settings.environment else found
 
     @property
     def _knows_software(self) -> bool:

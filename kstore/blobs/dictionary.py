@@ -9,7 +9,7 @@ can read it. `tools.dictionary` makes them.
 from __future__ import annotations
 
 from functools import cache
-from importlib import resources
+from pathlib import Path
 
 import zstandard
 
@@ -19,7 +19,7 @@ NONE = 0
 NEWEST = 0x6B730001
 """Of the numbers that the RFC leaves to everybody."""
 _KNOWN = (NEWEST,)
-FOLDER = resources.files(__package__).joinpath("dictionaries")
+FOLDER = Path(__file__).with_name("dictionaries")
 
 
 @cache

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
-from importlib import resources
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from kstore.digest import digest_of
@@ -175,7 +175,7 @@ def table_version() -> str:
 
 
 def _table_text() -> str:
-    return resources.files(__package__).joinpath("components.toml").read_text(encoding="utf-8")
+    return Path(__file__).with_name("components.toml").read_text(encoding="utf-8")
 
 
 def parse_table(text: str) -> Table:

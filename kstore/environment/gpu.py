@@ -16,9 +16,8 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 _T = TypeVar("_T")
 
@@ -51,23 +50,20 @@ class _Unanswered(Exception):
     """The CUDA driver could not be asked."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Device:
+class _Device(NamedTuple):
     """What CUDA would enumerate as one device: a whole GPU, or one MIG instance of it."""
 
     uuid: str
     slug: str
 
 
-@dataclass(frozen=True, slots=True)
-class _NvidiaGpu:
+class _NvidiaGpu(NamedTuple):
     uuid: str
     partitioned: bool
     devices: tuple[_Device, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _AmdGpu:
+class _AmdGpu(NamedTuple):
     uuid: str
     slug: str
 

@@ -19,8 +19,8 @@ import sys
 import sysconfig
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from kstore.environment.software import NONE, cpu_flags, digest_of_facts, torch_folder
 from kstore.errors import WaitTimeout
@@ -40,8 +40,7 @@ _COMPILER_VARIABLES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Host:
+class Host(NamedTuple):
     """What a compiled C++ file may rely on."""
 
     fingerprint: str

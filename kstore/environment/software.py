@@ -11,9 +11,9 @@ import re
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
+from typing import NamedTuple
 
 from kstore.digest import digest_of
 
@@ -52,8 +52,7 @@ _X86_LEVELS: tuple[tuple[str, frozenset[str]], ...] = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Environment:
+class Environment(NamedTuple):
     """A software environment. A worker never restores what another one's compilers built."""
 
     tag: str

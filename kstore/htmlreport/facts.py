@@ -45,7 +45,7 @@ class _Kept:
             "number": ref.generation, "created": ref.created,
             "creator": _short(ref.creator), "state": ref.state,
             "pinned": holding.is_pinned, "components": components,
-            "effort": asdict(ref.effort) if ref.effort else None,
+            "effort": ref.effort._asdict() if ref.effort else None,
         })  # fmt: skip
         self.facts, self.hosts = _facts(manifest.meta) or self.facts, len(manifest.hosts)
 

@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping
 from html import escape
 from importlib import import_module
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from kstore.errors import PackageMissing
@@ -62,4 +62,4 @@ def _hash(script: str) -> str:
 
 
 def _read(name: str) -> str:
-    return files("kstore.htmlreport").joinpath(name).read_text(encoding="utf-8")
+    return Path(__file__).with_name(name).read_text(encoding="utf-8")

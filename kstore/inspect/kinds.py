@@ -9,7 +9,7 @@ import re
 import tomllib
 from enum import StrEnum
 from functools import cache
-from importlib import resources
+from pathlib import Path
 
 from kstore.components.table import Patterns
 
@@ -58,7 +58,7 @@ _KINDS = {kind.name: kind for kind in Kind}
 
 @cache
 def _table() -> dict[Kind, dict[str, object]]:
-    text = resources.files(__package__).joinpath("kinds.toml").read_text(encoding="utf-8")
+    text = Path(__file__).with_name("kinds.toml").read_text(encoding="utf-8")
     return {Kind(name): entry for name, entry in tomllib.loads(text).items()}
 
 

@@ -16,9 +16,9 @@ import secrets
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import chain, count
 from pathlib import Path
+from typing import NamedTuple
 
 from kstore.components.table import KSTORE_FOLDER, Table
 from kstore.errors import CacheRootError
@@ -30,8 +30,7 @@ _ROOM = 1 << 16
 _OWNED = ".json"
 
 
-@dataclass(frozen=True, slots=True)
-class CacheRoot:
+class CacheRoot(NamedTuple):
     """A local folder, and where each component is. A component whose variable the user set is elsewhere."""
 
     path: str
@@ -71,8 +70,7 @@ class CacheRoot:
         return others
 
 
-@dataclass(frozen=True, slots=True)
-class Owner:
+class Owner(NamedTuple):
     """Whose a numbered root is."""
 
     store: str

@@ -22,8 +22,7 @@ import secrets
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from kstore.digest import digest_of
 from kstore.errors import CacheRootError
@@ -33,8 +32,7 @@ from kstore.published.ref import Ref
 from kstore.published.snapshot import Snapshot
 
 
-@dataclass(frozen=True, slots=True)
-class Restored:
+class Restored(NamedTuple):
     """What the last restore put into a cache root."""
 
     mark_ns: int

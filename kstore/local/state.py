@@ -51,8 +51,7 @@ class Changed(Exception):
     """Somebody else has worked on the root meanwhile."""
 
 
-@dataclass(frozen=True, slots=True)
-class Base:
+class Base(NamedTuple):
     """The generation that a cache root grew from."""
 
     store: str

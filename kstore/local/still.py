@@ -16,8 +16,7 @@ import io
 import os
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Set
-from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from kstore.calls import times_below
 from kstore.components.table import KSTORE_FOLDER
@@ -29,8 +28,7 @@ from kstore.local.untouched import UNMARKED, Mark
 from kstore.published.manifest import NEVER_IN_PLACE
 
 
-@dataclass(frozen=True, slots=True)
-class Times:
+class Times(NamedTuple):
     """When some paths last changed."""
 
     paths: bytes
@@ -41,8 +39,7 @@ class Times:
     """
 
 
-@dataclass(frozen=True, slots=True)
-class Still:
+class Still(NamedTuple):
     """A cache root in which nothing moves."""
 
     components: dict[str, str]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kstore.creator import creator
 from kstore.digest import digest_of
@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from kstore.worker import Worker
 
 
-@dataclass(frozen=True, slots=True)
-class Theirs:
+class Theirs(NamedTuple):
     """The newest generation of the scope, as last seen."""
 
     generation: int = 0

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from kstore.published.ref import Ref
 from kstore.report import RestoreReport, RestoreStatus
@@ -12,8 +11,7 @@ if TYPE_CHECKING:
     from kstore.worker import Worker
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(NamedTuple):
     """What a restore is asked for."""
 
     generation: int | None = None

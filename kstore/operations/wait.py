@@ -15,8 +15,7 @@ import errno
 import logging
 import time
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from kstore import flight
 from kstore.backends import StagingLost
@@ -36,8 +35,7 @@ _DENIED = {errno.EROFS, errno.EACCES, errno.EPERM}
 """What a store says that may not be written."""
 
 
-@dataclass(frozen=True, slots=True)
-class Waited:
+class Waited(NamedTuple):
     """How waiting ended."""
 
     seconds: float = 0.0

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from kstore.digest import DIGEST_SIZE
 from kstore.errors import IntegrityError, StoreFormatError
@@ -32,8 +32,7 @@ class RefState(StrEnum):
     """A repair found that nothing was left of what was before it. Nobody took it out."""
 
 
-@dataclass(frozen=True, slots=True)
-class Effort:
+class Effort(NamedTuple):
     """What it took to commit a generation: for statistics only."""
 
     seconds: float
@@ -44,8 +43,7 @@ class Effort:
     """Artifacts that it added or changed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
+class Delta(NamedTuple):
     """What is stored of a manifest that follows on an earlier one. See `kstore.published.delta`."""
 
     digest: bytes
@@ -173,7 +171,7 @@ class Ref:
         return json.dumps(content, indent=1).encode() + b"\n"
 
     def _effort(self) -> dict[str, Any]:
-        return {"effort": asdict(self.effort)} if self.effort else {}
+        return {"effort": self.effort._asdict()} if self.effort else {}
 
 
 def load_ref(scope: Scope, generation: int, data: bytes) -> Ref:

@@ -108,7 +108,7 @@ def test_a_declared_size_that_no_delta_has_is_not_read(filled: Node, part: str) 
     assert ref.delta
     large: dict[str, Any] = {part: 1 << 50}
     with pytest.raises(IntegrityError, match="more than a delta has"):
-        read_manifest(filled.store.storage.blobs, replace(ref, delta=replace(ref.delta, **large)))
+        read_manifest(filled.store.storage.blobs, replace(ref, delta=ref.delta._replace(**large)))
 
 
 # ---- Commits
