@@ -116,6 +116,7 @@ class Intake:
         if newest_ref(storage, self._worker.scope) is not None:
             return
         storage.create()
+        storage.refs.expect(self._worker.scope)
         self.layout = choose_layout(self._worker)
         if self.layout is Layout.PACKED:
             beside = siblings(storage, self._worker.scope)

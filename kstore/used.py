@@ -1,5 +1,5 @@
 """When a key was last restored, or confirmed by a commit that had nothing new: an empty file per scope, whose time is
-the store's. Best effort, for `gc --unused`.
+the store's. Best effort, for `gc --unused`. All are in one folder: far away, each that is to be made costs a restore.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from types import TracebackType
 from typing import Self
 
 from kstore.backends import Backend
+from kstore.digest import digest_of
+from kstore.published.ref import folder_of
 from kstore.scope import Scope
 from kstore.threads import Pool, submit
 
@@ -23,7 +25,7 @@ _PATIENCE = 5.0
 def mark_used(backend: Backend, scope: Scope) -> None:
     """Note that a scope was used just now; a store that cannot be written is none the worse."""
     try:
-        backend.put(_name(scope), b"")
+        backend.put(mark_name(scope), b"")
     except OSError as error:
         log.debug("%s cannot be marked as used: %s", scope, error)
 
@@ -31,7 +33,7 @@ def mark_used(backend: Backend, scope: Scope) -> None:
 def mark_used_again(backend: Backend, scope: Scope) -> bool:
     """The same of one that was used before; False if it was not, or another user has marked it."""
     try:
-        return backend.touch(_name(scope))
+        return backend.touch(mark_name(scope))
     except OSError:
         return False
 
@@ -40,8 +42,8 @@ class Marker:
     """Marks scopes as used while a restore looks and fetches: that is several round trips to the store."""
 
     def __init__(self, backend: Backend, scope: Scope, *, is_idle: bool) -> None:
-        """`scope` is marked at once if it was restored before, though there may be nothing to restore by now. One that
-        `is_idle` marks nothing.
+        """`scope` is marked at once if it was restored before, or something was published, though there may be nothing
+        to restore by now. One that `is_idle` marks nothing.
         """
         self._backend = backend
         self._scope = scope
@@ -50,7 +52,7 @@ class Marker:
 
     def __enter__(self) -> Self:
         if not self._is_idle:
-            self._marked = submit(self._pool, mark_used_again, self._backend, self._scope)
+            self._marked = submit(self._pool, self._mark_at_once)
         return self
 
     def __exit__(
@@ -68,6 +70,16 @@ class Marker:
 
         return wait
 
+    def _mark_at_once(self) -> bool:
+        """Whether there was something to mark."""
+        if mark_used_again(self._backend, self._scope):
+            return True
+        with suppress(OSError):
+            if any(self._backend.list(folder_of(self._scope))):
+                mark_used(self._backend, self._scope)
+                return True
+        return False
+
     def _mark(self, scope: Scope) -> None:
         if not self._is_idle and not (scope == self._scope and self._marked.result()):
             mark_used(self._backend, scope)
@@ -76,9 +88,10 @@ class Marker:
 def last_used(backend: Backend, scope: Scope) -> int:
     """By the store's clock, in nanoseconds; 0 if it was never restored."""
     with suppress(FileNotFoundError):
-        return backend.stat(_name(scope)).mtime_ns
+        return backend.stat(mark_name(scope)).mtime_ns
     return 0
 
 
-def _name(scope: Scope) -> str:
-    return f"used/{scope.path}"
+def mark_name(scope: Scope) -> str:
+    """The object of which it is the time."""
+    return f"used/{digest_of(scope.path.encode()).hex()}"

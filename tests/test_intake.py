@@ -10,13 +10,15 @@ from typing import Any
 
 import pytest
 
+from kstore.backends import PosixBackend
 from kstore.blobs.writers import PackedBlobWriter
 from kstore.calls import plain
 from kstore.errors import StoreUnavailable
 from kstore.local import scan
+from kstore.published.ref import folder_of
 from kstore.report import CommitStatus
 from tests.gc.stores import collect, pass_time
-from tests.trees import Node, contents
+from tests.trees import KEY, Node, contents
 
 read_artifact = scan.read_artifact
 
@@ -208,3 +210,19 @@ def test_an_empty_root_makes_no_store(node: Node) -> None:
     node.tree.root.mkdir()
     node.commit()
     assert not node.location.exists()
+
+
+@pytest.mark.parametrize("layout", ["packed", "loose"])
+def test_a_keys_folder_is_made_while_its_first_commit_reads(
+    layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Far away that takes as long as the upload."""
+    made = list[str]()
+    monkeypatch.setattr(PosixBackend, "make_ahead", lambda self, folder: made.append(folder))
+    node = Node(tmp_path, layout=layout)
+    assert node.commit().status is CommitStatus.UNCHANGED
+    assert made == []
+    for name in ("first", "second"):
+        node.tree.kernel(name)
+        assert node.commit().status is CommitStatus.COMMITTED
+    assert made == [folder_of(node.store.scope(KEY))]

@@ -42,6 +42,7 @@ from kstore.published.manifest import Entry, Manifest
 from kstore.published.ref import Ref
 from kstore.report import CommitStatus, RestoreStatus
 from kstore.store import Store
+from kstore.used import mark_name
 from kstore.worker import Worker
 from tests.gc.stores import collect_fully
 from tests.trees import (
@@ -291,15 +292,14 @@ def test_committing_what_was_restored_writes_nothing(first: Node, second: Node) 
 def test_a_restore_writes_nothing_but_when_the_key_was_used(first: Node, second: Node) -> None:
     before = contents(first.location)
     second.restore()
-    mark = f"used/{GPU}/{KEY}/@{ENVIRONMENT}"
-    assert contents(first.location) == before | {mark: b""}
+    assert contents(first.location) == before | {mark_name(first.store.scope(KEY)): b""}
 
 
 @pytest.mark.parametrize("whose", ["own", "another's"])
 def test_a_key_that_is_restored_again_is_marked_again(
     first: Node, tmp_path: Path, whose: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mark = first.location / "used" / GPU / KEY / f"@{ENVIRONMENT}"
+    mark = first.location / mark_name(first.store.scope(KEY))
     Node(tmp_path, "one").restore()
     os.utime(mark, (1, 1))
     before = mark.stat()

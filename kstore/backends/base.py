@@ -122,6 +122,11 @@ class Backend(Protocol):
     def look_ahead(self, names: Sequence[str]) -> None:
         """These are to be asked for soon. Where it takes long to find them, that begins now; nobody waits for it."""
 
+    def make_ahead(self, folder: str) -> None:
+        """Objects are to be made in this folder soon. Where it must be made for them, that begins now; nobody waits for
+        it.
+        """
+
     def stat(self, name: str) -> Stat:
         """Size and time of one object."""
 

@@ -14,7 +14,7 @@ import secrets
 import socket
 import stat
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -128,10 +128,11 @@ class PosixBackend:
 
     def look_ahead(self, names: Sequence[str]) -> None:
         """Have the kernel learn the way to these names: over a network it asks for each folder on it."""
-        pool = Pool(1)
-        with suppress(RuntimeError):  # No thread can be started: they are found when they are asked for.
-            pool.submit(stat_each, [self.path(name) for name in names])
-        pool.shutdown(wait=False)
+        _begin(stat_each, [self.path(name) for name in names])
+
+    def make_ahead(self, folder: str) -> None:
+        """Over a network each folder on the way to it takes as long as to make an object."""
+        _begin(make_folder, self.path(folder))
 
     def stat(self, name: str) -> Stat:
         """Size and time of one object."""
@@ -277,6 +278,14 @@ class PosixUpload:
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             os.close(fd)
+
+
+def _begin(function: Callable[..., object], argument: object) -> None:
+    """By a thread that nobody waits for, which may hang in a dead mount. Without one it is done when it is needed."""
+    pool = Pool(1)
+    with suppress(RuntimeError):
+        pool.submit(function, argument)
+    pool.shutdown(wait=False)
 
 
 def _create(path: str) -> int:

@@ -79,6 +79,10 @@ class Refs:
             return self.get(ref.scope, ref.generation).manifest == ref.manifest
         return False
 
+    def expect(self, scope: Scope) -> None:
+        """The first generation of a scope is to be published soon."""
+        self._backend.make_ahead(folder_of(scope))
+
     def reserve(self) -> AbstractContextManager[Upload]:
         """Begin a commit: the file that is to become its ref. gc can keep it from that; see `kstore.condemned`."""
         return self._backend.upload()

@@ -102,6 +102,14 @@ class BackendConformance:
         assert backend.get("folder/name") == b"content"
         assert [child.name for child in backend.list("folder")] == ["name"]
 
+    def test_a_folder_that_is_made_ahead_holds_nothing_until_something_is_put_there(self, backend: Backend) -> None:
+        for _ in range(2):
+            backend.make_ahead("folder/inner")
+            assert list(backend.list("folder/inner")) == []
+        backend.put("folder/inner/name", b"content")
+        backend.make_ahead("folder/inner")
+        assert backend.get("folder/inner/name") == b"content"
+
     def test_a_missing_object_is_not_found(self, backend: Backend) -> None:
         backend.put("folder/name", b"")
         for name in ("missing", "folder/missing", "no/such/folder"):

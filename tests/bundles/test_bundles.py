@@ -33,6 +33,7 @@ from kstore.operations import bring as bringing
 from kstore.published.ref import RefState
 from kstore.report import CommitStatus
 from kstore.store import Store
+from kstore.used import mark_name
 from tests.bundles.carrying import (
     Killed,
     Stored,
@@ -165,7 +166,7 @@ def test_the_same_bundle_again_publishes_nothing(source: Node, tmp_path: Path, l
     before = contents(target.location)
     (brought,) = bring(target, bundle).scopes
     assert (brought.status, brought.new_files, brought.new_blobs) == (CommitStatus.UNCHANGED, 0, 0)
-    assert contents(target.location) == before | {f"used/{brought.scope.path}": b""}
+    assert contents(target.location) == before | {mark_name(brought.scope): b""}
 
 
 def test_nothing_that_was_published_is_lost(source: Node, tmp_path: Path, layout: str) -> None:

@@ -12,6 +12,7 @@ from kstore.gc import Policy
 from kstore.operations.copy import CopyReport, copy_keys
 from kstore.report import CommitStatus
 from kstore.scope import Scope
+from kstore.used import mark_name
 from tests.bundles.carrying import Stored, fill, other_store, restored, without_relocated
 from tests.gc.stores import collect_fully, pass_time
 from tests.trees import ENVIRONMENT, GPU, KEY, Node, contents
@@ -44,8 +45,7 @@ def test_the_second_time_there_is_nothing_to_copy(source: Node, target: Node) ->
     before = contents(target.location)
     (brought,) = copy(source, target).scopes
     assert (brought.status, brought.new_blobs, brought.uploaded) == (CommitStatus.UNCHANGED, 0, 0)
-    mark = f"used/{SCOPE.path}"
-    assert contents(target.location) == before | {mark: b""}
+    assert contents(target.location) == before | {mark_name(SCOPE): b""}
 
 
 def test_a_mirror_that_is_copied_to_is_in_use(source: Node, target: Node) -> None:

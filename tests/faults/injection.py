@@ -138,6 +138,9 @@ class FaultyBackend:
     def look_ahead(self, names: Sequence[str]) -> None:
         """No call whose answer anybody waits for."""
 
+    def make_ahead(self, folder: str) -> None:
+        """Likewise."""
+
     def __getattr__(self, method: str) -> Call:
         real = getattr(self._real, method)
         if method == "upload":
@@ -227,7 +230,8 @@ def system_fault(fault: Fault, number: int, folder: Path) -> Iterator[Striker]:
     striker = Striker(fault, number)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("kstore.calls._calls", plain)
-        patch.setattr(PosixBackend, "look_ahead", FaultyBackend.look_ahead)  # or the order of calls would vary
+        for ahead in ("look_ahead", "make_ahead"):  # or the order of calls would vary
+            patch.setattr(PosixBackend, ahead, getattr(FaultyBackend, ahead))
         for name in _SYSTEM_CALLS:
             patch.setattr(os, name, _faulty(name, getattr(os, name), striker, f"{folder}/"))
         patch.setattr(builtins, "open", _faulty("open()", builtins.open, striker, f"{folder}/"))

@@ -45,6 +45,9 @@ class HangingBackend:
     def look_ahead(self, names: Sequence[str]) -> None:
         """Nobody waits for it."""
 
+    def make_ahead(self, folder: str) -> None:
+        """Nor for this."""
+
     def __getattr__(self, method: str) -> Callable[..., Any]:
         real = getattr(self._real, method)
         if method == "open":

@@ -368,9 +368,10 @@ def test_a_blob_of_another_size_than_declared_is_left_out(world: World, size: in
     assert isinstance(world.commit(), kstore.CommitReport)
 
 
+@pytest.mark.usefixtures("plain_calls")
 def test_a_clone_has_permission_bits_only(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the filesystem clones, the file is made with the manifest's mode."""
-    monkeypatch.setattr("kstore.local.link.fcntl.ioctl", lambda *_: 0)
+    monkeypatch.setattr("kstore.calls.plain.fcntl.ioctl", lambda *_: 0)
     world.publish(manifest({b"inductor/ab/x.py": FIRST._replace(flags=LINK, mode=0o6700)}))
     answer = world.restore()
     assert isinstance(answer, kstore.RestoreReport)

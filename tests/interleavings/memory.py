@@ -269,6 +269,9 @@ class MemoryBackend:
     def look_ahead(self, names: Sequence[str]) -> None:
         pass
 
+    def make_ahead(self, folder: str) -> None:
+        pass
+
     def stat(self, name: str) -> Stat:
         found: Stat = self._do(Step(Kind.STAT, check_name(name)))
         return found

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Hashable, Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -130,7 +129,7 @@ def test_numbers_that_go_on_from_those_below_are_found_to_lose(tmp_path: Path, m
     def counted_on(commit: _Commit) -> Theirs:
         found = real(commit)
         below = found.snapshot and found.snapshot.ref.depth
-        return replace(found, generation=found.snapshot.ref.generation) if found.snapshot and below else found
+        return found._replace(generation=found.snapshot.ref.generation) if found.snapshot and below else found
 
     monkeypatch.setattr(_Commit, "_newest", counted_on)
     with pytest.raises(Violation, match="is not in the newest generation"):

@@ -87,11 +87,12 @@ def test_the_image_is_not_even_looked_at_if_the_shared_store_has_it_all(fleet: F
 
 
 def test_where_there_is_one_store_nothing_else_is_asked_for(fleet: Fleet, reads: list[str]) -> None:
-    """A first restore asks for as much as it would if nobody had ever thought of layers."""
+    """A worker asks for as much as it would if nobody had ever thought of layers."""
     fleet.shared.parent.mkdir()
     above = fleet.without("above")
     above.tree.wrapper()
     above.commit()
+    fleet.without("first").restore()  # Who marks a key for the first time looks whether there is one.
     reads.clear()
     fleet.without("worker").restore()
     asked = [os.path.relpath(path, fleet.shared) for path in reads]
