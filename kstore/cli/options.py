@@ -82,6 +82,20 @@ class Command(click.Command):
             formatter.write_dl(list(self._exit_codes.items()))
 
 
+class Generation(click.IntRange):
+    """The number of one."""
+
+    def __init__(self) -> None:
+        super().__init__(min=1)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Say what it is that is wrong."""
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter:
+            self.fail(f"{value} is no whole number from 1; `kstore show KEY` lists generations", param, ctx)
+
+
 def as_seconds(ctx: click.Context, param: click.Parameter, value: str) -> int:
     """Callback of an option that takes a duration: 90s, 15m, 1h, 30d."""
     try:

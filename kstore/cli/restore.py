@@ -14,6 +14,7 @@ from kstore.cli.options import (
     TIMEOUT,
     WORKERS,
     Command,
+    Generation,
     Invocation,
     complete_key,
     group_option,
@@ -27,7 +28,7 @@ from kstore.cli.termination import terminable
 
 @click.command("restore", cls=Command, exit_codes=ERROR | REQUIRED | INTEGRITY | TIMEOUT)
 @key_argument
-@click.option("--generation", type=click.IntRange(min=1), metavar="N", help="Exactly this one, not the newest.")
+@click.option("--generation", type=Generation(), metavar="N", help="Exactly this one, not the newest.")
 @click.option("--seed", metavar="KEY", shell_complete=complete_key, help="What to start from if KEY has nothing yet.")
 @click.option("--require", is_flag=True, help="Fail if nothing is published.")
 @wait_options

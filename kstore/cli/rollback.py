@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import click
 
-from kstore.cli.options import ERROR, INTEGRITY, MISSING, Command, Invocation, key_argument, on_scope
+from kstore.cli.options import ERROR, INTEGRITY, MISSING, Command, Generation, Invocation, key_argument, on_scope
 from kstore.words import amount
 
 
 @click.command("rollback", cls=Command, exit_codes=ERROR | MISSING | INTEGRITY)
 @key_argument
-@click.argument("generation", type=click.IntRange(min=1), required=False)
+@click.argument("generation", type=Generation(), required=False)
 @on_scope
 def command(invocation: Invocation, key: str, generation: int | None) -> None:
     """Publish an earlier generation of KEY as its newest.

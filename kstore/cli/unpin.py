@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import click
 
-from kstore.cli.options import ERROR, MISSING, Command, Invocation, key_argument, on_scope
+from kstore.cli.options import ERROR, MISSING, Command, Generation, Invocation, key_argument, on_scope
 
 
 @click.command("unpin", cls=Command, exit_codes=ERROR | MISSING)
 @key_argument
-@click.argument("generation", type=click.IntRange(min=1))
+@click.argument("generation", type=Generation())
 @on_scope
 def command(invocation: Invocation, key: str, generation: int) -> None:
     """Let gc decide about a generation of KEY again.

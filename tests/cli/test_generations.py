@@ -185,3 +185,12 @@ def test_each_says_in_json_what_it_did(cli: Cli, command: tuple[str, ...]) -> No
     content = cli(*command, "--json").json
 
     assert content["store"] == str(cli.store) and content["command"] == command[0]
+
+
+@pytest.mark.parametrize("command", [["pin"], ["unpin"], ["rollback"], ["restore", "--generation"]])
+@pytest.mark.parametrize("number", ["0", "1.5", "newest"])
+def test_what_is_no_generation_is_refused(cli: Cli, command: list[str], number: str) -> None:
+    result = cli(command[0], "my/v1", *command[1:], number)
+
+    assert result.code == 2
+    assert f"{number} is no whole number from 1; `kstore show KEY` lists generations" in result.err
