@@ -9,14 +9,9 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from kstore.calls import NewFile, open_unnoticed, write_first
+from kstore.calls import NO_FILE, NewFile, open_unnoticed, write_first
 
 __all__ = ["NO_FILE", "READ", "NewFile", "read_all", "read_whole", "write_files"]
-
-NO_FILE = {errno.ENOENT, errno.EISDIR, errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.ESPIPE, errno.EINVAL}
-"""What reading says of a name that is free, or taken by a folder, a pipe, a socket or a link to itself. Other trouble
-may pass."""
-
 
 READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 """Nobody waits for the writer of a pipe."""

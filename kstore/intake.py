@@ -116,7 +116,8 @@ class Intake:
         if newest_ref(storage, self._worker.scope) is not None:
             return
         storage.create()
-        storage.refs.expect(self._worker.scope)
+        # Nothing may be written once a commit has ended, well or not: the store may be unmounted by then.
+        self._place.callback(storage.refs.expect(self._worker.scope))
         self.layout = choose_layout(self._worker)
         if self.layout is Layout.PACKED:
             beside = siblings(storage, self._worker.scope)

@@ -13,6 +13,7 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain, islice, starmap
+from operator import itemgetter
 from typing import TypeVar
 
 import lmdb
@@ -94,8 +95,8 @@ def _build(fd: int, tables: Mapping[str, Iterable[Row]], size: int) -> None:
     # Generous: LMDB's overhead is under a factor of three, and unused room takes no space in the file.
     with _environment(fd, map_size=(4 * size // page + 16 * (len(tables) + 16)) * page) as env:
         for name in sorted(tables):
-            database, rows = env.open_db(name.encode()), _stored(tables[name])
-            while some := list(islice(rows, _WRITE_COUNT)):
+            database = env.open_db(name.encode())
+            for some in _stored(tables[name]):
                 with env.begin(write=True) as txn, txn.cursor(database) as cursor:
                     cursor.putmulti(some, append=True)
 
@@ -110,15 +111,19 @@ def _environment(fd: int, *, readonly: bool = False, map_size: int = 1 << 20) ->
         yield env
 
 
-def _stored(rows: Iterable[Row]) -> Iterator[Row]:
-    """The rows in the order of the keys that they are stored under."""
-    long = []
-    for row in rows:
-        if len(row[0]) > MAX_KEY or row[0].startswith(_LONG):
-            long.append(_store_row(*row))
-        else:
-            yield row
-    yield from sorted(long)
+def _stored(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    """The rows in the order of the keys that they are stored under, some at a time."""
+    rows, long = iter(rows), list[Row]()
+    while some := list(islice(rows, _WRITE_COUNT)):
+        if some[-1][0] >= _LONG or max(map(len, map(itemgetter(0), some))) > MAX_KEY:
+            long += starmap(_store_row, (row for row in some if _is_long(row[0])))
+            some = [row for row in some if not _is_long(row[0])]
+        yield some
+    yield sorted(long)
+
+
+def _is_long(key: bytes) -> bool:
+    return len(key) > MAX_KEY or key.startswith(_LONG)
 
 
 def _store_row(key: bytes, value: bytes) -> Row:

@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from kstore.backends import Backend
 from kstore.digest import digest_of
@@ -49,6 +50,8 @@ class Marker:
         self._scope = scope
         self._is_idle = is_idle
         self._pool = Pool(1)
+        self._marked: Future[Any] | None = None
+        """What nobody has waited for yet."""
 
     def __enter__(self) -> Self:
         if not self._is_idle:
@@ -58,17 +61,21 @@ class Marker:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._pool.shutdown(wait=False)  # What nobody waits for may hang in a dead mount.
+        self._pool.shutdown(wait=False)  # It may hang in a dead mount.
+        if kind is None or issubclass(kind, Exception):
+            self._wait()  # Nothing may be written once a restore has ended: the store may be unmounted by then.
 
     def mark(self, scope: Scope) -> Callable[[], None]:
         """Mark what is being restored; returns what waits until that is done, if it does not take long."""
-        marked = submit(self._pool, self._mark, scope)
+        if self._marked:
+            self._marked = submit(self._pool, self._mark, scope, self._marked)
+        return self._wait
 
-        def wait() -> None:
+    def _wait(self) -> None:
+        marked, self._marked = self._marked, None
+        if marked:
             with suppress(TimeoutError):
                 marked.result(_PATIENCE)
-
-        return wait
 
     def _mark_at_once(self) -> bool:
         """Whether there was something to mark."""
@@ -80,8 +87,8 @@ class Marker:
                 return True
         return False
 
-    def _mark(self, scope: Scope) -> None:
-        if not self._is_idle and not (scope == self._scope and self._marked.result()):
+    def _mark(self, scope: Scope, at_once: Future[Any]) -> None:
+        if not (scope == self._scope and at_once.result()):
             mark_used(self._backend, scope)
 
 

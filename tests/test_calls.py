@@ -93,6 +93,19 @@ def test_each_clone_has_its_error_and_a_failed_one_leaves_no_file(tmp_path: Path
         assert os.listdir(memory) == ["there"]
 
 
+def test_a_source_that_cannot_be_opened_says_why(tmp_path: Path) -> None:
+    (source,) = make(tmp_path, "a")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.dup(0)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+    try:
+        errors = list(calls.clone_each([source], [f"{source}.target"], [(1, 0, 0o600)]))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert errors == [errno.EMFILE]
+
+
 def test_each_folder_has_its_error(tmp_path: Path) -> None:
     make(tmp_path, "file")
     paths = [str(tmp_path / name) for name in ("a", "gone/b", "file", "file/c", "a/d")]

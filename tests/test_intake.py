@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -218,7 +219,7 @@ def test_a_keys_folder_is_made_while_its_first_commit_reads(
 ) -> None:
     """Far away that takes as long as the upload."""
     made = list[str]()
-    monkeypatch.setattr(PosixBackend, "make_ahead", lambda self, folder: made.append(folder))
+    monkeypatch.setattr(PosixBackend, "make_ahead", lambda self, folder: made.append(folder) or (lambda: None))
     node = Node(tmp_path, layout=layout)
     assert node.commit().status is CommitStatus.UNCHANGED
     assert made == []
@@ -226,3 +227,23 @@ def test_a_keys_folder_is_made_while_its_first_commit_reads(
         node.tree.kernel(name)
         assert node.commit().status is CommitStatus.COMMITTED
     assert made == [folder_of(node.store.scope(KEY))]
+
+
+def test_nothing_is_written_once_a_commit_has_failed(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store may be unmounted by then."""
+    made = list[str]()
+
+    def make_slowly(folder: str) -> None:
+        time.sleep(0.2)
+        made.append(folder)
+
+    def refuse(*arguments: Any, **options: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    node.store.create()
+    monkeypatch.setattr("kstore.backends.posix.make_folder", make_slowly)
+    monkeypatch.setattr(PosixBackend, "upload", refuse)
+    node.tree.kernel()
+    with pytest.raises(StoreUnavailable):
+        node.commit()
+    assert made == [str(node.location / folder_of(node.store.scope(KEY)))]

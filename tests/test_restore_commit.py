@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -41,6 +42,7 @@ from kstore.progress import Progress
 from kstore.published.manifest import Entry, Manifest
 from kstore.published.ref import Ref
 from kstore.report import CommitStatus, RestoreStatus
+from kstore.scope import Scope
 from kstore.store import Store
 from kstore.used import mark_name
 from kstore.worker import Worker
@@ -313,6 +315,26 @@ def test_a_key_that_is_restored_again_is_marked_again(
 
 def refuse(*_: object) -> bool:
     raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+
+@pytest.mark.parametrize(
+    "withdraw", [Store.quarantine, Store.forget, None], ids=["quarantined", "forgotten", "published"]
+)
+def test_nothing_is_written_once_a_restore_has_ended(
+    first: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, withdraw: Callable[[Store, str], object] | None
+) -> None:
+    """Hit or miss: the store may be unmounted by then."""
+    marked = list[Scope]()
+
+    def mark_slowly(backend: object, scope: Scope) -> None:
+        time.sleep(0.2)
+        marked.append(scope)
+
+    if withdraw:
+        withdraw(first.store, KEY)
+    monkeypatch.setattr("kstore.used.mark_used", mark_slowly)
+    Node(tmp_path, "worker").restore()
+    assert marked == [first.store.scope(KEY)]
 
 
 def test_a_worker_that_may_only_read_leaves_no_mark(first: Node, tmp_path: Path) -> None:

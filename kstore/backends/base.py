@@ -9,7 +9,7 @@ Contract, checked by the conformance tests that every backend runs:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -122,9 +122,9 @@ class Backend(Protocol):
     def look_ahead(self, names: Sequence[str]) -> None:
         """These are to be asked for soon. Where it takes long to find them, that begins now; nobody waits for it."""
 
-    def make_ahead(self, folder: str) -> None:
-        """Objects are to be made in this folder soon. Where it must be made for them, that begins now; nobody waits for
-        it.
+    def make_ahead(self, folder: str) -> Callable[[], None]:
+        """Objects are to be made in this folder soon. Where it must be made for them, that begins now; returns what
+        waits until it is done, if that does not take long.
         """
 
     def stat(self, name: str) -> Stat:

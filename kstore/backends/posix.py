@@ -15,6 +15,7 @@ import socket
 import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -23,12 +24,14 @@ from kstore.backends.base import STAGING, Child, NewObject, StagingLost, Stat, c
 from kstore.calls import Status, link_first, open_unnoticed, read_each, stat_each, times, unlink_each
 from kstore.files import NewFile, write_files
 from kstore.folders import make_folder
-from kstore.threads import Pool
+from kstore.threads import Pool, submit
 
 FILE_MODE = 0o444
 _NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS}
 _GONE = {errno.ENOENT, errno.ESTALE}
 _STALE_RETRIES = 9
+_PATIENCE = 5.0
+"""Seconds for what was begun ahead."""
 _AT_FDCWD = -100
 _RENAME_NOREPLACE = 1
 _SECOND = 1_000_000_000
@@ -130,9 +133,15 @@ class PosixBackend:
         """Have the kernel learn the way to these names: over a network it asks for each folder on it."""
         _begin(stat_each, [self.path(name) for name in names])
 
-    def make_ahead(self, folder: str) -> None:
+    def make_ahead(self, folder: str) -> Callable[[], None]:
         """Over a network each folder on the way to it takes as long as to make an object."""
-        _begin(make_folder, self.path(folder))
+        made = _begin(make_folder, self.path(folder))
+
+        def wait() -> None:
+            with suppress(OSError, TimeoutError):  # Who makes an object there says what is wrong.
+                made.result(_PATIENCE)
+
+        return wait
 
     def stat(self, name: str) -> Stat:
         """Size and time of one object."""
@@ -280,12 +289,12 @@ class PosixUpload:
             os.close(fd)
 
 
-def _begin(function: Callable[..., object], argument: object) -> None:
-    """By a thread that nobody waits for, which may hang in a dead mount. Without one it is done when it is needed."""
+def _begin(function: Callable[..., object], argument: object) -> Future[object]:
+    """By a thread that nobody has to wait for: it may hang in a dead mount."""
     pool = Pool(1)
-    with suppress(RuntimeError):
-        pool.submit(function, argument)
+    answer = submit(pool, function, argument)
     pool.shutdown(wait=False)
+    return answer
 
 
 def _create(path: str) -> int:

@@ -9,17 +9,16 @@ can read it. `tools.dictionary` makes them.
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
 
 import zstandard
 
 from kstore.errors import IntegrityError, PackageMissing
+from kstore.packaged import read_packaged
 
 NONE = 0
 NEWEST = 0x6B730001
 """Of the numbers that the RFC leaves to everybody."""
 _KNOWN = (NEWEST,)
-FOLDER = Path(__file__).with_name("dictionaries")
 
 
 @cache
@@ -34,9 +33,9 @@ def dictionary(number: int) -> zstandard.ZstdCompressionDict | None:
         return None
     if number not in _KNOWN:
         raise IntegrityError(f"a pack needs dictionary {number:08x}, which is unknown: it is damaged")
-    file = FOLDER.joinpath(f"{number:08x}.zst")
+    file = f"dictionaries/{number:08x}.zst"
     try:
-        found = zstandard.ZstdCompressionDict(zstandard.decompress(file.read_bytes()))
+        found = zstandard.ZstdCompressionDict(zstandard.decompress(read_packaged(__package__, file)))
     except (OSError, zstandard.ZstdError) as error:
         raise PackageMissing(f"{file} cannot be read, install kstore again: {error}") from error
     if found.dict_id() != number:

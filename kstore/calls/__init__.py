@@ -13,7 +13,7 @@ from functools import partial
 from itertools import starmap
 from typing import NamedTuple
 
-from kstore.calls.plain import CHANGED, LOOK, Look, bounded, open_unnoticed, times
+from kstore.calls.plain import CHANGED, LOOK, NO_FILE, Look, bounded, open_unnoticed, times
 
 _FORM = 7
 try:
@@ -25,9 +25,9 @@ except ImportError:
     from kstore.calls import plain as _calls  # type: ignore[no-redef]
 
 __all__ = [
-    "CHANGED", "IS_COMPILED", "Listing", "Look", "NewFile", "Status", "clone_each", "link_each", "link_first",
-    "list_each", "mkdir_each", "open_unnoticed", "read_each", "stat_each", "times", "times_below", "unlink_each",
-    "utime_each", "write_first",
+    "CHANGED", "IS_COMPILED", "NO_FILE", "Listing", "Look", "NewFile", "Status", "clone_each", "link_each",
+    "link_first", "list_each", "mkdir_each", "open_unnoticed", "read_each", "stat_each", "times", "times_below",
+    "unlink_each", "utime_each", "write_first",
 ]  # fmt: skip
 
 IS_COMPILED = _calls.__name__.endswith(".native")

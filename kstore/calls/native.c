@@ -134,10 +134,24 @@ static int clone_open(int source, const struct stat *found, const char *target, 
     return error;
 }
 
+static int is_no_file(int error) {
+    const int known[] = {ENOENT, EISDIR, ELOOP, ENOTDIR, ENXIO, ESPIPE, EINVAL};
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        if (error == known[i]) return 1;
+    return 0;
+}
+
+static int open_source(const char *path) {
+    int fd;
+    do fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    while (fd < 0 && errno == EINTR);
+    return fd;
+}
+
 static int clone_one(const char *source, const char *target, const struct look *expected) {
     struct stat found;
-    const int fd = open(source, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-    if (fd < 0) return CHANGED;
+    const int fd = open_source(source);
+    if (fd < 0) return is_no_file(errno) ? CHANGED : errno;
     const int error = !fstat(fd, &found) && is_unchanged(&found, expected)
                           ? clone_open(fd, &found, target, (mode_t)expected->mode) : CHANGED;
     close(fd);

@@ -14,6 +14,7 @@ import struct
 from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import chain
 from operator import length_hint
@@ -33,6 +34,10 @@ CHANGED = -1
 """Instead of an error number: a file is not what it was."""
 LOOK = struct.Struct("=Qqq")
 _STATUS = struct.Struct("=5qQ")
+NO_FILE = {errno.ENOENT, errno.EISDIR, errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.ESPIPE, errno.EINVAL}
+"""What reading says of a name that is free, or taken by a folder, a pipe, a socket or a link to itself. Other trouble
+may pass.
+"""
 _SECOND = 1_000_000_000
 _MIN_NS, _MAX_NS = -(1 << 63), (1 << 63) - 1
 _NOATIME = getattr(os, "O_NOATIME", 0)
@@ -82,8 +87,8 @@ def _link(source: str, target: str, look: Look) -> int:
 def _clone(source: str, target: str, look: Look) -> int:
     try:
         fd = os.open(source, _READ)
-    except OSError:
-        return CHANGED
+    except OSError as error:
+        return CHANGED if error.errno in NO_FILE else error.errno or errno.EIO
     try:
         found = os.fstat(fd)
         return _clone_open(fd, found, target, look[2]) if _is_unchanged(found, look) else CHANGED
@@ -100,7 +105,8 @@ def _clone_open(source: int, found: os.stat_result, target: str, mode: int) -> i
         fcntl.ioctl(fd, _FICLONE, source)
         os.utime(fd, ns=times(found.st_mtime_ns))
     except OSError as error:
-        os.unlink(target)
+        with suppress(FileNotFoundError):
+            os.unlink(target)
         return error.errno or errno.EIO
     finally:
         os.close(fd)

@@ -9,11 +9,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from kstore.digest import digest_of
 from kstore.errors import UsageError
+from kstore.packaged import read_packaged
 from kstore.published.manifest import Flag
 
 KSTORE_FOLDER = ".kstore"
@@ -175,7 +175,7 @@ def table_version() -> str:
 
 
 def _table_text() -> str:
-    return Path(__file__).with_name("components.toml").read_text(encoding="utf-8")
+    return read_packaged(__package__, "components.toml").decode()
 
 
 def parse_table(text: str) -> Table:

@@ -102,9 +102,8 @@ def _written(store: Store, key: str) -> Iterator[str]:
         yield "packs"
     if layout is not Layout.PACKED:
         yield from ("blobs", *(f"blobs/{child.name}" for child in store.storage.backend.list("blobs")))
-    parts = store.scope(key).path.split("/") if key else []
-    for top in ("refs", "used"):
-        yield from accumulate((top, *parts), "{}/{}".format)
+    yield from accumulate(("refs", *(store.scope(key).path.split("/") if key else ())), "{}/{}".format)
+    yield "used"
 
 
 def _is_refused(folder: str) -> bool:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from functools import cache
-from pathlib import Path
+
+from kstore.packaged import read_packaged
 
 _GRAPHS = "every graph"
 _INDUCTOR = "TORCHINDUCTOR_"
@@ -43,7 +44,7 @@ _LONGEST = 200
 
 @cache
 def _table() -> dict[str, set[str]]:
-    text = Path(__file__).with_name("influences.toml").read_text(encoding="utf-8")
+    text = read_packaged(__package__, "influences.toml").decode()
     content = tomllib.loads(text)
     flags = {name: {_INDUCTOR + rest for rest in rests} for name, rests in content["inductor"].items()}
     return {**flags, "triton": {name for names in content["triton"].values() for name in names}}

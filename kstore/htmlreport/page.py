@@ -12,10 +12,10 @@ import json
 from collections.abc import Mapping
 from html import escape
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 from kstore.errors import PackageMissing
+from kstore.packaged import read_packaged
 
 _UNSAFE = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
 
@@ -62,4 +62,4 @@ def _hash(script: str) -> str:
 
 
 def _read(name: str) -> str:
-    return Path(__file__).with_name(name).read_text(encoding="utf-8")
+    return read_packaged(__package__, name).decode()

@@ -9,9 +9,9 @@ import re
 import tomllib
 from enum import StrEnum
 from functools import cache
-from pathlib import Path
 
 from kstore.components.table import Patterns
+from kstore.packaged import read_packaged
 
 
 class Kind(StrEnum):
@@ -58,7 +58,7 @@ _KINDS = {kind.name: kind for kind in Kind}
 
 @cache
 def _table() -> dict[Kind, dict[str, object]]:
-    text = Path(__file__).with_name("kinds.toml").read_text(encoding="utf-8")
+    text = read_packaged(__package__, "kinds.toml").decode()
     return {Kind(name): entry for name, entry in tomllib.loads(text).items()}
 
 

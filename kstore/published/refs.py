@@ -5,7 +5,7 @@ Beside a ref, `<n>.pin` keeps its generation, and `<n>.dropped` is a ref on its 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 
@@ -79,9 +79,9 @@ class Refs:
             return self.get(ref.scope, ref.generation).manifest == ref.manifest
         return False
 
-    def expect(self, scope: Scope) -> None:
-        """The first generation of a scope is to be published soon."""
-        self._backend.make_ahead(folder_of(scope))
+    def expect(self, scope: Scope) -> Callable[[], None]:
+        """The first generation of a scope is to be published soon; returns what waits until it has a folder."""
+        return self._backend.make_ahead(folder_of(scope))
 
     def reserve(self) -> AbstractContextManager[Upload]:
         """Begin a commit: the file that is to become its ref. gc can keep it from that; see `kstore.condemned`."""

@@ -104,7 +104,7 @@ class BackendConformance:
 
     def test_a_folder_that_is_made_ahead_holds_nothing_until_something_is_put_there(self, backend: Backend) -> None:
         for _ in range(2):
-            backend.make_ahead("folder/inner")
+            backend.make_ahead("folder/inner")()
             assert list(backend.list("folder/inner")) == []
         backend.put("folder/inner/name", b"content")
         backend.make_ahead("folder/inner")

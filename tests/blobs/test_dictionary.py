@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import zstandard
 
+import kstore
 from kstore.backends import PosixBackend
-from kstore.blobs.dictionary import FOLDER, NEWEST, NONE, dictionary
+from kstore.blobs.dictionary import NEWEST, NONE, dictionary
 from kstore.blobs.packindex import FRAME_SIZE, MAX_SHARED_FRAME, Frame, PackIndex, pack_name
 from kstore.blobs.packreader import PackReader
 from kstore.digest import digest_of
@@ -19,6 +20,7 @@ from kstore.errors import IntegrityError, PackageMissing
 from kstore.published.ref import FORMAT
 from tests.blobs.packs import fetch, write_pack
 
+FOLDER = Path(kstore.__file__).parent / "blobs/dictionaries"
 EVER = {0x6B730001: "88b4c28f2b220114c1e93acb75c38abc6bbc4746991be83cf080ae38950a2767"}
 """Number → digest, of every dictionary that a store may need."""
 
@@ -96,12 +98,13 @@ def test_who_writes_with_another_one_writes_refs_of_a_higher_format() -> None:
 def test_one_that_is_not_as_it_was_installed_is_no_damage_of_a_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
 ) -> None:
-    file = tmp_path / f"{NEWEST:08x}.zst"
+    file = tmp_path / f"dictionaries/{NEWEST:08x}.zst"
+    file.parent.mkdir()
     if damage == "is cut short":
         file.write_bytes((FOLDER / file.name).read_bytes()[:1000])
     elif damage == "is another one":
         file.write_bytes(zstandard.compress(content(NEWEST)[1:]))
-    monkeypatch.setattr("kstore.blobs.dictionary.FOLDER", tmp_path)
+    monkeypatch.setattr("kstore.blobs.dictionary.read_packaged", lambda _, name: (tmp_path / name).read_bytes())
     with pytest.raises(PackageMissing, match=r"6b730001.zst .*install kstore again"):
         dictionary.__wrapped__(NEWEST)
 

@@ -256,6 +256,8 @@ def test_folders_of_a_store_that_another_user_has_made_are_named(published: Node
     assert writing_of_another("other/v1").verdict is Verdict.OK
     (published.location / "refs" / GPU / "model").chmod(0o777)
     assert writing_of_another().verdict is Verdict.OK
+    (published.location / "used").mkdir(mode=0o755)
+    assert writing_of_another().found.endswith(": used")
 
 
 def test_a_worker_that_only_reads_is_not_told_to_write(published: Node) -> None:

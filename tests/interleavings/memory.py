@@ -269,8 +269,8 @@ class MemoryBackend:
     def look_ahead(self, names: Sequence[str]) -> None:
         pass
 
-    def make_ahead(self, folder: str) -> None:
-        pass
+    def make_ahead(self, folder: str) -> Callable[[], None]:
+        return lambda: None
 
     def stat(self, name: str) -> Stat:
         found: Stat = self._do(Step(Kind.STAT, check_name(name)))

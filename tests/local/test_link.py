@@ -155,8 +155,20 @@ def test_a_clone_that_cannot_be_opened_for_want_of_a_descriptor_is_a_copy(
     with pytest.MonkeyPatch.context() as once:
         once.setattr(os, "open", refuse)
         assert link(linker, blob, tmp_path / "one") is LinkMode.COPY
+    assert linker.why == f"no reflink of some files: {os.strerror(code)}"
     monkeypatch.setattr(fcntl, "ioctl", lambda *arguments: 0)
     assert link(linker, blob, tmp_path / "two") is LinkMode.REFLINK
+
+
+def test_a_failed_clone_that_somebody_has_removed_is_none(
+    blob: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def remove_and_refuse(*arguments: object) -> None:
+        (tmp_path / "target").unlink()
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(fcntl, "ioctl", remove_and_refuse)
+    assert link(Linker(), blob, tmp_path / "target") is LinkMode.COPY
 
 
 def test_a_clone_has_the_mode_asked_for_and_the_blobs_time(
