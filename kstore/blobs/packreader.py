@@ -35,8 +35,9 @@ from kstore.errors import IntegrityError
 
 log = logging.getLogger(__name__)
 
-_TAIL = 512 << 10
-_ROOM_FOR_TAILS = 8 * _TAIL
+_TAIL = 1 << 20
+"""Bytes: for ten thousand artifacts it holds the index, and the manifest before it."""
+_ROOM_FOR_TAILS = 4 * _TAIL
 """Bytes of tails that are kept at once. Garbage collection merges a key's packs when there are many."""
 _TOGETHER = 1 << 20
 """Bytes of neighbouring frames that are read in one go, for each read may have to cross a network."""
