@@ -159,10 +159,13 @@ class LastRestore:
         """What a restore that began after `before` did has put here, all of it and where this worker would; and its
         answer. None if none has.
         """
+        return None if before is None or before == self.begun() else self.answer()
+
+    def answer(self) -> tuple[Ref, Mapping[str, Any]] | None:
+        """What the last restore has put here, all of it and where this worker would, and its answer; else None."""
         with suppress(*UNREADABLE):
             last, content = self.begun(), json.loads(read_whole(self._record))
-            is_whole = before is not None and before != last == content["whole"]
-            if is_whole and content["answer"] and content["placing"] == self._placing:
+            if last == content["whole"] != "" and content["answer"] and content["placing"] == self._placing:
                 return read_ref(content), content["answer"]
         return None
 

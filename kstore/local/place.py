@@ -14,7 +14,7 @@ import logging
 import os
 import time
 from bisect import bisect_left
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
@@ -36,13 +36,24 @@ from kstore.local.index import Known
 from kstore.local.link import Link, Linker, LinkMode, local_mode
 from kstore.local.move import Mover
 from kstore.local.names import refused_names
+from kstore.local.pathsof import PathsOf
 from kstore.local.placed import Placed
 from kstore.local.relocate import to_local
 from kstore.local.stages import cannot_write, clock_of, find_elsewhere, open_stages
 from kstore.local.state import StateFolder
 from kstore.local.untouched import mark_folders
 from kstore.progress import Progress
-from kstore.published.manifest import NEVER_IN_PLACE, Entry, Files, Flag, folders_of, parents_of, unit_of
+from kstore.published.manifest import (
+    NEVER_IN_PLACE,
+    Entry,
+    Files,
+    Flag,
+    folders_of,
+    nearest_folders,
+    parents_of,
+    unit_of,
+    with_parents,
+)
 from kstore.threads import Pool, submit
 
 log = logging.getLogger(__name__)
@@ -132,7 +143,8 @@ class Placer:
         marks: bool,
     ) -> Placed:
         with ExitStack() as stack:
-            needed = folders_of(wanted)
+            holding = nearest_folders(wanted)
+            needed = with_parents(holding)
             components = {folder for folder in needed if "/" not in folder}
             elsewhere = find_elsewhere(self._root, components)
             stages, unusable = open_stages(self._root, self._state, components, elsewhere, stack)
@@ -143,7 +155,8 @@ class Placer:
                 wanted = {path: entry for path, entry in wanted.items() if path not in refused}
                 marks = False
             if unusable or refused:
-                needed = folders_of(wanted)
+                holding = nearest_folders(wanted)
+                needed = with_parents(holding)
             staging = _Staging(self._root, stages, wanted, needed)
             try:
                 placed = staging.fill(self._sources[0], packs, self._others, self._progress, marks=marks)
@@ -156,6 +169,7 @@ class Placer:
             with self._waiting.visible():
                 mover.move(placed.paths, set(folders) | elsewhere)
             placed.forget(mover.occupied, mover.refused)
+            placed.bare = needed - holding
         placed.skipped += unusable
         placed.skipped += (Skipped(path, reason) for path, reason in sorted(refused.items()))
         return placed
@@ -238,7 +252,7 @@ class _Staging:
             return
         blobs = source.blobs
         others, linking = self._start_links(wanted, source, packs, placed, pool)
-        paths = _Paths(others, placed.paths)
+        paths = PathsOf(others, placed.paths)
         copying = self._copy(paths, blobs.parts(paths.sizes(), packs), pool)
         for part in chain(copying, (part.result() for part in linking)):
             placed.add(part)
@@ -246,7 +260,7 @@ class _Staging:
         if placed.paths.issuperset(wanted):
             return
         # What cannot be linked, is damaged, or is not where the ref says.
-        left = _Paths(wanted, placed.paths)
+        left = PathsOf(wanted, placed.paths)
         for blob in _readable(blobs.fetch_many(left.sizes(), packs)):
             placed.add(self._write([blob], left))
             del blob  # or a large one would be held while the next one is read
@@ -314,13 +328,13 @@ class _Staging:
         for made in self._made[:needed]:
             made.result()
 
-    def _copy(self, paths: _Paths, parts: Iterable[Part], pool: Pool) -> Iterator[Placed]:
+    def _copy(self, paths: PathsOf, parts: Iterable[Part], pool: Pool) -> Iterator[Placed]:
         def write(part: Part) -> Placed:
             return self._write(part.load(), paths)
 
         return _map_parts(pool, write, parts)
 
-    def _write(self, blobs: Iterable[tuple[bytes, memoryview]], paths: _Paths) -> Placed:
+    def _write(self, blobs: Iterable[tuple[bytes, memoryview]], paths: PathsOf) -> Placed:
         contents = {path: data for digest, data in blobs for path in paths.of(digest)}
         self._wait()
         files = (self._new_file(path, data) for path, data in contents.items())
@@ -350,28 +364,6 @@ class _Staging:
         if entry.flags & _LINK or not entry.flags & (_MTIME | _RELOCATE):
             return self._second + stamp(entry.digest)
         return entry.mtime_ns if entry.flags & _MTIME else None
-
-
-class _Paths:
-    """The paths of blobs. Most blobs have one, for which there is no list: there may be a hundred thousand."""
-
-    def __init__(self, files: Files, but: Collection[str]) -> None:
-        """Of the blobs of `files`, without some of these."""
-        self._files = files
-        self._first: dict[bytes, str] = {}
-        self._others: dict[bytes, list[str]] = defaultdict(list)
-        for path, entry in files.items():
-            if path not in but and self._first.setdefault(entry.digest, path) is not path:
-                self._others[entry.digest].append(path)
-
-    def of(self, digest: bytes) -> Iterator[str]:
-        """Those of one blob."""
-        yield self._first[digest]
-        yield from self._others.get(digest, ())
-
-    def sizes(self) -> dict[bytes, int]:
-        """Of all blobs, in bytes."""
-        return {digest: self._files[path].size for digest, path in self._first.items()}
 
 
 def _readable(blobs: Iterator[Blob]) -> Iterator[Blob]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from kstore.blobs.loose import bears_stamp
@@ -30,6 +30,8 @@ class Placed:
     """The modification time that all folders were given, if they hold all that was wanted; else 0."""
     folders: Sequence[str] = ()
     """Those folders."""
+    bare: Set[str] = frozenset()
+    """Those of them that hold nothing but folders."""
 
     def add(self, other: Placed) -> None:
         """Take over what another thread placed."""

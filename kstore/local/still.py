@@ -7,7 +7,8 @@ of all folders stand, each file is the one that was scanned; of those that are c
 What a restore has just placed is too young for that: a change within the same tick of the clock leaves the same time.
 But the restore gave its folders, and the files that are changed in place, modification times that no change leaves. So
 it is those that are to stand, and no status may have changed since all was in its place. A folder that only holds
-others may have got what is ignored: who loads what was restored makes lock files.
+others may have got what is ignored: who loads what was restored makes lock files. For a commit it is enough that
+nothing came; for a restore, nothing may have gone either.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from kstore.digest import digest_of_parts
 from kstore.local.cacheroot import CacheRoot
 from kstore.local.found import Scan
 from kstore.local.index import is_settled
+from kstore.local.placed import Placed
 from kstore.local.untouched import UNMARKED, Mark
 from kstore.published.manifest import NEVER_IN_PLACE
 
@@ -48,6 +50,8 @@ class Still(NamedTuple):
     """Component → all of its folders; one that is not here is not there, or holds nothing."""
     files: dict[str, Times]
     """Component → those of its files that are changed in place."""
+    bare: dict[str, bytes]
+    """Component → those of its folders in which a restore has placed no file, as the paths of `Times`."""
     mark: Mark = UNMARKED
     """Of the folders, where a restore has just placed all of them: what is to stand is that, and the modification times
     of the files. Elsewhere it is the times of the statuses.
@@ -57,8 +61,9 @@ class Still(NamedTuple):
         """For JSON, and all paths beside it: thousands need not be parsed."""
         kinds = {"folders": self.folders, "files": self.files}
         fields = {kind: {name: [len(t.paths), t.digest] for name, t in times.items()} for kind, times in kinds.items()}
-        paths = b"".join(t.paths for times in kinds.values() for t in times.values())
-        return {"components": self.components, "mark": self.mark, **fields}, paths
+        paths = b"".join([*(t.paths for times in kinds.values() for t in times.values()), *self.bare.values()])
+        bare = {name: len(folders) for name, folders in self.bare.items()}
+        return {"components": self.components, "mark": self.mark, "bare": bare, **fields}, paths
 
     @classmethod
     def load(cls, content: Any, paths: bytes) -> Self:
@@ -68,22 +73,34 @@ class Still(NamedTuple):
             KeyError, TypeError, ValueError, AttributeError: it is damaged.
         """
         left = io.BytesIO(paths)
+
+        def take(size: int) -> bytes:
+            taken = left.read(min(size, len(paths)))
+            if len(taken) != size:
+                raise ValueError("it is cut short")
+            return taken
+
         folders, files = (
-            {name: Times(left.read(min(size, len(paths))), digest) for name, (size, digest) in content[kind].items()}
+            {name: Times(take(size), digest) for name, (size, digest) in content[kind].items()}
             for kind in ("folders", "files")
         )
-        return cls(dict(content["components"]), folders, files, Mark(*map(int, content["mark"])))
+        bare = {name: take(size) for name, size in content["bare"].items()}
+        return cls(dict(content["components"]), folders, files, bare, Mark(*map(int, content["mark"])))
 
-    def holds(self, root: CacheRoot, ignores: Callable[[str], bool]) -> bool:
-        """Whether nothing has changed since. `ignores` tells which artifact paths are never stored; folders are given
-        with a final "/".
+    def has_all(self, root: CacheRoot, ignores: Callable[[str], bool]) -> bool:
+        """Whether all that a restore has placed is in its place, and nothing has changed since."""
+        return self.mark != UNMARKED and self.holds(root, ignores, keeps=True)
+
+    def holds(self, root: CacheRoot, ignores: Callable[[str], bool], *, keeps: bool = False) -> bool:
+        """Whether nothing has changed since, or with `keeps` nothing has gone either. `ignores` tells which artifact
+        paths are never stored; folders are given with a final "/".
         """
         if self.components != dict(root.folders):
             return False
         if not all(name in self.folders or _has_nothing(folder) for name, folder in root.folders.items()):
             return False
         try:
-            return self._is_as_scanned(root) if self.mark == UNMARKED else self._is_as_placed(root, ignores)
+            return self._is_as_scanned(root) if self.mark == UNMARKED else self._is_as_placed(root, ignores, keeps)
         except (OSError, KeyError, TypeError, ValueError):  # What is remembered may be damaged.
             return False
 
@@ -95,11 +112,11 @@ class Still(NamedTuple):
         folders = all(stands(component, known, follows=True) for component, known in self.folders.items())
         return folders and all(stands(component, known, follows=False) for component, known in self.files.items())
 
-    def _is_as_placed(self, root: CacheRoot, ignores: Callable[[str], bool]) -> bool:
-        folders = all(self._folders_stand(root, component, ignores) for component in self.folders)
+    def _is_as_placed(self, root: CacheRoot, ignores: Callable[[str], bool], keeps: bool) -> bool:
+        folders = all(self._folders_stand(root, component, ignores, keeps) for component in self.folders)
         return folders and all(self._files_stand(root, component) for component in self.files)
 
-    def _folders_stand(self, root: CacheRoot, component: str, ignores: Callable[[str], bool]) -> bool:
+    def _folders_stand(self, root: CacheRoot, component: str, ignores: Callable[[str], bool], keeps: bool) -> bool:
         known = self.folders[component]
         found = _ask(root, component, known.paths, follows=True)
         if found is None:
@@ -107,6 +124,8 @@ class Still(NamedTuple):
         folders = _paths(component, known.paths)
         times = zip(folders, found[::2], found[1::2], strict=True)
         touched = [folder for folder, *changes in times if not self.mark.stands(*changes)]
+        if keeps and not {*_paths(component, self.bare[component])}.issuperset(touched):
+            return False
         every = {*folders} if touched else set()
         return all(_has_only(root.local_path(folder), folder, every, ignores) for folder in touched)
 
@@ -150,7 +169,7 @@ def still_since(root: CacheRoot, found: Scan, started_ns: int) -> Still | None:
         files = _settled(root, in_place, started_ns, follows=False)
     except OSError:
         return None
-    return Still(dict(root.folders), folders, files) if folders is not None and files is not None else None
+    return Still(dict(root.folders), folders, files, {}) if folders is not None and files is not None else None
 
 
 def _settled(root: CacheRoot, paths: Iterable[str], started_ns: int, *, follows: bool) -> dict[str, Times] | None:
@@ -165,16 +184,18 @@ def _settled(root: CacheRoot, paths: Iterable[str], started_ns: int, *, follows:
     return settled
 
 
-def still_since_placed(root: CacheRoot, folders: Iterable[str], in_place: Mapping[str, int], mark: Mark) -> Still:
+def still_since_placed(root: CacheRoot, placed: Placed, in_place: Mapping[str, int], mark: Mark) -> Still:
     """What is to stand of all that a restore has just placed: its folders, which bear the mark if they are new, and the
     files that are changed in place, with the times that it gave them, in nanoseconds.
     """
-    marked = {component: Times(_names(paths), "") for component, paths in _by_component(folders).items()}
+    folders, bare = _by_component(placed.folders), _by_component(placed.bare)
+    marked = {component: Times(_names(paths), "") for component, paths in folders.items()}
     files = {}
     for component, paths in _by_component(in_place).items():
         names, moments = _names(paths), memoryview(array("q", map(in_place.__getitem__, paths)))
         files[component] = Times(names, _digest(names, moments))
-    return Still(dict(root.folders), marked, files, mark)
+    holding_none = {component: _names(bare.get(component, ())) for component in folders}
+    return Still(dict(root.folders), marked, files, holding_none, mark)
 
 
 def _by_component(paths: Iterable[str]) -> dict[str, list[str]]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kstore.calls import stat_each
 from kstore.environment import surroundings
@@ -17,7 +17,7 @@ from kstore.errors import KstoreError
 from kstore.local.record import UNREADABLE
 from kstore.local.untouched import is_placed
 from kstore.operations.request import Request, restore_report
-from kstore.published.layers import newest_ref
+from kstore.published.layers import base_of, newest_ref
 from kstore.published.manifest import folders_of
 from kstore.published.ref import Ref
 from kstore.published.snapshot import Snapshot
@@ -50,29 +50,60 @@ class Another:
 
     def _read(self) -> RestoreReport | None:
         found = self._worker.state.last_restore.since(self._before)
-        if found is None:
-            return None
-        ref, answer = found
-        is_same = answer["asked"] == _asked(self._worker, self._request)
-        if not (is_same and self._worker.state.grew_from(answer["store"], ref) and self._is_host(answer)):
-            return None
-        status = RestoreStatus(answer["status"])
-        return restore_report(
-            self._worker,
-            RestoreStatus.CURRENT if status is RestoreStatus.RESTORED else status,
-            replace(ref, depth=answer["depth"]),
-            files=answer["files"],
-            bytes=answer["bytes"],
-            components={name: Count(**count) for name, count in answer["components"].items()},
-        )
+        return _report(self._worker, self._request, *found) if found else None
 
-    def _is_host(self, answer: Mapping[str, Any]) -> bool:
-        """Two images on one node may share a cache root: each takes out what was built on the other."""
-        if not answer["host"]:
-            return bool(answer["hint"] == self._worker.host_hint)
-        if answer["around"] == surroundings(self._worker.environ) != "":
-            return True
-        return bool(answer["host"] == self._worker.host.fingerprint)
+
+def _report(worker: Worker, request: Request, ref: Ref, answer: Mapping[str, Any]) -> RestoreReport | None:
+    """What who came for the same reports; None if it was not the same, or somebody has committed since."""
+    is_same = answer["asked"] == _asked(worker, request)
+    if not (is_same and worker.state.grew_from(answer["store"], ref) and _is_host(worker, answer)):
+        return None
+    status = RestoreStatus(answer["status"])
+    return restore_report(
+        worker,
+        RestoreStatus.CURRENT if status is RestoreStatus.RESTORED else status,
+        replace(ref, depth=answer["depth"]),
+        files=answer["files"],
+        bytes=answer["bytes"],
+        components={name: Count(**count) for name, count in answer["components"].items()},
+    )
+
+
+def _is_host(worker: Worker, answer: Mapping[str, Any]) -> bool:
+    """Two images on one node may share a cache root: each takes out what was built on the other."""
+    if not answer["host"]:
+        return bool(answer["hint"] == worker.host_hint)
+    if answer["around"] == surroundings(worker.environ) != "":
+        return True
+    return bool(answer["host"] == worker.host.fingerprint)
+
+
+class Standing(NamedTuple):
+    """A restore that would bring nothing."""
+
+    report: RestoreReport
+    ref: Ref
+    answer: Mapping[str, Any]
+
+
+def still_stands(worker: Worker, request: Request, before: tuple[Ref, Mapping[str, Any]] | None) -> Standing | None:
+    """Whether all that the last restore has placed, which is what is known of it from `before`, is in its place, and
+    nothing newer is published. That parses no manifest, and looks at no file.
+
+    A folder of the user's may have been written on another machine since, which only its own mark tells; and what was
+    built on another host may still be in the root, if it could not be removed.
+    """
+    if not before or worker.root.outside:
+        return None
+    with suppress(*UNREADABLE, KstoreError):
+        ref, answer = before
+        known, report = worker.state.still(), _report(worker, request, ref, answer)
+        if not (known and report and answer["hint"] == worker.host_hint):
+            return None
+        base = base_of(worker.storage, known.base)
+        if base and base.is_generation_of(newest_ref(worker.storage, worker.scope)):
+            return Standing(report, ref, answer) if known.still.has_all(worker.root, worker.ignores) else None
+    return None
 
 
 def look_again(worker: Worker, snapshot: Snapshot, request: Request) -> str:

@@ -25,7 +25,7 @@ from kstore.local.placed import Placed
 from kstore.local.state import Base, State
 from kstore.local.untouched import UNMARKED, Mark
 from kstore.merge import NOT_TAKEN, Merged, merge
-from kstore.operations.another import Another, answer_of, look_again
+from kstore.operations.another import Another, answer_of, look_again, still_stands
 from kstore.operations.displaced import put_right
 from kstore.operations.owner import warn_of_another_key
 from kstore.operations.request import Request, restore_report
@@ -79,10 +79,13 @@ def restore(worker: Worker, request: Request) -> RestoreReport:
 
 
 def _restore(worker: Worker, request: Request) -> RestoreReport:
-    name = worker.state.last_restore.begin()
-    worker.foresee_host()
+    before, name = worker.state.last_restore.answer(), worker.state.last_restore.begin()
     try:
         with Marker(worker.storage.backend, worker.scope, is_idle=not _may_mark(worker)) as marker:
+            if standing := still_stands(worker, request, before):
+                remember_restored(worker, standing.ref, name, standing.answer)
+                return standing.report
+            worker.foresee_host()
             choice = _choose_or_doubt(worker, request)
             if choice.snapshot:
                 marked = _at_once if choice.snapshot.ref.depth else marker.mark(choice.snapshot.ref.scope)

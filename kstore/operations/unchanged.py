@@ -72,7 +72,7 @@ def remember_placed(worker: Worker, manifest: Manifest, files: Files, placed: Pl
     is_told = all(path in settled for path, entry in files.items() if not entry.flags & NEVER_IN_PLACE)
     if is_told and not leans_on(manifest):
         in_place = {path: known.entry.mtime_ns for path, known in settled.items()}
-        still = still_since_placed(worker.root, placed.folders, in_place, mark)
+        still = still_since_placed(worker.root, placed, in_place, mark)
         with suppress(CacheRootError, OSError):
             worker.state.save_still(still, NO_DAMAGE)
 

@@ -86,7 +86,17 @@ def parents_of(path: str) -> Iterator[str]:
 
 def folders_of(paths: Iterable[str]) -> set[str]:
     """Every folder that one of these artifacts is in, however deep; "" if one is in none."""
-    found, level = set[str](), {path.rpartition("/")[0] for path in paths}
+    return with_parents(nearest_folders(paths))
+
+
+def nearest_folders(paths: Iterable[str]) -> set[str]:
+    """The nearest folder of each."""
+    return {path.rpartition("/")[0] for path in paths}
+
+
+def with_parents(folders: set[str]) -> set[str]:
+    """These folders and all that they are in."""
+    found, level = set[str](), folders
     while level:
         found |= level
         level = {folder.rpartition("/")[0] for folder in level} - found - {""}

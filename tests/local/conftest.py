@@ -10,7 +10,21 @@ import pytest
 from kstore.local.found import Scan
 from kstore.report import RestoreStatus
 from kstore.worker import Worker
-from tests.trees import Node
+from tests.trees import Node, shared_object
+
+
+@pytest.fixture
+def builder(tmp_path: Path, layout: str) -> Node:
+    """Has published what is linked, what is relocated, and what is changed in place."""
+    node = Node(tmp_path, "builder", layout=layout)
+    node.tree.wrapper()
+    node.tree.graph()
+    node.tree.kernel()
+    node.tree.put("inductor/ab/x.cu", b"in place")
+    node.tree.put("inductor/so/c.so", shared_object(), mode=0o755)
+    node.tree.timings({"one": 1.0})
+    node.commit()
+    return node
 
 
 @pytest.fixture

@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
+import os
+
 from kstore.report import CommitStatus
 from kstore.worker import Worker
 from tests.trees import Node
+
+
+def make_lock(node: Node) -> None:
+    """As torch does when it loads a shared object."""
+    os.mkdir(node.tree.root / "inductor/locks")
+    node.tree.put("inductor/locks/c.lock", b"")
+
+
+def leave_half(node: Node) -> None:
+    """As a compiler does that is killed."""
+    node.tree.put("inductor/x.tmp", b"half")
+
+
+IGNORED = [make_lock, leave_half]
 
 
 class StillConformance:

@@ -18,49 +18,25 @@ from kstore.digest import digest_of
 from kstore.local import place, placed
 from kstore.report import CommitStatus, RestoreStatus
 from kstore.worker import Worker
-from tests.local.stillness import StillConformance
+from tests.local.stillness import IGNORED, StillConformance, make_lock
 from tests.local.test_still import CHANGES, copied_with_all_times_set_back
-from tests.trees import KEY, Node, shared_object
+from tests.trees import KEY, Node
 
 pytestmark = pytest.mark.usefixtures("host")
-
-
-@pytest.fixture
-def builder(tmp_path: Path, layout: str) -> Node:
-    """Has published what is linked, what is relocated, and what is changed in place."""
-    node = Node(tmp_path, "builder", layout=layout)
-    node.tree.wrapper()
-    node.tree.graph()
-    node.tree.kernel()
-    node.tree.put("inductor/ab/x.cu", b"in place")
-    node.tree.put("inductor/so/c.so", shared_object(), mode=0o755)
-    node.tree.timings({"one": 1.0})
-    node.commit()
-    return node
 
 
 class TestStillPlaced(StillConformance):
     """After a restore."""
 
 
-def lock(node: Node) -> None:
-    """As torch does when it loads a shared object."""
-    os.mkdir(node.tree.root / "inductor/locks")
-    node.tree.put("inductor/locks/c.lock", b"")
-
-
-def leftover(node: Node) -> None:
-    node.tree.put("inductor/x.tmp", b"half")
-
-
-@pytest.mark.parametrize("make", [lock, leftover])
+@pytest.mark.parametrize("make", IGNORED)
 def test_what_is_ignored_is_no_news(node: Node, scans: list[Worker], make: Callable[[Node], None]) -> None:
     make(node)
     assert (node.commit().status, scans) == (CommitStatus.UNCHANGED, [])
 
 
 def test_beside_what_is_ignored_what_is_new_is_committed(node: Node) -> None:
-    lock(node)
+    make_lock(node)
     node.tree.put("inductor/new.py", b"new")
     report = node.commit()
     assert (report.status, report.new_files) == (CommitStatus.COMMITTED, 1)
