@@ -92,6 +92,7 @@ def nothing_new(bench: Bench) -> Table:
         if isinstance(sharing, Program):
             told = sharing.run("reader", 0, ["fetch"], ["publish"])
             yield reading("likewise, the first after a restore", told.last, ["SKIPPED"])
+            yield reading("restore of what is there already", sharing.fetch("reader"), ["current", "SKIPPED"])
         if isinstance(sharing, Kstore):
             target = sharing.folders("builder")["triton"] / kernel.name
             yield reading(watched, sharing.run("builder", 0, ["watched", str(kernel), str(target)]).last)
