@@ -71,6 +71,10 @@ class Marker:
             self._marked = submit(self._pool, self._mark, scope, self._marked)
         return self._wait
 
+    def leave(self) -> None:
+        """Wait for nothing: the store is in trouble, and what was begun may hang."""
+        self._marked = None
+
     def _wait(self) -> None:
         marked, self._marked = self._marked, None
         if marked:

@@ -155,6 +155,12 @@ class LastRestore:
             return str(json.loads(read_whole(self._record))[what])
         return ""
 
+    def has_base(self, ref: Ref) -> bool:
+        """Whether the manifest that the root grew from is here, and that of `ref`."""
+        with suppress(*UNREADABLE):
+            return digest_of(read_whole(self._base)) == ref.manifest
+        return False
+
     def since(self, before: str | None) -> tuple[Ref, Mapping[str, Any]] | None:
         """What a restore that began after `before` did has put here, all of it and where this worker would; and its
         answer. None if none has.

@@ -17,7 +17,7 @@ from kstore.errors import KstoreError
 from kstore.local.record import UNREADABLE
 from kstore.local.untouched import is_placed
 from kstore.operations.request import Request, restore_report
-from kstore.published.layers import base_of, newest_ref
+from kstore.published.layers import attempt, base_of, newest_ref
 from kstore.published.manifest import folders_of
 from kstore.published.ref import Ref
 from kstore.published.snapshot import Snapshot
@@ -90,20 +90,35 @@ def still_stands(worker: Worker, request: Request, before: tuple[Ref, Mapping[st
     """Whether all that the last restore has placed, which is what is known of it from `before`, is in its place, and
     nothing newer is published. That parses no manifest, and looks at no file.
 
-    A folder of the user's may have been written on another machine since, which only its own mark tells; and what was
-    built on another host may still be in the root, if it could not be removed.
+    A folder of the user's may have been written on another machine since, which only its own mark tells. Twice a day
+    all is looked at, the manifest in the store too: where that is damaged, the next commit publishes it anew.
     """
-    if not before or worker.root.outside:
+    if not before or worker.root.outside or worker.state.is_old():
         return None
+    ref, answer = before
     with suppress(*UNREADABLE, KstoreError):
-        ref, answer = before
-        known, report = worker.state.still(), _report(worker, request, ref, answer)
-        if not (known and report and answer["hint"] == worker.host_hint):
-            return None
-        base = base_of(worker.storage, known.base)
-        if base and base.is_generation_of(newest_ref(worker.storage, worker.scope)):
-            return Standing(report, ref, answer) if known.still.has_all(worker.root, worker.ignores) else None
+        if answer["host"]:
+            worker.ask_host()
+        report = _report(worker, request, ref, answer)
+        # A compiler may have been replaced since, which nothing tells that is seen without asking it.
+        if report and _has_all(worker, ref) and answer["host"] in ("", worker.host.fingerprint):
+            return Standing(report, ref, answer)
     return None
+
+
+def _has_all(worker: Worker, ref: Ref) -> bool:
+    """Whether nothing has gone, and that is the newest generation."""
+    known = worker.state.still()
+    if not (known and known.still.has_all(worker.root, worker.ignores) and worker.state.last_restore.has_base(ref)):
+        return False
+
+    def look() -> Ref | None:
+        with suppress(KstoreError):  # What is damaged is no trouble with the store: who restores passes it over.
+            return newest_ref(worker.storage, worker.scope)
+        return None
+
+    base = base_of(worker.storage, known.base)
+    return base is not None and base.is_generation_of(attempt(worker.storage, look, None))
 
 
 def look_again(worker: Worker, snapshot: Snapshot, request: Request) -> str:

@@ -83,10 +83,14 @@ def _restore(worker: Worker, request: Request) -> RestoreReport:
     try:
         with Marker(worker.storage.backend, worker.scope, is_idle=not _may_mark(worker)) as marker:
             if standing := still_stands(worker, request, before):
+                warn_of_another_key(worker, request)
+                worker.state.last_restore.was_asked()  # Who waits for the root finds the same.
                 remember_restored(worker, standing.ref, name, standing.answer)
                 return standing.report
             worker.foresee_host()
             choice = _choose_or_doubt(worker, request)
+            if worker.storage.trouble:
+                marker.leave()
             if choice.snapshot:
                 marked = _at_once if choice.snapshot.ref.depth else marker.mark(choice.snapshot.ref.scope)
                 return _place(worker, choice.snapshot, choice.status, name, marked, request)

@@ -7,13 +7,13 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from kstore.api import commit, restore
-from kstore.backends import PosixBackend
+from kstore.backends import Child, PosixBackend
 from kstore.blobs.loose import blob_name
 from kstore.errors import MissError, StoreUnavailable
 from kstore.gc import Policy
@@ -635,6 +635,30 @@ def test_without_the_shared_store_a_cold_start_is_warm(
     if kind != "hangs":
         Tree(root).put("inductor/ab/new.cu", b"new")
         assert commit(KEY, store=stores, cache_root=root, **settings).status is CommitStatus.FAILED
+
+
+def test_a_root_that_is_warm_waits_no_longer_for_a_shared_store_that_hangs(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet.bake("one")
+    above = fleet.without("above")
+    above.tree.wrapper()
+    above.commit(OTHER)
+    worker = fleet.worker("worker")
+    assert worker.restore().status is RestoreStatus.RESTORED
+    real = PosixBackend.list
+
+    def hang(self: PosixBackend, folder: str) -> Iterator[Child]:
+        if str(self.root) == str(fleet.shared) and folder.startswith("refs"):
+            threading.Event().wait()
+        return real(self, folder)
+
+    monkeypatch.setattr(PosixBackend, "list", hang)
+    monkeypatch.setattr("kstore.store.PATIENCE", 0.2)
+    settings = {"gpu": GPU, "environment": ENVIRONMENT, "environ": {}, "timeout": 5, "stats": False}
+    report = restore(KEY, store=f"{fleet.shared}:{fleet.base}", cache_root=worker.tree.root, **settings)
+    assert (report.status, report.store) == (RestoreStatus.CURRENT, str(fleet.base))
+    assert any(str(fleet.shared) in note for note in report.notes)
 
 
 def test_without_the_shared_store_what_the_image_lacks_is_trouble_and_no_miss(fleet: Fleet) -> None:

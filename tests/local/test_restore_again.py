@@ -153,15 +153,50 @@ def test_what_had_gone_when_a_commit_found_nothing_new_is_brought_back(node: Nod
     assert node.restore().placed == 1
 
 
-@pytest.mark.parametrize("seen", ["kstore.operations.another.surroundings", "kstore.worker.host_hint"])
-def test_on_another_host_the_root_is_scanned(
-    node: Node, scans: list[Worker], monkeypatch: pytest.MonkeyPatch, seen: str
+def test_with_another_compiler_what_was_built_by_the_one_before_is_taken_out(
+    node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Nothing that is seen of the host without asking it tells of that."""
     monkeypatch.setattr("kstore.worker.detect_host", lambda _: Host("b" * 16, {}))
-    monkeypatch.setattr("kstore.operations.takeover.hand_over", lambda worker: None)  # as where nothing can be removed
-    monkeypatch.setattr(seen, lambda _: "another")
     node.restore()
+    assert not node.tree.has("inductor/so/c.so")
+
+
+def test_on_another_host_the_root_is_scanned(
+    builder: Node, tmp_path: Path, layout: str, scans: list[Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (builder.tree.root / "inductor/so/c.so").unlink()  # Of a key without anything of a host's none is known.
+    builder.store.forget(KEY)
+    builder.commit("portable")
+    node = Node(tmp_path, layout=layout)
+    node.restore("portable")
+    monkeypatch.setattr("kstore.operations.takeover.hand_over", lambda worker: None)  # as where nothing can be removed
+    monkeypatch.setattr("kstore.worker.host_hint", lambda _: "another")
+    scans.clear()
+    node.restore("portable")
     assert len(scans) == 1
+
+
+def test_twice_a_day_all_is_looked_at(node: Node, scans: list[Worker]) -> None:
+    os.utime(node.tree.root / ".kstore/sync.json", (1, 1))
+    assert node.restore().status is RestoreStatus.CURRENT
+    assert len(scans) == 1
+
+
+def test_a_base_that_is_damaged_is_written_again(node: Node) -> None:
+    base = node.tree.root / ".kstore/base"
+    data = base.read_bytes()
+    base.write_bytes(bytes(len(data)))
+    node.restore()
+    assert base.read_bytes() == data
+
+
+def test_who_uses_the_root_for_another_key_is_warned(
+    node: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("kstore.operations.owner.key_led_to", lambda variables, besides: "another/key")
+    node.restore()
+    assert "is in use for another/key" in caplog.text
 
 
 def test_in_a_folder_of_the_users_it_is_looked_whose_objects_are_there(
