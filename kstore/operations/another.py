@@ -1,6 +1,7 @@
 """Of workers that start together in one cache root one restores; the others, who wait for the root, rely on it.
 
-They read nothing of the store, parse no manifest and run no compiler: what they report is in what that one noted.
+They read nothing of the store, parse no manifest and run no compiler: what they report is in what that one noted. So it
+is for who comes later, as long as nothing has changed since, here or in the store.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from kstore.calls import stat_each
 from kstore.environment import surroundings
@@ -78,31 +79,22 @@ def _is_host(worker: Worker, answer: Mapping[str, Any]) -> bool:
     return bool(answer["host"] == worker.host.fingerprint)
 
 
-class Standing(NamedTuple):
-    """A restore that would bring nothing."""
-
-    report: RestoreReport
-    ref: Ref
-    answer: Mapping[str, Any]
-
-
-def still_stands(worker: Worker, request: Request, before: tuple[Ref, Mapping[str, Any]] | None) -> Standing | None:
-    """Whether all that the last restore has placed, which is what is known of it from `before`, is in its place, and
-    nothing newer is published. That parses no manifest, and looks at no file.
+def still_stands(worker: Worker, request: Request, ref: Ref, answer: Mapping[str, Any]) -> RestoreReport | None:
+    """The report of who finds that all that the last restore has placed is in its place, and that nothing newer is
+    published: what that restore was of, and its answer, are given. That parses no manifest, and looks at no file.
 
     A folder of the user's may have been written on another machine since, which only its own mark tells. Twice a day
     all is looked at, the manifest in the store too: where that is damaged, the next commit publishes it anew.
     """
-    if not before or worker.root.outside or worker.state.is_old():
+    if worker.root.outside or worker.state.is_old():
         return None
-    ref, answer = before
     with suppress(*UNREADABLE, KstoreError):
         if answer["host"]:
             worker.ask_host()
         report = _report(worker, request, ref, answer)
         # A compiler may have been replaced since, which nothing tells that is seen without asking it.
         if report and _has_all(worker, ref) and answer["host"] in ("", worker.host.fingerprint):
-            return Standing(report, ref, answer)
+            return report
     return None
 
 

@@ -79,14 +79,15 @@ def restore(worker: Worker, request: Request) -> RestoreReport:
 
 
 def _restore(worker: Worker, request: Request) -> RestoreReport:
-    before, name = worker.state.last_restore.answer(), worker.state.last_restore.begin()
+    last = worker.state.last_restore.answer()  # This one is the last from now on.
+    name = worker.state.last_restore.begin()
     try:
         with Marker(worker.storage.backend, worker.scope, is_idle=not _may_mark(worker)) as marker:
-            if standing := still_stands(worker, request, before):
-                warn_of_another_key(worker, request)
+            warn_of_another_key(worker, request)
+            if last and (report := still_stands(worker, request, *last)):
                 worker.state.last_restore.was_asked()  # Who waits for the root finds the same.
-                remember_restored(worker, standing.ref, name, standing.answer)
-                return standing.report
+                remember_restored(worker, last[0], name, last[1])
+                return report
             worker.foresee_host()
             choice = _choose_or_doubt(worker, request)
             if worker.storage.trouble:
@@ -112,7 +113,7 @@ def remember_miss(worker: Worker) -> None:
 
 def _choose_or_doubt(worker: Worker, request: Request) -> Choice:
     try:
-        return choose(worker, request)
+        return _choose(worker, request)
     except IntegrityError:
         worker.state.doubt_base()
         raise
