@@ -113,7 +113,7 @@ def remember_miss(worker: Worker) -> None:
 
 def _choose_or_doubt(worker: Worker, request: Request) -> Choice:
     try:
-        return _choose(worker, request)
+        return choose(worker, request)
     except IntegrityError:
         worker.state.doubt_base()
         raise
@@ -124,12 +124,6 @@ def wait_for(worker: Worker, request: Request) -> Waited:
     if not request.patience or worker.storage.trouble:
         return Waited()
     return wait(worker, request.generation, request.patience, lead=request.lead)
-
-
-def choose(worker: Worker, request: Request) -> Choice:
-    """What there is to restore."""
-    warn_of_another_key(worker, request)
-    return _choose(worker, request)
 
 
 def mark_restored(worker: Worker, snapshot: Snapshot) -> None:
@@ -209,7 +203,8 @@ def report_placed(worker: Worker, snapshot: Snapshot, status: RestoreStatus) -> 
     )
 
 
-def _choose(worker: Worker, request: Request) -> Choice:
+def choose(worker: Worker, request: Request) -> Choice:
+    """What there is to restore."""
     storage = worker.storage
     if request.generation is not None:
         return Choice(storage.snapshot(ref_of(storage, worker.scope, request.generation)), RestoreStatus.RESTORED)

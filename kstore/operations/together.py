@@ -14,6 +14,7 @@ from typing import Any
 
 from kstore.errors import IntegrityError, KstoreError, StoreUnavailable
 from kstore.local.state import LOCK_TIMEOUT, Changed, StateFolder
+from kstore.operations.owner import warn_of_another_key
 from kstore.operations.request import Request, restore_report
 from kstore.operations.restore import Choice, choose, mark_restored, place, remember_miss, report_placed, wait_for
 from kstore.operations.takeover import lock_and_hand_over
@@ -93,6 +94,7 @@ class _RankRestore:
         """Rank 0 alone."""
         assert self.worker
         self.waited = wait_for(self.worker, self._request)
+        warn_of_another_key(self.worker, self._request)
         self._choice = choose(self.worker, self._request)
         if self._choice.snapshot:
             mark_restored(self.worker, self._choice.snapshot)
