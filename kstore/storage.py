@@ -7,7 +7,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
@@ -19,6 +19,7 @@ from kstore.digest import digest_of
 from kstore.errors import IntegrityError, MissError, StoreFormatError, StoreUnavailable
 from kstore.published.delta import read_manifest
 from kstore.published.layers import PATIENCE, Below
+from kstore.published.manifest import Seen
 from kstore.published.ref import Ref, RefState, folder_of
 from kstore.published.refs import Refs
 from kstore.published.snapshot import Snapshot
@@ -31,6 +32,7 @@ _ATTEMPTS = 3
 DEFAULT_GRACE = 3600
 """Seconds that superseded generations and condemned blobs are kept."""
 _FOR_EVER = 1 << 63
+Follow = Callable[[Ref], Seen | None]
 _SETTINGS = "kstore.json"
 _TAG = "CACHEDIR.TAG"
 _TAG_TEXT = b"Signature: 8a477f597d28d172789f06886806bc55\n# A kstore. Backup programs may leave it out.\n"
@@ -55,6 +57,7 @@ class Storage:
         """Seconds after which it is trouble that it does not answer."""
         self.must_exist = False
         """Whether a store that is not there has gone, rather than never been made: then it is not made anew."""
+        self._follow: Follow | None = None
         self._settings: dict[str, Any] = {}
 
     def blobs_anew(self) -> BlobStore:
@@ -235,7 +238,16 @@ class Storage:
             ) from error
         if ref.state is not RefState.LIVE and digest_of(data) != ref.manifest:  # An empty one stands for it.
             ref = replace(ref, manifest=digest_of(data), manifest_size=len(data), packs=(), delta=None)
-        return Snapshot(ref, data)
+        return Snapshot(ref, data, self._follow(ref) if self._follow else None)
+
+    @contextmanager
+    def followed(self, follow: Follow) -> Iterator[None]:
+        """Of each generation that is read in the block, ask who is to be told of its rows while they are parsed."""
+        self._follow = follow
+        try:
+            yield
+        finally:
+            self._follow = None
 
     def holder(self, ref: Ref) -> Storage:
         """The store that a generation is in: this one, or one of those below."""

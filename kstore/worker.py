@@ -126,14 +126,11 @@ class Worker:
         """The artifacts of a manifest that this host can use."""
         return manifest.for_host(self.host.fingerprint) if manifest.hosts else manifest.files
 
-    def read_stored(self, path: str, entry: Entry, data: bytes | None = None) -> bytes | None:
-        """A file of the cache root, in the form in which it is stored; None if it is not what was scanned any more.
-
-        `data` is what was read of it, if it was.
-        """
+    def read_stored(self, path: str, entry: Entry) -> bytes | None:
+        """A file of the cache root, in the form in which it is stored; None if it is not what was scanned any more."""
         component, _, relative = path.partition("/")
         try:
-            data = read_whole(self.root.local_path(path)) if data is None else data
+            data = read_whole(self.root.local_path(path))
             if entry.flags & _RELOCATE:
                 method, folder = self.table[component].method("relocate", relative) or "", self.root.folders[component]
                 data = to_stored(method, data, relative, folder).data

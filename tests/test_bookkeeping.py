@@ -12,10 +12,10 @@ import pytest
 
 from kstore.local.place import Placer
 from kstore.local.placed import Placed
+from kstore.operations.sources import Sources
 from kstore.published.manifest import Flag, Manifest
 from kstore.report import CommitStatus, RestoreStatus
 from kstore.store import Store
-from kstore.worker import Worker
 from tests.trees import ENVIRONMENT, GPU, KEY, Node, entry
 
 pytestmark = pytest.mark.usefixtures("host")
@@ -134,7 +134,7 @@ def test_a_file_that_could_not_be_uploaded_is_offered_again(tmp_path: Path, monk
     node.commit()
     node.tree.wrapper("two")
     with monkeypatch.context() as patch:
-        patch.setattr(Worker, "read_stored", lambda *_: None)
+        patch.setattr(Sources, "read", lambda self, digests: ((digest, None) for digest in digests))
         patch.setattr("kstore.intake._ROOM", 0)  # as if all files were large
         assert node.commit().status is CommitStatus.UNCHANGED
     assert node.commit().new_files == 1

@@ -14,10 +14,13 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from kstore import calls
+from kstore.blobs.loose import blob_path, stamp
 from kstore.calls import Look, NewFile, Status, native, plain
 from kstore.calls.plain import call_each
+from kstore.digest import digest_of
 from kstore.files import write_files
 from kstore.folders import make_folders
+from kstore.published.manifest import Entry, Files, pack_entries
 
 Way = Callable[[list[str], list[str], Iterable[Look]], memoryview]
 
@@ -77,6 +80,57 @@ def test_a_target_and_a_look_are_needed_for_each(tmp_path: Path, way: Way, count
     sources, targets, looks = counts
     with pytest.raises(ValueError):
         way([str(tmp_path / "a")] * sources, [str(tmp_path / "b")] * targets, [(0, 0, 0)] * looks)
+
+
+def rows(folder: Path, *flags: int) -> tuple[list[str], bytes]:
+    """Paths and records of loose blobs in `folder`, one for each of these flags."""
+    entries: Files = {}
+    for number, flag in enumerate(flags):
+        data = b"%d" % number
+        path = Path(blob_path(str(folder), digest_of(data)))
+        path.parent.mkdir(parents=True)
+        path.write_bytes(data)
+        os.utime(path, ns=(0, 5_000_000_000 + stamp(digest_of(data))))
+        entries[f"c/{number}"] = Entry(digest_of(data), len(data), 0, 0o640, flag, 0)
+    return [*entries], b"".join(pack_entries(entries.values()))
+
+
+def test_of_the_rows_of_a_manifest_those_are_linked_that_have_the_flags(tmp_path: Path) -> None:
+    paths, records = rows(tmp_path / "blobs", 1, 2, 3, 5, 1)
+    Path(blob_path(str(tmp_path / "blobs"), digest_of(b"4"))).unlink()
+    (tmp_path / "stage/c").mkdir(parents=True)
+    found = calls.link_rows(
+        paths, records, str(tmp_path / "blobs"), str(tmp_path / "stage"), needed=1, refused=4, clones=False
+    )
+    assert list(found) == [0, calls.SKIPPED, 0, calls.SKIPPED, calls.CHANGED]
+    assert sorted(os.listdir(tmp_path / "stage/c")) == ["0", "2"]
+    for number in (0, 2):
+        blob = blob_path(str(tmp_path / "blobs"), digest_of(b"%d" % number))
+        assert os.path.samefile(blob, tmp_path / f"stage/c/{number}")
+
+
+def test_rows_that_cannot_be_linked_say_why(tmp_path: Path) -> None:
+    paths, records = rows(tmp_path / "blobs", 1, 1, 1, 1)
+    os.utime(blob_path(str(tmp_path / "blobs"), digest_of(b"1")), ns=(0, 0))
+    Path(blob_path(str(tmp_path / "blobs"), digest_of(b"2"))).write_bytes(b"longer")
+    (tmp_path / "stage/c").mkdir(parents=True)
+    paths[3] = "gone/3"
+    make(tmp_path / "stage/c", "0")
+    blobs, stage = str(tmp_path / "blobs"), str(tmp_path / "stage")
+    found = calls.link_rows(paths, records, blobs, stage, needed=1, refused=0, clones=False)
+    assert list(found) == [errno.EEXIST, calls.CHANGED, calls.CHANGED, errno.ENOENT]
+    with pytest.raises(ValueError):
+        calls.link_rows(paths[1:], records, blobs, stage, needed=1, refused=0, clones=False)
+
+
+def test_rows_are_cloned_likewise(tmp_path: Path) -> None:
+    """Nothing can be cloned from one filesystem to another: each says so, and none leaves a file."""
+    paths, records = rows(tmp_path / "blobs", 1, 1)
+    with TemporaryDirectory(dir="/dev/shm") as memory:
+        os.mkdir(f"{memory}/c")
+        found = calls.link_rows(paths, records, str(tmp_path / "blobs"), memory, needed=1, refused=0, clones=True)
+        assert {*found} <= {errno.EXDEV, errno.EOPNOTSUPP, errno.EINVAL}
+        assert os.listdir(f"{memory}/c") == []
 
 
 def test_each_clone_has_its_error_and_a_failed_one_leaves_no_file(tmp_path: Path) -> None:

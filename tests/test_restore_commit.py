@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,15 +37,15 @@ from kstore.errors import (
 )
 from kstore.job import synchronized
 from kstore.local import cacheroot
+from kstore.local.finished import Content, read_in_batches
 from kstore.local.link import LinkMode
 from kstore.progress import Progress
-from kstore.published.manifest import Entry, Manifest
+from kstore.published.manifest import Manifest
 from kstore.published.ref import Ref
 from kstore.report import CommitStatus, RestoreStatus
 from kstore.scope import Scope
 from kstore.store import Store
 from kstore.used import mark_name
-from kstore.worker import Worker
 from tests.gc.stores import collect_fully
 from tests.trees import (
     ENVIRONMENT,
@@ -552,14 +552,12 @@ def test_a_file_that_changes_while_it_is_uploaded_waits(
     node.commit()  # a key's first commit reads each file once
     kernel = node.tree.kernel()
     wrapper = node.tree.wrapper()
-    read = Worker.read_stored
 
-    def read_changed(worker: Worker, path: str, entry: Entry, data: bytes | None = None) -> bytes | None:
-        if path == f"{kernel}/k.ptx":
-            node.tree.put(path, b"changed meanwhile")
-        return read(worker, path, entry, None)
+    def read_changed(files: Iterable[tuple[bytes, str, int]]) -> Iterator[list[tuple[bytes, Content | None]]]:
+        node.tree.put(f"{kernel}/k.ptx", b"changed meanwhile")
+        return read_in_batches(files)
 
-    monkeypatch.setattr(Worker, "read_stored", read_changed)
+    monkeypatch.setattr("kstore.operations.sources.read_in_batches", read_changed)
     monkeypatch.setattr("kstore.intake._ROOM", 0)  # as if all files were large
     report = node.commit()
     assert set(node.published()) == {graph, wrapper}

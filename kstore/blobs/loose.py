@@ -6,18 +6,21 @@ import logging
 import os
 import re
 import stat
+import struct
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from kstore.backends import Backend, LocalPaths, NewObject, Stat
 from kstore.batches import MAX_COUNT, batches
 from kstore.calls import open_unnoticed
-from kstore.digest import DIGEST_SIZE, digest_of
+from kstore.digest import DIGEST_SIZE, digest_of, digests_of
 from kstore.files import NO_FILE, READ, read_all
 
 log = logging.getLogger(__name__)
 
 _NAME = re.compile(rf"[0-9a-f]{{{2 * DIGEST_SIZE}}}")
+_HEAD = struct.Struct(f"<I{DIGEST_SIZE - 4}x")
+"""Of a digest, what its stamp is made of."""
 FOLDER = "blobs"
 _BATCH = 1 << 20
 """Bytes of blobs that are read in one go."""
@@ -27,8 +30,13 @@ ASIDE = "gc/aside"
 
 def blob_name(digest: bytes) -> str:
     """Where a loose blob is stored."""
+    return blob_path(FOLDER, digest)
+
+
+def blob_path(folder: str, digest: bytes) -> str:
+    """Where its file is, or would be, in the folder of the loose blobs."""
     text = digest.hex()
-    return f"{FOLDER}/{text[:2]}/{text}"
+    return f"{folder}/{text[:2]}/{text}"
 
 
 def stamp(digest: bytes) -> int:
@@ -37,6 +45,11 @@ def stamp(digest: bytes) -> int:
     A file changed in place gets another one, so one `stat` tells an untouched blob from an altered one.
     """
     return int.from_bytes(digest[:4], "little") % 999_999_999 + 1
+
+
+def stamps(digests: Iterable[bytes]) -> Iterator[int]:
+    """The same of many."""
+    return (number % 999_999_999 + 1 for (number,) in _HEAD.iter_unpack(b"".join(digests)))
 
 
 def bears_stamp(mtime_ns: int, digest: bytes) -> bool:
@@ -67,7 +80,8 @@ class LooseBlobs:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._folder = backend.path(FOLDER) if isinstance(backend, LocalPaths) else None
+        self.folder = backend.path(FOLDER) if isinstance(backend, LocalPaths) else None
+        """Where this machine has them as files, that can be linked; None if it has not."""
 
     def has(self, digest: bytes, size: int) -> bool:
         """Whether it is here with this size, in bytes."""
@@ -126,8 +140,10 @@ class LooseBlobs:
         What keeps others from being read just now is added to `troubles`.
         """
         for batch in batches(wanted.items(), _BATCH, MAX_COUNT):
-            for (digest, size), data in zip(batch, self._get_many(batch), strict=True):
-                if data is None or digest_of(data) != digest:
+            read = self._get_many(batch)
+            found = digests_of([data or b"" for data in read])
+            for (digest, size), data, name in zip(batch, read, found, strict=True):
+                if name != digest:
                     data = self._read(digest, size, troubles)
                 if data is not None:
                     yield digest, memoryview(data)
@@ -174,13 +190,3 @@ class LooseBlobs:
                 if child.name.startswith(digest.hex()):
                     return self._backend.get(f"{ASIDE}/{child.name}", 0, size + 1)
             return self._backend.get(blob_name(digest), 0, size + 1)  # or gc has put it back in between
-
-    @property
-    def can_be_linked(self) -> bool:
-        """Whether they are files that this machine knows by a path."""
-        return self._folder is not None
-
-    def path(self, digest: bytes) -> str:
-        """Where such a file is, or would be."""
-        text = digest.hex()
-        return f"{self._folder}/{text[:2]}/{text}"

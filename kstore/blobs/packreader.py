@@ -30,7 +30,7 @@ from kstore.blobs.packindex import (
     load_index,
     pack_name,
 )
-from kstore.digest import digest_of
+from kstore.digest import digests_of
 from kstore.errors import IntegrityError
 
 log = logging.getLogger(__name__)
@@ -208,9 +208,9 @@ class PackReader:
 
     def _load(self, source: _Source, frame: Frame, chosen: list[tuple[bytes, int, int]]) -> Iterator[Blob]:
         content = self._decompress(source, frame)
-        for digest, start, end in chosen:
-            data = content[start:end]
-            if digest_of(data) == digest:
+        blobs = [content[start:end] for _, start, end in chosen]
+        for (digest, _, _), data, found in zip(chosen, blobs, digests_of(blobs), strict=True):
+            if found == digest:
                 yield digest, data
 
     def _decompress(self, source: _Source, frame: Frame) -> memoryview:

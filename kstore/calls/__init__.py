@@ -13,9 +13,9 @@ from functools import partial
 from itertools import starmap
 from typing import NamedTuple
 
-from kstore.calls.plain import CHANGED, LOOK, NO_FILE, Look, bounded, open_unnoticed, times
+from kstore.calls.plain import CHANGED, LOOK, NO_FILE, SKIPPED, Look, bounded, open_unnoticed, times
 
-_FORM = 7
+_FORM = 8
 try:
     from kstore.calls import native as _calls
 
@@ -25,9 +25,9 @@ except ImportError:
     from kstore.calls import plain as _calls  # type: ignore[no-redef]
 
 __all__ = [
-    "CHANGED", "IS_COMPILED", "NO_FILE", "Listing", "Look", "NewFile", "Status", "clone_each", "link_each",
-    "link_first", "list_each", "mkdir_each", "open_unnoticed", "read_each", "stat_each", "times", "times_below",
-    "unlink_each", "utime_each", "write_first",
+    "CHANGED", "IS_COMPILED", "NO_FILE", "SKIPPED", "Listing", "Look", "NewFile", "Status", "clone_each", "link_each",
+    "link_first", "link_rows", "list_each", "mkdir_each", "open_unnoticed", "read_each", "stat_each", "times",
+    "times_below", "unlink_each", "utime_each", "write_first",
 ]  # fmt: skip
 
 IS_COMPILED = _calls.__name__.endswith(".native")
@@ -104,6 +104,17 @@ def link_each(sources: Sequence[str], targets: Sequence[str], looks: Iterable[Lo
 def clone_each(sources: Sequence[str], targets: Sequence[str], looks: Iterable[Look]) -> memoryview:
     """The same with clones (FICLONE, ioctl_ficlone(2)), which have their source's time. A failed one leaves no file."""
     return memoryview(_calls.clone_each(sources, targets, _pack(looks))).cast("i")
+
+
+def link_rows(
+    paths: Sequence[str], records: bytes, blobs: str, stage: str, *, needed: int, refused: int, clones: bool
+) -> memoryview:
+    """Link, or clone, the loose blobs of a manifest's rows, which are paths with a record each, into a folder: an error
+    number for each, as `link_each` tells; `SKIPPED` for one that lacks a flag of `needed` or has one of `refused`.
+
+    `blobs` is the folder of the loose blobs. No path leads out of `stage`, and the folders of the new files are there.
+    """
+    return memoryview(_calls.link_rows(paths, records, blobs, stage, needed, refused, clones)).cast("i")
 
 
 def _pack(looks: Iterable[Look]) -> bytes:

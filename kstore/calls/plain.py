@@ -32,8 +32,12 @@ modification time (ns); and the permission bits of a clone, for a hard link has 
 
 CHANGED = -1
 """Instead of an error number: a file is not what it was."""
+SKIPPED = -2
+"""Nothing was to be done."""
 LOOK = struct.Struct("=Qqq")
 _STATUS = struct.Struct("=5qQ")
+_ROW = struct.Struct("<32sQ8xHBx")
+"""Of a manifest's record, what linking takes: digest, size, mode and flags."""
 NO_FILE = {errno.ENOENT, errno.EISDIR, errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.ESPIPE, errno.EINVAL}
 """What reading says of a name that is free, or taken by a folder, a pipe, a socket or a link to itself. Other trouble
 may pass.
@@ -116,6 +120,24 @@ def _clone_open(source: int, found: os.stat_result, target: str, mode: int) -> i
 def _is_unchanged(found: os.stat_result, look: Look) -> bool:
     is_same = stat.S_ISREG(found.st_mode) and found.st_size == look[0]
     return is_same and found.st_mtime_ns % _SECOND == look[1]
+
+
+def link_rows(
+    paths: Sequence[str], records: bytes, blobs: str, stage: str, needed: int, refused: int, clones: bool
+) -> bytes:
+    """Hard links or clones of the loose blobs that rows of a manifest name; an int of C for each."""
+    make = _clone if clones else _link
+
+    def make_row(path: str, row: tuple[bytes, int, int, int]) -> int:
+        digest, size, mode, flags = row
+        if flags & needed != needed or flags & refused:
+            return SKIPPED
+        name = digest.hex()
+        fraction = int.from_bytes(digest[:4], "little") % (_SECOND - 1) + 1
+        return make(f"{blobs}/{name[:2]}/{name}", f"{stage}/{path}", (size, fraction, mode & 0o777 | 0o600))
+
+    rows = zip(paths, _ROW.iter_unpack(records), strict=True)
+    return array("i", [make_row(path, row) for path, row in rows]).tobytes()
 
 
 def mkdir_each(paths: Sequence[str]) -> bytes:

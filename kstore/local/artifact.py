@@ -44,24 +44,25 @@ def read_artifact(
         inside, _, name = relative.rpartition("/")
         check_unlocked(f"{folder}/{lock.format(stem=name.partition('.')[0], folder=inside)}")
         content = None  # Whoever held its lock then may have been writing it.
-    data, status = content or read_finished(f"{folder}/{relative}")
+    data, status, digest = content or read_finished(f"{folder}/{relative}")
     if not data and kind.flags & NEVER_IN_PLACE:
         raise Unfinished("it is empty")
     if kind.flags & _HOST and relative.endswith(_OBJECT_FILES):
         check_whole_object(data)
     if not kind.flags & _RELOCATE:
-        entry = _entry(data, status, kind)
+        entry = _entry(data, digest, status, kind)
         return Artifact(Known(entry, entry.size, status.inode), data)
     try:
         stored = to_stored(component.method("relocate", relative) or "", data, relative, folder)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise Unfinished(f"it cannot be understood ({error})") from error
-    known = Known(_entry(stored.data, status, kind), len(data), status.inode)
+    entry = _entry(stored.data, digest_of(stored.data), status, kind)
+    known = Known(entry, len(data), status.inode)
     return Artifact(known, stored.data, stored.children, not stored.is_local)
 
 
-def _entry(stored: bytes, status: Status, kind: Kind) -> Entry:
+def _entry(stored: bytes, digest: bytes, status: Status, kind: Kind) -> Entry:
     mode = _MODES[status.mode & 0o777]
     # The mode belongs to the inode, and a blob's is read-only for all: what must be executable is copied.
     flags = kind.flags & ~_LINK if mode & _EXECUTABLE else kind.flags
-    return Entry(digest_of(stored), len(stored), status.mtime_ns, mode, flags, kind.unit)
+    return Entry(digest, len(stored), status.mtime_ns, mode, flags, kind.unit)

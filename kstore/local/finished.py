@@ -8,10 +8,11 @@ import stat
 import struct
 import time
 from collections.abc import Iterable, Iterator
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from kstore.batches import MAX_COUNT, batches
 from kstore.calls import Status, open_unnoticed, read_each
+from kstore.digest import digest_of, digests_of
 from kstore.files import READ, read_all
 from kstore.threads import map_ahead
 
@@ -26,8 +27,13 @@ _BATCH = 1 << 20
 Item = TypeVar("Item")
 
 
-Content = tuple[bytes, Status]
-"""A file read in one piece while nobody changed it."""
+class Content(NamedTuple):
+    """A file read in one piece while nobody changed it."""
+
+    data: bytes
+    status: Status
+    digest: bytes
+    """Of the data."""
 
 
 class Unfinished(Exception):
@@ -54,7 +60,7 @@ def read_finished(path: str) -> Content:
         os.close(fd)
     if len(data) != before.st_size or before.st_mtime_ns != after.st_mtime_ns or after.st_size != len(data):
         raise Unfinished("it changed while it was read")
-    return data, Status.of(after)
+    return Content(data, Status.of(after), digest_of(data))
 
 
 def read_in_batches(files: Iterable[tuple[Item, str, int]]) -> Iterator[list[tuple[Item, Content | None]]]:
@@ -70,8 +76,12 @@ def _read_batch(batch: list[tuple[tuple[Item, str], int]]) -> list[tuple[Item, C
     files, sizes = zip(*batch, strict=True)
     if sum(sizes) > _BATCH:
         return [(item, None) for item, _ in files]
-    read = zip(files, read_each([path for _, path in files], sizes), strict=True)
-    return [(item, None if content[1].error else content) for (item, _), content in read]
+    read = [*read_each([path for _, path in files], sizes)]
+    digests = digests_of([data for data, _ in read])
+    return [
+        (item, None if status.error else Content(data, status, digest))
+        for (item, _), (data, status), digest in zip(files, read, digests, strict=True)
+    ]
 
 
 def check_unlocked(lock: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Sequence
 
 from kstore.published.manifest import Files
 
@@ -20,10 +20,9 @@ class PathsOf:
             if path not in but and self._first.setdefault(entry.digest, path) is not path:
                 self._others[entry.digest].append(path)
 
-    def of(self, digest: bytes) -> Iterator[str]:
+    def of(self, digest: bytes) -> Sequence[str]:
         """Those of one blob."""
-        yield self._first[digest]
-        yield from self._others.get(digest, ())
+        return (self._first[digest], *self._others.get(digest, ()))
 
     def sizes(self) -> dict[bytes, int]:
         """Of all blobs, in bytes."""

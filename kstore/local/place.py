@@ -14,15 +14,15 @@ import logging
 import os
 import time
 from bisect import bisect_left
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import ExitStack, suppress
-from itertools import chain, islice
+from functools import partial
+from itertools import chain
 from typing import NamedTuple
 
 from kstore.blobs import BlobStore, Part
-from kstore.blobs.loose import stamp
+from kstore.blobs.loose import blob_path, stamps
 from kstore.blobs.packindex import MAX_SHARED_FRAME
 from kstore.blobs.packreader import Blob
 from kstore.calls import stat_each
@@ -32,6 +32,7 @@ from kstore.files import NewFile, write_files
 from kstore.folders import make_folders
 from kstore.local.cacheroot import CacheRoot
 from kstore.local.found import Skipped
+from kstore.local.headstart import HeadStart
 from kstore.local.index import Known
 from kstore.local.link import Link, Linker, LinkMode, local_mode
 from kstore.local.move import Mover
@@ -64,7 +65,7 @@ _LINK_COUNT = 512
 """Files that a thread links in one go."""
 _FOLDER_COUNT = 128
 """Folders that are made before those who wait for them are told."""
-_OPEN_COUNT = 128
+_OPEN_COUNT = 512
 """Files that a thread has open at once."""
 _WAITING = 2 * _THREADS
 """Parts that are being copied or wait for a thread: what is known of each is in memory."""
@@ -88,10 +89,12 @@ class Placer:
         waiting: Waiting,
         lists: Callable[[str], bool] = lambda path: False,
         below: Callable[[], Sequence[BlobStore]] = tuple,
+        begun: HeadStart | None = None,
     ) -> None:
         """`lists` tells whether an artifact is a list of those around it, none of which may be missing.
 
-        `below` gives the blobs of other stores, each asked for what those before it lack.
+        `below` gives the blobs of other stores, each asked for what those before it lack. Staging goes on from what was
+        `begun`, of which all is wanted.
         """
         self._progress = progress
         self._waiting = waiting
@@ -100,6 +103,7 @@ class Placer:
         self._lists = lists
         self._sources = [_Source(blobs, linker)]
         self._below = below
+        self._begun = begun
 
     @property
     def link_why(self) -> str:
@@ -147,17 +151,21 @@ class Placer:
             needed = with_parents(holding)
             components = {folder for folder in needed if "/" not in folder}
             elsewhere = find_elsewhere(self._root, components)
-            stages, unusable = open_stages(self._root, self._state, components, elsewhere, stack)
+            begun = self._begun if self._begun and not elsewhere else None
+            stage = begun.stage if begun else stack.enter_context(self._state.staging())
+            stages, unusable = open_stages(self._root, self._state, components, elsewhere, stage, stack)
             if unusable:
                 wanted = {path: entry for path, entry in wanted.items() if path.partition("/")[0] in stages}
             refused = refused_names(wanted, stages)
             if refused:
                 wanted = {path: entry for path, entry in wanted.items() if path not in refused}
                 marks = False
+                if begun:
+                    begun, stages = None, dict.fromkeys(stages, stack.enter_context(self._state.staging()))
             if unusable or refused:
                 holding = nearest_folders(wanted)
                 needed = with_parents(holding)
-            staging = _Staging(self._root, stages, wanted, needed)
+            staging = _Staging(self._root, stages, wanted, needed, begun)
             try:
                 placed = staging.fill(self._sources[0], packs, self._others, self._progress, marks=marks)
             finally:
@@ -190,7 +198,9 @@ class _Source(NamedTuple):
 class _Staging:
     """The artifacts on their way, in folders that nobody else looks into."""
 
-    def __init__(self, root: CacheRoot, stages: dict[str, str], wanted: Files, folders: Iterable[str]) -> None:
+    def __init__(
+        self, root: CacheRoot, stages: dict[str, str], wanted: Files, folders: Iterable[str], begun: HeadStart | None
+    ) -> None:
         """`folders` are all that `wanted` is in."""
         self._root = root
         self._stages = stages
@@ -201,8 +211,14 @@ class _Staging:
         self._folders = sorted(folders)
         self.folders = [self.staged(folder) for folder in self._folders]
         """Where all is being built, each after those above it."""
+        self._begun: Sequence[Future[Placed]] = begun.linking if begun else ()
+        """What is being linked already."""
+        self._making: Sequence[Future[None]] = begun.making if begun else ()
+        """Done when the folders are there that somebody has begun to make."""
+        self._missing = [folder for folder in self._folders if folder not in begun.folders] if begun else self._folders
+        """The other folders."""
         self._made: list[Future[None]]
-        """Done when so many of them are there; `fill` has it begun."""
+        """Done when so many of these are there; `fill` has it begun."""
 
     def staged(self, path: str) -> str:
         """Where an artifact, or a folder of them, is being built."""
@@ -230,11 +246,14 @@ class _Staging:
         placed = Placed()
         with Pool(1) as maker, Pool(_THREADS) as pool:
             # By one thread: they are in each other's, where two would wait for one another.
-            some = (self.folders[at : at + _FOLDER_COUNT] for at in range(0, len(self.folders), _FOLDER_COUNT))
+            missing = [*map(self.staged, self._missing)]
+            some = (missing[at : at + _FOLDER_COUNT] for at in range(0, len(missing), _FOLDER_COUNT))
             self._made = [submit(maker, make_folders, folders) for folders in some]
             below = {path: entry for path, entry in self.wanted.items() if entry.flags & _BELOW}
             for source in others() if below else ():
                 self._fill(below, source, source.blobs.packs_listed(), placed, pool, progress)
+            if self._begun:
+                self._fill(self.wanted, main, packs, placed, pool, progress, self._begun)
             self._fill(self.wanted, main, packs, placed, pool, progress)
             for source in others() if len(placed.paths) < len(self.wanted) else ():
                 self._fill(self.wanted, source, source.blobs.packs_listed(), placed, pool, progress)
@@ -244,20 +263,32 @@ class _Staging:
         return placed
 
     def _fill(
-        self, among: Files, source: _Source, packs: Sequence[str], placed: Placed, pool: Pool, progress: Progress
+        self,
+        among: Files,
+        source: _Source,
+        packs: Sequence[str],
+        placed: Placed,
+        pool: Pool,
+        progress: Progress,
+        begun: Sequence[Future[Placed]] = (),
     ) -> None:
-        """Link what is loose, and side by side copy the rest in the order in which the store has it."""
+        """Link what is loose, and side by side copy the rest in the order in which the store has it.
+
+        Where links were `begun`, what cannot be linked is left for another time.
+        """
         wanted = {path: e for path, e in among.items() if path not in placed.paths} if placed.paths else among
         if not wanted:
             return
         blobs = source.blobs
-        others, linking = self._start_links(wanted, source, packs, placed, pool)
+        others, linking = _unlinked(wanted), begun
+        if not begun:
+            others, linking = self._start_links(wanted, source, packs, placed, pool)
         paths = PathsOf(others, placed.paths)
         copying = self._copy(paths, blobs.parts(paths.sizes(), packs), pool)
         for part in chain(copying, (part.result() for part in linking)):
             placed.add(part)
             progress.done = len(placed.paths)
-        if placed.paths.issuperset(wanted):
+        if begun or placed.paths.issuperset(wanted):
             return
         # What cannot be linked, is damaged, or is not where the ref says.
         left = PathsOf(wanted, placed.paths)
@@ -267,19 +298,20 @@ class _Staging:
 
     def _start_links(
         self, among: Files, source: _Source, packs: Sequence[str], placed: Placed, pool: Pool
-    ) -> tuple[Files, list[Future[Placed]]]:
+    ) -> tuple[Files, Sequence[Future[Placed]]]:
         """Link what is loose: returns the others, with the threads' work on it. What is done at once is `placed`."""
         packed = source.blobs.digests_in(packs)
         loose = [path for path, e in among.items() if e.flags & _LINK and e.digest not in packed]
-        if not loose or not source.blobs.loose.can_be_linked:
+        folder = source.blobs.loose.folder
+        if not loose or folder is None:
             return among, []
         others = {path: e for path, e in among.items() if not e.flags & _LINK or e.digest in packed}
         # The first finds out which way works.
-        placed.add(self._link(source, loose[:1]))
+        placed.add(self._link(source.linker, folder, loose[:1]))
         if source.linker.mode is LinkMode.COPY:
             return among, []
         some = (loose[at : at + _LINK_COUNT] for at in range(1, len(loose), _LINK_COUNT))
-        return others, [submit(pool, self._link, source, paths) for paths in some]
+        return others, [submit(pool, self._link, source.linker, folder, paths) for paths in some]
 
     def drop_incomplete(self, placed: Placed, lists: Callable[[str], bool]) -> None:
         """A group with a missing file is not placed at all, nor is a list of files one of which is missing."""
@@ -307,13 +339,14 @@ class _Staging:
                 with suppress(OSError):
                     os.rmdir(folder)
 
-    def _link(self, source: _Source, paths: Sequence[str]) -> Placed:
+    def _link(self, linker: Linker, folder: str, paths: Sequence[str]) -> Placed:
         """Those whose blobs are there and have not been touched since they were published."""
         entries = [self.wanted[path] for path in paths]
-        blob, staged = source.blobs.loose.path, self.staged
-        links = [Link(blob(e.digest), staged(path), e) for path, e in zip(paths, entries, strict=True)]
+        links = [
+            Link(blob_path(folder, e.digest), self.staged(path), e) for path, e in zip(paths, entries, strict=True)
+        ]
         self._wait(paths)
-        modes = source.linker.link_many(links)
+        modes = linker.link_many(links)
         placed = Placed({path for path, mode in zip(paths, modes, strict=True) if mode is not LinkMode.COPY})
         for mode in set(modes) - {LinkMode.COPY}:
             placed.modes[mode] = modes.count(mode)
@@ -324,8 +357,8 @@ class _Staging:
         needed = len(self._made)
         if paths:
             last = max(path.rpartition("/")[0] for path in paths)
-            needed = bisect_left(self._folders, last) // _FOLDER_COUNT + 1
-        for made in self._made[:needed]:
+            needed = bisect_left(self._missing, last) // _FOLDER_COUNT + 1
+        for made in (*self._making, *self._made[:needed]):
             made.result()
 
     def _copy(self, paths: PathsOf, parts: Iterable[Part], pool: Pool) -> Iterator[Placed]:
@@ -336,11 +369,11 @@ class _Staging:
 
     def _write(self, blobs: Iterable[tuple[bytes, memoryview]], paths: PathsOf) -> Placed:
         contents = {path: data for digest, data in blobs for path in paths.of(digest)}
+        files = self._new_files(contents)
         self._wait()
-        files = (self._new_file(path, data) for path, data in contents.items())
         # One blob may have any number of paths, and all files of a chunk are open together.
-        while chunk := list(islice(files, _OPEN_COUNT)):
-            write_files(chunk)
+        for at in range(0, len(files), _OPEN_COUNT):
+            write_files(files[at : at + _OPEN_COUNT])
         placed = Placed(set(contents))
         placed.modes[LinkMode.COPY] = len(contents)
         changing = [path for path in contents if not self.wanted[path].flags & NEVER_IN_PLACE]
@@ -352,18 +385,30 @@ class _Staging:
                 placed.known[path] = Known(entry, found.size, found.inode)
         return placed
 
-    def _new_file(self, path: str, data: memoryview) -> NewFile:
-        entry = self.wanted[path]
-        content: bytes | memoryview = data
-        if entry.flags & _RELOCATE:
-            content = to_local(bytes(data), self._root.folders[path.partition("/")[0]])
-        return NewFile(self.staged(path), content, local_mode(entry), self._time_of(entry))
+    def _new_files(self, contents: Mapping[str, memoryview]) -> list[NewFile]:
+        """What is to be written, column by column: the interpreter takes few steps for each of ten thousand."""
+        entries = [self.wanted[path] for path in contents]
+        written = (
+            to_local(bytes(data), self._root.folders[path.partition("/")[0]]) if entry.flags & _RELOCATE else data
+            for (path, data), entry in zip(contents.items(), entries, strict=True)
+        )
+        columns = zip(
+            map(self.staged, contents), written, map(local_mode, entries), self._times_of(entries), strict=True
+        )
+        return [*map(partial(tuple.__new__, NewFile), columns)]
 
-    def _time_of(self, entry: Entry) -> int | None:
-        """The modification time that its file gets, in nanoseconds; None for now."""
-        if entry.flags & _LINK or not entry.flags & (_MTIME | _RELOCATE):
-            return self._second + stamp(entry.digest)
-        return entry.mtime_ns if entry.flags & _MTIME else None
+    def _times_of(self, entries: Sequence[Entry]) -> Iterator[int | None]:
+        """The modification times that their files get, in nanoseconds; None for now."""
+        for entry, mark in zip(entries, stamps(entry.digest for entry in entries), strict=True):
+            if entry.flags & _LINK or not entry.flags & (_MTIME | _RELOCATE):
+                yield self._second + mark
+            else:
+                yield entry.mtime_ns if entry.flags & _MTIME else None
+
+
+def _unlinked(files: Files) -> Files:
+    """What a head start does not link."""
+    return {path: entry for path, entry in files.items() if entry.flags & (_LINK | _BELOW) != _LINK}
 
 
 def _readable(blobs: Iterator[Blob]) -> Iterator[Blob]:
@@ -375,14 +420,22 @@ def _readable(blobs: Iterator[Blob]) -> Iterator[Blob]:
 
 
 def _map_parts(pool: Pool, function: Callable[[Part], Placed], parts: Iterable[Part]) -> Iterator[Placed]:
-    """As `pool.map`, but a large blob is in memory by itself."""
-    waiting: deque[Future[Placed]] = deque()
+    """As `pool.map`, in any order: a part of many small files takes long. A large blob is in memory by itself."""
+    waiting = set[Future[Placed]]()
     for part in parts:
         is_large = part.size > MAX_SHARED_FRAME
-        while is_large and waiting:
-            yield waiting.popleft().result()
-        waiting.append(submit(pool, function, part))
-        if is_large or len(waiting) > _WAITING:
-            yield waiting.popleft().result()
+        while waiting and (is_large or len(waiting) >= _WAITING):
+            yield from _first_done(waiting)
+        waiting.add(submit(pool, function, part))
+        if is_large:
+            yield from _first_done(waiting)
     while waiting:
-        yield waiting.popleft().result()
+        yield from _first_done(waiting)
+
+
+def _first_done(waiting: set[Future[Placed]]) -> Iterator[Placed]:
+    """Wait for some, and take them out."""
+    done, _ = wait(waiting, return_when=FIRST_COMPLETED)
+    waiting -= done
+    while done:
+        yield done.pop().result()

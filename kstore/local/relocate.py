@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import cache
 from typing import NamedTuple
 
 PLACEHOLDER = "@kstore-component@"
@@ -34,7 +35,12 @@ def to_stored(method: str, data: bytes, path: str, folder: str) -> Stored:
 
 def to_local(data: bytes, folder: str) -> bytes:
     """The form for a worker whose component lives in `folder`."""
-    return data.replace(PLACEHOLDER.encode(), json.dumps(folder)[1:-1].encode())
+    return data.replace(PLACEHOLDER.encode(), _as_json(folder))
+
+
+@cache
+def _as_json(folder: str) -> bytes:
+    return json.dumps(folder)[1:-1].encode()
 
 
 def _triton_group(data: bytes, path: str, folder: str) -> Stored:

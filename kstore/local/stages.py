@@ -25,10 +25,17 @@ def find_elsewhere(root: CacheRoot, components: Iterable[str]) -> set[str]:
 
 
 def open_stages(
-    root: CacheRoot, state: StateFolder, components: Iterable[str], elsewhere: Iterable[str], stack: ExitStack
+    root: CacheRoot,
+    state: StateFolder,
+    components: Iterable[str],
+    elsewhere: Iterable[str],
+    stage: str,
+    stack: ExitStack,
 ) -> tuple[dict[str, str], list[Skipped]]:
-    """A staging folder for each component, in the mount that it is in; and those that can have none."""
-    stages = dict.fromkeys(components, stack.enter_context(state.staging()))
+    """A staging folder for each component, in the mount that it is in, which is `stage` in the cache root's; and the
+    components that can have none.
+    """
+    stages = dict.fromkeys(components, stage)
     unusable = []
     for component in elsewhere:
         folder = root.folders[component]

@@ -268,8 +268,10 @@ class _Commit:
 
     def _read_scanned(self, path: str, entry: Entry) -> bytes:
         """What the scan found there. A later version may list files that the scan has not found."""
-        data = self._intake.kept.get(entry.digest) or read_finished(self._worker.root.local_path(path))[0]
-        if digest_of(data) != entry.digest:
+        if kept := self._intake.kept.get(entry.digest):
+            return kept
+        data, _, digest = read_finished(self._worker.root.local_path(path))
+        if digest != entry.digest:
             raise Unfinished("it changed while it was merged")
         return data
 

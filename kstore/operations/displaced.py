@@ -27,7 +27,8 @@ def put_right(worker: Worker, found: Scan) -> None:
         return
     components = {path.partition("/")[0] for path in displaced}
     with ExitStack() as stack:
-        stages, _ = open_stages(worker.root, worker.state, components, find_elsewhere(worker.root, components), stack)
+        stage, elsewhere = stack.enter_context(worker.state.staging()), find_elsewhere(worker.root, components)
+        stages, _ = open_stages(worker.root, worker.state, components, elsewhere, stage, stack)
         for path in displaced:
             component, _, _ = path.partition("/")
             if component in stages:

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from kstore.errors import IntegrityError, KstoreError, StoreUnavailable
 from kstore.local.found import Scan, Skipped
+from kstore.local.headstart import HeadStart
 from kstore.local.index import Index
 from kstore.local.link import Linker, LinkMode
 from kstore.local.place import Placer
@@ -82,19 +83,21 @@ def _restore(worker: Worker, request: Request) -> RestoreReport:
     last = worker.state.last_restore.answer()  # This one is the last from now on.
     name = worker.state.last_restore.begin()
     try:
-        with Marker(worker.storage.backend, worker.scope, is_idle=not _may_mark(worker)) as marker:
+        marking = Marker(worker.storage.backend, worker.scope, is_idle=not _may_mark(worker))
+        with marking as marker, HeadStart(worker.root, worker.state) as head_start:
             warn_of_another_key(worker, request)
             if last and (report := still_stands(worker, request, *last)):
                 worker.state.last_restore.was_asked()  # Who waits for the root finds the same.
                 remember_restored(worker, last[0], name, last[1])
                 return report
             worker.foresee_host()
-            choice = _choose_or_doubt(worker, request)
+            with worker.storage.followed(partial(head_start.follow, worker.storage.blobs)):
+                choice = _choose_or_doubt(worker, request)
             if worker.storage.trouble:
                 marker.leave()
             if choice.snapshot:
                 marked = _at_once if choice.snapshot.ref.depth else marker.mark(choice.snapshot.ref.scope)
-                return _place(worker, choice.snapshot, choice.status, name, marked, request)
+                return _place(worker, choice.snapshot, choice.status, name, marked, request, head_start)
         if not worker.storage.trouble and not worker.storage.settings:
             worker.storage.is_made()  # A folder that holds something else is a mistake, not a new store.
     except (KstoreError, OSError):
@@ -156,13 +159,14 @@ def _place(
     name: str,
     before_move: Callable[[], None] = _at_once,
     request: Request | None = None,
+    head_start: HeadStart | None = None,
 ) -> RestoreReport:
     """Others who come for the same `request` may rely on this restore, of that `name`: it began before it chose."""
     state = worker.state.load()
     base = Base(worker.storage.holder(snapshot.ref).identity, snapshot)
     if state.base == base:
         state.base = base  # One manifest is enough, and this one has been parsed.
-    report = _Restore(worker, snapshot, state).run(status, before_move)
+    report = _Restore(worker, snapshot, state, head_start).run(status, before_move)
     is_whole = not report.left_out and not report.skipped
     answer = answer_of(worker, request, snapshot.ref, report, worker.known_host(state)) if request else None
     remember_restored(worker, snapshot.ref, name if is_whole else "", answer)
@@ -239,8 +243,9 @@ def readable(generation: int, snapshot: Snapshot | None, scope: Scope) -> Snapsh
 class _Restore:
     """One restore of one generation."""
 
-    def __init__(self, worker: Worker, snapshot: Snapshot, state: State) -> None:
+    def __init__(self, worker: Worker, snapshot: Snapshot, state: State, head_start: HeadStart | None) -> None:
         self._worker = worker
+        self._head_start = head_start if head_start and head_start.is_of(snapshot) else None
         self._snapshot = snapshot
         self._ref = snapshot.ref
         self._state = state
@@ -269,8 +274,8 @@ class _Restore:
         merged.files.clear()  # nothing is published: `_files` has what is to be here
         wanted = choose_wanted(self._files, self._found, merged)
         self._hindered = hindered(self._files, self._found, wanted)
-        placer = self._placer()
         is_fresh = self._has_all and len(wanted) == len(self._files)
+        placer = self._placer(self._head_start if is_fresh and self._adds_hosts() else None)
         placed = placer.place(wanted, self._ref.packs, self._found.folders, before_move, marks=is_fresh)
         try:
             self._remember(merged, placed)
@@ -300,10 +305,20 @@ class _Restore:
         self._away = self._leave_away()
         self._has_all = self._files is published
 
-    def _placer(self) -> Placer:
+    def _adds_hosts(self) -> bool:
+        """Whether what is of this host comes beside what is of any, and takes the place of nothing."""
+        manifest = self._snapshot.manifest
+        if self._files is manifest.files:
+            return True
+        return len(self._files) == len(manifest.files) + len(manifest.hosts.get(self._worker.host.fingerprint, {}))
+
+    def _placer(self, begun: HeadStart | None) -> Placer:
         worker, storage = self._worker, self._worker.storage
         blobs, below = storage.holder(self._ref).blobs, partial(storage.below.blobs, self._ref.depth)
-        return Placer(worker.root, worker.state, blobs, Linker(), worker.progress, worker.waiting, worker.lists, below)
+        linker = begun.linker if begun else Linker()
+        return Placer(
+            worker.root, worker.state, blobs, linker, worker.progress, worker.waiting, worker.lists, below, begun
+        )
 
     def _report(self, status: RestoreStatus, wanted: Files, placer: Placer, placed: Placed) -> RestoreReport:
         self._skipped += sorted(set(self._hindered.values()))

@@ -57,8 +57,11 @@ class Sources:
         files = ((digest, local(self._paths[digest]), self.sizes[digest]) for digest in digests)
         for batch in read_in_batches(files):
             for digest, content in batch:
-                yield digest, self._read(digest, content[0] if content else None)
+                if content is None:
+                    yield digest, self._read(digest)
+                else:
+                    yield digest, content.data if content.digest == digest else None
 
-    def _read(self, digest: bytes, data: bytes | None = None) -> bytes | None:
+    def _read(self, digest: bytes) -> bytes | None:
         path = self._paths[digest]
-        return self._worker.read_stored(path, self._ours[path], data)
+        return self._worker.read_stored(path, self._ours[path])

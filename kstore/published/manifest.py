@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntFlag
 from functools import partial
@@ -19,8 +19,10 @@ from kstore.scope import Scope
 FORMAT = 1
 _RECORD = struct.Struct("<32sQqHBB")
 _HOSTS = "hosts/"
-_ROWS = 1024
+_ROWS = 2048
 """That are read in one go."""
+Seen = Callable[[Sequence[str], bytes], None]
+"""Is told of rows that have been read: paths, and a record for each."""
 
 
 class Flag(IntFlag):
@@ -143,14 +145,14 @@ class Manifest:
         return tables.dump({"meta": meta} | {name: pack_files(each) for name, each in files.items()}, size)
 
     @classmethod
-    def load(cls, data: bytes) -> Manifest:
-        """Read what `dump` wrote.
+    def load(cls, data: bytes, see: Seen | None = None) -> Manifest:
+        """Read what `dump` wrote. Rows of what runs on any host are shown to `see` before anything is made of them.
 
         Raises:
             IntegrityError: it is damaged, or a newer kstore wrote it.
         """
         try:
-            found = tables.load(data, _load_table)
+            found = tables.load(data, partial(_load_table, see=see))
             return cls(
                 files=found.pop("files"),
                 meta=found.pop("meta"),
@@ -167,11 +169,13 @@ def meta_of(scope: Scope, parent: int) -> dict[str, Any]:
     return {"gpu": scope.gpu, "key": scope.key, "parent": parent, "nonce": secrets.token_hex(16)}
 
 
-def _load_table(name: str, rows: Iterator[tables.Row]) -> Any:
+def _load_table(name: str, rows: Iterator[tables.Row], see: Seen | None) -> Any:
     """One of the tables of a manifest; None if an older kstore would not know it."""
     if name == "meta":
         return {key.decode(): json.loads(value) for key, value in rows}
-    return unpack_files(rows) if name == "files" or name.startswith(_HOSTS) else None
+    if name == "files":
+        return unpack_files(rows, see)
+    return unpack_files(rows) if name.startswith(_HOSTS) else None
 
 
 def pack_files(files: Files) -> Iterator[tables.Row]:
@@ -182,7 +186,7 @@ def pack_files(files: Files) -> Iterator[tables.Row]:
     return zip(map(_encode, paths), starmap(_RECORD.pack, map(files.__getitem__, paths)), strict=True)
 
 
-def unpack_files(rows: Iterator[tables.Row]) -> Files:
+def unpack_files(rows: Iterator[tables.Row], see: Seen | None = None) -> Files:
     """The reverse of `pack_files`. No more than some of the rows are in memory at once."""
     files: Files = {}
     numbers: dict[int, int] = {}
@@ -190,7 +194,10 @@ def unpack_files(rows: Iterator[tables.Row]) -> Files:
         paths, records = zip(*some, strict=True)
         if not {_RECORD.size}.issuperset(map(len, records)):
             raise ValueError("a record has another size")
-        files.update(zip(map(_decode, paths), _unpack_some(b"".join(records), numbers), strict=True))
+        names, joined = [*map(_decode, paths)], b"".join(records)
+        if see:
+            see(names, joined)
+        files.update(zip(names, _unpack_some(joined, numbers), strict=True))
     return files
 
 

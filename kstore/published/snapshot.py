@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from kstore.errors import IntegrityError
-from kstore.published.manifest import Manifest
+from kstore.published.manifest import Manifest, Seen
 from kstore.published.ref import Ref
 from kstore.published.untrusted import check_manifest
 
@@ -18,6 +18,8 @@ class Snapshot:
     ref: Ref
     data: bytes
     """The manifest's bytes, checked against the ref's digest; an empty one's if that is lost, and not needed."""
+    see: Seen | None = field(default=None, repr=False, compare=False)
+    """Is told of the manifest's rows while it is being parsed."""
 
     @cached_property
     def manifest(self) -> Manifest:
@@ -27,7 +29,7 @@ class Snapshot:
             IntegrityError: it cannot be read.
             OSError: this process has no memory for it.
         """
-        return Manifest.load(self.data)
+        return Manifest.load(self.data, self.see)
 
     @cached_property
     def checked(self) -> Manifest:

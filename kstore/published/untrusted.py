@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections.abc import Iterable, Set
 from itertools import islice
 
 from kstore.components.table import KSTORE_FOLDER
@@ -36,14 +36,15 @@ def check_paths(*every: Files | Set[str]) -> None:
         IntegrityError: one is absolute, climbs, holds a NUL, is kstore's own, or is both a file and a folder.
     """
     folders = set[str]().union(*map(folders_of, every))
-    if "" in folders or not all(folders.isdisjoint(paths) and _stay(iter(paths)) for paths in every):
+    if "" in folders or not all(folders.isdisjoint(paths) and stay_below(paths) for paths in every):
         raise IntegrityError(
             "a manifest holds paths that leave the cache root or contradict each other; nothing is restored"
         )
 
 
-def _stay(paths: Iterator[str]) -> bool:
+def stay_below(paths: Iterable[str]) -> bool:
     """Whether all of them stay below the cache root, and out of what is kstore's own there."""
+    paths = iter(paths)
     while some := list(islice(paths, _COUNT)):
         text = "/\n/".join(["", *some, ""])
         if any(part in text for part in _PARTS):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kstore.backends import PosixBackend
-from kstore.blobs.loose import LooseBlobs, bears_stamp, blob_name, is_published, stamp
+from kstore.blobs.loose import LooseBlobs, bears_stamp, blob_name, blob_path, is_published, stamp
 from kstore.digest import digest_of
 
 CONTENTS = [b"", b"one", os.urandom(5 << 20)]
@@ -125,8 +125,8 @@ def test_a_stamp_is_never_zero_nor_a_second() -> None:
 
 
 def test_its_file_is_known_by_its_digest(backend: PosixBackend, loose: LooseBlobs) -> None:
-    assert loose.can_be_linked
-    assert Path(loose.path(digest_of(b"one"))) == path_of(backend, b"one")
+    assert loose.folder is not None
+    assert Path(blob_path(loose.folder, digest_of(b"one"))) == path_of(backend, b"one")
 
 
 def test_a_file_is_read_to_tell_whether_it_is_as_it_was_published(backend: PosixBackend, loose: LooseBlobs) -> None:

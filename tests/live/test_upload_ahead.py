@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
 from kstore.blobs.packindex import pack_name
+from kstore.digest import digest_of
+from kstore.operations.sources import Sources
 from kstore.report import CommitStatus
-from kstore.worker import Worker
 from tests.gc.stores import collect, collect_fully, kernels, pass_time, restored, stored
 from tests.trees import KEY, Node, shared_object
 
@@ -134,9 +136,13 @@ def test_a_file_that_changes_while_it_is_uploaded_is_left_out(
     node.tree.graph("fone")
     changing = node.tree.graph("ftwo")
     node.tree.graph("fthree")
-    read = Worker.read_stored
+    gone, read = digest_of((node.tree.root / changing).read_bytes()), Sources.read
+
+    def read_others(sources: Sources, digests: Iterable[bytes]) -> Iterator[tuple[bytes, bytes | None]]:
+        return ((digest, None if digest == gone else data) for digest, data in read(sources, digests))
+
     with monkeypatch.context() as patch:
-        patch.setattr(Worker, "read_stored", lambda *given: None if given[1] == changing else read(*given))
+        patch.setattr(Sources, "read", read_others)
         patch.setattr("kstore.intake._ROOM", 0)  # as if all files were large
         node.store.upload_ahead(KEY)
     report = node.commit()

@@ -10,6 +10,7 @@ import pytest
 
 from kstore.batches import MAX_COUNT
 from kstore.calls import Status, read_each
+from kstore.digest import digest_of
 from kstore.local import finished
 from kstore.local.finished import Unfinished, check_unlocked, check_whole_object, read_finished, read_in_batches
 from tests.trees import shared_object
@@ -19,8 +20,8 @@ def test_a_quiet_file_is_read_whole(tmp_path: Path) -> None:
     for data in (b"", b"short", os.urandom(3 << 20)):
         path = tmp_path / "file"
         path.write_bytes(data)
-        found, status = read_finished(str(path))
-        assert found == data
+        found, status, digest = read_finished(str(path))
+        assert (found, digest) == (data, digest_of(data))
         assert status.inode == path.stat().st_ino
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from kstore.backends import PosixBackend
 from kstore.blobs import BlobStore, Layout
-from kstore.blobs.loose import bears_stamp
+from kstore.blobs.loose import bears_stamp, blob_path
 from kstore.deadline import Waiting
 from kstore.digest import digest_of
 from kstore.errors import CacheRootError
@@ -335,7 +335,7 @@ def test_a_blob_that_cannot_be_looked_at_costs_itself(
     """Also the first one, by which it is found out how files can be linked."""
     place = Place(tmp_path, Layout.LOOSE)
     bad, good = place.store(b"bad"), place.store(b"good")
-    damage(Path(place.blobs.loose.path(bad.digest)), monkeypatch)
+    damage(Path(blob_path(str(place.blobs.loose.folder), bad.digest)), monkeypatch)
     placed = place.place({"inductor/aa/bad.py": bad, "inductor/bb/good.py": good})
     assert placed.paths == {"inductor/bb/good.py"}
     assert [skip.path for skip in placed.skipped] == ["inductor/aa/bad.py"]

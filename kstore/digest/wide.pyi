@@ -1,0 +1,3 @@
+from collections.abc import Sequence
+
+def digest_each(contents: Sequence[bytes | bytearray | memoryview]) -> bytes: ...

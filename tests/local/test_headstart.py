@@ -1,0 +1,228 @@
+"""A restore into an empty root begins while the manifest is still being parsed, and nothing depends on it."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from kstore.blobs.loose import blob_path, stamp
+from kstore.digest import digest_of
+from kstore.environment import Host
+from kstore.errors import CacheRootError, IntegrityError
+from kstore.local.headstart import HeadStart
+from kstore.local.link import LinkMode
+from kstore.published.manifest import Entry, Files, Flag, Manifest
+from kstore.published.ref import Ref
+from kstore.report import RestoreStatus
+from tests.trees import KEY, Node, contents, publish
+
+pytestmark = pytest.mark.usefixtures("host")
+
+
+class Begun(list[HeadStart]):
+    """The head starts that had anything to begin with, and are taken over."""
+
+    @property
+    def linked(self) -> set[str]:
+        return {path for start in self for part in start.linking for path in part.result().paths}
+
+    @property
+    def folders(self) -> set[str]:
+        return {folder for start in self for folder in start.folders}
+
+
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch) -> Begun:
+    found, is_of = Begun(), HeadStart.is_of
+
+    def look(start: HeadStart, snapshot: object) -> bool:
+        if answer := is_of(start, snapshot):  # type: ignore[arg-type]
+            found.append(start)
+        return answer
+
+    monkeypatch.setattr(HeadStart, "is_of", look)
+    return found
+
+
+def filled(folder: Path, layout: str) -> Node:
+    node = Node(folder, "builder", layout=layout)
+    for name in ("one", "two"):
+        node.tree.wrapper(name)
+        node.tree.kernel(name)
+        node.tree.graph(f"f{name}")
+    node.tree.put("inductor/ab/x.cu", b"in place")
+    node.commit()
+    return node
+
+
+@pytest.fixture
+def builder(tmp_path: Path, layout: str) -> Node:
+    return filled(tmp_path, layout)
+
+
+@pytest.fixture
+def linkable(tmp_path: Path) -> Node:
+    """One whose blobs are loose."""
+    return filled(tmp_path, "loose")
+
+
+def stages(node: Node) -> list[str]:
+    return [name for name in os.listdir(node.tree.root / ".kstore") if name.startswith("stage")]
+
+
+def publish_files(node: Node, files: Files, generation: int, hosts: dict[str, Files] | None = None) -> None:
+    """As the newest generation, whatever a commit would say of it."""
+    data = Manifest(files, hosts or {}).dump()
+    node.store.create()
+    node.store.storage.blobs.loose.put_many([(digest_of(data), data)])
+    ref = Ref(node.store.scope(KEY), generation, digest_of(data), len(data), (), 0.0, "test", len(files), 1)
+    assert publish(node.store.storage.refs, ref)
+
+
+def stored(node: Node, data: bytes, flags: int = Flag.LINK, unit: int = 0) -> Entry:
+    node.store.create()
+    node.store.storage.blobs.loose.put_many([(digest_of(data), data)])
+    return Entry(digest_of(data), len(data), 0, 0o644, int(flags), unit)
+
+
+def test_all_is_as_it_would_be_without(builder: Node, begun: Begun, tmp_path: Path, layout: str) -> None:
+    node = Node(tmp_path, layout=layout)
+    report = node.restore()
+    assert (report.status, report.left_out, report.skipped) == (RestoreStatus.RESTORED, 0, ())
+    assert {path.removeprefix("inductor/") for path in contents(node.tree.root)} == {
+        path.removeprefix("inductor/") for path in contents(builder.tree.root)
+    }
+    assert len(begun) == 1 and "inductor/fxgraph/on/fone" in begun.folders
+    assert bool(begun.linked) == (layout == "loose")
+    assert sum(report.used_modes.values()) == report.placed == report.files
+    assert stages(node) == []
+    assert node.commit().new_files == 0
+
+
+def test_what_is_never_changed_in_place_is_linked(linkable: Node, begun: Begun, tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    mode = node.restore().link_mode
+    assert begun.linked == {path for path, entry in linkable.published().items() if entry.flags & Flag.LINK}
+    for path in begun.linked:
+        digest = linkable.published()[path].digest
+        assert (node.tree.root / path).stat().st_mtime_ns % 10**9 == stamp(digest)
+        blob = blob_path(str(node.store.storage.blobs.loose.folder), digest)
+        assert os.path.samefile(blob, node.tree.root / path) == (mode is LinkMode.HARDLINK)
+
+
+def test_a_root_that_holds_anything_is_looked_at_first(
+    builder: Node, begun: Begun, tmp_path: Path, layout: str
+) -> None:
+    node = Node(tmp_path, layout=layout)
+    node.tree.put("inductor/ab/mine.py", b"mine")
+    assert node.restore().status is RestoreStatus.RESTORED
+    assert begun == []
+    assert node.tree.read("inductor/ab/mine.py") == b"mine"
+
+
+def test_of_a_damaged_generation_nothing_stays(tmp_path: Path, begun: Begun) -> None:
+    node = Node(tmp_path)
+    publish_files(node, {"inductor/ab/good.py": stored(node, b"good")}, 1)
+    publish_files(node, {"inductor/cd/file": stored(node, b"a"), "inductor/cd/file/below": stored(node, b"b")}, 2)
+    assert node.restore().generation == 1
+    assert contents(node.tree.root) == {"inductor/ab/good.py": b"good"}
+    assert sorted(os.listdir(node.tree.root / "inductor")) == ["ab"]
+    assert [start.linker.mode for start in begun] != [] and stages(node) == []
+
+
+CLIMBING = ["../x", "../../../x", "../../../folder/x", "inductor/../../../../x", "inductor/ab/../../../../../x", "//x"]
+
+
+@pytest.mark.parametrize("path", CLIMBING)
+@pytest.mark.parametrize("before", [0, 5000])
+def test_what_leads_out_of_the_root_is_neither_made_nor_linked(tmp_path: Path, path: str, before: int) -> None:
+    """Nor is anything where it comes late: of what was begun nothing is kept."""
+    node = Node(tmp_path, "victim")
+    evil = stored(node, b"evil")
+    many = {f"!/{number}/x": evil for number in range(before)}
+    publish_files(node, {**many, path: evil}, 1)
+    outside = {found for found in tmp_path.rglob("*") if "store" not in found.parts}
+    with pytest.raises(IntegrityError):
+        node.restore()
+    new = {found for found in tmp_path.rglob("*") if "store" not in found.parts} - outside
+    assert all(node.tree.root in (found, *found.parents) for found in new)
+    assert contents(node.tree.root) == {} and stages(node) == []
+    assert not {"x", "folder"}.intersection(os.listdir(node.tree.root / ".kstore"))
+
+
+def test_a_blob_that_was_altered_is_not_linked(linkable: Node, begun: Begun, tmp_path: Path) -> None:
+    path = next(path for path, entry in sorted(linkable.published().items()) if entry.flags & Flag.LINK)
+    blob = Path(blob_path(str(linkable.store.storage.blobs.loose.folder), linkable.published()[path].digest))
+    blob.chmod(0o644)
+    blob.write_bytes(blob.read_bytes().upper())
+    node = Node(tmp_path)
+    report = node.restore()
+    assert path not in begun.linked and not node.tree.has(path)
+    assert report.left_out >= 1 and report.placed == report.files - report.left_out
+
+
+def test_what_is_not_linked_at_once_comes_another_way(
+    linkable: Node, begun: Begun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A blob may have lost its stamp alone: it is read then, and linked."""
+    monkeypatch.setattr("kstore.local.headstart.link_rows", lambda paths, *rest, **flags: [errno.EMLINK] * len(paths))
+    node = Node(tmp_path)
+    report = node.restore()
+    assert begun.linked == set()
+    assert (report.left_out, contents(node.tree.root).keys()) == (0, linkable.published().keys())
+    assert report.link_mode is not LinkMode.COPY
+
+
+def test_where_nothing_can_be_linked_all_is_copied(
+    linkable: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*asked: object) -> memoryview:
+        return memoryview(errno.EXDEV.to_bytes(4, "little")).cast("i")
+
+    monkeypatch.setattr("kstore.local.link.link_each", refuse)
+    monkeypatch.setattr("kstore.local.link.clone_each", refuse)
+    node = Node(tmp_path)
+    report = node.restore()
+    assert (report.link_mode, report.left_out) == (LinkMode.COPY, 0)
+    assert contents(node.tree.root).keys() == linkable.published().keys()
+
+
+@pytest.mark.parametrize("flags", [Flag.LINK, Flag.LINK | Flag.GROUP])
+def test_what_is_of_this_host_takes_the_place_of_what_is_of_any(tmp_path: Path, host: Host, flags: Flag) -> None:
+    """No commit publishes both. What was linked for the other one must not be taken for it."""
+    node, unit = Node(tmp_path), 2 * bool(flags & Flag.GROUP)
+    of_any, of_host = stored(node, b"of any host", flags, unit), stored(node, b"of this host", flags | Flag.HOST, unit)
+    files = {"triton/K/both": of_any, "triton/K/other": of_any, "triton/L/third": of_any}
+    publish_files(node, files, 1, {host.fingerprint: {"triton/K/both": of_host}})
+    assert node.restore().left_out == 0
+    found = contents(node.tree.root)
+    assert (found["triton/K/both"], found["triton/L/third"]) == (b"of this host", b"of any host")
+    assert ("triton/K/other" in found) == (unit == 0)
+
+
+def test_names_that_the_root_refuses_leave_nothing_of_their_group(tmp_path: Path, begun: Begun) -> None:
+    node = Node(tmp_path)
+    group = Flag.LINK | Flag.GROUP
+    files = {"triton/K/short": stored(node, b"a", group, 2), f"triton/K/{'x' * 300}": stored(node, b"b", group, 2)}
+    publish_files(node, {**files, "triton/L/file": stored(node, b"c", group, 2)}, 1)
+    report = node.restore()
+    assert len(begun) == 1 and report.left_out == 2
+    assert contents(node.tree.root) == {"triton/L/file": b"c"}
+    assert os.listdir(node.tree.root / "triton") == ["L"] and stages(node) == []
+
+
+def test_a_root_that_is_full_says_so(
+    builder: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str
+) -> None:
+    def refuse(paths: Sequence[str]) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), paths[0])
+
+    monkeypatch.setattr("kstore.local.headstart.make_folders", refuse)
+    node = Node(tmp_path, layout=layout)
+    with pytest.raises(CacheRootError, match="No space left"):
+        node.restore()
+    assert contents(node.tree.root) == {} and stages(node) == []
