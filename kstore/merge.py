@@ -67,8 +67,10 @@ def merge(base: Files, theirs: Files, ours: Files, declined: Declined, beside: S
             and entry.digest != _digest(base, path)
             and entry.digest != merged.declined.get(path)
         ]
-    if changed:
+    if changed and (base or theirs):
         _merge_changed(merged, base, theirs, ours, changed, declined)
+    elif changed:
+        _take_new(merged, ours, changed)
     if merged.taken:
         _drop_replaced(merged, base, theirs, ours)
         _decline_contradictions(merged, theirs, ours, beside)
@@ -79,6 +81,17 @@ def _outdated(base: Files, theirs: Files, ours: Files) -> list[str]:
     if base is theirs:
         return []
     return [p for p, e in base.items() if _digest(ours, p) == e.digest and _digest(theirs, p) != e.digest]
+
+
+def _take_new(merged: Merged, ours: Files, paths: list[str]) -> None:
+    """Where nothing was and nothing is published, all is new, be it a group's or not."""
+    slots: dict[str, list[str]] = defaultdict(list)
+    for path in paths:
+        if ours[path].flags & _SLOT:
+            slots[unit_of(path, ours[path])].append(path)
+        else:
+            _take(merged, ours, path)
+    _merge_slots(merged, {}, {}, ours, slots)
 
 
 def _merge_changed(

@@ -24,8 +24,12 @@ _NAMED_RULES = ("merge", "relocate", "lock")
 _UNSAID = {"complete": ("*",)}
 # Plain ints: an operation on an enum costs a microsecond, and a tree has ten thousand files.
 _LINK = int(Flag.LINK)
-_FLAGS = (("immutable", _LINK), ("host_bound", int(Flag.HOST)), ("mtime", int(Flag.MTIME)))
-_NAMED_FLAGS = (("merge", int(Flag.MERGE)), ("relocate", int(Flag.RELOCATE)))
+_MUTABLE, _LOCK = 1 << 16, 1 << 17
+"""Beside those of manifests."""
+_FLAGS = (
+    ("immutable", _LINK), ("host_bound", int(Flag.HOST)), ("mtime", int(Flag.MTIME)), ("merge", int(Flag.MERGE)),
+    ("relocate", int(Flag.RELOCATE)), ("mutable", _MUTABLE), ("lock", _LOCK),
+)  # fmt: skip
 _ANY_FOLDERS = r"(?>(?:.*/(?=[^/]+/?\Z))?)"
 """All but the last part of a path. There is one way to match that, so none is tried twice."""
 _WILDCARDS = {
@@ -44,6 +48,8 @@ class Kind(NamedTuple):
     flags: int
     unit: int
     """How many leading parts of its path, the component's name included, name its group or slot; 0 for none."""
+    has_lock: bool
+    """Whether its writer holds a lock."""
 
 
 class Patterns:
@@ -82,6 +88,34 @@ def _no_match(path: str) -> None:
     pass
 
 
+class Kinds:
+    """What the rules that tell of single files say of one: all in one match, for a tree has ten thousand files."""
+
+    def __init__(self, rules: Iterable[tuple[Patterns, int]]) -> None:
+        self._rules = tuple(rules)
+        self._known: dict[tuple[tuple[str | None, ...], int, int], Kind] = {}
+
+    @cached_property
+    def _match(self) -> Callable[[str], re.Match[str] | None]:
+        """Has a group for each rule, which is there, and empty, if that matches the whole path."""
+        return re.compile("".join(rf"(?=(?:(?:{patterns.text})\Z())?)" for patterns, _ in self._rules)).match
+
+    def of(self, path: str, unit: int, depth: int) -> Kind:
+        """See `Component.kind`."""
+        match = self._match(path)
+        assert match  # Every rule may fail.
+        found = match.groups(), unit, depth
+        return self._known.get(found) or self._known.setdefault(found, self._judge(*found))
+
+    def _judge(self, groups: tuple[str | None, ...], unit: int, depth: int) -> Kind:
+        flags = unit
+        for (_, flag), group in zip(self._rules, groups, strict=True):
+            flags |= flag if group is not None else 0
+        if flags & (_NEVER_LINKED | _MUTABLE):
+            flags &= ~_LINK
+        return Kind(flags & ~(_MUTABLE | _LOCK), depth + 1 if unit else 0, bool(flags & _LOCK))
+
+
 @dataclass(frozen=True, slots=True)
 class Component:
     """One JIT cache: where it lives and the rules for its files. See `components.toml` for their meaning."""
@@ -98,8 +132,7 @@ class Component:
     named: Mapping[str, tuple[tuple[Patterns, str], ...]] = field(repr=False)
     holds: tuple[tuple[Patterns, str], ...] = field(repr=False)
     """Folders that are the cache of another component, and which."""
-    flags: tuple[tuple[Patterns, int], ...] = field(repr=False)
-    """The rules that say something of single files, those without a pattern left out."""
+    kinds: Kinds = field(repr=False)
 
     @property
     def is_folder(self) -> bool:
@@ -109,7 +142,7 @@ class Component:
     @property
     def is_loaded(self) -> bool:
         """Whether programs load code from its folder as the linker does, which a filesystem may forbid (noexec)."""
-        return any(flag & Flag.HOST for _, flag in self.flags)
+        return bool(self.rules["host_bound"])
 
     def part_of(self, folder: str) -> str:
         """Where the cache is in the folder that the variable names."""
@@ -135,13 +168,7 @@ class Component:
 
     def kind(self, path: str, unit: int, depth: int) -> Kind:
         """What the rules say of a file in a unit (`Flag.GROUP`, `Flag.SLOT` or 0) that is `depth` folders deep."""
-        flags = unit
-        for pattern, flag in self.flags:
-            if pattern.fullmatch(path):
-                flags |= flag
-        if flags & _NEVER_LINKED or self.rules["mutable"].fullmatch(path):
-            flags &= ~_LINK
-        return Kind(flags, depth + 1 if unit else 0)
+        return self.kinds.of(path, unit, depth)
 
     def lists(self, path: str) -> bool:
         """Whether a file is a list of those beside it, none of which may be missing."""
@@ -225,7 +252,7 @@ def _component(name: str, entry: Mapping[str, Any]) -> Component:
             rule: tuple((Patterns([p]), method) for p, method in entry.get(rule, {}).items()) for rule in _NAMED_RULES
         },
         holds=tuple((Patterns([folder]), held) for folder, held in entry.get("holds", {}).items()),
-        flags=tuple((Patterns(entry[rule]), flag) for rule, flag in (*_FLAGS, *_NAMED_FLAGS) if entry.get(rule)),
+        kinds=Kinds((Patterns(entry[rule]), flag) for rule, flag in _FLAGS if entry.get(rule)),
         **texts,
     )
 

@@ -40,7 +40,7 @@ def read_artifact(
         Unfinished: it is not finished, or cannot be understood.
         OSError: it cannot be read.
     """
-    if lock := component.method("lock", relative):
+    if kind.has_lock and (lock := component.method("lock", relative)):
         inside, _, name = relative.rpartition("/")
         check_unlocked(f"{folder}/{lock.format(stem=name.partition('.')[0], folder=inside)}")
         content = None  # Whoever held its lock then may have been writing it.

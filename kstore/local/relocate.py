@@ -7,7 +7,7 @@ there (`FileCacheManager.get_group`): moved as it is, a kernel is a miss, or is 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import NamedTuple
 
@@ -44,7 +44,7 @@ def _as_json(folder: str) -> bytes:
 
 
 def _triton_group(data: bytes, path: str, folder: str) -> Stored:
-    content = json.loads(data)
+    content = json.loads(data.decode())
     children = content.get("child_paths") if isinstance(content, dict) else None
     if isinstance(children, list) and all(isinstance(name, str) for name in children):
         # Triton's RemoteCacheManager writes names, not paths: nothing to relocate.
@@ -52,9 +52,12 @@ def _triton_group(data: bytes, path: str, folder: str) -> Stored:
     if not isinstance(children, dict) or any("/" in name or not name for name in children):
         raise ValueError("it does not list a kernel's files by name")
     inside = path.rpartition("/")[0]
-    content["child_paths"] = {name: f"{PLACEHOLDER}/{inside}/{name}" for name in children}
-    is_local = all(child == f"{folder}/{inside}/{name}" for name, child in children.items())
-    return Stored(json.dumps(content).encode(), tuple(children), is_local)
+    content["child_paths"] = _below(f"{PLACEHOLDER}/{inside}/", children)
+    return Stored(json.dumps(content).encode(), tuple(children), children == _below(f"{folder}/{inside}/", children))
+
+
+def _below(folder: str, names: Iterable[str]) -> dict[str, str]:
+    return {name: folder + name for name in names}
 
 
 _METHODS: dict[str, Callable[[bytes, str, str], Stored]] = {"triton_group": _triton_group}

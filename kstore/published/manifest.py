@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntFlag
 from functools import partial
-from itertools import chain, islice, starmap
+from itertools import chain, islice, repeat, starmap
 from typing import Any, NamedTuple
 
 from kstore import tables
@@ -93,7 +93,7 @@ def folders_of(paths: Iterable[str]) -> set[str]:
 
 def nearest_folders(paths: Iterable[str]) -> set[str]:
     """The nearest folder of each."""
-    return {path.rpartition("/")[0] for path in paths}
+    return {folder for folder, _, _ in map(str.rpartition, paths, repeat("/"))}
 
 
 def with_parents(folders: set[str]) -> set[str]:
