@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -65,7 +66,7 @@ def test_a_quick_run_writes_a_page_samples_and_plots(tmp_path: Path, bench: Benc
 
 
 def test_peers_that_are_not_there_are_named(tmp_path: Path, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    for way in peers.Fal, peers.LinkFloor:
+    for way in peers.Fal, peers.CopyFloor:
         monkeypatch.setattr(way, "absent", staticmethod(lambda: "it is elsewhere"))
     monkeypatch.setattr("tools.bench.plots.importlib.util.find_spec", lambda name: None)
     table = bench("restore-link")["restore-link"]
@@ -74,6 +75,21 @@ def test_peers_that_are_not_there_are_named(tmp_path: Path, bench: Bench, monkey
     page = (tmp_path / "out/index.md").read_text()
     assert "kstore, loose: restore, page cache warm | fal | ≤ 1/25 |  | not measured |" in page
     assert "No plots: matplotlib is not installed" in page
+
+
+@pytest.mark.skipif(not shutil.which("cc"), reason="cc is not installed")
+def test_the_floor_of_a_restore_links_what_is_linked_and_writes_the_rest(tmp_path: Path) -> None:
+    tree = Tree(tmp_path / "tree")
+    tree.put(".kstore/state", b"kstore's own")
+    for number in range(20):
+        path = tree.root / tree.put(f"ab/{number % 7}/c{number}.py", b"%d" % number * number)
+        if number % 2:
+            os.link(path, tmp_path / f"blob{number}")
+    assert floor.run("link", tree.root, tmp_path / "restored") > 0
+    assert contents(tmp_path / "restored") == contents(tree.root)
+    for path in contents(tree.root):
+        is_linked = (tree.root / path).stat().st_nlink > 1
+        assert os.path.samefile(tree.root / path, tmp_path / "restored" / path) == is_linked
 
 
 @pytest.mark.skipif(not shutil.which("cc"), reason="cc is not installed")

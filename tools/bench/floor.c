@@ -1,6 +1,7 @@
 /* The bare system calls of a restore or a commit, one thread, nothing else: what no tool can be faster than alone.
  *
- *   floor link SOURCE TARGET    the folders of SOURCE, and a hard link for each of its files
+ *   floor link SOURCE TARGET    the folders of SOURCE, a hard link for each file that has another name, and for each
+ *                               other one a create, write and close
  *   floor copy SOURCE TARGET    the folders, and a create, write and close for each file
  *   floor store SOURCE TARGET   256 folders, and an open, read, close, create, write and close for each file
  *
@@ -16,7 +17,7 @@
 #include <time.h>
 #include <unistd.h>
 
-struct node { char *source, *target, *data; size_t size; int folder; };
+struct node { char *source, *target, *data; size_t size; int folder, linked; };
 
 static struct node *nodes;
 static size_t count, room;
@@ -34,16 +35,17 @@ static void load(struct node *node) {
 
 static int visit(const char *path, const struct stat *status, int type, struct FTW *where) {
     (void)where;
-    if (type != FTW_D && type != FTW_F) return 0;
+    if ((type != FTW_D && type != FTW_F) || strstr(path, "/.kstore")) return 0;
     if (count == room && !(nodes = realloc(nodes, (room = room ? 2 * room : 1024) * sizeof *nodes))) fail("realloc");
     struct node *node = &nodes[count++];
     node->folder = type == FTW_D;
+    node->linked = !copying && !storing && status->st_nlink > 1;
     node->source = strdup(path);
     node->size = status->st_size;
     int length = storing ? asprintf(&node->target, "%s/%02zx/%zu", target, count % 256, count)
                          : asprintf(&node->target, "%s%s", target, path + strlen(source));
     if (length < 0) fail("asprintf");
-    if (copying && !node->folder) load(node);
+    if (!storing && !node->folder && !node->linked) load(node);
     return 0;
 }
 
@@ -51,7 +53,7 @@ static void make(struct node *node) {
     if (node->folder && storing) return;
     if (node->folder) { if (mkdir(node->target, 0755)) fail(node->target); return; }
     if (storing) load(node);
-    if (!copying && !storing) { if (link(node->source, node->target)) fail(node->target); return; }
+    if (node->linked) { if (link(node->source, node->target)) fail(node->target); return; }
     int fd = open(node->target, O_WRONLY | O_CREAT | O_EXCL, 0644);
     if (fd < 0 || write(fd, node->data, node->size) != (ssize_t)node->size || close(fd)) fail(node->target);
     if (storing) free(node->data);

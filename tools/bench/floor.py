@@ -13,8 +13,9 @@ from pathlib import Path
 def run(what: str, source: Path, target: Path) -> float:
     """Seconds of making `target` from `source`.
 
-    `what` is `link` (folders and hard links), `copy` (folders, and an open, a write and a close for each file, which is
-    read before), or `store` (256 folders, and likewise for each file, which is read meanwhile).
+    `what` is `copy` (folders, and an open, a write and a close for each file, which is read before), `link` (likewise,
+    but a hard link for each file that has another name), or `store` (256 folders, and for each file as in `copy`, which
+    is read meanwhile).
     """
     command = [str(_program()), what, str(source), str(target)]
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import ClassVar
 
-from tools.bench import processes
-from tools.bench.peers import B10, Fal
+from tools.bench import floor, processes
+from tools.bench.peers import B10, CopyFloor, Fal
 from tools.bench.processes import Spec, Step
 from tools.bench.sharing import Program
 
@@ -44,6 +44,25 @@ class KstoreLoose(Kstore):
 
     name = "kstore, loose"
     layout = "loose"
+
+
+class LinkFloor(KstoreLoose):
+    """What the bare system calls of a restore by link take: the links that kstore makes, and the writes of what it
+    copies, for that holds paths, is executable, or is changed in place.
+    """
+
+    name = "bare link, open, write, close"
+
+    @staticmethod
+    def absent() -> str:
+        """See `Sharing`."""
+        return CopyFloor.absent()
+
+    def fetch(self, worker: str, host: int = 0) -> Step:
+        """As in a root that kstore has restored."""
+        if not (model := self.local("model")).exists():
+            self.run("model", host, ["fetch"])
+        return Step(floor.run("link", model, self.local(worker)), "")
 
 
 class KstorePacked(Kstore):

@@ -182,11 +182,12 @@ class Tar(Shell):
         return self.stored()
 
 
-class LinkFloor(Copy):
-    """No way to share, but what the bare system calls of a restore by link take."""
+class CopyFloor(Copy):
+    """No way to share, but what the bare system calls of a restore that copies take. Wherever from it copies, that is
+    read before its clock starts.
+    """
 
-    name = "bare link(2)"
-    what: ClassVar[str] = "link"
+    name = "bare open, write, close"
 
     @staticmethod
     def absent() -> str:
@@ -194,38 +195,22 @@ class LinkFloor(Copy):
         return _not_installed("cc")
 
     def fetch(self, worker: str, host: int = 0) -> Step:
-        """Folders first, and one call after the other."""
-        return Step(floor.run(self.what, self.source(host), self.local(worker)), "")
-
-    def source(self, host: int) -> Path:
-        """What is made anew."""
-        return self.shared(host) / "tree"
-
-
-class CopyFloor(LinkFloor):
-    """Likewise of a restore that copies: wherever from, that is read before its clock starts."""
-
-    name = "bare open, write, close"
-    what = "copy"
+        """Of the builder's own folder: one call after the other."""
+        return Step(floor.run("copy", self.local("builder"), self.local(worker)), "")
 
     def publish(self, worker: str, host: int = 0) -> Step:
         """Nothing."""
         return Step(0.0, "")
 
-    def source(self, host: int) -> Path:
-        """The builder's own."""
-        return self.local("builder")
 
-
-class StoreFloor(LinkFloor):
+class StoreFloor(CopyFloor):
     """Likewise of a first commit that makes a file of each: it reads them all, and has as many folders as a store."""
 
     name = "bare read and create"
-    what = "store"
 
     def publish(self, worker: str, host: int = 0) -> Step:
         """One file after the other."""
-        return Step(floor.run(self.what, self.local(worker), self.shared(host) / "tree"), "")
+        return Step(floor.run("store", self.local(worker), self.shared(host) / "tree"), "")
 
 
 @cache

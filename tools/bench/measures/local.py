@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from tools.bench.kstores import Kstore, KstoreLoose, KstorePacked
-from tools.bench.peers import B10, Copy, CopyFloor, Fal, Link, LinkFloor, Rsync, StoreFloor, Tar
+from tools.bench.kstores import Kstore, KstoreLoose, KstorePacked, LinkFloor
+from tools.bench.peers import B10, Copy, CopyFloor, Fal, Link, Rsync, StoreFloor, Tar
 from tools.bench.race import Bench, Reading, Scene, describe, reading
 from tools.bench.results import Claim, Table
 from tools.bench.sharing import Program, Sharing
@@ -54,7 +54,7 @@ def _restoring(bench: Bench) -> Scene:
     def scene(sharing: Sharing) -> Iterator[Reading]:
         sharing.fill("builder", bench.trees.corpus)
         sharing.publish("builder")
-        if isinstance(sharing, LinkFloor):  # It has read all that it makes before its clock starts.
+        if isinstance(sharing, CopyFloor | LinkFloor):  # It has read all that it makes before its clock starts.
             yield reading(_WARM, sharing.fetch("warm"))
         else:
             yield from bench.cold_or_warm(sharing)
