@@ -126,6 +126,10 @@ class Worker:
         """The artifacts of a manifest that this host can use."""
         return manifest.for_host(self.host.fingerprint) if manifest.hosts else manifest.files
 
+    def bound_of(self, manifest: Manifest) -> Files:
+        """Those of them that run only on hosts like this one."""
+        return manifest.hosts.get(self.host.fingerprint, {}) if manifest.hosts else {}
+
     def read_stored(self, path: str, entry: Entry) -> bytes | None:
         """A file of the cache root, in the form in which it is stored; None if it is not what was scanned any more."""
         component, _, relative = path.partition("/")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from concurrent.futures import Future
 from contextlib import ExitStack
 from functools import partial
@@ -28,7 +28,7 @@ from kstore.local.link import Link, Linker, LinkMode
 from kstore.local.placed import Placed
 from kstore.local.stages import find_elsewhere
 from kstore.local.state import StateFolder
-from kstore.published.manifest import Flag, Seen, nearest_folders, unpack_entries, with_parents
+from kstore.published.manifest import Flag, Seen, unpack_entries, with_parents
 from kstore.published.ref import Ref
 from kstore.published.snapshot import Snapshot
 from kstore.published.untrusted import stay_below
@@ -103,11 +103,13 @@ class HeadStart:
         self._stack.callback(pool.shutdown, cancel_futures=True)
         return pool
 
-    def _begin(self, maker: Pool, linker: Pool, folder: str | None, paths: Sequence[str], records: bytes) -> None:
+    def _begin(
+        self, maker: Pool, linker: Pool, folder: str | None, paths: Sequence[str], records: bytes, nearest: Set[str]
+    ) -> None:
         """Make the folders of these rows, and link their blobs from `folder`, if they are loose."""
         if not stay_below(paths):
             return  # The manifest will be refused.
-        new = with_parents(nearest_folders(paths)) - self.folders
+        new = with_parents(nearest) - self.folders
         self.folders |= new
         self.making.append(submit(maker, make_folders, [f"{self.stage}/{path}" for path in sorted(new)]))
         if folder:

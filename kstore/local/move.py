@@ -41,13 +41,14 @@ class Mover:
         self.refused: dict[str, OSError] = {}
         """Paths that cannot be put in their place, and why."""
 
-    def move(self, paths: Collection[str], folders: Collection[str]) -> None:
-        """Move `paths`; `folders` are the folders, as artifact paths, that exist already.
+    def move(self, paths: Collection[str], folders: Collection[str], among: Collection[str]) -> None:
+        """Move `paths`, which are of no other components than are `among` these; `folders` are the folders, as artifact
+        paths, that exist already.
 
         Raises:
             OSError: the cache root cannot be written.
         """
-        components = {path.partition("/")[0] for path in paths}
+        components = {name for name in among if any(path.startswith(f"{name}/") for path in paths)}
         is_fresh = components.isdisjoint(folders)  # As most roots are: there are no more than these to move.
         tops = components if is_fresh else {self._top(path, folders) for path in paths}
         for top in tops:

@@ -14,7 +14,7 @@ import logging
 import os
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -117,9 +117,11 @@ class Placer:
         folders: Collection[str],
         before_move: Callable[[], None],
         *,
+        nearest: Set[str] | None = None,
         marks: bool = False,
     ) -> Placed:
-        """Place `wanted`; `folders` are the folders, as artifact paths, that exist already.
+        """Place `wanted`; `folders` are the folders, as artifact paths, that exist already, and `nearest` the nearest
+        of those that `wanted` is to be in, if they are known.
 
         `before_move` is called when all is staged and nothing in its place; what it raises ends it there.
         With `marks` folders that nobody has touched will be known by their time: see `untouched`.
@@ -133,7 +135,7 @@ class Placer:
             before_move()
             return Placed()
         try:
-            return self._place(wanted, packs, folders, before_move, marks=marks)
+            return self._place(wanted, packs, folders, before_move, nearest, marks=marks)
         except OSError as error:
             raise CacheRootError(cannot_write(self._root, error)) from error
 
@@ -143,11 +145,12 @@ class Placer:
         packs: Sequence[str],
         folders: Collection[str],
         before_move: Callable[[], None],
+        nearest: Set[str] | None,
         *,
         marks: bool,
     ) -> Placed:
         with ExitStack() as stack:
-            holding = nearest_folders(wanted)
+            holding = nearest_folders(wanted) if nearest is None else nearest
             needed = with_parents(holding)
             components = {folder for folder in needed if "/" not in folder}
             elsewhere = find_elsewhere(self._root, components)
@@ -175,7 +178,7 @@ class Placer:
             before_move()
             mover = Mover(staging.staged, self._root.local_path, wanted, staging.is_since_begun)
             with self._waiting.visible():
-                mover.move(placed.paths, set(folders) | elsewhere)
+                mover.move(placed.paths, set(folders) | elsewhere, {folder for folder in needed if "/" not in folder})
             placed.forget(mover.occupied, mover.refused)
             placed.bare = needed - holding
         placed.skipped += unusable
@@ -254,7 +257,8 @@ class _Staging:
                 self._fill(below, source, source.blobs.packs_listed(), placed, pool, progress)
             if self._begun:
                 self._fill(self.wanted, main, packs, placed, pool, progress, self._begun)
-            self._fill(self.wanted, main, packs, placed, pool, progress)
+            if len(placed.paths) < len(self.wanted):
+                self._fill(self.wanted, main, packs, placed, pool, progress)
             for source in others() if len(placed.paths) < len(self.wanted) else ():
                 self._fill(self.wanted, source, source.blobs.packs_listed(), placed, pool, progress)
             self._wait()  # or an exception of a signal's handler might stay in it
@@ -315,9 +319,9 @@ class _Staging:
 
     def drop_incomplete(self, placed: Placed, lists: Callable[[str], bool]) -> None:
         """A group with a missing file is not placed at all, nor is a list of files one of which is missing."""
-        lost = self.wanted.keys() - placed.paths
-        if not lost:
+        if placed.paths.issuperset(self.wanted):
             return
+        lost = self.wanted.keys() - placed.paths
         placed.missed = {self.wanted[path].digest for path in lost}
         units = {unit_of(path, self.wanted[path]) for path in lost if self.wanted[path].flags & _GROUP}
         folders = {parent for path in lost for parent in parents_of(path)}

@@ -10,10 +10,11 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import NamedTuple
 
 from kstore.errors import IntegrityError, KstoreError, StoreUnavailable
@@ -36,7 +37,7 @@ from kstore.operations.wait import Waited, wait
 from kstore.operations.wanted import choose_wanted, hindered
 from kstore.published.layers import attempt, newest_there, ref_of, remembers
 from kstore.published.leaning import leans_on, substitutes, supports_of, unavailable
-from kstore.published.manifest import Files
+from kstore.published.manifest import Files, folders_of, nearest_folders
 from kstore.published.ref import Ref, RefState
 from kstore.published.snapshot import Snapshot
 from kstore.published.untrusted import check_entries, check_paths
@@ -274,9 +275,10 @@ class _Restore:
         merged.files.clear()  # nothing is published: `_files` has what is to be here
         wanted = choose_wanted(self._files, self._found, merged)
         self._hindered = hindered(self._files, self._found, wanted)
-        is_fresh = self._has_all and len(wanted) == len(self._files)
-        placer = self._placer(self._head_start if is_fresh and self._adds_hosts() else None)
-        placed = placer.place(wanted, self._ref.packs, self._found.folders, before_move, marks=is_fresh)
+        is_fresh, nearest = self._has_all and len(wanted) == len(self._files), self._nearest(wanted)
+        placer = self._placer(self._head_start if nearest is not None else None)
+        there = self._found.folders
+        placed = placer.place(wanted, self._ref.packs, there, before_move, nearest=nearest, marks=is_fresh)
         try:
             self._remember(merged, placed)
         except (KstoreError, OSError) as error:
@@ -297,7 +299,9 @@ class _Restore:
         if manifest.hosts:
             worker.ask_host()
         known, published = worker.root.folders, worker.files_of(manifest)
-        unmanaged = sorted({path.partition("/")[0] for path in published} - set(known))
+        bound = manifest.hosts.values()
+        components = {path.partition("/")[0] for path in chain(manifest.nearest, *bound)}
+        unmanaged = [] if components.issubset(known) else sorted({p.partition("/")[0] for p in published} - set(known))
         self._skipped += [Skipped(component, "this worker does not manage the component") for component in unmanaged]
         if unmanaged:
             published = {path: entry for path, entry in published.items() if path.partition("/")[0] in known}
@@ -305,12 +309,13 @@ class _Restore:
         self._away = self._leave_away()
         self._has_all = self._files is published
 
-    def _adds_hosts(self) -> bool:
-        """Whether what is of this host comes beside what is of any, and takes the place of nothing."""
-        manifest = self._snapshot.manifest
-        if self._files is manifest.files:
-            return True
-        return len(self._files) == len(manifest.files) + len(manifest.hosts.get(self._worker.host.fingerprint, {}))
+    def _nearest(self, wanted: Files) -> Set[str] | None:
+        """The nearest folders of what is wanted, if that is all that the manifest has, and nothing that is of this host
+        takes the place of what is of any.
+        """
+        manifest, bound = self._snapshot.manifest, self._worker.bound_of(self._snapshot.manifest)
+        is_whole = self._has_all and len(wanted) == len(manifest.files) + len(bound)
+        return manifest.nearest | nearest_folders(bound) if is_whole else None
 
     def _placer(self, begun: HeadStart | None) -> Placer:
         worker, storage = self._worker, self._worker.storage
@@ -353,7 +358,8 @@ class _Restore:
         found = {path: entry for path, entry in found.items() if path.partition("/")[0] in known}
         try:
             check_entries(found)
-            check_paths(self._files.keys() | found.keys())
+            paths = self._files.keys() | found.keys()
+            check_paths(folders_of(paths), paths)
         except IntegrityError as error:
             log.warning("nothing is taken from below instead of what is missing: %s", error)
             found = {}

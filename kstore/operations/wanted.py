@@ -15,14 +15,14 @@ def choose_wanted(files: Files, found: Scan, merged: Merged) -> Files:
     What the worker changed itself stays, and all of a group that is being written. A group is placed whole, or not, and
     never in the place of a folder that holds something else.
     """
+    if not (found.known or found.busy or merged.declined):
+        return files
     keep = merged.declined.keys() - merged.outdated | set(merged.taken) | set(merged.to_merge)
     wanted = {
         path: entry
         for path, entry in files.items()
         if path not in keep and ((local := found.known.get(path)) is None or local.entry.digest != entry.digest)
     }
-    if len(wanted) == len(files) and not found.busy and not found.known:
-        return files
     groups = {unit_of(path, entry) for path, entry in wanted.items() if entry.flags & _GROUP}
     kept = {unit_of(path, known.entry) for path, known in found.known.items() if path in keep}
     single = (path for path, known in found.known.items() if not known.entry.flags & _GROUP)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import IntFlag
 from functools import partial
@@ -21,8 +21,8 @@ _RECORD = struct.Struct("<32sQqHBB")
 _HOSTS = "hosts/"
 _ROWS = 2048
 """That are read in one go."""
-Seen = Callable[[Sequence[str], bytes], None]
-"""Is told of rows that have been read: paths, and a record for each."""
+Seen = Callable[[Sequence[str], bytes, Set[str]], None]
+"""Is told of rows that have been read: paths, a record for each, and the nearest folder of each."""
 
 
 class Flag(IntFlag):
@@ -66,6 +66,7 @@ class Entry(NamedTuple):
 
 
 Files = dict[str, Entry]
+_Noted = Callable[[Sequence[str], bytes], None]
 _GROUP = int(Flag.GROUP)
 
 
@@ -96,7 +97,7 @@ def nearest_folders(paths: Iterable[str]) -> set[str]:
     return {folder for folder, _, _ in map(str.rpartition, paths, repeat("/"))}
 
 
-def with_parents(folders: set[str]) -> set[str]:
+def with_parents(folders: Set[str]) -> set[str]:
     """These folders and all that they are in."""
     found, level = set[str](), folders
     while level:
@@ -115,6 +116,14 @@ class Manifest:
     """Host fingerprint → what runs only on such hosts."""
     meta: Mapping[str, Any] = field(default_factory=dict)
     """Scope, environment, variables, host, cache root and its folders, parent: for people and `doctor`. And a nonce."""
+    _nearest: set[str] | None = field(default=None, init=False, repr=False, compare=False)
+
+    @property
+    def nearest(self) -> Set[str]:
+        """The nearest folder of each of `files`, which do not change once it was asked for."""
+        if self._nearest is None:
+            self._nearest = nearest_folders(self.files)
+        return self._nearest
 
     def for_host(self, fingerprint: str) -> Files:
         """All that a worker with this host fingerprint may restore.
@@ -151,13 +160,23 @@ class Manifest:
         Raises:
             IntegrityError: it is damaged, or a newer kstore wrote it.
         """
+        nearest = set[str]()
+
+        def note(paths: Sequence[str], records: bytes) -> None:
+            folders = nearest_folders(paths)
+            nearest.update(folders)
+            if see:
+                see(paths, records, folders)
+
         try:
-            found = tables.load(data, partial(_load_table, see=see))
-            return cls(
+            found = tables.load(data, partial(_load_table, note=note))
+            manifest = cls(
                 files=found.pop("files"),
                 meta=found.pop("meta"),
                 hosts={name.removeprefix(_HOSTS): files for name, files in found.items() if name.startswith(_HOSTS)},
             )
+            manifest._nearest = nearest
+            return manifest
         except (KeyError, ValueError, RecursionError, struct.error) as error:
             raise IntegrityError(f"a manifest of {len(data)} bytes cannot be read: {error!r}") from error
 
@@ -169,12 +188,12 @@ def meta_of(scope: Scope, parent: int) -> dict[str, Any]:
     return {"gpu": scope.gpu, "key": scope.key, "parent": parent, "nonce": secrets.token_hex(16)}
 
 
-def _load_table(name: str, rows: Iterator[tables.Row], see: Seen | None) -> Any:
+def _load_table(name: str, rows: Iterator[tables.Row], note: _Noted) -> Any:
     """One of the tables of a manifest; None if an older kstore would not know it."""
     if name == "meta":
         return {key.decode(): json.loads(value) for key, value in rows}
     if name == "files":
-        return unpack_files(rows, see)
+        return unpack_files(rows, note)
     return unpack_files(rows) if name.startswith(_HOSTS) else None
 
 
@@ -186,7 +205,7 @@ def pack_files(files: Files) -> Iterator[tables.Row]:
     return zip(map(_encode, paths), starmap(_RECORD.pack, map(files.__getitem__, paths)), strict=True)
 
 
-def unpack_files(rows: Iterator[tables.Row], see: Seen | None = None) -> Files:
+def unpack_files(rows: Iterator[tables.Row], note: _Noted | None = None) -> Files:
     """The reverse of `pack_files`. No more than some of the rows are in memory at once."""
     files: Files = {}
     numbers: dict[int, int] = {}
@@ -195,8 +214,8 @@ def unpack_files(rows: Iterator[tables.Row], see: Seen | None = None) -> Files:
         if not {_RECORD.size}.issuperset(map(len, records)):
             raise ValueError("a record has another size")
         names, joined = [*map(_decode, paths)], b"".join(records)
-        if see:
-            see(names, joined)
+        if note:
+            note(names, joined)
         files.update(zip(names, _unpack_some(joined, numbers), strict=True))
     return files
 

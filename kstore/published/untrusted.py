@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
-from itertools import islice
+from collections.abc import Collection, Iterable, Set
+from itertools import islice, repeat
+from operator import attrgetter
 
 from kstore.components.table import KSTORE_FOLDER
 from kstore.errors import IntegrityError
-from kstore.published.manifest import Files, Flag, Manifest, folders_of
+from kstore.published.manifest import Files, Flag, Manifest, nearest_folders, with_parents
 
 _GROUP, _SLOT, _LINK = int(Flag.GROUP), int(Flag.SLOT), int(Flag.LINK)
-_PARTS = ("//", "/./", "/../", "\0", f"/{KSTORE_FOLDER}/")
-"""That no path may have, with a "/" before and after it."""
+_PARTS = ("/./", "/../", f"/{KSTORE_FOLDER}/")
+"""That no path may have, with a "/" before and after it, beside an empty part and NUL."""
+_FLAGS, _UNIT = attrgetter("flags"), attrgetter("unit")
 _COUNT = 1024
 """Paths that are looked at in one go."""
 _NEVER_LINKED = int(Flag.MERGE | Flag.RELOCATE | Flag.MTIME)
@@ -23,19 +25,18 @@ def check_manifest(manifest: Manifest) -> None:
     Raises:
         IntegrityError: it holds what no commit makes.
     """
-    every = (manifest.files, *manifest.hosts.values())
-    for files in every:
+    for files in (manifest.files, *manifest.hosts.values()):
         check_entries(files)
-    check_paths(*every)
+    bound = manifest.hosts.values()
+    check_paths(with_parents(set(manifest.nearest).union(*map(nearest_folders, bound))), manifest.files, *bound)
 
 
-def check_paths(*every: Files | Set[str]) -> None:
-    """Every path of a manifest is untrusted; it may be there for several hosts.
+def check_paths(folders: Set[str], *every: Collection[str]) -> None:
+    """Every path of a manifest is untrusted; it may be there for several hosts. `folders` are all that they are in.
 
     Raises:
         IntegrityError: one is absolute, climbs, holds a NUL, is kstore's own, or is both a file and a folder.
     """
-    folders = set[str]().union(*map(folders_of, every))
     if "" in folders or not all(folders.isdisjoint(paths) and stay_below(paths) for paths in every):
         raise IntegrityError(
             "a manifest holds paths that leave the cache root or contradict each other; nothing is restored"
@@ -47,7 +48,7 @@ def stay_below(paths: Iterable[str]) -> bool:
     paths = iter(paths)
     while some := list(islice(paths, _COUNT)):
         text = "/\n/".join(["", *some, ""])
-        if any(part in text for part in _PARTS):
+        if "//" in text or "\0" in text or ("/." in text and any(part in text for part in _PARTS)):
             return False
     return True
 
@@ -59,8 +60,8 @@ def check_entries(files: Files) -> None:
     Raises:
         IntegrityError: the flags or the unit of an entry contradict each other or its path.
     """
-    kinds = {(path.count("/"), entry.flags, entry.unit) for path, entry in files.items()}
-    for folders, flags, unit in kinds:
+    columns = map(str.count, files, repeat("/")), map(_FLAGS, files.values()), map(_UNIT, files.values())
+    for folders, flags, unit in set(zip(*columns, strict=True)):
         wrong_unit = flags & (_GROUP | _SLOT) and not 2 <= unit <= folders
         if wrong_unit or (flags & _GROUP and flags & _SLOT) or (flags & _LINK and flags & _NEVER_LINKED):
             raise IntegrityError(f"a manifest holds an entry with flags {flags} and unit {unit}; nothing is restored")
