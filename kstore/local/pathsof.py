@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Sequence
+from operator import attrgetter
 
 from kstore.published.manifest import Files
+
+_DIGEST, _SIZE = attrgetter("digest"), attrgetter("size")
 
 
 class PathsOf:
@@ -13,11 +16,16 @@ class PathsOf:
 
     def __init__(self, files: Files, but: Collection[str]) -> None:
         """Of the blobs of `files`, without some of these."""
-        self._files = files
-        self._first: dict[bytes, str] = {}
+        self._files = {path: entry for path, entry in files.items() if path not in but} if but else files
         self._others: dict[bytes, list[str]] = defaultdict(list)
-        for path, entry in files.items():
-            if path not in but and self._first.setdefault(entry.digest, path) is not path:
+        self._first = dict(zip(map(_DIGEST, self._files.values()), self._files, strict=True))
+        if len(self._first) < len(self._files):
+            self._take_others()
+
+    def _take_others(self) -> None:
+        self._first.clear()
+        for path, entry in self._files.items():
+            if self._first.setdefault(entry.digest, path) is not path:
                 self._others[entry.digest].append(path)
 
     def of(self, digest: bytes) -> Sequence[str]:
@@ -26,4 +34,4 @@ class PathsOf:
 
     def sizes(self) -> dict[bytes, int]:
         """Of all blobs, in bytes."""
-        return {digest: self._files[path].size for digest, path in self._first.items()}
+        return dict(zip(self._first, map(_SIZE, map(self._files.__getitem__, self._first.values())), strict=True))

@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import chain
+from operator import attrgetter
 from typing import NamedTuple
 
 from kstore.errors import IntegrityError, KstoreError, StoreUnavailable
@@ -337,13 +338,15 @@ class _Restore:
             status,
             self._ref,
             files=len(self._files) + len(self._away),
-            bytes=sum(entry.size for files in (self._files, self._away) for entry in files.values()),
+            bytes=sum(map(attrgetter("size"), chain(self._files.values(), self._away.values()))),
             placed=len(placed.paths),
             left_out=len(missed) + len(self._away),
             link_mode=next((mode for mode in LinkMode if placed.modes[mode]), None),
             link_why=placer.link_why or ("the blobs are packed" if placed.paths and not linked else ""),
             used_modes={str(mode): count for mode, count in placed.modes.items()},
-            components=count_components(item for item in self._files.items() if item[0] not in missed),
+            components=count_components(
+                [item for item in self._files.items() if item[0] not in missed] if missed else self._files.items()
+            ),
             skipped=(*self._skipped, *placed.skipped),
         )
 
