@@ -2,7 +2,7 @@
  *
  * A library hashes one after the other. Most artifacts are of a few KiB: too short to fill sixteen lanes by themselves,
  * and each call would take the interpreter's lock again. Here sixteen chunks are hashed side by side, whichever
- * strings they are of, then the nodes above them, level by level (sections 2.4 and 5.1.2 of the BLAKE3 paper).
+ * strings they are of, then the nodes above them, level by level, as the BLAKE3 paper defines them.
  */
 #define Py_LIMITED_API 0x030b0000
 #define PY_SSIZE_T_CLEAN
@@ -23,7 +23,7 @@ enum { CHUNK_START = 1, CHUNK_END = 2, PARENT = 4, ROOT = 8 };
 static const uint32_t IV[8] = {
     0x6A09E667, 0xBB67AE85, 0x3C6EF372, 0xA54FF53A, 0x510E527F, 0x9B05688C, 0x1F83D9AB, 0x5BE0CD19,
 };
-/* Which word of the message each round takes: the permutation of the paper's table 2, applied again and again. */
+/* Which word of the message each round takes: the permutation of the paper, applied again and again. */
 static const uint8_t SCHEDULE[ROUNDS][16] = {
     {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}, {2, 6, 3, 10, 7, 0, 4, 13, 1, 11, 12, 5, 9, 14, 15, 8},
     {3, 4, 10, 12, 13, 2, 7, 14, 6, 5, 9, 0, 11, 15, 8, 1}, {10, 7, 12, 9, 14, 3, 13, 15, 4, 0, 11, 2, 5, 8, 1, 6},
@@ -109,7 +109,7 @@ WIDE_INLINE static int take_block(const struct node *node, size_t at, int lane, 
     if (at >= count) return 0;
     const size_t left = node->size - at * BLOCK, size = left < BLOCK ? left : BLOCK;
     block->words[lane] = size == BLOCK ? _mm512_loadu_si512(node->data + at * BLOCK) : _mm512_setzero_si512();
-    if (size < BLOCK) memcpy(&block->words[lane], node->data + at * BLOCK, size);
+    if (size && size < BLOCK) memcpy(&block->words[lane], node->data + at * BLOCK, size);
     block->low[lane] = (uint32_t)node->counter;
     block->high[lane] = (uint32_t)(node->counter >> 32);
     block->size[lane] = (uint32_t)size;

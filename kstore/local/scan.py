@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from kstore.blobs.loose import bears_stamp
 from kstore.calls import Listing, Status, stat_each
-from kstore.components import Component, Table
+from kstore.components import Component, Kind, Table
 from kstore.components.table import KSTORE_FOLDER
 from kstore.folders import list_folders
 from kstore.local.artifact import read_artifact
@@ -112,6 +112,7 @@ class _Unread(NamedTuple):
     suffix: str
     size: int
     path: str
+    kind: Kind
     walk: _Walk
     folder: _Listed
 
@@ -177,8 +178,7 @@ class _Walk:
         place, listed, into = file.folder
         try:
             relative = file.path.partition("/")[2]
-            kind = self._component.kind(relative, place.unit, place.depth)
-            artifact = read_artifact(self._component, self._component_folder, relative, kind, content)
+            artifact = read_artifact(self._component, self._component_folder, relative, file.kind, content)
         except (Unfinished, OSError, MemoryError) as error:
             into.skipped.append(left_out(file.path, error))
             return None
@@ -308,12 +308,12 @@ class _Walk:
         if not stat.S_ISREG(status.mode):
             into.skipped.append(Skipped(path, "it is no regular file"))
             return
-        file = _Unread(*similarity(path, status.size), self, listed)
         relative = path.partition("/")[2]
+        kind = self._component.kind(relative, place.unit, place.depth)
         if self._lists_others(relative):
             self._lists.append((path, into))
-        is_groups_list = self._component.method("relocate", relative)
-        (self._unread_lists if is_groups_list else self._unread).append(file)
+        unread = self._unread_lists if kind.flags & _RELOCATE else self._unread
+        unread.append(_Unread(*similarity(path, status.size), kind, self, listed))
 
     def _known(self, path: str, status: Status) -> Known | None:
         """What the file's status tells of it, without reading it."""

@@ -23,7 +23,7 @@ from kstore.environment.influences import influence, influences
 from kstore.errors import WaitTimeout
 from kstore.local import cacheroot
 from kstore.local.link import Linker, LinkMode
-from kstore.published.manifest import Manifest
+from kstore.published.manifest import Manifest, Seen
 from kstore.settings import Mode
 from kstore.store import Store
 from tests.layers.images import Fleet
@@ -131,8 +131,8 @@ def test_whatever_a_manifest_says_it_is_told_in_few_words(
 ) -> None:
     load = Manifest.load
 
-    def hostile(data: bytes) -> Manifest:
-        return replace(load(data), meta=meta)
+    def hostile(data: bytes, see: Seen | None = None) -> Manifest:
+        return replace(load(data, see), meta=meta)
 
     monkeypatch.setattr(Manifest, "load", staticmethod(hostile))
     published.tree.put("inductor/ab/cab.main.so", shared_object())

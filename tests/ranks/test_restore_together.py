@@ -205,10 +205,10 @@ def test_a_rank_that_cannot_move_what_it_has_staged_says_so_and_the_others_go_on
     full = str(tmp_path / "two")
     move = Mover.move
 
-    def fail(mover: Mover, paths: set[str], folders: set[str]) -> None:
+    def fail(mover: Mover, paths: set[str], folders: set[str], among: set[str]) -> None:
         if mover._local("triton").startswith(full):
             raise OSError(28, "No space left on device")
-        move(mover, paths, folders)
+        move(mover, paths, folders, among)
 
     monkeypatch.setattr(Mover, "move", fail)
     reports = Job(tmp_path, ("one", "two")).restore()
