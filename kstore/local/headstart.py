@@ -75,7 +75,7 @@ class HeadStart:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._is_over = True
-        self._stack.close()
+        self._begin_anew()  # The snapshot may live on, and knows who was told of its rows.
 
     def is_of(self, snapshot: Snapshot) -> bool:
         """Whether it was begun with that generation, and the last one that it was begun with."""
@@ -146,6 +146,7 @@ class HeadStart:
 def _holds_anything(folder: str) -> bool:
     """Whether somebody has been there, for all that can be seen."""
     try:
-        return bool(os.listdir(folder))
+        with os.scandir(folder) as entries:
+            return any(True for _ in entries)
     except OSError as error:
         return not isinstance(error, FileNotFoundError)
