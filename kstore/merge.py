@@ -67,10 +67,10 @@ def merge(base: Files, theirs: Files, ours: Files, declined: Declined, beside: S
             and entry.digest != _digest(base, path)
             and entry.digest != merged.declined.get(path)
         ]
-    if changed and (base or theirs):
+    if changed and (base or theirs or merged.declined):
         _merge_changed(merged, base, theirs, ours, changed, declined)
     elif changed:
-        _take_new(merged, ours, changed)
+        _take_new(merged, ours)
     if merged.taken:
         _drop_replaced(merged, base, theirs, ours)
         _decline_contradictions(merged, theirs, ours, beside)
@@ -83,12 +83,12 @@ def _outdated(base: Files, theirs: Files, ours: Files) -> list[str]:
     return [p for p, e in base.items() if _digest(ours, p) == e.digest and _digest(theirs, p) != e.digest]
 
 
-def _take_new(merged: Merged, ours: Files, paths: list[str]) -> None:
-    """Where nothing was and nothing is published, all is new, be it a group's or not."""
+def _take_new(merged: Merged, ours: Files) -> None:
+    """Where nothing was, nothing is published and nothing was declined, all is new, be it a group's or not."""
     slots: dict[str, list[str]] = defaultdict(list)
-    for path in paths:
-        if ours[path].flags & _SLOT:
-            slots[unit_of(path, ours[path])].append(path)
+    for path, entry in ours.items():
+        if entry.flags & _SLOT:
+            slots[unit_of(path, entry)].append(path)
         else:
             _take(merged, ours, path)
     _merge_slots(merged, {}, {}, ours, slots)

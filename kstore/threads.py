@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future
+from contextlib import suppress
 from functools import partial
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any, TypeVar
 
@@ -41,8 +42,9 @@ class Pool(Executor):
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """End the threads, once all is done, or with `cancel_futures` once what has begun is."""
-        while cancel_futures and not self._work.empty():
-            self._work.get()
+        with suppress(Empty):
+            while cancel_futures:
+                self._work.get_nowait()  # Its threads take from it too.
         self._work.put(None)
         while wait and self._threads:
             self._threads.pop().join()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import chain
+from unittest.mock import patch
 
 from kstore import tables
 
@@ -13,6 +14,17 @@ Table = dict[bytes, bytes]
 def dump(content: Mapping[str, Mapping[bytes, bytes]]) -> bytes:
     size = sum(len(part) for table in content.values() for part in chain.from_iterable(table.items()))
     return tables.dump({name: sorted(table.items()) for name, table in content.items()}, size)
+
+
+def dump_as_stored(content: Mapping[str, Mapping[bytes, bytes]]) -> bytes:
+    """The same without a look at the keys: one that begins with 0xff is stored as it is."""
+    with patch("kstore.tables._stored", lambda rows: [list(rows)]):
+        return dump(content)
+
+
+def long_value(key: bytes, value: bytes) -> bytes:
+    """What a row with a long key has for its value."""
+    return len(key).to_bytes(4, "little") + key + value
 
 
 def load(data: bytes) -> dict[str, Table]:

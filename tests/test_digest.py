@@ -60,6 +60,12 @@ def test_any_contents(contents: list[bytes]) -> None:
     assert digests_of(contents) == [digest_of(data) for data in contents]
 
 
+def test_what_is_large_takes_no_memory_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(digest, "digest_each", lambda contents: pytest.fail("its nodes are in memory"))
+    large = bytes(2 << 20)
+    assert digests_of([b"small", large]) == [digest_of(b"small"), digest_of(large)]
+
+
 def test_parts_of_what_is_in_memory_need_no_copy(wide: Digests) -> None:
     whole = memoryview(content(10 * CHUNK))
     parts = [whole[start : start + 777] for start in range(0, len(whole), 777)]

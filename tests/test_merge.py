@@ -150,6 +150,24 @@ def test_a_group_that_only_ours_changed_is_replaced_whole() -> None:
     assert sorted(merged.taken) == sorted(ours)
 
 
+def test_a_group_comes_whole_though_most_of_it_was_declined() -> None:
+    """As after its key was forgotten, where nothing is published any more."""
+    ours = kernel("K", "ours")
+    declined = {path: entry.digest for path, entry in ours.items()}
+    assert not has_news(merge({}, {}, ours, declined))
+    changed = ours | {"triton/K/ptx": grouped("compiled anew")}
+    merged = merge({}, {}, changed, declined)
+    assert merged.files == changed
+    assert set(merged.taken) == set(changed)
+
+
+def test_of_what_is_all_new_a_slot_takes_no_more_than_its_variants() -> None:
+    slot = {f"fxgraph/k/{number}": variant(str(number), number) for number in range(MAX_VARIANTS + 2)}
+    merged = merge({}, {}, {"file": A, **slot, **kernel("K", "ours")}, {})
+    assert set(merged.taken) == {"file", *[*slot][:MAX_VARIANTS], *kernel("K", "ours")} == merged.files.keys()
+    assert merged.declined.keys() == {*[*slot][MAX_VARIANTS:]}
+
+
 def test_a_file_added_to_a_group_brings_the_whole_group() -> None:
     base = kernel("K", "them")
     ours = base | kernel("K", "us", "launcher")

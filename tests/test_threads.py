@@ -5,6 +5,8 @@ import sys
 import threading
 import weakref
 from contextlib import suppress
+from queue import SimpleQueue
+from typing import Any
 
 import pytest
 
@@ -15,6 +17,25 @@ def test_all_that_is_submitted_is_done() -> None:
     with Pool(2) as pool:
         answers = [pool.submit(divmod, number, 7) for number in range(100)]
     assert [answer.result(0) for answer in answers] == [divmod(number, 7) for number in range(100)]
+
+
+def test_what_was_not_begun_is_cancelled_though_a_thread_takes_the_last_of_it_meanwhile() -> None:
+    class Contended(SimpleQueue[Any]):
+        def empty(self) -> bool:
+            return False  # A thread was faster.
+
+    pool = Pool(1)
+    pool._work = Contended()
+    begun, go_on = threading.Event(), threading.Event()
+    first = pool.submit(lambda: (begun.set(), go_on.wait(60)))
+    assert begun.wait(60)
+    rest = [pool.submit(divmod, number, 7) for number in range(10)]
+    ending = threading.Thread(target=pool.shutdown, kwargs={"cancel_futures": True}, daemon=True)
+    ending.start()
+    go_on.set()
+    ending.join(60)
+    assert not ending.is_alive()
+    assert first.done() and sum(answer.done() for answer in rest) < 10
 
 
 def test_two_threads_work_side_by_side() -> None:

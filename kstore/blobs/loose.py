@@ -143,7 +143,7 @@ class LooseBlobs:
             read = self._get_many(batch)
             found = digests_of([data or b"" for data in read])
             for (digest, size), data, name in zip(batch, read, found, strict=True):
-                if name != digest:
+                if data is None or name != digest:
                     data = self._read(digest, size, troubles)
                 if data is not None:
                     yield digest, memoryview(data)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections import Counter
 from collections.abc import Sequence, Set
 from concurrent.futures import Future
 from contextlib import ExitStack
-from functools import partial
 from itertools import compress, islice
 from operator import not_
 from types import TracebackType
@@ -43,22 +43,19 @@ _MOST_TRIED = 8
 """Blobs that may have gone or been altered."""
 
 
-class HeadStart:
-    """Of one restore. Its staging folder is gone when its context is left."""
+class Begun:
+    """What was begun with one generation. All of it is gone once it was dropped."""
 
-    def __init__(self, root: CacheRoot, state: StateFolder) -> None:
-        self._root = root
-        self._state = state
+    def __init__(self, state: StateFolder, folder: str | None) -> None:
+        """Loose blobs are linked from `folder`, if there are any.
+
+        Raises:
+            OSError, CacheRootError: there can be no staging folder.
+        """
+        self._folder = folder
         self._stack = ExitStack()
-        self._is_over = False
-        self._begin_anew()
-
-    def _begin_anew(self) -> None:
-        self._stack.close()
-        self._see: Seen | None = None
+        self._is_dropped = False
         self._way: Future[LinkMode] | None = None
-        self.stage = ""
-        """The staging folder."""
         self.linker = Linker()
         """Which way links are made."""
         self.folders = set[str]()
@@ -67,55 +64,33 @@ class HeadStart:
         """Done when so many of them are there."""
         self.linking: list[Future[Placed]] = []
         """What comes of the links."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._is_over = True
-        self._begin_anew()  # The snapshot may live on, and knows who was told of its rows.
-
-    def is_of(self, snapshot: Snapshot) -> bool:
-        """Whether it was begun with that generation, and the last one that it was begun with."""
-        return self._see is not None and snapshot.see is self._see
-
-    def follow(self, blobs: BlobStore, ref: Ref) -> Seen | None:
-        """Begin with a generation whose artifacts are in `blobs`: returns who is to be told of its rows, if there is
-        anything to begin with. An earlier one is dropped.
-        """
-        self._begin_anew()
-        if self._is_over or ref.depth or any(map(_holds_anything, self._root.folders.values())):
-            return None
-        try:
-            if find_elsewhere(self._root, self._root.folders):
-                return None
-            self.stage = self._stack.enter_context(self._state.staging())
-        except (OSError, CacheRootError) as error:
-            log.debug("nothing of a restore is begun early: %s", error)
-            return None
-        self._see = partial(self._begin, self._pool(1), self._pool(2), None if ref.packs else blobs.loose.folder)
-        return self._see
+        self.stage = self._stack.enter_context(state.staging())
+        """The staging folder."""
+        self._maker, self._linker = self._pool(1), self._pool(2)
 
     def _pool(self, size: int) -> Pool:
         pool = Pool(size)
         self._stack.callback(pool.shutdown, cancel_futures=True)
         return pool
 
-    def _begin(
-        self, maker: Pool, linker: Pool, folder: str | None, paths: Sequence[str], records: bytes, nearest: Set[str]
-    ) -> None:
-        """Make the folders of these rows, and link their blobs from `folder`, if they are loose."""
-        if not stay_below(paths):
-            return  # The manifest will be refused.
+    def drop(self) -> None:
+        """Do without it. A snapshot may live on that knows who was told of its rows: nothing stays in memory."""
+        self._is_dropped = True
+        self._stack.close()
+        self.folders, self.making, self.linking = set(), [], []
+
+    def see(self, paths: Sequence[str], records: bytes, nearest: Set[str]) -> None:
+        """Make the folders of these rows of its manifest, and link their blobs."""
+        if self._is_dropped or not stay_below(paths):
+            return  # If there is a path that leads elsewhere, the manifest will be refused.
         new = with_parents(nearest) - self.folders
         self.folders |= new
-        self.making.append(submit(maker, make_folders, [f"{self.stage}/{path}" for path in sorted(new)]))
-        if folder:
+        self.making.append(submit(self._maker, make_folders, [f"{self.stage}/{path}" for path in sorted(new)]))
+        if self._folder:
             if self._way is None:
-                self._way = submit(linker, self._find_way, folder, records)
-            self.linking.append(submit(linker, self._link, folder, paths, records, self._way, self.making[-1]))
+                self._way = submit(self._linker, self._find_way, self._folder, records)
+            made = self._way, self.making[-1]
+            self.linking.append(submit(self._linker, self._link, self._folder, paths, records, *made))
 
     def _link(
         self, folder: str, paths: Sequence[str], records: bytes, finding: Future[LinkMode], making: Future[None]
@@ -141,6 +116,54 @@ class HeadStart:
                 os.unlink(target)
                 return way
         return LinkMode.COPY
+
+
+class HeadStart:
+    """Of one restore. Nothing is left of it when its context is left, but what was taken from it to its place."""
+
+    def __init__(self, root: CacheRoot, state: StateFolder) -> None:
+        self._root = root
+        self._state = state
+        self._begun: Begun | None = None
+        self._is_over = False
+        self._lock = threading.Lock()
+        """Who looks at a store that hangs may come back when nobody waits for it any more."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._lock:
+            self._is_over = True
+            self._drop()
+
+    def _drop(self) -> None:
+        begun, self._begun = self._begun, None
+        if begun:
+            begun.drop()
+
+    def follow(self, blobs: BlobStore, ref: Ref) -> Seen | None:
+        """Begin with a generation whose artifacts are in `blobs`: returns who is to be told of its rows, if there is
+        anything to begin with. What was begun with an earlier one is dropped.
+        """
+        with self._lock:
+            self._drop()
+            if not (self._is_over or ref.depth or any(map(_holds_anything, self._root.folders.values()))):
+                self._begun = self._begin(None if ref.packs else blobs.loose.folder)
+            return self._begun.see if self._begun else None
+
+    def _begin(self, folder: str | None) -> Begun | None:
+        try:
+            return None if find_elsewhere(self._root, self._root.folders) else Begun(self._state, folder)
+        except (OSError, CacheRootError) as error:
+            log.debug("nothing of a restore is begun early: %s", error)
+            return None
+
+    def begun_with(self, snapshot: Snapshot) -> Begun | None:
+        """What was begun with that generation, if it was the last."""
+        return self._begun if self._begun and snapshot.see == self._begun.see else None
 
 
 def _holds_anything(folder: str) -> bool:

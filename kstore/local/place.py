@@ -14,25 +14,25 @@ import logging
 import os
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Set
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import ExitStack, suppress
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from typing import NamedTuple
 
 from kstore.blobs import BlobStore, Part
 from kstore.blobs.loose import blob_path, stamps
 from kstore.blobs.packindex import MAX_SHARED_FRAME
 from kstore.blobs.packreader import Blob
-from kstore.calls import stat_each
+from kstore.calls import IS_COMPILED, stat_each
 from kstore.deadline import Waiting
 from kstore.errors import CacheRootError
 from kstore.files import NewFile, write_files
 from kstore.folders import make_folders
 from kstore.local.cacheroot import CacheRoot
 from kstore.local.found import Skipped
-from kstore.local.headstart import HeadStart
+from kstore.local.headstart import Begun
 from kstore.local.index import Known
 from kstore.local.link import Link, Linker, LinkMode, local_mode
 from kstore.local.move import Mover
@@ -65,8 +65,8 @@ _LINK_COUNT = 512
 """Files that a thread links in one go."""
 _FOLDER_COUNT = 128
 """Folders that are made before those who wait for them are told."""
-_OPEN_COUNT = 512
-"""Files that a thread has open at once."""
+_WRITE_COUNT = 512 if IS_COMPILED else 128
+"""Files that a thread writes in one go. What is not compiled has all of them open at once."""
 _WAITING = 2 * _THREADS
 """Parts that are being copied or wait for a thread: what is known of each is in memory."""
 _SECOND = 1_000_000_000
@@ -89,7 +89,7 @@ class Placer:
         waiting: Waiting,
         lists: Callable[[str], bool] = lambda path: False,
         below: Callable[[], Sequence[BlobStore]] = tuple,
-        begun: HeadStart | None = None,
+        begun: Begun | None = None,
     ) -> None:
         """`lists` tells whether an artifact is a list of those around it, none of which may be missing.
 
@@ -164,6 +164,7 @@ class Placer:
                 wanted = {path: entry for path, entry in wanted.items() if path not in refused}
                 marks = False
                 if begun:
+                    begun.drop()
                     begun, stages = None, dict.fromkeys(stages, stack.enter_context(self._state.staging()))
             if unusable or refused:
                 holding = nearest_folders(wanted)
@@ -202,7 +203,7 @@ class _Staging:
     """The artifacts on their way, in folders that nobody else looks into."""
 
     def __init__(
-        self, root: CacheRoot, stages: dict[str, str], wanted: Files, folders: Iterable[str], begun: HeadStart | None
+        self, root: CacheRoot, stages: dict[str, str], wanted: Files, folders: Iterable[str], begun: Begun | None
     ) -> None:
         """`folders` are all that `wanted` is in."""
         self._root = root
@@ -373,11 +374,10 @@ class _Staging:
 
     def _write(self, blobs: Iterable[tuple[bytes, memoryview]], paths: PathsOf) -> Placed:
         contents = {path: data for digest, data in blobs for path in paths.of(digest)}
-        files = self._new_files(contents)
         self._wait()
-        # One blob may have any number of paths, and all files of a chunk are open together.
-        for at in range(0, len(files), _OPEN_COUNT):
-            write_files(files[at : at + _OPEN_COUNT])
+        # One blob may have any number of paths.
+        for at in range(0, len(contents), _WRITE_COUNT):
+            write_files(self._new_files([*islice(contents.items(), at, at + _WRITE_COUNT)]))
         placed = Placed(set(contents))
         placed.modes[LinkMode.COPY] = len(contents)
         changing = [path for path in contents if not self.wanted[path].flags & NEVER_IN_PLACE]
@@ -389,16 +389,15 @@ class _Staging:
                 placed.known[path] = Known(entry, found.size, found.inode)
         return placed
 
-    def _new_files(self, contents: Mapping[str, memoryview]) -> list[NewFile]:
+    def _new_files(self, contents: Sequence[tuple[str, memoryview]]) -> list[NewFile]:
         """What is to be written, column by column: the interpreter takes few steps for each of ten thousand."""
-        entries = [self.wanted[path] for path in contents]
+        paths = [path for path, _ in contents]
+        entries = [self.wanted[path] for path in paths]
         written = (
             to_local(bytes(data), self._root.folders[path.partition("/")[0]]) if entry.flags & _RELOCATE else data
-            for (path, data), entry in zip(contents.items(), entries, strict=True)
+            for (path, data), entry in zip(contents, entries, strict=True)
         )
-        columns = zip(
-            map(self.staged, contents), written, map(local_mode, entries), self._times_of(entries), strict=True
-        )
+        columns = zip(map(self.staged, paths), written, map(local_mode, entries), self._times_of(entries), strict=True)
         return [*map(partial(tuple.__new__, NewFile), columns)]
 
     def _times_of(self, entries: Sequence[Entry]) -> Iterator[int | None]:
@@ -411,8 +410,8 @@ class _Staging:
 
 
 def _unlinked(files: Files) -> Files:
-    """What a head start does not link."""
-    return {path: entry for path, entry in files.items() if entry.flags & (_LINK | _BELOW) != _LINK}
+    """What is never linked."""
+    return {path: entry for path, entry in files.items() if not entry.flags & _LINK}
 
 
 def _readable(blobs: Iterator[Blob]) -> Iterator[Blob]:

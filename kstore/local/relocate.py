@@ -44,7 +44,7 @@ def _as_json(folder: str) -> bytes:
 
 
 def _triton_group(data: bytes, path: str, folder: str) -> Stored:
-    content = json.loads(data.decode())
+    content = json.loads(data)
     children = content.get("child_paths") if isinstance(content, dict) else None
     if isinstance(children, list) and all(isinstance(name, str) for name in children):
         # Triton's RemoteCacheManager writes names, not paths: nothing to relocate.

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from kstore.errors import IntegrityError, KstoreError, StoreUnavailable
 from kstore.local.found import Scan, Skipped
-from kstore.local.headstart import HeadStart
+from kstore.local.headstart import Begun, HeadStart
 from kstore.local.index import Index
 from kstore.local.link import Linker, LinkMode
 from kstore.local.place import Placer
@@ -247,7 +247,7 @@ class _Restore:
 
     def __init__(self, worker: Worker, snapshot: Snapshot, state: State, head_start: HeadStart | None) -> None:
         self._worker = worker
-        self._head_start = head_start if head_start and head_start.is_of(snapshot) else None
+        self._begun = head_start.begun_with(snapshot) if head_start else None
         self._snapshot = snapshot
         self._ref = snapshot.ref
         self._state = state
@@ -277,7 +277,9 @@ class _Restore:
         wanted = choose_wanted(self._files, self._found, merged)
         self._hindered = hindered(self._files, self._found, wanted)
         is_fresh, nearest = self._has_all and len(wanted) == len(self._files), self._nearest(wanted)
-        placer = self._placer(self._head_start if nearest is not None else None)
+        if self._begun and nearest is None:
+            self._begun.drop()
+        placer = self._placer(self._begun if nearest is not None else None)
         there = self._found.folders
         placed = placer.place(wanted, self._ref.packs, there, before_move, nearest=nearest, marks=is_fresh)
         try:
@@ -318,7 +320,7 @@ class _Restore:
         is_whole = self._has_all and len(wanted) == len(manifest.files) + len(bound)
         return manifest.nearest | nearest_folders(bound) if is_whole else None
 
-    def _placer(self, begun: HeadStart | None) -> Placer:
+    def _placer(self, begun: Begun | None) -> Placer:
         worker, storage = self._worker, self._worker.storage
         blobs, below = storage.holder(self._ref).blobs, partial(storage.below.blobs, self._ref.depth)
         linker = begun.linker if begun else Linker()

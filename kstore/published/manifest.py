@@ -216,7 +216,10 @@ def unpack_files(rows: Iterator[tables.Row], note: _Noted | None = None) -> File
         names, joined = [*map(_decode, paths)], b"".join(records)
         if note:
             note(names, joined)
+        before = len(files)
         files.update(zip(names, _unpack_some(joined, numbers), strict=True))
+        if len(files) < before + len(names):
+            raise ValueError("a path is there twice")
     return files
 
 

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -29,6 +31,20 @@ def path_of(backend: PosixBackend, data: bytes) -> Path:
 def alter(path: Path, data: bytes) -> None:
     path.chmod(0o644)
     path.write_bytes(data)
+
+
+def test_trouble_with_an_empty_blob_is_told(loose: LooseBlobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """None of its bytes tell that it was not read."""
+
+    def fail(*asked: object) -> NoReturn:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    loose.put_many([(digest_of(b""), b"")])
+    monkeypatch.setattr(PosixBackend, "get_many", fail)
+    monkeypatch.setattr(PosixBackend, "get", fail)
+    troubles: list[Exception] = []
+    assert list(loose.fetch({digest_of(b""): 0}, troubles)) == []
+    assert [getattr(error, "errno", 0) for error in troubles] == [errno.EIO]
 
 
 @pytest.mark.parametrize("data", CONTENTS, ids=len)

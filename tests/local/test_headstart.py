@@ -15,25 +15,26 @@ from kstore.blobs.loose import blob_path, stamp
 from kstore.digest import digest_of
 from kstore.environment import Host
 from kstore.errors import CacheRootError, IntegrityError
-from kstore.local.headstart import HeadStart
+from kstore.local.headstart import Begun, HeadStart
 from kstore.local.link import LinkMode
 from kstore.local.placed import Placed
 from kstore.published.manifest import Entry, Files, Flag, Manifest
 from kstore.published.ref import Ref
+from kstore.published.snapshot import Snapshot
 from kstore.report import RestoreStatus
 from tests.trees import KEY, Node, contents, publish
 
 pytestmark = pytest.mark.usefixtures("host")
 
 
-class Begun(NamedTuple):
+class Noted(NamedTuple):
     """What a restore goes on from."""
 
     linking: list[Future[Placed]]
     folders: set[str]
 
 
-class AllBegun(list[Begun]):
+class AllBegun(list[Noted]):
     """That of all restores."""
 
     @property
@@ -43,14 +44,14 @@ class AllBegun(list[Begun]):
 
 @pytest.fixture
 def begun(monkeypatch: pytest.MonkeyPatch) -> AllBegun:
-    found, is_of = AllBegun(), HeadStart.is_of
+    found, begun_with = AllBegun(), HeadStart.begun_with
 
-    def look(start: HeadStart, snapshot: object) -> bool:
-        if answer := is_of(start, snapshot):  # type: ignore[arg-type]
-            found.append(Begun(start.linking, start.folders))
+    def look(start: HeadStart, snapshot: Snapshot) -> Begun | None:
+        if answer := begun_with(start, snapshot):
+            found.append(Noted(answer.linking, answer.folders))
         return answer
 
-    monkeypatch.setattr(HeadStart, "is_of", look)
+    monkeypatch.setattr(HeadStart, "begun_with", look)
     return found
 
 
@@ -232,3 +233,45 @@ def test_a_root_that_is_full_says_so(
     with pytest.raises(CacheRootError, match="No space left"):
         node.restore()
     assert contents(node.tree.root) == {} and stages(node) == []
+
+
+def test_what_was_dropped_takes_nothing_more(tmp_path: Path) -> None:
+    """Who parses a manifest may not know yet that nobody waits for it."""
+    node = Node(tmp_path)
+    node.restore()
+    state = node.tree.state()
+    begun = Begun(state, None)
+    begun.see(["inductor/ab/x.py"], b"", {"inductor/ab"})
+    assert os.path.isdir(begun.stage)
+    begun.drop()
+    begun.see(["inductor/cd/x.py"], b"", {"inductor/cd"})
+    assert (begun.making, begun.linking, begun.folders) == ([], [], set())
+    assert stages(node) == []
+
+
+def test_once_a_restore_has_ended_nothing_is_begun(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    publish_files(node, {"inductor/ab/x.py": stored(node, b"x")}, 1)
+    start = HeadStart(node.tree.cacheroot(), node.tree.state())
+    with start:
+        assert start.follow(node.store.storage.blobs, node.newest()) is not None
+    assert start.follow(node.store.storage.blobs, node.newest()) is None
+    assert stages(node) == []
+
+
+def test_what_was_below_and_is_here_by_now_is_linked(tmp_path: Path, begun: AllBegun) -> None:
+    node = Node(tmp_path)
+    files = {f"inductor/ab/{n}.py": stored(node, b"%d" % n, Flag.LINK | Flag.BELOW * (n % 2)) for n in range(6)}
+    publish_files(node, files, 1)
+    report = node.restore()
+    assert begun.linked == {f"inductor/ab/{n}.py" for n in (0, 2, 4)}
+    assert (report.left_out, report.used_modes.get("copy", 0)) == (0, 0)
+
+
+def test_where_a_component_is_not_managed_nothing_that_was_begun_is_taken(tmp_path: Path, begun: AllBegun) -> None:
+    node = Node(tmp_path)
+    publish_files(node, {"inductor/ab/x.py": stored(node, b"x"), "unknown/x.py": stored(node, b"y")}, 1)
+    report = node.restore()
+    assert len(begun) == 1 and [skipped.path for skipped in report.skipped] == ["unknown"]
+    assert contents(node.tree.root) == {"inductor/ab/x.py": b"x"}
+    assert "unknown" not in os.listdir(node.tree.root) and stages(node) == []

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kstore.errors import IntegrityError
-from kstore.published.manifest import Entry, Files, Flag, Manifest, unit_of
+from kstore.published.manifest import Entry, Files, Flag, Manifest, pack_entries, unit_of
 from tests import tablefiles
 from tests.trees import entry, grouped
 
@@ -45,6 +45,19 @@ def test_the_same_files_give_the_same_bytes() -> None:
 def test_long_paths_are_kept_whole() -> None:
     long = "triton/" + "folder/" * 200 + "k.json"
     assert load({long: entry("a"), long + "2": entry("b")}) == {long: entry("a"), long + "2": entry("b")}
+
+
+@pytest.mark.parametrize("number", [0, 5000])
+def test_a_path_that_is_there_twice_is_damage(number: int) -> None:
+    """Under its own name and as a long one: which of them is meant nobody can say."""
+    files = {f"inductor/{each:05}/x.py": entry(str(each)) for each in range(number + 1)}
+    (path, record) = f"inductor/{number:05}/x.py".encode(), next(pack_entries([entry("other")]))
+    rows = {name.encode(): next(pack_entries([found])) for name, found in files.items()}
+    twice = tablefiles.dump_as_stored(
+        {"files": {**rows, b"\xff" * 33: tablefiles.long_value(path, record)}, "meta": {}}
+    )
+    with pytest.raises(IntegrityError, match="twice"):
+        Manifest.load(twice)
 
 
 def test_names_that_are_no_text_are_kept() -> None:
