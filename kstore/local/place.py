@@ -2,78 +2,28 @@
 
 What is moved is the highest folder that is not there yet: in a fresh root that is each component, with one rename.
 A group's folder is always moved whole. A file that goes into a folder that exists is moved by itself.
-
-An artifact gets its blob's stamp as the fraction of its modification time, however it came here, but for those whose
-time matters or that are written with other paths: no change leaves that time. One that is never changed in place the
-next scan knows by it, without a hash and without a word in the index.
 """
 
 from __future__ import annotations
 
-import logging
-import os
-import time
-from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Set
-from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextlib import ExitStack, suppress
-from functools import partial
-from itertools import chain, islice
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Sequence, Set
+from contextlib import ExitStack
 
-from kstore.blobs import BlobStore, Part
-from kstore.blobs.loose import blob_path, stamps
-from kstore.blobs.packindex import MAX_SHARED_FRAME
-from kstore.blobs.packreader import Blob
-from kstore.calls import IS_COMPILED, stat_each
+from kstore.blobs import BlobStore
 from kstore.deadline import Waiting
 from kstore.errors import CacheRootError
-from kstore.files import NewFile, write_files
-from kstore.folders import make_folders
 from kstore.local.cacheroot import CacheRoot
 from kstore.local.found import Skipped
 from kstore.local.headstart import Begun
-from kstore.local.index import Known
-from kstore.local.link import Link, Linker, LinkMode, local_mode
+from kstore.local.link import Linker
 from kstore.local.move import Mover
 from kstore.local.names import refused_names
-from kstore.local.pathsof import PathsOf
 from kstore.local.placed import Placed
-from kstore.local.relocate import to_local
-from kstore.local.stages import cannot_write, clock_of, find_elsewhere, open_stages
+from kstore.local.stages import cannot_write, find_elsewhere, open_stages
+from kstore.local.staging import Source, Staging
 from kstore.local.state import StateFolder
-from kstore.local.untouched import mark_folders
 from kstore.progress import Progress
-from kstore.published.manifest import (
-    NEVER_IN_PLACE,
-    Entry,
-    Files,
-    Flag,
-    folders_of,
-    nearest_folders,
-    parents_of,
-    unit_of,
-    with_parents,
-)
-from kstore.threads import Pool, submit
-
-log = logging.getLogger(__name__)
-
-_THREADS = 2
-"""More of them only wait for each other, in the filesystem and for the interpreter."""
-_LINK_COUNT = 512
-"""Files that a thread links in one go."""
-_FOLDER_COUNT = 128
-"""Folders that are made before those who wait for them are told."""
-_WRITE_COUNT = 512 if IS_COMPILED else 128
-"""Files that a thread writes in one go. What is not compiled has all of them open at once."""
-_WAITING = 2 * _THREADS
-"""Parts that are being copied or wait for a thread: what is known of each is in memory."""
-_SECOND = 1_000_000_000
-_TICK_NS = 10_000_000
-"""A file's time may be finer than the clock: later than now, by as much as that ticks."""
-_GROUP, _LINK, _BELOW = int(Flag.GROUP), int(Flag.LINK), int(Flag.BELOW)
-_MTIME, _RELOCATE = int(Flag.MTIME), int(Flag.RELOCATE)
+from kstore.published.manifest import Files, nearest_folders, with_parents
 
 
 class Placer:
@@ -101,7 +51,7 @@ class Placer:
         self._root = root
         self._state = state
         self._lists = lists
-        self._sources = [_Source(blobs, linker)]
+        self._sources = [Source(blobs, linker)]
         self._below = below
         self._begun = begun
 
@@ -169,7 +119,7 @@ class Placer:
             if unusable or refused:
                 holding = nearest_folders(wanted)
                 needed = with_parents(holding)
-            staging = _Staging(self._root, stages, wanted, needed, begun)
+            staging = Staging(self._root, stages, wanted, needed, begun)
             try:
                 placed = staging.fill(self._sources[0], packs, self._others, self._progress, marks=marks)
             finally:
@@ -186,259 +136,7 @@ class Placer:
         placed.skipped += (Skipped(path, reason) for path, reason in sorted(refused.items()))
         return placed
 
-    def _others(self) -> list[_Source]:
+    def _others(self) -> list[Source]:
         if len(self._sources) == 1:
-            self._sources += [_Source(blobs, Linker()) for blobs in self._below()]
+            self._sources += [Source(blobs, Linker()) for blobs in self._below()]
         return self._sources[1:]
-
-
-class _Source(NamedTuple):
-    """A store that blobs come from, and how they can be linked from it."""
-
-    blobs: BlobStore
-    linker: Linker
-
-
-class _Staging:
-    """The artifacts on their way, in folders that nobody else looks into."""
-
-    def __init__(
-        self, root: CacheRoot, stages: dict[str, str], wanted: Files, folders: Iterable[str], begun: Begun | None
-    ) -> None:
-        """`folders` are all that `wanted` is in."""
-        self._root = root
-        self._stages = stages
-        self._second = (time.time_ns() // _SECOND - 1) * _SECOND
-        """That of all stamps: none is ahead of now, or the next restore would take its file for a compiler's."""
-        self._begun_ns = {stage: clock_of(stage) for stage in set(stages.values())}
-        self.wanted = wanted
-        self._folders = sorted(folders)
-        self.folders = [self.staged(folder) for folder in self._folders]
-        """Where all is being built, each after those above it."""
-        self._begun: Sequence[Future[Placed]] = begun.linking if begun else ()
-        """What is being linked already."""
-        self._making: Sequence[Future[None]] = begun.making if begun else ()
-        """Done when the folders are there that somebody has begun to make."""
-        self._missing = [folder for folder in self._folders if folder not in begun.folders] if begun else self._folders
-        """The other folders."""
-        self._made: list[Future[None]]
-        """Done when so many of these are there; `fill` has it begun."""
-
-    def staged(self, path: str) -> str:
-        """Where an artifact, or a folder of them, is being built."""
-        return f"{self._stages[path.partition('/')[0]]}/{path}"
-
-    def is_since_begun(self, path: str, moment_ns: int) -> bool:
-        """Whether a time is between when staging began and now. A later one is of before a clock was set back."""
-        stage = self._stages[path.partition("/")[0]]
-        return self._begun_ns[stage] < moment_ns and moment_ns <= clock_of(stage) + _TICK_NS
-
-    def fill(
-        self,
-        main: _Source,
-        packs: Sequence[str],
-        others: Callable[[], list[_Source]],
-        progress: Progress,
-        *,
-        marks: bool,
-    ) -> Placed:
-        """Take all from the store that has it; the others are asked for what they are known to have, and what lacks.
-
-        With `marks` the folders are marked, once all is there.
-        """
-        progress.total = len(self.wanted)
-        placed = Placed()
-        with Pool(1) as maker, Pool(_THREADS) as pool:
-            # By one thread: they are in each other's, where two would wait for one another.
-            missing = [*map(self.staged, self._missing)]
-            some = (missing[at : at + _FOLDER_COUNT] for at in range(0, len(missing), _FOLDER_COUNT))
-            self._made = [submit(maker, make_folders, folders) for folders in some]
-            below = {path: entry for path, entry in self.wanted.items() if entry.flags & _BELOW}
-            for source in others() if below else ():
-                self._fill(below, source, source.blobs.packs_listed(), placed, pool, progress)
-            if self._begun:
-                self._fill(self.wanted, main, packs, placed, pool, progress, self._begun)
-            if len(placed.paths) < len(self.wanted):
-                self._fill(self.wanted, main, packs, placed, pool, progress)
-            for source in others() if len(placed.paths) < len(self.wanted) else ():
-                self._fill(self.wanted, source, source.blobs.packs_listed(), placed, pool, progress)
-            self._wait()  # or an exception of a signal's handler might stay in it
-            if marks and len(placed.paths) == len(self.wanted):
-                placed.marked_ns, placed.folders = mark_folders(self.folders, pool), self._folders
-        return placed
-
-    def _fill(
-        self,
-        among: Files,
-        source: _Source,
-        packs: Sequence[str],
-        placed: Placed,
-        pool: Pool,
-        progress: Progress,
-        begun: Sequence[Future[Placed]] = (),
-    ) -> None:
-        """Link what is loose, and side by side copy the rest in the order in which the store has it.
-
-        Where links were `begun`, what cannot be linked is left for another time.
-        """
-        wanted = {path: e for path, e in among.items() if path not in placed.paths} if placed.paths else among
-        if not wanted:
-            return
-        blobs = source.blobs
-        others, linking = _unlinked(wanted), begun
-        if not begun:
-            others, linking = self._start_links(wanted, source, packs, placed, pool)
-        paths = PathsOf(others, placed.paths)
-        copying = self._copy(paths, blobs.parts(paths.sizes(), packs), pool)
-        for part in chain(copying, (part.result() for part in linking)):
-            placed.add(part)
-            progress.done = len(placed.paths)
-        if begun or placed.paths.issuperset(wanted):
-            return
-        # What cannot be linked, is damaged, or is not where the ref says.
-        left = PathsOf(wanted, placed.paths)
-        for blob in _readable(blobs.fetch_many(left.sizes(), packs)):
-            placed.add(self._write([blob], left))
-            del blob  # or a large one would be held while the next one is read
-
-    def _start_links(
-        self, among: Files, source: _Source, packs: Sequence[str], placed: Placed, pool: Pool
-    ) -> tuple[Files, Sequence[Future[Placed]]]:
-        """Link what is loose: returns the others, with the threads' work on it. What is done at once is `placed`."""
-        packed = source.blobs.digests_in(packs)
-        loose = [path for path, e in among.items() if e.flags & _LINK and e.digest not in packed]
-        folder = source.blobs.loose.folder
-        if not loose or folder is None:
-            return among, []
-        others = {path: e for path, e in among.items() if not e.flags & _LINK or e.digest in packed}
-        # The first finds out which way works.
-        placed.add(self._link(source.linker, folder, loose[:1]))
-        if source.linker.mode is LinkMode.COPY:
-            return among, []
-        some = (loose[at : at + _LINK_COUNT] for at in range(1, len(loose), _LINK_COUNT))
-        return others, [submit(pool, self._link, source.linker, folder, paths) for paths in some]
-
-    def drop_incomplete(self, placed: Placed, lists: Callable[[str], bool]) -> None:
-        """A group with a missing file is not placed at all, nor is a list of files one of which is missing."""
-        if placed.paths.issuperset(self.wanted):
-            return
-        lost = self.wanted.keys() - placed.paths
-        placed.missed = {self.wanted[path].digest for path in lost}
-        units = {unit_of(path, self.wanted[path]) for path in lost if self.wanted[path].flags & _GROUP}
-        folders = {parent for path in lost for parent in parents_of(path)}
-        for path in sorted(lost):
-            placed.skipped.append(Skipped(path, f"blob {self.wanted[path].digest.hex()} is missing or damaged"))
-        # vLLM's list is beside what it lists, and one folder beside Inductor's cache, which older versions listed.
-        useless = [path for path in placed.paths if path.rsplit("/", 2)[0] in folders and lists(path)]
-        placed.skipped += (Skipped(path, "it lists a file that is missing or damaged") for path in sorted(useless))
-        for path in [*useless, *(p for p in placed.paths if units and unit_of(p, self.wanted[p]) in units)]:
-            placed.paths.discard(path)
-            placed.known.pop(path, None)
-            os.unlink(self.staged(path))
-        self._drop_empty(placed)
-
-    def _drop_empty(self, placed: Placed) -> None:
-        needed = {self.staged(folder) for folder in folders_of(placed.paths)}
-        for folder in reversed(self.folders):
-            if folder not in needed:
-                with suppress(OSError):
-                    os.rmdir(folder)
-
-    def _link(self, linker: Linker, folder: str, paths: Sequence[str]) -> Placed:
-        """Those whose blobs are there and have not been touched since they were published."""
-        entries = [self.wanted[path] for path in paths]
-        links = [
-            Link(blob_path(folder, e.digest), self.staged(path), e) for path, e in zip(paths, entries, strict=True)
-        ]
-        self._wait(paths)
-        modes = linker.link_many(links)
-        placed = Placed({path for path, mode in zip(paths, modes, strict=True) if mode is not LinkMode.COPY})
-        for mode in set(modes) - {LinkMode.COPY}:
-            placed.modes[mode] = modes.count(mode)
-        return placed
-
-    def _wait(self, paths: Collection[str] | None = None) -> None:
-        """Until the folders of these artifacts are there; without any, until all are."""
-        needed = len(self._made)
-        if paths:
-            last = max(path.rpartition("/")[0] for path in paths)
-            needed = bisect_left(self._missing, last) // _FOLDER_COUNT + 1
-        for made in (*self._making, *self._made[:needed]):
-            made.result()
-
-    def _copy(self, paths: PathsOf, parts: Iterable[Part], pool: Pool) -> Iterator[Placed]:
-        def write(part: Part) -> Placed:
-            return self._write(part.load(), paths)
-
-        return _map_parts(pool, write, parts)
-
-    def _write(self, blobs: Iterable[tuple[bytes, memoryview]], paths: PathsOf) -> Placed:
-        contents = {path: data for digest, data in blobs for path in paths.of(digest)}
-        self._wait()
-        # One blob may have any number of paths.
-        for at in range(0, len(contents), _WRITE_COUNT):
-            write_files(self._new_files([*islice(contents.items(), at, at + _WRITE_COUNT)]))
-        placed = Placed(set(contents))
-        placed.modes[LinkMode.COPY] = len(contents)
-        changing = [path for path in contents if not self.wanted[path].flags & NEVER_IN_PLACE]
-        for path, found in zip(changing, stat_each([self.staged(path) for path in changing]), strict=True):
-            if not found.error:
-                entry = self.wanted[path]
-                # Which store had its blob says nothing of what a commit finds.
-                entry = entry._replace(mtime_ns=found.mtime_ns, flags=entry.flags & ~_BELOW)
-                placed.known[path] = Known(entry, found.size, found.inode)
-        return placed
-
-    def _new_files(self, contents: Sequence[tuple[str, memoryview]]) -> list[NewFile]:
-        """What is to be written, column by column: the interpreter takes few steps for each of ten thousand."""
-        paths = [path for path, _ in contents]
-        entries = [self.wanted[path] for path in paths]
-        written = (
-            to_local(bytes(data), self._root.folders[path.partition("/")[0]]) if entry.flags & _RELOCATE else data
-            for (path, data), entry in zip(contents, entries, strict=True)
-        )
-        columns = zip(map(self.staged, paths), written, map(local_mode, entries), self._times_of(entries), strict=True)
-        return [*map(partial(tuple.__new__, NewFile), columns)]
-
-    def _times_of(self, entries: Sequence[Entry]) -> Iterator[int | None]:
-        """The modification times that their files get, in nanoseconds; None for now."""
-        for entry, mark in zip(entries, stamps(entry.digest for entry in entries), strict=True):
-            if entry.flags & _LINK or not entry.flags & (_MTIME | _RELOCATE):
-                yield self._second + mark
-            else:
-                yield entry.mtime_ns if entry.flags & _MTIME else None
-
-
-def _unlinked(files: Files) -> Files:
-    """What is never linked."""
-    return {path: entry for path, entry in files.items() if not entry.flags & _LINK}
-
-
-def _readable(blobs: Iterator[Blob]) -> Iterator[Blob]:
-    """All until there is trouble with the store: that costs what is missing then, and no more."""
-    try:
-        yield from blobs
-    except OSError as error:
-        log.warning("what is missing cannot be looked for: %s", error)
-
-
-def _map_parts(pool: Pool, function: Callable[[Part], Placed], parts: Iterable[Part]) -> Iterator[Placed]:
-    """As `pool.map`, in any order: a part of many small files takes long. A large blob is in memory by itself."""
-    waiting = set[Future[Placed]]()
-    for part in parts:
-        is_large = part.size > MAX_SHARED_FRAME
-        while waiting and (is_large or len(waiting) >= _WAITING):
-            yield from _first_done(waiting)
-        waiting.add(submit(pool, function, part))
-        if is_large:
-            yield from _first_done(waiting)
-    while waiting:
-        yield from _first_done(waiting)
-
-
-def _first_done(waiting: set[Future[Placed]]) -> Iterator[Placed]:
-    """Wait for some, and take them out."""
-    done, _ = wait(waiting, return_when=FIRST_COMPLETED)
-    waiting -= done
-    while done:
-        yield done.pop().result()

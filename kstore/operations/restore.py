@@ -1,53 +1,35 @@
 """Restore: ref → manifest → blobs → files.
 
 `restore` waits if it is told to, and locks the cache root. `choose` finds the generation: the newest, the one asked
-for, or a seed's. `place`, which ranks that restore together call by itself, brings it in: a `_Restore` scans the root,
-fetches what is missing, moves it into its place, and remembers that.
+for, or a seed's. `place`, which ranks that restore together call by itself, brings it in: a `Restoration` scans the
+root, fetches what is missing, moves it into its place, and remembers that.
 """
 
 from __future__ import annotations
 
-import logging
-import os
 import time
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from itertools import chain
-from operator import attrgetter
 from typing import NamedTuple
 
 from kstore.errors import IntegrityError, KstoreError, StoreUnavailable
-from kstore.local.found import Scan, Skipped
-from kstore.local.headstart import Begun, HeadStart
-from kstore.local.index import Index
-from kstore.local.link import Linker, LinkMode
-from kstore.local.place import Placer
-from kstore.local.placed import Placed
-from kstore.local.state import Base, State
-from kstore.local.untouched import UNMARKED, Mark
-from kstore.merge import NOT_TAKEN, Merged, merge
+from kstore.local.headstart import HeadStart
+from kstore.local.state import Base
 from kstore.operations.another import Another, answer_of, look_again, still_stands
-from kstore.operations.displaced import put_right
 from kstore.operations.owner import warn_of_another_key
 from kstore.operations.request import Request, restore_report
-from kstore.operations.takeover import drop_foreign, hand_over, take_over
-from kstore.operations.unchanged import remember_placed
+from kstore.operations.restoration import Restoration
+from kstore.operations.takeover import hand_over, take_over
 from kstore.operations.wait import Waited, wait
-from kstore.operations.wanted import choose_wanted, hindered
-from kstore.published.layers import attempt, newest_there, ref_of, remembers
-from kstore.published.leaning import leans_on, substitutes, supports_of, unavailable
-from kstore.published.manifest import Files, folders_of, nearest_folders
+from kstore.published.layers import newest_there, ref_of
 from kstore.published.ref import Ref, RefState
 from kstore.published.snapshot import Snapshot
-from kstore.published.untrusted import check_entries, check_paths
 from kstore.report import RestoreReport, RestoreStatus, count_components
 from kstore.scope import Scope
 from kstore.used import Marker, mark_used
 from kstore.worker import Worker
-
-log = logging.getLogger(__name__)
 
 
 class Choice(NamedTuple):
@@ -168,7 +150,7 @@ def _place(
     base = Base(worker.storage.holder(snapshot.ref).identity, snapshot)
     if state.base == base:
         state.base = base  # One manifest is enough, and this one has been parsed.
-    report = _Restore(worker, snapshot, state, head_start).run(status, before_move)
+    report = Restoration(worker, snapshot, state, head_start).run(status, before_move)
     is_whole = not report.left_out and not report.skipped
     answer = answer_of(worker, request, snapshot.ref, report, worker.known_host(state)) if request else None
     remember_restored(worker, snapshot.ref, name if is_whole else "", answer)
@@ -240,179 +222,3 @@ def readable(generation: int, snapshot: Snapshot | None, scope: Scope) -> Snapsh
     if generation and snapshot is None:
         raise IntegrityError(f"no generation of {scope} can be read; see `kstore verify {scope.key}`")
     return snapshot
-
-
-class _Restore:
-    """One restore of one generation."""
-
-    def __init__(self, worker: Worker, snapshot: Snapshot, state: State, head_start: HeadStart | None) -> None:
-        self._worker = worker
-        self._begun = head_start.begun_with(snapshot) if head_start else None
-        self._snapshot = snapshot
-        self._ref = snapshot.ref
-        self._state = state
-        self._base = worker.base(state)
-        self._found = Scan()
-        self._files: Files = {}
-        """What is to be in the root."""
-        self._has_all = False
-        """Whether that is all that the generation has for this worker."""
-        self._away: Files = {}
-        """What no store here has the blobs of."""
-        self._hindered: dict[str, Skipped] = {}
-        """What is neither in its place nor can be put there, and why."""
-        self._left: dict[str, bytes] = {}
-        """What another host has left, and cannot be removed, with its digests."""
-        self._skipped: list[Skipped] = []
-        self._seen = self._newest_of_own() if snapshot.ref.scope != worker.scope else 0
-
-    def _newest_of_own(self) -> int:
-        refs, scope = self._worker.storage.refs, self._worker.scope
-        return attempt(self._worker.storage, lambda: max(refs.generations(scope), default=0), 0)
-
-    def run(self, status: RestoreStatus, before_move: Callable[[], None]) -> RestoreReport:
-        self._look()
-        merged = self._compare()
-        merged.files.clear()  # nothing is published: `_files` has what is to be here
-        wanted = choose_wanted(self._files, self._found, merged)
-        self._hindered = hindered(self._files, self._found, wanted)
-        is_fresh, nearest = self._has_all and len(wanted) == len(self._files), self._nearest(wanted)
-        if self._begun and nearest is None:
-            self._begun.drop()
-        placer = self._placer(self._begun if nearest is not None else None)
-        there = self._found.folders
-        placed = placer.place(wanted, self._ref.packs, there, before_move, nearest=nearest, marks=is_fresh)
-        try:
-            self._remember(merged, placed)
-        except (KstoreError, OSError) as error:
-            log.warning("what was restored is in its place, but is not remembered, and will be read again: %s", error)
-        return self._report(status, wanted, placer, placed)
-
-    def _look(self) -> None:
-        """Find out what is in the root, and what is to be there."""
-        worker, manifest = self._worker, self._snapshot.checked
-        self._found = worker.scan(self._state)
-        self._left = drop_foreign(worker, self._state, self._found)
-        if not self._left:
-            worker.mark_folders()
-        self._skipped += (Skipped(p, "it was built on another host, and cannot be removed") for p in sorted(self._left))
-        if self._state.host and worker.state.last_restore.host_hint() != worker.host_hint:
-            worker.ask_host()  # What is built from now on is of this one.
-        put_right(worker, self._found)
-        if manifest.hosts:
-            worker.ask_host()
-        known, published = worker.root.folders, worker.files_of(manifest)
-        bound = manifest.hosts.values()
-        components = {path.partition("/")[0] for path in chain(manifest.nearest, *bound)}
-        unmanaged = [] if components.issubset(known) else sorted({p.partition("/")[0] for p in published} - set(known))
-        self._skipped += [Skipped(component, "this worker does not manage the component") for component in unmanaged]
-        if unmanaged:
-            published = {path: entry for path, entry in published.items() if path.partition("/")[0] in known}
-        self._files = published
-        self._away = self._leave_away()
-        self._has_all = self._files is published
-
-    def _nearest(self, wanted: Files) -> Set[str] | None:
-        """The nearest folders of what is wanted, if that is all that the manifest has, and nothing that is of this host
-        takes the place of what is of any.
-        """
-        manifest, bound = self._snapshot.manifest, self._worker.bound_of(self._snapshot.manifest)
-        is_whole = self._has_all and len(wanted) == len(manifest.files) + len(bound)
-        return manifest.nearest | nearest_folders(bound) if is_whole else None
-
-    def _placer(self, begun: Begun | None) -> Placer:
-        worker, storage = self._worker, self._worker.storage
-        blobs, below = storage.holder(self._ref).blobs, partial(storage.below.blobs, self._ref.depth)
-        linker = begun.linker if begun else Linker()
-        return Placer(
-            worker.root, worker.state, blobs, linker, worker.progress, worker.waiting, worker.lists, below, begun
-        )
-
-    def _report(self, status: RestoreStatus, wanted: Files, placer: Placer, placed: Placed) -> RestoreReport:
-        self._skipped += sorted(set(self._hindered.values()))
-        there = {path for path in placed.occupied if os.path.isfile(self._worker.root.local_path(path))}
-        missed = wanted.keys() - placed.paths - there | self._hindered.keys()
-        linked = placed.modes[LinkMode.REFLINK] + placed.modes[LinkMode.HARDLINK]
-        if not wanted and status is RestoreStatus.RESTORED:
-            status = RestoreStatus.CURRENT
-        return restore_report(
-            self._worker,
-            status,
-            self._ref,
-            files=len(self._files) + len(self._away),
-            bytes=sum(map(attrgetter("size"), chain(self._files.values(), self._away.values()))),
-            placed=len(placed.paths),
-            left_out=len(missed) + len(self._away),
-            link_mode=next((mode for mode in LinkMode if placed.modes[mode]), None),
-            link_why=placer.link_why or ("the blobs are packed" if placed.paths and not linked else ""),
-            used_modes={str(mode): count for mode, count in placed.modes.items()},
-            components=count_components(
-                [item for item in self._files.items() if item[0] not in missed] if missed else self._files.items()
-            ),
-            skipped=(*self._skipped, *placed.skipped),
-        )
-
-    def _leave_away(self) -> Files:
-        """Take out what no store here has the blobs of, and take what the store below has instead, if anything."""
-        storage, snapshot, known = self._worker.storage, self._snapshot, self._worker.root.folders
-        away = unavailable(storage, snapshot, self._files, self._found.files)
-        if not away:
-            return {}
-        self._files = {path: entry for path, entry in self._files.items() if path not in away}
-        found = substitutes(storage, snapshot, self._files, self._worker.files_of)
-        found = {path: entry for path, entry in found.items() if path.partition("/")[0] in known}
-        try:
-            check_entries(found)
-            paths = self._files.keys() | found.keys()
-            check_paths(folders_of(paths), paths)
-        except IntegrityError as error:
-            log.warning("nothing is taken from below instead of what is missing: %s", error)
-            found = {}
-        self._files |= found
-        away = {path: entry for path, entry in away.items() if path not in found}
-        where = ", ".join(leans_on(snapshot.manifest))
-        if away:
-            log.warning("%d files of generation %d of %s are in no store here; they were in %s", len(away),
-                        self._ref.generation, self._ref.scope, where)  # fmt: skip
-        self._skipped += [Skipped(path, f"its blob is in no store here; it was in {where}") for path in sorted(away)]
-        return away
-
-    def _compare(self) -> Merged:
-        """What the root has that is not the store's: leftovers of an earlier run stay, and stay local."""
-        base = self._base
-        if base is None or not remembers(self._snapshot, base):
-            return merge({}, self._files, self._found.files, {})
-        return merge(self._worker.files_of(base.manifest), self._files, self._found.files, self._state.declined)
-
-    def _remember(self, merged: Merged, placed: Placed) -> None:
-        old = self._base
-        keeps_base = old is not None and old.is_generation_of(self._ref) and not placed.marked_ns
-        index = self._found.index_beside_base if keeps_base else self._found.index
-        untouched = self._worker.untouched(self._state, old) if keeps_base else UNMARKED
-        if index != self._state.index or placed.paths:
-            saved_ns = self._worker.state.save_index(Index(index.files | placed.settled(), index.folders))
-            untouched = Mark(placed.marked_ns, saved_ns) if placed.marked_ns else untouched
-        base = Base(self._worker.storage.holder(self._ref).identity, self._snapshot)
-        # What stays in the place of base's is no change of it: the next commit must not take it for one.
-        stayed = dict.fromkeys((*merged.to_merge, *placed.occupied, *self._hindered), NOT_TAKEN)
-        self._worker.state.save_base(
-            base,
-            merged.declined | stayed,
-            host=self._worker.known_host(self._state),
-            synced=False,
-            untouched=untouched,
-            foreign=self._left,
-            missed=self._missed(placed),
-            seen=self._seen,
-            supports=supports_of(self._worker.storage, self._snapshot.manifest),
-        )
-        if placed.marked_ns:
-            remember_placed(self._worker, self._snapshot.manifest, self._files, placed, untouched)
-
-    def _missed(self, placed: Placed) -> set[bytes]:
-        """What this restore could not read, or an earlier one, and nobody has read since."""
-        if not (placed.missed or self._state.missed):
-            return set()
-        read = {self._files[path].digest for path in placed.paths}
-        needed = {entry.digest for entry in self._files.values()}
-        return placed.missed | (self._state.missed & needed) - read
