@@ -118,6 +118,12 @@ def isolated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.fixture(autouse=True)
+def headstart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every restore into an empty root has a head start, as one of many files has."""
+    monkeypatch.setattr("kstore.local.headstart._WORTHWHILE", 0)
+
+
+@pytest.fixture(autouse=True)
 def all_counted() -> Iterator[None]:
     """No test leaves a restore to be counted while another one runs."""
     yield

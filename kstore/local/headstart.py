@@ -1,4 +1,4 @@
-"""What a restore into an empty root begins while the manifest is still being parsed: folders, and links in them.
+"""What a restore into an empty root begins while a large manifest is still being parsed: folders, and links in them.
 
 All of it is in a staging folder, so nothing is lost if the manifest turns out to be damaged, or not to be the one that
 is restored. If it is, and all of it is wanted, staging goes on from there.
@@ -39,6 +39,8 @@ log = logging.getLogger(__name__)
 _LINK, _BELOW = int(Flag.LINK), int(Flag.BELOW)
 _PROBE = "probe"
 """No component has that name."""
+_WORTHWHILE = 500
+"""Artifacts: with fewer, the threads take longer to start than they save."""
 _MOST_TRIED = 8
 """Blobs that may have gone or been altered."""
 
@@ -150,7 +152,8 @@ class HeadStart:
         """
         with self._lock:
             self._drop()
-            if not (self._is_over or ref.depth or any(map(_holds_anything, self._root.folders.values()))):
+            is_small = ref.files < _WORTHWHILE
+            if not (self._is_over or is_small or ref.depth or any(map(_holds_anything, self._root.folders.values()))):
                 self._begun = self._begin(None if ref.packs else blobs.loose.folder)
             return self._begun.see if self._begun else None
 

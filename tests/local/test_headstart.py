@@ -121,6 +121,16 @@ def test_what_is_never_changed_in_place_is_linked(linkable: Node, begun: AllBegu
         assert os.path.samefile(blob, node.tree.root / path) == (mode is LinkMode.HARDLINK)
 
 
+def test_of_few_files_nothing_is_begun_early(
+    builder: Node, begun: AllBegun, tmp_path: Path, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kstore.local.headstart._WORTHWHILE", 500)
+    node = Node(tmp_path, layout=layout)
+    assert node.restore().left_out == 0
+    assert begun == []
+    assert contents(node.tree.root).keys() == builder.published().keys()
+
+
 def test_a_root_that_holds_anything_is_looked_at_first(
     builder: Node, begun: AllBegun, tmp_path: Path, layout: str
 ) -> None:
