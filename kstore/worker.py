@@ -127,7 +127,7 @@ class Worker:
         return manifest.for_host(self.host.fingerprint) if manifest.hosts else manifest.files
 
     def bound_of(self, manifest: Manifest) -> Files:
-        """Those of them that run only on hosts like this one."""
+        """The artifacts of a manifest that run only on hosts like this one."""
         return manifest.hosts.get(self.host.fingerprint, {}) if manifest.hosts else {}
 
     def read_stored(self, path: str, entry: Entry) -> bytes | None:

@@ -159,9 +159,8 @@ class Staging:
         if not wanted:
             return
         blobs = source.blobs
-        others, linking = _unlinked(wanted), begun
-        if not begun:
-            others, linking = self._start_links(wanted, source, packs, placed, pool)
+        started = (_unlinked(wanted), begun) if begun else self._start_links(wanted, source, packs, placed, pool)
+        others, linking = started
         paths = PathsOf(others, placed.paths)
         copying = self._copy(paths, blobs.parts(paths.sizes(), packs), pool)
         for part in chain(copying, (part.result() for part in linking)):
