@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from functools import partial
+from itertools import repeat
 
 from kstore.backends import Backend
 from kstore.batches import batches
@@ -195,8 +197,7 @@ class BlobStore:
         for pack_id in packs:
             yield from self._parts_of_pack(self.pack(pack_id), left, self._tell)
             index = self._index_of(pack_id)
-            for digest in index.digests if index else ():
-                left.pop(digest, None)
+            deque(map(left.pop, index.digests if index else (), repeat(None)), maxlen=0)
         yield from self._loose_parts(left)
 
     @staticmethod

@@ -17,7 +17,6 @@ from array import array
 from collections.abc import MutableSequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import accumulate
 from typing import NamedTuple
 
 import zstandard
@@ -106,12 +105,6 @@ class PackIndex:
         footer = _FOOTER.pack(len(packed), len(self.frames), len(self.digests), len(columns), digest, _MAGIC)
         size = sum(map(len, body)) + len(footer)
         return b"".join((_SKIPPABLE.pack(_SKIPPABLE_MAGIC, size), *body, footer))
-
-    def blobs_of(self, frame: int, first: int) -> list[tuple[bytes, int, int]]:
-        """(digest, start, end) of each blob in a frame whose first blob is number `first` of the pack."""
-        chosen = slice(first, first + self.frames[frame].blobs)
-        ends = list(accumulate(self.sizes[chosen], initial=0))
-        return list(zip(self.digests[chosen], ends, ends[1:], strict=False))
 
 
 def load_footer(tail: bytes) -> Footer:

@@ -10,9 +10,12 @@ from __future__ import annotations
 import errno
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import closing
 from functools import partial
+from itertools import accumulate, compress, islice
+from operator import eq
 from typing import IO, NamedTuple, Protocol, cast
 from weakref import WeakSet
 
@@ -188,30 +191,36 @@ class PackReader:
     def parts(self, wanted: Mapping[bytes, int]) -> Iterator[Part]:
         """The frames that hold something wanted, in the order of the file."""
         needed = list(self._needed(wanted.keys()))
-        away = [frame for _, _, frame in needed if not self._tails.has(self._name, frame.offset)]
+        away = [frame for _, frame in needed if not self._tails.has(self._name, frame.offset)]
         source = _Source(self._backend, self._name, away)
         with self._lock:
             self._sources.add(source)
-        for number, first, frame in needed:
-            blobs = self.index.blobs_of(number, first)
-            chosen = [(digest, start, end) for digest, start, end in blobs if wanted.get(digest) == end - start]
-            if chosen:
-                yield Part(frame.size, partial(self._load, source, frame, chosen))
+        for first, frame in needed:
+            blobs = slice(first, first + frame.blobs)
+            digests, sizes = self.index.digests[blobs], self.index.sizes[blobs]
+            chosen = [*map(eq, map(wanted.get, digests), sizes)]
+            if any(chosen):
+                yield Part(frame.size, partial(self._load, source, frame, digests, sizes, chosen))
 
-    def _needed(self, wanted: Set[bytes]) -> Iterator[tuple[int, int, Frame]]:
-        """The frames that hold something wanted, with their numbers and those of their first blobs."""
-        first = 0
-        for number, frame in enumerate(self.index.frames):
-            if not wanted.isdisjoint(self.index.digests[first : first + frame.blobs]):
-                yield number, first, frame
+    def _needed(self, wanted: Set[bytes]) -> Iterator[tuple[int, Frame]]:
+        """The frames that hold something wanted, with the numbers of their first blobs."""
+        first, digests = 0, iter(self.index.digests)
+        for frame in self.index.frames:
+            some = islice(digests, frame.blobs)
+            if not wanted.isdisjoint(some):
+                yield first, frame
             first += frame.blobs
+            deque(some, maxlen=0)
 
-    def _load(self, source: _Source, frame: Frame, chosen: list[tuple[bytes, int, int]]) -> Iterator[Blob]:
+    def _load(
+        self, source: _Source, frame: Frame, digests: Sequence[bytes], sizes: Sequence[int], chosen: Sequence[bool]
+    ) -> Iterator[Blob]:
+        """Those blobs of a frame that are `chosen`, of all that are in it."""
         content = self._decompress(source, frame)
-        blobs = [content[start:end] for _, start, end in chosen]
-        for (digest, _, _), data, found in zip(chosen, blobs, digests_of(blobs), strict=True):
-            if found == digest:
-                yield digest, data
+        ends = [*accumulate(sizes, initial=0)]
+        wanted = [*compress(digests, chosen)]
+        blobs = [*compress(map(content.__getitem__, map(slice, ends, ends[1:])), chosen)]
+        yield from compress(zip(wanted, blobs, strict=True), map(eq, digests_of(blobs), wanted))
 
     def _decompress(self, source: _Source, frame: Frame) -> memoryview:
         try:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from kstore.calls.plain import CHANGED, LOOK, NO_FILE, SKIPPED, Look, bounded, open_unnoticed, times
 
-_FORM = 8
+_FORM = 9
 try:
     from kstore.calls import native as _calls
 
@@ -27,7 +27,7 @@ except ImportError:
 __all__ = [
     "CHANGED", "IS_COMPILED", "NO_FILE", "SKIPPED", "Listing", "Look", "NewFile", "Status", "clone_each", "link_each",
     "link_first", "link_rows", "list_each", "mkdir_each", "open_unnoticed", "read_each", "stat_each", "times",
-    "times_below", "unlink_each", "utime_each", "write_first",
+    "times_below", "unlink_each", "utime_each", "write_first", "write_rows",
 ]  # fmt: skip
 
 IS_COMPILED = _calls.__name__.endswith(".native")
@@ -115,6 +115,17 @@ def link_rows(
     `blobs` is the folder of the loose blobs. No path leads out of `stage`, and the folders of the new files are there.
     """
     return memoryview(_calls.link_rows(paths, records, blobs, stage, needed, refused, clones)).cast("i")
+
+
+def write_rows(
+    paths: Sequence[str], records: bytes, contents: Sequence[bytes | memoryview], stage: str, *, second_ns: int
+) -> memoryview:
+    """Write the contents of a manifest's rows into a folder: an error number for each, 0 where it was made. A failed
+    one leaves no file. Paths and `stage` are as in `link_rows`.
+
+    Each gets the time that its blob's stamp makes of `second_ns`, a whole second, in nanoseconds since 1970.
+    """
+    return memoryview(_calls.write_rows(paths, records, contents, stage, second_ns)).cast("i")
 
 
 def _pack(looks: Iterable[Look]) -> bytes:

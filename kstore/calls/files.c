@@ -151,13 +151,17 @@ static int write_all(int fd, const char *data, Py_ssize_t left) {
     return 0;
 }
 
+int finish_file(int fd, const char *data, Py_ssize_t size, const struct timespec *modified) {
+    int error = write_all(fd, data, size);
+    if (!error && modified) error = set_times(fd, *modified);
+    const int at_close = error_of(close(fd)); /* on NFS the first to tell of a full disk */
+    return error ? error : at_close == EINTR ? 0 : at_close;
+}
+
 static int write_file(const char *path, const struct file *file) {
     const int fd = create(path, (mode_t)file->mode);
     if (fd < 0) return errno;
-    int error = write_all(fd, file->data.buf, file->data.len);
-    if (!error && file->is_stamped) error = set_times(fd, file->modified);
-    const int at_close = error_of(close(fd)); /* on NFS the first to tell of a full disk */
-    return error ? error : at_close == EINTR ? 0 : at_close;
+    return finish_file(fd, file->data.buf, file->data.len, file->is_stamped ? &file->modified : NULL);
 }
 
 static int is_descriptors(int error) { return error == EMFILE || error == ENFILE; }

@@ -1,13 +1,8 @@
 #include "native.h"
 
-#include <stdio.h>
 #include <sys/ioctl.h>
 
-enum {
-    CHANGED = -1, /* as in plain.py */
-    SKIPPED = -2,
-    FICLONE = 0x40049409, /* ioctl_ficlone(2); not every libc has <linux/fs.h> beside it */
-};
+enum { FICLONE = 0x40049409 }; /* ioctl_ficlone(2); not every libc has <linux/fs.h> beside it */
 
 /* ---- Links and clones: how many were made and the error number that ended it, or an error number for each */
 
@@ -33,18 +28,12 @@ PyObject *link_first(PyObject *module, PyObject *arguments) {
     return made;
 }
 
-/* What a source must still be, and the permission bits of its clone. */
-struct look {
-    uint64_t size;
-    int64_t fraction_ns, mode;
-};
-
 static int is_unchanged(const struct stat *found, const struct look *expected) {
     return S_ISREG(found->st_mode) && (uint64_t)found->st_size == expected->size &&
            found->st_mtim.tv_nsec == expected->fraction_ns;
 }
 
-static int link_one(const char *source, const char *target, const struct look *expected) {
+int link_one(const char *source, const char *target, const struct look *expected) {
     struct stat found;
     if (lstat(source, &found) || !is_unchanged(&found, expected)) return CHANGED;
     return error_of(link(source, target));
@@ -74,7 +63,7 @@ static int open_source(const char *path) {
     return fd;
 }
 
-static int clone_one(const char *source, const char *target, const struct look *expected) {
+int clone_one(const char *source, const char *target, const struct look *expected) {
     struct stat found;
     const int fd = open_source(source);
     if (fd < 0) return is_no_file(errno) ? CHANGED : errno;
@@ -83,8 +72,6 @@ static int clone_one(const char *source, const char *target, const struct look *
     close(fd);
     return error;
 }
-
-typedef int make_one(const char *source, const char *target, const struct look *expected);
 
 static PyObject *make_named(make_one make, const struct names *sources, const struct names *targets, Py_buffer *looks) {
     const struct look *expected = looks->buf;
@@ -127,89 +114,4 @@ PyObject *link_each(PyObject *module, PyObject *arguments) {
 PyObject *clone_each(PyObject *module, PyObject *arguments) {
     (void)module;
     return make_each(clone_one, arguments);
-}
-
-/* ---- Links and clones of loose blobs, as the rows of a manifest name them */
-
-enum { DIGEST = 32, ROW = 52, MOST_PATH = 4096 };
-
-/* A record of a manifest, of which kstore/published/manifest.py has the form. */
-struct row {
-    const unsigned char *digest;
-    uint64_t size;
-    uint16_t mode;
-    uint8_t flags;
-};
-
-static struct row row_at(const char *record) {
-    struct row row = {.digest = (const unsigned char *)record};
-    for (int i = 7; i >= 0; i--) row.size = row.size << 8 | (unsigned char)record[DIGEST + i];
-    row.mode = (uint16_t)((unsigned char)record[48] | (unsigned char)record[49] << 8);
-    row.flags = (uint8_t)record[50];
-    return row;
-}
-
-static int64_t stamp_of(const unsigned char *digest) {
-    const uint32_t head = digest[0] | (uint32_t)digest[1] << 8 | (uint32_t)digest[2] << 16 | (uint32_t)digest[3] << 24;
-    return head % (SECOND - 1) + 1;
-}
-
-static int write_blob_path(char *path, const char *folder, const unsigned char *digest) {
-    static const char digits[] = "0123456789abcdef";
-    char text[2 * DIGEST + 1] = {0};
-    for (int i = 0; i < DIGEST; i++) text[2 * i] = digits[digest[i] >> 4], text[2 * i + 1] = digits[digest[i] & 15];
-    return snprintf(path, MOST_PATH, "%s/%.2s/%s", folder, text, text) < MOST_PATH;
-}
-
-struct place {
-    const char *blobs, *stage;
-    int needed, refused; /* flags of rows that are linked: all of the first, none of the second */
-    make_one *make;
-};
-
-static int make_row(const struct place *place, const char *name, const struct row *row) {
-    char source[MOST_PATH], target[MOST_PATH];
-    if ((row->flags & place->needed) != place->needed || row->flags & place->refused) return SKIPPED;
-    if (!write_blob_path(source, place->blobs, row->digest)) return ENAMETOOLONG;
-    if (snprintf(target, sizeof target, "%s/%s", place->stage, name) >= (int)sizeof target) return ENAMETOOLONG;
-    const struct look look = {.size = row->size, .fraction_ns = stamp_of(row->digest), .mode = (row->mode & 0777) | 0600};
-    return place->make(source, target, &look);
-}
-
-static PyObject *make_rows(const struct place *place, const struct names *names, const char *records) {
-    int32_t *error;
-    PyObject *errors = room((size_t)names->count * sizeof *error, &error);
-    if (errors) {
-        Py_BEGIN_ALLOW_THREADS
-        for (Py_ssize_t i = 0; i < names->count; i++) {
-            const struct row row = row_at(records + i * ROW);
-            error[i] = make_row(place, names->texts[i], &row);
-        }
-        Py_END_ALLOW_THREADS
-    }
-    return errors;
-}
-
-PyObject *link_rows(PyObject *module, PyObject *arguments) {
-    PyObject *paths, *blobs = NULL, *stage = NULL, *errors = NULL;
-    Py_buffer records;
-    struct place place;
-    struct names names;
-    int clones;
-    (void)module;
-    if (!PyArg_ParseTuple(arguments, "Oy*O&O&iip", &paths, &records, PyUnicode_FSConverter, &blobs, PyUnicode_FSConverter,
-                          &stage, &place.needed, &place.refused, &clones))
-        return NULL;
-    place.blobs = PyBytes_AsString(blobs);
-    place.stage = PyBytes_AsString(stage);
-    place.make = clones ? clone_one : link_one;
-    if (take_names(paths, &names)) {
-        if (names.count * ROW == records.len) errors = make_rows(&place, &names, records.buf);
-        else PyErr_SetString(PyExc_ValueError, "a record is needed for each path");
-        release_names(&names);
-    }
-    PyBuffer_Release(&records);
-    Py_DECREF(blobs);
-    Py_DECREF(stage);
-    return errors;
 }

@@ -6,13 +6,14 @@
 #include "native.h"
 
 /* Another one when a function takes or returns something else; __init__.py says which one it knows. */
-enum { FORM = 8 };
+enum { FORM = 9 };
 
 static PyMethodDef methods[] = {
     {"link_first", link_first, METH_VARARGS, NULL},
     {"link_each", link_each, METH_VARARGS, NULL},
     {"clone_each", clone_each, METH_VARARGS, NULL},
     {"link_rows", link_rows, METH_VARARGS, NULL},
+    {"write_rows", write_rows, METH_VARARGS, NULL},
     {"mkdir_each", mkdir_each, METH_O, NULL},
     {"unlink_each", unlink_each, METH_O, NULL},
     {"utime_each", utime_each, METH_VARARGS, NULL},

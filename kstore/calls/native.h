@@ -13,13 +13,15 @@
 #include <unistd.h>
 
 enum { SECOND = 1000000000 };
+enum { CHANGED = -1, SKIPPED = -2 }; /* as in plain.py */
 
-/* ---- The functions, of links.c, folders.c and files.c */
+/* ---- The functions, of links.c, rows.c, folders.c and files.c */
 
 PyObject *link_first(PyObject *module, PyObject *arguments);
 PyObject *link_each(PyObject *module, PyObject *arguments);
 PyObject *clone_each(PyObject *module, PyObject *arguments);
 PyObject *link_rows(PyObject *module, PyObject *arguments);
+PyObject *write_rows(PyObject *module, PyObject *arguments);
 PyObject *mkdir_each(PyObject *module, PyObject *paths);
 PyObject *unlink_each(PyObject *module, PyObject *paths);
 PyObject *utime_each(PyObject *module, PyObject *arguments);
@@ -112,7 +114,16 @@ static inline struct status look(int folder, const char *path, int follows) {
     return status_of(error_of(fstatat(folder, path, &found, follows ? 0 : AT_SYMLINK_NOFOLLOW)), &found);
 }
 
-/* ---- New files */
+/* ---- One link, and one new file */
+
+/* What a source must still be, and the permission bits of its clone. */
+struct look {
+    uint64_t size;
+    int64_t fraction_ns, mode;
+};
+
+typedef int make_one(const char *source, const char *target, const struct look *expected);
+make_one link_one, clone_one;
 
 /* A stamp may lie ahead of now: as an access time it would tell of a read, so that has no fraction. */
 static inline int set_times(int fd, struct timespec modified) {
@@ -126,3 +137,6 @@ static inline int create(const char *path, mode_t mode) {
     while (fd < 0 && errno == EINTR);
     return fd;
 }
+
+/* Write it, give it its time, if it has one, and close it: an error number, or 0. */
+int finish_file(int fd, const char *data, Py_ssize_t size, const struct timespec *modified);

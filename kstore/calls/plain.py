@@ -37,7 +37,7 @@ SKIPPED = -2
 LOOK = struct.Struct("=Qqq")
 _STATUS = struct.Struct("=5qQ")
 _ROW = struct.Struct("<32sQ8xHBx")
-"""Of a manifest's record, what linking takes: digest, size, mode and flags."""
+"""Of a manifest's record, what is needed here: digest, size, mode and flags."""
 NO_FILE = {errno.ENOENT, errno.EISDIR, errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.ESPIPE, errno.EINVAL}
 """What reading says of a name that is free, or taken by a folder, a pipe, a socket or a link to itself. Other trouble
 may pass.
@@ -133,11 +133,49 @@ def link_rows(
         if flags & needed != needed or flags & refused:
             return SKIPPED
         name = digest.hex()
-        fraction = int.from_bytes(digest[:4], "little") % (_SECOND - 1) + 1
-        return make(f"{blobs}/{name[:2]}/{name}", f"{stage}/{path}", (size, fraction, mode & 0o777 | 0o600))
+        return make(f"{blobs}/{name[:2]}/{name}", f"{stage}/{path}", (size, _stamp(digest), _mode(mode)))
 
     rows = zip(paths, _ROW.iter_unpack(records), strict=True)
     return array("i", [make_row(path, row) for path, row in rows]).tobytes()
+
+
+def write_rows(
+    paths: Sequence[str], records: bytes, contents: Sequence[bytes | memoryview], stage: str, second_ns: int
+) -> bytes:
+    """The contents of rows of a manifest; an int of C for each."""
+
+    def write_row(path: str, data: bytes | memoryview, row: tuple[bytes, int, int, int]) -> int:
+        digest, _, mode, _ = row
+        return _write(f"{stage}/{path}", data, _mode(mode), second_ns + _stamp(digest))
+
+    rows = zip(paths, contents, _ROW.iter_unpack(records), strict=True)
+    return array("i", [write_row(*row) for row in rows]).tobytes()
+
+
+def _write(path: str, data: bytes | memoryview, mode: int, mtime_ns: int) -> int:
+    try:
+        fd = os.open(path, _CREATE, mode)
+    except OSError as error:
+        return error.errno or errno.EIO
+    try:
+        try:
+            _write_rest(fd, memoryview(data))
+            os.utime(fd, ns=times(mtime_ns))
+        finally:
+            os.close(fd)
+    except OSError as error:
+        with suppress(OSError):
+            os.unlink(path)
+        return error.errno or errno.EIO
+    return 0
+
+
+def _stamp(digest: bytes) -> int:
+    return int.from_bytes(digest[:4], "little") % (_SECOND - 1) + 1
+
+
+def _mode(mode: int) -> int:
+    return mode & 0o777 | 0o600
 
 
 def mkdir_each(paths: Sequence[str]) -> bytes:

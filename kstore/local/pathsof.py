@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable
 from operator import attrgetter
 
+from kstore.blobs.packreader import Blob
 from kstore.published.manifest import Files
 
 _DIGEST, _SIZE = attrgetter("digest"), attrgetter("size")
@@ -28,9 +29,15 @@ class PathsOf:
             if self._first.setdefault(entry.digest, path) is not path:
                 self._others[entry.digest].append(path)
 
-    def of(self, digest: bytes) -> Sequence[str]:
-        """Those of one blob."""
-        return (self._first[digest], *self._others.get(digest, ()))
+    def of(self, blobs: Iterable[Blob]) -> tuple[list[str], list[memoryview]]:
+        """All paths of these blobs, and what each holds."""
+        digests, contents = [*zip(*blobs, strict=True)] or ((), ())
+        paths, each = [*map(self._first.__getitem__, digests)], [*contents]
+        for digest, data in zip(digests, contents, strict=True) if self._others else ():
+            others = self._others.get(digest, ())
+            paths += others
+            each += [data] * len(others)
+        return paths, each
 
     def sizes(self) -> dict[bytes, int]:
         """Of all blobs, in bytes."""

@@ -9,36 +9,30 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import Future
 from contextlib import suppress
-from functools import partial
-from itertools import chain, islice
+from itertools import chain
+from queue import SimpleQueue
 from typing import NamedTuple
 
 from kstore.blobs import BlobStore, Part
-from kstore.blobs.loose import blob_path, stamps
+from kstore.blobs.loose import blob_path
 from kstore.blobs.packindex import MAX_SHARED_FRAME
 from kstore.blobs.packreader import Blob
-from kstore.calls import IS_COMPILED, stat_each
-from kstore.files import NewFile, write_files
 from kstore.folders import make_folders
 from kstore.local.cacheroot import CacheRoot
 from kstore.local.found import Skipped
 from kstore.local.headstart import Begun
-from kstore.local.index import Known
-from kstore.local.link import Link, Linker, LinkMode, local_mode
+from kstore.local.link import Link, Linker, LinkMode
 from kstore.local.pathsof import PathsOf
 from kstore.local.placed import Placed
-from kstore.local.relocate import to_local
 from kstore.local.stages import clock_of
 from kstore.local.untouched import mark_folders
+from kstore.local.write import Writer
 from kstore.progress import Progress
 from kstore.published.manifest import (
-    NEVER_IN_PLACE,
-    Entry,
     Files,
     Flag,
     folders_of,
@@ -55,15 +49,11 @@ _LINK_COUNT = 512
 """Files that a thread links in one go."""
 _FOLDER_COUNT = 128
 """Folders that are made before those who wait for them are told."""
-_WRITE_COUNT = 512 if IS_COMPILED else 128
-"""Files that a thread writes in one go. What is not compiled has all of them open at once."""
 _WAITING = 2 * _THREADS
 """Parts that are being copied or wait for a thread: what is known of each is in memory."""
-_SECOND = 1_000_000_000
 _TICK_NS = 10_000_000
 """A file's time may be finer than the clock: later than now, by as much as that ticks."""
 _GROUP, _LINK, _BELOW = int(Flag.GROUP), int(Flag.LINK), int(Flag.BELOW)
-_MTIME, _RELOCATE = int(Flag.MTIME), int(Flag.RELOCATE)
 
 
 class Source(NamedTuple):
@@ -82,8 +72,7 @@ class Staging:
         """`folders` are all that `wanted` is in."""
         self._root = root
         self._stages = stages
-        self._second = (time.time_ns() // _SECOND - 1) * _SECOND
-        """That of all stamps: none is ahead of now, or the next restore would take its file for a compiler's."""
+        self._writer = Writer(root, stages, self.staged, wanted)
         self._begun_ns = {stage: clock_of(stage) for stage in set(stages.values())}
         self.wanted = wanted
         self._folders = sorted(folders)
@@ -245,41 +234,10 @@ class Staging:
 
         return _map_parts(pool, write, parts)
 
-    def _write(self, blobs: Iterable[tuple[bytes, memoryview]], paths: PathsOf) -> Placed:
-        contents = {path: data for digest, data in blobs for path in paths.of(digest)}
+    def _write(self, blobs: Iterable[Blob], paths: PathsOf) -> Placed:
+        contents = paths.of(blobs)
         self._wait()
-        # One blob may have any number of paths.
-        for at in range(0, len(contents), _WRITE_COUNT):
-            write_files(self._new_files([*islice(contents.items(), at, at + _WRITE_COUNT)]))
-        placed = Placed(set(contents))
-        placed.modes[LinkMode.COPY] = len(contents)
-        changing = [path for path in contents if not self.wanted[path].flags & NEVER_IN_PLACE]
-        for path, found in zip(changing, stat_each([self.staged(path) for path in changing]), strict=True):
-            if not found.error:
-                entry = self.wanted[path]
-                # Which store had its blob says nothing of what a commit finds.
-                entry = entry._replace(mtime_ns=found.mtime_ns, flags=entry.flags & ~_BELOW)
-                placed.known[path] = Known(entry, found.size, found.inode)
-        return placed
-
-    def _new_files(self, contents: Sequence[tuple[str, memoryview]]) -> list[NewFile]:
-        """What is to be written, column by column: the interpreter takes few steps for each of ten thousand."""
-        paths = [path for path, _ in contents]
-        entries = [self.wanted[path] for path in paths]
-        written = (
-            to_local(bytes(data), self._root.folders[path.partition("/")[0]]) if entry.flags & _RELOCATE else data
-            for (path, data), entry in zip(contents, entries, strict=True)
-        )
-        columns = zip(map(self.staged, paths), written, map(local_mode, entries), self._times_of(entries), strict=True)
-        return [*map(partial(tuple.__new__, NewFile), columns)]
-
-    def _times_of(self, entries: Sequence[Entry]) -> Iterator[int | None]:
-        """The modification times that their files get, in nanoseconds; None for now."""
-        for entry, mark in zip(entries, stamps(entry.digest for entry in entries), strict=True):
-            if entry.flags & _LINK or not entry.flags & (_MTIME | _RELOCATE):
-                yield self._second + mark
-            else:
-                yield entry.mtime_ns if entry.flags & _MTIME else None
+        return self._writer.write(*contents)
 
 
 def _unlinked(files: Files) -> Files:
@@ -297,21 +255,16 @@ def _readable(blobs: Iterator[Blob]) -> Iterator[Blob]:
 
 def _map_parts(pool: Pool, function: Callable[[Part], Placed], parts: Iterable[Part]) -> Iterator[Placed]:
     """As `pool.map`, in any order: a part of many small files takes long. A large blob is in memory by itself."""
-    waiting = set[Future[Placed]]()
+    done, waiting = SimpleQueue[Future[Placed]](), 0
     for part in parts:
         is_large = part.size > MAX_SHARED_FRAME
-        while waiting and (is_large or len(waiting) >= _WAITING):
-            yield from _first_done(waiting)
-        waiting.add(submit(pool, function, part))
+        while waiting and (is_large or waiting >= _WAITING):
+            yield done.get().result()
+            waiting -= 1
+        submit(pool, function, part).add_done_callback(done.put)
+        waiting += 1
         if is_large:
-            yield from _first_done(waiting)
-    while waiting:
-        yield from _first_done(waiting)
-
-
-def _first_done(waiting: set[Future[Placed]]) -> Iterator[Placed]:
-    """Wait for some, and take them out."""
-    done, _ = wait(waiting, return_when=FIRST_COMPLETED)
-    waiting -= done
-    while done:
-        yield done.pop().result()
+            yield done.get().result()
+            waiting -= 1
+    for _ in range(waiting):
+        yield done.get().result()

@@ -16,12 +16,12 @@ from kstore.blobs.loose import bears_stamp, blob_path
 from kstore.deadline import Waiting
 from kstore.digest import digest_of
 from kstore.errors import CacheRootError
-from kstore.files import NewFile, write_files
 from kstore.folders import make_folders
 from kstore.local.found import Skipped
 from kstore.local.link import Link, Linker, LinkMode
 from kstore.local.place import Placer
 from kstore.local.placed import Placed
+from kstore.local.write import Writer
 from kstore.progress import Progress
 from kstore.published.manifest import Entry, Files, Flag
 from tests.trees import Tree, contents
@@ -160,19 +160,34 @@ def test_what_is_found_only_when_all_are_looked_for_once_more_waits_for_its_fold
     """As where the first look at a pack fails, and folders are made slowly."""
     place, written = Place(tmp_path, Layout.PACKED), threading.Event()
     wanted = place.kernel("K", "ptx", "cubin")
+    write_each = Writer.write
 
-    def write(files: Sequence[NewFile]) -> None:
+    def write(writer: Writer, paths: Sequence[str], contents: Sequence[memoryview]) -> Placed:
         written.set()
-        write_files(files)
+        return write_each(writer, paths, contents)
 
     def make_late(paths: Sequence[str]) -> None:
         written.wait(0.5)  # It is not: who writes waits.
         make_folders(paths)
 
     monkeypatch.setattr(place.blobs, "parts", lambda *asked: ())
-    monkeypatch.setattr("kstore.local.staging.write_files", write)
+    monkeypatch.setattr(Writer, "write", write)
     monkeypatch.setattr("kstore.local.staging.make_folders", make_late)
     assert place.place(wanted).paths == wanted.keys() == contents(place.tree.root).keys()
+
+
+def test_what_cannot_be_written_with_the_others_is_written_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where other threads have all descriptors: who writes single files waits until they have closed theirs."""
+    place = Place(tmp_path, Layout.PACKED)
+    wanted = {**place.kernel("K", "ptx", "cubin"), "inductor/ab/c.py": place.store(b"code")}
+    monkeypatch.setattr("kstore.local.write.write_rows", lambda paths, *asked, **also: [errno.EMFILE] * len(paths))
+    placed = place.place(wanted)
+    assert placed.paths == wanted.keys() == contents(place.tree.root).keys()
+    assert placed.modes == {LinkMode.COPY: len(wanted)}
+    for path, entry in wanted.items():
+        assert bears_stamp((place.tree.root / path).stat().st_mtime_ns, entry.digest)
 
 
 def test_what_interrupts_the_making_of_folders_ends_the_restore(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from kstore.blobs.loose import stamp
 from kstore.calls import stat_each
 from kstore.damaged import set_aside_blob
 from kstore.digest import digest_of
-from kstore.local import placed, staging
+from kstore.local import placed, write
 from kstore.report import CommitStatus, RestoreStatus
 from kstore.worker import Worker
 from tests.local.stillness import IGNORED, StillConformance, make_lock
@@ -150,7 +150,7 @@ def test_a_folder_that_is_a_link_now_is_looked_at(node: Node, scans: list[Worker
 def test_where_a_filesystem_keeps_no_such_times_the_root_is_scanned(
     builder: Node, tmp_path: Path, layout: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(staging, "stamps", lambda digests: (0 for _ in digests))  # as one that keeps whole seconds
+    monkeypatch.setattr(write, "stamps", lambda digests: (0 for _ in digests))  # as one that keeps whole seconds
     monkeypatch.setattr(placed, "is_settled", lambda moment_ns: False)  # nor is the last one over yet
     node = Node(tmp_path, layout=layout)
     node.restore()

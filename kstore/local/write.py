@@ -1,0 +1,100 @@
+"""Writes the contents of blobs to the artifacts that they are of, where these are being staged."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import compress
+from operator import not_
+
+from kstore.blobs.loose import stamps
+from kstore.calls import IS_COMPILED, stat_each, write_rows
+from kstore.files import NewFile, write_files
+from kstore.local.cacheroot import CacheRoot
+from kstore.local.index import Known
+from kstore.local.link import LinkMode, local_mode
+from kstore.local.placed import Placed
+from kstore.local.relocate import to_local
+from kstore.published.manifest import NEVER_IN_PLACE, Entry, Files, Flag, pack_entries
+
+_COUNT = 512 if IS_COMPILED else 128
+"""Files that are written in one go. What is not compiled has all of them open at once."""
+_SECOND = 1_000_000_000
+_LINK, _BELOW = int(Flag.LINK), int(Flag.BELOW)
+_MTIME, _RELOCATE = int(Flag.MTIME), int(Flag.RELOCATE)
+
+Content = tuple[str, memoryview]
+"""An artifact's path, and what its blob holds."""
+
+
+class Writer:
+    """Any thread may write with it."""
+
+    def __init__(self, root: CacheRoot, stages: Mapping[str, str], staged: Callable[[str], str], wanted: Files) -> None:
+        """Each component is built in its folder of `stages`, and each of the artifacts `wanted` where `staged` says."""
+        self._root = root
+        self._stages = stages
+        self._staged = staged
+        self._wanted = wanted
+        self._second = (time.time_ns() // _SECOND - 1) * _SECOND
+        """That of all stamps: none is ahead of now, or the next restore would take its file for a compiler's."""
+
+    def write(self, paths: Sequence[str], contents: Sequence[memoryview]) -> Placed:
+        """Make these artifacts, none of which is there. Their folders are.
+
+        Raises:
+            OSError: one cannot be made (ENOSPC, EROFS, EDQUOT …).
+        """
+        left: Sequence[Content] = [*zip(paths, contents, strict=True)]
+        for stage in set(self._stages.values()):
+            left = self._write_rows(stage, left)
+        for at in range(0, len(left), _COUNT):  # One blob may have any number of paths.
+            write_files(self._new_files(left[at : at + _COUNT]))
+        placed = Placed(set(paths), modes=Counter({LinkMode.COPY: len(paths)}))
+        placed.known = self._known([path for path, _ in left])
+        return placed
+
+    def _write_rows(self, stage: str, contents: Sequence[Content]) -> Sequence[Content]:
+        """What is never changed in place is its blob's bytes: returns the others, and what could not be made so."""
+        wanted, stages = self._wanted, self._stages
+        chosen = [wanted[path].flags & _LINK and stages[path.partition("/")[0]] == stage for path, _ in contents]
+        rows = [*compress(contents, chosen)]
+        if not rows:
+            return contents
+        paths, data = zip(*rows, strict=True)
+        records = b"".join(pack_entries(map(wanted.__getitem__, paths)))
+        errors = write_rows(paths, records, data, stage, second_ns=self._second)
+        return [*compress(contents, map(not_, chosen)), *compress(rows, errors)]
+
+    def _new_files(self, contents: Sequence[Content]) -> list[NewFile]:
+        """What is to be written, column by column: the interpreter takes few steps for each of ten thousand."""
+        paths = [path for path, _ in contents]
+        entries = [self._wanted[path] for path in paths]
+        written = (
+            to_local(bytes(data), self._root.folders[path.partition("/")[0]]) if entry.flags & _RELOCATE else data
+            for (path, data), entry in zip(contents, entries, strict=True)
+        )
+        columns = zip(map(self._staged, paths), written, map(local_mode, entries), self._times_of(entries), strict=True)
+        return [*map(partial(tuple.__new__, NewFile), columns)]
+
+    def _times_of(self, entries: Sequence[Entry]) -> Iterator[int | None]:
+        """The modification times that their files get, in nanoseconds; None for now."""
+        for entry, mark in zip(entries, stamps(entry.digest for entry in entries), strict=True):
+            if entry.flags & _LINK or not entry.flags & (_MTIME | _RELOCATE):
+                yield self._second + mark
+            else:
+                yield entry.mtime_ns if entry.flags & _MTIME else None
+
+    def _known(self, paths: Sequence[str]) -> dict[str, Known]:
+        """Those of these files that may be changed in place, for the index."""
+        changing = [path for path in paths if not self._wanted[path].flags & NEVER_IN_PLACE]
+        known = dict[str, Known]()
+        for path, found in zip(changing, stat_each([self._staged(path) for path in changing]), strict=True):
+            if not found.error:
+                entry = self._wanted[path]
+                # Which store had its blob says nothing of what a commit finds.
+                entry = entry._replace(mtime_ns=found.mtime_ns, flags=entry.flags & ~_BELOW)
+                known[path] = Known(entry, found.size, found.inode)
+        return known
