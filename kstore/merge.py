@@ -89,8 +89,9 @@ def _take_new(merged: Merged, ours: Files) -> None:
     for path, entry in ours.items():
         if entry.flags & _SLOT:
             slots[unit_of(path, entry)].append(path)
-        else:
-            _take(merged, ours, path)
+    in_slots = set(chain.from_iterable(slots.values()))
+    merged.files |= {path: entry for path, entry in ours.items() if path not in in_slots} if in_slots else ours
+    merged.taken += merged.files
     _merge_slots(merged, {}, {}, ours, slots)
 
 

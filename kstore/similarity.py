@@ -17,10 +17,13 @@ def similarity(path: str, size: int) -> tuple[str, int, str]:
     return _suffix(path), size, path
 
 
-def _suffix(path: str) -> str:
-    name = path.rpartition("/")[2]
-    # A hundred thousand files have some ten suffixes.
+def suffix(name: str) -> str:
+    """Of a file's name. A hundred thousand files have some ten."""
     return intern(name.rpartition(".")[2]) if "." in name else ""
+
+
+def _suffix(path: str) -> str:
+    return suffix(path.rpartition("/")[2])
 
 
 def sorted_by_similarity(paths: Iterable[str], files: Files) -> list[str]:

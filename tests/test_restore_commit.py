@@ -553,7 +553,7 @@ def test_a_file_that_changes_while_it_is_uploaded_waits(
     kernel = node.tree.kernel()
     wrapper = node.tree.wrapper()
 
-    def read_changed(files: Iterable[tuple[bytes, str, int]]) -> Iterator[list[tuple[bytes, Content | None]]]:
+    def read_changed(files: Iterable[tuple[tuple[bytes, str], int]]) -> Iterator[list[tuple[bytes, Content | None]]]:
         node.tree.put(f"{kernel}/k.ptx", b"changed meanwhile")
         return read_in_batches(files)
 

@@ -71,15 +71,16 @@ class PackWriter:
 
     def add(self, digest: bytes, data: bytes | memoryview) -> None:
         """Append one blob."""
+        size = len(data)
         self._index.digests.append(digest)
-        self._index.sizes.append(len(data))
-        if len(data) >= FRAME_SIZE:
+        self._index.sizes.append(size)
+        if size >= FRAME_SIZE:
             self.close_frame()
             self._write_aside([data])
             self._wait()  # One large blob at a time in memory.
             return
         self._frame.append(data)
-        self._room -= len(data)
+        self._room -= size
         if self._room <= 0:
             self.close_frame()
 

@@ -170,7 +170,6 @@ class PackedBlobWriter:
             self._upload = self._open.enter_context(self._backend.upload())
             self._pack = self._open.enter_context(PackWriter(self._upload))
         self._pack.add(digest, data)
-        self.blobs += 1
 
     def put_manifest(self, digest: bytes, data: bytes) -> None:
         """Append one blob in a frame of its own, next to the index."""
@@ -184,5 +183,5 @@ class PackedBlobWriter:
             return ()
         pack_id = self._pack.finish()
         self._upload.publish(pack_name(pack_id))
-        self.size = self._pack.size
+        self.blobs, self.size = len(self._pack), self._pack.size
         return (pack_id,)

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
+from itertools import chain
 from typing import Any, NamedTuple
 
 from kstore.digest import digest_of
@@ -18,6 +19,7 @@ from kstore.published.manifest import Flag
 
 KSTORE_FOLDER = ".kstore"
 """kstore's own folder in a cache root or a component: never an artifact."""
+_KSTORE = (KSTORE_FOLDER, f"{KSTORE_FOLDER}/")
 
 _RULES = ("ignore", "busy", "group", "complete", "slot", "immutable", "mutable", "host_bound", "mtime", "lists")
 _NAMED_RULES = ("merge", "relocate", "lock")
@@ -65,14 +67,18 @@ class Patterns:
         """Whether there are any."""
         return bool(self._patterns)
 
-    @property
-    def text(self) -> str:
-        """A regular expression for all of them."""
+    def by_lead(self) -> Mapping[str, str]:
+        """Expressions that together match what they do: for the lead that some have in common, one of their ends."""
         ends = defaultdict[str, list[str]](list)
         for pattern in self._patterns:
             lead, end = _parts(pattern)
             ends[lead].append(end)
-        return "|".join(f"{lead}(?:{'|'.join(ends[lead])})" for lead in ends) or r"(?!)"
+        return {lead: f"(?:{'|'.join(ends[lead])})" for lead in ends}
+
+    @property
+    def text(self) -> str:
+        """A regular expression for all of them."""
+        return "|".join(f"{lead}{end}" for lead, end in self.by_lead().items()) or r"(?!)"
 
     @cached_property
     def fullmatch(self) -> Callable[[str], object]:
@@ -93,12 +99,23 @@ class Kinds:
 
     def __init__(self, rules: Iterable[tuple[Patterns, int]]) -> None:
         self._rules = tuple(rules)
+        self._flags: list[int] = []
+        """What each group of `_match` says."""
         self._known: dict[tuple[tuple[str | None, ...], int, int], Kind] = {}
 
     @cached_property
     def _match(self) -> Callable[[str], re.Match[str] | None]:
-        """Has a group for each rule, which is there, and empty, if that matches the whole path."""
-        return re.compile("".join(rf"(?=(?:(?:{patterns.text})\Z())?)" for patterns, _ in self._rules)).match
+        """Has groups, each of which is there, and empty, if a part of a rule matches the whole path. What leads to
+        parts of several is matched once: in whatever way, it leaves the last part of the path.
+        """
+        parts = defaultdict[str, list[str]](list)
+        flags = defaultdict[str, list[int]](list)
+        for patterns, flag in self._rules:
+            for lead, end in patterns.by_lead().items():
+                parts[lead].append(rf"(?=(?:{end}\Z())?)")
+                flags[lead].append(flag)
+        self._flags = [*chain.from_iterable(flags.values())]
+        return re.compile("".join(f"(?=(?:{lead}{''.join(parts[lead])})?)" for lead in parts)).match
 
     def of(self, path: str, unit: int, depth: int) -> Kind:
         """See `Component.kind`."""
@@ -109,7 +126,7 @@ class Kinds:
 
     def _judge(self, groups: tuple[str | None, ...], unit: int, depth: int) -> Kind:
         flags = unit
-        for (_, flag), group in zip(self._rules, groups, strict=True):
+        for flag, group in zip(self._flags, groups, strict=True):
             flags |= flag if group is not None else 0
         if flags & (_NEVER_LINKED | _MUTABLE):
             flags &= ~_LINK
@@ -133,6 +150,8 @@ class Component:
     holds: tuple[tuple[Patterns, str], ...] = field(repr=False)
     """Folders that are the cache of another component, and which."""
     kinds: Kinds = field(repr=False)
+    unusual: Patterns = field(repr=False)
+    """What is ignored, or shows that a group is being written: for most of ten thousand files one match tells that."""
 
     @property
     def is_folder(self) -> bool:
@@ -252,6 +271,7 @@ def _component(name: str, entry: Mapping[str, Any]) -> Component:
             rule: tuple((Patterns([p]), method) for p, method in entry.get(rule, {}).items()) for rule in _NAMED_RULES
         },
         holds=tuple((Patterns([folder]), held) for folder, held in entry.get("holds", {}).items()),
+        unusual=Patterns((*entry.get("ignore", ()), *entry.get("busy", ()), *_KSTORE)),
         kinds=Kinds((Patterns(entry[rule]), flag) for rule, flag in _FLAGS if entry.get(rule)),
         **texts,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -37,7 +38,7 @@ class Place(NamedTuple):
 
     def sub(self, name: str) -> Place:
         """One of its subfolders."""
-        return self._replace(path=f"{self.path}/{name}")
+        return Place(f"{self.path}/{name}", self.top, self.unit, self.depth)
 
 
 class Skipped(NamedTuple):
@@ -74,10 +75,13 @@ class Found:
     listed: bool = False
     """Whether any folder has changed since it was last scanned."""
 
-    def vouches(self, path: str) -> bool:
-        """Whether a file's folder's times tell of it from now on."""
-        known = self.known.get(path)
-        return known is not None and bool(known.entry.flags & NEVER_IN_PLACE) and path not in self.unsettled
+    def vouches(self, paths: Iterable[str]) -> bool:
+        """Whether the times of the folder that these files are in tell of them from now on."""
+        for path in paths:
+            known = self.known.get(path)
+            if known is None or not known.entry.flags & NEVER_IN_PLACE or path in self.unsettled:
+                return False
+        return True
 
     def mark_host_bound(self) -> None:
         """One host-bound file makes its whole group so: it is restored whole or not at all."""

@@ -10,7 +10,8 @@ import struct
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import accumulate, chain, islice, pairwise
+from itertools import accumulate, chain, islice, pairwise, starmap
+from operator import attrgetter
 from typing import NamedTuple
 
 from kstore.calls import Status
@@ -21,6 +22,7 @@ _MAGIC = b"kstore index 2\n"
 _LENGTHS = struct.Struct("<4Q")
 _STATUS = struct.Struct("<QQ")
 _FOLDER = struct.Struct("<qqII")
+_ENTRY, _LOOK = attrgetter("entry"), attrgetter("size", "inode")
 _SEPARATOR = "\0"
 _NAMES = 4096
 """That are written in one go."""
@@ -68,8 +70,8 @@ class Index:
         """As bytes, in parts: entries, statuses, folders, and the names of all of them. It is only ever read whole."""
         files, folders = self.files.values(), self.folders.values()
         columns = (
-            b"".join(pack_entries(known.entry for known in files)),
-            b"".join(_STATUS.pack(known.size, known.inode) for known in files),
+            b"".join(pack_entries(map(_ENTRY, files))),
+            b"".join(starmap(_STATUS.pack, map(_LOOK, files))),
             b"".join(_FOLDER.pack(f.mtime_ns, f.ctime_ns, len(f.folders), len(f.files)) for f in folders),
         )
         below = ((path, *folder.folders, *folder.files) for path, folder in self.folders.items())

@@ -29,8 +29,8 @@ from kstore.local.finished import Content, Unfinished, is_recent, read_in_batche
 from kstore.local.found import BEING_WRITTEN, Found, Place, Scan, Skipped, left_out
 from kstore.local.index import Index, Known, KnownFolder, is_settled
 from kstore.local.untouched import Untouched
-from kstore.published.manifest import Files, Flag
-from kstore.similarity import similarity
+from kstore.published.manifest import Entry, Files, Flag
+from kstore.similarity import suffix
 
 _GROUP, _LINK, _RELOCATE, _BELOW = int(Flag.GROUP), int(Flag.LINK), int(Flag.RELOCATE), int(Flag.BELOW)
 _UNFINISHED = "it is not finished"
@@ -74,11 +74,11 @@ def _read(files: Iterable[_Unread], found: Scan, offer: Offer | None) -> None:
             offer(read)
 
 
-def _taken(unread: list[_Unread]) -> Iterator[tuple[_Unread, str, int]]:
+def _taken(unread: list[_Unread]) -> Iterator[tuple[tuple[_Unread, str], int]]:
     """From the end. What was read is not held any longer: there may be a hundred thousand."""
     while unread:
         file = unread.pop()
-        yield file, f"{file.folder.place.top}/{file.path.partition('/')[2]}", file.size
+        yield (file, file.folder.place.top + file.path[file.path.index("/") :]), file.size
 
 
 def _is_there(folder: str) -> bool:
@@ -107,7 +107,7 @@ class _Group(NamedTuple):
 
 
 class _Unread(NamedTuple):
-    """A file that has to be read; sorted by similarity."""
+    """A file that has to be read; sorted by `similarity`."""
 
     suffix: str
     size: int
@@ -133,12 +133,13 @@ class _Walk:
         """`others` may be below this folder: those of other components, which are scanned by themselves, and stores."""
         self._component = component
         rules = component.rules
-        self._ignores, self._is_busy, self._lists_others = (rules[r].fullmatch for r in ("ignore", "busy", "lists"))
+        self._ignores, self._is_busy, self._completes = (rules[r].fullmatch for r in ("ignore", "busy", "complete"))
+        self._is_unusual = component.unusual.fullmatch
         self._component_folder = folder
         self._others = others
         self._began_ns = time.time_ns()
         self._index, self._base, self._untouched, self._found = shared
-        self._may_have_lists = bool(rules["lists"])
+        self._lists_others = rules["lists"].fullmatch if rules["lists"] else None
         self._listed: list[_Listed] = []
         self._groups: list[_Group] = []
         self._stood: list[_Listed] = []
@@ -219,7 +220,7 @@ class _Walk:
     def _take_folder(self, place: Place, folder: KnownFolder, known: Callable[[str], Known], into: Found) -> None:
         """Take a folder as it was, with what is known of its files."""
         self._found.folders.add(place.path)
-        if self._may_have_lists:
+        if self._lists_others:
             self._stood.append(_Listed(place, folder, into))
         for name in folder.files:
             path = f"{place.path}/{name}"
@@ -248,18 +249,21 @@ class _Walk:
     def _entries(self, place: Place, listing: Listing, into: Found) -> tuple[dict[str, Status], dict[str, Status]]:
         """The subfolders, and the files, that are not ignored."""
         folders, files, inside = dict[str, Status](), dict[str, Status](), place.inside
+        is_unusual, is_folder, once = self._is_unusual, stat.S_ISDIR, self._names.setdefault
         for name, status in listing.entries():
-            if status.error == errno.ENOENT:  # Of what has gone meanwhile nobody knows whether it was a folder.
+            below, those = (f"{inside}{name}/", folders) if is_folder(status.mode) else (inside + name, files)
+            if is_unusual(below) and self._ignores_or_waits(place, name, below, into):
                 continue
-            is_folder = stat.S_ISDIR(status.mode)
-            below = f"{inside}{name}/" if is_folder else inside + name
-            if place.unit and self._is_busy(below) and is_recent(f"{place.local}/{name}"):
-                into.skipped.append(Skipped(f"{place.path}/{name}", BEING_WRITTEN))
-                self._found.busy.add(place.path)
-            if name == KSTORE_FOLDER or self._ignores(below):
-                continue
-            (folders if is_folder else files)[self._names.setdefault(name, name)] = status
+            if status.error != errno.ENOENT:  # Of what has gone meanwhile nobody knows whether it was a folder.
+                those[once(name, name)] = status
         return folders, files
+
+    def _ignores_or_waits(self, place: Place, name: str, below: str, into: Found) -> bool:
+        """Whether something in a folder is ignored; what shows that a group is being written makes that wait."""
+        if place.unit and self._is_busy(below) and is_recent(f"{place.local}/{name}"):
+            into.skipped.append(Skipped(f"{place.path}/{name}", BEING_WRITTEN))
+            self._found.busy.add(place.path)
+        return name == KSTORE_FOLDER or bool(self._ignores(below))
 
     def _folders(self, places: Sequence[Place], into: Found, statuses: Sequence[Status] | None = None) -> None:
         """Look at folders, and all below them; `statuses` are theirs, if they are known."""
@@ -277,7 +281,7 @@ class _Walk:
 
     def _in_unit(self, place: Place) -> Place:
         unit = place.unit or self._component.unit(place.inside)
-        return place if unit == place.unit else place._replace(unit=unit, depth=place.path.count("/"))
+        return place if unit == place.unit else Place(place.path, place.top, unit, place.path.count("/"))
 
     def _enter(self, place: Place, into: Found, take: Callable[[Found], None]) -> None:
         """Take a folder and all below it, by itself if it is a group."""
@@ -301,19 +305,18 @@ class _Walk:
         if status.error:
             into.skipped.append(left_out(path, status.as_error()))
             return
-        known = self._known(path, status)
-        if known:
+        if known := self._known(path, status):
             self._take(path, known, into)
             return
         if not stat.S_ISREG(status.mode):
             into.skipped.append(Skipped(path, "it is no regular file"))
             return
         relative = path.partition("/")[2]
-        kind = self._component.kind(relative, place.unit, place.depth)
-        if self._lists_others(relative):
+        kind = self._component.kinds.of(relative, place.unit, place.depth)
+        if self._lists_others and self._lists_others(relative):
             self._lists.append((path, into))
         unread = self._unread_lists if kind.flags & _RELOCATE else self._unread
-        unread.append(_Unread(*similarity(path, status.size), kind, self, listed))
+        unread.append(_Unread(suffix(name), status.size, path, kind, self, listed))
 
     def _known(self, path: str, status: Status) -> Known | None:
         """What the file's status tells of it, without reading it."""
@@ -321,14 +324,12 @@ class _Walk:
         # What lists its group's files is read whenever its folder has changed: is all of it still there?
         if known and not known.entry.flags & _RELOCATE and known.still_is(status):
             return known
-        return self._restored(path, status)
-
-    def _restored(self, path: str, status: Status) -> Known | None:
-        """What a restore put here and nobody has changed: its time bears its digest's stamp."""
         entry = self._base().get(path)
-        if entry is None or not entry.flags & _LINK or entry.size != status.size:
-            return None
-        if not bears_stamp(status.mtime_ns, entry.digest):
+        return self._restored(entry, status) if entry else None
+
+    def _restored(self, entry: Entry, status: Status) -> Known | None:
+        """What a restore put here and nobody has changed: its time bears its digest's stamp."""
+        if not entry.flags & _LINK or entry.size != status.size or not bears_stamp(status.mtime_ns, entry.digest):
             return None
         # Which store had its blob says nothing of what a commit finds.
         entry = entry._replace(mtime_ns=status.mtime_ns, flags=entry.flags & ~_BELOW)
@@ -336,18 +337,16 @@ class _Walk:
 
     def _take(self, path: str, known: Known, into: Found) -> None:
         into.known[path] = known
-        if not self._is_settled(known.entry.mtime_ns) and not bears_stamp(known.entry.mtime_ns, known.entry.digest):
+        # Asked of what was seen since this began: by now a tick may have passed in which it has changed.
+        moment_ns = known.entry.mtime_ns
+        if not is_settled(moment_ns, self._began_ns) and not bears_stamp(moment_ns, known.entry.digest):
             into.unsettled.add(path)
-
-    def _is_settled(self, moment_ns: int) -> bool:
-        """Asked of what was seen since: by now a tick may have passed in which it has changed."""
-        return is_settled(moment_ns, self._began_ns)
 
     def _settle(self, listed: _Listed) -> None:
         """Remember a folder whose times alone vouch for its files from now on."""
         place, found, into = listed
-        times = found.mtime_ns, found.ctime_ns
-        if all(map(self._is_settled, times)) and all(into.vouches(f"{place.path}/{name}") for name in found.files):
+        are_settled = is_settled(found.mtime_ns, self._began_ns) and is_settled(found.ctime_ns, self._began_ns)
+        if are_settled and into.vouches(f"{place.path}/{name}" for name in found.files):
             into.settled_folders[place.path] = found
 
     def _group(self, place: Place, take: Callable[[Found], None]) -> None:
@@ -359,7 +358,8 @@ class _Walk:
             return
         unread = self._unread[files:]
         del self._unread[files:]
-        if problem := next(self._problems(group, [*unread, *self._unread_lists[lists:]]), None):
+        # What completes a group is most often its list.
+        if problem := next(self._problems(group, [*self._unread_lists[lists:], *unread]), None):
             if group.known or unread or group.skipped or self._unread_lists[lists:]:
                 self._leave_out(place, problem)
             del self._unread_lists[lists:]
@@ -367,10 +367,11 @@ class _Walk:
             self._groups.append(_Group(place, group, self._listed[folders:], unread))
 
     def _problems(self, group: Found, unread: Iterable[_Unread]) -> Iterator[str]:
-        paths = group.known.keys() | {file.path for file in unread}
+        paths = [*(file.path for file in unread), *group.known]
         yield from (f"{path.rpartition('/')[2]}: {reason}" for path, reason in group.skipped)
-        yield from (f"it lists {path}, which is not there" for path in group.promised if path not in paths)
-        if not any(self._component.completes(path.partition("/")[2]) for path in paths):
+        for path in sorted(set(group.promised).difference(paths)) if group.promised else ():
+            yield f"it lists {path}, which is not there"
+        if not any(self._completes(path.partition("/")[2]) for path in paths):
             yield _UNFINISHED
 
     def _judge(self, group: _Group, changed: Set[str]) -> None:

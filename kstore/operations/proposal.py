@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kstore.creator import creator
@@ -60,7 +61,7 @@ class Theirs(NamedTuple):
             created=time.time(),
             creator=creator(),
             files=sum(map(len, (manifest.files, *manifest.hosts.values()))),
-            size=sum(entry.size for _, entry in manifest.items()),
+            size=sum(map(attrgetter("size"), manifest.entries())),
             parent=self.generation,
             line=self.line,
             lineage=self.lineage,

@@ -54,7 +54,7 @@ class Sources:
 
     def _read_as_it_is(self, digests: Iterable[bytes]) -> Iterator[tuple[bytes, bytes | None]]:
         local = self._worker.root.local_path
-        files = ((digest, local(self._paths[digest]), self.sizes[digest]) for digest in digests)
+        files = (((digest, local(self._paths[digest])), self.sizes[digest]) for digest in digests)
         for batch in read_in_batches(files):
             for digest, content in batch:
                 if content is None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import IntFlag
 from functools import partial
 from itertools import chain, islice, repeat, starmap
+from operator import methodcaller
 from typing import Any, NamedTuple
 
 from kstore import tables
@@ -68,6 +69,8 @@ class Entry(NamedTuple):
 Files = dict[str, Entry]
 _Noted = Callable[[Sequence[str], bytes], None]
 _GROUP = int(Flag.GROUP)
+_encode: Callable[[str], bytes] = methodcaller("encode", "utf-8", "surrogateescape")
+_decode: Callable[[bytes], str] = methodcaller("decode", "utf-8", "surrogateescape")
 
 
 def unit_of(path: str, entry: Entry) -> str:
@@ -221,14 +224,6 @@ def unpack_files(rows: Iterator[tables.Row], note: _Noted | None = None) -> File
         if len(files) < before + len(names):
             raise ValueError("a path is there twice")
     return files
-
-
-def _encode(path: str) -> bytes:
-    return path.encode("utf-8", "surrogateescape")
-
-
-def _decode(path: bytes) -> str:
-    return path.decode("utf-8", "surrogateescape")
 
 
 def _most_bytes(files: Files) -> int:

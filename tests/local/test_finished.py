@@ -77,7 +77,7 @@ def test_many_files_are_read_in_order(tmp_path: Path, large: int) -> None:
     for name, data in contents.items():
         (tmp_path / name).write_bytes(data)
     sizes = {name: len(data) for name, data in contents.items()} | {"longer": 3, "gone": 4}
-    read = dict(chain.from_iterable(read_in_batches((n, str(tmp_path / n), size) for n, size in sizes.items())))
+    read = dict(chain.from_iterable(read_in_batches(((n, str(tmp_path / n)), size) for n, size in sizes.items())))
     assert list(read) == list(sizes)
     left = {name for name, content in read.items() if content is None}
     assert left == {"longer", "gone"} | ({"large"} if large > 1 << 20 else set())
@@ -96,7 +96,7 @@ def test_any_number_of_empty_files_is_read_some_at_a_time(tmp_path: Path, monkey
     (tmp_path / "empty").touch()
     monkeypatch.setattr(finished, "read_each", read)
     many = 2 * MAX_COUNT + 1
-    batches = read_in_batches([("", str(tmp_path / "empty"), 0)] * many)
+    batches = read_in_batches([(("", str(tmp_path / "empty")), 0)] * many)
     assert all(content for batch in batches for _, content in batch)
     assert counts == [MAX_COUNT, MAX_COUNT, 1]
 

@@ -26,7 +26,7 @@ def test_every_method_that_the_table_names_exists() -> None:
 
 
 def test_the_stored_form_does_not_depend_on_the_place() -> None:
-    stored = {to_stored(group(root, "k.ptx", "k.cubin")).data for root in ("/a", "/b/c", "relative")}
+    stored = {to_stored(group(root, "k.ptx", "k.cubin")).data for root in (HERE, "/a", "/b/c", "relative")}
     assert len(stored) == 1
     assert PLACEHOLDER.encode() in stored.pop()
 
@@ -45,8 +45,17 @@ def test_a_group_that_is_of_another_folder_can_be_told() -> None:
     assert to_stored(group(HERE, "k.ptx", "k.json")).is_local
     assert to_stored(json.dumps(json.loads(group(HERE, "k.ptx")), indent=2).encode()).is_local
     assert not to_stored(group("/a", "k.ptx", "k.json")).is_local
+    assert not to_stored(to_stored(group(HERE, "k.ptx")).data).is_local
     mixed = {"k.ptx": f"{HERE}/KVIM/k.ptx", "k.json": "/a/KVIM/k.json"}
     assert not to_stored(json.dumps({"child_paths": mixed}).encode()).is_local
+
+
+def test_a_group_that_writes_its_folder_otherwise_is_of_it_all_the_same() -> None:
+    data = group("/café", "k.ptx", "k.json")
+    otherwise = json.dumps(json.loads(data), ensure_ascii=False).encode()
+    assert otherwise != data
+    stored = {relocate.to_stored("triton_group", each, PATH, "/café") for each in (data, otherwise)}
+    assert stored == {to_stored(group(HERE, "k.ptx", "k.json"))}
 
 
 def test_other_fields_are_kept() -> None:
