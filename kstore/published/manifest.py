@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from enum import IntFlag
 from functools import partial
 from itertools import chain, islice, repeat, starmap
-from operator import methodcaller
 from typing import Any, NamedTuple
 
 from kstore import tables
@@ -69,8 +68,7 @@ class Entry(NamedTuple):
 Files = dict[str, Entry]
 _Noted = Callable[[Sequence[str], bytes], None]
 _GROUP = int(Flag.GROUP)
-_encode: Callable[[str], bytes] = methodcaller("encode", "utf-8", "surrogateescape")
-_decode: Callable[[bytes], str] = methodcaller("decode", "utf-8", "surrogateescape")
+_CODING = "utf-8", "surrogateescape"
 
 
 def unit_of(path: str, entry: Entry) -> str:
@@ -204,8 +202,9 @@ def pack_files(files: Files) -> Iterator[tables.Row]:
     """Paths and entries as table rows, sorted."""
     is_ascii = all(map(str.isascii, files))
     # Of text that is no surrogate for bytes, the order of its characters is that of its bytes.
-    paths = sorted(files, key=None if is_ascii else _encode)
-    return zip(map(_encode, paths), starmap(_RECORD.pack, map(files.__getitem__, paths)), strict=True)
+    paths = sorted(files, key=None if is_ascii else lambda path: path.encode(*_CODING))
+    keys = map(str.encode, paths, *map(repeat, _CODING))
+    return zip(keys, starmap(_RECORD.pack, map(files.__getitem__, paths)), strict=True)
 
 
 def unpack_files(rows: Iterator[tables.Row], note: _Noted | None = None) -> Files:
@@ -216,7 +215,7 @@ def unpack_files(rows: Iterator[tables.Row], note: _Noted | None = None) -> File
         paths, records = zip(*some, strict=True)
         if not {_RECORD.size}.issuperset(map(len, records)):
             raise ValueError("a record has another size")
-        names, joined = [*map(_decode, paths)], b"".join(records)
+        names, joined = [*map(bytes.decode, paths, *map(repeat, _CODING))], b"".join(records)
         if note:
             note(names, joined)
         before = len(files)
