@@ -9,9 +9,10 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from kstore import calls
 from kstore.calls import NO_FILE, NewFile, open_unnoticed, write_first
 
-__all__ = ["NO_FILE", "READ", "NewFile", "read_all", "read_whole", "write_files"]
+__all__ = ["NO_FILE", "READ", "NewFile", "read_all", "read_whole", "write_files", "write_rows"]
 
 READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 """Nobody waits for the writer of a pipe."""
@@ -49,6 +50,14 @@ def write_files(files: Sequence[NewFile]) -> None:
     """
     while files:
         files = files[_write_some(files) :]
+
+
+def write_rows(
+    paths: Sequence[str], records: bytes, contents: Sequence[bytes | memoryview], stage: str, *, second_ns: int
+) -> int:
+    """As `calls.write_rows`: returns how many were made. `write_files` makes the next one, or says why it cannot be."""
+    with _turns.take(alone=False):
+        return calls.write_rows(paths, records, contents, stage, second_ns=second_ns)[0]
 
 
 class _Turns:

@@ -137,7 +137,7 @@ def test_the_contents_of_rows_are_written_with_their_modes_and_stamps(tmp_path: 
     paths, records = rows(tmp_path / "blobs", 1, 1, 1)
     (tmp_path / "stage/c").mkdir(parents=True)
     contents: list[bytes | memoryview] = [b"0", memoryview(b"content")[3:], bytes(5 << 20)]
-    assert [*calls.write_rows(paths, records, contents, str(tmp_path / "stage"), second_ns=7 * 10**9)] == [0, 0, 0]
+    assert calls.write_rows(paths, records, contents, str(tmp_path / "stage"), second_ns=7 * 10**9) == (3, 0)
     for number, data in enumerate(contents):
         path = tmp_path / f"stage/c/{number}"
         found = path.stat()
@@ -146,20 +146,21 @@ def test_the_contents_of_rows_are_written_with_their_modes_and_stamps(tmp_path: 
         assert (found.st_mtime_ns, found.st_atime_ns) == (7 * 10**9 + stamp(digest_of(b"%d" % number)), 7 * 10**9)
 
 
-def test_rows_that_cannot_be_written_say_why_and_leave_no_file(tmp_path: Path) -> None:
-    paths, records = rows(tmp_path / "blobs", 1, 1, 1, 1)
+@pytest.mark.parametrize("trouble", [errno.EEXIST, errno.ENOENT, errno.EFBIG])
+def test_rows_are_written_until_one_cannot_be_which_leaves_no_file(tmp_path: Path, trouble: int) -> None:
+    paths, records = rows(tmp_path / "blobs", 1, 1, 1)
     (tmp_path / "stage/c").mkdir(parents=True)
-    make(tmp_path / "stage/c", "0")
-    paths[1] = "gone/1"
+    there = make(tmp_path / "stage/c", "1") if trouble == errno.EEXIST else []
+    paths[1] = "gone/1" if trouble == errno.ENOENT else paths[1]
     limits, stage = resource.getrlimit(resource.RLIMIT_FSIZE), str(tmp_path / "stage")
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))  # A full disk looks the same.
     try:
-        found = calls.write_rows(paths, records, [b"", b"1", bytes(2000), b"3"], stage, second_ns=0)
+        found = calls.write_rows(paths, records, [b"0", bytes(2000), b"2"], stage, second_ns=0)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert list(found) == [errno.EEXIST, errno.ENOENT, errno.EFBIG, 0]
-    assert sorted(os.listdir(tmp_path / "stage/c")) == ["0", "3"]
-    assert (tmp_path / "stage/c/0").read_text() == "0"
+    assert found == (1, trouble)
+    assert sorted(os.listdir(tmp_path / "stage/c")) == ["0", "1"][: 1 + len(there)]
+    assert all(Path(path).read_text() == "1" for path in there)
 
 
 def test_contents_and_a_record_are_needed_for_each_row(tmp_path: Path) -> None:
@@ -171,7 +172,8 @@ def test_contents_and_a_record_are_needed_for_each_row(tmp_path: Path) -> None:
     (tmp_path / "c").mkdir()
     with pytest.raises(TypeError):
         calls.write_rows(paths, records, ["0", "1"], stage, second_ns=0)  # type: ignore[list-item]
-    assert calls.write_rows([], b"", [], stage, second_ns=0).tolist() == []
+    assert os.listdir(tmp_path / "c") == []
+    assert calls.write_rows([], b"", [], stage, second_ns=0) == (0, 0)
 
 
 def test_each_clone_has_its_error_and_a_failed_one_leaves_no_file(tmp_path: Path) -> None:

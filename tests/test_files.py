@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from kstore.calls import open_unnoticed
-from kstore.files import NewFile, write_files
+from kstore.files import NewFile, write_files, write_rows
+from kstore.published.manifest import Entry, pack_entries
 
 PATIENCE = 60
 
@@ -88,6 +89,27 @@ def test_a_thread_that_gets_none_waits_for_those_of_another(tmp_path: Path, monk
         write_files(two)
         thread.join(PATIENCE)
     assert_written(tmp_path / "one")
+    assert_written(tmp_path / "two")
+
+
+def test_a_thread_that_gets_none_waits_for_one_that_writes_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crowd, made = Crowd(monkeypatch), list[int]()
+    (tmp_path / "one").mkdir()
+    names, two = [str(number) for number in range(100)], files(tmp_path / "two")
+    records = b"".join(pack_entries(Entry(bytes(32), 1, 0, 0o644, 1, 0) for _ in names))
+
+    def write() -> None:
+        made.append(write_rows(names, records, [b"1"] * 100, str(tmp_path / "one"), second_ns=0))
+
+    with descriptors(1):
+        thread = threading.Thread(target=write)
+        thread.start()
+        assert crowd.is_full.wait(PATIENCE)
+        write_files(two)
+        thread.join(PATIENCE)
+    assert made == [100] == [len(os.listdir(tmp_path / "one"))]
     assert_written(tmp_path / "two")
 
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from kstore.calls.plain import CHANGED, LOOK, NO_FILE, SKIPPED, Look, bounded, open_unnoticed, times
 
-_FORM = 9
+_FORM = 10
 try:
     from kstore.calls import native as _calls
 
@@ -119,13 +119,13 @@ def link_rows(
 
 def write_rows(
     paths: Sequence[str], records: bytes, contents: Sequence[bytes | memoryview], stage: str, *, second_ns: int
-) -> memoryview:
-    """Write the contents of a manifest's rows into a folder: an error number for each, 0 where it was made. A failed
-    one leaves no file. Paths and `stage` are as in `link_rows`.
+) -> tuple[int, int]:
+    """Write the contents of a manifest's rows into a folder until one cannot be made: how many were made, and the error
+    number of that one, or 0. It leaves no file. Paths and `stage` are as in `link_rows`.
 
     Each gets the time that its blob's stamp makes of `second_ns`, a whole second, in nanoseconds since 1970.
     """
-    return memoryview(_calls.write_rows(paths, records, contents, stage, second_ns)).cast("i")
+    return _calls.write_rows(paths, records, contents, stage, second_ns)
 
 
 def _pack(looks: Iterable[Look]) -> bytes:

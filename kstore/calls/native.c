@@ -6,7 +6,7 @@
 #include "native.h"
 
 /* Another one when a function takes or returns something else; __init__.py says which one it knows. */
-enum { FORM = 9 };
+enum { FORM = 10 };
 
 static PyMethodDef methods[] = {
     {"link_first", link_first, METH_VARARGS, NULL},

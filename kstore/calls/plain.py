@@ -141,33 +141,29 @@ def link_rows(
 
 def write_rows(
     paths: Sequence[str], records: bytes, contents: Sequence[bytes | memoryview], stage: str, second_ns: int
-) -> bytes:
-    """The contents of rows of a manifest; an int of C for each."""
+) -> tuple[int, int]:
+    """The contents of rows of a manifest, until one cannot be written: how many were, and the error number."""
+    rows = [*zip(paths, [memoryview(data) for data in contents], _ROW.iter_unpack(records), strict=True)]
+    for done, (path, data, (digest, _, mode, _)) in enumerate(rows):
+        try:
+            _write(f"{stage}/{path}", data, _mode(mode), second_ns + _stamp(digest))
+        except OSError as error:
+            return done, error.errno or errno.EIO
+    return len(rows), 0
 
-    def write_row(path: str, data: bytes | memoryview, row: tuple[bytes, int, int, int]) -> int:
-        digest, _, mode, _ = row
-        return _write(f"{stage}/{path}", data, _mode(mode), second_ns + _stamp(digest))
 
-    rows = zip(paths, contents, _ROW.iter_unpack(records), strict=True)
-    return array("i", [write_row(*row) for row in rows]).tobytes()
-
-
-def _write(path: str, data: bytes | memoryview, mode: int, mtime_ns: int) -> int:
-    try:
-        fd = os.open(path, _CREATE, mode)
-    except OSError as error:
-        return error.errno or errno.EIO
+def _write(path: str, data: memoryview, mode: int, mtime_ns: int) -> None:
+    fd = os.open(path, _CREATE, mode)
     try:
         try:
-            _write_rest(fd, memoryview(data))
+            _write_rest(fd, data)
             os.utime(fd, ns=times(mtime_ns))
         finally:
             os.close(fd)
-    except OSError as error:
+    except OSError:
         with suppress(OSError):
             os.unlink(path)
-        return error.errno or errno.EIO
-    return 0
+        raise
 
 
 def _stamp(digest: bytes) -> int:

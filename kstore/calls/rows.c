@@ -135,21 +135,20 @@ static int take_contents(PyObject *given, Py_ssize_t count, struct contents *con
     return 0;
 }
 
-static PyObject *write_each(const struct names *names, const char *records, const Py_buffer *contents,
-                            const char *stage, int64_t second_ns) {
-    int32_t *error;
-    PyObject *errors = room((size_t)names->count * sizeof *error, &error);
-    if (errors) {
-        Py_BEGIN_ALLOW_THREADS
-        for (Py_ssize_t i = 0; i < names->count; i++)
-            error[i] = write_row(stage, second_ns, names->texts[i], records + i * ROW, &contents[i]);
-        Py_END_ALLOW_THREADS
-    }
-    return errors;
+static PyObject *write_until_error(const struct names *names, const char *records, const Py_buffer *contents,
+                                   const char *stage, int64_t second_ns) {
+    int error = 0;
+    Py_ssize_t done = 0;
+    Py_BEGIN_ALLOW_THREADS
+    while (done < names->count &&
+           !(error = write_row(stage, second_ns, names->texts[done], records + done * ROW, &contents[done])))
+        done++;
+    Py_END_ALLOW_THREADS
+    return Py_BuildValue("ni", done, error);
 }
 
 PyObject *write_rows(PyObject *module, PyObject *arguments) {
-    PyObject *paths, *list, *stage = NULL, *errors = NULL;
+    PyObject *paths, *list, *stage = NULL, *made = NULL;
     Py_buffer records;
     struct names names;
     struct contents contents;
@@ -160,12 +159,12 @@ PyObject *write_rows(PyObject *module, PyObject *arguments) {
     if (take_names(paths, &names)) {
         if (names.count * ROW != records.len) PyErr_SetString(PyExc_ValueError, "a record is needed for each path");
         else if (take_contents(list, names.count, &contents)) {
-            errors = write_each(&names, records.buf, contents.each, PyBytes_AsString(stage), second_ns);
+            made = write_until_error(&names, records.buf, contents.each, PyBytes_AsString(stage), second_ns);
             release_contents(&contents);
         }
         release_names(&names);
     }
     PyBuffer_Release(&records);
     Py_DECREF(stage);
-    return errors;
+    return made;
 }

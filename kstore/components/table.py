@@ -19,7 +19,6 @@ from kstore.published.manifest import Flag
 
 KSTORE_FOLDER = ".kstore"
 """kstore's own folder in a cache root or a component: never an artifact."""
-_KSTORE = (KSTORE_FOLDER, f"{KSTORE_FOLDER}/")
 
 _RULES = ("ignore", "busy", "group", "complete", "slot", "immutable", "mutable", "host_bound", "mtime", "lists")
 _NAMED_RULES = ("merge", "relocate", "lock")
@@ -271,7 +270,7 @@ def _component(name: str, entry: Mapping[str, Any]) -> Component:
             rule: tuple((Patterns([p]), method) for p, method in entry.get(rule, {}).items()) for rule in _NAMED_RULES
         },
         holds=tuple((Patterns([folder]), held) for folder, held in entry.get("holds", {}).items()),
-        unusual=Patterns((*entry.get("ignore", ()), *entry.get("busy", ()), *_KSTORE)),
+        unusual=Patterns((*entry.get("ignore", ()), *entry.get("busy", ()))),
         kinds=Kinds((Patterns(entry[rule]), flag) for rule, flag in _FLAGS if entry.get(rule)),
         **texts,
     )
@@ -282,9 +281,10 @@ def _parts(pattern: str) -> tuple[str, str]:
     body = pattern.strip("/")
     lead, deep, name = body.rpartition("**/") if "/" in pattern.rstrip("/") else ("", "**/", body)
     end = "/" if pattern.endswith("/") else ""
-    if not deep or "/" in name:
+    above = _expression(lead)
+    if not deep or "/" in name or (above and not above.endswith("/")):
         return "", _expression(body) + end
-    return _expression(lead) + _ANY_FOLDERS, _expression(name) + end
+    return above + _ANY_FOLDERS, _expression(name) + end
 
 
 def _expression(text: str) -> str:

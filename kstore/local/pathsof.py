@@ -31,9 +31,9 @@ class PathsOf:
 
     def of(self, blobs: Iterable[Blob]) -> tuple[list[str], list[memoryview]]:
         """All paths of these blobs, and what each holds."""
-        digests, contents = [*zip(*blobs, strict=True)] or ((), ())
-        paths, each = [*map(self._first.__getitem__, digests)], [*contents]
-        for digest, data in zip(digests, contents, strict=True) if self._others else ():
+        contents = dict(blobs)
+        paths, each = [*map(self._first.__getitem__, contents)], [*contents.values()]
+        for digest, data in contents.items() if self._others else ():
             others = self._others.get(digest, ())
             paths += others
             each += [data] * len(others)

@@ -7,12 +7,13 @@ there (`FileCacheManager.get_group`): moved as it is, a kernel is a miss, or is 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import NamedTuple
 
 PLACEHOLDER = "@kstore-component@"
-_IN_FOLDER = f"{PLACEHOLDER}/".encode()
+_PLAIN = re.compile(r"[\w/.-]*", re.ASCII)
 
 
 class Stored(NamedTuple):
@@ -45,9 +46,7 @@ def _as_json(folder: str) -> bytes:
 
 
 def _triton_group(data: bytes, path: str, folder: str) -> Stored:
-    # Most often this is its stored form, as reading it shows: that takes half the time of writing another one.
-    stored = data.replace(_as_json(f"{folder}/"), _IN_FOLDER) if _IN_FOLDER not in data else data
-    content = json.loads(stored)
+    content = json.loads(data)
     children = content.get("child_paths") if isinstance(content, dict) else None
     if isinstance(children, list) and all(isinstance(name, str) for name in children):
         # Triton's RemoteCacheManager writes names, not paths: nothing to relocate.
@@ -56,11 +55,15 @@ def _triton_group(data: bytes, path: str, folder: str) -> Stored:
         raise ValueError("it does not list a kernel's files by name")
     inside = path.rpartition("/")[0]
     moved = _below(f"{PLACEHOLDER}/{inside}/", children)
-    if children == moved and stored is not data:
-        return Stored(stored, tuple(children))
-    content = json.loads(data)
-    is_local = content["child_paths"] == _below(f"{folder}/{inside}/", children)
-    return Stored(json.dumps({**content, "child_paths": moved}).encode(), tuple(children), is_local)
+    is_plain = len(content) == 1 and _PLAIN.fullmatch(inside + "".join(children))
+    stored = _dump_plain(moved) if is_plain else json.dumps({**content, "child_paths": moved})
+    return Stored(stored.encode(), tuple(children), children == _below(f"{folder}/{inside}/", children))
+
+
+def _dump_plain(children: Mapping[str, str]) -> str:
+    """What json.dumps makes of it where nothing is to be escaped, in a quarter of the time: there are thousands."""
+    pairs = ", ".join([f'"{name}": "{path}"' for name, path in children.items()])
+    return f'{{"child_paths": {{{pairs}}}}}'
 
 
 def _below(folder: str, names: Iterable[str]) -> dict[str, str]:

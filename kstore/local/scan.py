@@ -252,7 +252,7 @@ class _Walk:
         is_unusual, is_folder, once = self._is_unusual, stat.S_ISDIR, self._names.setdefault
         for name, status in listing.entries():
             below, those = (f"{inside}{name}/", folders) if is_folder(status.mode) else (inside + name, files)
-            if is_unusual(below) and self._ignores_or_waits(place, name, below, into):
+            if (name == KSTORE_FOLDER or is_unusual(below)) and self._ignores_or_waits(place, name, below, into):
                 continue
             if status.error != errno.ENOENT:  # Of what has gone meanwhile nobody knows whether it was a folder.
                 those[once(name, name)] = status

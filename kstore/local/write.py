@@ -10,8 +10,8 @@ from itertools import compress
 from operator import not_
 
 from kstore.blobs.loose import stamps
-from kstore.calls import IS_COMPILED, stat_each, write_rows
-from kstore.files import NewFile, write_files
+from kstore.calls import IS_COMPILED, stat_each
+from kstore.files import NewFile, write_files, write_rows
 from kstore.local.cacheroot import CacheRoot
 from kstore.local.index import Known
 from kstore.local.link import LinkMode, local_mode
@@ -65,8 +65,8 @@ class Writer:
             return contents
         paths, data = zip(*rows, strict=True)
         records = b"".join(pack_entries(map(wanted.__getitem__, paths)))
-        errors = write_rows(paths, records, data, stage, second_ns=self._second)
-        return [*compress(contents, map(not_, chosen)), *compress(rows, errors)]
+        done = write_rows(paths, records, data, stage, second_ns=self._second)
+        return [*compress(contents, map(not_, chosen)), *rows[done:]]
 
     def _new_files(self, contents: Sequence[Content]) -> list[NewFile]:
         """What is to be written, column by column: the interpreter takes few steps for each of ten thousand."""

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from kstore.components import Component, load_table
-from kstore.components.table import Patterns, parse_table, table_version
+from kstore.components.table import Kinds, Patterns, parse_table, table_version
 from kstore.errors import UsageError
 from kstore.published.manifest import Flag
 
@@ -70,6 +72,29 @@ def test_any_of_several_patterns_matches_and_none_matches_nothing() -> None:
     assert not Patterns(["*.a", "*.b"]).matches("x.c")
     assert not Patterns([]).matches("")
     assert not Patterns([]).matches("x")
+
+
+PATTERNS = st.lists(
+    st.lists(st.sampled_from(["a", "b", ".", "*", "?", "/", "**/"]), min_size=1, max_size=6).map("".join), min_size=1
+)
+PATHS = st.lists(st.text("ab.\n", min_size=1), min_size=1).map("/".join)
+
+
+@given(rules=st.lists(PATTERNS, min_size=1, max_size=4), path=PATHS)
+@example(rules=[["a**/b", "*.b"], ["**/a/**/*.b"]], path="a/x/a/a.b")
+@example(rules=[["b**/a**/**/*a**"]], path="ba/a.b")
+def test_one_match_tells_what_each_rule_of_single_files_says(rules: list[list[str]], path: str) -> None:
+    flags = [Flag.GROUP, Flag.SLOT, Flag.HOST, Flag.BELOW]  # None of them changes what another one means.
+    said = [(Patterns(patterns), int(flag)) for patterns, flag in zip(rules, flags, strict=False)]
+    assert Kinds(said).of(path, 0, 0).flags == sum(flag for patterns, flag in said if patterns.matches(path))
+
+
+@given(path=PATHS)
+@example(path="ab/c.lock")
+@example(path="tmp.pid_12_0f1e/")
+def test_what_is_ignored_or_shows_a_writer_is_unusual_and_nothing_else(path: str) -> None:
+    for component in load_table().values():
+        assert component.unusual.matches(path) == (component.ignores(path) or component.is_busy(path))
 
 
 # ---- The table itself

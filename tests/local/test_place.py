@@ -182,7 +182,7 @@ def test_what_cannot_be_written_with_the_others_is_written_by_itself(
     """As where other threads have all descriptors: who writes single files waits until they have closed theirs."""
     place = Place(tmp_path, Layout.PACKED)
     wanted = {**place.kernel("K", "ptx", "cubin"), "inductor/ab/c.py": place.store(b"code")}
-    monkeypatch.setattr("kstore.local.write.write_rows", lambda paths, *asked, **also: [errno.EMFILE] * len(paths))
+    monkeypatch.setattr("kstore.local.write.write_rows", lambda *asked, **also: 0)
     placed = place.place(wanted)
     assert placed.paths == wanted.keys() == contents(place.tree.root).keys()
     assert placed.modes == {LinkMode.COPY: len(wanted)}

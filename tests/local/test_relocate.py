@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from kstore.components import load_table
 from kstore.local import relocate
@@ -50,17 +53,28 @@ def test_a_group_that_is_of_another_folder_can_be_told() -> None:
     assert not to_stored(json.dumps({"child_paths": mixed}).encode()).is_local
 
 
-def test_a_group_that_writes_its_folder_otherwise_is_of_it_all_the_same() -> None:
-    data = group("/café", "k.ptx", "k.json")
-    otherwise = json.dumps(json.loads(data), ensure_ascii=False).encode()
-    assert otherwise != data
-    stored = {relocate.to_stored("triton_group", each, PATH, "/café") for each in (data, otherwise)}
-    assert stored == {to_stored(group(HERE, "k.ptx", "k.json"))}
+@pytest.mark.parametrize("how", [{"indent": 2}, {"ensure_ascii": False}, {"separators": (",", ":")}])
+def test_a_group_that_is_written_otherwise_has_the_same_stored_form(how: dict[str, Any]) -> None:
+    otherwise = json.dumps(json.loads(group("/café", "k.ptx", "ü.json")), **how).encode()
+    stored = relocate.to_stored("triton_group", otherwise, PATH, "/café")
+    assert stored == to_stored(group(HERE, "k.ptx", "ü.json"))
+
+
+@given(names=st.lists(st.text(min_size=1).filter(lambda name: "/" not in name), unique=True), inside=st.text())
+@example(names=["k.ptx", "k_0.json"], inside="KVIM")
+@example(names=['k".ptx', "k\\n"], inside='a"b')
+def test_the_stored_form_is_that_of_json(names: list[str], inside: str) -> None:
+    inside = inside.replace("/", "") or "K"
+    data = json.dumps({"child_paths": {name: f"{HERE}/{inside}/{name}" for name in names}}).encode()
+    stored = relocate.to_stored("triton_group", data, f"{inside}/__grp__k.json", HERE)
+    moved = {name: f"{PLACEHOLDER}/{inside}/{name}" for name in names}
+    assert stored == Stored(json.dumps({"child_paths": moved}).encode(), tuple(names), is_local=True)
 
 
 def test_other_fields_are_kept() -> None:
-    data = json.dumps({"child_paths": {}, "more": [1]}).encode()
-    assert json.loads(to_stored(data).data)["more"] == [1]
+    content = {"child_paths": {"k.ptx": f"{HERE}/KVIM/k.ptx"}, "more": [f"/x{HERE}/y", "\u0040"]}
+    stored = json.loads(to_stored(json.dumps(content).encode()).data)
+    assert stored == {**content, "child_paths": {"k.ptx": f"{PLACEHOLDER}/KVIM/k.ptx"}}
 
 
 def test_a_list_of_names_has_nothing_to_relocate() -> None:

@@ -58,7 +58,8 @@ def test_executables_are_never_linked(tree: Tree) -> None:
 
 
 def test_kstores_own_folder_is_not_scanned(tree: Tree) -> None:
-    tree.put("inductor/.kstore/stage/c.py", b"code")
+    for folder in ("inductor", "inductor/ab", "inductor/new\nline"):
+        tree.put(f"{folder}/.kstore/stage/c.py", b"code")
     tree.put(".kstore/base", b"state")
     assert tree.scan().files == {}
 
