@@ -98,23 +98,24 @@ class Kinds:
 
     def __init__(self, rules: Iterable[tuple[Patterns, int]]) -> None:
         self._rules = tuple(rules)
-        self._flags: list[int] = []
-        """What each group of `_match` says."""
         self._known: dict[tuple[tuple[str | None, ...], int, int], Kind] = {}
 
     @cached_property
-    def _match(self) -> Callable[[str], re.Match[str] | None]:
-        """Has groups, each of which is there, and empty, if a part of a rule matches the whole path. What leads to
-        parts of several is matched once: in whatever way, it leaves the last part of the path.
-        """
-        parts = defaultdict[str, list[str]](list)
-        flags = defaultdict[str, list[int]](list)
+    def _parts(self) -> Mapping[str, list[tuple[str, int]]]:
+        """Lead → expressions of what may follow on it, and what each says."""
+        parts = defaultdict[str, list[tuple[str, int]]](list)
         for patterns, flag in self._rules:
             for lead, end in patterns.by_lead().items():
-                parts[lead].append(rf"(?=(?:{end}\Z())?)")
-                flags[lead].append(flag)
-        self._flags = [*chain.from_iterable(flags.values())]
-        return re.compile("".join(f"(?=(?:{lead}{''.join(parts[lead])})?)" for lead in parts)).match
+                parts[lead].append((end, flag))
+        return parts
+
+    @cached_property
+    def _match(self) -> Callable[[str], re.Match[str] | None]:
+        """Has a group for each of the parts, which is there, and empty, if that matches the whole path. What leads to
+        several is matched once: in whatever way, it leaves the last part of the path.
+        """
+        ends = {lead: "".join(rf"(?=(?:{end}\Z())?)" for end, _ in parts) for lead, parts in self._parts.items()}
+        return re.compile("".join(f"(?=(?:{lead}{end})?)" for lead, end in ends.items())).match
 
     def of(self, path: str, unit: int, depth: int) -> Kind:
         """See `Component.kind`."""
@@ -125,7 +126,7 @@ class Kinds:
 
     def _judge(self, groups: tuple[str | None, ...], unit: int, depth: int) -> Kind:
         flags = unit
-        for flag, group in zip(self._flags, groups, strict=True):
+        for (_, flag), group in zip(chain.from_iterable(self._parts.values()), groups, strict=True):
             flags |= flag if group is not None else 0
         if flags & (_NEVER_LINKED | _MUTABLE):
             flags &= ~_LINK
