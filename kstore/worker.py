@@ -18,8 +18,9 @@ from kstore.local.cacheroot import CacheRoot
 from kstore.local.found import Scan
 from kstore.local.outside import mark_folders, moved_here
 from kstore.local.relocate import to_stored
-from kstore.local.scan import Offer, scan
+from kstore.local.scan import scan
 from kstore.local.state import State, StateFolder
+from kstore.local.unread import Offer
 from kstore.local.untouched import UNMARKED, Mark, Untouched
 from kstore.progress import Progress
 from kstore.published.layers import base_of

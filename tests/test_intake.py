@@ -15,13 +15,10 @@ from kstore.backends import PosixBackend
 from kstore.blobs.writers import PackedBlobWriter
 from kstore.calls import plain
 from kstore.errors import StoreUnavailable
-from kstore.local import scan
 from kstore.published.ref import folder_of
 from kstore.report import CommitStatus
 from tests.gc.stores import collect, pass_time
-from tests.trees import KEY, Node, contents
-
-read_artifact = scan.read_artifact
+from tests.trees import KEY, Node, before_each_read, contents
 
 
 @pytest.fixture
@@ -66,13 +63,12 @@ def while_reading(monkeypatch: pytest.MonkeyPatch, happens: Callable[[], object]
     """Something happens once the first file is uploaded."""
     read = list[str]()
 
-    def read_next(*arguments: Any) -> Any:
-        read.append(arguments[2])
+    def note(path: str) -> None:
+        read.append(path)
         if len(read) == 2:
             happens()
-        return read_artifact(*arguments)
 
-    monkeypatch.setattr(scan, "read_artifact", read_next)
+    before_each_read(monkeypatch, note)
 
 
 def with_a_kernel_each(node: Node, folder: Path) -> Node:
@@ -143,7 +139,7 @@ def test_what_was_read_for_a_store_that_is_full_is_remembered(node: Node, monkey
     node.tree.kernel()
     wrapper = node.tree.wrapper()
     read = list[str]()
-    monkeypatch.setattr(scan, "read_artifact", lambda *given: read.append(given[2]) or read_artifact(*given))
+    before_each_read(monkeypatch, read.append)
     with monkeypatch.context() as patch:
         patch.setattr(PackedBlobWriter, "put", full)
         for _ in range(2):

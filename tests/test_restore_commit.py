@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ from kstore.errors import (
 )
 from kstore.job import synchronized
 from kstore.local import cacheroot
-from kstore.local.finished import Content, read_in_batches
+from kstore.local.finished import Batch, read_in_batches
 from kstore.local.link import LinkMode
 from kstore.progress import Progress
 from kstore.published.manifest import Manifest
@@ -553,9 +553,9 @@ def test_a_file_that_changes_while_it_is_uploaded_waits(
     kernel = node.tree.kernel()
     wrapper = node.tree.wrapper()
 
-    def read_changed(files: Iterable[tuple[tuple[bytes, str], int]]) -> Iterator[list[tuple[bytes, Content | None]]]:
+    def read_changed(*arguments: Any) -> Iterator[Batch[bytes]]:
         node.tree.put(f"{kernel}/k.ptx", b"changed meanwhile")
-        return read_in_batches(files)
+        return read_in_batches(*arguments)
 
     monkeypatch.setattr("kstore.operations.sources.read_in_batches", read_changed)
     monkeypatch.setattr("kstore.intake._ROOM", 0)  # as if all files were large

@@ -8,18 +8,22 @@ import json
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import lmdb
+import pytest
 
 from kstore.components import load_table
+from kstore.local import unread
 from kstore.local.cacheroot import CacheRoot
+from kstore.local.finished import Batch, read_in_batches
 from kstore.local.found import Scan
 from kstore.local.index import Index
 from kstore.local.scan import scan
 from kstore.local.state import StateFolder
+from kstore.local.unread import Unread
 from kstore.published.manifest import Entry, Flag
 from kstore.published.ref import Ref
 from kstore.published.refs import Refs
@@ -130,6 +134,19 @@ class Node:
 
 def _name(data: bytes) -> str:
     return base64.b32encode(hashlib.sha256(data).digest()).decode().rstrip("=")
+
+
+def before_each_read(monkeypatch: pytest.MonkeyPatch, happens: Callable[[str], object]) -> None:
+    """Something happens before a scan reads a file, given by its artifact path; those before it have been offered."""
+
+    def read_one_by_one(
+        files: Iterable[tuple[Unread, int]], paths_of: Callable[[Sequence[Unread]], Sequence[str]]
+    ) -> Iterator[Batch[Unread]]:
+        for file, size in files:
+            happens(file.path)
+            yield from read_in_batches([(file, size)], paths_of)
+
+    monkeypatch.setattr(unread, "read_in_batches", read_one_by_one)
 
 
 def contents(folder: Path) -> dict[str, bytes]:

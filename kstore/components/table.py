@@ -25,11 +25,14 @@ _NAMED_RULES = ("merge", "relocate", "lock")
 _UNSAID = {"complete": ("*",)}
 # Plain ints: an operation on an enum costs a microsecond, and a tree has ten thousand files.
 _LINK = int(Flag.LINK)
-_MUTABLE, _LOCK = 1 << 16, 1 << 17
+_HOST, _RELOCATE = int(Flag.HOST), int(Flag.RELOCATE)
+_MUTABLE, _LOCK, _UNUSUAL = 1 << 16, 1 << 17, 1 << 18
 """Beside those of manifests."""
+_OWN = _MUTABLE | _LOCK | _UNUSUAL
 _FLAGS = (
     ("immutable", _LINK), ("host_bound", int(Flag.HOST)), ("mtime", int(Flag.MTIME)), ("merge", int(Flag.MERGE)),
     ("relocate", int(Flag.RELOCATE)), ("mutable", _MUTABLE), ("lock", _LOCK),
+    ("ignore", _UNUSUAL), ("busy", _UNUSUAL),
 )  # fmt: skip
 _ANY_FOLDERS = r"(?>(?:.*/(?=[^/]+/?\Z))?)"
 """All but the last part of a path. There is one way to match that, so none is tried twice."""
@@ -51,6 +54,10 @@ class Kind(NamedTuple):
     """How many leading parts of its path, the component's name included, name its group or slot; 0 for none."""
     has_lock: bool
     """Whether its writer holds a lock."""
+    is_unusual: bool
+    """Whether it is ignored, or shows that a group is being written."""
+    is_plain: bool
+    """Whether it is stored as it is, and finished if it did not change while it was read."""
 
 
 class Patterns:
@@ -130,7 +137,8 @@ class Kinds:
             flags |= flag if group is not None else 0
         if flags & (_NEVER_LINKED | _MUTABLE):
             flags &= ~_LINK
-        return Kind(flags & ~(_MUTABLE | _LOCK), depth + 1 if unit else 0, bool(flags & _LOCK))
+        is_plain = not flags & (_LOCK | _HOST | _RELOCATE)
+        return Kind(flags & ~_OWN, depth + 1 if unit else 0, bool(flags & _LOCK), bool(flags & _UNUSUAL), is_plain)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +158,6 @@ class Component:
     holds: tuple[tuple[Patterns, str], ...] = field(repr=False)
     """Folders that are the cache of another component, and which."""
     kinds: Kinds = field(repr=False)
-    unusual: Patterns = field(repr=False)
-    """What is ignored, or shows that a group is being written: for most of ten thousand files one match tells that."""
 
     @property
     def is_folder(self) -> bool:
@@ -271,7 +277,6 @@ def _component(name: str, entry: Mapping[str, Any]) -> Component:
             rule: tuple((Patterns([p]), method) for p, method in entry.get(rule, {}).items()) for rule in _NAMED_RULES
         },
         holds=tuple((Patterns([folder]), held) for folder, held in entry.get("holds", {}).items()),
-        unusual=Patterns((*entry.get("ignore", ()), *entry.get("busy", ()))),
         kinds=Kinds((Patterns(entry[rule]), flag) for rule, flag in _FLAGS if entry.get(rule)),
         **texts,
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from kstore.calls import Status
@@ -16,16 +18,14 @@ _HOST, _LINK, _RELOCATE = int(Flag.HOST), int(Flag.LINK), int(Flag.RELOCATE)
 _EXECUTABLE = 0o111
 _MODES = tuple(range(0o1000))
 """Of all files that have the same one, one number is in memory."""
-_new = tuple.__new__
 _OBJECT_FILES = (".so", ".o")
 
 
 class Artifact(NamedTuple):
     """A file that was read."""
 
-    known: Known
-    stored: bytes
-    """What is uploaded of it."""
+    content: Content
+    """What is uploaded of it, with the status of the file itself."""
     promised: tuple[str, ...] = ()
     """Names of files that it says are beside it."""
     is_displaced: bool = False
@@ -45,25 +45,34 @@ def read_artifact(
         inside, _, name = relative.rpartition("/")
         check_unlocked(f"{folder}/{lock.format(stem=name.partition('.')[0], folder=inside)}")
         content = None  # Whoever held its lock then may have been writing it.
-    data, status, digest = content or read_finished(f"{folder}/{relative}")
-    if not data and kind.flags & NEVER_IN_PLACE:
+    content = content or read_finished(f"{folder}/{relative}")
+    if not content.data and kind.flags & NEVER_IN_PLACE:
         raise Unfinished("it is empty")
     if kind.flags & _HOST and relative.endswith(_OBJECT_FILES):
-        check_whole_object(data)
+        check_whole_object(content.data)
     if not kind.flags & _RELOCATE:
-        return Artifact(_known(digest, len(data), status, kind), data)
+        return Artifact(content)
     try:
-        stored = to_stored(component.method("relocate", relative) or "", data, relative, folder)
+        stored = to_stored(component.method("relocate", relative) or "", content.data, relative, folder)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise Unfinished(f"it cannot be understood ({error})") from error
-    known = _known(digest_of(stored.data), len(stored.data), status, kind)
-    return Artifact(known, stored.data, stored.children, not stored.is_local)
+    content = Content(stored.data, content.status, digest_of(stored.data))
+    return Artifact(content, stored.children, not stored.is_local)
 
 
-def _known(digest: bytes, size: int, status: Status, kind: Kind) -> Known:
-    mode, flags = _MODES[status.mode & 0o777], kind.flags
-    if mode & _EXECUTABLE:  # The mode belongs to the inode, and a blob's is read-only for all: it is copied.
-        flags &= ~_LINK
-    # Entry(…) and Known(…), with fewer steps of the interpreter: there are ten thousand.
-    entry = _new(Entry, (digest, size, status.mtime_ns, mode, flags, kind.unit))
-    return _new(Known, (entry, status.size, status.inode))
+def known_of(
+    kinds: Sequence[Kind], stored: Sequence[bytes], statuses: Sequence[Status], digests: Sequence[bytes]
+) -> Iterator[Known]:
+    """What is known of artifacts that were read, one or more: of what kind they are, the form in which they are stored,
+    the status of their files, and the digests.
+    """
+    _, modes, sizes, times, _, inodes = zip(*statuses, strict=True)
+    modes = tuple(_MODES[mode & 0o777] for mode in modes)
+    # The mode belongs to the inode, and a blob's is read-only for all: what is executable is copied.
+    flags = (kind.flags & ~_LINK if mode & _EXECUTABLE else kind.flags for kind, mode in zip(kinds, modes, strict=True))
+    # Of most the file is what is stored, and one number is in memory.
+    stored_sizes = (size if len(data) == size else len(data) for data, size in zip(stored, sizes, strict=True))
+    units = (kind.unit for kind in kinds)
+    # Entry._make and Known._make, without a step of the interpreter for each of ten thousand.
+    entries = map(partial(tuple.__new__, Entry), zip(digests, stored_sizes, times, modes, flags, units, strict=True))
+    return map(partial(tuple.__new__, Known), zip(entries, sizes, inodes, strict=True))

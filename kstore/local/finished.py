@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import stat
 import struct
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from kstore.batches import MAX_COUNT, batches
 from kstore.calls import Status, open_unnoticed, read_each
@@ -25,6 +26,8 @@ _WRITING_TIME = 3600.0
 _BATCH = 1 << 20
 """Bytes of files that are read in one go: with fewer, two threads would wait for each other's turn too often."""
 
+_TOO_LARGE = Status(errno.EFBIG, 0, 0, 0, 0, 0)
+
 Item = TypeVar("Item")
 
 
@@ -35,6 +38,18 @@ class Content(NamedTuple):
     status: Status
     digest: bytes
     """Of the data."""
+
+
+class Batch(NamedTuple, Generic[Item]):
+    """Files that were read together."""
+
+    items: Sequence[Item]
+    """What each stands for."""
+    contents: Sequence[bytes]
+    """As long as nobody changed it; nothing of one whose status has an error."""
+    statuses: Sequence[Status]
+    digests: Sequence[bytes]
+    """Of the contents."""
 
 
 class Unfinished(Exception):
@@ -64,24 +79,24 @@ def read_finished(path: str) -> Content:
     return Content(data, Status.of(after), digest_of(data))
 
 
-def read_in_batches(files: Iterable[tuple[tuple[Item, str], int]]) -> Iterator[list[tuple[Item, Content | None]]]:
-    """Read small files in order, each given as whatever it stands for and its path, with its size in bytes.
+def read_in_batches(
+    files: Iterable[tuple[Item, int]], paths_of: Callable[[Sequence[Item]], Sequence[str]]
+) -> Iterator[Batch[Item]]:
+    """Read small files in order, each given as whatever it stands for, with its size in bytes; `paths_of` says where
+    they are.
 
-    None for a file that `read_finished` is to read, or says what is wrong with: a large one, or one that has changed.
+    `read_finished` is to read, or says what is wrong with, what has an error: a large one, or one that has changed.
     While one batch is made use of, a thread reads the next one.
     """
-    return map_ahead(_read_batch, batches(files, _BATCH, MAX_COUNT))
+    return map_ahead(partial(_read_batch, paths_of), batches(files, _BATCH, MAX_COUNT))
 
 
-def _read_batch(batch: list[tuple[tuple[Item, str], int]]) -> list[tuple[Item, Content | None]]:
-    files, sizes = zip(*batch, strict=True)
+def _read_batch(paths_of: Callable[[Sequence[Item]], Sequence[str]], batch: list[tuple[Item, int]]) -> Batch[Item]:
+    items, sizes = zip(*batch, strict=True)
     if sum(sizes) > _BATCH:
-        return [(item, None) for item, _ in files]
-    items, paths = zip(*files, strict=True)
-    data, statuses = zip(*read_each(paths, sizes), strict=True)
-    # Content._make, without a step of the interpreter for each of ten thousand.
-    read = map(partial(tuple.__new__, Content), zip(data, statuses, digests_of(data), strict=True))
-    return [(item, content if not content.status.error else None) for item, content in zip(items, read, strict=True)]
+        return Batch(items, [b""] * len(items), [_TOO_LARGE] * len(items), [b""] * len(items))
+    contents, statuses = zip(*read_each(paths_of(items), sizes), strict=True)
+    return Batch(items, contents, statuses, digests_of(contents))
 
 
 def check_unlocked(lock: str) -> None:

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from kstore.local.index import Index, Known, KnownFolder
+from kstore.blobs.loose import bears_stamp
+from kstore.local.index import Index, Known, KnownFolder, is_settled
 from kstore.published.manifest import NEVER_IN_PLACE, Files, Flag
 
 BEING_WRITTEN = "it is being written"
@@ -74,6 +75,14 @@ class Found:
     """Files that a `__grp__` file says are there, and that were not when its folder was listed."""
     listed: bool = False
     """Whether any folder has changed since it was last scanned."""
+
+    def note_age(self, path: str, began_ns: int) -> None:
+        """Whether the status of a file that is known will tell of it later, which it has had since a scan `began_ns`:
+        by now a tick may have passed in which it has changed.
+        """
+        entry = self.known[path].entry
+        if not is_settled(entry.mtime_ns, began_ns) and not bears_stamp(entry.mtime_ns, entry.digest):
+            self.unsettled.add(path)
 
     def vouches(self, paths: Iterable[str]) -> bool:
         """Whether the times of the folder that these files are in tell of them from now on."""

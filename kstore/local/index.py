@@ -106,6 +106,11 @@ def is_settled(mtime_ns: int, now_ns: int | None = None) -> bool:
     return 0 <= mtime_ns < (now_ns or time.time_ns()) - tick
 
 
+def surely_settled(now_ns: int) -> int:
+    """A time such that those before it, and not before 1970, are settled whatever ticks."""
+    return now_ns - _COARSE_TICK_NS
+
+
 def _encoded(names: Iterator[str]) -> Iterator[bytes]:
     """Names as text, some at a time: it is not in memory twice."""
     separator = b""

@@ -23,21 +23,19 @@ from kstore.calls import Listing, Status, stat_each
 from kstore.components import Component, Kind, Table
 from kstore.components.table import KSTORE_FOLDER
 from kstore.folders import list_folders
-from kstore.local.artifact import read_artifact
 from kstore.local.cacheroot import CacheRoot
-from kstore.local.finished import Content, Unfinished, is_recent, read_in_batches
+from kstore.local.finished import is_recent
 from kstore.local.found import BEING_WRITTEN, Found, Place, Scan, Skipped, left_out
 from kstore.local.index import Index, Known, KnownFolder, is_settled
+from kstore.local.unread import Offer, Reader, Unread
 from kstore.local.untouched import Untouched
 from kstore.published.manifest import Entry, Files, Flag
 from kstore.similarity import suffix
 
+_File = tuple[str, Status, Kind]
 _GROUP, _LINK, _RELOCATE, _BELOW = int(Flag.GROUP), int(Flag.LINK), int(Flag.RELOCATE), int(Flag.BELOW)
 _UNFINISHED = "it is not finished"
 _NOTHING_PLACED = Untouched()
-
-Offer = Callable[[Sequence[tuple[bytes, bytes]]], None]
-"""Is given the digest and the stored form of what is read, some at a time, each once it is read."""
 
 
 def scan(
@@ -53,32 +51,17 @@ def scan(
 
     `stores` may be in a folder that a user chose for a component: they are no artifacts.
     """
-    found = Scan()
-    shared = _Shared(index, base, untouched, found)
+    found, began_ns = Scan(), time.time_ns()
+    shared, reader = _Shared(index, base, untouched, found, began_ns), Reader(found, began_ns, offer)
     there = {name: folder for name, folder in root.folders.items() if _is_there(folder)}
     walks = [_Walk(table[name], folder, root.others_in(name, stores), shared) for name, folder in there.items()]
     for walk in walks:
         walk.look()
-    _read((file for walk in walks for file in walk.take_lists()), found, offer)
-    _read((file for walk in walks for file in walk.take_unread()), found, offer)
+    reader.read(file for walk in walks for file in walk.take_lists())
+    reader.read(file for walk in walks for file in walk.take_unread())
     for walk in walks:
         walk.judge()
     return found
-
-
-def _read(files: Iterable[_Unread], found: Scan, offer: Offer | None) -> None:
-    for batch in read_in_batches(_taken(sorted(files, reverse=True))):
-        read = [*filter(None, (file.walk.read(file, content) for file, content in batch))]
-        found.hashed += len(read)
-        if offer:
-            offer(read)
-
-
-def _taken(unread: list[_Unread]) -> Iterator[tuple[tuple[_Unread, str], int]]:
-    """From the end. What was read is not held any longer: there may be a hundred thousand."""
-    while unread:
-        file = unread.pop()
-        yield (file, file.folder.place.top + file.path[file.path.index("/") :]), file.size
 
 
 def _is_there(folder: str) -> bool:
@@ -103,18 +86,7 @@ class _Group(NamedTuple):
     place: Place
     found: Found
     folders: list[_Listed]
-    unread: list[_Unread]
-
-
-class _Unread(NamedTuple):
-    """A file that has to be read; sorted by `similarity`."""
-
-    suffix: str
-    size: int
-    path: str
-    kind: Kind
-    walk: _Walk
-    folder: _Listed
+    unread: list[Unread]
 
 
 class _Shared(NamedTuple):
@@ -124,6 +96,7 @@ class _Shared(NamedTuple):
     base: Callable[[], Files]
     untouched: Untouched
     found: Scan
+    began_ns: int
 
 
 class _Walk:
@@ -132,14 +105,10 @@ class _Walk:
     def __init__(self, component: Component, folder: str, others: set[str], shared: _Shared) -> None:
         """`others` may be below this folder: those of other components, which are scanned by themselves, and stores."""
         self._component = component
-        rules = component.rules
-        self._ignores, self._is_busy, self._completes = (rules[r].fullmatch for r in ("ignore", "busy", "complete"))
-        self._is_unusual = component.unusual.fullmatch
         self._component_folder = folder
         self._others = others
-        self._began_ns = time.time_ns()
-        self._index, self._base, self._untouched, self._found = shared
-        self._lists_others = rules["lists"].fullmatch if rules["lists"] else None
+        self._index, self._base, self._untouched, self._found, self._began_ns = shared
+        self._has_lists = bool(component.rules["lists"])
         self._listed: list[_Listed] = []
         self._groups: list[_Group] = []
         self._stood: list[_Listed] = []
@@ -148,20 +117,20 @@ class _Walk:
         """Files that list others."""
         self._names: dict[str, str] = {}
         """Each once: a kernel has the same ones whatever it was compiled for."""
-        self._unread: list[_Unread] = []
-        self._unread_lists: list[_Unread] = []
+        self._unread: list[Unread] = []
+        self._unread_lists: list[Unread] = []
         """Of groups. What they promise may not be there, and then the rest need not be read."""
 
     def look(self) -> None:
         """Look at all folders."""
         self._folders([Place(self._component.name, self._component_folder)], self._found)
 
-    def take_lists(self) -> list[_Unread]:
+    def take_lists(self) -> list[Unread]:
         """The lists that are to be read before it is known what else is."""
         lists, self._unread_lists = self._unread_lists, []
         return lists
 
-    def take_unread(self) -> list[_Unread]:
+    def take_unread(self) -> list[Unread]:
         """What is to be read now that those were: nothing of a group that lacks what its list promises."""
         groups, self._groups = self._groups, []
         unread, self._unread = self._unread, []
@@ -173,23 +142,6 @@ class _Walk:
                 unread += files
                 self._groups.append(group._replace(unread=[]))
         return unread
-
-    def read(self, file: _Unread, content: Content | None) -> tuple[bytes, bytes] | None:
-        """Take one of the files that have to be read, unless it is left out; `content` is what was read, if it was."""
-        place, listed, into = file.folder
-        try:
-            relative = file.path.partition("/")[2]
-            artifact = read_artifact(self._component, self._component_folder, relative, file.kind, content)
-        except (Unfinished, OSError, MemoryError) as error:
-            into.skipped.append(left_out(file.path, error))
-            return None
-        if artifact.promised and (lacking := set(artifact.promised).difference(listed.files)):
-            into.promised += (f"{place.path}/{child}" for child in sorted(lacking))
-        self._take(file.path, artifact.known, into)
-        if artifact.is_displaced:
-            self._found.displaced.append(file.path)
-            into.unsettled.add(file.path)  # or nobody would read it again, where a commit comes first
-        return artifact.known.entry.digest, artifact.stored
 
     def judge(self) -> None:
         """Once all is read: which folders vouch for their files, and which groups and lists are whole."""
@@ -220,7 +172,7 @@ class _Walk:
     def _take_folder(self, place: Place, folder: KnownFolder, known: Callable[[str], Known], into: Found) -> None:
         """Take a folder as it was, with what is known of its files."""
         self._found.folders.add(place.path)
-        if self._lists_others:
+        if self._has_lists:
             self._stood.append(_Listed(place, folder, into))
         for name in folder.files:
             path = f"{place.path}/{name}"
@@ -238,32 +190,37 @@ class _Walk:
             return
         into.listed = True
         folders, files = self._entries(place, listing, into)
-        found = KnownFolder(status.mtime_ns, status.ctime_ns, tuple(folders), tuple(files))
+        found = KnownFolder(status.mtime_ns, status.ctime_ns, tuple(folders), tuple(name for name, _, _ in files))
         listed = _Listed(place, found, into)
         self._listed.append(listed)
-        for name, file in files.items():
-            self._file(listed, name, file)
+        for name, file, kind in files:
+            self._file(listed, name, file, kind)
         if folders:
             self._folders([place.sub(name) for name in folders], into, list(folders.values()))
 
-    def _entries(self, place: Place, listing: Listing, into: Found) -> tuple[dict[str, Status], dict[str, Status]]:
+    def _entries(self, place: Place, listing: Listing, into: Found) -> tuple[dict[str, Status], list[_File]]:
         """The subfolders, and the files, that are not ignored."""
-        folders, files, inside = dict[str, Status](), dict[str, Status](), place.inside
-        is_unusual, is_folder, once = self._is_unusual, stat.S_ISDIR, self._names.setdefault
+        folders, files = dict[str, Status](), list[_File]()
+        inside, unit, depth, once = place.inside, place.unit, place.depth, self._names.setdefault
+        is_folder, kind_of = stat.S_ISDIR, self._component.kinds.of
         for name, status in listing.entries():
-            below, those = (f"{inside}{name}/", folders) if is_folder(status.mode) else (inside + name, files)
-            if (name == KSTORE_FOLDER or is_unusual(below)) and self._ignores_or_waits(place, name, below, into):
+            is_file = not is_folder(status.mode)
+            below = inside + name if is_file else f"{inside}{name}/"
+            kind = kind_of(below, unit, depth)
+            if name == KSTORE_FOLDER or (kind.is_unusual and self._ignores_or_waits(place, name, below, into)):
                 continue
-            if status.error != errno.ENOENT:  # Of what has gone meanwhile nobody knows whether it was a folder.
-                those[once(name, name)] = status
+            if not is_file:
+                folders[once(name, name)] = status
+            elif status.error != errno.ENOENT:  # Of what has gone meanwhile nobody knows whether it was a folder.
+                files.append((once(name, name), status, kind))
         return folders, files
 
     def _ignores_or_waits(self, place: Place, name: str, below: str, into: Found) -> bool:
         """Whether something in a folder is ignored; what shows that a group is being written makes that wait."""
-        if place.unit and self._is_busy(below) and is_recent(f"{place.local}/{name}"):
+        if place.unit and self._component.is_busy(below) and is_recent(f"{place.local}/{name}"):
             into.skipped.append(Skipped(f"{place.path}/{name}", BEING_WRITTEN))
             self._found.busy.add(place.path)
-        return name == KSTORE_FOLDER or bool(self._ignores(below))
+        return self._component.ignores(below)
 
     def _folders(self, places: Sequence[Place], into: Found, statuses: Sequence[Status] | None = None) -> None:
         """Look at folders, and all below them; `statuses` are theirs, if they are known."""
@@ -298,9 +255,9 @@ class _Walk:
         placed = self._untouched.folder(place.path, status)
         return partial(self._take_placed, place, placed) if placed else None
 
-    def _file(self, listed: _Listed, name: str, status: Status) -> None:
+    def _file(self, listed: _Listed, name: str, status: Status, kind: Kind) -> None:
         """Take what is known of a file; else it is to be read."""
-        place, _, into = listed
+        place, found, into = listed
         path = f"{place.path}/{name}"
         if status.error:
             into.skipped.append(left_out(path, status.as_error()))
@@ -311,12 +268,12 @@ class _Walk:
         if not stat.S_ISREG(status.mode):
             into.skipped.append(Skipped(path, "it is no regular file"))
             return
-        relative = path.partition("/")[2]
-        kind = self._component.kinds.of(relative, place.unit, place.depth)
-        if self._lists_others and self._lists_others(relative):
+        if self._has_lists and self._component.lists(path.partition("/")[2]):
             self._lists.append((path, into))
         unread = self._unread_lists if kind.flags & _RELOCATE else self._unread
-        unread.append(_Unread(suffix(name), status.size, path, kind, self, listed))
+        # Unread(…), with fewer steps of the interpreter: there are ten thousand.
+        file = suffix(name), status.size, path, kind, self._component, place, found.files, into
+        unread.append(tuple.__new__(Unread, file))
 
     def _known(self, path: str, status: Status) -> Known | None:
         """What the file's status tells of it, without reading it."""
@@ -337,10 +294,7 @@ class _Walk:
 
     def _take(self, path: str, known: Known, into: Found) -> None:
         into.known[path] = known
-        # Asked of what was seen since this began: by now a tick may have passed in which it has changed.
-        moment_ns = known.entry.mtime_ns
-        if not is_settled(moment_ns, self._began_ns) and not bears_stamp(moment_ns, known.entry.digest):
-            into.unsettled.add(path)
+        into.note_age(path, self._began_ns)
 
     def _settle(self, listed: _Listed) -> None:
         """Remember a folder whose times alone vouch for its files from now on."""
@@ -366,12 +320,12 @@ class _Walk:
         else:
             self._groups.append(_Group(place, group, self._listed[folders:], unread))
 
-    def _problems(self, group: Found, unread: Iterable[_Unread]) -> Iterator[str]:
+    def _problems(self, group: Found, unread: Iterable[Unread]) -> Iterator[str]:
         paths = [*(file.path for file in unread), *group.known]
         yield from (f"{path.rpartition('/')[2]}: {reason}" for path, reason in group.skipped)
         for path in sorted(set(group.promised).difference(paths)) if group.promised else ():
             yield f"it lists {path}, which is not there"
-        if not any(self._completes(path.partition("/")[2]) for path in paths):
+        if not any(self._component.completes(path.partition("/")[2]) for path in paths):
             yield _UNFINISHED
 
     def _judge(self, group: _Group, changed: Set[str]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
 from kstore.local.finished import read_in_batches
@@ -53,14 +53,16 @@ class Sources:
         return digest not in self._held and not self._ours[self._paths[digest]].flags & _RELOCATE
 
     def _read_as_it_is(self, digests: Iterable[bytes]) -> Iterator[tuple[bytes, bytes | None]]:
-        local = self._worker.root.local_path
-        files = (((digest, local(self._paths[digest])), self.sizes[digest]) for digest in digests)
-        for batch in read_in_batches(files):
-            for digest, content in batch:
-                if content is None:
+        files = ((digest, self.sizes[digest]) for digest in digests)
+        for batch in read_in_batches(files, self._local_paths):
+            for digest, data, status, found in zip(*batch, strict=True):
+                if status.error:
                     yield digest, self._read(digest)
                 else:
-                    yield digest, content.data if content.digest == digest else None
+                    yield digest, data if found == digest else None
+
+    def _local_paths(self, digests: Sequence[bytes]) -> list[str]:
+        return [self._worker.root.local_path(self._paths[digest]) for digest in digests]
 
     def _read(self, digest: bytes) -> bytes | None:
         path = self._paths[digest]

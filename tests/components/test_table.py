@@ -94,7 +94,7 @@ def test_one_match_tells_what_each_rule_of_single_files_says(rules: list[list[st
 @example(path="tmp.pid_12_0f1e/")
 def test_what_is_ignored_or_shows_a_writer_is_unusual_and_nothing_else(path: str) -> None:
     for component in load_table().values():
-        assert component.unusual.matches(path) == (component.ignores(path) or component.is_busy(path))
+        assert component.kind(path, 0, 0).is_unusual == (component.ignores(path) or component.is_busy(path))
 
 
 # ---- The table itself

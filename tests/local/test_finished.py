@@ -3,7 +3,6 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Iterator, Sequence
-from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,14 @@ from kstore.batches import MAX_COUNT
 from kstore.calls import Status, read_each
 from kstore.digest import digest_of
 from kstore.local import finished
-from kstore.local.finished import Unfinished, check_unlocked, check_whole_object, read_finished, read_in_batches
+from kstore.local.finished import (
+    Content,
+    Unfinished,
+    check_unlocked,
+    check_whole_object,
+    read_finished,
+    read_in_batches,
+)
 from tests.trees import shared_object
 
 
@@ -77,13 +83,13 @@ def test_many_files_are_read_in_order(tmp_path: Path, large: int) -> None:
     for name, data in contents.items():
         (tmp_path / name).write_bytes(data)
     sizes = {name: len(data) for name, data in contents.items()} | {"longer": 3, "gone": 4}
-    read = dict(chain.from_iterable(read_in_batches(((n, str(tmp_path / n)), size) for n, size in sizes.items())))
+    batches = read_in_batches(sizes.items(), lambda names: [str(tmp_path / name) for name in names])
+    read = {name: Content(*content) for batch in batches for name, *content in zip(*batch, strict=True)}
     assert list(read) == list(sizes)
-    left = {name for name, content in read.items() if content is None}
+    left = {name for name, content in read.items() if content.status.error}
     assert left == {"longer", "gone"} | ({"large"} if large > 1 << 20 else set())
-    for name, content in read.items():
-        if content:
-            assert content == read_finished(str(tmp_path / name)) and content[0] == contents[name]
+    for name in read.keys() - left:
+        assert read[name] == read_finished(str(tmp_path / name)) and read[name].data == contents[name]
 
 
 def test_any_number_of_empty_files_is_read_some_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,8 +102,8 @@ def test_any_number_of_empty_files_is_read_some_at_a_time(tmp_path: Path, monkey
     (tmp_path / "empty").touch()
     monkeypatch.setattr(finished, "read_each", read)
     many = 2 * MAX_COUNT + 1
-    batches = read_in_batches([(("", str(tmp_path / "empty")), 0)] * many)
-    assert all(content for batch in batches for _, content in batch)
+    batches = read_in_batches([("empty", 0)] * many, lambda names: [str(tmp_path / name) for name in names])
+    assert not any(status.error for batch in batches for status in batch.statuses)
     assert counts == [MAX_COUNT, MAX_COUNT, 1]
 
 

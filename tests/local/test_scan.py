@@ -7,20 +7,18 @@ import struct
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from kstore import folders
 from kstore.calls import Listing, list_each
-from kstore.components import Component, load_table
+from kstore.components import load_table
 from kstore.digest import digest_of
 from kstore.local import scan
-from kstore.local.artifact import Artifact
 from kstore.local.finished import Unfinished, check_whole_object
 from kstore.local.index import Index
 from kstore.published.manifest import Flag
-from tests.trees import Tree, shared_object
+from tests.trees import Tree, before_each_read, shared_object
 
 GROUP_FILES = 8
 TICK = 0.15
@@ -132,14 +130,12 @@ def test_a_kernel_that_is_replaced_while_others_are_read_is_left_out(
 ) -> None:
     """Another process compiles it too, and replaces file by file: two writers' files are never mixed."""
     kernel, wrapper = tree.kernel(), tree.wrapper()
-    read = scan.read_artifact
 
-    def replacing(component: Component, folder: str, relative: str, *rest: Any) -> Artifact:
-        if relative.endswith(".py"):
+    def replace(path: str) -> None:
+        if path.endswith(".py"):
             tree.put(f"{kernel}/k.ttir", b"of another process")
-        return read(component, folder, relative, *rest)
 
-    monkeypatch.setattr(scan, "read_artifact", replacing)
+    before_each_read(monkeypatch, replace)
     found = tree.scan()
     assert [tuple(skip) for skip in found.skipped] == [(kernel, "it changed while it was read")]
     assert list(found.files) == [wrapper]
@@ -429,17 +425,11 @@ def test_a_list_that_cannot_be_read_leaves_its_kernel_out_unread(tree: Tree, mon
     group.write_bytes(b"no JSON")
     os.utime(group, (0, 0))
     read: list[str] = []
-    real = scan.read_artifact
-
-    def noting(component: Component, folder: str, relative: str, *rest: Any) -> Artifact:
-        read.append(relative)
-        return real(component, folder, relative, *rest)
-
-    monkeypatch.setattr(scan, "read_artifact", noting)
+    before_each_read(monkeypatch, read.append)
     found = tree.scan()
     assert {os.path.dirname(path) for path in found.files} == {other}
     assert [skip.path for skip in found.skipped] == [kernel]
-    assert [path for path in read if kernel.endswith(os.path.dirname(path))] == [f"{kernel[7:]}/{group.name}"]
+    assert [path for path in read if os.path.dirname(path) == kernel] == [f"{kernel}/{group.name}"]
 
 
 @pytest.mark.parametrize("children", ['["a", ["b"]]', "[null]", '[1, "x"]', "7"])
@@ -469,15 +459,13 @@ def test_a_list_never_names_what_was_not_found(
     first = tree.scan(None, "vllm")
     assert len(first.files) == 2
     (tree.root / listing).write_bytes(b"{1: 'a', 2: 'b'}")
-    read = scan.read_artifact
 
-    def racing(component: Component, top: str, relative: str, *rest: Any) -> Artifact:
-        if relative.endswith("vllm_compile_cache.py"):
+    def race(path: str) -> None:
+        if path == listing:
             (tree.root / folder / "new.py").write_bytes(b"new")
             (tree.root / listing).write_bytes(b"{1: 'a', 2: 'b', 3: 'new.py'}")
-        return read(component, top, relative, rest[0])
 
-    monkeypatch.setattr(scan, "read_artifact", racing)
+    before_each_read(monkeypatch, race)
     found = tree.scan(first.index if is_known else None, "vllm")
     assert listing not in found.files
     assert [tuple(skip) for skip in found.skipped] == [(listing, "files have come to its folder meanwhile")]
