@@ -356,6 +356,67 @@ def test_a_file_that_is_there_is_not_written(tmp_path: Path) -> None:
     assert Path(there).read_text() == "there"
 
 
+def only_native() -> None:
+    if calls._calls is plain:
+        assert calls.publish_first("/", []) == (memoryview(b"").cast("i"), errno.EOPNOTSUPP)
+        pytest.skip("Python cannot give a name to a file that has none")
+
+
+def test_what_is_published_is_there_with_all_that_it_has(tmp_path: Path) -> None:
+    only_native()
+    (taken,) = make(tmp_path, "taken")
+    files = [
+        NewFile(str(tmp_path / "a"), b"content", 0o444, 10**18 + 5),
+        NewFile(taken, b"other", 0o444, None),
+        NewFile(str(tmp_path / "new/b"), memoryview(bytes(5 << 20)), 0o400, None),
+    ]
+    answers, error = calls.publish_first(str(tmp_path), files)
+    assert (list(answers), error) == ([0, errno.EEXIST, 0], 0)
+    found = os.stat(files[0].path)
+    assert (found.st_mtime_ns, found.st_atime_ns, stat.S_IMODE(found.st_mode)) == (10**18 + 5, 10**18, 0o444)
+    assert [Path(file.path).read_bytes() for file in files] == [b"content", b"taken", bytes(5 << 20)]
+    assert sorted(os.listdir(tmp_path)) == ["a", "new", "taken"]
+
+
+def test_publishing_ends_with_what_cannot_be(tmp_path: Path) -> None:
+    only_native()
+    files = [NewFile(str(tmp_path / name), b"", 0o444, None) for name in ("a", "two/missing/folders", "b")]
+    answers, error = calls.publish_first(str(tmp_path), files)
+    assert (list(answers), error) == ([0], errno.ENOENT)
+    assert calls.publish_first(str(tmp_path / "missing"), files)[1] == errno.ENOENT
+    assert os.listdir(tmp_path) == ["a"]
+    with pytest.raises(TypeError):
+        calls.publish_first(str(tmp_path), [("b", "text", 0o444, None)])  # type: ignore[list-item]
+
+
+def test_a_file_too_large_for_its_limit_is_not_published(tmp_path: Path) -> None:
+    only_native()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        answers, error = calls.publish_first(str(tmp_path), [NewFile(str(tmp_path / "a"), bytes(2000), 0o444, None)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert (list(answers), error) == ([], errno.EFBIG)
+    assert os.listdir(tmp_path) == []
+
+
+def test_who_is_nobody_may_publish() -> None:
+    """Without the capability that names an open file directly."""
+    only_native()
+    if os.geteuid():
+        pytest.skip("only root can become nobody")
+    program = (
+        "import os, sys; from kstore.calls import NewFile, publish_first; os.setgid(65534); os.setuid(65534);"
+        "print(publish_first(sys.argv[1], [NewFile(sys.argv[1] + '/a', b'content', 0o444, None)])[1])"
+    )
+    with TemporaryDirectory(dir="/tmp") as folder:
+        os.chmod(folder, 0o777)
+        answer = subprocess.run([sys.executable, "-c", program, folder], capture_output=True, text=True)
+        assert answer.stdout == "0\n", answer.stderr
+        assert (Path(folder) / "a").read_bytes() == b"content"
+
+
 def test_a_file_too_large_for_its_limit_is_an_error(tmp_path: Path) -> None:
     """The disk that is full looks the same: a write that ends early, and then one that fails."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -14,20 +14,21 @@ import secrets
 import socket
 import stat
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
 from kstore.backends.base import STAGING, Child, NewObject, StagingLost, Stat, check_name
-from kstore.calls import Status, link_first, open_unnoticed, read_each, stat_each, times, unlink_each
+from kstore.calls import Status, link_first, open_unnoticed, publish_first, read_each, stat_each, times, unlink_each
 from kstore.files import NewFile, write_files
 from kstore.folders import make_folder
 from kstore.threads import Pool, submit
 
 FILE_MODE = 0o444
 _NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS}
+_NO_NAMELESS = {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL}
 _GONE = {errno.ENOENT, errno.ESTALE}
 _STALE_RETRIES = 9
 _PATIENCE = 5.0
@@ -43,6 +44,8 @@ class PosixBackend:
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = Path(os.path.abspath(root))
         self._prefix = f"{self.root}/"
+        self._has_nameless = True
+        """Whether the filesystem has files without a name (O_TMPFILE, open(2)), for all that is known."""
         self._writer = f"{socket.gethostname()}-{os.getpid()}"
 
     def path(self, name: str) -> str:
@@ -86,15 +89,24 @@ class PosixBackend:
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
         """Create an object; False if the name is taken."""
-        return self.put_many([NewObject(name, data)])[0]
+        return self._put_staged([NewObject(name, data)])[0]
 
     def put_many(self, objects: Sequence[NewObject]) -> list[bool]:
         """Create many small objects; True for each whose name was free."""
-        second, path = time.time_ns() // _SECOND * _SECOND, self.staging_path()
-        staged = [
-            NewFile(f"{path}.{number}", item.data, FILE_MODE, item.fraction_ns and second + item.fraction_ns)
-            for number, item in enumerate(objects)
-        ]
+        created = self._put_nameless(objects) if self._has_nameless else []
+        left = objects[len(created) :]
+        return created + self._put_staged(left) if left else created
+
+    def _put_nameless(self, objects: Sequence[NewObject]) -> list[bool]:
+        """The first ones, without a name in `tmp/`, where the filesystem has files without one: two calls fewer."""
+        files = _new_files(objects, map(self.path, (item.name for item in objects)))
+        answers, error = publish_first(f"{self._prefix}{STAGING}", files)
+        self._has_nameless = error not in _NO_NAMELESS
+        return [not answer for answer in answers]
+
+    def _put_staged(self, objects: Sequence[NewObject]) -> list[bool]:
+        path = self.staging_path()
+        staged = _new_files(objects, (f"{path}.{number}" for number in range(len(objects))))
         try:
             _write_staged(staged)
             return self._publish_each([file.path for file in staged], [item.name for item in objects])
@@ -304,6 +316,14 @@ def _create(path: str) -> int:
     except FileNotFoundError:
         make_folder(os.path.dirname(path))
         return os.open(path, flags, FILE_MODE)
+
+
+def _new_files(objects: Sequence[NewObject], paths: Iterable[str]) -> list[NewFile]:
+    second = time.time_ns() // _SECOND * _SECOND
+    return [
+        NewFile(path, item.data, FILE_MODE, item.fraction_ns and second + item.fraction_ns)
+        for path, item in zip(paths, objects, strict=True)
+    ]
 
 
 def _write_staged(files: Sequence[NewFile]) -> None:

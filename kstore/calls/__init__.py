@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from kstore.calls.plain import CHANGED, LOOK, NO_FILE, SKIPPED, Look, bounded, open_unnoticed, times
 
-_FORM = 10
+_FORM = 11
 try:
     from kstore.calls import native as _calls
 
@@ -26,8 +26,8 @@ except ImportError:
 
 __all__ = [
     "CHANGED", "IS_COMPILED", "NO_FILE", "SKIPPED", "Listing", "Look", "NewFile", "Status", "clone_each", "link_each",
-    "link_first", "link_rows", "list_each", "mkdir_each", "open_unnoticed", "read_each", "stat_each", "times",
-    "times_below", "unlink_each", "utime_each", "write_first", "write_rows",
+    "link_first", "link_rows", "list_each", "mkdir_each", "open_unnoticed", "publish_first", "read_each", "stat_each",
+    "times", "times_below", "unlink_each", "utime_each", "write_first", "write_rows",
 ]  # fmt: skip
 
 IS_COMPILED = _calls.__name__.endswith(".native")
@@ -191,3 +191,14 @@ def write_first(files: Sequence[NewFile]) -> tuple[int, int]:
         OSError: the next one cannot be made (ENOSPC, EROFS, EDQUOT …).
     """
     return _calls.write_first(files)
+
+
+def publish_first(folder: str, files: Sequence[NewFile]) -> tuple[memoryview, int]:
+    """Make files each of which is whole before it has a name, and never has another one, until one cannot be made. The
+    nearest folder of each is made if it is missing.
+
+    Returns an error number for each of those before that: 0, or EEXIST where the name is taken; and that one's, or 0.
+    EOPNOTSUPP, EISDIR and EINVAL say that the filesystem of `folder`, which is theirs too, has no such files.
+    """
+    answers, error = _calls.publish_first(folder, files)
+    return memoryview(answers).cast("i"), error

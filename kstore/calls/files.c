@@ -1,5 +1,7 @@
 #include "native.h"
 
+#include <stdio.h>
+
 /* ---- Whole files */
 
 static int open_unnoticed(const char *path) {
@@ -142,6 +144,14 @@ static struct file *take_files(PyObject *items, Py_ssize_t count) {
     return files;
 }
 
+/* For who has no interpreter's lock; NULL with an exception set if there is no memory for them. */
+static const char **paths_of(const struct file *files, Py_ssize_t count) {
+    const char **paths = PyMem_Calloc((size_t)count + 1, sizeof *paths);
+    for (Py_ssize_t i = 0; paths && i < count; i++) paths[i] = PyBytes_AsString(files[i].path);
+    if (!paths) PyErr_NoMemory();
+    return paths;
+}
+
 static int write_all(int fd, const char *data, Py_ssize_t left) {
     while (left > 0) {
         const ssize_t done = write(fd, data, (size_t)left);
@@ -175,21 +185,95 @@ PyObject *write_first(PyObject *module, PyObject *arguments) {
     const Py_ssize_t count = PyList_Size(items);
     struct file *files = take_files(items, count);
     if (files) {
-        const char **paths = PyMem_Calloc((size_t)count + 1, sizeof *paths);
-        for (Py_ssize_t i = 0; paths && i < count; i++) paths[i] = PyBytes_AsString(files[i].path);
+        const char **paths = paths_of(files, count);
         if (paths) {
             Py_BEGIN_ALLOW_THREADS
             while (done < count && !(error = write_file(paths[done], &files[done]))) done++;
             Py_END_ALLOW_THREADS
         }
-        if (!paths) PyErr_NoMemory();
-        else if (error && !is_descriptors(error)) {
+        if (paths && error && !is_descriptors(error)) {
             errno = error;
             PyErr_SetFromErrnoWithFilenameObject(PyExc_OSError, PyTuple_GetItem(PyList_GetItem(items, done), 0));
-        } else made = Py_BuildValue("ni", done, error);
+        } else if (paths) made = Py_BuildValue("ni", done, error);
         PyMem_Free((void *)paths);
         release_files(files, count);
     }
     Py_DECREF(items);
+    return made;
+}
+
+/* ---- Objects: files that are whole before they have a name */
+
+/* Without a capability, before Linux 6.10, the first way says that there is no such file. */
+static int link_open(int fd, const char *target) {
+    char name[32];
+    if (!linkat(fd, "", AT_FDCWD, target, AT_EMPTY_PATH)) return 0;
+    if (errno != ENOENT) return errno;
+    snprintf(name, sizeof name, "/proc/self/fd/%d", fd);
+    return error_of(linkat(AT_FDCWD, name, AT_FDCWD, target, AT_SYMLINK_FOLLOW));
+}
+
+static int make_folder_of(const char *path) {
+    char folder[MOST_PATH];
+    const char *end = strrchr(path, '/');
+    if (!end || end - path >= MOST_PATH) return ENAMETOOLONG;
+    memcpy(folder, path, (size_t)(end - path));
+    folder[end - path] = 0;
+    const int error = error_of(mkdir(folder, 0777));
+    return error == EEXIST ? 0 : error;
+}
+
+static int name_file(int fd, const char *target) {
+    struct stat found;
+    int error = link_open(fd, target);
+    if (error == ENOENT && !make_folder_of(target)) error = link_open(fd, target);
+    if (error == EEXIST && !fstat(fd, &found) && found.st_nlink) return 0; /* a server has lost its reply */
+    return error;
+}
+
+static int publish_file(const char *folder, const char *path, const struct file *file) {
+    int fd;
+    do fd = open(folder, O_TMPFILE | O_WRONLY | O_CLOEXEC, (mode_t)file->mode);
+    while (fd < 0 && errno == EINTR);
+    if (fd < 0) return errno;
+    const int other = dup(fd);
+    int error = other < 0 ? errno : finish_file(other, file->data.buf, file->data.len, file->is_stamped ? &file->modified : NULL);
+    if (!error) error = name_file(fd, path);
+    close(fd);
+    return error;
+}
+
+static PyObject *publish_until_error(const char *folder, const char **paths, const struct file *files, Py_ssize_t count) {
+    int32_t *answers = PyMem_Calloc((size_t)count + 1, sizeof *answers);
+    int error = 0;
+    Py_ssize_t done = 0;
+    if (!answers) return PyErr_NoMemory();
+    Py_BEGIN_ALLOW_THREADS
+    for (; done < count; done++) {
+        error = publish_file(folder, paths[done], &files[done]);
+        if (error && error != EEXIST) break;
+        answers[done] = error;
+    }
+    Py_END_ALLOW_THREADS
+    PyObject *made = Py_BuildValue("y#i", answers, done * (Py_ssize_t)sizeof *answers, done < count ? error : 0);
+    PyMem_Free(answers);
+    return made;
+}
+
+PyObject *publish_first(PyObject *module, PyObject *arguments) {
+    PyObject *folder, *given, *made = NULL;
+    (void)module;
+    if (!PyArg_ParseTuple(arguments, "O&O", PyUnicode_FSConverter, &folder, &given)) return NULL;
+    PyObject *items = PySequence_List(given);
+    const Py_ssize_t count = items ? PyList_Size(items) : 0;
+    struct file *files = items ? take_files(items, count) : NULL;
+    if (files) {
+        const char **paths = paths_of(files, count);
+        if (paths) made = publish_until_error(PyBytes_AsString(folder), paths, files, count);
+        PyMem_Free((void *)paths);
+        release_files(files, count);
+    }
+    Py_XDECREF(items);
+    Py_DECREF(folder);
     return made;
 }

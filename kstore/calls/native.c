@@ -6,7 +6,7 @@
 #include "native.h"
 
 /* Another one when a function takes or returns something else; __init__.py says which one it knows. */
-enum { FORM = 10 };
+enum { FORM = 11 };
 
 static PyMethodDef methods[] = {
     {"link_first", link_first, METH_VARARGS, NULL},
@@ -22,6 +22,7 @@ static PyMethodDef methods[] = {
     {"list_each", list_each, METH_O, NULL},
     {"read_each", read_each, METH_VARARGS, NULL},
     {"write_first", write_first, METH_O, NULL},
+    {"publish_first", publish_first, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 enum { SECOND = 1000000000 };
+enum { MOST_PATH = 4096 };
 enum { CHANGED = -1, SKIPPED = -2 }; /* as in plain.py */
 
 /* ---- The functions, of links.c, rows.c, folders.c and files.c */
@@ -30,6 +31,7 @@ PyObject *times_below(PyObject *module, PyObject *arguments);
 PyObject *list_each(PyObject *module, PyObject *paths);
 PyObject *read_each(PyObject *module, PyObject *arguments);
 PyObject *write_first(PyObject *module, PyObject *arguments);
+PyObject *publish_first(PyObject *module, PyObject *arguments);
 
 /* ---- What Python gives, and what it gets */
 

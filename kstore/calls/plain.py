@@ -227,6 +227,11 @@ def read_each(paths: Sequence[str], sizes: Sequence[int]) -> tuple[list[bytes], 
     return contents, b"".join(_pack(answer if isinstance(answer, OSError) else answer[1]) for answer in read)
 
 
+def publish_first(folder: str, files: Sequence[NewFile]) -> tuple[bytes, int]:
+    """None: `os.link` cannot name a file that has no name."""
+    return b"", errno.EOPNOTSUPP
+
+
 def write_first(files: Sequence[NewFile]) -> tuple[int, int]:
     """New files, until there is no descriptor: how many, and the error number. All are open together."""
     descriptors: list[int] = []

@@ -4,7 +4,7 @@
 
 /* ---- A row of a manifest: a path and a record, of which kstore/published/manifest.py has the form */
 
-enum { DIGEST = 32, ROW = 52, MOST_PATH = 4096 };
+enum { DIGEST = 32, ROW = 52 };
 
 struct row {
     const unsigned char *digest;

@@ -1,0 +1,128 @@
+"""Many objects at once are made without a name, where the filesystem has such files."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from kstore import calls
+from kstore.backends import NewObject, PosixBackend, StagingLost, posix
+from kstore.calls import NewFile, native
+from tests.backends.conformance import BackendConformance
+
+PublishFirst = Callable[[str, Sequence[NewFile]], tuple[memoryview, int]]
+
+
+@pytest.fixture(autouse=True)
+def compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    try:
+        os.close(os.open(tmp_path, os.O_TMPFILE | os.O_WRONLY))
+    except OSError as error:
+        pytest.skip(f"the filesystem of {tmp_path} has no files without a name: {error.strerror}")
+    monkeypatch.setattr(calls, "_calls", native)
+
+
+@pytest.fixture
+def backend(tmp_path: Path) -> PosixBackend:
+    return PosixBackend(tmp_path / "store")
+
+
+class TestNamelessObjects(BackendConformance):
+    pass
+
+
+def some(*names: str) -> list[NewObject]:
+    return [NewObject(name, name.encode(), 7) for name in names]
+
+
+def stored(backend: PosixBackend, *names: str) -> bool:
+    """Whether each is as it was given, and nothing else is left of it."""
+    found = [os.stat(backend.path(name)) for name in names]
+    return (
+        all(backend.get(name) == name.encode() for name in names)
+        and {(f.st_nlink, f.st_mode & 0o777, f.st_mtime_ns % 1_000_000_000) for f in found} == {(1, 0o444, 7)}
+        and not any(backend.list("tmp"))
+    )
+
+
+def refuse(*_: object) -> None:
+    raise AssertionError("it is given a name")
+
+
+def answering(code: int, after: int = 0) -> tuple[list[int], PublishFirst]:
+    """Fails with that error number after some files; says how many it was asked for each time."""
+    asked = list[int]()
+
+    def publish_first(folder: str, files: Sequence[NewFile]) -> tuple[memoryview, int]:
+        asked.append(len(files))
+        answers, _ = calls.publish_first(folder, files[:after])
+        return answers, code
+
+    return asked, publish_first
+
+
+def test_nothing_in_tmp_has_a_name(backend: PosixBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend.put_if_absent("blobs/one", b"")
+    monkeypatch.setattr(posix, "write_files", refuse)
+    names = [f"blobs/{number % 10}/{number}" for number in range(100)]
+    assert backend.put_many(some(*names)) == [True] * 100
+    assert stored(backend, *names)
+
+
+def test_where_there_is_neither_tmp_nor_a_folder_both_are_made(backend: PosixBackend) -> None:
+    assert backend.put_many(some("blobs/ab/one", "blobs/cd/two")) == [True, True]
+    assert stored(backend, "blobs/ab/one", "blobs/cd/two")
+
+
+@pytest.mark.parametrize("code", [errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL])
+def test_a_filesystem_without_such_files_is_asked_once(
+    backend: PosixBackend, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    asked, publish_first = answering(code)
+    monkeypatch.setattr(posix, "publish_first", publish_first)
+    for folder in ("a", "b"):
+        assert backend.put_many(some(f"{folder}/one", f"{folder}/two")) == [True, True]
+    assert stored(backend, "a/one", "a/two", "b/one", "b/two")
+    assert asked == [2]
+
+
+@pytest.mark.parametrize("code", [errno.ENOENT, errno.EPERM, errno.EMFILE, errno.ENOSPC])
+def test_what_cannot_be_made_so_is_staged_under_a_name(
+    backend: PosixBackend, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    asked, publish_first = answering(code, after=1)
+    backend.put_many(some("two"))
+    monkeypatch.setattr(posix, "publish_first", publish_first)
+    assert backend.put_many(some("one", "two", "three")) == [True, False, True]
+    assert backend.put_many(some("four")) == [True]
+    assert stored(backend, "one", "two", "three", "four")
+    assert asked == [3, 1]
+
+
+def test_trouble_with_both_is_an_error(backend: PosixBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    _, publish_first = answering(errno.ENOSPC, after=1)
+    backend.put_if_absent("other", b"")
+    monkeypatch.setattr(posix, "publish_first", publish_first)
+    monkeypatch.setattr(posix, "write_files", full)
+    with pytest.raises(OSError, match="No space left"):
+        backend.put_many(some("one", "two"))
+    assert stored(backend, "one")
+
+
+def test_gc_that_takes_a_writer_for_dead_leaves_what_it_writes(backend: PosixBackend) -> None:
+    """A commit notices by the ref that it has reserved in tmp/."""
+    backend.put_if_absent("other", b"")
+    with backend.upload() as reserved:
+        for child in backend.list("tmp"):
+            backend.delete(f"tmp/{child.name}")
+        assert backend.put_many(some("one")) == [True]
+        with pytest.raises(StagingLost):
+            reserved.publish("ref")
+    assert stored(backend, "one")
