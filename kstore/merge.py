@@ -71,7 +71,7 @@ def merge(base: Files, theirs: Files, ours: Files, declined: Declined, beside: S
         _merge_changed(merged, base, theirs, ours, changed, declined)
     elif changed:
         _take_new(merged, ours)
-    if merged.taken:
+    if merged.taken and (theirs or any(beside)):  # else all of it is of one root, where nothing contradicts itself
         _drop_replaced(merged, base, theirs, ours)
         _decline_contradictions(merged, theirs, ours, beside)
     return merged

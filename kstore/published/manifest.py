@@ -140,12 +140,11 @@ class Manifest:
 
     def items(self) -> Iterator[tuple[str, Entry]]:
         """Every path with its entry, of every host: a path may be there for several."""
-        for files in (self.files, *self.hosts.values()):
-            yield from files.items()
+        return chain.from_iterable(files.items() for files in (self.files, *self.hosts.values()))
 
     def entries(self) -> list[Entry]:
         """Every entry, of every host."""
-        return [entry for _, entry in self.items()]
+        return [*chain.from_iterable(files.values() for files in (self.files, *self.hosts.values()))]
 
     def dump(self) -> bytes:
         """As the bytes of an LMDB file."""
