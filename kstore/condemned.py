@@ -117,7 +117,7 @@ def fences(backend: Backend) -> list[str]:
 
 
 def staged(backend: Backend) -> list[str]:
-    """Names of what is being written, and of what killed writers left."""
+    """Names in `tmp/`: of what is being written, refs among it, and of what killed writers left."""
     return sorted(child.name for child in backend.list(STAGING) if not child.is_folder)
 
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from kstore import calls
 from kstore.calls import NO_FILE, NewFile, open_unnoticed, write_first
 
-__all__ = ["NO_FILE", "READ", "NewFile", "read_all", "read_whole", "write_files", "write_rows"]
+__all__ = ["NO_FILE", "READ", "NewFile", "publish_files", "read_all", "read_whole", "write_files", "write_rows"]
 
 READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 """Nobody waits for the writer of a pipe."""
@@ -58,6 +58,12 @@ def write_rows(
     """As `calls.write_rows`: returns how many were made. `write_files` makes the next one, or says why it cannot be."""
     with _turns.take(alone=False):
         return calls.write_rows(paths, records, contents, stage, second_ns=second_ns)[0]
+
+
+def publish_files(folder: str, files: Sequence[NewFile]) -> tuple[Sequence[int], int]:
+    """As `calls.publish_first`. `write_files` makes the next one, or says why it cannot be."""
+    with _turns.take(alone=False):
+        return calls.publish_first(folder, files)
 
 
 class _Turns:

@@ -359,7 +359,7 @@ def test_a_file_that_is_there_is_not_written(tmp_path: Path) -> None:
 def only_native() -> None:
     if calls._calls is plain:
         assert calls.publish_first("/", []) == (memoryview(b"").cast("i"), errno.EOPNOTSUPP)
-        pytest.skip("Python cannot give a name to a file that has none")
+        pytest.skip("plain.py makes no files without a name")
 
 
 def test_what_is_published_is_there_with_all_that_it_has(tmp_path: Path) -> None:
@@ -389,16 +389,35 @@ def test_publishing_ends_with_what_cannot_be(tmp_path: Path) -> None:
         calls.publish_first(str(tmp_path), [("b", "text", 0o444, None)])  # type: ignore[list-item]
 
 
-def test_a_file_too_large_for_its_limit_is_not_published(tmp_path: Path) -> None:
+def test_of_some_files_none_is_published_if_one_cannot_be_written(tmp_path: Path) -> None:
+    """On a disk that is full they leave the room that they took."""
     only_native()
+    sizes = [*range(40), 2000, 1]
+    files = [NewFile(str(tmp_path / str(at)), bytes(size), 0o444, None) for at, size in enumerate(sizes)]
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
     try:
-        answers, error = calls.publish_first(str(tmp_path), [NewFile(str(tmp_path / "a"), bytes(2000), 0o444, None)])
+        answers, error = calls.publish_first(str(tmp_path), files)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert (list(answers), error) == ([], errno.EFBIG)
-    assert os.listdir(tmp_path) == []
+    assert (list(answers), error) == ([0] * 32, errno.EFBIG)
+    assert {*os.listdir(tmp_path)} == {str(number) for number in range(32)}
+
+
+def test_as_many_are_published_at_a_time_as_there_are_descriptors(tmp_path: Path) -> None:
+    only_native()
+    files = [NewFile(str(tmp_path / str(number)), b"content", 0o444, None) for number in range(20)]
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.dup(0)
+    os.close(lowest)
+    try:
+        for free, made in (1, 0), (2, 20), (5, 20):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + free, hard))
+            answers, error = calls.publish_first(str(tmp_path), files)
+            assert (len(answers), error) == (made, 0 if made else errno.EMFILE)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert len(os.listdir(tmp_path)) == 20
 
 
 def test_who_is_nobody_may_publish() -> None:

@@ -1,8 +1,8 @@
 """A store in a folder: local disk, NFS, Lustre, GlusterFS, a FUSE mount.
 
-Everything is written under `tmp/` and then hard-linked to its name. A link, unlike a replacing rename,
-fails for all writers but one and leaves the inode that other clients hold open alone; on NFS a rename over
-a file gives them ESTALE (cvmfs#559).
+Everything is written in `tmp/`, many objects at once without a name there, and then hard-linked to its name. A
+link, unlike a replacing rename, fails for all writers but one and leaves the inode that other clients hold open
+alone; on NFS a rename over a file gives them ESTALE (cvmfs#559).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from pathlib import Path
 from types import TracebackType
 
 from kstore.backends.base import STAGING, Child, NewObject, StagingLost, Stat, check_name
-from kstore.calls import Status, link_first, open_unnoticed, publish_first, read_each, stat_each, times, unlink_each
-from kstore.files import NewFile, write_files
+from kstore.calls import Status, link_first, open_unnoticed, read_each, stat_each, times, unlink_each
+from kstore.files import NewFile, publish_files, write_files
 from kstore.folders import make_folder
 from kstore.threads import Pool, submit
 
@@ -88,21 +88,30 @@ class PosixBackend:
         return True
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
-        """Create an object; False if the name is taken."""
+        """Create an object; False if the name is taken. It has a name in `tmp/` first: gc, which writes its lists so,
+        sees on NFS who else has one there.
+        """
         return self._put_staged([NewObject(name, data)])[0]
 
     def put_many(self, objects: Sequence[NewObject]) -> list[bool]:
         """Create many small objects; True for each whose name was free."""
         created = self._put_nameless(objects) if self._has_nameless else []
+        # There, what was wrong with the next one is found out, or why it cannot be made at all.
         left = objects[len(created) :]
         return created + self._put_staged(left) if left else created
 
     def _put_nameless(self, objects: Sequence[NewObject]) -> list[bool]:
-        """The first ones, without a name in `tmp/`, where the filesystem has files without one: two calls fewer."""
-        files = _new_files(objects, map(self.path, (item.name for item in objects)))
-        answers, error = publish_first(f"{self._prefix}{STAGING}", files)
+        """The first ones, without a name in `tmp/`: two changes of a folder fewer."""
+        staging, files = f"{self._prefix}{STAGING}", _new_files(objects, [self.path(item.name) for item in objects])
+        answers, error = publish_files(staging, files)
+        created = [not answer for answer in answers]
+        if error == errno.ENOENT:  # In a new store there is no folder for any.
+            for folder in (staging, os.path.dirname(files[len(created)].path)):
+                make_folder(folder)
+            answers, error = publish_files(staging, files[len(created) :])
+            created += [not answer for answer in answers]
         self._has_nameless = error not in _NO_NAMELESS
-        return [not answer for answer in answers]
+        return created
 
     def _put_staged(self, objects: Sequence[NewObject]) -> list[bool]:
         path = self.staging_path()

@@ -204,6 +204,8 @@ PyObject *write_first(PyObject *module, PyObject *arguments) {
 
 /* ---- Objects: files that are whole before they have a name */
 
+enum { TOGETHER = 32 };
+
 /* Without a capability, before Linux 6.10, the first way says that there is no such file. */
 static int link_open(int fd, const char *target) {
     char name[32];
@@ -216,31 +218,52 @@ static int link_open(int fd, const char *target) {
 static int make_folder_of(const char *path) {
     char folder[MOST_PATH];
     const char *end = strrchr(path, '/');
-    if (!end || end - path >= MOST_PATH) return ENAMETOOLONG;
+    if (!end || end - path >= MOST_PATH) return 0;
     memcpy(folder, path, (size_t)(end - path));
     folder[end - path] = 0;
-    const int error = error_of(mkdir(folder, 0777));
-    return error == EEXIST ? 0 : error;
+    return !mkdir(folder, 0777) || errno == EEXIST;
+}
+
+/* Whether a server has lost its reply to who made the link. */
+static int is_ours(int fd, const char *target) {
+    struct stat ours, found;
+    return !fstat(fd, &ours) && !lstat(target, &found) && ours.st_dev == found.st_dev && ours.st_ino == found.st_ino;
 }
 
 static int name_file(int fd, const char *target) {
-    struct stat found;
     int error = link_open(fd, target);
-    if (error == ENOENT && !make_folder_of(target)) error = link_open(fd, target);
-    if (error == EEXIST && !fstat(fd, &found) && found.st_nlink) return 0; /* a server has lost its reply */
-    return error;
+    if (error == ENOENT && make_folder_of(target)) error = link_open(fd, target);
+    return error == EEXIST && is_ours(fd, target) ? 0 : error;
 }
 
-static int publish_file(const char *folder, const char *path, const struct file *file) {
+/* A descriptor of a file that is whole and has no name; -1 and an error number. It was closed once, to learn of that. */
+static int write_nameless(const char *folder, const struct file *file, int *error) {
     int fd;
     do fd = open(folder, O_TMPFILE | O_WRONLY | O_CLOEXEC, (mode_t)file->mode);
     while (fd < 0 && errno == EINTR);
-    if (fd < 0) return errno;
-    const int other = dup(fd);
-    int error = other < 0 ? errno : finish_file(other, file->data.buf, file->data.len, file->is_stamped ? &file->modified : NULL);
-    if (!error) error = name_file(fd, path);
-    close(fd);
-    return error;
+    const int other = fd < 0 ? -1 : fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    *error = other < 0 ? errno : finish_file(other, file->data.buf, file->data.len, file->is_stamped ? &file->modified : NULL);
+    if (*error && fd >= 0) close(fd);
+    return *error ? -1 : fd;
+}
+
+/* Some files, of which none has a name before all are whole: on a disk that is full their room is free again. As many as
+ * there are descriptors for. */
+static Py_ssize_t publish_some(const char *folder, const char **paths, const struct file *files, Py_ssize_t count,
+                               int32_t *answers, int *error) {
+    int fds[TOGETHER];
+    Py_ssize_t written = 0, done = 0;
+    while (written < count && (fds[written] = write_nameless(folder, &files[written], error)) >= 0) written++;
+    if (written && is_descriptors(*error)) *error = 0;
+    for (; !*error && done < written; done++) {
+        answers[done] = name_file(fds[done], paths[done]);
+        if (answers[done] && answers[done] != EEXIST) {
+            *error = answers[done];
+            break;
+        }
+    }
+    for (Py_ssize_t i = 0; i < written; i++) close(fds[i]);
+    return done;
 }
 
 static PyObject *publish_until_error(const char *folder, const char **paths, const struct file *files, Py_ssize_t count) {
@@ -249,13 +272,12 @@ static PyObject *publish_until_error(const char *folder, const char **paths, con
     Py_ssize_t done = 0;
     if (!answers) return PyErr_NoMemory();
     Py_BEGIN_ALLOW_THREADS
-    for (; done < count; done++) {
-        error = publish_file(folder, paths[done], &files[done]);
-        if (error && error != EEXIST) break;
-        answers[done] = error;
+    while (!error && done < count) {
+        const Py_ssize_t left = count - done;
+        done += publish_some(folder, paths + done, files + done, left < TOGETHER ? left : TOGETHER, answers + done, &error);
     }
     Py_END_ALLOW_THREADS
-    PyObject *made = Py_BuildValue("y#i", answers, done * (Py_ssize_t)sizeof *answers, done < count ? error : 0);
+    PyObject *made = Py_BuildValue("y#i", answers, done * (Py_ssize_t)sizeof *answers, error);
     PyMem_Free(answers);
     return made;
 }

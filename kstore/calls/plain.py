@@ -228,7 +228,7 @@ def read_each(paths: Sequence[str], sizes: Sequence[int]) -> tuple[list[bytes], 
 
 
 def publish_first(folder: str, files: Sequence[NewFile]) -> tuple[bytes, int]:
-    """None: `os.link` cannot name a file that has no name."""
+    """None: for who has not compiled the calls it is not worth its code."""
     return b"", errno.EOPNOTSUPP
 
 

@@ -30,8 +30,8 @@ _MUTABLE, _LOCK, _UNUSUAL = 1 << 16, 1 << 17, 1 << 18
 """Beside those of manifests."""
 _OWN = _MUTABLE | _LOCK | _UNUSUAL
 _FLAGS = (
-    ("immutable", _LINK), ("host_bound", int(Flag.HOST)), ("mtime", int(Flag.MTIME)), ("merge", int(Flag.MERGE)),
-    ("relocate", int(Flag.RELOCATE)), ("mutable", _MUTABLE), ("lock", _LOCK),
+    ("immutable", _LINK), ("host_bound", _HOST), ("mtime", int(Flag.MTIME)), ("merge", int(Flag.MERGE)),
+    ("relocate", _RELOCATE), ("mutable", _MUTABLE), ("lock", _LOCK),
     ("ignore", _UNUSUAL), ("busy", _UNUSUAL),
 )  # fmt: skip
 _ANY_FOLDERS = r"(?>(?:.*/(?=[^/]+/?\Z))?)"
@@ -57,7 +57,7 @@ class Kind(NamedTuple):
     is_unusual: bool
     """Whether it is ignored, or shows that a group is being written."""
     is_plain: bool
-    """Whether it is stored as it is, and finished if it did not change while it was read."""
+    """Whether its writer holds no lock, no host is bound to it, and it holds no paths."""
 
 
 class Patterns:

@@ -60,6 +60,11 @@ def read_artifact(
     return Artifact(content, stored.children, not stored.is_local)
 
 
+def is_plain(kind: Kind, data: bytes, status: Status) -> bool:
+    """Whether a file is for `read_artifact` what was read of it: there is nothing to look at, and nothing to change."""
+    return kind.is_plain and bool(data) and not status.error
+
+
 def known_of(
     kinds: Sequence[Kind], stored: Sequence[bytes], statuses: Sequence[Status], digests: Sequence[bytes]
 ) -> Iterator[Known]:

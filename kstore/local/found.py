@@ -76,9 +76,9 @@ class Found:
     listed: bool = False
     """Whether any folder has changed since it was last scanned."""
 
-    def note_age(self, path: str, began_ns: int) -> None:
-        """Whether the status of a file that is known will tell of it later, which it has had since a scan `began_ns`:
-        by now a tick may have passed in which it has changed.
+    def doubt_if_young(self, path: str, began_ns: int) -> None:
+        """Note a known file as unsettled if it was so young when the scan began that a later change may leave the same
+        time on it: by now a tick may have passed in which it has changed.
         """
         entry = self.known[path].entry
         if not is_settled(entry.mtime_ns, began_ns) and not bears_stamp(entry.mtime_ns, entry.digest):
@@ -104,6 +104,14 @@ class Found:
         self.unsettled |= other.unsettled
         self.settled_folders |= other.settled_folders
         self.untouched |= other.untouched
+
+
+class Listed(NamedTuple):
+    """A folder as it was before it was looked into."""
+
+    place: Place
+    found: KnownFolder
+    into: Found
 
 
 @dataclass(slots=True)

@@ -106,8 +106,8 @@ def is_settled(mtime_ns: int, now_ns: int | None = None) -> bool:
     return 0 <= mtime_ns < (now_ns or time.time_ns()) - tick
 
 
-def surely_settled(now_ns: int) -> int:
-    """A time such that those before it, and not before 1970, are settled whatever ticks."""
+def settled_before(now_ns: int) -> int:
+    """A time such that all before it, from 1970 on, are settled however coarse their filesystem's are."""
     return now_ns - _COARSE_TICK_NS
 
 

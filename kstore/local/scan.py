@@ -25,14 +25,14 @@ from kstore.components.table import KSTORE_FOLDER
 from kstore.folders import list_folders
 from kstore.local.cacheroot import CacheRoot
 from kstore.local.finished import is_recent
-from kstore.local.found import BEING_WRITTEN, Found, Place, Scan, Skipped, left_out
+from kstore.local.found import BEING_WRITTEN, Found, Listed, Place, Scan, Skipped, left_out
 from kstore.local.index import Index, Known, KnownFolder, is_settled
 from kstore.local.unread import Offer, Reader, Unread
 from kstore.local.untouched import Untouched
 from kstore.published.manifest import Entry, Files, Flag
 from kstore.similarity import suffix
 
-_File = tuple[str, Status, Kind]
+_File = tuple[Status, Kind]
 _GROUP, _LINK, _RELOCATE, _BELOW = int(Flag.GROUP), int(Flag.LINK), int(Flag.RELOCATE), int(Flag.BELOW)
 _UNFINISHED = "it is not finished"
 _NOTHING_PLACED = Untouched()
@@ -72,20 +72,12 @@ def _is_there(folder: str) -> bool:
         return not isinstance(error, FileNotFoundError | NotADirectoryError)
 
 
-class _Listed(NamedTuple):
-    """A folder as it was before it was looked into."""
-
-    place: Place
-    found: KnownFolder
-    into: Found
-
-
 class _Group(NamedTuple):
     """A group that may be whole."""
 
     place: Place
     found: Found
-    folders: list[_Listed]
+    folders: list[Listed]
     unread: list[Unread]
 
 
@@ -109,9 +101,9 @@ class _Walk:
         self._others = others
         self._index, self._base, self._untouched, self._found, self._began_ns = shared
         self._has_lists = bool(component.rules["lists"])
-        self._listed: list[_Listed] = []
+        self._listed: list[Listed] = []
         self._groups: list[_Group] = []
-        self._stood: list[_Listed] = []
+        self._stood: list[Listed] = []
         """The folders that were not, where files may list what is in them."""
         self._lists: list[tuple[str, Found]] = []
         """Files that list others."""
@@ -173,7 +165,7 @@ class _Walk:
         """Take a folder as it was, with what is known of its files."""
         self._found.folders.add(place.path)
         if self._has_lists:
-            self._stood.append(_Listed(place, folder, into))
+            self._stood.append(Listed(place, folder, into))
         for name in folder.files:
             path = f"{place.path}/{name}"
             into.known[path] = known(path)
@@ -190,17 +182,17 @@ class _Walk:
             return
         into.listed = True
         folders, files = self._entries(place, listing, into)
-        found = KnownFolder(status.mtime_ns, status.ctime_ns, tuple(folders), tuple(name for name, _, _ in files))
-        listed = _Listed(place, found, into)
+        found = KnownFolder(status.mtime_ns, status.ctime_ns, tuple(folders), tuple(files))
+        listed = Listed(place, found, into)
         self._listed.append(listed)
-        for name, file, kind in files:
-            self._file(listed, name, file, kind)
+        for name, (status, kind) in files.items():
+            self._file(listed, name, status, kind)
         if folders:
             self._folders([place.sub(name) for name in folders], into, list(folders.values()))
 
-    def _entries(self, place: Place, listing: Listing, into: Found) -> tuple[dict[str, Status], list[_File]]:
+    def _entries(self, place: Place, listing: Listing, into: Found) -> tuple[dict[str, Status], dict[str, _File]]:
         """The subfolders, and the files, that are not ignored."""
-        folders, files = dict[str, Status](), list[_File]()
+        folders, files = dict[str, Status](), dict[str, _File]()
         inside, unit, depth, once = place.inside, place.unit, place.depth, self._names.setdefault
         is_folder, kind_of = stat.S_ISDIR, self._component.kinds.of
         for name, status in listing.entries():
@@ -212,7 +204,7 @@ class _Walk:
             if not is_file:
                 folders[once(name, name)] = status
             elif status.error != errno.ENOENT:  # Of what has gone meanwhile nobody knows whether it was a folder.
-                files.append((once(name, name), status, kind))
+                files[once(name, name)] = status, kind
         return folders, files
 
     def _ignores_or_waits(self, place: Place, name: str, below: str, into: Found) -> bool:
@@ -255,9 +247,9 @@ class _Walk:
         placed = self._untouched.folder(place.path, status)
         return partial(self._take_placed, place, placed) if placed else None
 
-    def _file(self, listed: _Listed, name: str, status: Status, kind: Kind) -> None:
+    def _file(self, listed: Listed, name: str, status: Status, kind: Kind) -> None:
         """Take what is known of a file; else it is to be read."""
-        place, found, into = listed
+        place, _, into = listed
         path = f"{place.path}/{name}"
         if status.error:
             into.skipped.append(left_out(path, status.as_error()))
@@ -272,7 +264,7 @@ class _Walk:
             self._lists.append((path, into))
         unread = self._unread_lists if kind.flags & _RELOCATE else self._unread
         # Unread(…), with fewer steps of the interpreter: there are ten thousand.
-        file = suffix(name), status.size, path, kind, self._component, place, found.files, into
+        file = suffix(name), status.size, path, kind, self._component, listed
         unread.append(tuple.__new__(Unread, file))
 
     def _known(self, path: str, status: Status) -> Known | None:
@@ -294,9 +286,9 @@ class _Walk:
 
     def _take(self, path: str, known: Known, into: Found) -> None:
         into.known[path] = known
-        into.note_age(path, self._began_ns)
+        into.doubt_if_young(path, self._began_ns)
 
-    def _settle(self, listed: _Listed) -> None:
+    def _settle(self, listed: Listed) -> None:
         """Remember a folder whose times alone vouch for its files from now on."""
         place, found, into = listed
         are_settled = is_settled(found.mtime_ns, self._began_ns) and is_settled(found.ctime_ns, self._began_ns)
@@ -347,7 +339,7 @@ class _Walk:
         self._found.skipped.append(Skipped(place.path, problem))
 
 
-def _changed(folders: Sequence[_Listed]) -> set[str]:
+def _changed(folders: Sequence[Listed]) -> set[str]:
     """Those in which a file has come, gone or been replaced since."""
     both = zip(folders, stat_each([folder.place.local for folder in folders], follows=True), strict=True)
     return {folder.place.path for folder, status in both if status.error or not folder.found.still_is(status)}

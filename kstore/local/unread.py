@@ -6,16 +6,16 @@ are stored otherwise than they are, or that a compiler may still be writing, are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import itemgetter
 from typing import NamedTuple
 
 from kstore.calls import Status
 from kstore.components import Component, Kind
-from kstore.local.artifact import known_of, read_artifact
+from kstore.local.artifact import is_plain, known_of, read_artifact
 from kstore.local.finished import Batch, Content, Unfinished, read_in_batches
-from kstore.local.found import Found, Place, Scan, left_out
-from kstore.local.index import surely_settled
+from kstore.local.found import Listed, Scan, left_out
+from kstore.local.index import settled_before
 
 Offer = Callable[[Sequence[tuple[bytes, bytes]]], None]
 """Is given the digest and the stored form of what is read, some at a time, each once it is read."""
@@ -31,11 +31,7 @@ class Unread(NamedTuple):
     path: str
     kind: Kind
     component: Component
-    place: Place
-    """Its folder."""
-    beside: Collection[str]
-    """Names of all files in that."""
-    into: Found
+    folder: Listed
 
 
 class Reader:
@@ -45,7 +41,7 @@ class Reader:
         """`began_ns` is when the scan began."""
         self._found = found
         self._began_ns = began_ns
-        self._settled_ns = surely_settled(began_ns)
+        self._settled_before_ns = settled_before(began_ns)
         self._offer = offer
 
     def read(self, files: Iterable[Unread]) -> None:
@@ -59,20 +55,20 @@ class Reader:
             return
         kinds = [file.kind for file in files]
         for file, known in zip(files, known_of(kinds, stored, statuses, digests), strict=True):
-            file.into.known[file.path] = known
-        young = [f for f, status in zip(files, statuses, strict=True) if not 0 <= status.mtime_ns < self._settled_ns]
+            file.folder.into.known[file.path] = known
+        young = [
+            f for f, status in zip(files, statuses, strict=True) if not 0 <= status.mtime_ns < self._settled_before_ns
+        ]
         for file in young:
-            file.into.note_age(file.path, self._began_ns)
+            file.folder.into.doubt_if_young(file.path, self._began_ns)
         self._found.hashed += len(files)
         if self._offer:
             self._offer([*zip(digests, stored, strict=True)])
 
     def _as_stored(self, batch: Batch[Unread]) -> Batch[Unread]:
         """The same files in the form in which they are stored, without those that are left out."""
-        are_plain = [
-            bool(file.kind.is_plain and data) and not status.error
-            for file, data, status in zip(batch.items, batch.contents, batch.statuses, strict=True)
-        ]
+        files, contents, statuses, _ = batch
+        are_plain = [*map(is_plain, (file.kind for file in files), contents, statuses)]
         if all(are_plain):
             return batch
         rows = zip(are_plain, zip(*batch, strict=True), strict=True)
@@ -81,18 +77,18 @@ class Reader:
 
     def _read_alone(self, file: Unread, data: bytes, status: Status, digest: bytes) -> _Row | None:
         """Without what was read of it, if that is of no use."""
-        relative = file.path.partition("/")[2]
+        relative, (place, found, into) = file.path.partition("/")[2], file.folder
         content = None if status.error else Content(data, status, digest)
         try:
-            artifact = read_artifact(file.component, file.place.top, relative, file.kind, content)
+            artifact = read_artifact(file.component, place.top, relative, file.kind, content)
         except (Unfinished, OSError, MemoryError) as error:
-            file.into.skipped.append(left_out(file.path, error))
+            into.skipped.append(left_out(file.path, error))
             return None
-        if artifact.promised and (lacking := set(artifact.promised).difference(file.beside)):
-            file.into.promised += (f"{file.place.path}/{child}" for child in sorted(lacking))
+        if artifact.promised and (lacking := set(artifact.promised).difference(found.files)):
+            into.promised += (f"{place.path}/{child}" for child in sorted(lacking))
         if artifact.is_displaced:
             self._found.displaced.append(file.path)
-            file.into.unsettled.add(file.path)  # or nobody would read it again, where a commit comes first
+            into.unsettled.add(file.path)  # or nobody would read it again, where a commit comes first
         return file, *artifact.content
 
 
@@ -107,4 +103,4 @@ def _in_order(files: Iterable[Unread]) -> Iterator[tuple[Unread, int]]:
 
 
 def _local_paths(files: Sequence[Unread]) -> list[str]:
-    return [file.place.top + file.path[file.path.index("/") :] for file in files]
+    return [file.folder.place.top + file.path[file.path.index("/") :] for file in files]

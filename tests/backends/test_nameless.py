@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from kstore import calls
 from kstore.backends import NewObject, PosixBackend, StagingLost, posix
 from kstore.calls import NewFile, native
+from kstore.threads import Pool
 from tests.backends.conformance import BackendConformance
 
 PublishFirst = Callable[[str, Sequence[NewFile]], tuple[memoryview, int]]
@@ -65,17 +67,35 @@ def answering(code: int, after: int = 0) -> tuple[list[int], PublishFirst]:
     return asked, publish_first
 
 
-def test_nothing_in_tmp_has_a_name(backend: PosixBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    backend.put_if_absent("blobs/one", b"")
+def test_nothing_in_tmp_has_a_name_be_the_store_new_or_not(
+    backend: PosixBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(posix, "write_files", refuse)
     names = [f"blobs/{number % 10}/{number}" for number in range(100)]
     assert backend.put_many(some(*names)) == [True] * 100
     assert stored(backend, *names)
 
 
-def test_where_there_is_neither_tmp_nor_a_folder_both_are_made(backend: PosixBackend) -> None:
-    assert backend.put_many(some("blobs/ab/one", "blobs/cd/two")) == [True, True]
-    assert stored(backend, "blobs/ab/one", "blobs/cd/two")
+def test_threads_that_have_few_descriptors_wait_for_each_other(backend: PosixBackend) -> None:
+    backend.put_many(some("blobs/first"))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.dup(0)
+    os.close(lowest)
+
+    def put(thread: int) -> None:
+        for number in range(50):
+            assert backend.put_many(some(*(f"blobs/{thread}-{number}-{each}" for each in range(8)))) == [True] * 8
+
+    with Pool(4) as pool:
+        for started in [pool.submit(os.getpid) for _ in range(4)]:
+            started.result()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + 1, hard))
+        try:
+            for done in [pool.submit(put, thread) for thread in range(4)]:
+                done.result()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert len([*backend.list("blobs")]) == 1 + 4 * 50 * 8
 
 
 @pytest.mark.parametrize("code", [errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL])
@@ -83,7 +103,7 @@ def test_a_filesystem_without_such_files_is_asked_once(
     backend: PosixBackend, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     asked, publish_first = answering(code)
-    monkeypatch.setattr(posix, "publish_first", publish_first)
+    monkeypatch.setattr(posix, "publish_files", publish_first)
     for folder in ("a", "b"):
         assert backend.put_many(some(f"{folder}/one", f"{folder}/two")) == [True, True]
     assert stored(backend, "a/one", "a/two", "b/one", "b/two")
@@ -96,11 +116,11 @@ def test_what_cannot_be_made_so_is_staged_under_a_name(
 ) -> None:
     asked, publish_first = answering(code, after=1)
     backend.put_many(some("two"))
-    monkeypatch.setattr(posix, "publish_first", publish_first)
+    monkeypatch.setattr(posix, "publish_files", publish_first)
     assert backend.put_many(some("one", "two", "three")) == [True, False, True]
-    assert backend.put_many(some("four")) == [True]
-    assert stored(backend, "one", "two", "three", "four")
-    assert asked == [3, 1]
+    assert backend.put_many(some("four", "five")) == [True, True]
+    assert stored(backend, "one", "two", "three", "four", "five")
+    assert asked == ([3, 2, 2, 1] if code == errno.ENOENT else [3, 2])
 
 
 def test_trouble_with_both_is_an_error(backend: PosixBackend, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +129,7 @@ def test_trouble_with_both_is_an_error(backend: PosixBackend, monkeypatch: pytes
 
     _, publish_first = answering(errno.ENOSPC, after=1)
     backend.put_if_absent("other", b"")
-    monkeypatch.setattr(posix, "publish_first", publish_first)
+    monkeypatch.setattr(posix, "publish_files", publish_first)
     monkeypatch.setattr(posix, "write_files", full)
     with pytest.raises(OSError, match="No space left"):
         backend.put_many(some("one", "two"))
