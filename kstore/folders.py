@@ -9,8 +9,8 @@ from itertools import chain
 from kstore.calls import Listing, list_each, mkdir_each
 from kstore.threads import map_ahead
 
-_COUNT = 256
-"""Folders that are listed in one go."""
+_COUNT = 64
+"""Folders that are listed in one go: who looks through them waits for the first of these."""
 
 
 def make_folders(paths: Sequence[str]) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Generic, NamedTuple, TypeVar
 
-from kstore.batches import MAX_COUNT, batches
+from kstore.batches import batches
 from kstore.calls import Status, open_unnoticed, read_each
 from kstore.digest import digest_of, digests_of
 from kstore.files import READ, read_all
@@ -25,7 +25,8 @@ _SECTION_COUNTS = struct.Struct("<HH")
 _WRITING_TIME = 3600.0
 _BATCH = 1 << 20
 """Bytes of files that are read in one go: with fewer, two threads would wait for each other's turn too often."""
-
+_COUNT = 256
+"""Files however small they are: nothing is done with the first of them before the last is read."""
 _TOO_LARGE = Status(errno.EFBIG, 0, 0, 0, 0, 0)
 
 Item = TypeVar("Item")
@@ -46,7 +47,7 @@ class Batch(NamedTuple, Generic[Item]):
     items: Sequence[Item]
     """What each stands for."""
     contents: Sequence[bytes]
-    """As long as nobody changed it; nothing of one whose status has an error."""
+    """Of each, read while nobody changed it; nothing of one whose status has an error."""
     statuses: Sequence[Status]
     digests: Sequence[bytes]
     """Of the contents."""
@@ -88,7 +89,7 @@ def read_in_batches(
     `read_finished` is to read, or says what is wrong with, what has an error: a large one, or one that has changed.
     While one batch is made use of, a thread reads the next one.
     """
-    return map_ahead(partial(_read_batch, paths_of), batches(files, _BATCH, MAX_COUNT))
+    return map_ahead(partial(_read_batch, paths_of), batches(files, _BATCH, _COUNT))
 
 
 def _read_batch(paths_of: Callable[[Sequence[Item]], Sequence[str]], batch: list[tuple[Item, int]]) -> Batch[Item]:

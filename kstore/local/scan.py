@@ -185,8 +185,8 @@ class _Walk:
         found = KnownFolder(status.mtime_ns, status.ctime_ns, tuple(folders), tuple(files))
         listed = Listed(place, found, into)
         self._listed.append(listed)
-        for name, (status, kind) in files.items():
-            self._file(listed, name, status, kind)
+        for name, file in files.items():
+            self._file(listed, name, *file)
         if folders:
             self._folders([place.sub(name) for name in folders], into, list(folders.values()))
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from kstore.batches import MAX_COUNT
 from kstore.calls import Status, read_each
 from kstore.digest import digest_of
 from kstore.local import finished
@@ -101,10 +100,10 @@ def test_any_number_of_empty_files_is_read_some_at_a_time(tmp_path: Path, monkey
 
     (tmp_path / "empty").touch()
     monkeypatch.setattr(finished, "read_each", read)
-    many = 2 * MAX_COUNT + 1
+    many = 2 * finished._COUNT + 1
     batches = read_in_batches([("empty", 0)] * many, lambda names: [str(tmp_path / name) for name in names])
     assert not any(status.error for batch in batches for status in batch.statuses)
-    assert counts == [MAX_COUNT, MAX_COUNT, 1]
+    assert counts == [finished._COUNT, finished._COUNT, 1]
 
 
 def test_a_lock_that_nobody_holds_or_that_is_missing_is_free(tmp_path: Path) -> None:
