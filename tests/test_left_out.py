@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from kstore.local import scan
+from kstore.local.finished import Content, read_finished
 from kstore.local.move import Mover
 from kstore.local.place import Placer
 from kstore.report import CommitStatus
@@ -214,14 +214,14 @@ def leave(kernel: Path, ahead: float) -> None:
 def test_a_file_that_does_not_fit_in_memory_costs_itself(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     dump = node.tree.put("inductor/ab/dump.bin", b"of four terabytes")
     node.tree.wrapper()
-    read_artifact = scan.read_artifact
 
-    def read(component: object, folder: str, relative: str, *arguments: object) -> object:
-        if dump.endswith(relative):
+    def read(path: str) -> Content:
+        if path.endswith(dump):
             raise MemoryError
-        return read_artifact(component, folder, relative, *arguments)  # type: ignore[arg-type]
+        return read_finished(path)
 
-    monkeypatch.setattr(scan, "read_artifact", read)
+    monkeypatch.setattr("kstore.local.artifact.read_finished", read)
+    monkeypatch.setattr("kstore.local.finished._BATCH", 0)  # each by itself
     report = node.commit()
     assert (report.status, report.new_files) == (CommitStatus.COMMITTED, 1)
     assert report.skipped == ((dump, "it does not fit in memory"),)
