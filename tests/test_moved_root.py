@@ -74,7 +74,8 @@ def test_nothing_else_is_written_and_nothing_a_second_time(node: Node) -> None:
 
 
 def test_a_commit_that_comes_first_hides_nothing(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kstore.local.scan.is_settled", lambda *_: True)
+    for module in ("scan", "found"):
+        monkeypatch.setattr(f"kstore.local.{module}.is_settled", lambda *_: True)
     node.commit()
     node.restore()
     assert all(path.is_relative_to(node.tree.root / "triton") for path in listed(node.tree.root))
