@@ -21,6 +21,7 @@ from kstore.digest import digest_of
 from kstore.files import write_files
 from kstore.folders import make_folders
 from kstore.published.manifest import Entry, Files, pack_entries
+from tests.trees import without_nameless
 
 Way = Callable[[list[str], list[str], Iterable[Look]], memoryview]
 
@@ -239,11 +240,11 @@ def test_files_of_known_sizes_are_read(tmp_path: Path) -> None:
     for path, data in zip(paths, contents, strict=True):
         Path(path).write_bytes(data)
         os.utime(path, ns=(1, 5))
-    read = list(calls.read_each(paths, [*map(len, contents)]))
-    assert [data for data, _ in read] == contents
-    assert [status for _, status in read] == [Status.of(os.stat(path)) for path in paths]
+    read, statuses = calls.read_each(paths, [*map(len, contents)])
+    assert read == contents
+    assert statuses == [Status.of(os.stat(path)) for path in paths]
     assert {os.stat(path).st_atime_ns for path in paths} == {1}  # unnoticed
-    assert list(calls.read_each([], [])) == []
+    assert calls.read_each([], []) == ([], [])
 
 
 def test_a_file_that_is_not_as_expected_has_an_error_instead(tmp_path: Path) -> None:
@@ -252,12 +253,12 @@ def test_a_file_that_is_not_as_expected_has_an_error_instead(tmp_path: Path) -> 
     os.mkfifo(tmp_path / "pipe")
     names = {"there": 5, "link": 5, "pipe": 0, "gone": 1, ".": 4096}
     paths = [str(tmp_path / name) for name in names]
-    read = list(calls.read_each(paths, [*names.values()]))
-    whole, link, pipe, gone, folder = (status.error for _, status in read)
-    assert [data for data, _ in read] == [b"there", b"", b"", b"", b""]
+    contents, statuses = calls.read_each(paths, [*names.values()])
+    whole, link, pipe, gone, folder = (status.error for status in statuses)
+    assert contents == [b"there", b"", b"", b"", b""]
     assert (whole, link, gone) == (0, errno.ELOOP, errno.ENOENT)
     assert pipe and folder
-    assert [status.error for _, status in calls.read_each([there] * 3, [4, 6, 0])] == [errno.EAGAIN] * 3
+    assert [status.error for status in calls.read_each([there] * 3, [4, 6, 0])[1]] == [errno.EAGAIN] * 3
 
 
 def test_a_file_that_changes_while_it_is_read_is_not_taken(tmp_path: Path) -> None:
@@ -276,7 +277,7 @@ def test_a_file_that_changes_while_it_is_read_is_not_taken(tmp_path: Path) -> No
         writer = threading.Thread(target=write)
         writer.start()
         try:
-            errors = (status.error for _ in range(10_000) for _, status in calls.read_each([str(path)], [1 << 20]))
+            errors = (status.error for _ in range(10_000) for status in calls.read_each([str(path)], [1 << 20])[1])
             assert errno.EAGAIN in errors
         finally:
             done.set()
@@ -298,7 +299,7 @@ def test_a_time_beyond_64_bits_of_nanoseconds_is_the_last_of_them(tmp_path: Path
     os.utime(path, (0, 13_569_465_600))
     if os.stat(path).st_mtime != 13_569_465_600:
         pytest.skip("this filesystem has no times of the year 2400")
-    (status,), ((_, read),) = calls.stat_each([path]), calls.read_each([path], [1])
+    (status,), (_, (read,)) = calls.stat_each([path]), calls.read_each([path], [1])
     assert status == read == Status.of(os.stat(path))
     assert status.mtime_ns == (1 << 63) - 1
 
@@ -361,10 +362,8 @@ def needs_nameless(folder: Path) -> None:
     if calls._calls is plain:
         assert calls.publish_first("/", []) == (memoryview(b"").cast("i"), errno.EOPNOTSUPP)
         pytest.skip("plain.py makes no files without a name")
-    try:
-        os.close(os.open(folder, os.O_TMPFILE | os.O_WRONLY))
-    except OSError as error:
-        pytest.skip(f"the filesystem of {folder} has no files without a name: {error.strerror}")
+    if reason := without_nameless(folder):
+        pytest.skip(reason)
 
 
 def test_what_is_published_is_there_with_all_that_it_has(tmp_path: Path) -> None:
@@ -473,7 +472,7 @@ def test_what_are_no_paths_is_refused(wrong: list[str]) -> None:
     with pytest.raises((TypeError, ValueError)):
         calls.mkdir_each(wrong)
     with pytest.raises((TypeError, ValueError)):
-        list(calls.read_each(wrong, [1, 1]))
+        calls.read_each(wrong, [1, 1])
 
 
 @pytest.mark.parametrize("sizes", [[1], ["1", 1], None])

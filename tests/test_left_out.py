@@ -12,11 +12,10 @@ from typing import Any
 
 import pytest
 
-from kstore.local.finished import Content, read_finished
 from kstore.local.move import Mover
 from kstore.local.place import Placer
 from kstore.report import CommitStatus
-from tests.trees import HOUR, Node
+from tests.trees import HOUR, Node, failing_to_read
 
 
 def without_its_list(folder: Path) -> None:
@@ -214,14 +213,7 @@ def leave(kernel: Path, ahead: float) -> None:
 def test_a_file_that_does_not_fit_in_memory_costs_itself(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     dump = node.tree.put("inductor/ab/dump.bin", b"of four terabytes")
     node.tree.wrapper()
-
-    def read(path: str) -> Content:
-        if path.endswith(dump):
-            raise MemoryError
-        return read_finished(path)
-
-    monkeypatch.setattr("kstore.local.artifact.read_finished", read)
-    monkeypatch.setattr("kstore.local.finished._BATCH", 0)  # each by itself
+    failing_to_read(monkeypatch, dump, MemoryError())
     report = node.commit()
     assert (report.status, report.new_files) == (CommitStatus.COMMITTED, 1)
     assert report.skipped == ((dump, "it does not fit in memory"),)

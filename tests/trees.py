@@ -18,7 +18,7 @@ import pytest
 from kstore.components import load_table
 from kstore.local import unread
 from kstore.local.cacheroot import CacheRoot
-from kstore.local.finished import Batch, read_in_batches
+from kstore.local.finished import Batch, Content, read_finished, read_in_batches
 from kstore.local.found import Scan
 from kstore.local.index import Index
 from kstore.local.scan import scan
@@ -147,6 +147,27 @@ def before_each_read(monkeypatch: pytest.MonkeyPatch, happens: Callable[[str], o
             yield from read_in_batches([(file, size)], paths_of)
 
     monkeypatch.setattr(unread, "read_in_batches", read_one_by_one)
+
+
+def failing_to_read(monkeypatch: pytest.MonkeyPatch, part: str, error: Exception) -> None:
+    """A scan reads each file by itself, and fails so with those whose path has that part."""
+
+    def read(path: str) -> Content:
+        if part in path:
+            raise error
+        return read_finished(path)
+
+    monkeypatch.setattr("kstore.local.artifact.read_finished", read)
+    monkeypatch.setattr("kstore.local.finished._BATCH", 0)
+
+
+def without_nameless(folder: Path) -> str:
+    """Why there are no files without a name (O_TMPFILE) in a folder; empty if there are."""
+    try:
+        os.close(os.open(folder, os.O_TMPFILE | os.O_WRONLY))
+    except OSError as error:
+        return f"the filesystem of {folder} has no files without a name: {error.strerror}"
+    return ""
 
 
 def contents(folder: Path) -> dict[str, bytes]:

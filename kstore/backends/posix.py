@@ -66,8 +66,8 @@ class PosixBackend:
 
     def get_many(self, wanted: Sequence[tuple[str, int]]) -> list[bytes | None]:
         """All bytes of many small objects, by their names and sizes in bytes; None where `get` is to be asked."""
-        read = read_each([self.path(name) for name, _ in wanted], [size for _, size in wanted])
-        return [None if status.error else data for data, status in read]
+        contents, statuses = read_each([self.path(name) for name, _ in wanted], [size for _, size in wanted])
+        return [None if status.error else data for data, status in zip(contents, statuses, strict=True)]
 
     def open(self, name: str) -> OpenedFile:
         """An object of which parts are to be read."""

@@ -167,14 +167,14 @@ def list_each(folders: Sequence[str]) -> list[Listing]:
     return list(starmap(Listing, _calls.list_each(folders)))
 
 
-def read_each(paths: Sequence[str], sizes: Sequence[int]) -> Iterator[tuple[bytes, Status]]:
-    """The bytes of each file, of which the size is known, and its status: that says why there are none.
+def read_each(paths: Sequence[str], sizes: Sequence[int]) -> tuple[list[bytes], list[Status]]:
+    """The bytes of each file, of which the size is known, and the status of each: that says why there are none.
 
     EAGAIN is the error of one that has another size, is changed while it is read, or is no regular file. Only links
     are not followed, and nobody waits for the writer of a pipe.
     """
     contents, statuses = _calls.read_each(paths, sizes)
-    return zip(contents, _statuses(statuses), strict=True)
+    return contents, [*_statuses(statuses)]
 
 
 def _statuses(data: bytes | memoryview) -> Iterator[Status]:

@@ -25,13 +25,12 @@ _NAMED_RULES = ("merge", "relocate", "lock")
 _UNSAID = {"complete": ("*",)}
 # Plain ints: an operation on an enum costs a microsecond, and a tree has ten thousand files.
 _LINK = int(Flag.LINK)
-_HOST, _RELOCATE = int(Flag.HOST), int(Flag.RELOCATE)
 _MUTABLE, _LOCK, _UNUSUAL = 1 << 16, 1 << 17, 1 << 18
 """Beside those of manifests."""
 _OWN = _MUTABLE | _LOCK | _UNUSUAL
 _FLAGS = (
-    ("immutable", _LINK), ("host_bound", _HOST), ("mtime", int(Flag.MTIME)), ("merge", int(Flag.MERGE)),
-    ("relocate", _RELOCATE), ("mutable", _MUTABLE), ("lock", _LOCK),
+    ("immutable", _LINK), ("host_bound", int(Flag.HOST)), ("mtime", int(Flag.MTIME)), ("merge", int(Flag.MERGE)),
+    ("relocate", int(Flag.RELOCATE)), ("mutable", _MUTABLE), ("lock", _LOCK),
     ("ignore", _UNUSUAL), ("busy", _UNUSUAL),
 )  # fmt: skip
 _ANY_FOLDERS = r"(?>(?:.*/(?=[^/]+/?\Z))?)"
@@ -56,8 +55,6 @@ class Kind(NamedTuple):
     """Whether its writer holds a lock."""
     is_unusual: bool
     """Whether it is ignored, or shows that a group is being written."""
-    is_plain: bool
-    """Whether its writer holds no lock, no host is bound to it, and it holds no paths."""
 
 
 class Patterns:
@@ -137,8 +134,7 @@ class Kinds:
             flags |= flag if group is not None else 0
         if flags & (_NEVER_LINKED | _MUTABLE):
             flags &= ~_LINK
-        is_plain = not flags & (_LOCK | _HOST | _RELOCATE)
-        return Kind(flags & ~_OWN, depth + 1 if unit else 0, bool(flags & _LOCK), bool(flags & _UNUSUAL), is_plain)
+        return Kind(flags & ~_OWN, depth + 1 if unit else 0, bool(flags & _LOCK), bool(flags & _UNUSUAL))
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,7 @@ def read_artifact(
 
 def is_plain(kind: Kind, data: bytes, status: Status) -> bool:
     """Whether a file is for `read_artifact` what was read of it: there is nothing to look at, and nothing to change."""
-    return kind.is_plain and bool(data) and not status.error
+    return bool(data) and not (status.error or kind.has_lock or kind.flags & (_HOST | _RELOCATE))
 
 
 def known_of(

@@ -94,9 +94,9 @@ def read_in_batches(
 
 def _read_batch(paths_of: Callable[[Sequence[Item]], Sequence[str]], batch: list[tuple[Item, int]]) -> Batch[Item]:
     items, sizes = zip(*batch, strict=True)
-    if sum(sizes) > _BATCH:
-        return Batch(items, [b""] * len(items), [_TOO_LARGE] * len(items), [b""] * len(items))
-    contents, statuses = zip(*read_each(paths_of(items), sizes), strict=True)
+    if sum(sizes) > _BATCH:  # It is one by itself.
+        return Batch(items, [b""], [_TOO_LARGE], [b""])
+    contents, statuses = read_each(paths_of(items), sizes)
     return Batch(items, contents, statuses, digests_of(contents))
 
 

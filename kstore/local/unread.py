@@ -72,7 +72,7 @@ class Reader:
         if all(are_plain):
             return batch
         rows = zip(are_plain, zip(*batch, strict=True), strict=True)
-        left = [*filter(None, (row if is_plain else self._read_alone(*row) for is_plain, row in rows))]
+        left = [*filter(None, (row if plain else self._read_alone(*row) for plain, row in rows))]
         return Batch(*zip(*left, strict=True)) if left else Batch((), (), (), ())
 
     def _read_alone(self, file: Unread, data: bytes, status: Status, digest: bytes) -> _Row | None:

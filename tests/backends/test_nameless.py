@@ -15,16 +15,15 @@ from kstore.backends import NewObject, PosixBackend, StagingLost, posix
 from kstore.calls import NewFile, native
 from kstore.threads import Pool
 from tests.backends.conformance import BackendConformance
+from tests.trees import without_nameless
 
-PublishFirst = Callable[[str, Sequence[NewFile]], tuple[memoryview, int]]
+PublishFiles = Callable[[str, Sequence[NewFile]], tuple[memoryview, int]]
 
 
 @pytest.fixture(autouse=True)
 def compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    try:
-        os.close(os.open(tmp_path, os.O_TMPFILE | os.O_WRONLY))
-    except OSError as error:
-        pytest.skip(f"the filesystem of {tmp_path} has no files without a name: {error.strerror}")
+    if reason := without_nameless(tmp_path):
+        pytest.skip(reason)
     monkeypatch.setattr(calls, "_calls", native)
 
 
@@ -55,16 +54,16 @@ def refuse(*_: object) -> None:
     raise AssertionError("it is given a name")
 
 
-def answering(code: int, after: int = 0) -> tuple[list[int], PublishFirst]:
+def answering(code: int, after: int = 0) -> tuple[list[int], PublishFiles]:
     """Fails with that error number after some files; says how many it was asked for each time."""
     asked = list[int]()
 
-    def publish_first(folder: str, files: Sequence[NewFile]) -> tuple[memoryview, int]:
+    def publish_files(folder: str, files: Sequence[NewFile]) -> tuple[memoryview, int]:
         asked.append(len(files))
         answers, _ = calls.publish_first(folder, files[:after])
         return answers, code
 
-    return asked, publish_first
+    return asked, publish_files
 
 
 def test_nothing_in_tmp_has_a_name_be_the_store_new_or_not(
@@ -102,8 +101,8 @@ def test_threads_that_have_few_descriptors_wait_for_each_other(backend: PosixBac
 def test_a_filesystem_without_such_files_is_asked_once(
     backend: PosixBackend, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
-    asked, publish_first = answering(code)
-    monkeypatch.setattr(posix, "publish_files", publish_first)
+    asked, publish_files = answering(code)
+    monkeypatch.setattr(posix, "publish_files", publish_files)
     for folder in ("a", "b"):
         assert backend.put_many(some(f"{folder}/one", f"{folder}/two")) == [True, True]
     assert stored(backend, "a/one", "a/two", "b/one", "b/two")
@@ -114,9 +113,9 @@ def test_a_filesystem_without_such_files_is_asked_once(
 def test_what_cannot_be_made_so_is_staged_under_a_name(
     backend: PosixBackend, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
-    asked, publish_first = answering(code, after=1)
+    asked, publish_files = answering(code, after=1)
     backend.put_many(some("two"))
-    monkeypatch.setattr(posix, "publish_files", publish_first)
+    monkeypatch.setattr(posix, "publish_files", publish_files)
     assert backend.put_many(some("one", "two", "three")) == [True, False, True]
     assert backend.put_many(some("four", "five")) == [True, True]
     assert stored(backend, "one", "two", "three", "four", "five")
@@ -127,9 +126,9 @@ def test_trouble_with_both_is_an_error(backend: PosixBackend, monkeypatch: pytes
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    _, publish_first = answering(errno.ENOSPC, after=1)
+    _, publish_files = answering(errno.ENOSPC, after=1)
     backend.put_if_absent("other", b"")
-    monkeypatch.setattr(posix, "publish_files", publish_first)
+    monkeypatch.setattr(posix, "publish_files", publish_files)
     monkeypatch.setattr(posix, "write_files", full)
     with pytest.raises(OSError, match="No space left"):
         backend.put_many(some("one", "two"))

@@ -6,7 +6,7 @@ import ast
 import os
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -225,7 +225,7 @@ def test_a_list_is_never_published_without_what_it_lists(tmp_path: Path, monkeyp
     node = Node(tmp_path)
     start(node, "listed", SMALL)
 
-    def compiling_meanwhile(paths: Sequence[str], sizes: Sequence[int]) -> Iterator[tuple[bytes, Status]]:
+    def compiling_meanwhile(paths: Sequence[str], sizes: Sequence[int]) -> tuple[list[bytes], list[Status]]:
         """vLLM compiles one more shape after the folder was listed and before its list is read."""
         if any(path.endswith(LIST) for path in paths):
             time.sleep(0.02)  # the clock of file times ticks slowly

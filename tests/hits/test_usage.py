@@ -17,9 +17,9 @@ from kstore.errors import WaitTimeout
 from kstore.hits import Usage, UsageReport, unknowable, usage_of
 from kstore.hits.counters import Counters
 from kstore.hits.evidence import CHANGED_IN_PLACE, NO_ACCESS_TIMES, READ_BEFORE
-from kstore.local.finished import Content, Unfinished, read_finished
+from kstore.local.finished import Unfinished, read_finished
 from kstore.report import CommitReport, CommitStatus, RestoreReport, RestoreStatus
-from tests.trees import KEY, Node, shared_object
+from tests.trees import KEY, Node, failing_to_read, shared_object
 
 pytestmark = pytest.mark.usefixtures("host")
 
@@ -244,14 +244,7 @@ def test_what_an_earlier_run_left_unfinished_is_not_new(published: Path) -> None
 
 def test_what_no_compiler_builds_is_not_unfinished(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pipe of a job's, and what it is just writing of its shapes."""
-
-    def read(path: str) -> Content:
-        if "/dynamo/" in path:
-            raise Unfinished("it changed while it was read")
-        return read_finished(path)
-
-    monkeypatch.setattr("kstore.local.artifact.read_finished", read)
-    monkeypatch.setattr("kstore.local.finished._BATCH", 0)  # each by itself
+    failing_to_read(monkeypatch, "/dynamo/", Unfinished("it changed while it was read"))
     read_all(node)
     os.mkfifo(node.tree.root / "inductor" / "pipe")
     node.tree.put("inductor/dynamo/code_state_job2_0_default.pkl", b"learnt")

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -94,7 +94,7 @@ def test_many_files_are_read_in_order(tmp_path: Path, large: int) -> None:
 def test_any_number_of_empty_files_is_read_some_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counts = []
 
-    def read(paths: Sequence[str], sizes: Sequence[int]) -> Iterator[tuple[bytes, Status]]:
+    def read(paths: Sequence[str], sizes: Sequence[int]) -> tuple[list[bytes], list[Status]]:
         counts.append(len(paths))
         return read_each(paths, sizes)
 
