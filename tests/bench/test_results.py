@@ -117,3 +117,11 @@ def test_the_readme_has_the_figures_that_were_measured(readme: Path) -> None:
     readme.write_text(README.read_text())
     report.update_readme(readme, report.read(PAGE / "results.json").values())
     assert readme.read_text() == README.read_text()
+
+
+def test_what_was_measured_with_a_gpu_has_a_page_of_its_own(tmp_path: Path) -> None:
+    report.write(tmp_path / "nvidia-h100-sm90", [table([2], [1], 1)], "nvidia-h100-sm90")
+    report.write(tmp_path, [])
+    assert (tmp_path / "nvidia-h100-sm90/index.md").read_text().startswith("# Benchmarks on nvidia-h100-sm90\n")
+    page = (tmp_path / "index.md").read_text()
+    assert page.startswith("# Benchmarks\n") and "[nvidia-h100-sm90](nvidia-h100-sm90/index.md)" in page

@@ -3,7 +3,8 @@
     python -m tools.bench [--only NAME...] [--quick] [--rounds N] [--out DIR] [--work DIR] [--corpus DIR]
 
 Writes OUT/index.md, OUT/results.json and a plot for each table, after every table: what was measured stays if it is
-interrupted, and `--only` replaces single tables. README.md gets a row of each that compares kstore with others.
+interrupted, and `--only` replaces single tables. README.md gets a row of each that compares kstore with others. On a
+machine with a GPU all of it is of that GPU: it goes into a folder of its name, and README.md is left as it is.
 
 As root it makes filesystems of its own and drops the page cache; what cannot be had is skipped, and the report says
 why. The corpus is built if it is not there, which takes minutes; KSTORE_CORPUS names another folder for it.
@@ -19,8 +20,10 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
+from kstore.environment import gpu_slug
 from tools.bench import places, report
 from tools.bench.measures import MEASURES
+from tools.bench.places import Absent
 from tools.bench.race import Bench, tell
 from tools.bench.results import Table
 from tools.bench.trees import QUICK, Sizes, Trees
@@ -38,19 +41,25 @@ def main() -> None:
     options = _options()
     sizes = QUICK if options.quick else Sizes()
     rounds = options.rounds or (1 if options.quick else 5)
+    gpu = gpu_slug() if gpu_slug().startswith("nvidia-") else ""
+    if options.out is None:
+        options.out = Path(tempfile.mkdtemp(prefix="kstore-quick-")) if options.quick else PAGE / gpu
     tables = report.read(options.out / "results.json")
     failed = []
     for name in options.only or MEASURES:
         tell(f"{name} …")
         try:
             tables[name] = _measure(name, options, sizes, rounds)
+        except Absent as error:
+            tell(f"{name} cannot be measured here: {error}")
+            continue
         except Exception as error:
             what = f"{type(error).__name__}: {error}"  # with the file's name, which repr() leaves out
             tell(f"{name} failed: {what}")
             failed.append(f"{name} with {what}")
             continue
         found = [tables[each] for each in MEASURES if each in tables]
-        report.write(options.out, found)
+        report.write(options.out, found, gpu)
         if options.out == PAGE:
             report.update_readme(README, found)
         print(report.section(tables[name], ""))
@@ -82,14 +91,13 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", choices=MEASURES, metavar="NAME", help=", ".join(MEASURES))
     parser.add_argument("--quick", action="store_true", help="small sizes, one round: whether it runs, not how fast")
     parser.add_argument("--rounds", type=int, help="5; with --quick 1")
-    parser.add_argument("--out", type=Path, help=f"where to write; by default {PAGE}, with --quick a new folder")
+    where = f"by default {PAGE} or, with a GPU, its folder there; with --quick a new folder"
+    parser.add_argument("--out", type=Path, help=f"where to write; {where}")
     parser.add_argument("--work", type=Path, help="where filesystems and trees are made, itself too; needs 30 GB")
     parser.add_argument("--corpus", type=Path, help="a tree to take as it is, instead of a corpus that is built")
     options = parser.parse_args()
     if options.work:
         options.work.mkdir(parents=True, exist_ok=True)
-    if options.out is None:
-        options.out = Path(tempfile.mkdtemp(prefix="kstore-quick-")) if options.quick else PAGE
     return options
 
 

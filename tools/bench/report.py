@@ -14,8 +14,6 @@ from tools.bench import plots
 from tools.bench.results import Claim, Table, Unit, Verdict, from_json, quantity
 
 _INTRODUCTION = """\
-# Benchmarks
-
 `python -m tools.bench` measures kstore against what people use instead, on real artifacts of Inductor and Triton, and
 writes this page, [results.json](results.json) with every sample, and the plots. `--only NAME` measures one table anew.
 
@@ -55,19 +53,27 @@ def read(path: Path) -> dict[str, Table]:
     return {content["name"]: from_json(content) for content in json.loads(path.read_text())["tables"]}
 
 
-def write(folder: Path, tables: Iterable[Table]) -> None:
-    """The page, the JSON and the plots."""
+def write(folder: Path, tables: Iterable[Table], gpu: str = "") -> None:
+    """The page, the JSON and the plots. Those of a machine with a GPU are in a folder below the others'."""
     folder.mkdir(parents=True, exist_ok=True)
     found = list(tables)
     content = {"schema": 1, "tables": [table.as_json() for table in found]}
     (folder / "results.json").write_text(json.dumps(content, indent=1) + "\n")
     drawn, why_not = plots.draw(folder, found)
-    (folder / "index.md").write_text(page(found, drawn, why_not))
+    (folder / "index.md").write_text("\n".join([*_head(folder, gpu), page(found, drawn, why_not)]))
+
+
+def _head(folder: Path, gpu: str) -> Iterator[str]:
+    yield f"# Benchmarks on {gpu}\n" if gpu else "# Benchmarks\n"
+    yield _INTRODUCTION
+    others = ", ".join(f"[{each.name}]({each.name}/index.md)" for each in sorted(folder.glob("*/")))
+    if others:
+        yield f"With a GPU: {others}.\n"
 
 
 def page(tables: list[Table], drawn: dict[str, str], why_not: str) -> str:
-    """All of it."""
-    parts = [_INTRODUCTION, "## What is aimed at\n", summary(tables)]
+    """All that was found."""
+    parts = ["## What is aimed at\n", summary(tables)]
     if why_not:
         parts.append(f"No plots: {why_not}.\n")
     parts += [section(table, drawn.get(table.name, "")) for table in tables]

@@ -11,6 +11,7 @@ SPEC is JSON: `way`, one of `WAYS`; `folders`, what that one needs; `steps`. A s
     ["barrier", READY, START]      make the file READY, and wait for START
     ["megacache", "load", FILE]    torch's own way, with one file; or "save"
     ["models", NAME...]            compile and run models of tests/programs/compile_models.py
+    ["cuda", MODE, PART...]        compile and run parts of tests/programs/compile_cuda.py
     ["command", WORD...]           a command of kstore, in this process
 
 The last line on stdout is JSON: `steps`, a list of {"verb", "seconds", "status"}; `peak`, the most bytes that
@@ -33,6 +34,7 @@ from typing import Any
 
 PROGRAMS = Path(__file__).parents[2] / "tests/programs"
 KEY = "bench/model"
+NOTHING_COMPILED = "nothing compiled"
 _PATIENCE = 60
 """Seconds for a checkpoint."""
 
@@ -130,8 +132,8 @@ def _program(name: str) -> Any:
 def take(way: Any, verb: str, arguments: list[str]) -> tuple[float, str]:
     """Take one step: seconds and status."""
     work: Callable[[], object]
-    if verb in ("models", "megacache"):
-        _program("compile_models")  # Who compiles imports torch in any case.
+    if verb in _COMPILING:
+        _program(_COMPILING[verb])  # Who compiles imports torch in any case.
     if verb in ("fetch", "publish"):
         work = getattr(way, verb)
     elif verb == "watched":
@@ -171,15 +173,27 @@ def megacache(verb: str, file: str) -> str:
 
 
 def models(*names: str) -> str:
-    """Returns how many graphs were compiled."""
+    """Returns what was compiled."""
     programs = _program("compile_models")
     import torch
-    from torch._dynamo.utils import counters
 
     torch.set_num_threads(programs.THREADS)
     for name in names:
         programs.run(name)
-    return f"{counters['inductor']['fxgraph_cache_miss']} graphs compiled"
+    return _compiled()
+
+
+def cuda(mode: str, *parts: str) -> str:
+    """Likewise; what compile processes compile for a graph is not counted beside it."""
+    return _compiled(_program("compile_cuda").run(mode, parts).asked[False])
+
+
+def _compiled(kernels: int = 0) -> str:
+    from torch._dynamo.utils import counters
+
+    graphs = counters["inductor"]["fxgraph_cache_miss"]
+    counted = [f"{count} {what}" for count, what in ((graphs, "graphs"), (kernels, "kernels")) if count]
+    return f"{' and '.join(counted)} compiled" if counted else NOTHING_COMPILED
 
 
 def command(*words: str) -> str:
@@ -195,8 +209,10 @@ def command(*words: str) -> str:
 
 
 _OTHERS: dict[str, Callable[..., object]] = {
-    "copy": copy, "barrier": barrier, "megacache": megacache, "models": models, "command": command,
+    "copy": copy, "barrier": barrier, "megacache": megacache, "models": models, "cuda": cuda, "command": command,
 }  # fmt: skip
+_COMPILING = {"models": "compile_models", "megacache": "compile_models", "cuda": "compile_cuda"}
+"""Verb → the program that it runs."""
 
 
 def peak_bytes() -> int:

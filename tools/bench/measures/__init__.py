@@ -12,7 +12,7 @@ from tools.bench.measures.local import first_commit, nothing_new, restore_link, 
 from tools.bench.measures.migrating import b10, fal
 from tools.bench.measures.scale import grown, keys, memory
 from tools.bench.measures.sizes import bytes_model, bytes_releases, one_kernel
-from tools.bench.measures.start import start, start_gpt2
+from tools.bench.measures.start import start, start_cuda, start_gpt2
 from tools.bench.race import Bench
 from tools.bench.results import Table
 
@@ -33,6 +33,7 @@ MEASURES: dict[str, Callable[[Bench], Table]] = {
     "grown": grown,
     "start": start,
     "start-gpt2": start_gpt2,
+    "start-cuda": start_cuda,
     "live": live,
     "commands": commands,
     "fal": fal,

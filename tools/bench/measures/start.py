@@ -2,27 +2,44 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
+from kstore.environment import gpu_slug
 from tools.bench import processes
-from tools.bench.kstores import KstoreLoose, KstorePacked
+from tools.bench.kstores import Kstore, KstoreLoose, KstorePacked
 from tools.bench.peers import B10, Fal
-from tools.bench.places import Place
+from tools.bench.places import Absent, Place
 from tools.bench.processes import Spec, Told
 from tools.bench.race import Bench, note_missing, rotated, tell
 from tools.bench.results import Claim, Table, Unit
 from tools.bench.sharing import Program, present
+from tools.bench.worker import NOTHING_COMPILED
 
 _WHOLE, _CALL, _FETCH = "whole process", "compile and first call", "restore or load"
 _WARM, _COLD, _MEGA = "untouched warm folder", "cold", "mega-cache"
 _WAYS: list[type[Program]] = [KstoreLoose, KstorePacked, Fal, B10]
 
 
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What a worker compiles."""
+
+    step: list[str]
+    variables: Mapping[str, str]
+    roams: bool = False
+    """Whether kstore's workers have a cache root of their own each. All others find the path again at which it was
+    compiled: it may be compiled in.
+    """
+
+
 def start(bench: Bench) -> Table:
     """The models of tests/programs/compile_models.py, which compile C++ for this CPU: no GPU is needed."""
     table = Table("start", "A model's start")
-    _race(bench, table, bench.trees.models)
+    _race_models(bench, table, bench.trees.models)
     return table
 
 
@@ -31,17 +48,41 @@ def start_gpt2(bench: Bench) -> Table:
     table = Table("start-gpt2", "GPT-2's start")
     note_missing(bench, table)
     if "gpt2" in bench.trees.public:
-        _race(bench, table, ("gpt2",))
+        _race_models(bench, table, ("gpt2",))
     return table
 
 
-def _race(bench: Bench, table: Table, models: tuple[str, ...]) -> None:
+def start_cuda(bench: Bench) -> Table:
+    """A transformer and a user's Triton kernels, of tests/programs/compile_cuda.py. Raises Absent."""
+    if not (slug := gpu_slug()).startswith("nvidia-"):
+        raise Absent("there is no NVIDIA GPU")
+    table = Table("start-cuda", "A model's start on a GPU")
+    table.conditions += [
+        f"GPU: {slug}",
+        *(f"{package} {importlib.metadata.version(package)}" for package in ("torch", "triton")),
+        "two Triton kernels of a user's own, alone and in a graph, and then a block of a transformer",
+        'torch.compile(mode="max-autotune"), as many compile processes as torch chooses',
+        "each worker has a home folder of its own, and each of kstore's another cache root; page cache warm",
+    ]
+    _race(bench, table, _Job(["cuda", "max-autotune", "own-kernels", "transformer"], {}, roams=True))
+    table.note(
+        "Kernels that are called before any graph are in Triton's folder in the home folder; with kstore they are not."
+    )
+    return table
+
+
+def _race_models(bench: Bench, table: Table, models: tuple[str, ...]) -> None:
     table.conditions += [f"models: {', '.join(models)}", "torch.compile for the CPU, one compile process"]
     table.conditions.append("page cache warm; the precompiled headers, which torch keeps apart, are there")
+    _race(bench, table, _Job(["models", *models], {"TORCHINDUCTOR_COMPILE_THREADS": "1"}))
+    table.note("In a mega-cache are no C++ objects: what it holds is compiled to machine code again.")
+
+
+def _race(bench: Bench, table: Table, job: _Job) -> None:
     ways = [way for way in _WAYS if not way.absent()]
     table.notes += present(_WAYS)[1]
     with bench.place("local", table) as place:
-        starts = _Starts(place, models)
+        starts = _Starts(place, job)
         for way in ways:
             starts.build(way)
         starts.build_others()
@@ -53,66 +94,66 @@ def _race(bench: Bench, table: Table, models: tuple[str, ...]) -> None:
             table.add("bytes stored", column, size, Unit.BYTES)
     for ours in (KstoreLoose.name, KstorePacked.name):
         table.claims.append(Claim(_WHOLE, ours, 1.05, _WARM))
-    table.note("In a mega-cache are no C++ objects: what it holds is compiled to machine code again.")
 
 
 class _Starts:
-    """Folders that were compiled once, and starts from them. A path that is compiled in must be the same again."""
+    """Folders that were compiled once, and starts from them."""
 
-    def __init__(self, place: Place, models: tuple[str, ...]) -> None:
+    def __init__(self, place: Place, job: _Job) -> None:
         self.shared: dict[str, Program] = {}
         self._place = place
-        self._models = ["models", *models]
+        self._job = job
         self._file = place.local / "mega-cache"
         (place.local / "tmp").mkdir()
 
     def build(self, way: type[Program]) -> None:
         """Compile, and publish. The compiler's folder is moved away."""
         sharing = way(self._place, way.name.replace(" ", "-").replace(",", ""))
-        sharing_spec = self._spec(sharing, ["fetch"], self._models, ["publish"])
-        processes.run(sharing_spec)
+        processes.run(self._spec(sharing, "worker", ["fetch"], self._job.step, ["publish"]))
         sharing.local("worker").rename(sharing.local("builder"))
         self.shared[way.name] = sharing
 
     def build_others(self) -> None:
         """The folder that is not touched, and torch's own artifacts of the same processes."""
-        processes.run(self._plain("warm", self._models, ["megacache", "save", str(self._file)]))
+        processes.run(self._plain("warm", self._job.step, ["megacache", "save", str(self._file)]))
 
     def start(self, column: str, number: int) -> Told:
         """One start."""
         if column in self.shared:
             sharing = self.shared[column]
-            told = processes.run(self._spec(sharing, ["fetch"], self._models))
-            sharing.local("worker").rename(sharing.local(f"worker-{number}"))
-            shutil.rmtree(sharing.local(f"worker-{number}"))
+            worker = f"worker-{number}" if self._job.roams and isinstance(sharing, Kstore) else "worker"
+            told = processes.run(self._spec(sharing, worker, ["fetch"], self._job.step))
+            sharing.local(worker).rename(sharing.local(f"gone-{number}"))
+            shutil.rmtree(sharing.local(f"gone-{number}"))
             return told
         if column == _MEGA:
-            return processes.run(self._plain(f"mega-{number}", ["megacache", "load", str(self._file)], self._models))
-        return processes.run(self._plain("warm" if column == _WARM else f"cold-{number}", self._models))
+            return processes.run(self._plain(f"mega-{number}", ["megacache", "load", str(self._file)], self._job.step))
+        return processes.run(self._plain("warm" if column == _WARM else f"cold-{number}", self._job.step))
 
     def stored(self) -> dict[str, int]:
         """Bytes that are shared."""
         return {name: way.stored() for name, way in self.shared.items()} | {_MEGA: self._file.stat().st_size}
 
-    def _spec(self, sharing: Program, *steps: list[str]) -> Spec:
-        plain = sharing.spec("worker", 0, steps)
-        return Spec(plain.way, plain.folders, plain.steps, self._variables | dict(plain.variables))
+    def _spec(self, sharing: Program, worker: str, *steps: list[str]) -> Spec:
+        plain = sharing.spec(worker, 0, steps)
+        return Spec(plain.way, plain.folders, plain.steps, self._at(sharing.local(worker)) | dict(plain.variables))
 
-    def _plain(self, folder: str, *steps: list[str]) -> Spec:
-        return Spec("none", {}, steps, self._variables | {"TORCHINDUCTOR_CACHE_DIR": str(self._place.local / folder)})
+    def _plain(self, worker: str, *steps: list[str]) -> Spec:
+        folder = self._place.local / worker
+        return Spec("none", {}, steps, self._at(folder) | {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")})
 
-    @property
-    def _variables(self) -> dict[str, str]:
-        return {"TORCHINDUCTOR_COMPILE_THREADS": "1", "TMPDIR": str(Path(self._place.local, "tmp"))}
+    def _at(self, folder: Path) -> dict[str, str]:
+        """The variables of a worker with that folder."""
+        home = folder / "home"
+        home.mkdir(parents=True, exist_ok=True)
+        return {"TMPDIR": str(self._place.local / "tmp"), "HOME": str(home), **self._job.variables}
 
 
 def _add(table: Table, column: str, told: Told) -> None:
     table.add(_WHOLE, column, told.wall, Unit.SECONDS)
     table.add(f"{_WHOLE}: processor", column, told.processor, Unit.SECONDS)
-    fetched = [step.seconds for step in told.steps if step.verb != "models"]
-    if fetched:
-        table.add(_FETCH, column, fetched[0], Unit.SECONDS)
+    for fetched in told.steps[:-1]:
+        table.add(_FETCH, column, fetched.seconds, Unit.SECONDS)
     table.add(_CALL, column, told.last.seconds, Unit.SECONDS)
-    missed = told.last.status != "0 graphs compiled"
-    if missed != (column == _COLD):
+    if (told.last.status == NOTHING_COMPILED) == (column == _COLD):
         table.note(f"{column}: {told.last.status}.")
