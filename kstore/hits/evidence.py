@@ -40,8 +40,10 @@ _COUNTED = "inductor"
 """The component that torch's counters are about."""
 _PATIENCE = 10.0
 """Seconds: a report is not worth more of a job's time, where somebody else holds the cache root."""
-_PERSONAL = "inductor/dynamo/code_state_"
-"""What one job has learnt of its shapes (`torch._dynamo.pgo`), under a name of its own: it is compiled by nobody."""
+_PERSONAL = ("inductor/dynamo/code_state_", "cuda/")
+"""What every process may write under names of its own, whatever was restored: what one job has learnt of its shapes
+(`torch._dynamo.pgo`), and what libraries hand the CUDA driver, seen with torch 2.11 on an H100.
+"""
 NOTHING_RESTORED = "nothing was restored into this cache root"
 NO_ACCESS_TIMES = "the filesystem of the cache root notes no access times"
 READ_BEFORE = "some of what was restored had been read before"

@@ -283,8 +283,9 @@ def test_another_workers_links_make_nothing_new(published: Path) -> None:
     assert usage(node).components == {}
 
 
-def test_a_components_file_that_every_job_writes_anew_is_not_compiled(node: Node) -> None:
-    node.tree.put("inductor/dynamo/code_state_job2_0_default.pkl", b"learnt")
+@pytest.mark.parametrize("path", ["inductor/dynamo/code_state_job2_0_default.pkl", "cuda/3/7/4cf0818fcafde6"])
+def test_a_components_file_that_every_job_writes_anew_is_not_compiled(node: Node, path: str) -> None:
+    node.tree.put(path, b"learnt")
 
     assert usage(node).missed == 0
 
