@@ -82,12 +82,12 @@ class Intake:
         self.writer = None
         self.written = set()
 
-    def offer(self, blobs: Sequence[tuple[bytes, bytes]]) -> None:
-        """Take some blobs, given with their digests."""
+    def offer(self, blobs: Sequence[tuple[bytes, bytes]], expected: int) -> None:
+        """Take some blobs, given with their digests. All that are offered have about so many bytes."""
         try:
             if self._may_be_first and blobs:
                 self._may_be_first = False
-                self._begin()
+                self._begin(expected)
             if self.writer:
                 self._write(self.writer, blobs)
                 return
@@ -110,7 +110,7 @@ class Intake:
             self.writer.settle()
             self.written -= self.writer.found
 
-    def _begin(self) -> None:
+    def _begin(self, expected: int) -> None:
         """If it is the first."""
         storage = self._worker.storage
         if newest_ref(storage, self._worker.scope) is not None:
@@ -127,7 +127,7 @@ class Intake:
             if has_lists(storage.backend):  # Of the names on them none may be taken, and there may be millions.
                 return
         self._worker.progress.total = 0
-        self.writer = self._open.enter_context(storage.blobs.writer(self.layout, asks=True))
+        self.writer = self._open.enter_context(storage.blobs.writer(self.layout, asks=True, expected=expected))
 
     def _write(self, writer: BlobWriter, blobs: Sequence[tuple[bytes, bytes]]) -> None:
         for digest, data in blobs:

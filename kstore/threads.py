@@ -50,13 +50,15 @@ class Pool(Executor):
             self._threads.pop().join()
 
 
-def map_ahead(function: Callable[[Item], Answer], items: Iterable[Item]) -> Iterator[Answer]:
-    """What `function` answers for each item, in order. While one answer is made use of, a thread finds the next."""
+def map_ahead(function: Callable[[Item], Answer], items: Iterable[Item], ahead: int = 1) -> Iterator[Answer]:
+    """What `function` answers for each item, in order. While one answer is made use of, a thread finds the next; at
+    most so many are held that lie `ahead`.
+    """
     with Pool(1) as thread:
         asked: deque[Future[Answer]] = deque()
         for item in items:
             asked.append(submit(thread, function, item))
-            if len(asked) > 1:
+            if len(asked) > ahead:
                 yield asked.popleft().result()
         while asked:
             yield asked.popleft().result()

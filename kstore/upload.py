@@ -219,7 +219,8 @@ class Uploader:
         with ExitStack() as stack:
             writer = begun.writer if begun else None
             if writer is None:
-                writer = stack.enter_context(self._storage.blobs.writer(self.layout or Layout.PACKED))
+                open_writer, expected = self._storage.blobs.writer, sum(wanted.values())
+                writer = stack.enter_context(open_writer(self.layout or Layout.PACKED, expected=expected))
             spare = stack.enter_context(self._storage.blobs.writer(Layout.PACKED))
             refused = put(writer, fresh)
             if taken:

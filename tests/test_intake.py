@@ -243,3 +243,17 @@ def test_nothing_is_written_once_a_commit_has_failed(node: Node, monkeypatch: py
     with pytest.raises(StoreUnavailable):
         node.commit()
     assert made == [str(node.location / folder_of(node.store.scope(KEY)))]
+
+
+def test_a_large_pack_is_compressed_less_for_it_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = []
+    for limit_below in (0, 1):
+        node = Node(tmp_path / str(limit_below), layout="packed")
+        for name in "ab":
+            node.tree.put(f"inductor/{name}b/c{name}.py", b"".join(b"%x\n" % (n * n) for n in range(ord(name), 20_000)))
+        total = sum(path.stat().st_size for path in node.tree.root.rglob("*.py"))
+        monkeypatch.setattr("kstore.blobs.packwriter._LARGE", total - limit_below)
+        assert node.commit().new_files == 2
+        (pack,) = node.store.storage.blobs.packs()
+        sizes.append(node.store.storage.blobs.pack(pack).size)
+    assert sizes[0] < sizes[1]

@@ -52,7 +52,7 @@ def samples(folder: Path) -> Iterator[bytes]:
     """The artifacts in their stored form, as in an image that was not built here."""
     root = CacheRoot(str(folder), {component: str(folder / component) for component, _ in PROGRAMS.values()}, {})
     stored: dict[bytes, bytes] = {}
-    found = scan(root, load_table(), Index(), dict, offer=stored.update)
+    found = scan(root, load_table(), Index(), dict, offer=lambda blobs, _: stored.update(blobs))
     for _, entry in sorted(found.files.items()):
         if entry.size <= LARGEST:
             yield elsewhere(stored[entry.digest], folder)

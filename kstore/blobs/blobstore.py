@@ -88,9 +88,13 @@ class BlobStore:
             if self._search is search:  # or another operation has begun, while this one came to no end in its thread
                 self._search = None
 
-    def writer(self, layout: Layout, *, asks: bool = False) -> BlobWriter:
-        """Start storing the blobs of one commit. See `LooseBlobWriter` for `asks`."""
-        return PackedBlobWriter(self._backend) if layout is Layout.PACKED else LooseBlobWriter(self.loose, asks=asks)
+    def writer(self, layout: Layout, *, asks: bool = False, expected: int = 0) -> BlobWriter:
+        """Start storing the blobs of one commit; about so many bytes are `expected`, if that is known. See
+        `LooseBlobWriter` for `asks`.
+        """
+        if layout is Layout.PACKED:
+            return PackedBlobWriter(self._backend, expected)
+        return LooseBlobWriter(self.loose, asks=asks)
 
     def packs(self) -> list[str]:
         """The ids of all packs."""

@@ -19,6 +19,8 @@ _FINE_SIZE = 4 << 20
 """Bytes at the beginning of a pack that are compressed at that level: a model takes a sixth less room for some ten
 milliseconds. Of larger packs the rest is not, for somebody waits, and what is sorted by similarity gains little.
 """
+_LARGE = 16 << 20
+"""Bytes of a pack of which nothing is: all of it is a hundredth larger, and stored a twentieth sooner."""
 _FINE_TABLES = {"hash_log": 19, "chain_log": 18}
 """Half of that level's, for there are two of each, one of the dictionary: 6 MB less for half a hundredth more bytes."""
 _CHUNK = 1 << 20
@@ -38,16 +40,19 @@ class PackWriter:
     frames and a compressed one, or the one large blob that is being added.
     """
 
-    def __init__(self, upload: Sink, *, begun: PackIndex | None = None, size: int = 0, using: int = NEWEST) -> None:
+    def __init__(
+        self, upload: Sink, *, begun: PackIndex | None = None, size: int = 0, using: int = NEWEST, expected: int = 0
+    ) -> None:
         """`begun` says what is in the `size` bytes that are there already; the id is then that of the rest.
 
-        `using` is the number of a dictionary.
+        `using` is the number of a dictionary. About so many bytes are `expected`, if that is known.
         """
         self._upload = upload
         self._using = using
         self._hash = blake3()
         self._index = begun or PackIndex()
         self._taken = sum(self._index.sizes)
+        self._fine_size = _FINE_SIZE if expected <= _LARGE else 0
         self._level = 0
         self._frame: list[bytes | memoryview] = []
         """The blobs of the frame that is being filled."""
@@ -119,7 +124,7 @@ class PackWriter:
 
     def _choose_level(self) -> None:
         """A compressor holds megabytes: there is only one."""
-        level = _FINE_LEVEL if self._taken < _FINE_SIZE else LEVEL
+        level = _FINE_LEVEL if self._taken < self._fine_size else LEVEL
         if level != self._level:
             # The window spans a frame: what a kernel resembles may be anywhere before it.
             tables = _FINE_TABLES if level == _FINE_LEVEL and self._using else {}

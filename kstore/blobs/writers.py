@@ -149,8 +149,10 @@ class LooseBlobWriter:
 class PackedBlobWriter:
     """Stores all blobs as one pack, which appears when it is finished. No blob, no pack."""
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: Backend, expected: int = 0) -> None:
+        """About so many bytes are `expected`, if that is known."""
         self._backend = backend
+        self._expected = expected
         self._open = ExitStack()
         self._pack: PackWriter | None = None
         self.blobs = 0
@@ -168,7 +170,7 @@ class PackedBlobWriter:
         """Append one blob."""
         if self._pack is None:
             self._upload = self._open.enter_context(self._backend.upload())
-            self._pack = self._open.enter_context(PackWriter(self._upload))
+            self._pack = self._open.enter_context(PackWriter(self._upload, expected=self._expected))
         self._pack.add(digest, data)
 
     def put_manifest(self, digest: bytes, data: bytes) -> None:

@@ -27,6 +27,8 @@ _BATCH = 1 << 20
 """Bytes of files that are read in one go: with fewer, two threads would wait for each other's turn too often."""
 _COUNT = 256
 """Files however small they are: nothing is done with the first of them before the last is read."""
+_AHEAD = 4
+"""Batches that are read before they are asked for: who takes them waits for a frame of four to be compressed."""
 _TOO_LARGE = Status(errno.EFBIG, 0, 0, 0, 0, 0)
 
 Item = TypeVar("Item")
@@ -87,9 +89,9 @@ def read_in_batches(
     they are.
 
     `read_finished` is to read, or says what is wrong with, what has an error: a large one, or one that has changed.
-    While one batch is made use of, a thread reads the next one.
+    While one batch is made use of, a thread reads the next ones.
     """
-    return map_ahead(partial(_read_batch, paths_of), batches(files, _BATCH, _COUNT))
+    return map_ahead(partial(_read_batch, paths_of), batches(files, _BATCH, _COUNT), _AHEAD)
 
 
 def _read_batch(paths_of: Callable[[Sequence[Item]], Sequence[str]], batch: list[tuple[Item, int]]) -> Batch[Item]:

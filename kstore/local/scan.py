@@ -15,7 +15,7 @@ import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from functools import partial
-from itertools import compress
+from itertools import chain, compress
 from typing import NamedTuple
 
 from kstore.blobs.loose import bears_stamp
@@ -57,6 +57,7 @@ def scan(
     walks = [_Walk(table[name], folder, root.others_in(name, stores), shared) for name, folder in there.items()]
     for walk in walks:
         walk.look()
+        reader.expected += walk.unread_bytes()
     reader.read(file for walk in walks for file in walk.take_lists())
     reader.read(file for walk in walks for file in walk.take_unread())
     for walk in walks:
@@ -116,6 +117,11 @@ class _Walk:
     def look(self) -> None:
         """Look at all folders."""
         self._folders([Place(self._component.name, self._component_folder)], self._found)
+
+    def unread_bytes(self) -> int:
+        """Of all that may have to be read."""
+        groups = chain.from_iterable(group.unread for group in self._groups)
+        return sum(file.size for file in chain(self._unread_lists, self._unread, groups))
 
     def take_lists(self) -> list[Unread]:
         """The lists that are to be read before it is known what else is."""

@@ -17,8 +17,10 @@ from kstore.local.finished import Batch, Content, Unfinished, read_in_batches
 from kstore.local.found import Listed, Scan, left_out
 from kstore.local.index import settled_before
 
-Offer = Callable[[Sequence[tuple[bytes, bytes]]], None]
-"""Is given the digest and the stored form of what is read, some at a time, each once it is read."""
+Offer = Callable[[Sequence[tuple[bytes, bytes]], int], None]
+"""Is given the digest and the stored form of what is read, some at a time, each once it is read; and about how many
+bytes all of it has.
+"""
 _Row = tuple["Unread", bytes, Status, bytes]
 """What a batch has in its columns."""
 
@@ -43,6 +45,8 @@ class Reader:
         self._began_ns = began_ns
         self._settled_before_ns = settled_before(began_ns)
         self._offer = offer
+        self.expected = 0
+        """Bytes to read in all."""
 
     def read(self, files: Iterable[Unread]) -> None:
         """Take all that are finished, and leave out the others."""
@@ -63,7 +67,7 @@ class Reader:
             file.folder.into.doubt_if_young(file.path, self._began_ns)
         self._found.hashed += len(files)
         if self._offer:
-            self._offer([*zip(digests, stored, strict=True)])
+            self._offer([*zip(digests, stored, strict=True)], self.expected)
 
     def _as_stored(self, batch: Batch[Unread]) -> Batch[Unread]:
         """The same files in the form in which they are stored, without those that are left out."""

@@ -222,7 +222,7 @@ def bring(world: World, start: Contents, name: str, backend: MemoryBackend) -> H
     node = world.node(name, backend)
     world.fills[name](node.tree)
     stored: dict[bytes, bytes] = {}
-    found = scan(node.tree.cacheroot(), load_table(), Index(), dict, offer=stored.update)
+    found = scan(node.tree.cacheroot(), load_table(), Index(), dict, offer=lambda blobs, _: stored.update(blobs))
 
     def fetch(wanted: Mapping[bytes, int]) -> Iterator[tuple[bytes, memoryview]]:
         yield from ((digest, memoryview(stored[digest])) for digest in wanted)
