@@ -122,6 +122,7 @@ class Intake:
         if self.layout is Layout.PACKED:
             beside = siblings(storage, self._worker.scope)
             self._known = storage.blobs.digests_in(pack for ref in beside for pack in ref.packs)
+            expected = 0 if self._known else expected  # Nobody knows how much of it those have.
         else:
             self._reserved = self._place.enter_context(storage.refs.reserve())
             if has_lists(storage.backend):  # Of the names on them none may be taken, and there may be millions.

@@ -54,14 +54,17 @@ def map_ahead(function: Callable[[Item], Answer], items: Iterable[Item], ahead: 
     """What `function` answers for each item, in order. While one answer is made use of, a thread finds the next; at
     most so many are held that lie `ahead`.
     """
-    with Pool(1) as thread:
-        asked: deque[Future[Answer]] = deque()
+    thread = Pool(1)
+    asked: deque[Future[Answer]] = deque()
+    try:
         for item in items:
             asked.append(submit(thread, function, item))
             if len(asked) > ahead:
                 yield asked.popleft().result()
         while asked:
             yield asked.popleft().result()
+    finally:  # Nobody waits for answers that are not wanted any more.
+        thread.shutdown(cancel_futures=True)
 
 
 def submit(pool: Executor, function: Callable[..., Answer], *arguments: Any) -> Future[Answer]:

@@ -219,8 +219,9 @@ class Uploader:
         with ExitStack() as stack:
             writer = begun.writer if begun else None
             if writer is None:
-                open_writer, expected = self._storage.blobs.writer, sum(wanted.values())
-                writer = stack.enter_context(open_writer(self.layout or Layout.PACKED, expected=expected))
+                expected = sum(map(wanted.__getitem__, fresh))
+                into = self._storage.blobs.writer(self.layout or Layout.PACKED, expected=expected)
+                writer = stack.enter_context(into)
             spare = stack.enter_context(self._storage.blobs.writer(Layout.PACKED))
             refused = put(writer, fresh)
             if taken:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kstore.backends import PosixBackend
+from kstore.backends import Backend, PosixBackend
 from kstore.blobs.writers import PackedBlobWriter
 from kstore.calls import plain
 from kstore.errors import StoreUnavailable
@@ -257,3 +257,28 @@ def test_a_large_pack_is_compressed_less_for_it_is_waited_for(tmp_path: Path, mo
         (pack,) = node.store.storage.blobs.packs()
         sizes.append(node.store.storage.blobs.pack(pack).size)
     assert sizes[0] < sizes[1]
+
+
+def test_of_a_pack_is_expected_what_it_will_hold_if_anybody_knows(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = list[int]()
+    real = PackedBlobWriter.__init__
+
+    def note(self: PackedBlobWriter, backend: Backend, size: int = 0) -> None:
+        expected.append(size)
+        real(self, backend, size)
+
+    monkeypatch.setattr(PackedBlobWriter, "__init__", note)
+    node.tree.kernel("shared")
+    node.commit()
+    assert max(expected) == sum(len(content) for content in contents(node.tree.root).values())
+    expected.clear()
+    node.tree.put("inductor/ab/clater.py", b"#" * 1000)
+    node.commit()
+    assert max(expected) == 1000
+    expected.clear()
+    other = Node(tmp_path, "other", layout="packed")
+    other.tree.kernel("shared")
+    other.commit("model/v2")
+    assert max(expected) == 0  # for the first key has much of it

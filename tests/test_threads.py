@@ -4,6 +4,7 @@ import subprocess
 import sys
 import threading
 import weakref
+from collections.abc import Iterator
 from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any
@@ -57,6 +58,29 @@ def test_answers_come_in_order_and_the_next_one_is_found_meanwhile() -> None:
     assert asked[1].wait(60)
     assert list(answers) == [-1, -2, -3]
     assert list(map_ahead(ask, [])) == []
+
+
+def test_no_more_is_asked_than_lies_ahead_and_nothing_once_no_answer_is_wanted() -> None:
+    asked, may_go_on = list[int](), threading.Event()
+
+    def ask(number: int) -> int:
+        asked.append(number)
+        if number:
+            may_go_on.wait(60)
+        return number
+
+    def items() -> Iterator[int]:
+        for number in range(9):
+            given.append(number)
+            yield number
+
+    given = list[int]()
+    answers = map_ahead(ask, items(), ahead=3)
+    assert next(answers) == 0
+    assert given == [0, 1, 2, 3]
+    threading.Timer(0.05, may_go_on.set).start()
+    answers.close()  # type: ignore[attr-defined]
+    assert asked in ([0], [0, 1])
 
 
 def test_an_error_of_one_answer_is_raised_in_its_turn() -> None:

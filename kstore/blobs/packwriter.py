@@ -17,10 +17,12 @@ _WINDOW_LOG = 22
 _FINE_LEVEL = 8
 _FINE_SIZE = 4 << 20
 """Bytes at the beginning of a pack that are compressed at that level: a model takes a sixth less room for some ten
-milliseconds. Of larger packs the rest is not, for somebody waits, and what is sorted by similarity gains little.
+milliseconds. What follows is not, for somebody waits, and what is sorted by similarity gains little.
 """
 _LARGE = 16 << 20
-"""Bytes of a pack of which nothing is: all of it is a hundredth larger, and stored a twentieth sooner."""
+"""Bytes that are expected of a pack of which nothing is: ten thousand artifacts take a hundredth more room, and are
+stored a twentieth sooner.
+"""
 _FINE_TABLES = {"hash_log": 19, "chain_log": 18}
 """Half of that level's, for there are two of each, one of the dictionary: 6 MB less for half a hundredth more bytes."""
 _CHUNK = 1 << 20

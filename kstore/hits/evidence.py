@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 from kstore.blobs.loose import bears_stamp
 from kstore.hits.counters import Counters
-from kstore.hits.report import Usage, UsageReport
+from kstore.hits.report import DRIVER, Usage, UsageReport
 from kstore.inspect.kinds import Kind, kind_of
 from kstore.local.lastrestore import Restored
 from kstore.published.manifest import Entry, Files, Flag, group_of
@@ -40,9 +40,9 @@ _COUNTED = "inductor"
 """The component that torch's counters are about."""
 _PATIENCE = 10.0
 """Seconds: a report is not worth more of a job's time, where somebody else holds the cache root."""
-_PERSONAL = ("inductor/dynamo/code_state_", "cuda/")
-"""What every process may write under names of its own, whatever was restored: what one job has learnt of its shapes
-(`torch._dynamo.pgo`), and what libraries hand the CUDA driver, seen with torch 2.11 on an H100.
+_PERSONAL = ("inductor/dynamo/code_state_", f"{DRIVER}/")
+"""What is compiled by nobody: what one job has learnt of its shapes (`torch._dynamo.pgo`), under a name of its own, and
+what the CUDA driver keeps.
 """
 NOTHING_RESTORED = "nothing was restored into this cache root"
 NO_ACCESS_TIMES = "the filesystem of the cache root notes no access times"

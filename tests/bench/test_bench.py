@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from kstore.environment import gpu_slug
 from tests.trees import Tree, contents
 from tools.bench import floor, peers, places, worker
 from tools.bench.__main__ import main
@@ -110,8 +109,10 @@ def test_places_that_are_not_there_are_named(bench: Bench, monkeypatch: pytest.M
         assert table["samples"] == {} and "Not measured: /bin/false up" in table["notes"][-2], name
 
 
-@pytest.mark.skipif(gpu_slug().startswith("nvidia-"), reason="there is a GPU here")
-def test_what_needs_a_gpu_is_left_out_where_there_is_none(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_needs_a_gpu_is_left_out_where_there_is_none(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("kstore.environment.gpu.nvidia_slug", lambda environ: None)
     assert list(bench("start-cuda", "commands")) == ["commands"]
     assert "start-cuda cannot be measured here: there is no NVIDIA GPU" in capsys.readouterr().err
 
@@ -163,7 +164,7 @@ def test_everything_can_be_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     )
     main()
     tables = json.loads((tmp_path / "out/results.json").read_text())["tables"]
-    needs_gpu = set() if gpu_slug().startswith("nvidia-") else {"start-cuda"}
+    needs_gpu = set() if places.nvidia_gpu() else {"start-cuda"}
     assert [table["name"] for table in tables] == [name for name in MEASURES if name not in needs_gpu]
     # Only GlusterFS is more than what every machine has.
     empty = [table["name"] for table in tables if not table["samples"]]

@@ -86,6 +86,20 @@ def test_what_nobody_reads_is_unused(node: Node) -> None:
     assert found.missed == 0
 
 
+def test_what_the_cuda_driver_keeps_is_no_reason_to_call_the_rest_used(published: Path) -> None:
+    builder = Node(published, "builder", layout=None)
+    builder.tree.put("cuda/3/7/4cf0818fcafde6", b"machine code")
+    builder.commit()
+    node = Node(published, "later", layout=None)
+    node.restore()
+    let_the_clock_move(node)
+    node.tree.put("cuda/b/c/f5818c0b0a8ec1", b"machine code")
+
+    found = usage(node)
+    assert found.unused == ("inductor", "triton")
+    assert found.has_failed
+
+
 def test_a_component_that_nobody_asked_for_is_not_called_unused_where_another_was_used(node: Node) -> None:
     """Torch may have all it needs from its graphs, and then asks for no kernel of Triton's."""
     read(node, "inductor/fxgraph/*/*/*")

@@ -4,7 +4,7 @@
 
 Writes OUT/index.md, OUT/results.json and a plot for each table, after every table: what was measured stays if it is
 interrupted, and `--only` replaces single tables. README.md gets a row of each that compares kstore with others. On a
-machine with a GPU all of it is of that GPU: it goes into a folder of its name, and README.md is left as it is.
+machine with an NVIDIA GPU all of it is of that GPU: it goes into a folder of its name, and README.md is left as it is.
 
 As root it makes filesystems of its own and drops the page cache; what cannot be had is skipped, and the report says
 why. The corpus is built if it is not there, which takes minutes; KSTORE_CORPUS names another folder for it.
@@ -20,7 +20,6 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from kstore.environment import gpu_slug
 from tools.bench import places, report
 from tools.bench.measures import MEASURES
 from tools.bench.places import Absent
@@ -41,7 +40,7 @@ def main() -> None:
     options = _options()
     sizes = QUICK if options.quick else Sizes()
     rounds = options.rounds or (1 if options.quick else 5)
-    gpu = gpu_slug() if gpu_slug().startswith("nvidia-") else ""
+    gpu = places.nvidia_gpu()
     if options.out is None:
         options.out = Path(tempfile.mkdtemp(prefix="kstore-quick-")) if options.quick else PAGE / gpu
     tables = report.read(options.out / "results.json")
@@ -60,7 +59,7 @@ def main() -> None:
             continue
         found = [tables[each] for each in MEASURES if each in tables]
         report.write(options.out, found, gpu)
-        if options.out == PAGE:
+        if options.out == PAGE and not gpu:
             report.update_readme(README, found)
         print(report.section(tables[name], ""))
     print(report.summary(tables[name] for name in MEASURES if name in tables))

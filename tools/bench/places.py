@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 
+from kstore.environment import gpu_slug
+
 GLUSTER = Path(__file__).parents[1] / "gluster"
 _FAR_US = 2000
 """Microseconds: what a call to a file server in a cloud takes."""
@@ -55,6 +57,12 @@ def open_place(kind: str, work: Path) -> Iterator[Place]:
             yield place
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def nvidia_gpu() -> str:
+    """The name of the GPU as kstore has it; empty if there is none of NVIDIA's."""
+    slug = gpu_slug()
+    return slug if slug.startswith("nvidia-") else ""
 
 
 def can_drop() -> bool:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).parents[2]
-_STRANGE = ("KSTORE", "TORCH", "TRITON", "B10", "BASETEN")
+_STRANGE = ("KSTORE", "TORCH", "TRITON", "B10", "BASETEN", "CUDA_CACHE")
 _LIMIT = 1800
 """Seconds after which a worker hangs."""
 _PATIENCE = 300

@@ -54,7 +54,7 @@ def read(path: Path) -> dict[str, Table]:
 
 
 def write(folder: Path, tables: Iterable[Table], gpu: str = "") -> None:
-    """The page, the JSON and the plots. Those of a machine with a GPU are in a folder below the others'."""
+    """The page, the JSON and the plots. Those of a machine with a `gpu` are in a folder below the others'."""
     folder.mkdir(parents=True, exist_ok=True)
     found = list(tables)
     content = {"schema": 1, "tables": [table.as_json() for table in found]}
@@ -66,9 +66,9 @@ def write(folder: Path, tables: Iterable[Table], gpu: str = "") -> None:
 def _head(folder: Path, gpu: str) -> Iterator[str]:
     yield f"# Benchmarks on {gpu}\n" if gpu else "# Benchmarks\n"
     yield _INTRODUCTION
-    others = ", ".join(f"[{each.name}]({each.name}/index.md)" for each in sorted(folder.glob("*/")))
+    others = [each.parent.name for each in sorted(folder.glob("*/index.md"))]
     if others:
-        yield f"With a GPU: {others}.\n"
+        yield f"With a GPU: {', '.join(f'[{name}]({name}/index.md)' for name in others)}.\n"
 
 
 def page(tables: list[Table], drawn: dict[str, str], why_not: str) -> str:

@@ -212,7 +212,7 @@ _OTHERS: dict[str, Callable[..., object]] = {
     "copy": copy, "barrier": barrier, "megacache": megacache, "models": models, "cuda": cuda, "command": command,
 }  # fmt: skip
 _COMPILING = {"models": "compile_models", "megacache": "compile_models", "cuda": "compile_cuda"}
-"""Verb → the program that it runs."""
+"""Verb → the program that imports what it needs."""
 
 
 def peak_bytes() -> int:

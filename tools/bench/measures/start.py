@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import importlib.metadata
 import shutil
+import site
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from kstore.environment import gpu_slug
 from tools.bench import processes
 from tools.bench.kstores import Kstore, KstoreLoose, KstorePacked
 from tools.bench.peers import B10, Fal
-from tools.bench.places import Absent, Place
+from tools.bench.places import Absent, Place, nvidia_gpu
 from tools.bench.processes import Spec, Told
 from tools.bench.race import Bench, note_missing, rotated, tell
 from tools.bench.results import Claim, Table, Unit
@@ -31,8 +31,8 @@ class _Job:
     step: list[str]
     variables: Mapping[str, str]
     roams: bool = False
-    """Whether kstore's workers have a cache root of their own each. All others find the path again at which it was
-    compiled: it may be compiled in.
+    """Whether kstore's workers have a cache root of their own each. Those of its peers, which have a fixed folder, find
+    the path again at which it was compiled: it may be compiled in.
     """
 
 
@@ -54,21 +54,28 @@ def start_gpt2(bench: Bench) -> Table:
 
 def start_cuda(bench: Bench) -> Table:
     """A transformer and a user's Triton kernels, of tests/programs/compile_cuda.py. Raises Absent."""
-    if not (slug := gpu_slug()).startswith("nvidia-"):
+    if not (gpu := nvidia_gpu()):
         raise Absent("there is no NVIDIA GPU")
     table = Table("start-cuda", "A model's start on a GPU")
     table.conditions += [
-        f"GPU: {slug}",
-        *(f"{package} {importlib.metadata.version(package)}" for package in ("torch", "triton")),
-        "two Triton kernels of a user's own, alone and in a graph, and then a block of a transformer",
+        f"GPU: {gpu}",
+        *(f"{package} {_version(package)}" for package in ("torch", "triton")),
+        "two Triton kernels of a user's own, one of them also in a graph, and then a block of a transformer",
         'torch.compile(mode="max-autotune"), as many compile processes as torch chooses',
-        "each worker has a home folder of its own, and each of kstore's another cache root; page cache warm",
+        "each worker has a home folder of its own, and with kstore or mega-cache another cache folder; page cache warm",
     ]
     _race(bench, table, _Job(["cuda", "max-autotune", "own-kernels", "transformer"], {}, roams=True))
     table.note(
         "Kernels that are called before any graph are in Triton's folder in the home folder; with kstore they are not."
     )
     return table
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        raise Absent(f"{package} is not installed") from None
 
 
 def _race_models(bench: Bench, table: Table, models: tuple[str, ...]) -> None:
@@ -146,7 +153,9 @@ class _Starts:
         """The variables of a worker with that folder."""
         home = folder / "home"
         home.mkdir(parents=True, exist_ok=True)
-        return {"TMPDIR": str(self._place.local / "tmp"), "HOME": str(home), **self._job.variables}
+        # A user's own packages are found wherever his home is.
+        found = {"HOME": str(home), "PYTHONUSERBASE": site.getuserbase(), "TMPDIR": str(self._place.local / "tmp")}
+        return found | dict(self._job.variables)
 
 
 def _add(table: Table, column: str, told: Told) -> None:
