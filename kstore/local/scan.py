@@ -52,12 +52,12 @@ def scan(
     `stores` may be in a folder that a user chose for a component: they are no artifacts.
     """
     found, began_ns = Scan(), time.time_ns()
-    shared, reader = _Shared(index, base, untouched, found, began_ns), Reader(found, began_ns, offer)
+    shared = _Shared(index, base, untouched, found, began_ns)
     there = {name: folder for name, folder in root.folders.items() if _is_there(folder)}
     walks = [_Walk(table[name], folder, root.others_in(name, stores), shared) for name, folder in there.items()]
     for walk in walks:
         walk.look()
-        reader.expected += walk.unread_bytes()
+    reader = Reader(found, began_ns, offer, sum(walk.unread_bytes() for walk in walks))
     reader.read(file for walk in walks for file in walk.take_lists())
     reader.read(file for walk in walks for file in walk.take_unread())
     for walk in walks:

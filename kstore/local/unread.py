@@ -39,14 +39,13 @@ class Unread(NamedTuple):
 class Reader:
     """Reads for one scan."""
 
-    def __init__(self, found: Scan, began_ns: int, offer: Offer | None) -> None:
-        """`began_ns` is when the scan began."""
+    def __init__(self, found: Scan, began_ns: int, offer: Offer | None, expected: int) -> None:
+        """`began_ns` is when the scan began; there are about `expected` bytes to read."""
         self._found = found
         self._began_ns = began_ns
         self._settled_before_ns = settled_before(began_ns)
         self._offer = offer
-        self.expected = 0
-        """Bytes to read in all."""
+        self._expected = expected
 
     def read(self, files: Iterable[Unread]) -> None:
         """Take all that are finished, and leave out the others."""
@@ -67,7 +66,7 @@ class Reader:
             file.folder.into.doubt_if_young(file.path, self._began_ns)
         self._found.hashed += len(files)
         if self._offer:
-            self._offer([*zip(digests, stored, strict=True)], self.expected)
+            self._offer([*zip(digests, stored, strict=True)], self._expected)
 
     def _as_stored(self, batch: Batch[Unread]) -> Batch[Unread]:
         """The same files in the form in which they are stored, without those that are left out."""
