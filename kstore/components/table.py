@@ -154,6 +154,8 @@ class Component:
     holds: tuple[tuple[Patterns, str], ...] = field(repr=False)
     """Folders that are the cache of another component, and which."""
     kinds: Kinds = field(repr=False)
+    waits: bool
+    """Whether little that is new of it waits for other news to be published with."""
 
     @property
     def is_folder(self) -> bool:
@@ -234,7 +236,7 @@ def parse_table(text: str) -> Table:
     """
     entries = tomllib.loads(text)
     for name, entry in entries.items():
-        unknown = set(entry) - set(_RULES) - set(_NAMED_RULES) - set(_TEXTS) - {"holds"}
+        unknown = set(entry) - set(_RULES) - set(_NAMED_RULES) - set(_TEXTS) - {"holds", "waits"}
         if unknown:
             raise UsageError(f"component {name!r} has unknown rules: {', '.join(sorted(unknown))}")
     return {name: _component(name, _with_held(entry, entries)) for name, entry in entries.items()}
@@ -274,6 +276,7 @@ def _component(name: str, entry: Mapping[str, Any]) -> Component:
         },
         holds=tuple((Patterns([folder]), held) for folder, held in entry.get("holds", {}).items()),
         kinds=Kinds((Patterns(entry[rule]), flag) for rule, flag in _FLAGS if entry.get(rule)),
+        waits=bool(entry.get("waits", False)),
         **texts,
     )
 

@@ -24,6 +24,7 @@ from kstore.local.state import State, StillRoot
 from kstore.merge import Merged, merge
 from kstore.operations.memory import Memory
 from kstore.operations.proposal import Proposal, Theirs, apart, meta_by
+from kstore.operations.reason import is_reason
 from kstore.operations.sources import Sources
 from kstore.operations.unchanged import commit_report, confirm, remember_still, unchanged_since
 from kstore.published.layers import newest_ref, newest_whole, or_below, remembers
@@ -145,7 +146,7 @@ class _Commit:
             theirs = self._newest()
             proposal = self._propose(theirs)
             lost = self._lost(theirs.snapshot)
-            if not proposal.taken and not lost:
+            if not (lost or self._is_reason(theirs, proposal)):
                 return self._unchanged(theirs, proposal)
             report = self._try_publish(theirs, proposal, lost)
             if report:
@@ -160,7 +161,8 @@ class _Commit:
         self._leave_out_foreign()
         theirs = self._newest()
         proposal = self._propose(theirs)
-        paths = [path for path in proposal.taken if not self._ours[path].flags & _MERGE]
+        news = proposal.taken if self._is_reason(theirs, proposal) else ()
+        paths = [path for path in news if not self._ours[path].flags & _MERGE]
         uploader = self._uploader
         uploader.begin(lambda: {self._ours[path].digest for path in paths}, is_first=not theirs.generation)
         sources = Sources(self._worker, self._ours, paths, {}, self._intake.kept)
@@ -220,6 +222,9 @@ class _Commit:
             host = self._worker.host.fingerprint
             proposal.hosts[host] = self._merge(proposal, theirs, base.hosts.get(host, {}), bound, host)
         return proposal
+
+    def _is_reason(self, theirs: Theirs, proposal: Proposal) -> bool:
+        return is_reason(self._worker.table, proposal.taken, self._ours, theirs.manifest)
 
     def _grew_from_before(self, theirs: Theirs) -> bool:
         """Whether what base has and theirs has not was taken out, and not just of another key, or damaged."""
@@ -376,7 +381,7 @@ class _Commit:
             self._worker,
             status,
             ref,
-            new_files=len(proposal.taken) if proposal else 0,
+            new_files=len(proposal.taken) if proposal and status is CommitStatus.COMMITTED else 0,
             new_blobs=self._uploader.blobs,
             uploaded=self._uploader.bytes,
             declined=len(proposal.declined if proposal else self._declined),

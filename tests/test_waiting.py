@@ -1,0 +1,147 @@
+"""What is new in every process, whatever was restored, is no reason for a generation as long as it is little.
+
+The CUDA driver's cache is such: beside what a job needs, each process leaves entries there that no other one reads.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kstore.blobs.loose import blob_name
+from kstore.report import CommitReport, CommitStatus
+from tests.trees import KEY, Node, contents
+
+pytestmark = pytest.mark.usefixtures("host")
+
+ENTRIES = 32
+"""Of the driver's, published with a kernel."""
+ENTRY = b"machine code" * 100
+
+
+def driver_makes(node: Node, *names: str, data: bytes = ENTRY) -> None:
+    for name in names:
+        node.tree.put(f"cuda/{name[-1]}/{name}", data + name.encode())
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Path:
+    builder = Node(tmp_path, "builder")
+    builder.tree.kernel("one")
+    driver_makes(builder, *(f"first-{number}" for number in range(ENTRIES)))
+    assert builder.commit().status is CommitStatus.COMMITTED
+    return tmp_path
+
+
+@pytest.fixture
+def node(fleet: Path) -> Node:
+    node = Node(fleet)
+    node.restore()
+    return node
+
+
+def files_of_the_driver(node: Node) -> int:
+    return sum(path.startswith("cuda/") for path in node.published())
+
+
+def test_little_alone_publishes_nothing(node: Node) -> None:
+    driver_makes(node, "new-1", "new-2")
+    for _ in range(2):
+        report = node.commit()
+        assert (report.status, report.new_files, report.generation) == (CommitStatus.UNCHANGED, 0, 1)
+        assert not report.skipped
+    assert files_of_the_driver(node) == ENTRIES
+
+
+def test_it_stays_in_the_root_and_is_published_with_other_news(node: Node, fleet: Path) -> None:
+    driver_makes(node, "new-1")
+    node.commit()
+    node.tree.kernel("two")
+    report = node.commit()
+    assert (report.status, report.new_files) == (CommitStatus.COMMITTED, 9)
+
+    other = Node(fleet, "other")
+    other.restore()
+    assert contents(other.tree.root / "cuda") == contents(node.tree.root / "cuda")
+
+
+def test_it_waits_through_what_others_publish_and_what_is_restored(node: Node, fleet: Path) -> None:
+    driver_makes(node, "new-1")
+    node.commit()
+    other = Node(fleet, "other")
+    other.tree.kernel("two")
+    other.commit()
+    assert node.commit().status is CommitStatus.UNCHANGED
+    node.restore()
+    assert node.commit().status is CommitStatus.UNCHANGED
+    node.tree.kernel("three")
+    node.commit()
+    assert "cuda/1/new-1" in node.published()
+
+
+def test_many_files_do_not_wait(node: Node) -> None:
+    driver_makes(node, *(f"new-{number}" for number in range(ENTRIES // 8)), data=b"small")
+    assert node.commit().new_files == ENTRIES // 8
+
+
+def test_a_large_file_does_not_wait(node: Node) -> None:
+    driver_makes(node, "new", data=ENTRY * (ENTRIES // 4))
+    assert node.commit().new_files == 1
+
+
+def test_little_becomes_much_in_time(node: Node) -> None:
+    reports = list[CommitReport]()
+    for number in range(ENTRIES // 8):
+        driver_makes(node, f"new-{number}")
+        reports.append(node.commit())
+    assert [report.new_files for report in reports] == [0] * (ENTRIES // 8 - 1) + [ENTRIES // 8]
+
+
+def test_what_is_changed_waits_as_what_is_added(node: Node) -> None:
+    driver_makes(node, "first-1", data=b"another")
+    assert node.commit().status is CommitStatus.UNCHANGED
+    node.tree.kernel("two")
+    assert node.commit().new_files == 9
+
+
+def test_where_nothing_of_it_is_published_it_does_not_wait(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    driver_makes(node, "only")
+    assert node.commit().new_files == 1
+
+
+def test_the_least_of_another_component_does_not_wait(node: Node) -> None:
+    node.tree.graph()
+    assert node.commit().new_files == 1
+
+
+def test_a_key_does_not_grow_with_the_starts_of_its_workers(tmp_path: Path) -> None:
+    statuses = list[CommitStatus]()
+    for start in range(30):
+        node = Node(tmp_path, f"worker-{start}")
+        node.restore()
+        node.tree.kernel("one")
+        driver_makes(node, f"{start}-a", f"{start}-b")
+        node.tree.put("cuda/index", f"index of {start} {start * 7}".encode())
+        statuses.append(node.commit().status)
+    assert set(statuses[-15:]) == {CommitStatus.UNCHANGED}
+    assert files_of_the_driver(node) <= 25
+
+
+def test_nothing_of_it_is_uploaded_ahead(node: Node) -> None:
+    before = contents(node.location / "blobs")
+    driver_makes(node, "new-1", "new-2")
+    node.store.upload_ahead(KEY)
+    assert contents(node.location / "blobs") == before
+
+
+def test_it_is_published_when_something_lost_is_put_back(fleet: Path) -> None:
+    worker = Node(fleet)
+    blob = Path(worker.location) / blob_name(worker.published()["cuda/1/first-1"].digest)
+    blob.unlink()
+    assert worker.restore().left_out == 1
+    driver_makes(worker, "first-1", "new-1")
+    assert worker.commit().status is CommitStatus.COMMITTED
+    assert blob.exists()
+    assert "cuda/1/new-1" in worker.published()
