@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kstore.blobs.loose import blob_name
-from kstore.report import CommitReport, CommitStatus
+from kstore.report import CommitReport, CommitStatus, RestoreStatus
 from tests.trees import KEY, Node, contents
 
 pytestmark = pytest.mark.usefixtures("host")
@@ -88,6 +88,22 @@ def test_many_files_do_not_wait(node: Node) -> None:
 def test_a_large_file_does_not_wait(node: Node) -> None:
     driver_makes(node, "new", data=ENTRY * (ENTRIES // 4))
     assert node.commit().new_files == 1
+
+
+def test_what_another_driver_has_made_does_not_wait_however_much_those_before_it_have(node: Node) -> None:
+    driver_makes(node, *(f"second-{number}" for number in range(1000)))
+    node.commit()
+    driver_makes(node, *(f"third-{number}" for number in range(64)))
+    assert node.commit().new_files == 64
+
+
+@pytest.mark.parametrize("verb", ["forget", "quarantine"])
+def test_it_does_not_bring_back_a_key_that_was_taken_out(node: Node, fleet: Path, verb: str) -> None:
+    driver_makes(node, "new-1", "new-2")
+    node.commit()
+    getattr(node.store, verb)(KEY)
+    assert node.commit().status is CommitStatus.UNCHANGED
+    assert Node(fleet, "other").restore().status is RestoreStatus.MISS
 
 
 def test_little_becomes_much_in_time(node: Node) -> None:

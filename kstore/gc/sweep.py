@@ -37,6 +37,7 @@ from kstore.condemned import (
     write_lists,
 )
 from kstore.damaged import set_aside_list
+from kstore.digest import digest_of
 from kstore.errors import IntegrityError
 from kstore.gc.digests import DigestSet
 from kstore.gc.mark import Marked
@@ -232,10 +233,14 @@ def _delete(backend: Backend, entry: Condemned) -> bool:
 
 
 def _put_back(backend: Backend, aside: str) -> None:
-    """As a new file, which no gc has condemned; if the name was taken meanwhile, that one is as good."""
+    """As a new file, which no gc has condemned; if the name was taken meanwhile, that one is as good. One that was
+    altered does not bear the stamp, as before: who relies on blobs looks at it, and who links them does not take it.
+    """
     with suppress(FileNotFoundError, ValueError):
         digest = bytes.fromhex(aside.rpartition("/")[2].partition(".")[0])
-        backend.put_many([NewObject(blob_name(digest), backend.get(aside), stamp(digest))])
+        data = backend.get(aside)
+        fraction = stamp(digest) if digest_of(data) == digest else None
+        backend.put_many([NewObject(blob_name(digest), data, fraction)])
         backend.delete(aside)
 
 

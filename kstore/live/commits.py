@@ -114,6 +114,8 @@ class LiveCommits:
         """How many of the checkpoints the log was told of."""
         self._worked_at = time.monotonic()
         """When the last round began."""
+        self._rest = IDLE
+        """Seconds after which there is a round though nothing has changed."""
         self._process = os.getpid()
         self._thread = threading.Thread(target=self._run, name="kstore live", daemon=True)
 
@@ -204,7 +206,7 @@ class LiveCommits:
                 self._round(Step.CHECKPOINT, request)
             elif request:
                 self._store.release(self._key)
-            elif time.monotonic() - self._worked_at >= IDLE and not self._only_asked:
+            elif time.monotonic() - self._worked_at >= self._rest and not self._only_asked:
                 self._round(Step.CHECKPOINT)
             if request and request.is_last:
                 self._is_over = True
@@ -244,7 +246,7 @@ class LiveCommits:
             return max(min(plan.at - now, self._beat), 0.0)
         if self._only_asked:
             return None
-        return min(self._every, IDLE) if self._watch is None else IDLE
+        return min(self._every, self._rest) if self._watch is None else self._rest
 
     def _look(self) -> None:
         spent = time.thread_time()
@@ -300,7 +302,10 @@ class LiveCommits:
             else:
                 self._tell_trouble(error)
         else:
-            self._schedule.done(step, changes, time.monotonic(), time.thread_time() - spent)
+            cost = time.thread_time() - spent
+            self._schedule.done(step, changes, time.monotonic(), cost)
+            # What was left out may be finished by then: a file that is written in its place does not move its folder's time.
+            self._rest = max(self._every, cost / SHARE) if self._last and self._last.skipped else IDLE
             # Before anything is logged: who asked may be a signal's handler that has interrupted the log.
             if answer and self._last:
                 answer.set_result(self._last)

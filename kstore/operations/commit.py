@@ -224,7 +224,7 @@ class _Commit:
         return proposal
 
     def _is_reason(self, theirs: Theirs, proposal: Proposal) -> bool:
-        return is_reason(self._worker.table, proposal.taken, self._ours, theirs.manifest)
+        return is_reason(self._worker.table, proposal.taken, self._ours, (theirs.snapshot, self._base))
 
     def _grew_from_before(self, theirs: Theirs) -> bool:
         """Whether what base has and theirs has not was taken out, and not just of another key, or damaged."""

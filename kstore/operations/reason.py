@@ -2,22 +2,25 @@
 
 Of some components a part is new in every process, whatever was restored: each start of a worker would publish a
 generation, and a key would grow for ever. So news of such a component wait for others to be published with, as long as
-they are little beside what is published of it. As little is a share of that, a key grows by them alone a few times, and
-then no more.
+they are few, and little beside what is published of it. As little is a share of that, a key grows by them alone a few
+times, and then no more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
 from kstore.components import Table
-from kstore.published.manifest import Entry, Files, Manifest
+from kstore.published.manifest import Entry, Files
+from kstore.published.snapshot import Snapshot
 
 _LITTLE = 1 / 8
 """Less than this share of what is published of the component, both in files and in bytes."""
-_SIZE = attrgetter("size")
+_FEW = 64
+"""Files, and no more: a new driver makes all anew, and a key may hold what several before it made."""
+_FILES, _SIZE = attrgetter("files"), attrgetter("size")
 
 
 class _Amount(NamedTuple):
@@ -25,23 +28,25 @@ class _Amount(NamedTuple):
     size: int
 
 
-def is_reason(table: Table, taken: Iterable[str], ours: Files, theirs: Manifest) -> bool:
-    """Whether to publish what was `taken` of ours: some of it waits for nothing, or it is much of what waits."""
+def is_reason(table: Table, taken: Iterable[str], ours: Files, published: Sequence[Snapshot | None]) -> bool:
+    """Whether to publish what was `taken` of ours: some of it waits for nothing, or it is much, whatever of `published`
+    it is beside. So what waited does not bring back a key that was forgotten.
+    """
     waiting = set[str]()
     for component in {path.partition("/")[0] for path in taken}:
         if not table[component].waits:
             return True
         waiting.add(component)
-    return any(_is_much(component, taken, ours, theirs) for component in waiting)
+    return any(_is_much(f"{component}/", taken, ours, published) for component in waiting)
 
 
-def _is_much(component: str, taken: Iterable[str], ours: Files, theirs: Manifest) -> bool:
-    lead = f"{component}/"
-    new = _amount(ours[path] for path in taken if path.startswith(lead))
-    old = _amount(entry for path, entry in theirs.items() if path.startswith(lead))
-    return new.files >= _LITTLE * old.files or new.size >= _LITTLE * old.size
+def _is_much(lead: str, taken: Iterable[str], ours: Files, published: Sequence[Snapshot | None]) -> bool:
+    new = _amount(lead, ((path, ours[path]) for path in taken))
+    old = [_amount(lead, snapshot.manifest.items()) for snapshot in published if snapshot]
+    files, size = (max(of_each, default=0) for of_each in (map(_FILES, old), map(_SIZE, old)))
+    return new.files >= min(_FEW, _LITTLE * files) or new.size >= _LITTLE * size
 
 
-def _amount(entries: Iterable[Entry]) -> _Amount:
-    sizes = [*map(_SIZE, entries)]
+def _amount(lead: str, items: Iterable[tuple[str, Entry]]) -> _Amount:
+    sizes = [entry.size for path, entry in items if path.startswith(lead)]
     return _Amount(len(sizes), sum(sizes))

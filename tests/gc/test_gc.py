@@ -243,6 +243,26 @@ def test_what_a_killed_gc_left_aside_is_found_and_put_back(tmp_path: Path) -> No
     assert restored(tmp_path, "third") == kernels(node)
 
 
+def test_what_was_altered_before_a_killed_gc_left_it_aside_does_not_pass_for_whole(tmp_path: Path) -> None:
+    node = Node(tmp_path, layout="loose")
+    wrapper = node.tree.wrapper("one")
+    node.commit()
+    digest = node.published()[wrapper].digest
+    path = node.location / blob_name(digest)
+    aside = node.location / ASIDE / f"{digest.hex()}.0123456789abcdef"
+    aside.parent.mkdir(parents=True)
+    aside.write_bytes(path.read_bytes()[::-1])
+    path.unlink()
+    collect(node)
+    assert not aside.exists()
+    assert Node(tmp_path, "other", layout=None).restore().left_out == 1
+
+    builder = Node(tmp_path, "builder", layout="loose")
+    builder.tree.wrapper("one")
+    builder.commit("model/another")
+    assert restored(tmp_path, "third") == kernels(node)
+
+
 def test_a_pinned_generation_is_kept_until_it_is_unpinned(node: Node) -> None:
     for variant in "abcd":
         replace_kernels(node, variant)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import subprocess
@@ -20,7 +21,7 @@ from kstore.local.watch import Blind
 from kstore.report import CommitReport, CommitStatus
 from kstore.used import last_used
 from tests.gc.stores import kernels, restored
-from tests.trees import KEY, Node
+from tests.trees import KEY, Node, shared_object
 
 PATIENCE = 60.0
 SOON, NEVER = 0.1, 3600.0
@@ -314,6 +315,27 @@ def test_where_nothing_can_be_watched_that_is_told_once_and_the_root_looked_thro
         until(lambda number=number: files(node) == number + 1)
     until(lambda: told(caplog))  # A busy machine may have had no time to watch until now.
     assert told(caplog) == ["the limit is reached; the cache root is looked through every 0.1 s instead"]
+
+
+def test_what_was_left_out_is_looked_at_again_though_its_folder_tells_of_nothing(
+    node: Node, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a shared object that a linker writes in its place, and nobody watches."""
+
+    def refuse(watch: object) -> None:
+        raise Blind("the limit is reached")
+
+    monkeypatch.setattr("kstore.local.watch.FolderWatch.start", refuse)
+    lock = node.tree.root / node.tree.put("inductor/locks/cone.lock", b"")
+    library = node.tree.root / node.tree.put("inductor/ab/cone.so", shared_object()[:1000])
+    with open(lock) as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        live = start(every=SOON)
+        node.tree.wrapper("one")
+        until(lambda: live.checkpoints and live._last and live._last.status is CommitStatus.UNCHANGED)
+        assert files(node) == 1
+        library.write_bytes(shared_object())
+    until(lambda: files(node) == 2)
 
 
 def test_trouble_with_looking_is_told_once_and_does_not_end_it(
