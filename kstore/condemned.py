@@ -22,7 +22,7 @@ import struct
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import NamedTuple
 
 from kstore.backends import Backend
@@ -119,6 +119,22 @@ def fences(backend: Backend) -> list[str]:
 def staged(backend: Backend) -> list[str]:
     """Names in `tmp/`: of what is being written, refs among it, and of what killed writers left."""
     return sorted(child.name for child in backend.list(STAGING) if not child.is_folder)
+
+
+def has_leftovers(backend: Backend, before: int) -> bool:
+    """Whether anything in `tmp/` is named by no fence, though nobody has written to it since `before`, by the store's
+    clock in nanoseconds. What killed writers left goes when a fence is closed that names it.
+    """
+    unfenced = set(staged(backend)).difference(*map(partial(_fenced_by, backend), fences(backend)))
+    found = backend.stat_many([f"{STAGING}/{name}" for name in sorted(unfenced)])
+    return any(status and status.mtime_ns < before for status in found)
+
+
+def _fenced_by(backend: Backend, name: str) -> list[str]:
+    """Whom a fence names; a damaged one names nobody."""
+    with suppress(FileNotFoundError, ValueError, TypeError):
+        return [str(staged) for staged in json.loads(backend.get(_fence_of(name)))]
+    return []
 
 
 def _fence_of(name: str) -> str:

@@ -156,6 +156,8 @@ class CommitReport:
     """Blobs that the store did not have, the manifest among them."""
     uploaded: int = 0
     """Bytes written to the store."""
+    waiting: int = 0
+    """Artifacts that are new and wait for other news to be published with: see the component table's `waits`."""
     declined: int = 0
     """Local artifacts that differ from published ones, which stay."""
     layout: str = ""

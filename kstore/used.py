@@ -5,7 +5,7 @@ the store's. Best effort, for `gc --unused`. All are in one folder: far away, ea
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
 from types import TracebackType
@@ -19,6 +19,7 @@ from kstore.threads import Pool, submit
 
 log = logging.getLogger(__name__)
 
+FOLDER = "used"
 _PATIENCE = 5.0
 """Seconds: a store that can be read and does not take a mark costs a restore no more."""
 
@@ -103,6 +104,20 @@ def last_used(backend: Backend, scope: Scope) -> int:
     return 0
 
 
+def sweep_marks(backend: Backend, scopes: Iterable[Scope], before: int) -> None:
+    """Remove the marks of all other scopes but these that were made `before` that, by the store's clock in nanoseconds:
+    those have nothing to restore any more. What cannot be removed stays.
+    """
+    kept = set(map(mark_name, scopes))
+    try:
+        marks = [name for child in backend.list(FOLDER) if (name := f"{FOLDER}/{child.name}") not in kept]
+        for name, found in zip(marks, backend.stat_many(marks), strict=True):
+            if found and found.mtime_ns < before:
+                backend.delete(name)
+    except OSError as error:
+        log.debug("marks cannot be removed: %s", error)
+
+
 def mark_name(scope: Scope) -> str:
     """The object of which it is the time."""
-    return f"used/{digest_of(scope.path.encode()).hex()}"
+    return f"{FOLDER}/{digest_of(scope.path.encode()).hex()}"

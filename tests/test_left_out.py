@@ -14,6 +14,7 @@ import pytest
 
 from kstore.local.move import Mover
 from kstore.local.place import Placer
+from kstore.operations import restoration
 from kstore.report import CommitStatus
 from tests.trees import HOUR, Node, failing_to_read
 
@@ -63,6 +64,16 @@ def test_what_is_behind_a_link_is_not_there(tmp_path: Path, node: Node, layout: 
     assert (report.placed, report.left_out) == (16, 1)
     assert report.skipped == (("inductor/fxgraph", "something else is in its place"),)
     assert list((tmp_path / "disk").iterdir()) == []
+
+
+def test_what_is_too_deep_costs_itself(tmp_path: Path, layout: str) -> None:
+    node = Node(tmp_path, layout=layout)
+    node.tree.wrapper("one")
+    deepest = "/".join(["cutedsl", *["d"] * 100])
+    node.tree.put(f"{deepest}/there", b"this")
+    os.makedirs(node.tree.root / deepest / "/".join(["e"] * 400))
+    report = node.commit()
+    assert (report.new_files, report.skipped) == (2, ((f"{deepest}/e", "it is too deep"),))
 
 
 @pytest.mark.parametrize("error", [errno.EACCES, errno.EROFS, errno.EXDEV])
@@ -121,6 +132,30 @@ def test_what_a_compiler_writes_while_it_is_restored_stays_and_is_merged(
     third = Node(tmp_path, "third")
     third.restore()
     assert json.loads(third.tree.read("inductor/cache/system")) == {"published": 1, "measured here": 2}
+
+
+def test_what_it_writes_before_anything_is_staged_stays(
+    tmp_path: Path, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look at the root and that, a restore may wait for the compiler's answer what the host is."""
+    other, node = Node(tmp_path, "other", layout=layout), Node(tmp_path, layout=layout)
+    timings, kernel = other.tree.timings({"published": 1}), other.tree.kernel("one", "published")
+    other.commit()
+    node.tree.timings({"older": 1}, "another")
+    (node.tree.root / node.tree.kernel("one", "older") / "k.ptx").unlink()
+    choose = restoration.choose_wanted
+
+    def compile_and_choose(*arguments: Any) -> Any:
+        time.sleep(0.02)  # until the clock of files goes on
+        os.utime(node.tree.root / node.tree.timings({"mine": 2}))
+        node.tree.kernel("one", "mine")
+        return choose(*arguments)
+
+    monkeypatch.setattr(restoration, "choose_wanted", compile_and_choose)
+    report = node.restore()
+    assert {skipped.reason for skipped in report.skipped} == {"it was written while this was restored"}
+    assert json.loads(node.tree.read(timings)) == {"mine": 2}
+    assert b"mine" in node.tree.read(f"{kernel}/k.ptx")
 
 
 def test_a_time_from_before_the_clock_was_set_back_is_not_taken_for_that(tmp_path: Path, layout: str) -> None:

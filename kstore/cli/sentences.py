@@ -92,19 +92,21 @@ def _generations(checkpoints: Sequence[CommitReport]) -> str:
 
 def _unchanged(report: CommitReport) -> str:
     if report.found == 0:
-        return f"nothing to commit to {report.key}: there are no finished files in {report.cache_root}"
+        where = report.cache_root or "what was given"
+        return f"nothing to commit to {report.key}: there are no finished files in {where}"
     if report.declined and not report.files:
         return (
             f"nothing is committed to {report.key}: it was forgotten or quarantined after what is here had been "
             f"published, {files(report.declined)}; {_way_back(report)}"
         )
-    has = _has_all(report.generation, report.declined)
+    has = _has_all(report.generation, report.declined, report.waiting)
     return f"nothing new for {report.key}: {has} ({duration(report.seconds)})"
 
 
-def _has_all(generation: int, declined: int) -> str:
+def _has_all(generation: int, declined: int, waiting: int = 0) -> str:
     other = f", but for {files(declined)} that it has otherwise, or that were taken out" if declined else ""
-    return f"generation {generation} has it all{other}"
+    late = f", but for {files(waiting)} that wait for other news to be published with" if waiting else ""
+    return f"generation {generation} has it all{other}{late}"
 
 
 def used(report: UsageReport) -> str:

@@ -38,7 +38,7 @@ from kstore.report import Count
 from kstore.scope import Scope
 from kstore.stats.pages import sweep_stats
 from kstore.storage import Storage
-from kstore.used import last_used
+from kstore.used import last_used, sweep_marks
 from kstore.words import plural
 
 log = logging.getLogger(__name__)
@@ -141,7 +141,9 @@ class _Collection:
         """Remove the refs of the generations that go; returns their names."""
         histories = {history.scope: history for history in self._histories()}
         if not self._report.dry_run:
-            sweep_stats(self._storage.backend, lambda scope: scope in histories and not _is_forgotten(histories[scope]))
+            there = {scope for scope, history in histories.items() if not _is_forgotten(history)}
+            sweep_stats(self._storage.backend, there.__contains__)
+            sweep_marks(self._storage.backend, there, now - int(self._report.grace * _SECOND))
         for history in unused(histories.values(), self._policy, now):
             self._forget(history)
         decisions = [decision for history in histories.values() for decision in self._decide(history, now)]

@@ -201,6 +201,7 @@ def over_budget(
     keep: Callable[[], None] = lambda: None,
 ) -> tuple[list[Decision], int]:
     """What a size limit takes, and how many bytes over it must stay all the same. What is pinned stays, with its key.
+    After what does not fit, something smaller may: a key that is larger than the limit does not take all others along.
 
     `costs` says, in the order of `by_worth`, what each generation takes beyond those before it that stay, in bytes.
     `keep` is called for each of these before the next one is asked for.

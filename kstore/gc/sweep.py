@@ -29,6 +29,7 @@ from kstore.condemned import (
     fenced_at,
     fences,
     give_up_list,
+    has_leftovers,
     list_names,
     put_fence,
     read_list,
@@ -71,6 +72,7 @@ class Sweeper:
         self._listed = listed
         self._room = room
         self._dry_run = dry_run
+        self._before = 0
         self._ripe: set[str] = set()
         self._damaged: list[str] = []
         """Lists that nobody could read any more when marking began. All that may have been on them is condemned."""
@@ -87,6 +89,7 @@ class Sweeper:
         To be called before marking. A list is ripe if its fence was put up `before` that, by the store's clock in
         nanoseconds.
         """
+        self._before = before
         self._choose_lists(before)
         self._damaged = damaged_names(self._backend)
         self._packs = list(_packs(self._backend))
@@ -127,7 +130,8 @@ class Sweeper:
 
     def _condemn_dead(self, marked: Marked) -> None:
         has_any = self._condemn(chain(self._dead_packs(marked), self._dead_blobs(marked)))
-        if not has_any and staged(self._backend) and not list_names(self._backend):
+        is_first = staged(self._backend) and not list_names(self._backend)
+        if not has_any and (is_first or has_leftovers(self._backend, self._before)):
             self._write(write_lists, ())  # what killed writers left in `tmp/` is deleted with it
 
     def _write(self, function: Callable[[Backend, Any], None], what: object) -> None:

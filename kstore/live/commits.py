@@ -304,7 +304,7 @@ class LiveCommits:
         else:
             cost = time.thread_time() - spent
             self._schedule.done(step, changes, time.monotonic(), cost)
-            # What was left out may be finished by then: a file that is written in its place does not move its folder's time.
+            # What was left out may be finished by then. What is written in its place does not move its folder's time.
             self._rest = max(self._every, cost / SHARE) if self._last and self._last.skipped else IDLE
             # Before anything is logged: who asked may be a signal's handler that has interrupted the log.
             if answer and self._last:

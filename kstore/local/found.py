@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -12,6 +13,8 @@ from kstore.published.manifest import NEVER_IN_PLACE, Files, Flag
 
 BEING_WRITTEN = "it is being written"
 _HOST = int(Flag.HOST)
+_TICK = 0.01
+"""Seconds: times of files are told apart by no less."""
 
 
 class Place(NamedTuple):
@@ -118,6 +121,8 @@ class Listed(NamedTuple):
 class Scan(Found):
     """What was found in all of it."""
 
+    began: float = field(default_factory=time.monotonic)
+    """When it began, by `time.monotonic`: what was written since may not be in it."""
     folders: set[str] = field(default_factory=set)
     busy: set[str] = field(default_factory=set)
     """Folders of the groups that somebody is writing."""
@@ -127,6 +132,12 @@ class Scan(Found):
     """How many files were read."""
     forgotten: int = 0
     """Of how many files no more is known here."""
+
+    def begin_after_own_changes(self) -> None:
+        """kstore itself has changed something in the root: only what is later, by more than a clock's tick, somebody
+        else has written.
+        """
+        self.began = time.monotonic() + _TICK
 
     def forget(self) -> None:
         """Do without what only the index was for, once that is saved: a hundred thousand statuses. What a restore has

@@ -67,12 +67,14 @@ class Placer:
         folders: Collection[str],
         before_move: Callable[[], None],
         *,
+        since: float,
         nearest: Set[str] | None = None,
         marks: bool = False,
     ) -> Placed:
-        """Place `wanted`; `folders` are the folders, as artifact paths, that exist already, and `nearest` the nearest
-        of those that `wanted` is to be in, if they are known.
+        """Place `wanted`, but not where somebody has written `since`, by `time.monotonic`.
 
+        `folders` are the folders, as artifact paths, that exist already, and `nearest` the nearest of those that
+        `wanted` is to be in, if they are known.
         `before_move` is called when all is staged and nothing in its place; what it raises ends it there.
         With `marks` folders that nobody has touched will be known by their time: see `untouched`.
         A blob that is missing or damaged costs its group, or itself if it is in none.
@@ -85,7 +87,7 @@ class Placer:
             before_move()
             return Placed()
         try:
-            return self._place(wanted, packs, folders, before_move, nearest, marks=marks)
+            return self._place(wanted, packs, folders, before_move, since, nearest, marks=marks)
         except OSError as error:
             raise CacheRootError(cannot_write(self._root, error)) from error
 
@@ -95,6 +97,7 @@ class Placer:
         packs: Sequence[str],
         folders: Collection[str],
         before_move: Callable[[], None],
+        since: float,
         nearest: Set[str] | None,
         *,
         marks: bool,
@@ -119,7 +122,7 @@ class Placer:
             if unusable or refused:
                 holding = nearest_folders(wanted)
                 needed = with_parents(holding)
-            staging = Staging(self._root, stages, wanted, needed, begun)
+            staging = Staging(self._root, stages, wanted, needed, begun, since)
             try:
                 placed = staging.fill(self._sources[0], packs, self._others, self._progress, marks=marks)
             finally:
@@ -127,7 +130,7 @@ class Placer:
                     source.blobs.close()
             staging.drop_incomplete(placed, self._lists)
             before_move()
-            mover = Mover(staging.staged, self._root.local_path, wanted, staging.is_since_begun)
+            mover = Mover(staging.staged, self._root.local_path, wanted, staging.is_since)
             with self._waiting.visible():
                 mover.move(placed.paths, set(folders) | elsewhere, {folder for folder in needed if "/" not in folder})
             placed.forget(mover.occupied, mover.refused)

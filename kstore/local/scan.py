@@ -34,7 +34,9 @@ from kstore.similarity import suffix
 
 _File = tuple[Status, Kind]
 _GROUP, _LINK, _RELOCATE, _BELOW = int(Flag.GROUP), int(Flag.LINK), int(Flag.RELOCATE), int(Flag.BELOW)
-_UNFINISHED = "it is not finished"
+_UNFINISHED, _CHANGED = "it is not finished", "it changed while it was read"
+_DEEPEST = 100
+"""Folders in each other: no compiler makes so many, and for each Python takes some of its stack."""
 _NOTHING_PLACED = Untouched()
 
 
@@ -211,6 +213,9 @@ class _Walk:
                 folders[once(name, name)] = status
             elif status.error != errno.ENOENT:  # Of what has gone meanwhile nobody knows whether it was a folder.
                 files[once(name, name)] = status, kind
+        if folders and place.path.count("/") >= _DEEPEST:
+            into.skipped += (Skipped(f"{place.path}/{name}", "it is too deep") for name in folders)
+            folders.clear()
         return folders, files
 
     def _ignores_or_waits(self, place: Place, name: str, below: str, into: Found) -> bool:
@@ -334,13 +339,13 @@ class _Walk:
         if found.skipped:
             self._leave_out(place, next(self._problems(found, ())))
         elif any(folder.place.path in changed for folder in folders):  # two writers' files are never mixed
-            self._leave_out(place, "it changed while it was read")
+            self._leave_out(place, _CHANGED)
         else:
             found.mark_host_bound()
             self._found.add(found)
 
     def _leave_out(self, place: Place, problem: str) -> None:
-        if problem == _UNFINISHED and is_recent(place.local):
+        if problem == _CHANGED or (problem == _UNFINISHED and is_recent(place.local)):
             self._found.busy.add(place.path)
         self._found.skipped.append(Skipped(place.path, problem))
 

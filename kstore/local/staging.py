@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future
@@ -51,6 +52,7 @@ _FOLDER_COUNT = 128
 """Folders that are made before those who wait for them are told."""
 _WAITING = 2 * _THREADS
 """Parts that are being copied or wait for a thread: what is known of each is in memory."""
+_SECOND = 1_000_000_000
 _TICK_NS = 10_000_000
 """A file's time may be finer than the clock: later than now, by as much as that ticks."""
 _GROUP, _LINK, _BELOW = int(Flag.GROUP), int(Flag.LINK), int(Flag.BELOW)
@@ -67,13 +69,20 @@ class Staging:
     """The artifacts on their way, in folders that nobody else looks into."""
 
     def __init__(
-        self, root: CacheRoot, stages: dict[str, str], wanted: Files, folders: Iterable[str], begun: Begun | None
+        self,
+        root: CacheRoot,
+        stages: dict[str, str],
+        wanted: Files,
+        folders: Iterable[str],
+        begun: Begun | None,
+        since: float,
     ) -> None:
-        """`folders` are all that `wanted` is in."""
+        """`folders` are all that `wanted` is in. The root was looked at `since`, by `time.monotonic`."""
         self._root = root
         self._stages = stages
         self._writer = Writer(root, stages, self.staged, wanted)
-        self._begun_ns = {stage: clock_of(stage) for stage in set(stages.values())}
+        ago_ns = int((time.monotonic() - since) * _SECOND)
+        self._since_ns = {stage: clock_of(stage) - ago_ns for stage in set(stages.values())}
         self.wanted = wanted
         self._folders = sorted(folders)
         self.folders = [self.staged(folder) for folder in self._folders]
@@ -91,10 +100,12 @@ class Staging:
         """Where an artifact, or a folder of them, is being built."""
         return f"{self._stages[path.partition('/')[0]]}/{path}"
 
-    def is_since_begun(self, path: str, moment_ns: int) -> bool:
-        """Whether a time is between when staging began and now. A later one is of before a clock was set back."""
+    def is_since(self, path: str, moment_ns: int) -> bool:
+        """Whether a time is between when the root was looked at and now: a later one is from before a clock was set
+        back.
+        """
         stage = self._stages[path.partition("/")[0]]
-        return self._begun_ns[stage] < moment_ns and moment_ns <= clock_of(stage) + _TICK_NS
+        return self._since_ns[stage] < moment_ns and moment_ns <= clock_of(stage) + _TICK_NS
 
     def fill(
         self,

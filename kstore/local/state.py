@@ -52,10 +52,9 @@ class Changed(Exception):
 
 
 class Base(NamedTuple):
-    """The generation that a cache root grew from."""
+    """The generation that a cache root grew from, and `Storage.identity` of the store that it was in."""
 
     store: str
-    """`Storage.identity` of the store that it was in."""
     snapshot: Snapshot
 
 
@@ -66,6 +65,8 @@ class State:
     index: Index = field(default_factory=Index)
     base: Base | None = None
     declined: Mapping[str, bytes] = field(default_factory=dict)
+    waiting: int = 0
+    """Artifacts that are in none of these, and wait for other news to be published with."""
     host: str = ""
     """Fingerprint of the host that the root's host-bound artifacts were last seen on; empty if nobody asked."""
     foreign: Mapping[str, bytes] = field(default_factory=dict)
@@ -73,7 +74,7 @@ class State:
     missed: frozenset[bytes] = frozenset()
     """Digests of what restores found missing or damaged in the store, a manifest too: who has it puts it back."""
     synced: bool = False
-    """Whether the root, as the index has it, has nothing that is not in the base or declined."""
+    """Whether the root, as the index has it, has nothing that is not in the base, declined or waiting."""
     untouched: Mark = UNMARKED
     """Of the folders that are as the base has them."""
     seen: int = 0
@@ -89,6 +90,8 @@ class StillRoot(NamedTuple):
     """Without its manifest."""
     declined: int
     """Artifacts that are not in the base, and were declined."""
+    waiting: int
+    """As in `State`."""
     still: Still
     damage: str
     """The mark of what was found damaged of the store by then, and is looked after."""
@@ -213,7 +216,7 @@ class StateFolder:
             ref = read_ref(content)
             if digest_of(data) == ref.manifest:
                 state.base = Base(content["store"], Snapshot(ref, data))
-                state.declined = _digests(content["declined"])
+                state.declined, state.waiting = _digests(content["declined"]), int(content.get("waiting", 0))
                 state.synced = content["synced"] == self._index_digest.hex() != ""
                 state.untouched = Mark(*map(int, content["untouched"])) if is_here else UNMARKED
                 state.seen = int(content.get("seen", 0))
@@ -232,7 +235,7 @@ class StateFolder:
         return state
 
     def save_still(self, still: Still, damage: str) -> None:
-        """Remember that all of the root is in the base that is saved, or declined, and nothing moves there.
+        """Remember that all of the root is in the base that is saved, declined or waiting, and nothing moves there.
 
         `damage` is the mark of what was found damaged of the store by then, and is looked after.
         """
@@ -250,7 +253,8 @@ class StateFolder:
                 base = json.loads(sync)
                 found = Base(base["store"], Snapshot(read_ref(base), b""))
                 still = Still.load(content["still"], paths)
-                return StillRoot(found, len(base["declined"]), still, content["damage"], base.get("supports", []))
+                passed, supports = (len(base["declined"]), int(base.get("waiting", 0))), base.get("supports", [])
+                return StillRoot(found, *passed, still, content["damage"], supports)
         return None
 
     def grew_from(self, store: str, ref: Ref) -> bool:
@@ -294,19 +298,21 @@ class StateFolder:
         *,
         host: str,
         synced: bool,
+        waiting: int = 0,
         untouched: Mark = UNMARKED,
         foreign: Mapping[str, bytes] | None = None,
         missed: Set[bytes] = frozenset(),
         seen: int = 0,
         supports: Sequence[str] = (),
     ) -> None:
-        """Replace the base. `synced` says whether all that the saved index has is in it or declined."""
+        """Replace the base. `synced` says whether all that the saved index has is in it, declined or `waiting`."""
         content = {
             "store": base.store,
             **dump_ref(base.snapshot.ref),
             "host": host,
             "synced": self._index_digest.hex() if synced else "",
             "declined": _texts(declined),
+            "waiting": waiting,
             "foreign": _texts(foreign or {}),
             "missed": sorted(digest.hex() for digest in missed),
             "untouched": untouched,

@@ -64,8 +64,11 @@ class FolderWatch:
         changed = self._changed
 
         class Handler(events.FileSystemEventHandler):
+            def __init__(self, folder: str) -> None:
+                self._above = len(folder)
+
             def dispatch(self, event: events.FileSystemEvent) -> None:
-                if f"/{KSTORE_FOLDER}" not in os.fsdecode(event.src_path):
+                if KSTORE_FOLDER not in os.fsdecode(event.src_path)[self._above :].split("/"):
                     changed()
 
         # A file is finished when it is closed, renamed or linked; what happens to it before is not worth a wake-up. A
@@ -78,7 +81,7 @@ class FolderWatch:
             logging.getLogger(name).addFilter(self._filter)
         self._observer = Observer()
         for folder in filter(_is_there, self._folders):
-            self._observer.schedule(Handler(), folder, recursive=True, event_filter=kinds)
+            self._observer.schedule(Handler(folder), folder, recursive=True, event_filter=kinds)
         self._observer.start()
 
     def stop(self) -> None:

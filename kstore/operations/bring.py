@@ -108,19 +108,25 @@ class _Proposal:
     """What mergers made, by digest."""
 
 
-def bring_in(target: Target, incoming: Incoming) -> Brought:
+class Withdrawn(Exception):
+    """The scope was forgotten or quarantined, and what comes is not to bring it back."""
+
+
+def bring_in(target: Target, incoming: Incoming, *, revives: bool = True) -> Brought:
     """Publish what the scope lacks of what comes.
 
     Raises:
+        Withdrawn: without `revives`, where somebody has taken the scope out meanwhile, too; nothing is published.
         IntegrityError: a blob that it needs is missing or damaged where it comes from; nothing is published.
         StoreUnavailable, OSError: the store cannot be used.
     """
-    return _BringIn(target, incoming).run()
+    return _BringIn(target, incoming, revives).run()
 
 
 class _BringIn:
-    def __init__(self, target: Target, incoming: Incoming) -> None:
+    def __init__(self, target: Target, incoming: Incoming, revives: bool) -> None:
         self._storage = target.storage
+        self._revives = revives
         self._scope = target.scope
         self._incoming = replace(incoming, manifest=standing(incoming.manifest))
         self._progress = target.progress
@@ -136,6 +142,8 @@ class _BringIn:
         self._uploader = Uploader(replace(self._target, ahead=ahead))
         for _ in range(_MAX_RACES):
             theirs = self._newest()
+            if not self._revives and theirs.snapshot and theirs.snapshot.ref.withdrawn:
+                raise Withdrawn
             proposal = self._propose(theirs)
             lost = self._lost(theirs)
             if not proposal.taken and not lost:

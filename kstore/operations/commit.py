@@ -22,7 +22,7 @@ from kstore.local.finished import Unfinished, read_finished
 from kstore.local.found import Scan, Skipped
 from kstore.local.state import State, StillRoot
 from kstore.merge import Merged, merge
-from kstore.operations.memory import Memory
+from kstore.operations.memory import Memory, grown_from
 from kstore.operations.proposal import Proposal, Theirs, apart, meta_by
 from kstore.operations.reason import is_reason
 from kstore.operations.sources import Sources
@@ -115,9 +115,9 @@ class _Commit:
         self._worker = worker
         self._storage = worker.storage
         self._state = state
-        self._base = _base(worker, state)
+        self._base = grown_from(worker, state)
         self.memory = Memory(worker, state, self._base, found)
-        self._declined = state.declined
+        self._declined, self._waiting = state.declined, state.waiting
         self._ours = found.files
         self._found = found
         index = found.index_beside_base
@@ -310,7 +310,7 @@ class _Commit:
             log.debug("generation %d of %s was published by another worker", ref.generation, ref.scope)
             self._taken = ref.generation
             return None
-        self._published = proposal
+        self._published, self._waiting = proposal, 0
         if not self._storage.refs.is_newest(ref):
             # Most likely another worker went on from it. But who was held up for hours may have taken a number that
             # others had used, and gc removed, meanwhile: then what is the newest now lacks what is ours.
@@ -352,6 +352,7 @@ class _Commit:
         self._skipped += (Skipped(unit, "it changed while it was uploaded") for unit in sorted(units))
 
     def _unchanged(self, theirs: Theirs, proposal: Proposal) -> CommitReport:
+        self._waiting = len(proposal.taken)
         self._remember(theirs, proposal)
         ref = theirs.snapshot.ref if theirs.snapshot else None
         if self._published:
@@ -368,7 +369,9 @@ class _Commit:
         found = (snapshot.ref.manifest,), (entry.digest for entry in self._ours.values())
         missed = self._state.missed.difference(*found)
         below = supports_of(self._storage, manifest)
-        self.memory.save_base(snapshot, proposal.declined, self._foreign, missed, below, self._is_complete)
+        self.memory.save_base(
+            snapshot, proposal.declined, self._foreign, missed, below, self._is_complete, self._waiting
+        )
 
     def _report(
         self,
@@ -385,14 +388,9 @@ class _Commit:
             new_blobs=self._uploader.blobs,
             uploaded=self._uploader.bytes,
             declined=len(proposal.declined if proposal else self._declined),
+            waiting=self._waiting,
             layout=self._uploader.layout or "",
             components=count_components(manifest.items()) if manifest else None,
             skipped=tuple(self._skipped),
             found=len(self._found.known) + self._found.forgotten,
         )
-
-
-def _base(worker: Worker, state: State) -> Snapshot | None:
-    """What the root grew from, unless a restore could not read it in the store: then nothing of it is relied upon."""
-    base = worker.base(state)
-    return None if base and base.ref.manifest in state.missed else base

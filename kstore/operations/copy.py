@@ -13,7 +13,7 @@ from kstore.blobs import Layout
 from kstore.errors import IntegrityError, MissError, StoreBelowMissing, StoreUnavailable, UsageError
 from kstore.folders import nearest_writable
 from kstore.local import cacheroot
-from kstore.operations.bring import Brought, Incoming, Target, bring_in
+from kstore.operations.bring import Brought, Incoming, Target, Withdrawn, bring_in
 from kstore.operations.restore import readable
 from kstore.published.layers import or_below
 from kstore.published.leaning import check_supported, fetch_many
@@ -105,6 +105,8 @@ def _copy(source: Storage, target: Store, scope: Scope, report: CopyReport, *, r
             source.refs.newest(scope)  # One that is damaged may have withdrawn the key.
     report.damaged += filter(None, [passed_over])
     if snapshot is None:
+        if revive:
+            raise MissError("it was forgotten or quarantined there")
         return
     with writing(target):
         if not revive and _is_withdrawn(target.storage, scope):
@@ -112,7 +114,10 @@ def _copy(source: Storage, target: Store, scope: Scope, report: CopyReport, *, r
             return
         fetch = partial(_fetch, source, snapshot)
         incoming = Incoming(snapshot.checked, snapshot.ref.manifest, fetch, source.location)
-        report.scopes.append(bring_in(target_of(target, scope), incoming))
+        try:
+            report.scopes.append(bring_in(target_of(target, scope), incoming, revives=revive))
+        except Withdrawn:  # since it was looked at
+            report.withdrawn.append(scope)
 
 
 def _is_withdrawn(storage: Storage, scope: Scope) -> bool:

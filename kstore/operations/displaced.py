@@ -33,6 +33,7 @@ def put_right(worker: Worker, found: Scan) -> None:
             component, _, _ = path.partition("/")
             if component in stages:
                 _rewrite(worker, found, path, f"{stages[component]}/displaced")
+    found.begin_after_own_changes()
     log.info("%d files of %s, which was moved or copied, say again where they are", len(displaced), worker.root.path)
 
 

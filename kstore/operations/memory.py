@@ -57,8 +57,11 @@ class Memory:
         missed: Set[bytes],
         supports: Sequence[str],
         is_complete: bool,
+        waiting: int,
     ) -> None:
-        """Remember that the root grew from `snapshot`. `is_complete` says that all of it is in that or declined."""
+        """Remember that the root grew from `snapshot`. `is_complete` says that all of it is in that, declined or
+        `waiting`.
+        """
         worker = self._worker
         keeps_base = self._base is not None and self._base.is_generation_of(snapshot.ref)
         with self._writing():
@@ -69,6 +72,7 @@ class Memory:
                 declined,
                 host=worker.known_host(self._state),
                 synced=is_complete and self.is_kept,
+                waiting=waiting,
                 untouched=worker.untouched(self._state, self._base) if keeps_base else UNMARKED,
                 foreign=foreign,
                 missed=missed,
@@ -83,3 +87,9 @@ class Memory:
             if self.is_kept:
                 log.warning("%s; the next commit may read all of %s again", error, self._worker.root.path)
             self.is_kept = False
+
+
+def grown_from(worker: Worker, state: State) -> Snapshot | None:
+    """What the root grew from, unless a restore could not read it in the store: then nothing of it is relied upon."""
+    base = worker.base(state)
+    return None if base and base.ref.manifest in state.missed else base

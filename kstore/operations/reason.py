@@ -18,8 +18,8 @@ from kstore.published.snapshot import Snapshot
 
 _LITTLE = 1 / 8
 """Less than this share of what is published of the component, both in files and in bytes."""
-_FEW = 64
-"""Files, and no more: a new driver makes all anew, and a key may hold what several before it made."""
+_FEW, _SMALL = 32, 4 << 20
+"""Files and bytes, and no more: a new driver makes all anew, and a key may hold what several before it made."""
 _FILES, _SIZE = attrgetter("files"), attrgetter("size")
 
 
@@ -44,7 +44,7 @@ def _is_much(lead: str, taken: Iterable[str], ours: Files, published: Sequence[S
     new = _amount(lead, ((path, ours[path]) for path in taken))
     old = [_amount(lead, snapshot.manifest.items()) for snapshot in published if snapshot]
     files, size = (max(of_each, default=0) for of_each in (map(_FILES, old), map(_SIZE, old)))
-    return new.files >= min(_FEW, _LITTLE * files) or new.size >= _LITTLE * size
+    return new.files >= min(_FEW, _LITTLE * files) or new.size >= min(_SMALL, _LITTLE * size)
 
 
 def _amount(lead: str, items: Iterable[tuple[str, Entry]]) -> _Amount:

@@ -75,7 +75,8 @@ class Restoration:
             self._begun.drop()
         placer = self._placer(self._begun if nearest is not None else None)
         there = self._found.folders
-        placed = placer.place(wanted, self._ref.packs, there, before_move, nearest=nearest, marks=is_fresh)
+        since = self._found.began
+        placed = placer.place(wanted, self._ref.packs, there, before_move, since=since, nearest=nearest, marks=is_fresh)
         try:
             self._remember(merged, placed)
         except (KstoreError, OSError) as error:

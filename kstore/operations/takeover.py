@@ -75,4 +75,5 @@ def drop_foreign(worker: Worker, state: State, found: Scan) -> dict[str, bytes]:
             left[path] = digest
             found.settled_folders.pop(path.rpartition("/")[0], None)
         del found.known[path]
+        found.begin_after_own_changes()
     return left

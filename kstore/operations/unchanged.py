@@ -38,7 +38,8 @@ def unchanged_since(worker: Worker, known: StillRoot | None) -> CommitReport | N
         return None
     with suppress(IntegrityError):
         if base.is_generation_of(newest_ref(storage, worker.scope)) and not lacks_pack(storage, base.ref):
-            return commit_report(worker, CommitStatus.UNCHANGED, base.ref, declined=known.declined)
+            passed = {"declined": known.declined, "waiting": known.waiting}
+            return commit_report(worker, CommitStatus.UNCHANGED, base.ref, **passed)
     return None
 
 
@@ -52,7 +53,7 @@ def confirm(worker: Worker) -> None:
 
 
 def remember_still(worker: Worker, report: CommitReport, found: Scan, began_ns: int, mark: str) -> None:
-    """For the next commit, if all that the scan `found`, which began at `began_ns`, is published or declined now.
+    """For the next commit, if all that the scan `found`, which began at `began_ns`, is published, declined or waiting.
 
     `mark` is that of what was in quarantine before it was looked for what the store has lost of it. Nothing is
     remembered of an empty root, which is likely to be the wrong one: every commit is to say so.

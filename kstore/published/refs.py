@@ -110,19 +110,15 @@ class Refs:
 
     def pin(self, scope: Scope, generation: int) -> None:
         """Keep a generation. The ref is looked for after the pin was made; `drop` does it the other way round. It is
-        looked for before as well: a mistaken number writes nothing.
+        looked for before as well: a mistaken number writes nothing. A pin stays, whatever is found: somebody else may
+        have been told that the generation is pinned, and of one that has gone it means nothing.
 
         Raises:
             MissError: there is no such generation, or it is being removed.
         """
         self._check_there(scope, generation)
-        pin = ref_name(scope, generation) + _PIN
-        self._backend.put_if_absent(pin, b"")
-        try:
-            self._check_there(scope, generation)
-        except MissError:
-            self._backend.delete(pin)
-            raise
+        self._backend.put_if_absent(ref_name(scope, generation) + _PIN, b"")
+        self._check_there(scope, generation)
 
     def _check_there(self, scope: Scope, generation: int) -> None:
         try:

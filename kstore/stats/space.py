@@ -16,7 +16,7 @@ import struct
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from types import TracebackType
 from typing import Generic, NamedTuple, Self, TypeVar
 
@@ -332,8 +332,8 @@ class Accounts(Generic[Group]):
     def _loose_in(self, shard: str) -> dict[str, bool]:
         """The loose blobs of a folder, and whether anything needs them."""
         names = {child.name for child in self._storage.backend.list(shard) if _DIGEST.fullmatch(child.name)}
-        found = self._loose.beginning(map(bytes.fromhex, names))
-        needed = {name[:DIGEST_SIZE].hex() for name in found}
+        found = (needing.beginning(map(bytes.fromhex, names)) for needing in (self._loose, self._leant))
+        needed = {name[:DIGEST_SIZE].hex() for name in chain.from_iterable(found)}
         return {f"{shard}/{name}": name in needed for name in names}
 
     def _count_stored(self, names: Mapping[str, bool]) -> None:

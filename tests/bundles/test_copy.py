@@ -12,6 +12,7 @@ from kstore.gc import Policy
 from kstore.operations.copy import CopyReport, copy_keys
 from kstore.report import CommitStatus
 from kstore.scope import Scope
+from kstore.upload import Uploader
 from kstore.used import mark_name
 from tests.bundles.carrying import Stored, fill, other_store, restored, without_relocated
 from tests.gc.stores import collect_fully, pass_time
@@ -112,10 +113,36 @@ def test_what_was_withdrawn_stays_so_unless_it_is_named(source: Node, target: No
     assert restored(target) == without_relocated(contents(source.tree.root))
 
 
+@pytest.mark.parametrize("verb", ["forget", "quarantine"])
+def test_what_is_withdrawn_while_it_is_copied_stays_so(
+    source: Node, target: Node, verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy(source, target)
+    source.tree.kernel("new")
+    source.commit()
+    upload = Uploader.copy
+
+    def withdrawn_meanwhile(uploader: Uploader, *arguments: Any) -> set[bytes]:
+        monkeypatch.undo()
+        getattr(target.store, verb)(KEY)
+        return upload(uploader, *arguments)
+
+    monkeypatch.setattr(Uploader, "copy", withdrawn_meanwhile)
+    report = copy(source, target)
+    assert (report.scopes, report.withdrawn) == ([], [target.store.scope(KEY)])
+    assert target.newest().files == 0
+
+
 def test_what_the_source_forgot_is_not_copied(source: Node, target: Node) -> None:
     source.store.forget(KEY)
     assert copy(source, target).scopes == []
     assert not target.location.exists()
+
+
+def test_where_that_is_named_it_is_told(source: Node, target: Node) -> None:
+    source.store.forget(KEY)
+    (reason,) = copy(source, target, KEY).damaged
+    assert "is not copied: it was forgotten or quarantined there" in reason
 
 
 def test_a_damaged_key_is_left_out_and_told(source: Node, target: Node) -> None:

@@ -21,7 +21,7 @@ from kstore.blobs.loose import ASIDE, blob_name
 from kstore.blobs.packindex import PackIndex
 from kstore.blobs.packreader import PackReader
 from kstore.blobs.writers import PackedBlobWriter
-from kstore.condemned import list_names, read_doomed, read_list
+from kstore.condemned import Condemned, list_names, read_doomed, read_list, write_lists
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError, StoreUnavailable, UsageError
 from kstore.gc import GcStatus, collection, repack, sweep
@@ -36,6 +36,7 @@ from kstore.published.generations import republish
 from kstore.published.ref import Ref
 from kstore.published.refs import Refs
 from kstore.report import CommitStatus, RestoreStatus
+from kstore.used import mark_name
 from tests.gc.stores import HOUR, collect, collect_fully, generations, kernels, pass_time, restored, stored
 from tests.trees import KEY, Node, contents
 
@@ -128,6 +129,34 @@ def test_a_forgotten_key_misses_at_once_and_is_gone_after_two_graces(node: Node,
     assert node.commit().status is CommitStatus.UNCHANGED  # what was forgotten does not come back by itself
     node.tree.wrapper("three")
     assert node.commit().generation == 4
+
+
+def test_the_mark_of_a_key_goes_with_it(node: Node, tmp_path: Path) -> None:
+    grow(node, "one")
+    for key in ("model/v1", "model/v2"):
+        node.commit(key)
+        Node(tmp_path, "other").restore(key)
+    node.store.forget("model/v1")
+    collect(node)
+    marks = {mark_name(node.store.scope(key)) for key in ("model/v1", "model/v2")}
+    assert {name for name in marks if (node.location / name).exists()} == marks, "it may be restored just now"
+    collect_fully(node)
+    assert {f"used/{path.name}" for path in (node.location / "used").iterdir()} == {
+        mark_name(node.store.scope("model/v2"))
+    }
+
+
+def test_what_a_killed_writer_leaves_goes_though_something_else_stays_condemned(node: Node, tmp_path: Path) -> None:
+    grow(node, "one")
+    backend, needed = node.store.storage.backend, min(stored(node))
+    found = backend.stat(needed)
+    digest = bytes.fromhex(needed.rpartition("/")[2])
+    write_lists(backend, [Condemned(needed.startswith("packs/"), digest, found.inode, found.mtime_ns, found.size)])
+    (node.location / "tmp" / "killed").write_bytes(b"half of a pack")
+    for _ in range(2):
+        collect_fully(node)
+    assert list((node.location / "tmp").iterdir()) == []
+    assert node.store.verify().ok
 
 
 def test_a_key_that_was_forgotten_takes_everything_from_a_fresh_worker(node: Node, tmp_path: Path) -> None:

@@ -435,6 +435,7 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "another version": lambda data: with_checksum((99).to_bytes(8, "big") + data[12:]),
     "a key that climbs": lambda data: write([Artifact("aot_autograd", "../../x", b"entry")]),
     "an absolute key": lambda data: write([Artifact("autotune", "/etc/x.best_config", b"{}")]),
+    "a module for a configuration": lambda data: write([Artifact("autotune", "ab/cabc.py", b"import os")]),
     "a key of folders": lambda data: write([Artifact("precompile", "a/b", b"entry")]),
     "a key with a NUL": lambda data: write([Artifact("pgo", "a\0b", b"profile")]),
 }

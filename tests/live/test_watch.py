@@ -53,6 +53,16 @@ def test_a_file_deep_in_new_folders_is_noticed(ears: Ears, tmp_path: Path) -> No
     assert ears.hears_of(tmp_path / "root/inductor/ab/cone.py")
 
 
+def test_a_root_in_a_folder_with_a_name_like_kstores_own_is_watched(tmp_path: Path) -> None:
+    (tmp_path / ".kstore/root").mkdir(parents=True)
+    ears = Ears(tmp_path / ".kstore/root")
+    ears.watch.start()
+    try:
+        assert ears.hears_of(tmp_path / ".kstore/root/inductor/ab/cone.py")
+    finally:
+        ears.watch.stop()
+
+
 def test_so_is_one_that_is_renamed_into_place(ears: Ears, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere/one").write_text("compiled")

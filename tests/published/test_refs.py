@@ -188,7 +188,7 @@ def test_a_pin_of_what_is_not_there_writes_nothing(refs: Refs, backend: PosixBac
     assert list(backend.list("")) == []
 
 
-def test_a_pin_of_what_is_removed_meanwhile_is_taken_back(
+def test_a_pin_of_what_is_removed_meanwhile_fails_and_stays_for_who_else_relies_on_it(
     refs: Refs, backend: PosixBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(refs, REF)
@@ -201,4 +201,4 @@ def test_a_pin_of_what_is_removed_meanwhile_is_taken_back(
     monkeypatch.setattr(backend, "put_if_absent", put_late)
     with pytest.raises(MissError, match="has no generation 1"):
         refs.pin(SCOPE, 1)
-    assert refs.pins(SCOPE) == set()
+    assert refs.pins(SCOPE) == {1}

@@ -93,7 +93,10 @@ def _path_of(artifact: Artifact) -> str:
             return f"aotautograd/{_name(key)}/{_content_name(artifact.content)}"
         case Kind.TUNED:
             folder, _, name = key.partition("/")
-            return f"{_name(folder)}/{_name(name)}"
+            path = f"{_name(folder)}/{_name(name)}"
+            if not _PATHS[Kind.TUNED].fullmatch(path):
+                raise IntegrityError(_foreign(key))
+            return path
         case Kind.PROFILE:
             return f"dynamo/code_state_{_printable(_NOT_IN_NAMES.sub('_', key))}.pkl"
         case _:
@@ -107,8 +110,12 @@ def _content_name(content: bytes) -> str:
 
 def _name(text: str) -> str:
     if not _NAME.fullmatch(text):
-        raise IntegrityError(f"a mega-cache holds the key {text!r}, which no torch writes; nothing of it is used")
+        raise IntegrityError(_foreign(text))
     return text
+
+
+def _foreign(key: str) -> str:
+    return f"a mega-cache holds the key {key!r}, which no torch writes; nothing of it is used"
 
 
 def _printable(text: str) -> str:
