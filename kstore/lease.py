@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 _SECOND = 1_000_000_000
 _ATTEMPTS = 10
 _KEPT = 2
+_MOST_BYTES = 1 << 16
+_LONGEST = 30 * 86400.0
+"""Seconds: no worker claims longer than that to be away."""
 """Files that stay: a listing during which one appears and one goes still shows one of them."""
 
 
@@ -60,7 +63,7 @@ class Lease:
             if not number or (seen and seen.number == number):
                 return seen if number else None
             with suppress(FileNotFoundError):  # newer ones came since the listing
-                return _parse(number, self._backend.get(self._name(number)), self.ttl)
+                return _parse(number, self._backend.get(self._name(number), 0, _MOST_BYTES), self.ttl)
         return Claim(number, ttl=self.ttl)
 
     def acquire(self) -> bool:
@@ -141,4 +144,4 @@ def _parse(number: int, data: bytes, ttl: float) -> Claim:
         )
     except (ValueError, TypeError, KeyError, RecursionError, OverflowError):
         return Claim(number, ttl=ttl)
-    return claim if 0 < claim.ttl < math.inf and 0 <= claim.held < math.inf else Claim(number, ttl=ttl)
+    return claim if 0 < claim.ttl <= _LONGEST and 0 <= claim.held < math.inf else Claim(number, ttl=ttl)

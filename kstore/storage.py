@@ -34,6 +34,8 @@ DEFAULT_GRACE = 3600
 _FOR_EVER = 1 << 63
 Follow = Callable[[Ref], Seen | None]
 _SETTINGS = "kstore.json"
+_MOST_BYTES = 1 << 16
+"""Of that. A sparse file is as large as anybody likes."""
 _TAG = "CACHEDIR.TAG"
 _TAG_TEXT = b"Signature: 8a477f597d28d172789f06886806bc55\n# A kstore. Backup programs may leave it out.\n"
 
@@ -212,7 +214,7 @@ class Storage:
 
     def _read_settings(self) -> dict[str, Any]:
         try:
-            settings = _parse_settings(self.location, self.backend.get(_SETTINGS))
+            settings = _parse_settings(self.location, self.backend.get(_SETTINGS, 0, _MOST_BYTES))
         except FileNotFoundError:
             self._check_parent()
             return {}

@@ -45,6 +45,8 @@ _ROOM_FOR_TAILS = 4 * _TAIL
 _TOGETHER = 1 << 20
 """Bytes of neighbouring frames that are read in one go, for each read may have to cross a network."""
 _CHUNK = 1 << 20
+_MOST_TIMES = 1 << 15
+"""What zstd can make of one byte: of a block of four at most 128 KiB (RFC 8878, section 3.1.1.2)."""
 _MAX_WINDOW = 16 << 20
 _MAX_INDEX = 256 << 20
 """Bytes: six million blobs. A sparse file is as large as anybody likes."""
@@ -241,6 +243,8 @@ class PackReader:
 
     def _decompress_in_chunks(self, source: _Source, frame: Frame) -> memoryview:
         """Hold the large blob once, and neither its compressed form nor a second copy."""
+        if frame.size > frame.packed_size * _MOST_TIMES:
+            raise IntegrityError(f"a frame of {self._name} declares {frame.size} bytes")
         packed = _Section(source.read, frame.offset, frame.packed_size)
         header = source.read(frame.offset, min(frame.packed_size, FRAME_HEADER))
         if zstandard.frame_content_size(header) != frame.size:

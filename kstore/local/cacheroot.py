@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 from kstore.components.table import KSTORE_FOLDER, Table
 from kstore.errors import CacheRootError
+from kstore.files import read_whole
 from kstore.folders import make_folder
 
 NUMBERED_ROOTS = Path("/tmp/kstore")
@@ -86,7 +87,7 @@ class Owner(NamedTuple):
     def load(cls, path: Path) -> Owner | None:
         """The owner that a claim names; None if it cannot be read, which makes it nobody's to take."""
         try:
-            content = json.loads(path.read_bytes())
+            content = json.loads(read_whole(str(path)))
             return cls(content["store"], content["gpu"], content["key"], content["uid"])
         except (OSError, ValueError, KeyError, TypeError):
             return None

@@ -1,4 +1,4 @@
-"""Names that a cache root refuses: its builder's had a shorter path, or its builder another locale."""
+"""Names that a cache root refuses: its builder's had a shorter path or another locale, or it is too deep."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Mapping
 
-from kstore.published.manifest import Files, group_of
+from kstore.published.manifest import DEEPEST, Files, group_of
 
 
 def refused_names(wanted: Files, stages: Mapping[str, str]) -> dict[str, str]:
@@ -14,9 +14,10 @@ def refused_names(wanted: Files, stages: Mapping[str, str]) -> dict[str, str]:
     why: dict[str, str] = {}
     for component, stage in stages.items():
         longest_name = os.pathconf(stage, "PC_NAME_MAX")
+        least = min(longest_name, 2 * DEEPEST)
         longest = os.pathconf(stage, "PC_PATH_MAX") - len(os.fsencode(f"{stage}/\0"))
         for path, entry in wanted.items():
-            if (len(path) > longest_name or not path.isascii()) and path.startswith(f"{component}/"):
+            if (len(path) > least or not path.isascii()) and path.startswith(f"{component}/"):
                 reason = _refusal(path, longest, longest_name)
                 if reason:
                     why[group_of(path, entry)] = reason
@@ -30,4 +31,6 @@ def _refusal(path: str, longest: int, longest_name: int) -> str:
     except UnicodeEncodeError:
         return f"its name cannot be written in this locale's encoding, {sys.getfilesystemencoding()}"
     is_long = len(encoded) > longest or max(map(len, encoded.split(b"/"))) > longest_name
-    return "its path is too long for this cache root" if is_long else ""
+    if is_long:
+        return "its path is too long for this cache root"
+    return "its path is too deep" if path.count("/") > DEEPEST + 1 else ""

@@ -29,14 +29,12 @@ from kstore.local.found import BEING_WRITTEN, Found, Listed, Place, Scan, Skippe
 from kstore.local.index import Index, Known, KnownFolder, is_settled
 from kstore.local.unread import Offer, Reader, Unread
 from kstore.local.untouched import Untouched
-from kstore.published.manifest import Entry, Files, Flag
+from kstore.published.manifest import DEEPEST, Entry, Files, Flag
 from kstore.similarity import suffix
 
 _File = tuple[Status, Kind]
 _GROUP, _LINK, _RELOCATE, _BELOW = int(Flag.GROUP), int(Flag.LINK), int(Flag.RELOCATE), int(Flag.BELOW)
 _UNFINISHED, _CHANGED = "it is not finished", "it changed while it was read"
-_DEEPEST = 100
-"""Folders in each other: no compiler makes so many, and for each Python takes some of its stack."""
 _NOTHING_PLACED = Untouched()
 
 
@@ -213,7 +211,7 @@ class _Walk:
                 folders[once(name, name)] = status
             elif status.error != errno.ENOENT:  # Of what has gone meanwhile nobody knows whether it was a folder.
                 files[once(name, name)] = status, kind
-        if folders and place.path.count("/") >= _DEEPEST:
+        if folders and place.path.count("/") >= DEEPEST:
             into.skipped += (Skipped(f"{place.path}/{name}", "it is too deep") for name in folders)
             folders.clear()
         return folders, files

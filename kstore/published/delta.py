@@ -24,6 +24,8 @@ _MOST = 1 / 8
 """Of the manifest's size. Compressed by itself, a manifest takes some three times that."""
 _MAX_SIZE = 32 << 20
 """Bytes: both manifests are in memory at once."""
+_LARGEST = 1 << 30
+"""Bytes of a manifest: six million artifacts. A sparse file is as large as anybody likes."""
 _LEVEL = 6
 """The least at which zstd goes on looking in what comes before: 3 gives eight times the bytes."""
 _WINDOW_LOG = 26
@@ -80,6 +82,8 @@ def read_manifest(blobs: BlobStore, ref: Ref) -> bytes:
 
 def _read(blobs: BlobStore, ref: Ref) -> bytes:
     delta = ref.delta
+    if ref.manifest_size > _LARGEST:
+        raise IntegrityError(f"its ref declares a manifest of {ref.manifest_size} bytes")
     if delta is None:
         return blobs.fetch(ref.manifest, ref.manifest_size, ref.packs)
     if max(ref.manifest_size, delta.size, delta.follows_size) > _MAX_SIZE:

@@ -18,6 +18,10 @@ from kstore.scope import Scope
 
 FORMAT = 1
 _RECORD = struct.Struct("<32sQqHBB")
+DEEPEST = 100
+"""Folders in each other, a component's own left out: no compiler makes so many, and who looks through them takes some
+of Python's stack for each.
+"""
 _HOSTS = "hosts/"
 _ROWS = 2048
 """That are read in one go."""

@@ -16,6 +16,8 @@ from kstore.scope import Scope
 
 _PIN, _DROPPED = ".pin", ".dropped"
 _ATTEMPTS = 3
+_MOST_BYTES = 4 << 20
+"""Of a ref that names sixty thousand packs. A sparse file is as large as anybody likes."""
 
 
 class Refs:
@@ -46,7 +48,7 @@ class Refs:
 
     def _read(self, scope: Scope, generation: int) -> bytes:
         try:
-            return self._backend.get(ref_name(scope, generation))
+            return self._backend.get(ref_name(scope, generation), 0, _MOST_BYTES)
         except FileNotFoundError:
             raise _no_generation(scope, generation) from None
 

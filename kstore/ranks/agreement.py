@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import re
 import secrets
 import socket
 import time
@@ -32,6 +33,7 @@ _SHARE, _SHARE_OF_RANK_0 = 0.9, 0.8
 """Of the time that the job waits for its restore: all must have agreed before anybody leaves, and rank 0 knows why."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5
 """Seconds between two looks at the board."""
+_NONCE = re.compile(r"[A-Za-z0-9-]{1,64}")
 _OFFER = {"nonce": str, "uniform": bool, "choice": dict}
 _VOTE = {"vote": str, "trouble": str}
 _VERDICT = {"go": bool, "why": str, "votes": dict}
@@ -158,6 +160,8 @@ class Agreement:
         found = self._read(self._call, _OFFER)
         if found is None or found["nonce"] in self._refused:
             return None
+        if not _NONCE.fullmatch(found["nonce"]):  # It is to be a part of names.
+            raise StoreUnavailable(f"what another rank wrote has a nonce that none makes: {found['nonce'][:80]!r}")
         if self._read(f"{self._call}.{found['nonce']}.verdict", _VERDICT):
             self._refused.add(found["nonce"])
             return None

@@ -13,6 +13,8 @@ from kstore.storage import Storage, reporting_trouble
 
 FOLDER = "groups"
 _PREFIX = "kstore/"
+_MOST_BYTES = 1 << 20
+"""Of a note. A sparse file is as large as anybody likes."""
 _STALE_FOR = 5.0
 """Seconds after which a rank that waits makes its client look at the folder afresh."""
 
@@ -50,13 +52,13 @@ class StoreBoard:
             self._storage.create()
             if self._storage.backend.put_if_absent(f"{FOLDER}/{name}", note):
                 return note
-            return self._storage.backend.get(f"{FOLDER}/{name}")
+            return self._storage.backend.get(f"{FOLDER}/{name}", 0, _MOST_BYTES)
 
     def get(self, name: str) -> bytes | None:
         """The note, None if there is none yet."""
         with self._reporting():
             try:
-                return self._storage.backend.get(f"{FOLDER}/{name}")
+                return self._storage.backend.get(f"{FOLDER}/{name}", 0, _MOST_BYTES)
             except FileNotFoundError:
                 self._look_afresh()
                 return None

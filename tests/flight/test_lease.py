@@ -126,7 +126,9 @@ def test_a_damaged_claim_is_somebodys_for_as_long_as_ones_own(storage: Storage, 
     assert lease(storage).newest() == Claim(7, ttl=TTL)
 
 
-@pytest.mark.parametrize(("ttl", "held"), [("NaN", "0"), ("-1", "0"), ("Infinity", "0"), ("1", "NaN"), ("1", "-5")])
+@pytest.mark.parametrize(
+    ("ttl", "held"), [("NaN", "0"), ("-1", "0"), ("Infinity", "0"), ("1e308", "0"), ("1", "NaN"), ("1", "-5")]
+)
 def test_so_is_one_with_senseless_times(storage: Storage, ttl: str, held: str) -> None:
     content = f'{{"nonce": "n", "holder": "h", "released": false, "ttl": {ttl}, "held": {held}}}'
     storage.backend.put_if_absent("leases/some/thing/7", content.encode())

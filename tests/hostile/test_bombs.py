@@ -120,6 +120,42 @@ def test_the_bomb_is_one(bomb: Callable[[bool], bytes]) -> None:
     assert zstandard.ZstdDecompressor().decompressobj().decompress(zeros(MIB, False)) == bytes(MIB)
 
 
+def lengthen(path: Path) -> None:
+    """A file of ten GiB that takes no room: a server's crash may leave one."""
+    path.chmod(0o644)
+    os.truncate(path, 10 * GIB)
+
+
+def test_a_ref_that_is_long(node: Node) -> None:
+    publish(node, {PATH: entry()})
+    (ref,) = (path for path in (node.location / "refs").rglob("1") if path.is_file())
+    lengthen(ref)
+    assert Outcome(node).status == "IntegrityError"
+
+
+def test_settings_that_are_long(node: Node) -> None:
+    lengthen(node.location / "kstore.json")
+    assert Outcome(node).status == "StoreFormatError"
+
+
+def test_a_manifest_that_is_long(node: Node) -> None:
+    publish(node, {PATH: entry()}, size=10 * GIB)
+    (manifest,) = (node.location / "blobs").glob("*/*")
+    lengthen(manifest)
+    assert Outcome(node).status == "IntegrityError"
+
+
+def test_a_frame_that_declares_more_than_its_bytes_can_hold(node: Node) -> None:
+    """The manifest asks for a gigabyte, too."""
+    frame = zeros(MIB, says_its_size=False)
+    frame = frame[:4] + bytes([0xC0]) + frame[5:6] + struct.pack("<Q", GIB) + frame[6:]
+    assert zstandard.frame_content_size(frame) == GIB
+    pack = put_pack(node, frame, PackIndex([Frame(0, len(frame), GIB, 1)], [digest_of(DATA)], [GIB]))
+    publish(node, {PATH: entry(size=GIB)}, (pack,))
+    outcome = Outcome(node)
+    assert (outcome.status, outcome.placed, outcome.skipped) == ("restored", 0, 1)
+
+
 @pytest.mark.parametrize("says_its_size", [True, False])
 @pytest.mark.parametrize("declared", [len(DATA), FRAME_SIZE, 5 * MIB, 10 * GIB], ids=str)
 def test_a_frame_that_unpacks_to_ten_gigabytes(

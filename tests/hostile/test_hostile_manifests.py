@@ -217,6 +217,15 @@ def test_what_has_too_long_a_name_for_the_filesystem_is_left_out(world: World, p
     assert world.node.tree.read("inductor/ab/good.py") == EVIL
 
 
+def test_what_no_commit_would_look_at_is_left_out(world: World) -> None:
+    deep = "inductor/" + "d/" * 101 + "x"
+    world.publish(manifest({b"inductor/ab/good.py": FIRST, deep.encode(): FIRST}))
+    answer = world.restore()
+    assert isinstance(answer, kstore.RestoreReport)
+    assert answer.skipped == ((deep, "its path is too deep"),)
+    assert isinstance(world.commit(), kstore.CommitReport)
+
+
 def test_a_group_with_too_long_a_name_is_left_out_whole(world: World) -> None:
     grouped = FIRST._replace(flags=int(Flag.GROUP), unit=2)
     long = "triton/LONG/" + "x/" * 2030 + "x"

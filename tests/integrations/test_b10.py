@@ -19,6 +19,7 @@ import pytest
 
 from kstore.components import load_table
 from kstore.components.variables import default_folder
+from kstore.errors import StoreUnavailable
 from kstore.integrations import b10
 from kstore.integrations.b10 import variables
 from kstore.integrations.b10.archives import Archives
@@ -257,6 +258,17 @@ def compile_here(name: str, text: str = "") -> None:
     target = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"], "ab", f"c{name}.py")
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(text or name)
+
+
+@pytest.mark.usefixtures("ours_here", "host")
+def test_where_no_volume_is_mounted_none_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was saved on the container's own disk would go with it."""
+    top = Path("/kstore-tests-no-volume")
+    monkeypatch.setattr(variables, "VOLUME", str(top / "model"))
+    monkeypatch.setenv("B10FS_CACHE_DIR", str(top / "model/compile_cache"))
+    with pytest.raises(StoreUnavailable, match="no volume"):
+        Deployment.of_vllm().prepare()
+    assert not top.exists()
 
 
 @pytest.mark.usefixtures("ours_here", "host")

@@ -52,6 +52,14 @@ def test_a_claim_is_never_taken_over(tmp_path: Path) -> None:
     assert claim_root(folder, owner("one")) == str(folder / "1")
 
 
+def test_a_claim_that_is_a_pipe_holds_nobody_up(tmp_path: Path) -> None:
+    """Anybody may make one in /tmp."""
+    folder = tmp_path / "kstore/env"
+    claim_root(folder, owner("one"))
+    os.mkfifo(folder / "1.json")
+    assert claim_root(folder, owner("two")) == str(folder / "2")
+
+
 def test_a_folder_that_nobody_claimed_is_not_used(tmp_path: Path) -> None:
     folder = tmp_path / "kstore/env"
     (folder / "0").mkdir(parents=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -173,6 +174,13 @@ def test_whoever_is_about_to_leave_and_finds_a_verdict_goes_by_it(board: Board) 
 def test_an_offer_that_cannot_be_read_is_trouble_with_the_store(board: Board, note: bytes) -> None:
     board.put("call", note)
     with pytest.raises(StoreUnavailable, match="what another rank wrote"):
+        rank_of(board, 1).read_offer()
+
+
+@pytest.mark.parametrize("nonce", ["", "x/../y", "a//b", "a/b", "x\0y", "../../../../etc", "n" * 100])
+def test_so_is_one_whose_nonce_would_lead_elsewhere(board: Board, nonce: str) -> None:
+    board.put("call", json.dumps({"nonce": nonce, "uniform": True, "choice": {}}).encode())
+    with pytest.raises(StoreUnavailable, match="a nonce that none makes"):
         rank_of(board, 1).read_offer()
 
 

@@ -14,7 +14,7 @@ from kstore.api import make_store
 from kstore.components import load_table
 from kstore.components.variables import MANAGED, default_folder, set_variables
 from kstore.deadline import within
-from kstore.errors import IntegrityError
+from kstore.errors import IntegrityError, StoreUnavailable
 from kstore.integrations.b10.archives import Archives
 from kstore.integrations.b10.space import MIB, check_free, compressed_mb, free_mb
 from kstore.integrations.b10.status import CacheError, OperationStatus, log
@@ -111,7 +111,7 @@ class Deployment:
     def prepare(self) -> None:
         """Make sure that there can be a store, and that it has what b10-transfer has left; for who restores himself."""
         if self._is_on_volume and self.store.settings.mode is not Mode.READ:
-            self.variables.volume.mkdir(parents=True, exist_ok=True)
+            self._make_volume()
         self.within("importing an archive", lambda: self.archives.adopt(self.store, self.key))
 
     def within(self, what: str, work: Callable[[], Answer]) -> Answer:
@@ -139,8 +139,15 @@ class Deployment:
         if self.store.settings.mode is not Mode.READ:
             self._check_shared_room()
             if self._is_on_volume:
-                self.variables.volume.mkdir(parents=True, exist_ok=True)
+                self._make_volume()
         return _SAVED[self.store.commit(self.key).status]
+
+    def _make_volume(self) -> None:
+        """Make the folder in the volume; without one, what is saved would go with the container."""
+        top = self.variables.volume.parents[-2]
+        if not top.is_dir():
+            raise StoreUnavailable(f"there is no volume at {top}; see whether it is mounted")
+        self.variables.volume.mkdir(parents=True, exist_ok=True)
 
     @property
     def _is_on_volume(self) -> bool:
