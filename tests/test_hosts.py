@@ -58,6 +58,26 @@ def test_a_root_that_outlives_its_host_does_not_pass_its_objects_on(
     assert len(contents(node.tree.root)) == 2
 
 
+def test_what_is_for_other_hosts_is_told_until_there_is_ones_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    builder = Node(tmp_path, "builder")
+    path = builder.tree.put("inductor/ab/c1.main.so", shared_object())
+    builder.tree.wrapper()
+    builder.commit()
+    go_to_host("b", monkeypatch)
+    other = Node(tmp_path, "other")
+    assert other.restore().files == 1
+    assert "left out: 1 file of generation 1" in caplog.text
+    assert "built for other hosts than this one" in caplog.text
+
+    other.tree.put(path, shared_object() + b"b")
+    other.commit()
+    caplog.clear()
+    assert Node(tmp_path, "third").restore().files == 2
+    assert caplog.text == ""
+
+
 @pytest.mark.parametrize("published", [False, True], ids=["after a miss", "after a restore without any"])
 def test_objects_that_were_never_committed_stay_on_the_host_that_they_were_built_on(
     tmp_path: Path, published: bool, monkeypatch: pytest.MonkeyPatch

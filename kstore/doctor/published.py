@@ -52,6 +52,8 @@ def newest_of(store: Store, key: str) -> Newest:
     try:
         every = list(store.scopes(key))
         to_choose = unforgotten(store.storage, (s for s in every if not store.settings.gpu or s.gpu == scope.gpu))
+        if _knows_no_software(store) and len(to_choose) == 1:  # It is what a restore takes.
+            (scope,) = to_choose
         others = {other: ref for other in every if other != scope and (ref := _live(store, other))}
         others = dict(sorted(others.items(), key=lambda item: item[0].gpu != scope.gpu))
         newest, whole = newest_there(store.storage, scope)
@@ -79,12 +81,17 @@ def _snapshot(store: Store, refs: Mapping[Scope, Ref]) -> Snapshot | None:
     return None
 
 
+def _knows_no_software(store: Store) -> bool:
+    """Whether there is no torch to ask, and nobody has said which environment this is."""
+    return store.environment.facts.get("torch", "none") == "none" and not store.settings.environment
+
+
 def check_published(store: Store, key: str, newest: Newest) -> Iterator[Check]:
     """Whether there is something that could hit."""
     scope = store.scope(key)
     yield from _check_generation(store, key, newest)
     yield from _check_contents(store, key, newest)
-    if store.environment.facts.get("torch", "none") == "none" and not store.settings.environment:
+    if _knows_no_software(store):
         yield _check_choice(newest)
         return
     yield _check_gpu(store, scope, newest)

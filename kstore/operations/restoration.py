@@ -30,6 +30,7 @@ from kstore.published.manifest import Files, folders_of, nearest_folders
 from kstore.published.snapshot import Snapshot
 from kstore.published.untrusted import check_entries, check_paths
 from kstore.report import RestoreReport, RestoreStatus, count_components
+from kstore.words import files
 from kstore.worker import Worker
 
 log = logging.getLogger(__name__)
@@ -97,6 +98,7 @@ class Restoration:
         if manifest.hosts:
             worker.ask_host()
         known, published = worker.root.folders, worker.files_of(manifest)
+        self._tell_of_other_hosts(published)
         bound = manifest.hosts.values()
         components = {path.partition("/")[0] for path in chain(manifest.nearest, *bound)}
         unmanaged = [] if components.issubset(known) else sorted({p.partition("/")[0] for p in published} - set(known))
@@ -106,6 +108,13 @@ class Restoration:
         self._files = published
         self._away = self._leave_away()
         self._has_all = self._files is published
+
+    def _tell_of_other_hosts(self, published: Files) -> None:
+        """Of what is only for other hosts: this one compiles its own, and a commit adds it."""
+        others = {path for bound in self._snapshot.manifest.hosts.values() for path in bound} - published.keys()
+        if others:
+            what = f"{files(len(others))} of generation {self._ref.generation} of {self._ref.scope}"
+            log.warning("left out: %s, built for other hosts than this one", what)
 
     def _nearest(self, wanted: Files) -> Set[str] | None:
         """The nearest folders of what is wanted, if that is all that the manifest has, and nothing that is of this host

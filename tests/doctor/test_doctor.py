@@ -376,6 +376,16 @@ def test_without_torch_the_key_must_have_one_environment(published: Node, monkey
         assert worst(bare.store)["environment"].verdict is verdict
 
 
+def test_without_torch_the_only_environment_is_looked_at(published: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is what a restore takes."""
+    environment(monkeypatch, torch="none")
+    bare = Node(published.location.parent, "bare", environment=None)
+    assert bare.restore().ok
+    assert "generation" not in worst(bare.store)
+    damage(published)
+    assert worst(bare.store)["generation"].verdict is Verdict.BAD
+
+
 def test_an_older_generation_is_restored_where_the_newest_is_damaged(published: Node) -> None:
     published.tree.graph("ftwo")
     published.commit()
