@@ -33,7 +33,7 @@ def is_reason(table: Table, taken: Iterable[str], ours: Files, published: Sequen
     it is beside. So what waited does not bring back a key that was forgotten.
     """
     waiting = set[str]()
-    for component in {path.partition("/")[0] for path in taken}:
+    for component in (path.partition("/")[0] for path in taken):
         if not table[component].waits:
             return True
         waiting.add(component)
