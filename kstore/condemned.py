@@ -122,10 +122,14 @@ def staged(backend: Backend) -> list[str]:
 
 
 def has_leftovers(backend: Backend, before: int) -> bool:
-    """Whether anything in `tmp/` is named by no fence, though nobody has written to it since `before`, by the store's
-    clock in nanoseconds. What killed writers left goes when a fence is closed that names it.
+    """Whether anything in `tmp/` waits for a list, though nothing is condemned: what killed writers left goes when a
+    fence is closed that names it. If there are lists, it is named by no fence, and nobody has written to it since
+    `before`, by the store's clock in nanoseconds.
     """
-    unfenced = set(staged(backend)).difference(*map(partial(_fenced_by, backend), fences(backend)))
+    names = staged(backend)
+    if not (names and list_names(backend)):
+        return bool(names)
+    unfenced = set(names).difference(*map(partial(_fenced_by, backend), fences(backend)))
     found = backend.stat_many([f"{STAGING}/{name}" for name in sorted(unfenced)])
     return any(status and status.mtime_ns < before for status in found)
 

@@ -33,7 +33,6 @@ from kstore.condemned import (
     list_names,
     put_fence,
     read_list,
-    staged,
     take_down_fence,
     write_lists,
 )
@@ -130,8 +129,7 @@ class Sweeper:
 
     def _condemn_dead(self, marked: Marked) -> None:
         has_any = self._condemn(chain(self._dead_packs(marked), self._dead_blobs(marked)))
-        is_first = staged(self._backend) and not list_names(self._backend)
-        if not has_any and (is_first or has_leftovers(self._backend, self._before)):
+        if not has_any and has_leftovers(self._backend, self._before):
             self._write(write_lists, ())  # what killed writers left in `tmp/` is deleted with it
 
     def _write(self, function: Callable[[Backend, Any], None], what: object) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from kstore.digest import DIGEST_SIZE, digest_of, digest_of_parts
 from kstore.errors import CacheRootError, IntegrityError
+from kstore.files import read_whole
 from kstore.published.ref import Ref, load_ref
 from kstore.scope import Scope
 
@@ -24,6 +26,31 @@ def replace_record(path: str, *parts: bytes) -> None:
     """
     _write(path, *parts)
     _put_in_place(path)
+
+
+def replace_checked(path: str, parts: Sequence[bytes]) -> bytes:
+    """The same of a file that begins with the digest of what follows; returns that.
+
+    Raises:
+        CacheRootError: it cannot be written.
+    """
+    digest = digest_of_parts(parts)
+    replace_record(path, digest, *parts)
+    return digest
+
+
+def read_checked(path: str) -> tuple[bytes, bytes]:
+    """What `replace_checked` wrote, with its digest.
+
+    Raises:
+        OSError: it cannot be read.
+        IntegrityError: it is damaged: a power cut leaves pages of zeros, which would vouch for files that are not so.
+    """
+    data = read_whole(path)
+    digest, rest = data[:DIGEST_SIZE], data[DIGEST_SIZE:]
+    if digest_of(rest) != digest:
+        raise IntegrityError(f"{path}, of {len(data)} bytes, is damaged")
+    return digest, rest
 
 
 def replace_records(records: Mapping[str, bytes]) -> None:

@@ -22,7 +22,7 @@ import filelock
 
 from kstore.components.table import KSTORE_FOLDER
 from kstore.deadline import Waiting
-from kstore.digest import DIGEST_SIZE, digest_of, digest_of_parts
+from kstore.digest import digest_of
 from kstore.errors import CacheRootError, IntegrityError, WaitTimeout
 from kstore.files import NO_FILE, read_whole
 from kstore.local.cacheroot import CacheRoot
@@ -30,7 +30,15 @@ from kstore.local.held import held
 from kstore.local.index import Index
 from kstore.local.lastrestore import LastRestore
 from kstore.local.leftovers import STAGE, sweep, sweep_elsewhere
-from kstore.local.record import UNREADABLE, dump_ref, read_ref, replace_record, replace_records
+from kstore.local.record import (
+    UNREADABLE,
+    dump_ref,
+    read_checked,
+    read_ref,
+    replace_checked,
+    replace_record,
+    replace_records,
+)
 from kstore.local.still import Still
 from kstore.local.turn import Turn, acquire
 from kstore.local.untouched import UNMARKED, Mark
@@ -52,9 +60,10 @@ class Changed(Exception):
 
 
 class Base(NamedTuple):
-    """The generation that a cache root grew from, and `Storage.identity` of the store that it was in."""
+    """The generation that a cache root grew from."""
 
     store: str
+    """`Storage.identity` of the store that it was in."""
     snapshot: Snapshot
 
 
@@ -205,7 +214,7 @@ class StateFolder:
         """Read it; what is missing or damaged is as if it had never been written."""
         state, is_here = State(), False
         with suppress(OSError, IntegrityError):
-            digest, data = _checked(read_whole(self._index))
+            digest, data = read_checked(self._index)
             state.index = Index.load(data)
             self._index_digest = digest
         try:
@@ -285,10 +294,7 @@ class StateFolder:
 
     def save_index(self, index: Index) -> int:
         """Replace the index. Returns when, by the clock of the root's filesystem, in nanoseconds."""
-        parts = index.dump()
-        digest = digest_of_parts(parts)
-        replace_record(self._index, digest, *parts)
-        self._index_digest = digest
+        self._index_digest = replace_checked(self._index, index.dump())
         return os.stat(self._index).st_mtime_ns
 
     def save_base(
@@ -391,11 +397,3 @@ def _digests(content: Mapping[str, str]) -> dict[str, bytes]:
 
 def _texts(digests: Mapping[str, bytes]) -> dict[str, str]:
     return {path: digest.hex() for path, digest in digests.items()}
-
-
-def _checked(data: bytes) -> tuple[bytes, bytes]:
-    """A power cut leaves pages of zeros, which would vouch for files that are not so."""
-    digest, rest = data[:DIGEST_SIZE], data[DIGEST_SIZE:]
-    if digest_of(rest) != digest:
-        raise IntegrityError(f"a local index of {len(data)} bytes is damaged")
-    return digest, rest

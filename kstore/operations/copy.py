@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -109,23 +109,12 @@ def _copy(source: Storage, target: Store, scope: Scope, report: CopyReport, *, r
             raise MissError("it was forgotten or quarantined there")
         return
     with writing(target):
-        if not revive and _is_withdrawn(target.storage, scope):
-            report.withdrawn.append(scope)
-            return
         fetch = partial(_fetch, source, snapshot)
         incoming = Incoming(snapshot.checked, snapshot.ref.manifest, fetch, source.location)
         try:
             report.scopes.append(bring_in(target_of(target, scope), incoming, revives=revive))
-        except Withdrawn:  # since it was looked at
+        except Withdrawn:
             report.withdrawn.append(scope)
-
-
-def _is_withdrawn(storage: Storage, scope: Scope) -> bool:
-    """Whether it was forgotten or quarantined. A ref that cannot be read says nothing: it is passed over."""
-    with suppress(IntegrityError):
-        newest = storage.refs.newest(scope)
-        return newest is not None and bool(newest.withdrawn)
-    return False
 
 
 def _fetch(source: Storage, snapshot: Snapshot, wanted: Mapping[bytes, int]) -> Iterator[tuple[bytes, memoryview]]:

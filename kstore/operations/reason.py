@@ -28,7 +28,7 @@ class _Amount(NamedTuple):
     size: int
 
 
-def is_reason(table: Table, taken: Iterable[str], ours: Files, published: Sequence[Snapshot | None]) -> bool:
+def is_reason(table: Table, taken: Sequence[str], ours: Files, published: Sequence[Snapshot | None]) -> bool:
     """Whether to publish what was `taken` of ours: some of it waits for nothing, or it is much, whatever of `published`
     it is beside. So what waited does not bring back a key that was forgotten.
     """
@@ -40,7 +40,7 @@ def is_reason(table: Table, taken: Iterable[str], ours: Files, published: Sequen
     return any(_is_much(f"{component}/", taken, ours, published) for component in waiting)
 
 
-def _is_much(lead: str, taken: Iterable[str], ours: Files, published: Sequence[Snapshot | None]) -> bool:
+def _is_much(lead: str, taken: Sequence[str], ours: Files, published: Sequence[Snapshot | None]) -> bool:
     new = _amount(lead, ((path, ours[path]) for path in taken))
     old = [_amount(lead, snapshot.manifest.items()) for snapshot in published if snapshot]
     files, size = (max(of_each, default=0) for of_each in (map(_FILES, old), map(_SIZE, old)))

@@ -111,7 +111,8 @@ class Restoration:
 
     def _tell_of_other_hosts(self, published: Files) -> None:
         """Of what is only for other hosts: this one compiles its own, and a commit adds it."""
-        others = {path for bound in self._snapshot.manifest.hosts.values() for path in bound} - published.keys()
+        hosts = self._snapshot.manifest.hosts.values()
+        others = {path for path in chain.from_iterable(hosts) if path not in published}
         if others:
             what = f"{files(len(others))} of generation {self._ref.generation} of {self._ref.scope}"
             log.warning("left out: %s, built for other hosts than this one", what)

@@ -16,8 +16,7 @@ from types import ModuleType
 import pytest
 
 from kstore import calls
-from kstore.backends import PosixBackend
-from tests.faults.injection import Fault, Faults, FaultyBackend, Reply, Strike, Striker
+from tests.faults.injection import Fault, Faults, Reply, Strike, Striker, keep_in_order
 
 _HERE = Path(__file__).parent
 _REPLIES = [Reply.REFUSED, Reply.LOST, Reply.LOST_TO_EXISTS, Reply.SHORT]
@@ -38,14 +37,13 @@ class Struck:
         striker, library = Striker(fault, number), self._library
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("kstore.calls._calls", self.module)
-            for ahead in ("look_ahead", "make_ahead"):  # or the order of calls would vary
-                patch.setattr(PosixBackend, ahead, getattr(FaultyBackend, ahead))
-            library.struck_arm(number, fault.code, _REPLIES.index(fault.reply), fault.lasting)
+            keep_in_order(patch)
+            library.struck_arm(number, fault.code, _REPLIES.index(fault.reply))
             try:
                 yield striker
             finally:
                 striker.struck = library.struck_what().decode()
-                library.struck_arm(-1, 0, 0, 0)
+                library.struck_arm(-1, 0, 0)
 
     def of(self, faults: Faults) -> Strike:
         """What strikes each call in turn."""

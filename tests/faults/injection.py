@@ -225,14 +225,19 @@ _TRANSFERS = ("pread", "read", "write")
 _SIZED = ("pread", "read")
 
 
+def keep_in_order(patch: pytest.MonkeyPatch) -> None:
+    """Nothing is called ahead, or the order of calls would vary."""
+    for ahead in ("look_ahead", "make_ahead"):
+        patch.setattr(PosixBackend, ahead, getattr(FaultyBackend, ahead))
+
+
 @contextmanager
 def system_fault(fault: Fault, number: int, folder: Path) -> Iterator[Striker]:
     """Strike system call `number` of those that concern something below `folder`."""
     striker = Striker(fault, number)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("kstore.calls._calls", plain)
-        for ahead in ("look_ahead", "make_ahead"):  # or the order of calls would vary
-            patch.setattr(PosixBackend, ahead, getattr(FaultyBackend, ahead))
+        keep_in_order(patch)
         for name in _SYSTEM_CALLS:
             patch.setattr(os, name, _faulty(name, getattr(os, name), striker, f"{folder}/"))
         patch.setattr(builtins, "open", _faulty("open()", builtins.open, striker, f"{folder}/"))

@@ -1,4 +1,4 @@
-/* System calls of which one fails, or all from one on. They are numbered from 0 in the order in which they are made. */
+/* System calls of which one fails. They are numbered from 0 in the order in which they are made. */
 #define STRUCK
 #include "struck.h"
 
@@ -10,15 +10,14 @@
 enum { REFUSED, LOST, LOST_TO_EXISTS, SHORT }; /* as in compiled.py */
 
 static atomic_int calls;
-static int number = -1, code, reply, is_lasting, refuses_nameless_links;
+static int number = -1, code, reply, refuses_nameless_links;
 static char what[64];
 
-void struck_arm(int which, int error, int how, int lasting) {
+void struck_arm(int which, int error, int how) {
     calls = 0;
     number = which;
     code = error;
     reply = how;
-    is_lasting = lasting;
     *what = 0;
 }
 
@@ -30,9 +29,8 @@ const char *struck_what(void) { return what; }
 /* Whether this call is struck. One that the fault does not apply to is not counted. */
 static int hits(const char *name, int applies) {
     if (!applies || number < 0) return 0;
-    const int mine = atomic_fetch_add(&calls, 1);
-    const int hit = mine == number || (is_lasting && mine > number);
-    if (hit && !*what) snprintf(what, sizeof what, "%s", name);
+    const int hit = atomic_fetch_add(&calls, 1) == number;
+    if (hit) snprintf(what, sizeof what, "%s", name);
     return hit;
 }
 
@@ -72,8 +70,6 @@ int struck_close(int fd) {
     const int error = close(fd);
     return hits("close", is_whole()) ? fail(code) : error;
 }
-
-int struck_closedir(DIR *folder) { return closedir(folder); }
 
 int struck_fstat(int fd, struct stat *found) { OR_FAIL("fstat", fstat(fd, found)); }
 

@@ -1,7 +1,6 @@
 /* Read before each source of kstore's compiled calls, so that their system calls are those of struck.c. */
 #pragma once
 #define _GNU_SOURCE
-#include <dirent.h>
 #include <fcntl.h>
 #include <sys/ioctl.h>
 #include <sys/stat.h>
@@ -10,7 +9,6 @@
 int struck_open(const char *path, int flags, ...);
 int struck_duplicate(int fd, int command, int from);
 int struck_close(int fd);
-int struck_closedir(DIR *folder);
 int struck_fstat(int fd, struct stat *found);
 int struck_lstat(const char *path, struct stat *found);
 int struck_fstatat(int folder, const char *path, struct stat *found, int flags);
@@ -28,7 +26,6 @@ int struck_utimensat(int folder, const char *path, const struct timespec times[2
 #define open(...) struck_open(__VA_ARGS__)
 #define fcntl(fd, command, from) struck_duplicate(fd, command, from)
 #define close(fd) struck_close(fd)
-#define closedir(folder) struck_closedir(folder)
 #define fstat(fd, found) struck_fstat(fd, found)
 #define lstat(path, found) struck_lstat(path, found)
 #define fstatat(folder, path, found, flags) struck_fstatat(folder, path, found, flags)

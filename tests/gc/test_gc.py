@@ -257,8 +257,8 @@ def test_a_name_that_was_taken_anew_is_not_what_was_condemned(tmp_path: Path) ->
     assert path.read_bytes() == data
 
 
-def test_what_a_killed_gc_left_aside_is_found_and_put_back(tmp_path: Path) -> None:
-    node = Node(tmp_path, layout="loose")
+def left_aside(node: Node) -> tuple[Path, Path]:
+    """Where the blob of a node's only file was, and where a killed gc has left it."""
     wrapper = node.tree.wrapper("one")
     node.commit()
     digest = node.published()[wrapper].digest
@@ -266,6 +266,12 @@ def test_what_a_killed_gc_left_aside_is_found_and_put_back(tmp_path: Path) -> No
     aside = node.location / ASIDE / f"{digest.hex()}.0123456789abcdef"
     aside.parent.mkdir(parents=True)
     path.rename(aside)
+    return path, aside
+
+
+def test_what_a_killed_gc_left_aside_is_found_and_put_back(tmp_path: Path) -> None:
+    node = Node(tmp_path, layout="loose")
+    path, aside = left_aside(node)
     assert restored(tmp_path, "other") == kernels(node)
     collect(node)
     assert path.exists() and not aside.exists()
@@ -274,14 +280,9 @@ def test_what_a_killed_gc_left_aside_is_found_and_put_back(tmp_path: Path) -> No
 
 def test_what_was_altered_before_a_killed_gc_left_it_aside_does_not_pass_for_whole(tmp_path: Path) -> None:
     node = Node(tmp_path, layout="loose")
-    wrapper = node.tree.wrapper("one")
-    node.commit()
-    digest = node.published()[wrapper].digest
-    path = node.location / blob_name(digest)
-    aside = node.location / ASIDE / f"{digest.hex()}.0123456789abcdef"
-    aside.parent.mkdir(parents=True)
-    aside.write_bytes(path.read_bytes()[::-1])
-    path.unlink()
+    _, aside = left_aside(node)
+    aside.chmod(0o644)
+    aside.write_bytes(aside.read_bytes()[::-1])
     collect(node)
     assert not aside.exists()
     assert Node(tmp_path, "other", layout=None).restore().left_out == 1

@@ -59,6 +59,16 @@ def start(node: Node) -> Iterator[Start]:
         assert not live._thread.is_alive()
 
 
+@pytest.fixture
+def blind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing can be watched."""
+
+    def refuse(watch: object) -> None:
+        raise Blind("the limit is reached")
+
+    monkeypatch.setattr("kstore.local.watch.FolderWatch.start", refuse)
+
+
 def watching(live: LiveCommits) -> bool:
     """Whether there is nothing to do but to watch."""
     return live._watch is not None
@@ -302,13 +312,10 @@ def test_a_store_that_was_never_there_is_made(node: Node, start: Start) -> None:
     assert live.publish(PATIENCE).generation == 1
 
 
+@pytest.mark.usefixtures("blind")
 def test_where_nothing_can_be_watched_that_is_told_once_and_the_root_looked_through_every_so_often(
     node: Node, start: Start, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(watch: object) -> None:
-        raise Blind("the limit is reached")
-
-    monkeypatch.setattr("kstore.local.watch.FolderWatch.start", refuse)
     start(every=SOON)
     for number in range(3):
         node.tree.wrapper(str(number))
@@ -317,15 +324,12 @@ def test_where_nothing_can_be_watched_that_is_told_once_and_the_root_looked_thro
     assert told(caplog) == ["the limit is reached; the cache root is looked through every 0.1 s instead"]
 
 
+@pytest.mark.usefixtures("blind")
 def test_what_was_left_out_is_looked_at_again_though_its_folder_tells_of_nothing(
     node: Node, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a shared object that a linker writes in its place, and nobody watches."""
 
-    def refuse(watch: object) -> None:
-        raise Blind("the limit is reached")
-
-    monkeypatch.setattr("kstore.local.watch.FolderWatch.start", refuse)
     lock = node.tree.root / node.tree.put("inductor/locks/cone.lock", b"")
     library = node.tree.root / node.tree.put("inductor/ab/cone.so", shared_object()[:1000])
     with open(lock) as held:
