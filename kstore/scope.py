@@ -45,7 +45,10 @@ def check_generation(generation: int | None) -> None:
 
 def _check_tag(kind: str, tag: str) -> None:
     if not _TAG.fullmatch(tag) or len(tag) > MAX_KEY_LENGTH:
-        raise UsageError(f"{kind} {tag!r} is not made of letters, digits, '.', '_', '+' and '-'")
+        raise UsageError(
+            f"{kind} {tag!r} is not made of letters, digits, '.', '_', '+' and '-'; see --{kind.lower()} and "
+            f"KSTORE_{kind.upper()}, and `kstore ls --json` for those in use"
+        )
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -638,6 +638,19 @@ def test_without_torch_a_commit_goes_where_its_root_came_from_though_that_was_fo
     assert sidecar.commit(KEY).environment == ENVIRONMENT
 
 
+@pytest.mark.parametrize(("environment", "told"), [("notorch-notriton-cp311", 1), ("notorch-triton3.6.0-cp311", 0)])
+def test_a_commit_for_an_environment_without_compilers_is_a_warning(
+    tmp_path: Path, environment: str, told: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As from a virtual environment that has kstore alone: no worker would look there."""
+    node = Node(tmp_path, environment=environment)
+    node.tree.wrapper()
+    assert node.commit().status is CommitStatus.COMMITTED
+    assert node.commit().status is CommitStatus.UNCHANGED
+    lines = [line for line in warnings(caplog) if f"{KEY} is committed for the environment {environment}" in line]
+    assert len(lines) == len(warnings(caplog)) == told
+
+
 def test_a_read_only_worker_publishes_nothing(first: Node, tmp_path: Path) -> None:
     reader = Node(tmp_path, "reader", mode="read")
     reader.restore()
@@ -1307,6 +1320,22 @@ def test_a_root_with_the_kernels_of_another_environment_is_a_warning(
     (line,) = warnings(caplog)
     assert f"has the kernels of {node.store.scope(KEY)}, and is used for " in line
     assert "give each GPU and environment a cache root of its own" in line
+
+
+def test_a_commit_of_a_root_with_the_kernels_of_another_key_is_a_warning(
+    first: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of one that no restore for that key has told of."""
+    first.tree.wrapper()
+    first.commit()
+    assert warnings(caplog) == []
+    assert first.commit(OTHER).status is CommitStatus.COMMITTED
+    (line,) = warnings(caplog)
+    assert f"has the kernels of {KEY}, and all of them are published under {OTHER} now" in line
+    assert "give each key a cache root of its own" in line
+    first.tree.wrapper("more")
+    assert first.commit(OTHER).status is CommitStatus.COMMITTED
+    assert warnings(caplog) == [line]
 
 
 def test_a_root_with_the_kernels_of_the_seed_is_none(

@@ -53,14 +53,16 @@ def render(columns: Sequence[Column], rows: Sequence[Sequence[str]], indent: int
     width = terminal_width()
     widths = fit(columns, rows, None if width is None else width - indent)
     style = "" if os.environ.get("NO_COLOR") else "bold"
-    table = Table(box=None, padding=(0, _GAP, 0, 0), header_style=style)
+    table = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, header_style=style)
     for column, width in zip(columns, widths, strict=True):
         table.add_column(column.title, justify="right" if column.right else "left", no_wrap=True, width=width)
     for row in rows:
         table.add_row(*(Text(shorten(cell, width)) for cell, width in zip(row, widths, strict=True)))
     # As wide as the table, or rich would cut numbers and headings to make it fit. Without a height it takes
     # any terminal that is dumb for one of 80 columns.
-    console = Console(file=sys.stdout, width=sum(widths) + _GAP * len(widths), height=len(rows) + 1, highlight=False)
+    console = Console(
+        file=sys.stdout, width=sum(widths) + _GAP * (len(widths) - 1), height=len(rows) + 1, highlight=False
+    )
     with console.capture() as captured:
         console.print(table)
     yield from (f"{' ' * indent}{line.rstrip()}" for line in captured.get().splitlines())

@@ -54,7 +54,9 @@ def command(invocation: Invocation, key: str) -> int:
             _tell(output, check)
     worst = [check for check in checks if check.verdict is Verdict.BAD]
     if output.json:
-        output.document({"key": key, "ok": not worst, "checks": [check._asdict() for check in checks]})
+        output.document(
+            {"store": store.location, "key": key, "ok": not worst, "checks": [check._asdict() for check in checks]}
+        )
     else:
         _sum_up(output, checks)
     return 1 if worst else 0

@@ -27,13 +27,14 @@ def command(invocation: Invocation, key: str, shell: str) -> None:
     from kstore.components.variables import MANAGED, set_variables
 
     output, environ = invocation.output, dict(os.environ)
-    root = invocation.store(environ).worker(key, before_import=True).root
+    store = invocation.store(environ)
+    root = store.worker(key, before_import=True).root
     for note in root.notes:
         output.warn(note)
     set_variables(root.variables, environ)
     variables = {name: environ[name] for name in (*root.variables, MANAGED)}
     if output.json:
-        output.document({"key": key, "cache_root": root.path, "variables": variables})
+        output.document({"store": store.location, "key": key, "cache_root": root.path, "variables": variables})
     else:
         line = _fish_line if shell == "fish" else _sh_line
         output.exact(os.fsencode("".join(line(name, value) for name, value in variables.items())))

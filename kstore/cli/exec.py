@@ -150,11 +150,12 @@ def command(
     seconds = time.perf_counter() - started
     committed = commits.finish()
     usage = _find_usage(invocation, store, restored, committed, commits)
+    verdict = _verdict(output, usage) if require_hits and not code else code
     if output.json:
         reports = {"restore": restored.as_json(), "commit": committed.as_json(), "usage": usage.as_json()}
-        own = {"key": key, "exit_code": code, "seconds": seconds}
+        own = {"key": key, "exit_code": code, "kstore_exit_code": verdict, "seconds": seconds}
         output.document({**own, **reports, **commits.as_json()})
-    return _verdict(output, usage) if require_hits and not code else code
+    return verdict
 
 
 def _verdict(output: Output, usage: UsageReport) -> int:
@@ -171,7 +172,7 @@ def _restore(
     output: Output, store: Store, key: str, require: bool, *, seed: str | None, wait: float, group: bool
 ) -> RestoreReport:
     """Restore, or say why the command runs cold."""
-    from kstore.cli.sentences import check_required, restored, tell_trouble
+    from kstore.cli.sentences import check_required, restored, tell_elsewhere, tell_trouble
     from kstore.deadline import within
     from kstore.errors import WaitTimeout
     from kstore.report import RestoreReport, RestoreStatus
@@ -188,6 +189,7 @@ def _restore(
         is_late = isinstance(error, WaitTimeout)
         return RestoreReport(RestoreStatus.TIMEOUT if is_late else RestoreStatus.FAILED, key, error=_describe(error))
     record(store, report)
+    tell_elsewhere(output, store, report)
     if require:
         check_required(report, seed)
     tell_trouble(output, report)

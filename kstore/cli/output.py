@@ -38,10 +38,12 @@ class Output:
     """To a child: then data goes to stderr."""
 
     def document(self, content: Mapping[str, Any]) -> None:
-        """The command's data for machines, on one line: the only thing on stdout. On stderr it is talk."""
+        """The command's data for machines: the only line on stdout. On stderr it is talk, in a line of its own: what
+        the child wrote last may have no end.
+        """
         with suppress(OSError) if self.stdout_is_lent else writing_stdout():
             told = {"schema": SCHEMA, "command": self.command, **_without_empty_errors(content)}
-            click.echo(json.dumps(told), err=self.stdout_is_lent)
+            click.echo("\n" * self.stdout_is_lent + json.dumps(told), err=self.stdout_is_lent)
 
     def line(self, text: str = "", color: str = "") -> None:
         """Data for people: what was asked for. Coloured only on a terminal, and not with NO_COLOR."""

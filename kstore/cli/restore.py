@@ -51,7 +51,7 @@ def command(
     --lease-ttl is over, since this command ends and gives no more signs of life; `kstore exec` does.
     """
     from kstore import flight
-    from kstore.cli.sentences import check_required, restored, tell_components, tell_trouble
+    from kstore.cli.sentences import check_required, restored, tell_components, tell_elsewhere, tell_trouble
     from kstore.deadline import within
     from kstore.stats.record import record
 
@@ -71,6 +71,7 @@ def command(
         record(store, report)
         if report.leads:
             flight.leave_all()
+    tell_elsewhere(output, store, report)
     if require:
         check_required(report, seed)
     tell_trouble(output, report)

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from kstore.cli.output import Output
-from kstore.errors import IntegrityError, MissError
+from kstore.errors import IntegrityError, KstoreError, MissError
 from kstore.hits import Usage, UsageReport
 from kstore.local.found import Skipped
 from kstore.report import CommitReport, CommitStatus, Count, LeftOut, RestoreReport, RestoreStatus
+from kstore.scope import choices
 from kstore.words import amount, command_line, duration, files, plural, size
 
 if TYPE_CHECKING:
     from kstore.operations.bring import Brought
+    from kstore.store import Store
 
 _SHOWN = 3
-"""How many of the files that were left out are named without --verbose."""
+"""How many are named where there may be many, such as of the files that were left out without --verbose."""
 
 
 def restored(report: RestoreReport, seed: str | None) -> str:
@@ -147,6 +150,16 @@ def tell_components(output: Output, cache_root: str, components: Mapping[str, Co
     width = max(map(len, rows))
     for name, value in rows.items():
         output.summary(f"  {name:<{width}}  {value}")
+
+
+def tell_elsewhere(output: Output, store: Store, report: RestoreReport) -> None:
+    """Where else a key is published that is not for the GPU or the environment that was named: a slip, maybe."""
+    named = store.settings.gpu or store.settings.environment
+    if named and report.status is RestoreStatus.MISS and not (report.withdrawn or report.error):
+        with suppress(KstoreError):
+            if found := sorted(store.scopes(report.key)):
+                more = f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+                output.say(f"{report.key} is published for: {choices(found[:_SHOWN])}{more}")
 
 
 def tell_trouble(output: Output, report: RestoreReport | CommitReport) -> None:

@@ -49,7 +49,7 @@ def command(invocation: Invocation, key: str) -> int:
     again = partial(invocation.again, key=key, names=WORKERS)
     report = find_reasons(store, key, again)
     if output.json:
-        output.document(report.as_json())
+        output.document({"store": store.location, **report.as_json()})
     else:
         _tell(output, report, again("doctor"))
     return 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from kstore.environment.gpu import gpu_slug
 from kstore.environment.host import Host, detect_host, host_hint, machine_of, surroundings
 from kstore.environment.influences import influences
-from kstore.environment.software import Environment, detect_environment
+from kstore.environment.software import Environment, detect_environment, names_no_compiler
 
 __all__ = [
     "Environment",
@@ -16,5 +16,6 @@ __all__ = [
     "host_hint",
     "influences",
     "machine_of",
+    "names_no_compiler",
     "surroundings",
 ]

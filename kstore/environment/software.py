@@ -80,6 +80,11 @@ def detect_environment(gpu: str, environ: Mapping[str, str] = os.environ) -> Env
     return Environment(f"{_readable(facts)}-{digest_of_facts(facts)[:_TAG_DIGITS]}", facts)
 
 
+def names_no_compiler(tag: str) -> bool:
+    """Whether an environment of that tag has neither torch nor Triton, but kstore alone."""
+    return tag.startswith(f"{_named('torch', NONE)}-{_named('triton', NONE)}-")
+
+
 def digest_of_facts(facts: Mapping[str, str]) -> str:
     """Hexadecimal digest of `facts`, whatever their order."""
     return digest_of(json.dumps(dict(facts), sort_keys=True, separators=(",", ":")).encode()).hex()

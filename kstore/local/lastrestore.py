@@ -30,6 +30,7 @@ from kstore.files import read_whole
 from kstore.local.record import UNREADABLE, dump_ref, read_ref, replace_record
 from kstore.published.ref import Ref
 from kstore.published.snapshot import Snapshot
+from kstore.scope import Scope
 
 
 class Restored(NamedTuple):
@@ -112,13 +113,15 @@ class LastRestore:
         whole: str = "",
         answer: Mapping[str, Any] | None = None,
         *,
+        scope: Scope,
         store: str = "",
         host_hint: str = "",
     ) -> None:
         """Remember that a restore has ended, of the generation that is the base now; None for a miss.
 
         `whole` is its name, if it has left nothing out, and `answer` what those are told who came for the same, if they
-        may rely on it. `store` is where the worker's store was, if there was one, and `host_hint` is that of its host.
+        may rely on it. `scope` is the worker's own, `store` where its store was, if there was one, and `host_hint` is
+        that of its host.
         """
         os.makedirs(self._folder, mode=0o700, exist_ok=True)
         with suppress(FileNotFoundError):
@@ -129,7 +132,7 @@ class LastRestore:
             except OSError:  # a filesystem without hard links
                 shutil.copyfile(self._base, self._manifest)
         content = {**dump_ref(ref), "whole": whole, "placing": self._placing, "answer": answer} if ref else {}
-        seen = {"store": store, "host": host_hint}
+        seen = {"scope": scope.path, "store": store, "host": host_hint}
         replace_record(self._record, json.dumps({**content, **seen}).encode())
 
     def save_host_hint(self, hint: str) -> None:
@@ -141,6 +144,10 @@ class LastRestore:
     def is_whole(self) -> bool:
         """Whether it has ended, and has left nothing out."""
         return self._seen("whole") == self.begun() != ""
+
+    def scope(self) -> str:
+        """The path of the scope that it was for, which a seed is not of; empty if it is not known."""
+        return self._seen("scope")
 
     def store(self) -> str:
         """Where there was a store; empty if there was none, or it is not known."""

@@ -23,6 +23,7 @@ from kstore.local.found import Scan, Skipped
 from kstore.local.state import State, StillRoot
 from kstore.merge import Merged, merge
 from kstore.operations.memory import Memory, grown_from
+from kstore.operations.owner import warn_of_published
 from kstore.operations.proposal import Proposal, Theirs, apart, meta_by
 from kstore.operations.reason import is_reason
 from kstore.operations.sources import Sources
@@ -74,6 +75,8 @@ def _commit(worker: Worker, known: StillRoot | None, began: float) -> CommitRepo
             found = worker.scan(state, intake.offer)
             attempt = _Commit(worker, state, found, intake, began)
             report = attempt.run()
+        if report.status is CommitStatus.COMMITTED:
+            warn_of_published(worker, state.base)
         if attempt.memory.is_kept:
             remember_still(worker, report, found, began_ns, mark)
     if was_old and report.status is CommitStatus.UNCHANGED:

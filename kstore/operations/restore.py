@@ -170,7 +170,8 @@ def remember_restored(
     storage = worker.storage
     with suppress(OSError, KstoreError):
         store = storage.location if not storage.trouble and storage.settings else ""
-        worker.state.last_restore.save(ref, whole, answer, store=store, host_hint=hint or worker.host_hint)
+        hint = hint or worker.host_hint
+        worker.state.last_restore.save(ref, whole, answer, scope=worker.scope, store=store, host_hint=hint)
 
 
 def report_placed(worker: Worker, snapshot: Snapshot, status: RestoreStatus) -> RestoreReport | None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import click
 import pytest
 
 from kstore.cli import columns
@@ -40,6 +41,19 @@ def test_numbers_end_in_one_column_and_lines_do_not_end_in_spaces() -> None:
         " a           1  here",
         " b     1234567",
     ]
+
+
+@pytest.mark.parametrize("is_bold", [False, True])
+def test_no_line_is_wider_than_the_terminal(monkeypatch: pytest.MonkeyPatch, is_bold: bool) -> None:
+    """Nor is the heading, with what makes it bold: a terminal would break it."""
+    monkeypatch.setattr(columns, "terminal_width", lambda: 80)
+    if is_bold:
+        monkeypatch.delenv("NO_COLOR", raising=False)
+        monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes the test's stdout for a terminal
+        monkeypatch.setenv("TERM", "xterm")
+    lines = [click.unstyle(line) for line in render([NAME, PLACE, COUNT], [["n" * 50, "p" * 50, "12345"]])]
+
+    assert [len(line) for line in lines] == [80, 80]
 
 
 def test_neither_numbers_nor_headings_are_cut_where_there_is_no_room(monkeypatch: pytest.MonkeyPatch) -> None:

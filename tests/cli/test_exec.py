@@ -490,12 +490,14 @@ def test_the_layout_can_be_chosen(cli: Cli) -> None:
 
 
 def test_json_is_the_last_line_on_stderr_as_stdout_is_the_commands(cli: Cli) -> None:
-    result = cli.process("exec", "my/v1", "--json", "--", "sh", "-c", f"echo out; {compiling('one')}; exit 4")
-    (line,) = result.err.splitlines()
+    script = f"echo out; {compiling('one')}; printf 'no end of line' >&2; exit 4"
+    result = cli.process("exec", "my/v1", "--json", "--", "sh", "-c", script)
+    told, line = result.err.splitlines()
     content = json.loads(line)
 
-    assert (result.code, result.out) == (4, "out\n")
-    assert (content["schema"], content["command"], content["exit_code"]) == (1, "exec", 4)
+    assert (result.code, result.out, told) == (4, "out\n", "no end of line")
+    assert (content["schema"], content["command"]) == (1, "exec")
+    assert content["exit_code"] == content["kstore_exit_code"] == 4
     assert (content["restore"]["status"], content["commit"]["status"]) == ("miss", "committed")
 
 

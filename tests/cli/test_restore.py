@@ -73,6 +73,16 @@ def test_a_key_that_was_withdrawn_is_said_to_be(cli: Cli, verb: str, was: str) -
     assert f"`kstore rollback my/v1 --store {cli.store} --gpu" in cli("restore", "my/v1", "--require").err
 
 
+@pytest.mark.parametrize("command", [("restore", "my/v1"), ("exec", "my/v1")])
+def test_a_miss_for_a_gpu_that_was_named_tells_which_ones_there_are(cli: Cli, command: tuple[str, ...]) -> None:
+    cli.publish("my/v1")
+    rest = ("--", "true") if command[0] == "exec" else ()
+    result = cli.process(*command, "--gpu", "nvidia-h10", *rest)
+
+    assert result.code == 0
+    assert f"kstore: my/v1 is published for: --gpu {GPU} --environment {ENVIRONMENT}\n" in result.err
+
+
 def test_a_miss_is_one_with_require(cli: Cli) -> None:
     result = cli("restore", "my/v1", "--require")
 
