@@ -20,7 +20,7 @@ from kstore.errors import IntegrityError, MissError, StoreFormatError, StoreUnav
 from kstore.published.delta import read_manifest
 from kstore.published.layers import PATIENCE, Below
 from kstore.published.manifest import Seen
-from kstore.published.ref import Ref, RefState, folder_of
+from kstore.published.ref import REFS, Ref, RefState, folder_of
 from kstore.published.refs import Refs
 from kstore.published.snapshot import Snapshot
 from kstore.scope import Scope
@@ -146,9 +146,9 @@ class Storage:
             StoreFormatError: the folder holds something else.
             StoreUnavailable: it cannot be made, or has gone.
         """
-        if self.settings:
+        if self._settings:
             return False
-        if self.must_exist:
+        if self.must_exist and not self.settings:
             raise StoreUnavailable(
                 f"the store at {self.location} has gone; see whether its filesystem is mounted, "
                 "or make another one there with `kstore init`"
@@ -160,11 +160,14 @@ class Storage:
             content = {"format": FORMAT, "created": time.time(), "grace": grace}
             created = self.backend.put_if_absent(_SETTINGS, json.dumps(content, indent=1).encode() + b"\n")
             self.backend.put_if_absent(_TAG, _TAG_TEXT)
+            if created:
+                self._settings = content
+                self._note_place()
         return created
 
-    def look_ahead(self, scope: Scope) -> None:
-        """Its refs are about to be asked for, and then packs."""
-        self.backend.look_ahead([folder_of(scope), packindex.FOLDER])
+    def look_ahead(self, scope: Scope | None = None) -> None:
+        """Refs are about to be asked for, and then packs; it may not be known yet of which scope."""
+        self.backend.look_ahead([folder_of(scope), packindex.FOLDER] if scope else [REFS])
 
     def open(self) -> None:
         """Look at the store anew: it may have been made, or replaced, since the last time.
@@ -218,10 +221,13 @@ class Storage:
         except FileNotFoundError:
             self._check_parent()
             return {}
+        self._note_place()
+        return settings
+
+    def _note_place(self) -> None:
         with suppress(OSError):
             found = os.stat(self.location)
             self.place = found.st_dev, found.st_ino
-        return settings
 
     def snapshot(self, ref: Ref) -> Snapshot:
         """The generation that `ref` publishes. Of one that is not live, and whose manifest is lost, the ref of what is

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
+from threading import BoundedSemaphore
 from types import TracebackType
 
 from kstore.backends.base import STAGING, Child, NewObject, StagingLost, Stat, check_name
@@ -33,6 +34,10 @@ _GONE = {errno.ENOENT, errno.ESTALE}
 _STALE_RETRIES = 9
 _PATIENCE = 5.0
 """Seconds for what was begun ahead."""
+_NEAR = 0.001
+"""Seconds that opening and reading a small file takes at most, where no network is between."""
+_CLOSING = BoundedSemaphore(8)
+"""Files that are being closed and nobody waits for."""
 _AT_FDCWD = -100
 _RENAME_NOREPLACE = 1
 _SECOND = 1_000_000_000
@@ -228,7 +233,9 @@ class OpenedFile:
         self._fd = -1
         self._backend = backend
         self._name = name
+        began = time.monotonic()
         self._fd = _open_to_read(backend.path(name))
+        self._took = time.monotonic() - began
         try:
             found = os.fstat(self._fd)
             if not stat.S_ISREG(found.st_mode):
@@ -252,7 +259,7 @@ class OpenedFile:
         fd, self._fd = self._fd, -1
         if fd >= 0:
             with suppress(OSError):  # All that was read was read.
-                os.close(fd)
+                _close(fd, self._took)
 
     __del__ = close
 
@@ -369,12 +376,31 @@ def _rename_if_absent(source: str, target: str) -> bool:
 
 
 def _read(path: str, offset: int, length: int | None) -> bytes:
+    began = time.monotonic()
     fd = _open_to_read(path)
     try:
         left = max(os.fstat(fd).st_size - offset, 0)
         return _read_fully(fd, offset, left if length is None else min(length, left))
     finally:
+        _close(fd, time.monotonic() - began)
+
+
+def _close(fd: int, took: float) -> None:
+    """Close a file that has been read. Where that took so many seconds, closing may as well cross a network, which
+    FUSE waits for: then nobody else does.
+    """
+    if took > _NEAR and _CLOSING.acquire(blocking=False):
+        _begin(_close_aside, fd)
+    else:
         os.close(fd)
+
+
+def _close_aside(fd: int) -> None:
+    try:
+        with suppress(OSError):  # All that was read was read.
+            os.close(fd)
+    finally:
+        _CLOSING.release()
 
 
 def _open_to_read(path: str) -> int:

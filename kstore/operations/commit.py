@@ -106,7 +106,7 @@ def _expect_store(worker: Worker) -> None:
     mounted on, would hide what is committed from everybody.
     """
     storage = worker.storage
-    if not storage.settings and worker.state.last_restore.store() == storage.location:
+    if worker.state.last_restore.store() == storage.location and not storage.settings:
         storage.must_exist = True
 
 

@@ -14,6 +14,8 @@ from kstore.scope import Scope
 
 FORMAT = 1
 """Of refs, and of all that they name: an older kstore leaves alone what has a higher one."""
+REFS = "refs"
+"""The folder that they are all in."""
 _NAMED, _NAME_SIZE = 32, 8
 """Generations before it that a ref names, and the bytes of the digest of its manifest that each is named by."""
 _YEAR_10000 = 253_402_300_800
@@ -58,7 +60,7 @@ class Delta(NamedTuple):
 
 def folder_of(scope: Scope) -> str:
     """Where the refs of a scope are stored."""
-    return f"refs/{scope.path}"
+    return f"{REFS}/{scope.path}"
 
 
 def ref_name(scope: Scope, generation: int) -> str:

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from kstore.backends import Backend, Upload
 from kstore.errors import IntegrityError, MissError, UsageError
-from kstore.published.ref import Ref, folder_of, load_ref, ref_name
+from kstore.published.ref import REFS, Ref, folder_of, load_ref, ref_name
 from kstore.scope import Scope
 
 _PIN, _DROPPED = ".pin", ".dropped"
@@ -162,16 +162,16 @@ class Refs:
 
     def gpus(self) -> list[str]:
         """Every GPU that has refs."""
-        return sorted(child.name for child in self._backend.list("refs") if child.is_folder)
+        return sorted(child.name for child in self._backend.list(REFS) if child.is_folder)
 
     def parts(self, gpu: str, under: str = "") -> list[str]:
         """What keys below `under`, a key prefix such as `my-model`, go on with."""
-        return [name for name in _parts(self._backend, "refs", gpu, under) if not name.startswith("@")]
+        return [name for name in _parts(self._backend, REFS, gpu, under) if not name.startswith("@")]
 
     def scopes(self, gpu: str | None = None, under: str = "") -> Iterator[Scope]:
         """Every scope with a folder, of one GPU or all, in order; `under` a key prefix such as `my-model`."""
         for slug in [gpu] if gpu else self.gpus():
-            yield from walk_scopes(self._backend, "refs", slug, under)
+            yield from walk_scopes(self._backend, REFS, slug, under)
 
 
 def _no_generation(scope: Scope, generation: int) -> MissError:

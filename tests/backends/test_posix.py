@@ -3,6 +3,8 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -185,3 +187,40 @@ def test_whoever_looks_ahead_takes_no_signal(backend: PosixBackend, monkeypatch:
     monkeypatch.setattr(posix, "stat_each", lambda paths: blocked.put(signal.pthread_sigmask(signal.SIG_BLOCK, ())))
     backend.look_ahead(["folder"])
     assert {signal.SIGTERM, signal.SIGINT} <= blocked.get(timeout=60)
+
+
+@pytest.fixture
+def far(backend: PosixBackend, monkeypatch: pytest.MonkeyPatch) -> SimpleQueue[str]:
+    """Every call seems to cross a network. Holds the names of the threads that have closed a file."""
+    monkeypatch.setattr(posix, "_NEAR", -1.0)
+    closed: SimpleQueue[str] = SimpleQueue()
+
+    def close(fd: int, close: Callable[[int], None] = os.close) -> None:
+        close(fd)
+        closed.put(threading.current_thread().name)
+
+    backend.put("name", b"content")
+    monkeypatch.setattr(os, "close", close)
+    return closed
+
+
+def test_nobody_waits_until_a_file_that_is_far_away_is_closed(backend: PosixBackend, far: SimpleQueue[str]) -> None:
+    fds = set(os.listdir("/proc/self/fd"))
+    assert backend.get("name") == b"content"
+    backend.open("name").close()
+    assert {far.get(timeout=60), far.get(timeout=60)} == {"kstore"}
+    assert set(os.listdir("/proc/self/fd")) == fds
+
+
+def test_of_files_that_cannot_be_closed_only_a_few_stay_open(
+    backend: PosixBackend, far: SimpleQueue[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a dead mount closing may hang: then who has read the next one hangs there, as without any thread."""
+    most, begun = posix._CLOSING._value, list[int]()
+    monkeypatch.setattr(posix, "_begin", lambda function, fd: begun.append(fd))
+    for _ in range(most + 2):
+        assert backend.get("name") == b"content"
+    assert (len(begun), far.qsize()) == (most, 2)
+    for fd in begun:
+        posix._close_aside(fd)
+    assert posix._CLOSING._value == most
