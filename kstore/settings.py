@@ -67,6 +67,8 @@ _CLOSE = 0.9
 _MOST_SECONDS = 3_153_600_000
 _FILES = ("kstore.toml", "pyproject.toml")
 _TABLE = b"tool.kstore"
+_NAME = b"kstore"
+"""Is in every way to write that."""
 
 
 def load_settings(environ: Mapping[str, str] | None = None, folder: Path | None = None, **arguments: Any) -> Settings:
@@ -179,6 +181,8 @@ def _section(path: Path, owners: Container[int]) -> dict[str, Any]:
             why = f"it belongs to user {owner}, and not to this user, root or the owner of the working directory"
             _pass_over(path, why, has_settings=_TABLE in text)
             return {}
+        if path.name != _FILES[0] and _NAME not in text:
+            return {}  # Parsing a large one takes a worker milliseconds.
         content = tomllib.loads(text.decode())
     except PermissionError as error:
         _pass_over(path, f"it cannot be read ({error.strerror})", has_settings=False)

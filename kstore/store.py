@@ -362,7 +362,7 @@ class Store:
             scope=scope,
             environment=self.environment,
             environ=self.environ,
-            influences=influences(self.environ),
+            influences=partial(influences, self.environ),
             root=self._cache_root(scope, before_import),
             table=load_table(),
             rules=table_version(),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
@@ -52,8 +52,8 @@ class Worker:
     """Whether anything may be written to the store."""
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
     """The variables that its compilers are run with."""
-    influences: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables that change the keys compilers look under."""
+    influences: Callable[[], Mapping[str, str]] = dict
+    """Finds the environment variables that change the keys compilers look under: for manifests alone."""
     lease_ttl: float = 60.0
     """Seconds after which this worker counts as gone, if it compiles for others and does not say so."""
     origin: Mapping[str, object] = field(default_factory=dict)

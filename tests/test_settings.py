@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 import os
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -201,7 +202,13 @@ def test_a_pyproject_that_is_no_toml_is_another_tools_trouble(tmp_path: Path) ->
     assert load_settings({}, tmp_path) == Settings()
 
 
-@pytest.mark.parametrize("text", ["store = ", "tool = 5", "[tool]\nkstore = 5"])
+def test_a_pyproject_that_does_not_name_kstore_is_not_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tomllib, "loads", lambda text: pytest.fail("a large one takes milliseconds"))
+    (tmp_path / "pyproject.toml").write_text("[tool.ruff]\nline-length = 120\n")
+    assert load_settings({}, tmp_path) == Settings()
+
+
+@pytest.mark.parametrize("text", ["store = ", 'tool = "kstore"', "[tool]\nkstore = 5"])
 def test_a_malformed_file_is_named(tmp_path: Path, text: str) -> None:
     name = "kstore.toml" if text == "store = " else "pyproject.toml"
     (tmp_path / name).write_text(text)

@@ -43,9 +43,13 @@ _LONGEST = 200
 
 
 @cache
+def _text() -> str:
+    return read_packaged(__package__, "influences.toml").decode()
+
+
+@cache
 def _table() -> dict[str, set[str]]:
-    text = read_packaged(__package__, "influences.toml").decode()
-    content = tomllib.loads(text)
+    content = tomllib.loads(_text())
     flags = {name: {_INDUCTOR + rest for rest in rests} for name, rests in content["inductor"].items()}
     return {**flags, "triton": {name for names in content["triton"].values() for name in names}}
 
@@ -61,7 +65,13 @@ def influence(name: str) -> str:
 
 def influences(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables of `environ` that change keys, with their values."""
-    return {name: value[:_LONGEST] for name, value in sorted(environ.items()) if value and influence(name)}
+    named = {name: value[:_LONGEST] for name, value in sorted(environ.items()) if value and _may_influence(name)}
+    return {name: value for name, value in named.items() if influence(name)}
+
+
+def _may_influence(name: str) -> bool:
+    """Parsing the table takes a worker a millisecond, and most have no variable that is in it."""
+    return name in INFLUENCES or name.startswith(_INDUCTOR) or f'"{name}"' in _text()
 
 
 def have_same_keys(name: str, one: str | None, other: str | None) -> bool:

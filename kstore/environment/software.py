@@ -10,7 +10,6 @@ import platform
 import re
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import NamedTuple
@@ -173,12 +172,27 @@ def _recorded_version() -> str:
         return ""
     if spec is None or spec.origin is None:
         return ""
-    for name in _TRITON_DISTRIBUTIONS:
-        for path in Path(spec.origin).parents[1].glob(f"{name.replace('-', '_')}-*.dist-info/METADATA"):
-            with suppress(OSError, ValueError):
-                if found := _VERSION.search(path.read_text()):
-                    return found[1]
-    return ""
+    records = _records(os.path.dirname(os.path.dirname(spec.origin)))
+    return next(filter(None, map(_version_in, records)), "")
+
+
+def _records(installed: str) -> list[str]:
+    """The metadata of Triton in a folder of packages, under whatever name it came."""
+    prefixes = tuple(f"{name.replace('-', '_')}-" for name in _TRITON_DISTRIBUTIONS)
+    try:
+        found = [name for name in os.listdir(installed) if name.startswith(prefixes) and name.endswith(".dist-info")]
+    except OSError:
+        return []
+    ordered = (name for prefix in prefixes for name in found if name.startswith(prefix))
+    return [os.path.join(installed, name, "METADATA") for name in ordered]
+
+
+def _version_in(record: str) -> str:
+    try:
+        found = _VERSION.search(Path(record).read_text())
+    except (OSError, ValueError):
+        return ""
+    return found[1] if found else ""
 
 
 def _registered_version() -> str:

@@ -14,7 +14,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from itertools import chain
+from itertools import chain, islice
 from queue import SimpleQueue
 from typing import NamedTuple
 
@@ -162,7 +162,8 @@ class Staging:
         started = (_unlinked(wanted), begun) if begun else self._start_links(wanted, source, packs, placed, pool)
         others, linking = started
         paths = PathsOf(others, placed.paths)
-        copying = self._copy(paths, blobs.parts(paths.sizes(), packs), pool)
+        parts = blobs.parts(paths.sizes(), packs)
+        copying = self._copy_pack(paths, parts, pool) if len(packs) == 1 else self._copy(paths, parts, pool)
         for part in chain(copying, (part.result() for part in linking)):
             placed.add(part)
             progress.done = len(placed.paths)
@@ -238,6 +239,18 @@ class Staging:
             needed = bisect_left(self._missing, last) // _FOLDER_COUNT + 1
         for made in (*self._making, *self._made[:needed]):
             made.result()
+
+    def _copy_pack(self, paths: PathsOf, parts: Iterator[Part], pool: Pool) -> Iterator[Placed]:
+        """A model of the usual size is one part: it is written by two threads as well."""
+        first = [*islice(parts, 2)]
+        if len(first) != 1 or first[0].size > MAX_SHARED_FRAME:
+            yield from self._copy(paths, chain(first, parts), pool)
+            return
+        blobs = [*first[0].load()]
+        half = len(blobs) // 2
+        written = submit(pool, self._write, blobs[:half], paths)
+        yield self._write(blobs[half:], paths)
+        yield written.result()
 
     def _copy(self, paths: PathsOf, parts: Iterable[Part], pool: Pool) -> Iterator[Placed]:
         def write(part: Part) -> Placed:

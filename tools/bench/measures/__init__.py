@@ -8,7 +8,7 @@ from tools.bench.measures.commands import commands
 from tools.bench.measures.crowds import host, writers
 from tools.bench.measures.distributed import distributed, far
 from tools.bench.measures.live import live
-from tools.bench.measures.local import first_commit, nothing_new, restore_link, restore_pack
+from tools.bench.measures.local import first_commit, model, nothing_new, restore_link, restore_pack
 from tools.bench.measures.migrating import b10, fal
 from tools.bench.measures.scale import grown, keys, memory
 from tools.bench.measures.sizes import bytes_model, bytes_releases, one_kernel
@@ -21,6 +21,7 @@ MEASURES: dict[str, Callable[[Bench], Table]] = {
     "restore-pack": restore_pack,
     "first-commit": first_commit,
     "nothing-new": nothing_new,
+    "model": model,
     "bytes-model": bytes_model,
     "bytes-releases": bytes_releases,
     "one-kernel": one_kernel,

@@ -102,3 +102,21 @@ def nothing_new(bench: Bench) -> Table:
         table.claims += [Claim("commit, nothing new", ours, 1 / 4, Fal.name), Claim(watched, ours, 0.005)]
     table.note("fal compares the names of files, b10-transfer looks only whether there is an archive.")
     return table
+
+
+def model(bench: Bench) -> Table:
+    """Of a tree as large as most models': what counts is what is done once, however many files there are."""
+    table = Table("model", "A model of the usual size")
+    tree = bench.trees.some(bench.trees.sizes.files_of_a_model)
+    describe(table, tree, "model")
+
+    def scene(sharing: Sharing) -> Iterator[Reading]:
+        sharing.fill("builder", tree)
+        os.sync()
+        yield reading("first commit", sharing.publish("builder"))
+        yield from bench.cold_or_warm(sharing)
+        if isinstance(sharing, Program):
+            yield reading("commit, nothing new", sharing.unchanged("builder"), ["SKIPPED"])
+
+    bench.race(table, "local", [KstoreLoose, KstorePacked, Fal, B10, Tar, Copy], scene)
+    return table
