@@ -95,6 +95,8 @@ def command(
     for trouble in report.unreadable:
         repair = invocation.again("verify", "--repair")
         output.warn(f"cannot be read, so nothing that it may need goes, unless `{repair}` helps: {trouble}")
+    for trouble in report.lists:
+        output.warn(f"not all that was condemned is deleted now: {trouble}")
     if output.json:
         output.document(report.as_json())
     elif report.status is GcStatus.BUSY:

@@ -120,7 +120,7 @@ class _Collection:
             marked = Marked(there, loose, packed, leant, lacking)
             mark(self._storage, gone, marked, self._progress)
             if marked.unreadable:
-                self._give_up(marked.unreadable)
+                self._report.status, self._report.unreadable = GcStatus.INCOMPLETE, marked.unreadable
                 unread = plural(len(marked.unreadable), "generation")
                 log.warning("nothing is deleted, for %s cannot be read", unread)
                 return
@@ -130,10 +130,6 @@ class _Collection:
             self._count(sweeper, marked)
             if self._report.status is GcStatus.COLLECTED and not self._room.lacking:
                 self._repack(marked)
-
-    def _give_up(self, unreadable: list[str]) -> None:
-        self._report.status = GcStatus.INCOMPLETE
-        self._report.unreadable = unreadable
 
     # ---- Which generations stay
 
@@ -227,7 +223,7 @@ class _Collection:
         report.condemned, report.waiting = swept.condemned, swept.waiting
         report.live = self._live(marked)
         if swept.unreadable:
-            self._give_up(swept.unreadable)
+            report.status, report.lists = GcStatus.INCOMPLETE, swept.unreadable
 
     def _live(self, marked: Marked) -> Count:
         sizes = [size for pack in {*marked.packs, *marked.sought} if (size := size_of(self._storage, pack))]

@@ -49,7 +49,9 @@ class GcReport:
     excess: int = 0
     """Bytes over the size limit that must stay."""
     unreadable: list[str] = field(default_factory=list)
-    """What could not be read."""
+    """Generations that could not be read."""
+    lists: list[str] = field(default_factory=list)
+    """Lists of what was condemned that could not be read, or their fences: the next gc makes up for them."""
     no_room: str = ""
     """Why something could not be written, and is left to the next gc; empty if all was."""
     seconds: float = 0.0
@@ -69,6 +71,7 @@ class GcReport:
             "rewritten": self.rewritten,
             "excess": self.excess,
             "unreadable": self.unreadable,
+            "lists": self.lists,
             "no_room": self.no_room,
             "seconds": self.seconds,
         }

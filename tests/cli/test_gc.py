@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from kstore.creator import creator
@@ -28,6 +30,25 @@ def test_a_dry_run_changes_nothing(cli: Cli) -> None:
 
     assert "2 generations of 3 would be removed" in planned.out
     assert len(cli("show", "my/v1", "--json").json["scopes"][0]["generations"]) == 3
+
+
+def test_of_a_damaged_list_it_says_who_makes_up_for_it(cli: Cli) -> None:
+    """A repair does not."""
+    for name in ("one", "two"):
+        cli.publish("my/v1", name)
+    settings = json.loads((cli.store / "kstore.json").read_bytes())
+    (cli.store / "kstore.json").chmod(0o644)
+    (cli.store / "kstore.json").write_text(json.dumps(settings | {"grace": 0}))
+    assert cli("gc", "--keep", "1").code == 0
+    (condemned,) = (cli.store / "gc/condemned").iterdir()
+    condemned.chmod(0o600)
+    condemned.write_bytes(b"garbage")
+    result = cli("gc")
+
+    assert result.code == 4
+    assert "is damaged; the next gc condemns anew what was on it" in result.err
+    assert "--repair" not in result.err
+    assert cli("gc").code == 0
 
 
 def test_a_dry_run_needs_to_write_too_and_says_so(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
