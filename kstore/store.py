@@ -14,7 +14,7 @@ from kstore.components import load_table
 from kstore.components.table import table_version
 from kstore.components.variables import place_components, set_variables
 from kstore.deadline import Waiting
-from kstore.environment import Environment, influences
+from kstore.environment import Environment, key_facts
 from kstore.errors import AmbiguousScopeError, KstoreError, StoreUnavailable
 from kstore.local.cacheroot import CacheRoot, Owner, claim_root, make_usable, numbered_folder, owned_root
 from kstore.origin import Origin
@@ -362,7 +362,7 @@ class Store:
             scope=scope,
             environment=self.environment,
             environ=self.environ,
-            influences=partial(influences, self.environ),
+            key_facts=partial(key_facts, self.environ),
             root=self._cache_root(scope, before_import),
             table=load_table(),
             rules=table_version(),

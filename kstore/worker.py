@@ -52,8 +52,8 @@ class Worker:
     """Whether anything may be written to the store."""
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
     """The variables that its compilers are run with."""
-    influences: Callable[[], Mapping[str, str]] = dict
-    """Finds the environment variables that change the keys compilers look under: for manifests alone."""
+    key_facts: Callable[[], Mapping[str, object]] = dict
+    """Finds what of this process changes the keys compilers look under: for manifests alone."""
     lease_ttl: float = 60.0
     """Seconds after which this worker counts as gone, if it compiles for others and does not say so."""
     origin: Mapping[str, object] = field(default_factory=dict)

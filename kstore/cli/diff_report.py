@@ -148,11 +148,17 @@ def _code(found: Difference) -> Iterator[str]:
     elif found.kind is Kind.TRITON_KERNEL:
         yield from _triton_code(found)
     elif found.kind is Kind.CPP_KERNEL:
-        yield (
-            "other source" if any(name.endswith(".cpp") for name in found.files) else "the same source, built otherwise"
-        )
+        yield _cpp_code(found)
     elif not found.fields:
         yield "other code" if found.kind is Kind.GENERATED_CODE else "other bytes"
+
+
+def _cpp_code(found: Difference) -> str:
+    if any(name.endswith(".cpp") for name in found.files):
+        return "other source"
+    # Objects alone are bound to a host.
+    lacking = [side for side, item in (("left", found.left), ("right", found.right)) if item and not item.hosts]
+    return f"the same source, no object on the {lacking[0]}" if lacking else "the same source, built otherwise"
 
 
 def _triton_code(found: Difference) -> Iterator[str]:

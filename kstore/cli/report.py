@@ -50,7 +50,7 @@ def command(invocation: Invocation, path: str) -> int:
         _write(path, page)
     for trouble in facts["unreadable"]:
         output.warn(f"cannot be read, and is not counted: {trouble}")
-    keys = len({row["key"] for row in facts["keys"] if row["live"]})
+    keys = len({row["key"] for row in facts["keys"] if row["published"]})
     if output.json:
         output.document({"store": store.location, "file": path, "bytes": len(page), "keys": keys})
     else:

@@ -79,7 +79,7 @@ def _tell(output: Output, found: Overview) -> None:
 def _facts(found: Overview) -> Iterator[tuple[str, str]]:
     restores, held = found.whole.restores, found.whole.held
     yield "store", found.store
-    live = [shelf for shelf, row in found.rows.items() if row.held.live]
+    live = [shelf for shelf, row in found.rows.items() if row.held.published]
     yield "keys", f"{len({shelf.key for shelf in live})}, of {plural(len({shelf.gpu for shelf in live}), 'GPU')}"
     yield "restores", _restores(restores)
     if restores.left_out:

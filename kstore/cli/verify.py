@@ -66,7 +66,8 @@ def _tell(output: Output, report: VerifyReport) -> None:
         output.line(f"{path} in the local cache root was altered in place")
     for away in report.elsewhere:
         output.say(_describe_away(away))
-    what = f"{plural(report.blobs, 'blob')} of {plural(report.generations, 'generation')}"
+    part = f"{report.read} of " if report.read < report.blobs else ""
+    what = f"{part}{plural(report.blobs, 'blob')} of {plural(report.generations, 'generation')}"
     output.summary(f"{what}, {size(report.bytes)} read in {duration(report.seconds)}: {_verdict(report)}")
     if report.unreadable:
         output.say("what cannot be read may be whole, and stays; check the mount and its permissions, and verify again")
@@ -83,7 +84,7 @@ def _next(invocation: Invocation, report: VerifyReport, key: str) -> str:
     if not (report.is_mendable or report.local):
         return f"a repair has no more to do: commit from a worker that has the files; as to earlier generations, {gc}"
     if report.repaired:
-        return "what was damaged is moved aside; the next commit of a worker that has the files puts them back"
+        return "what could be saved is; the next commit of a worker that has the files puts back what is lost"
     return repair
 
 

@@ -73,7 +73,12 @@ def _sum_up(output: Output, report: WhyReport, doctor: str) -> None:
     entries = f" ({plural(report.entries, 'entry', 'entries')})" if report.entries else ""
     graphs = plural(len(report.graphs), "graph") + entries
     output.summary(f"{graphs}{kernels} compiled anew after generation {report.generation} was restored{others}")
-    if not (report.graphs or report.kernels or report.others):
+    if report.bypassed and not report.unused:
+        output.say(
+            "there is code of Inductor's without any graph's entry: torch keeps none of what it cannot cache, as with "
+            "TORCHINDUCTOR_FREEZING=1 or custom passes, and compiles it each time"
+        )
+    elif not (report.graphs or report.kernels or report.others):
         rest = f"`{doctor}` checks the rest"
         idle = f"{', '.join(report.unused)}: restored, but nothing of it was read: is that cache switched off?"
         output.say(f"{idle} {rest}" if report.unused else f"everything hit, or nothing has been compiled yet; {rest}")
@@ -115,6 +120,7 @@ _REASONS = {
     "differs": "as stored, but for",
     "new-code": "the code is new; the stored graph most like it differs in",
     "guards": "stored under the same key, but the guards did not hold: other shapes, for one",
+    "missing": "stored in an AOT entry alone: its FX entry was left out of the restore, or has been removed",
     "autograd": "stored, but AOTAutograd asked for it under another key",
     "nothing": "no graph was restored that it could be compared with",
     "unreadable": "its entry does not say what its key was made of",

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from kstore.blobs.blobstore import MOST_SEARCHED
+from kstore.damaged import damaged_blobs
 from kstore.doctor.check import SCOPE, WORKER, Check, again, bad, ok, warning
 from kstore.errors import KstoreError
 from kstore.published.layers import newest_there, unforgotten
@@ -141,25 +142,30 @@ def _check_stored(store: Store, key: str, snapshot: Snapshot) -> Iterator[Check]
     """By the names and sizes of packs and loose blobs."""
     ref, blobs = snapshot.ref, store.storage.holder(snapshot.ref).blobs
     broken = [pack for pack in ref.packs if not blobs.can_read(pack)]
+    lost: list[bytes] = []
     if broken:
         found = f"{plural(len(broken), 'pack')} of generation {ref.generation} cannot be read: what is there is missed"
     elif lost := _lost(store, snapshot):
-        lacks = f"the store lacks {files(lost)} of generation {ref.generation}"
+        lacks = f"the store lacks {files(len(lost))} of generation {ref.generation}"
         found = f"{lacks}: they are missed, and what is grouped with them"
     else:
         return
-    repair = again(store, "verify", key, "--repair", names=WORKER)
-    yield bad("contents", found, f"`{repair}` saves the rest; then commit from a worker that has the files")
+    commit = "commit from a worker that has the files"
+    if not broken and damaged_blobs(store.storage.holder(ref).backend).keys() >= set(lost):
+        yield bad("contents", found, commit)  # A repair has noted it.
+    else:
+        repair = again(store, "verify", key, "--repair", names=WORKER)
+        yield bad("contents", found, f"`{repair}` saves the rest; then {commit}")
 
 
-def _lost(store: Store, snapshot: Snapshot) -> int:
-    """How many artifacts, but for those that the generation leans on, no store here has a blob of."""
+def _lost(store: Store, snapshot: Snapshot) -> list[bytes]:
+    """The digests of all artifacts, but for those that the generation leans on, that no store here has a blob of."""
     leant, blobs = leaning(snapshot.manifest), store.storage.holder(snapshot.ref).blobs
     own = [entry for entry in snapshot.manifest.entries() if entry.digest not in leant]
     away = absent(store.storage, snapshot.ref, {entry.digest: entry.size for entry in own})
     if away:  # A restore looks in other packs too, though not in thousands.
         away -= blobs.digests_in(islice(blobs.packs_listed(), MOST_SEARCHED))
-    return sum(entry.digest in away for entry in own)
+    return [entry.digest for entry in own if entry.digest in away]
 
 
 def _check_leaning(store: Store, snapshot: Snapshot) -> Iterator[Check]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from kstore.doctor.check import Check, bad, ok, warning
 from kstore.doctor.components import check_components
@@ -11,16 +11,21 @@ from kstore.environment import Host, detect_host
 from kstore.environment.influences import (
     FOR_THE_CPU,
     KILL_SWITCHES,
+    OF_THREADS,
     have_same_keys,
     influence,
     influences,
     is_switched_off,
+    processors,
+    threads,
 )
 from kstore.errors import WaitTimeout
 from kstore.published.manifest import Manifest
 from kstore.settings import misspelt
 from kstore.store import Store
 
+_FREEZING = "TORCHINDUCTOR_FREEZING"
+_MOST_PROCESSORS = 1 << 20
 _MOST = 20
 """Variables that are named: a manifest may hold any number."""
 
@@ -82,6 +87,8 @@ def _check_switches(environ: Mapping[str, str]) -> Iterator[Check]:
     for name in KILL_SWITCHES:
         if is_switched_off(name, environ.get(name)):
             yield bad(name, f"it is {environ[name]}: the cache is not asked", "unset it")
+    if environ.get(_FREEZING) == "1":
+        yield warning(_FREEZING, "it is 1: torch caches no graph of which it freezes parameters", "unset it, to hit")
 
 
 def _check_influences(store: Store, manifest: Manifest | None) -> Iterator[Check]:
@@ -95,12 +102,28 @@ def _check_influences(store: Store, manifest: Manifest | None) -> Iterator[Check
         return
     built = {name: str(value) for name, value in theirs.items() if influence(name)}
     names = [n for n in sorted(ours.keys() | built.keys()) if not have_same_keys(n, built.get(n), ours.get(n))]
+    there = manifest.meta.get("processors") if manifest else None
+    if isinstance(there, int) and 0 < there < _MOST_PROCESSORS:
+        names = [name for name in names if name not in OF_THREADS]
+        yield from _check_threads(store, threads(built, there), threads(ours, processors()))
     for name in names[:_MOST]:
         found = f"{_set(built.get(name))} where it was compiled, {_set(ours.get(name))} here"
-        judge = warning if name in FOR_THE_CPU and not store.gpu.startswith("cpu-") else bad
-        yield judge(name, found, f"make them equal: it changes the keys of {influence(name)}")
+        yield _judge(store, name)(name, found, f"make them equal: it changes the keys of {influence(name)}")
     if not names:
         yield ok("key variables", ", ".join(ours) or "none is set")
+
+
+def _check_threads(store: Store, there: int, here: int) -> Iterator[Check]:
+    """What counts is how many torch has, whatever says so."""
+    if there != here:
+        found = f"torch had {there} where it was compiled, and has {here} here"
+        advice = f"give it {there}, by as many processors or by {OF_THREADS[1]}: it changes the keys of "
+        name = OF_THREADS[1]
+        yield _judge(store, name)("CPU threads", found, advice + influence(name))
+
+
+def _judge(store: Store, name: str) -> Callable[[str, str, str], Check]:
+    return warning if name in FOR_THE_CPU and not store.gpu.startswith("cpu-") else bad
 
 
 def _set(value: str | None) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kstore.environment.gpu import gpu_slug
 from kstore.environment.host import Host, detect_host, host_hint, machine_of, surroundings
-from kstore.environment.influences import influences
+from kstore.environment.influences import key_facts
 from kstore.environment.software import Environment, detect_environment, names_no_compiler
 
 __all__ = [
@@ -14,7 +14,7 @@ __all__ = [
     "detect_host",
     "gpu_slug",
     "host_hint",
-    "influences",
+    "key_facts",
     "machine_of",
     "names_no_compiler",
     "surroundings",

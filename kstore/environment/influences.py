@@ -6,6 +6,7 @@ two is in `influences.toml`.
 
 from __future__ import annotations
 
+import os
 import tomllib
 from collections.abc import Mapping
 from functools import cache
@@ -14,9 +15,11 @@ from kstore.packaged import read_packaged
 
 _GRAPHS = "every graph"
 _INDUCTOR = "TORCHINDUCTOR_"
+_THREADS = "graphs with code for the CPU: they are for one number of threads"
 INFLUENCES = {
     "CI": "AOT entries: it sets torch._functorch.config.error_on_custom_op_aliasing",
-    "OMP_NUM_THREADS": "graphs with code for the CPU: they are for one number of threads",
+    "OMP_NUM_THREADS": _THREADS,
+    "MKL_NUM_THREADS": _THREADS,
     "CXX": "every graph: it sets torch._inductor.config.cpp.cxx",
     "ATEN_CPU_CAPABILITY": "code for the CPU: it chooses the vector instructions",
     "TORCH_COMPILE_DEBUG": _GRAPHS,
@@ -24,7 +27,9 @@ INFLUENCES = {
     "TORCH_COMPILE_CACHE_KEY_TAG": _GRAPHS,
 }
 """Variable → what it changes the key of."""
-FOR_THE_CPU = {"OMP_NUM_THREADS", "ATEN_CPU_CAPABILITY"}
+OF_THREADS = ("MKL_NUM_THREADS", "OMP_NUM_THREADS")
+"""Those that say how many threads torch has, the first one that is set."""
+FOR_THE_CPU = {*OF_THREADS, "ATEN_CPU_CAPABILITY"}
 """They concern only graphs that have code for the CPU."""
 _DEFAULTS = {"CXX": "g++", "TORCH_COMPILE_DEBUG": "0", "INDUCTOR_PROVENANCE": "0"}
 KILL_SWITCHES = {
@@ -67,6 +72,24 @@ def influences(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables of `environ` that change keys, with their values."""
     named = {name: value[:_LONGEST] for name, value in sorted(environ.items()) if value and _may_influence(name)}
     return {name: value for name, value in named.items() if influence(name)}
+
+
+def key_facts(environ: Mapping[str, str]) -> dict[str, object]:
+    """What of a process changes keys beside its software, for a manifest to say."""
+    return {"variables": influences(environ), "processors": processors()}
+
+
+def processors() -> int:
+    """How many this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def threads(variables: Mapping[str, str], of: int) -> int:
+    """How many torch would have on so many processors: MKL, which it asks, has no more than these (Intel's manual,
+    MKL_DYNAMIC).
+    """
+    said = (variables.get(name, "").partition(",")[0].strip() for name in OF_THREADS)
+    return next((min(int(text), of) for text in said if text.isdecimal() and int(text)), of)
 
 
 def _may_influence(name: str) -> bool:

@@ -35,6 +35,8 @@ from kstore.store import Store
 from kstore.worker import Worker
 
 _GROUP, _SLOT, _LINK = int(Flag.GROUP), int(Flag.SLOT), int(Flag.LINK)
+_BUILT = _LINK | int(Flag.HOST)
+"""What nobody changes who only uses it: an object that is written was compiled anew."""
 _DAY = 24 * 3600 * 10**9
 _COUNTED = "inductor"
 """The component that torch's counters are about."""
@@ -90,6 +92,11 @@ class LastRun:
     """What has come since and is not finished: groups that are not whole, and files, each by its artifact path."""
 
     @property
+    def published(self) -> Files:
+        """What was to be restored, but for what is bound to a host."""
+        return self.restored.snapshot.manifest.files if self.restored.snapshot else {}
+
+    @property
     def generation(self) -> int:
         """What was restored; 0 for nothing."""
         return self.restored.snapshot.ref.generation if self.restored.snapshot else 0
@@ -113,7 +120,7 @@ def last_run(worker: Worker) -> LastRun | None:
     came = (
         path
         for path, file in known.items()
-        if (path not in old or old[path].flags & _LINK)
+        if (path not in old or old[path].flags & _BUILT)
         and not path.startswith(_PERSONAL)
         and _was_written_after(worker.root.local_path(path), file.entry, restored.mark_ns)
     )
@@ -141,7 +148,7 @@ def _has_come_since(worker: Worker, path: str, placed: Files, mark_ns: int) -> b
     return any(
         _was_written_after(file, stored, mark_ns)
         for file, stored in files.items()
-        if stored is None or stored.flags & _LINK
+        if stored is None or stored.flags & _BUILT
     )
 
 

@@ -84,7 +84,7 @@ def _keys(found: Overview) -> list[Table]:
         {
             **shelf._asdict(), "hits": row.restores.hits, "misses": row.restores.count(RestoreStatus.MISS),
             "seeded": row.restores.count(RestoreStatus.SEEDED), "stored": row.held.stored, "alone": row.held.alone,
-            "live": row.held.live,
+            "published": row.held.published,
         }
         for shelf, row in found.rows.items()
     ]  # fmt: skip

@@ -94,7 +94,7 @@ def meta_by(worker: Worker, theirs: Theirs, proposal: Proposal) -> dict[str, Any
     return {
         **meta_of(worker.scope, theirs.generation),
         "environment": dict(worker.environment.facts),
-        "variables": dict(worker.influences()),
+        **worker.key_facts(),
         "cache_root": worker.root.path,
         "folders": dict(worker.root.folders),
         **worker.origin,

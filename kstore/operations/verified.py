@@ -40,6 +40,8 @@ class VerifyReport:
     generations: int = 0
     blobs: int = 0
     """Different ones that the generations need, those included that are damaged."""
+    read: int = 0
+    """Those of them that are whole. Lost ones are not, nor what only a store below has that was not given."""
     bytes: int = 0
     """That were read and hashed, decompressed."""
     packs: list[str] = field(default_factory=list)
@@ -84,6 +86,7 @@ class VerifyReport:
             "store": self.store,
             "generations": self.generations,
             "blobs": self.blobs,
+            "read": self.read,
             "bytes": self.bytes,
             "packs": self.packs,
             "unreadable": self.unreadable,

@@ -102,6 +102,7 @@ class _Verification:
         self._read_below()
         if troubles:
             self._spare(troubles[0])
+        self._report.read += len(self._needed) - len(self.lost)
         lost, self.lost = self.lost, {}
         for ref in self.refs if lost else ():
             self._tell_lost(ref, lost)

@@ -87,6 +87,8 @@ class Held:
     generations: int = 0
     live: int = 0
     """Those of them that are not empty."""
+    published: bool = False
+    """Whether the newest of any of its scopes is not: a restore finds something."""
     artifacts: int = 0
     """Of all its generations, each counted by itself."""
     unique: int = 0
@@ -202,6 +204,9 @@ class Accounts(Generic[Group]):
     def finish(self, *, survey: bool = True) -> Space[Group]:
         """What it comes to. Without `survey`, nothing is said of what no generation of those that were added needs."""
         held = dict(zip(self._numbers.values(), map(self.space.groups.__getitem__, self._numbers), strict=True))
+        for scope, ref in self._newest.items():
+            for one in (self.space.groups[self._by(scope)], self.space.whole):
+                one.published |= ref.state is RefState.LIVE
         for _, owners, kind, size in self._each(self._blobs):
             for one in self._of(held, owners):
                 one.unique += size if kind else 0

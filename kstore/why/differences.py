@@ -26,6 +26,8 @@ class Reason(StrEnum):
     """No stored graph has its code; what is named is how it differs from the one most like it."""
     GUARDS = "guards"
     """A stored graph has the same key, and its guards did not hold: for other shapes, for one."""
+    MISSING = "missing"
+    """A stored AOT entry has the same graph, and its FX entry was not there: left out of the restore, or removed."""
     AUTOGRAD = "autograd"
     """The graphs of an AOT entry are stored, and the entry has another key: AOTAutograd's own settings differ."""
     NOTHING = "nothing"
@@ -60,6 +62,7 @@ def explain(fresh: Iterable[tuple[str, Sequence[Graph]]], stored: Collection[Gra
     A graph of an AOT entry that an FX entry before it has too is explained there.
     """
     known = {graph.digests for graph in stored}
+    folders = {(graph.path.rpartition("/")[0], graph.digests) for graph in stored}
     index = _Index(stored)
     explained: set[frozenset[tuple[str, str]]] = set()
     found = []
@@ -69,7 +72,9 @@ def explain(fresh: Iterable[tuple[str, Sequence[Graph]]], stored: Collection[Gra
             continue
         news = [graph for graph in graphs if graph.digests not in explained]
         if news and all(graph.digests in known for graph in news):
-            found.append(Explanation(path, Reason.GUARDS if _is_fx(path) else Reason.AUTOGRAD))
+            has_entry = any((path.rpartition("/")[0], graph.digests) in folders for graph in news)
+            of_graph = Reason.GUARDS if has_entry else Reason.MISSING
+            found.append(Explanation(path, of_graph if _is_fx(path) else Reason.AUTOGRAD))
         else:
             found += [index.explain(graph) for graph in news if graph.digests not in known]
         explained.update(graph.digests for graph in graphs)

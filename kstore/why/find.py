@@ -44,6 +44,8 @@ class WhyReport:
     """For each Triton kernel that was compiled anew."""
     unused: tuple[str, ...] = ()
     """Components of which entries were restored, and none was read."""
+    bypassed: bool = False
+    """Whether Inductor's code is published, or new, and no graph's entry: torch keeps none of what it cannot cache."""
 
     def as_json(self) -> dict[str, Any]:
         """For machines."""
@@ -60,6 +62,7 @@ class WhyReport:
             "others": self.others,
             "compared": self.compared,
             "unused": self.unused,
+            "bypassed": self.bypassed,
         }
 
 
@@ -81,7 +84,7 @@ def find_reasons(store: Store, key: str, again: Callable[[str], str] | None = No
         where = f", {worker.root.path}" if worker else ": there is none on this node"
         raise MissError(f"{NOTHING_RESTORED}{where}; run `{again('exec')} -- …` or restore, then compile")
     if not run.generation:
-        raise MissError(f"all was compiled because there was nothing to restore for {key}; `{again('doctor')}`")
+        raise MissError(f"there was nothing to restore for {key}, so a run compiles all; `{again('doctor')}` says more")
     unused = usage_in(worker, run).unused  # before they are read here
     entries = _entries(run.new)
     fresh = list(_read(worker, entries))
@@ -95,12 +98,18 @@ def find_reasons(store: Store, key: str, again: Callable[[str], str] | None = No
         len({graph.path for graph in stored}),
         tuple(explain_kernels(run.new, run.old, partial(_read_small, worker))),
         unused,
+        _is_code_alone(run.published) or _is_code_alone(run.new),
     )
 
 
 def _entries(paths: Iterable[str]) -> list[str]:
     """FX entries, then AOT entries."""
     return [path for kind in _ENTRIES for path in paths if kind_of(path) is kind]
+
+
+def _is_code_alone(paths: Iterable[str]) -> bool:
+    kinds = {*map(kind_of, paths)}
+    return Kind.GENERATED_CODE in kinds and kinds.isdisjoint(_ENTRIES)
 
 
 def _count_others(run: LastRun) -> int:

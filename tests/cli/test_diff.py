@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from kstore.environment import Host
 from tests.cli.commandline import ENVIRONMENT, GPU, Cli, on_terminal
 from tests.inspect.caches import put_cpp, put_kernel, put_module
-from tests.trees import Tree
+from tests.trees import Tree, shared_object
 
 HOSTILE = "evil\x1b[31mred\n- forged line\u202e"
 Fill = Callable[[Tree], object]
@@ -273,6 +274,21 @@ def test_a_path_of_one_side_finds_what_it_is_compared_with(cli: Cli) -> None:
         out = cli("diff", "my/v1", "my/v2", "--path", f"{folder[side]}/triton_add.ttir").out
 
         assert "-  add  two loc(#loc1)\n+  sub  two loc(#loc1)\n" in out
+
+
+def test_a_cpp_kernel_without_an_object_was_not_built_otherwise(cli: Cli) -> None:
+    def fill(tree: Tree, *, has_object: bool) -> None:
+        put_module(tree, {"cpp_fused_0": "out[0] = 1;"})
+        path = put_cpp(tree, "out[0] = 1;")
+        if has_object:
+            tree.put(path.replace(".cpp", ".so"), shared_object())
+
+    commit(cli, "my/v1", partial(fill, has_object=True))
+    commit(cli, "my/v2", partial(fill, has_object=False))
+    out = cli("diff", "my/v1", "my/v2").out
+
+    assert "the same source, no object on the right" in out
+    assert "built otherwise" not in out
 
 
 def test_a_cpp_kernel_is_compared_by_its_name(cli: Cli) -> None:

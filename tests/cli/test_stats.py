@@ -34,6 +34,7 @@ def test_a_key_counts_where_something_of_it_is_there(cli: Cli) -> None:
     assert "keys          2, of 1 GPU\n" in cli("stats").out
 
     cli("forget", "my/v2")
+    assert "keys          1, of 1 GPU\n" in cli("stats").out
     cli("gc", "--offline")
     assert "keys          1, of 1 GPU\n" in cli("stats").out
 

@@ -33,6 +33,7 @@ def test_damage_is_named_with_the_keys_it_touches(cli: Cli) -> None:
     assert result.code == 4
     assert "generation 1 of my/v1" in result.out and "cone.py" in result.out
     assert "my/v2" not in result.out
+    assert "3 of 4 blobs of 2 generations" in result.out
     assert "kstore verify --repair" in result.err
 
 
@@ -57,13 +58,13 @@ def test_what_a_repair_cannot_mend_any_further_is_for_a_commit(layout: str, cli:
         (pack,) = (cli.store / "packs").iterdir()
         pack.chmod(0o644)
         pack.write_bytes(pack.read_bytes().replace(b"one", b"eno"))
-    assert "what was damaged is moved aside" in cli("verify", "--repair").err
+    assert "what could be saved is" in cli("verify", "--repair").err
     for result in (cli("verify"), cli("verify", "--repair")):
         assert result.code == 4
         assert "commit from a worker that has the files" in result.err
         assert "kstore gc --keep 1" in result.err
         assert "--repair" not in result.err
-        assert "moved aside" not in result.err
+        assert "what could be saved is" not in result.err
 
 
 def test_what_only_earlier_generations_have_lost_is_left_to_gc(cli: Cli) -> None:
@@ -125,7 +126,7 @@ def test_what_to_do_next_can_be_copied_for_a_key_that_looks_like_an_option(cli: 
     (line,) = cli("verify", "--", "-v1").err.splitlines()
 
     assert line == "kstore: next: kstore verify --repair -- -v1"
-    assert "moved aside" in cli(*line.removeprefix("kstore: next: kstore ").split()).err
+    assert "what could be saved is" in cli(*line.removeprefix("kstore: next: kstore ").split()).err
 
 
 def test_json_lists_what_is_lost(cli: Cli) -> None:

@@ -52,7 +52,7 @@ def test_code_is_shown_as_a_difference_and_hostile_text_is_harmless(cli: Cli) ->
 
     assert lines[:4] == [
         "1 graph: the code is new; the stored graph most like it differs in",
-        "  the code  (the model's code)",
+        "  the code  (the graph: the model's code, dtypes, dynamic shapes, autocast, torch.no_grad())",
         "    -b = 2",
         "    +b = \ufffd[31m3",
     ]
@@ -170,12 +170,30 @@ def test_long_values_are_shown_where_they_differ(cli: Cli) -> None:
 
 
 def test_it_tells_what_was_not_even_read_from_what_hit(cli: Cli) -> None:
-    cli.publish("my/v1", "one")
+    for path in ("ab/cone.py", "fxgraph/on/fone/entry"):
+        cli.write(f"inductor/{path}", path)
+    assert cli("commit", "my/v1").code == 0
     assert cli.process("exec", "my/v1", "--", "true").code == 0
 
     result = cli("why", "my/v1")
     assert "inductor: restored, but nothing of it was read" in result.err
     assert "everything hit" not in result.err
     assert cli("why", "my/v1", "--json").json["unused"] == ["inductor"]
-    assert cli.process("exec", "my/v1", "--", "sh", "-ec", f"{TICK} && cat $TORCHINDUCTOR_CACHE_DIR/*/*").code == 0
+    assert (
+        cli.process(
+            "exec", "my/v1", "--", "sh", "-ec", f"{TICK} && find $TORCHINDUCTOR_CACHE_DIR -type f | xargs cat"
+        ).code
+        == 0
+    )
     assert "everything hit" in cli("why", "my/v1").err
+
+
+def test_it_tells_of_code_of_which_torch_keeps_no_entry(cli: Cli) -> None:
+    """As of graphs whose parameters are frozen: they are compiled each time, under the same names."""
+    cli.publish("my/v1", "one")
+    assert cli.process("exec", "my/v1", "--", "sh", "-ec", f"{TICK} && cat $TORCHINDUCTOR_CACHE_DIR/*/*").code == 0
+
+    result = cli("why", "my/v1")
+    assert "torch keeps none of what it cannot cache, as with TORCHINDUCTOR_FREEZING=1" in result.err
+    assert "everything hit" not in result.err
+    assert cli("why", "my/v1", "--json").json["bypassed"] is True

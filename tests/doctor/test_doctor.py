@@ -558,11 +558,36 @@ def test_variables_that_look_like_settings_are_told(published: Node) -> None:
 
 
 def test_what_the_builder_had_set_is_missed_here(tmp_path: Path) -> None:
-    builder = Node(tmp_path, environ={"OMP_NUM_THREADS": "8"})
+    builder = Node(tmp_path, environ={"CXX": "clang++"})
     builder.tree.graph()
     builder.commit()
 
-    assert worst(Node(tmp_path).store)["OMP_NUM_THREADS"].found == "8 where it was compiled, not set here"
+    assert worst(Node(tmp_path).store)["CXX"].found == "clang++ where it was compiled, not set here"
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "found"),
+    [
+        ({"OMP_NUM_THREADS": "3"}, {}, "torch had 3 where it was compiled, and has 4 here"),
+        ({}, {"MKL_NUM_THREADS": "1"}, "torch had 8 where it was compiled, and has 1 here"),
+        ({}, {}, "torch had 8 where it was compiled, and has 4 here"),
+        ({"OMP_NUM_THREADS": "4"}, {}, None),
+        ({"OMP_NUM_THREADS": "6", "MKL_NUM_THREADS": "2"}, {"OMP_NUM_THREADS": "2,1"}, None),
+        ({"OMP_NUM_THREADS": "4"}, {"OMP_NUM_THREADS": "16"}, None),
+    ],
+)
+def test_what_counts_is_how_many_threads_torch_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: dict[str, str], here: dict[str, str], found: str | None
+) -> None:
+    """Of eight processors there, and four here."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)))
+    builder = Node(tmp_path, environ=there)
+    builder.tree.graph()
+    builder.commit()
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(4)))
+    told = worst(Node(tmp_path, environ=here).store)
+
+    assert {name: check.found for name, check in told.items()} == ({"CPU threads": found} if found else {})
 
 
 def test_a_default_that_is_spelt_out_changes_nothing(published: Node) -> None:
@@ -579,12 +604,13 @@ def test_a_default_that_is_spelt_out_changes_nothing(published: Node) -> None:
     assert worst(Node(published.location.parent, "builder", environ=environ).store) == {}
 
 
-def test_the_number_of_threads_is_in_no_key_of_a_gpus_graph(published: Node) -> None:
+def test_the_number_of_threads_is_in_no_key_of_a_gpus_graph(published: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """torchrun sets it for every job, and who examines one by hand has not set it."""
-    environ = {"OMP_NUM_THREADS": "1"}
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(99)))
+    environ = {"OMP_NUM_THREADS": "98"}
 
     found = worst(Node(published.location.parent, "builder", environ=environ).store)
-    assert found["OMP_NUM_THREADS"].verdict is Verdict.WARNING
+    assert found["CPU threads"].verdict is Verdict.WARNING
 
 
 def test_triton_reads_on_and_1_alike(tmp_path: Path) -> None:

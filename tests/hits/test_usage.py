@@ -198,6 +198,22 @@ def test_what_is_compiled_over_a_restored_kernel_is_a_miss(node: Node) -> None:
     assert node.tree.has(f"{folder}/__grp__k.json")
 
 
+@pytest.mark.parametrize("layout", ["loose", "packed"])
+def test_an_object_that_is_built_again_is_a_miss(tmp_path: Path, layout: str) -> None:
+    """As of a torch extension in another cache root: the same file, which ninja writes in its place."""
+    builder, node = Node(tmp_path, "builder", layout=layout), Node(tmp_path, layout=None)
+    for name in ("ext.o", "ext.so"):
+        builder.tree.put(f"extensions/ext/{name}", shared_object())
+    builder.commit()
+    node.restore()
+    let_the_clock_move(node)
+    assert usage(node).components["extensions"].misses == 0
+
+    (node.tree.root / "extensions/ext/ext.so").write_bytes(shared_object())
+    assert usage(node).components["extensions"].misses == 1
+    assert usage(node).has_failed
+
+
 def test_what_is_not_there_was_not_restored(node: Node) -> None:
     for path in node.tree.root.glob("inductor/fxgraph/*/fone/*"):
         path.unlink()

@@ -52,6 +52,11 @@ def test_another_answer_to_a_stored_key_was_compiled_for_its_guards() -> None:
     assert only(graph(FX, x="1"), graph(FX, x="1")).reason is Reason.GUARDS
 
 
+def test_a_graph_that_only_an_aot_entry_has_lacked_its_own() -> None:
+    """Its FX entry was left out of the restore, for one."""
+    assert only(graph(FX, x="1"), graph(AOT, x="1")).reason is Reason.MISSING
+
+
 def test_an_aot_entry_whose_graphs_are_stored_has_a_key_of_its_own() -> None:
     assert only(graph(AOT, x="1"), graph(FX, x="1")).reason is Reason.AUTOGRAD
 
