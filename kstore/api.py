@@ -16,7 +16,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from kstore.deadline import within
+from kstore.deadline import is_interruption, within
 from kstore.errors import UsageError, WaitTimeout
 from kstore.led import end_use, leading
 from kstore.origin import begin, origin_of
@@ -168,6 +168,12 @@ def _committed(key: str, strict: bool, run: Callable[[], CommitReport]) -> Commi
             "kstore: committed %s generation %d: %d new files, %d bytes uploaded in %.2f s",
             key, report.generation, report.new_files, report.uploaded, report.seconds,
         )  # fmt: skip
+    if report.skipped:
+        first = report.skipped[0]
+        log.warning(
+            "kstore: a commit of %s has left out %d of what is in its cache root, %s for one: %s",
+            key, len(report.skipped), first.path, first.reason,
+        )  # fmt: skip
     return report
 
 
@@ -228,6 +234,7 @@ class watch:
         self._grace_period = parse_seconds("grace_period", grace_period)
         self._strict = strict
         self._committed: CommitReport | None = None
+        self._process = os.getpid()
         store = make_store(key, settings)
         self._timeout = store.settings.timeout
         self._live = LiveCommits(
@@ -288,6 +295,7 @@ class watch:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if not self._live.is_here:  # A child that was forked in the block; its parent commits what it compiled.
+            tell_forked(self.key, self._process)
             return
         error = raised(error)
         if is_failure(error) and self._on_error is OnError.DISCARD:
@@ -297,6 +305,19 @@ class watch:
         else:
             seconds = self._grace_period if isinstance(error, KeyboardInterrupt) else self._timeout
             self._stop(seconds, self._strict and error is None)  # What the block raised must go on.
+
+
+def tell_forked(key: str, process: int) -> None:
+    """A child leaves a block that `process` entered. If that has ended, as where a daemon is made, nobody commits."""
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        log.warning(
+            "kstore: nothing is committed to %s: this process was forked in its block, and the one that entered it has "
+            "ended; fork first, or run `kstore commit %s`", key, key,
+        )  # fmt: skip
+    except OSError:
+        pass  # It is there, and another user's by now.
 
 
 def raised(error: BaseException | None) -> BaseException | None:
@@ -360,8 +381,8 @@ def degrade(
     except UsageError:
         raise
     except Exception as error:
-        if strict:
+        if is_interruption(error) or strict:
             raise
-        log.warning("kstore: %s of %s failed, the job goes on without it: %s", verb, key, error or repr(error))
+        log.warning("kstore: %s of %s failed, the job goes on without it: %s", verb, key, str(error) or repr(error))
         log.debug("kstore: %s of %s", verb, key, exc_info=True)
         return failed(f"{type(error).__name__}: {error}", isinstance(error, WaitTimeout))

@@ -22,6 +22,8 @@ Answer = TypeVar("Answer")
 
 _LOOK = 0.1
 """Seconds between two looks whether haste is called for."""
+_LATE, _MORE = 1.0, 10.0
+"""Seconds by which nobody's waiting is late who was not suspended, and that who was waits once more, at most."""
 _OF_A_THREAD = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP, signal.SIGSYS}
 """What a thread does to itself."""
 
@@ -102,7 +104,8 @@ def within(
     except RuntimeError:  # At the end of the interpreter no thread can be started.
         return work()
     result = answer_within(seconds, waiting, what, answer, haste)
-    thread.join()
+    with _noting_interruption():
+        thread.join()
     return result
 
 
@@ -116,8 +119,9 @@ def answer_within(
     """
     is_late = True
     try:
-        seconds, passed = _shortened(answer, seconds, haste) if haste else (seconds, 0.0)
-        is_late = not wait([answer], max(0.0, seconds - passed) if seconds else None).done
+        with _noting_interruption():
+            seconds, passed = _shortened(answer, seconds, haste) if haste else (seconds, 0.0)
+            is_late = not _is_done(answer, max(0.0, seconds - passed) if seconds else None)
     finally:
         if is_late:  # Or interrupted.
             waiting.give_up()
@@ -125,6 +129,39 @@ def answer_within(
         doing = waiting.describe(what)
         raise WaitTimeout(f"{doing} has taken more than {seconds:g} s; see whether it hangs, or set KSTORE_TIMEOUT")
     return answer.result()
+
+
+def _is_done(answer: Future[Answer], seconds: float | None) -> bool:
+    """Wait for so long. Who was suspended meanwhile, and finds the time gone, gives what was as well a little more."""
+    started = time.monotonic()
+    if wait([answer], seconds).done:
+        return True
+    was_suspended = seconds is not None and time.monotonic() - started > seconds + _LATE
+    return was_suspended and bool(wait([answer], min(seconds or 0.0, _MORE)).done)
+
+
+class _Interrupted(threading.local):
+    error: BaseException | None = None
+
+
+_interrupted = _Interrupted()
+
+
+@contextmanager
+def _noting_interruption() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        _interrupted.error = error
+        raise
+
+
+def is_interruption(error: BaseException) -> bool:
+    """Whether something else raised it while this thread waited, such as a signal's handler for a limit of time: it is
+    the job's own. To be asked once.
+    """
+    found, _interrupted.error = _interrupted.error, None
+    return found is error
 
 
 def _shortened(answer: Future[Answer], seconds: float, haste: Haste) -> tuple[float, float]:

@@ -22,6 +22,7 @@ from kstore.api import (
     parse_seconds,
     raised,
     restore,
+    tell_forked,
     watch,
 )
 from kstore.deadline import within
@@ -199,6 +200,7 @@ class synchronized(ContextDecorator):
     ) -> None:
         entered = self._entered[-1]
         if os.getpid() != entered.process:  # a child that was forked in the block; its parent commits what it compiled
+            tell_forked(self.key, entered.process)
             return
         self._ended = self._entered.pop()
         self.restored = entered.restored

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -33,6 +34,8 @@ DEFAULT_GRACE = 3600
 """Seconds that superseded generations and condemned blobs are kept."""
 _FOR_EVER = 1 << 63
 Follow = Callable[[Ref], Seen | None]
+_LIMITS = {errno.EMFILE, errno.ENOMEM, errno.EFBIG}
+_MOUNT = "the mount, its space and its permissions"
 _SETTINGS = "kstore.json"
 _MOST_BYTES = 1 << 16
 """Of that. A sparse file is as large as anybody likes."""
@@ -276,9 +279,11 @@ def reporting_trouble(location: str, verb: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        path = error.filename2 or error.filename  # Of a link, what was to be made.
+        what = "the limits of this process (ulimit -a)" if error.errno in _LIMITS else _MOUNT
         raise StoreUnavailable(
-            f"cannot {verb} the store at {location}: {error.strerror or error}"
-            f"{f' ({error.filename})' if error.filename else ''}; check the mount, its space and its permissions"
+            f"cannot {verb} the store at {location}: {error.strerror or error}{f' ({path})' if path else ''}; "
+            f"check {what}"
         ) from error
 
 

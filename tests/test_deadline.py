@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import Future
+from types import SimpleNamespace
 
 import pytest
 
-from kstore.deadline import Abandoned, Haste, Waiting, within
+from kstore.deadline import Abandoned, Haste, Waiting, is_interruption, within
 from kstore.errors import WaitTimeout
 
 SHORT = 0.01
@@ -71,6 +74,38 @@ def test_whoever_is_interrupted_waits_no_longer(monkeypatch: pytest.MonkeyPatch)
         within(60, waiting, "work", lambda: None)
     with pytest.raises(Abandoned), waiting.visible():
         pass
+
+
+def test_what_a_signals_handler_raises_is_known_from_what_the_work_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*arguments: object) -> None:
+        raise TimeoutError("of the job")
+
+    def fail() -> None:
+        raise TimeoutError("of a system call")
+
+    with pytest.raises(TimeoutError) as raised:
+        within(60, Waiting(), "work", fail)
+    assert not is_interruption(raised.value)
+    monkeypatch.setattr("kstore.deadline.wait", interrupted)
+    with pytest.raises(TimeoutError) as raised:
+        within(60, Waiting(), "work", lambda: None)
+    assert is_interruption(raised.value)
+
+
+def test_who_was_suspended_and_finds_the_time_gone_waits_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, waits = [0.0], list[float | None]()
+
+    def suspended(answers: list[Future[str]], seconds: float | None) -> SimpleNamespace:
+        waits.append(seconds)
+        if len(waits) == 1:
+            now[0] += 3600
+            return SimpleNamespace(done=set())
+        return SimpleNamespace(done={answers[0].result(60) and answers[0]})
+
+    monkeypatch.setattr("kstore.deadline.wait", suspended)
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    assert within(4, Waiting(), "work", lambda: "answer") == "answer"
+    assert waits == [4, 4]
 
 
 def test_who_gives_up_while_something_is_shown_waits_for_its_end() -> None:

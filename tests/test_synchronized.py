@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import re
 import signal
@@ -238,6 +239,64 @@ def test_methods_of_all_kinds_may_be_decorated(tree: Tree, settings: dict[str, A
 def test_objects_that_are_called_may_be_decorated(tree: Tree, settings: dict[str, Any]) -> None:
     kstore.synchronized(KEY, **settings)(partial(tree.wrapper, "one"))()
     assert published(settings) == 1
+
+
+@pytest.mark.parametrize("verb", ["restore", "commit"])
+def test_a_time_limit_of_the_job_ends_what_waits_for_its_cache(
+    tree: Tree, settings: dict[str, Any], verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Celery's and rq's, whose signals' handlers raise what is no trouble with a store."""
+
+    class JobTimeout(Exception):
+        pass
+
+    def expire(number: int, frame: object) -> None:
+        raise JobTimeout
+
+    lock = tree.root / ".kstore/lock"
+    lock.parent.mkdir(parents=True)
+    with open(lock, "w") as file:  # another process's
+        fcntl.flock(file, fcntl.LOCK_EX)
+        before = signal.signal(signal.SIGALRM, expire)
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        try:
+            with pytest.raises(JobTimeout):
+                getattr(kstore, verb)(KEY, **settings)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+
+
+def test_what_a_commit_leaves_out_is_a_warning(
+    tree: Tree, settings: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    tree.wrapper()
+    tree.put("triton/HALF/k.ttir", b"ttir")
+    with kstore.synchronized(KEY, **settings):
+        pass
+    (line,) = [record.getMessage() for record in caplog.records if "left out" in record.getMessage()]
+    assert line.startswith(
+        f"kstore: a commit of {KEY} has left out 1 of what is in its cache root, triton/HALF for one: "
+    )
+
+
+def test_a_daemon_that_was_made_in_the_block_is_told_that_nothing_is_committed(
+    tree: Tree, settings: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    block = kstore.synchronized(KEY, **settings)
+    block.__enter__()
+    tree.wrapper()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "getpid", lambda: 1)
+        patch.setattr(os, "kill", gone)
+        block.__exit__(None, None, None)
+    assert f"nothing is committed to {KEY}: this process was forked in its block" in caplog.text
+    block.__exit__(None, None, None)
+    assert published(settings) == 1
+
+
+def gone(process: int, number: int) -> None:
+    raise ProcessLookupError
 
 
 def test_a_child_that_was_forked_in_the_block_commits_nothing(tree: Tree, settings: dict[str, Any]) -> None:

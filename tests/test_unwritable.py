@@ -6,6 +6,7 @@ import errno
 import logging
 import os
 import random
+import re
 import subprocess
 import sys
 import time
@@ -17,9 +18,10 @@ import pytest
 
 import kstore
 from kstore.backends import PosixBackend
-from kstore.errors import CacheRootError
+from kstore.errors import CacheRootError, StoreUnavailable
 from kstore.gc import GcStatus
 from kstore.report import CommitStatus, RestoreStatus
+from kstore.storage import reporting_trouble
 from kstore.store import Store
 from tests.gc.stores import collect, pass_time, stored
 from tests.trees import ENVIRONMENT, GPU, SUFFIXES, Node, Tree, contents
@@ -324,3 +326,20 @@ def test_a_copy_needs_no_folder_but_the_store_it_writes(volume: Path) -> None:
 
     assert done.returncode == 0, done.stderr
     assert list((volume / "target/packs").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            OSError(errno.EACCES, "Permission denied", "tmp/one", None, "packs/two"),
+            "denied (packs/two); check the mount",
+        ),
+        (OSError(errno.ENOSPC, "No space left", "tmp/one"), "left (tmp/one); check the mount, its space"),
+        (OSError(errno.EMFILE, "Too many open files"), "open files; check the limits of this process"),
+    ],
+    ids=["a name that cannot be linked", "a full disk", "a limit of the process"],
+)
+def test_trouble_with_a_store_names_what_is_to_be_looked_at(error: OSError, said: str) -> None:
+    with pytest.raises(StoreUnavailable, match=re.escape(said)), reporting_trouble("/data/kstore", "commit to"):
+        raise error

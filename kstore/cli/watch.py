@@ -50,7 +50,7 @@ def command(
     """Commit what other processes compile for KEY, until told to end.
 
     For a sidecar beside a program that cannot be started by `kstore exec`: both need the same cache root, at the same
-    path. It restores nothing. SIGTERM and Ctrl-C make it commit once more, and end. Trouble with the store is a
+    path. It restores nothing. SIGTERM, SIGHUP and Ctrl-C make it commit once more, and end. Trouble with the store is a
     warning, and it goes on trying.
     """
     from kstore.live.commits import LiveCommits
@@ -60,17 +60,18 @@ def command(
     output, store = invocation.output, invocation.store()
     store.scope(key)  # A bad key or setting stops here.
     # Blocked before any thread is started, and waited for, which process 1 of a container gets as well.
-    signal.pthread_sigmask(signal.SIG_BLOCK, ENDINGS)
+    hangup = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN else set()
+    signal.pthread_sigmask(signal.SIG_BLOCK, endings := ENDINGS | hangup)
     if store.settings.mode is Mode.READ:
         output.warn("the mode is read: nothing is committed")
-        signal.sigwait(ENDINGS)
+        signal.sigwait(endings)
         _report(output, key, CommitReport(CommitStatus.READ_ONLY, key))
         return
     live = LiveCommits(store, key, settle=settle, every=every)
     live.start()
     output.say(f"watching the cache root of {key}")
     ready = start_ready_commit(output, live, ready_url, store.settings.timeout) if ready_url else None
-    signal.sigwait(ENDINGS)
+    signal.sigwait(endings)
     if ready:
         stop_ready_commit(output, ready)
     _report(output, key, _finish(output, live, key, grace_period), ready, len(live.checkpoints))

@@ -333,7 +333,7 @@ class LiveCommits:
     def _tell_trouble(self, error: Exception) -> None:
         if not self._is_held_up:
             self._is_held_up = True
-            log.warning("what is compiled is not published for now, kstore keeps trying: %s", error or repr(error))
+            log.warning("what is compiled is not published for now, kstore keeps trying: %s", str(error) or repr(error))
         log.debug("live commit of %s", self._key, exc_info=error)
 
     def _expect_store(self) -> None:

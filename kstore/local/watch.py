@@ -52,7 +52,8 @@ class FolderWatch:
         except Exception as error:  # Also watchdog's own, as where there is no inotify.
             log.debug("the cache root cannot be watched", exc_info=error)
             number = error.errno if isinstance(error, OSError) else None
-            raise Blind(_LIMITS.get(number or 0) or f"the cache root cannot be watched: {error}") from error
+            why = _LIMITS.get(number or 0) or f"the cache root cannot be watched: {str(error) or repr(error)}"
+            raise Blind(why) from error
         if self._folders and _limit_is_reached(self._folders[0]):
             raise Blind(_LIMITS[errno.ENOSPC])
 

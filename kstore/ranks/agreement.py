@@ -185,7 +185,7 @@ class Agreement:
 
 def describe(error: Exception) -> str:
     """For the other ranks."""
-    return f"{error or repr(error)} (on {socket.gethostname()})"
+    return f"{str(error) or repr(error)} (on {socket.gethostname()})"
 
 
 def _dump(content: Mapping[str, Any]) -> bytes:

@@ -41,7 +41,7 @@ def test_what_others_compile_is_published_meanwhile(cli: Cli) -> None:
     assert end(process)[0] == 0
 
 
-@pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=lambda by: by.name)
 def test_what_is_left_is_published_when_it_is_told_to_end(cli: Cli, by: signal.Signals) -> None:
     process = start(cli, "--settle", "1h", "--every", "1h")
     cli.write("inductor/ab/cone.py")

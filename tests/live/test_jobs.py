@@ -323,7 +323,7 @@ def end(process: subprocess.Popen[str], number: int = signal.SIGTERM) -> tuple[i
 
 
 @pytest.mark.parametrize("program", [LIVE, PLAIN, WATCH], ids=["live", "plain", "watch"])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=lambda number: number.name)
 def test_a_job_that_is_told_to_end_publishes_and_dies_of_the_signal(place: Place, program: str, number: int) -> None:
     code, _, err = end(start(program, place), number)
 
