@@ -21,7 +21,7 @@ from kstore.errors import IntegrityError, MissError, StoreFormatError, StoreUnav
 from kstore.published.delta import read_manifest
 from kstore.published.layers import PATIENCE, Below
 from kstore.published.manifest import Seen
-from kstore.published.ref import REFS, Ref, RefState, folder_of
+from kstore.published.ref import Ref, RefState, folder_of
 from kstore.published.refs import Refs
 from kstore.published.snapshot import Snapshot
 from kstore.scope import Scope
@@ -168,9 +168,9 @@ class Storage:
                 self._note_place()
         return created
 
-    def look_ahead(self, scope: Scope | None = None) -> None:
-        """Refs are about to be asked for, and then packs; it may not be known yet of which scope."""
-        self.backend.look_ahead([folder_of(scope), packindex.FOLDER] if scope else [REFS])
+    def look_ahead(self, scope: Scope) -> None:
+        """Its refs are about to be asked for, and then packs."""
+        self.backend.look_ahead([folder_of(scope), packindex.FOLDER])
 
     def open(self) -> None:
         """Look at the store anew: it may have been made, or replaced, since the last time.

@@ -131,7 +131,6 @@ class Store:
         """This process's side of a restore, with its variables set and the store looked at anew."""
         from kstore.operations.takeover import lock_and_hand_over
 
-        self.storage.look_ahead()
         scope = self._published_scope(self.scope(key), wait)
         self.storage.look_ahead(scope)
         lock_and_hand_over(worker := self._worker(scope, before_import=True))  # whatever becomes of the rest
