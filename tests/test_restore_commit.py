@@ -1338,6 +1338,27 @@ def test_a_commit_of_a_root_with_the_kernels_of_another_key_is_a_warning(
     assert warnings(caplog) == [line]
 
 
+@pytest.mark.parametrize(
+    ("umask", "mode", "told"), [(0o077, 0o755, 1), (0o027, 0o2775, 1), (0o027, 0o2770, 0), (0o022, 0o777, 0)]
+)
+def test_a_umask_that_hides_what_is_committed_is_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, umask: int, mode: int, told: int
+) -> None:
+    """From others whom the store's folder lets in."""
+    node = Node(tmp_path)
+    node.location.mkdir()
+    node.location.chmod(mode)
+    before = os.umask(umask)
+    try:
+        for name in ("one", "two"):
+            node.tree.wrapper(name)
+            assert node.commit().status is CommitStatus.COMMITTED
+    finally:
+        os.umask(before)
+    lines = [line for line in warnings(caplog) if f"the umask {umask:03o} hides what is committed" in line]
+    assert len(lines) == len(warnings(caplog)) == told
+
+
 def test_a_root_with_the_kernels_of_the_seed_is_none(
     first: Node, second: Node, caplog: pytest.LogCaptureFixture
 ) -> None:

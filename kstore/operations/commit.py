@@ -23,9 +23,9 @@ from kstore.local.found import Scan, Skipped
 from kstore.local.state import State, StillRoot
 from kstore.merge import Merged, merge
 from kstore.operations.memory import Memory, grown_from
-from kstore.operations.owner import warn_of_published
 from kstore.operations.proposal import Proposal, Theirs, apart, meta_by
 from kstore.operations.reason import is_reason
+from kstore.operations.slips import warn_of_published
 from kstore.operations.sources import Sources
 from kstore.operations.unchanged import commit_report, confirm, remember_still, unchanged_since
 from kstore.published.layers import newest_ref, newest_whole, or_below, remembers

@@ -18,9 +18,9 @@ from kstore.errors import IntegrityError, KstoreError, StoreUnavailable
 from kstore.local.headstart import HeadStart
 from kstore.local.state import Base
 from kstore.operations.another import Another, answer_of, look_again, still_stands
-from kstore.operations.owner import warn_of_another_key
 from kstore.operations.request import Request, restore_report
 from kstore.operations.restoration import Restoration
+from kstore.operations.slips import warn_of_another_key
 from kstore.operations.takeover import hand_over, take_over
 from kstore.operations.wait import Waited, wait
 from kstore.published.layers import newest_there, ref_of

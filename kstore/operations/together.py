@@ -14,9 +14,9 @@ from typing import Any
 
 from kstore.errors import IntegrityError, KstoreError, StoreUnavailable
 from kstore.local.state import LOCK_TIMEOUT, Changed, StateFolder
-from kstore.operations.owner import warn_of_another_key
 from kstore.operations.request import Request, restore_report
 from kstore.operations.restore import Choice, choose, mark_restored, place, remember_miss, report_placed, wait_for
+from kstore.operations.slips import warn_of_another_key
 from kstore.operations.takeover import lock_and_hand_over
 from kstore.operations.wait import Waited
 from kstore.published.layers import find

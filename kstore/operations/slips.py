@@ -1,9 +1,13 @@
-"""A cache root belongs to one key, and to one software: who uses it otherwise is told what comes of that."""
+"""What who restores or commits is told of that is hardly meant: one root for two keys, files that others cannot read."""
 
 from __future__ import annotations
 
 import logging
+import os
+import stat
 import sys
+from contextlib import suppress
+from functools import cache
 from typing import TYPE_CHECKING
 
 from kstore.environment import names_no_compiler
@@ -38,7 +42,19 @@ def warn_of_another_key(worker: Worker, request: Request) -> None:
 
 
 def warn_of_published(worker: Worker, base: Base | None) -> None:
-    """The same for who committed without a restore, which would have told, from a root that had grown from `base`."""
+    """What is wrong with what was just committed from a root that had grown from `base`."""
+    _warn_of_grown(worker, base)
+    if names_no_compiler(worker.scope.environment):
+        log.warning(
+            "neither torch nor Triton is installed for %s: %s is committed for the environment %s, which no worker "
+            "with torch looks for; commit with the Python of the job, or name its environment (KSTORE_ENVIRONMENT)",
+            sys.executable, worker.scope.key, worker.scope.environment,
+        )  # fmt: skip
+    _warn_of_umask(worker.storage.location)
+
+
+def _warn_of_grown(worker: Worker, base: Base | None) -> None:
+    """That it was another key's kernels; a restore for this one would have told."""
     scope, other = worker.scope, base.snapshot.ref.scope if base else None
     if other and other != scope and worker.state.last_restore.scope() != scope.path:
         of_keys = other.key != scope.key
@@ -47,9 +63,22 @@ def warn_of_published(worker: Worker, base: Base | None) -> None:
             "give each %s a cache root of its own",
             worker.root.path, *((other.key, scope.key, "key") if of_keys else (other, scope, "GPU and environment")),
         )  # fmt: skip
-    if names_no_compiler(scope.environment):
-        log.warning(
-            "neither torch nor Triton is installed for %s: %s is committed for the environment %s, which no worker "
-            "with torch looks for; commit with the Python of the job, or name its environment (KSTORE_ENVIRONMENT)",
-            sys.executable, scope.key, scope.environment,
-        )  # fmt: skip
+
+
+@cache
+def _warn_of_umask(location: str) -> None:
+    """Once a process. What the umask says of a user's files holds, though the store's folder lets others in."""
+    with suppress(OSError):
+        umask, mode = _umask(), os.stat(location).st_mode
+        if umask & mode & (stat.S_IRGRP | stat.S_IROTH):
+            log.warning(
+                "the umask %03o hides what is committed from others who may read %s: they will find the key, and "
+                "fail to restore it; set umask 022, or 002 where they commit too",
+                umask, location,
+            )  # fmt: skip
+
+
+def _umask() -> int:
+    """That of this process, as Linux tells it (proc_pid_status(5)): to ask the process is to set another one."""
+    with open("/proc/self/status", encoding="ascii", errors="replace") as status:
+        return next((int(line.split()[1], 8) for line in status if line.startswith("Umask:")), 0)
