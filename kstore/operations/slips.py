@@ -1,4 +1,4 @@
-"""What who restores or commits is told of that is hardly meant: one root for two keys, files that others cannot read."""
+"""What who restores or commits is told of that is hardly meant: a root for two keys, files that others cannot read."""
 
 from __future__ import annotations
 
