@@ -104,8 +104,9 @@ def _check_influences(store: Store, manifest: Manifest | None) -> Iterator[Check
     names = [n for n in sorted(ours.keys() | built.keys()) if not have_same_keys(n, built.get(n), ours.get(n))]
     there = manifest.meta.get("processors") if manifest else None
     if isinstance(there, int) and 0 < there < _MOST_PROCESSORS:
-        names = [name for name in names if name not in OF_THREADS]
-        yield from _check_threads(store, threads(built, there), threads(ours, processors()))
+        said, names = [n for n in names if n in OF_THREADS], [n for n in names if n not in OF_THREADS]
+        if said or store.gpu.startswith("cpu-"):  # Hosts of one GPU may well have other processors.
+            yield from _check_threads(store, threads(built, there), threads(ours, processors()))
     for name in names[:_MOST]:
         found = f"{_set(built.get(name))} where it was compiled, {_set(ours.get(name))} here"
         yield _judge(store, name)(name, found, f"make them equal: it changes the keys of {influence(name)}")
@@ -116,10 +117,9 @@ def _check_influences(store: Store, manifest: Manifest | None) -> Iterator[Check
 def _check_threads(store: Store, there: int, here: int) -> Iterator[Check]:
     """What counts is how many torch has, whatever says so."""
     if there != here:
-        found = f"torch had {there} where it was compiled, and has {here} here"
-        advice = f"give it {there}, by as many processors or by {OF_THREADS[1]}: it changes the keys of "
-        name = OF_THREADS[1]
-        yield _judge(store, name)("CPU threads", found, advice + influence(name))
+        name, found = OF_THREADS[1], f"torch had {there} where it was compiled, and has {here} here"
+        advice = f"give it {there}, by as many processors or by {name}: it changes the keys of {influence(name)}"
+        yield _judge(store, name)("CPU threads", found, advice)
 
 
 def _judge(store: Store, name: str) -> Callable[[str, str, str], Check]:

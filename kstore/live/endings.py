@@ -15,7 +15,8 @@ class OnTermination:
     """Calls `publish` when this process is told to end, before whatever handler was there.
 
     Only the main thread can handle signals; nothing is done in others. Nor is anything where a signal is ignored, or
-    handled by something that Python cannot call afterwards.
+    handled by something that Python cannot call afterwards; nor where the job has a use of its own for SIGHUP, such as to
+    read its settings again.
     """
 
     def __init__(self, publish: Callable[[], object]) -> None:
@@ -31,7 +32,8 @@ class OnTermination:
             return
         for number in _ENDINGS:
             before = signal.getsignal(number)
-            if before not in (None, signal.SIG_IGN):
+            is_reload = number == signal.SIGHUP and callable(before)
+            if before not in (None, signal.SIG_IGN) and not is_reload:
                 self._before[number] = before
                 self._is_active = True
                 signal.signal(number, self._handle)

@@ -581,11 +581,11 @@ def test_what_counts_is_how_many_threads_torch_has(
 ) -> None:
     """Of eight processors there, and four here."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)))
-    builder = Node(tmp_path, environ=there)
+    builder = Node(tmp_path, gpu="cpu-test", environ=there)
     builder.tree.graph()
     builder.commit()
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(4)))
-    told = worst(Node(tmp_path, environ=here).store)
+    told = worst(Node(tmp_path, gpu="cpu-test", environ=here).store)
 
     assert {name: check.found for name, check in told.items()} == ({"CPU threads": found} if found else {})
 

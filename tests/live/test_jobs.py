@@ -332,6 +332,19 @@ def test_a_job_that_is_told_to_end_publishes_and_dies_of_the_signal(place: Place
     assert place.published() == 1
 
 
+def test_a_job_that_reads_its_settings_again_on_sighup_is_not_told_to_end(place: Place) -> None:
+    before = signal.signal(signal.SIGHUP, lambda number, frame: reloads.append(number))
+    reloads = list[int]()
+    try:
+        with kstore.synchronized(KEY, **place.settings):
+            place.tree.wrapper()
+            signal.raise_signal(signal.SIGHUP)
+            assert (reloads, place.published()) == ([signal.SIGHUP], 0)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert place.published() == 1
+
+
 def test_a_job_that_is_told_to_end_lets_others_compile(place: Place, tmp_path: Path) -> None:
     assert end(start(LEADING, place))[0] == -signal.SIGTERM
     report = kstore.restore(KEY, wait=600, **{**place.settings, "cache_root": tmp_path / "other", "lease_ttl": 3600})
