@@ -15,8 +15,8 @@ class OnTermination:
     """Calls `publish` when this process is told to end, before whatever handler was there.
 
     Only the main thread can handle signals; nothing is done in others. Nor is anything where a signal is ignored, or
-    handled by something that Python cannot call afterwards; nor where the job has a use of its own for SIGHUP, such as to
-    read its settings again.
+    handled by something that Python cannot call afterwards; nor where the job has a handler of its own for SIGHUP, to
+    read its settings again, for one.
     """
 
     def __init__(self, publish: Callable[[], object]) -> None:
