@@ -22,7 +22,8 @@ def told_truly(scene: Scene, report: Report, records: list[logging.LogRecord]) -
     """The status is what happened, and trouble is one line."""
     lines = [record for record in records if record.name == "kstore" and record.levelno >= logging.WARNING]
     failed = report.status in (CommitStatus.FAILED, RestoreStatus.FAILED)
-    if len(lines) != (failed or bool(getattr(report, "left_out", 0))):
+    left_out = report.skipped if isinstance(report, CommitReport) else report.left_out
+    if len(lines) != (failed or bool(left_out)):
         yield f"{report.status} comes with {len(lines)} log lines"
     if failed and report.error.partition(":")[0] not in _error_names():
         yield f"an error without a type of its own: {report.error}"
