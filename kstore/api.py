@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from kstore.deadline import is_interruption, within
-from kstore.errors import UsageError, WaitTimeout
+from kstore.errors import UsageError, WaitTimeout, reason_of
 from kstore.led import end_use, leading
 from kstore.origin import begin, origin_of
 from kstore.polls import check_wait
@@ -234,7 +234,6 @@ class watch:
         self._grace_period = parse_seconds("grace_period", grace_period)
         self._strict = strict
         self._committed: CommitReport | None = None
-        self._process = os.getpid()
         store = make_store(key, settings)
         self._timeout = store.settings.timeout
         self._live = LiveCommits(
@@ -295,7 +294,7 @@ class watch:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if not self._live.is_here:  # A child that was forked in the block; its parent commits what it compiled.
-            tell_forked(self.key, self._process)
+            tell_forked(self.key, self._live.process)
             return
         error = raised(error)
         if is_failure(error) and self._on_error is OnError.DISCARD:
@@ -383,6 +382,6 @@ def degrade(
     except Exception as error:
         if is_interruption(error) or strict:
             raise
-        log.warning("kstore: %s of %s failed, the job goes on without it: %s", verb, key, str(error) or repr(error))
+        log.warning("kstore: %s of %s failed, the job goes on without it: %s", verb, key, reason_of(error))
         log.debug("kstore: %s of %s", verb, key, exc_info=True)
         return failed(f"{type(error).__name__}: {error}", isinstance(error, WaitTimeout))

@@ -136,8 +136,9 @@ def _is_done(answer: Future[Answer], seconds: float | None) -> bool:
     started = time.monotonic()
     if wait([answer], seconds).done:
         return True
-    was_suspended = seconds is not None and time.monotonic() - started > seconds + _LATE
-    return was_suspended and bool(wait([answer], min(seconds or 0.0, _MORE)).done)
+    if seconds is None or time.monotonic() - started <= seconds + _LATE:
+        return False
+    return bool(wait([answer], min(seconds, _MORE)).done)
 
 
 class _Interrupted(threading.local):

@@ -70,3 +70,8 @@ class ArchiveError(KstoreError):
 
 class PackageMissing(KstoreError):
     """What was asked for needs a package that is not installed, or another version of it."""
+
+
+def reason_of(error: BaseException) -> str:
+    """What an error says, or, where it has no text, what it is."""
+    return str(error) or repr(error)

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 _SECOND = 1_000_000_000
 _ATTEMPTS = 10
 _KEPT = 2
+"""Files that stay: a listing during which one appears and one goes still shows one of them."""
 _MOST_BYTES = 1 << 16
 _LONGEST = 30 * 86400.0
 """Seconds: no worker claims longer than that to be away."""
-"""Files that stay: a listing during which one appears and one goes still shows one of them."""
 
 
 class Claim(NamedTuple):

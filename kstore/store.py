@@ -337,7 +337,7 @@ class Store:
         return found._replace(tag=self.settings.environment) if self.settings.environment else found
 
     @property
-    def _knows_software(self) -> bool:
+    def knows_software(self) -> bool:
         """Whether this process can tell whose kernels it restores and commits."""
         return bool(self.settings.environment) or self.environment.facts.get("torch", "none") != "none"
 
@@ -348,7 +348,7 @@ class Store:
     def worker(self, key: str, *, before_import: bool) -> Worker:
         """This process's side of a restore (`before_import`) or a commit."""
         scope = self.scope(key)
-        if before_import or self._knows_software:
+        if before_import or self.knows_software:
             return self._worker(scope, before_import)
         # What a sidecar without torch commits is of the software that its cache root was restored for.
         worker = self._worker(scope if self.settings.cache_root else self._published_scope(scope, 0), before_import)
@@ -386,7 +386,7 @@ class Store:
 
     def _published_scope(self, scope: Scope, wait: float) -> Scope:
         """Where there is no torch to ask, as in an init container, the only scope of the key decides."""
-        if self._knows_software:
+        if self.knows_software:
             return scope
         for _ in polls(wait, self.waiting):
             every = [s for s in self.scopes(scope.key) if not self.settings.gpu or s.gpu == self.settings.gpu]

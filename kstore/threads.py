@@ -77,6 +77,14 @@ def submit(pool: Executor, function: Callable[..., Answer], *arguments: Any) -> 
         return answer
 
 
+def begin(function: Callable[..., Answer], *arguments: Any) -> Future[Answer]:
+    """Have it done by a thread of its own, for which nobody has to wait: it may hang in a dead mount."""
+    pool = Pool(1)
+    answer = submit(pool, function, *arguments)
+    pool.shutdown(wait=False)
+    return answer
+
+
 def _work_off(queue: SimpleQueue[Callable[[], None] | None]) -> None:
     block_signals()
     while work := queue.get():

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from functools import cache, cached_property, partial
+from functools import cache, cached_property
 from typing import TYPE_CHECKING
 
 from kstore.components import Table
@@ -27,7 +27,7 @@ from kstore.published.layers import base_of
 from kstore.published.manifest import Entry, Files, Flag, Manifest
 from kstore.published.snapshot import Snapshot
 from kstore.scope import Scope
-from kstore.threads import Pool, submit
+from kstore.threads import begin
 
 if TYPE_CHECKING:
     from kstore.blobs import Layout
@@ -92,10 +92,7 @@ class Worker:
 
     @cached_property
     def _foreseen(self) -> Future[Host]:
-        pool = Pool(1)
-        answer = submit(pool, partial(detect_host, self.environ))
-        pool.shutdown(wait=False)
-        return answer
+        return begin(detect_host, self.environ)
 
     @property
     def host_hint(self) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from kstore.backends import PosixBackend
-from kstore.backends.posix import OpenedFile
+from kstore.backends.reading import OpenedFile
 from kstore.blobs.loose import blob_name
 from kstore.damaged import set_aside_blob
 from kstore.environment import Host

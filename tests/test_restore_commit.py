@@ -878,6 +878,7 @@ def test_a_local_kernel_that_lost_a_file_is_replaced_whole(first: Node, second: 
     second.restore()
     kernel = second.tree.kernel("one")
     (second.tree.root / kernel / "k.cubin").unlink()
+    time.sleep(0.02)  # or, by a clock that ticks, it was while the restore looked
     report = second.restore()
     assert report.placed == GROUP_FILES
     assert relocated(second) == relocated(first)
@@ -975,6 +976,7 @@ def test_a_group_with_folders_inside_is_placed_whole(tmp_path: Path) -> None:
     second.restore()
     shutil.rmtree(second.tree.root / kernel / "sub")
     (second.tree.root / kernel / "k.ptx").unlink()
+    time.sleep(0.02)  # or, by a clock that ticks, it was while the restore looked
     second.restore()
     assert relocated(second) == relocated(first)
 

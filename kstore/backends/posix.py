@@ -15,17 +15,16 @@ import socket
 import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
-from threading import BoundedSemaphore
 from types import TracebackType
 
 from kstore.backends.base import STAGING, Child, NewObject, StagingLost, Stat, check_name
-from kstore.calls import Status, link_first, open_unnoticed, read_each, stat_each, times, unlink_each
+from kstore.backends.reading import OpenedFile, read_part
+from kstore.calls import Status, link_first, read_each, stat_each, times, unlink_each
 from kstore.files import NewFile, publish_files, write_files
 from kstore.folders import make_folder
-from kstore.threads import Pool, submit
+from kstore.threads import begin
 
 FILE_MODE = 0o444
 _NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS}
@@ -34,10 +33,6 @@ _GONE = {errno.ENOENT, errno.ESTALE}
 _STALE_RETRIES = 9
 _PATIENCE = 5.0
 """Seconds for what was begun ahead."""
-_NEAR = 0.001
-"""Seconds that opening and reading a small file takes at most, where no network is between."""
-_CLOSING = BoundedSemaphore(8)
-"""Files that are being closed and nobody waits for."""
 _AT_FDCWD = -100
 _RENAME_NOREPLACE = 1
 _SECOND = 1_000_000_000
@@ -62,12 +57,12 @@ class PosixBackend:
         path = self.path(name)
         for _ in range(_STALE_RETRIES):
             try:
-                return _read(path, offset, length)
+                return read_part(path, offset, length)
             except OSError as error:
                 # Another NFS client has replaced the file, or removed it: the name leads to what is there now.
                 if error.errno != errno.ESTALE:
                     raise
-        return _read(path, offset, length)
+        return read_part(path, offset, length)
 
     def get_many(self, wanted: Sequence[tuple[str, int]]) -> list[bytes | None]:
         """All bytes of many small objects, by their names and sizes in bytes; None where `get` is to be asked."""
@@ -157,11 +152,11 @@ class PosixBackend:
 
     def look_ahead(self, names: Sequence[str]) -> None:
         """Have the kernel learn the way to these names: over a network it asks for each folder on it."""
-        _begin(stat_each, [self.path(name) for name in names])
+        begin(stat_each, [self.path(name) for name in names])
 
     def make_ahead(self, folder: str) -> Callable[[], None]:
         """Over a network each folder on the way to it takes as long as to make an object."""
-        made = _begin(make_folder, self.path(folder))
+        made = begin(make_folder, self.path(folder))
 
         def wait() -> None:
             with suppress(OSError, TimeoutError):  # Who makes an object there says what is wrong.
@@ -226,44 +221,6 @@ def _stat_of(path: str, found: Status) -> Stat | None:
     return Stat(found.size, found.mtime_ns, found.inode) if is_object else None
 
 
-class OpenedFile:
-    """A file that is being read."""
-
-    def __init__(self, backend: PosixBackend, name: str) -> None:
-        self._fd = -1
-        self._backend = backend
-        self._name = name
-        began = time.monotonic()
-        self._fd = _open_to_read(backend.path(name))
-        self._took = time.monotonic() - began
-        try:
-            found = os.fstat(self._fd)
-            if not stat.S_ISREG(found.st_mode):
-                raise FileNotFoundError(errno.ENOENT, "not a regular file", backend.path(name))
-        except OSError:
-            self.close()
-            raise
-        self.size = found.st_size
-
-    def read(self, offset: int, length: int) -> bytes:
-        """Return `length` bytes (fewer at the end) from `offset`."""
-        try:
-            return _read_fully(self._fd, offset, min(length, max(self.size - offset, 0)))
-        except OSError as error:
-            if error.errno != errno.ESTALE:
-                raise
-        return self._backend.get(self._name, offset, length)
-
-    def close(self) -> None:
-        """Close its descriptor."""
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            with suppress(OSError):  # All that was read was read.
-                _close(fd, self._took)
-
-    __del__ = close
-
-
 class PosixUpload:
     """A file under `tmp/` on its way to a name."""
 
@@ -317,14 +274,6 @@ class PosixUpload:
             os.close(fd)
 
 
-def _begin(function: Callable[..., object], argument: object) -> Future[object]:
-    """By a thread that nobody has to wait for: it may hang in a dead mount."""
-    pool = Pool(1)
-    answer = submit(pool, function, argument)
-    pool.shutdown(wait=False)
-    return answer
-
-
 def _create(path: str) -> int:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
@@ -373,48 +322,3 @@ def _rename_if_absent(source: str, target: str) -> bool:
     if code == errno.EEXIST:
         return False
     raise OSError(code, "neither hard links nor a rename that never replaces work here", target)
-
-
-def _read(path: str, offset: int, length: int | None) -> bytes:
-    began = time.monotonic()
-    fd = _open_to_read(path)
-    try:
-        left = max(os.fstat(fd).st_size - offset, 0)
-        return _read_fully(fd, offset, left if length is None else min(length, left))
-    finally:
-        _close(fd, time.monotonic() - began)
-
-
-def _close(fd: int, took: float) -> None:
-    """Close a file that has been read. Where that took so many seconds, closing may as well cross a network, which
-    FUSE waits for: then nobody else does.
-    """
-    if took > _NEAR and _CLOSING.acquire(blocking=False):
-        _begin(_close_aside, fd)
-    else:
-        os.close(fd)
-
-
-def _close_aside(fd: int) -> None:
-    try:
-        with suppress(OSError):  # All that was read was read.
-            os.close(fd)
-    finally:
-        _CLOSING.release()
-
-
-def _open_to_read(path: str) -> int:
-    """Nobody waits for the writer of a pipe that is in an object's place."""
-    return open_unnoticed(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-
-
-def _read_fully(fd: int, offset: int, length: int) -> bytes:
-    data = os.pread(fd, length, offset)
-    if len(data) == length or not data:
-        return data
-    parts = [data]
-    done = len(data)
-    while done < length and (data := os.pread(fd, length - done, offset + done)):
-        parts.append(data)
-        done += len(data)
-    return b"".join(parts)

@@ -16,7 +16,7 @@ import click
 
 from kstore.cli.columns import Column
 from kstore.cli.streams import writing_stdout
-from kstore.errors import FileError
+from kstore.errors import FileError, reason_of
 from kstore.progress import Awaited, Progress
 from kstore.words import printable
 
@@ -86,7 +86,7 @@ class Output:
 
     def error(self, error: BaseException, message: str = "") -> None:
         """Why the command failed."""
-        message = message or str(error) or repr(error)
+        message = message or reason_of(error)
         self._talk(message)
         if self.json:
             with suppress(OSError, FileError):

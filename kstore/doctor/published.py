@@ -53,7 +53,7 @@ def newest_of(store: Store, key: str) -> Newest:
     try:
         every = list(store.scopes(key))
         to_choose = unforgotten(store.storage, (s for s in every if not store.settings.gpu or s.gpu == scope.gpu))
-        if _knows_no_software(store) and len(to_choose) == 1:  # It is what a restore takes.
+        if not store.knows_software and len(to_choose) == 1:  # It is what a restore takes.
             (scope,) = to_choose
         others = {other: ref for other in every if other != scope and (ref := _live(store, other))}
         others = dict(sorted(others.items(), key=lambda item: item[0].gpu != scope.gpu))
@@ -82,17 +82,12 @@ def _snapshot(store: Store, refs: Mapping[Scope, Ref]) -> Snapshot | None:
     return None
 
 
-def _knows_no_software(store: Store) -> bool:
-    """Whether there is no torch to ask, and nobody has said which environment this is."""
-    return store.environment.facts.get("torch", "none") == "none" and not store.settings.environment
-
-
 def check_published(store: Store, key: str, newest: Newest) -> Iterator[Check]:
     """Whether there is something that could hit."""
     scope = store.scope(key)
     yield from _check_generation(store, key, newest)
     yield from _check_contents(store, key, newest)
-    if _knows_no_software(store):
+    if not store.knows_software:
         yield _check_choice(newest)
         return
     yield _check_gpu(store, scope, newest)
@@ -140,22 +135,18 @@ def _check_contents(store: Store, key: str, newest: Newest) -> Iterator[Check]:
 
 def _check_stored(store: Store, key: str, snapshot: Snapshot) -> Iterator[Check]:
     """By the names and sizes of packs and loose blobs."""
-    ref, blobs = snapshot.ref, store.storage.holder(snapshot.ref).blobs
-    broken = [pack for pack in ref.packs if not blobs.can_read(pack)]
-    lost: list[bytes] = []
+    ref, storage, is_noted = snapshot.ref, store.storage.holder(snapshot.ref), False
+    broken = [pack for pack in ref.packs if not storage.blobs.can_read(pack)]
     if broken:
         found = f"{plural(len(broken), 'pack')} of generation {ref.generation} cannot be read: what is there is missed"
     elif lost := _lost(store, snapshot):
         lacks = f"the store lacks {files(len(lost))} of generation {ref.generation}"
         found = f"{lacks}: they are missed, and what is grouped with them"
+        is_noted = damaged_blobs(storage.backend).keys() >= set(lost)  # by a repair
     else:
         return
-    commit = "commit from a worker that has the files"
-    if not broken and damaged_blobs(store.storage.holder(ref).backend).keys() >= set(lost):
-        yield bad("contents", found, commit)  # A repair has noted it.
-    else:
-        repair = again(store, "verify", key, "--repair", names=WORKER)
-        yield bad("contents", found, f"`{repair}` saves the rest; then {commit}")
+    repair, commit = again(store, "verify", key, "--repair", names=WORKER), "commit from a worker that has the files"
+    yield bad("contents", found, commit if is_noted else f"`{repair}` saves the rest; then {commit}")
 
 
 def _lost(store: Store, snapshot: Snapshot) -> list[bytes]:

@@ -26,6 +26,7 @@ from kstore.store import Store
 
 _FREEZING = "TORCHINDUCTOR_FREEZING"
 _MOST_PROCESSORS = 1 << 20
+"""What more a manifest says of its builder is no number of processors."""
 _MOST = 20
 """Variables that are named: a manifest may hold any number."""
 

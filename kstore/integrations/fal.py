@@ -26,9 +26,9 @@ from typing import Any
 from kstore.api import commit, make_store, restore
 from kstore.components import load_table
 from kstore.components.variables import is_pinned, read_managed
-from kstore.deadline import within
+from kstore.deadline import is_interruption, within
 from kstore.environment import gpu_slug
-from kstore.errors import KstoreError, UsageError
+from kstore.errors import KstoreError, UsageError, reason_of
 from kstore.local.cacheroot import make_private
 from kstore.origin import begin, origin_of
 from kstore.report import CommitReport, RestoreReport, RestoreStatus
@@ -167,7 +167,10 @@ def _import_old(cache_key: str, key: str) -> bool:
         work = partial(_adopt_first, store, cache_key, key)
         return within(store.settings.timeout, store.waiting, f"importing from {OLD_CACHES}", work)
     except Exception as error:
-        log.warning("kstore: fal's cache of %s is not imported, the job goes on without it: %s", cache_key, error)
+        if is_interruption(error):
+            raise
+        why = reason_of(error)
+        log.warning("kstore: fal's cache of %s is not imported, the job goes on without it: %s", cache_key, why)
         log.debug("kstore: fal's cache of %s is not imported", cache_key, exc_info=error)
         return False
 

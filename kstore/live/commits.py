@@ -16,7 +16,7 @@ from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
 from kstore.deadline import Waiting, answer_within, signals_blocked, within
-from kstore.errors import KstoreError
+from kstore.errors import KstoreError, reason_of
 from kstore.live.schedule import SHARE, Plan, Schedule, Step
 from kstore.local.activity import Activity
 from kstore.local.watch import Blind, FolderWatch, outermost
@@ -116,7 +116,8 @@ class LiveCommits:
         """When the last round began."""
         self._rest = IDLE
         """Seconds after which there is a round though nothing has changed."""
-        self._process = os.getpid()
+        self.process = os.getpid()
+        """The one that commits; a child that is forked from it does not."""
         self._thread = threading.Thread(target=self._run, name="kstore live", daemon=True)
 
     def start(self) -> None:
@@ -131,7 +132,7 @@ class LiveCommits:
     @property
     def is_here(self) -> bool:
         """Whether this is the process that commits, and not a child that was forked from it."""
-        return os.getpid() == self._process
+        return os.getpid() == self.process
 
     def checkpoint(self) -> None:
         """Publish what there is as soon as possible. For signal handlers: it waits for nothing."""
@@ -333,7 +334,7 @@ class LiveCommits:
     def _tell_trouble(self, error: Exception) -> None:
         if not self._is_held_up:
             self._is_held_up = True
-            log.warning("what is compiled is not published for now, kstore keeps trying: %s", str(error) or repr(error))
+            log.warning("what is compiled is not published for now, kstore keeps trying: %s", reason_of(error))
         log.debug("live commit of %s", self._key, exc_info=error)
 
     def _expect_store(self) -> None:

@@ -32,8 +32,7 @@ class OnTermination:
             return
         for number in _ENDINGS:
             before = signal.getsignal(number)
-            is_reload = number == signal.SIGHUP and callable(before)
-            if before not in (None, signal.SIG_IGN) and not is_reload:
+            if before not in (None, signal.SIG_IGN) and not (number == signal.SIGHUP and _is_the_jobs(before)):
                 self._before[number] = before
                 self._is_active = True
                 signal.signal(number, self._handle)
@@ -58,3 +57,8 @@ class OnTermination:
         else:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
+
+
+def _is_the_jobs(handler: object) -> bool:
+    """Whether it is no default, nor that of a block around this one."""
+    return callable(handler) and not isinstance(getattr(handler, "__self__", None), OnTermination)

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from urllib.request import HTTPHandler, OpenerDirector, Request
 
 from kstore.deadline import signals_blocked
-from kstore.errors import UsageError
+from kstore.errors import UsageError, reason_of
 from kstore.report import CommitReport
 
 log = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ class ReadyCommit:
             opener = _opener(self.url)
         except Exception as error:  # A Python without TLS, certificates that cannot be read.
             log.debug("%s cannot be asked", self.url, exc_info=error)
-            self._say(partial(self._warn, f"{self.url} cannot be asked: {str(error) or repr(error)}"))
+            self._say(partial(self._warn, f"{self.url} cannot be asked: {reason_of(error)}"))
             return
         while not self._over.wait(_PAUSE):
             if _is_ready(opener, self.url):
@@ -109,7 +109,7 @@ class ReadyCommit:
             except Exception as error:
                 log.debug("the commit of a ready server failed", exc_info=error)
                 if pause == _PAUSE:
-                    self._say(partial(self._warn, f"the commit of a ready server failed: {str(error) or repr(error)}"))
+                    self._say(partial(self._warn, f"the commit of a ready server failed: {reason_of(error)}"))
                 self._over.wait(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
             else:

@@ -17,6 +17,7 @@ from functools import cache
 from typing import Any
 
 from kstore.components.table import KSTORE_FOLDER
+from kstore.errors import reason_of
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +53,7 @@ class FolderWatch:
         except Exception as error:  # Also watchdog's own, as where there is no inotify.
             log.debug("the cache root cannot be watched", exc_info=error)
             number = error.errno if isinstance(error, OSError) else None
-            why = _LIMITS.get(number or 0) or f"the cache root cannot be watched: {str(error) or repr(error)}"
+            why = _LIMITS.get(number or 0) or f"the cache root cannot be watched: {reason_of(error)}"
             raise Blind(why) from error
         if self._folders and _limit_is_reached(self._folders[0]):
             raise Blind(_LIMITS[errno.ENOSPC])

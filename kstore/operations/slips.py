@@ -16,6 +16,7 @@ from kstore.led import key_led_to
 if TYPE_CHECKING:
     from kstore.local.state import Base
     from kstore.operations.request import Request
+    from kstore.scope import Scope
     from kstore.worker import Worker
 
 log = logging.getLogger(__name__)
@@ -33,12 +34,7 @@ def warn_of_another_key(worker: Worker, request: Request) -> None:
         return
     if other is None or other == scope or other.key == request.seed:
         return
-    of_keys = other.key != scope.key
-    log.warning(
-        "the cache root %s has the kernels of %s, and is used for %s now: a commit publishes all of them under it; "
-        "give each %s a cache root of its own",
-        worker.root.path, *((other.key, scope.key, "key") if of_keys else (other, scope, "GPU and environment")),
-    )  # fmt: skip
+    _warn_of_kernels(worker, other, "is used for {} now: a commit publishes all of them under it")
 
 
 def warn_of_published(worker: Worker, base: Base | None) -> None:
@@ -57,12 +53,18 @@ def _warn_of_grown(worker: Worker, base: Base | None) -> None:
     """That it was another key's kernels; a restore for this one would have told."""
     scope, other = worker.scope, base.snapshot.ref.scope if base else None
     if other and other != scope and worker.state.last_restore.scope() != scope.path:
-        of_keys = other.key != scope.key
-        log.warning(
-            "the cache root %s has the kernels of %s, and all of them are published under %s now; "
-            "give each %s a cache root of its own",
-            worker.root.path, *((other.key, scope.key, "key") if of_keys else (other, scope, "GPU and environment")),
-        )  # fmt: skip
+        _warn_of_kernels(worker, other, "all of them are published under {} now")
+
+
+def _warn_of_kernels(worker: Worker, other: Scope, what: str) -> None:
+    """That the root has those of another scope; `what` comes of it, for the one that is named in it."""
+    scope = worker.scope
+    of_keys = other.key != scope.key
+    theirs, ours, each = (other.key, scope.key, "key") if of_keys else (other, scope, "GPU and environment")
+    log.warning(
+        "the cache root %s has the kernels of %s, and %s; give each %s a cache root of its own",
+        worker.root.path, theirs, what.format(ours), each,
+    )  # fmt: skip
 
 
 @cache

@@ -15,7 +15,7 @@ from contextlib import suppress
 from kstore.blobs.loose import LooseBlobs, blob_name
 from kstore.blobs.packreader import PackReader
 from kstore.damaged import damaged_blobs
-from kstore.errors import IntegrityError, MissError
+from kstore.errors import IntegrityError, MissError, reason_of
 from kstore.files import NO_FILE
 from kstore.gc.digests import DigestSet
 from kstore.gc.mark import needs_in
@@ -155,7 +155,7 @@ class _Verification:
         if isinstance(trouble, IntegrityError):
             self._report.damage.append(Damage(scope, generation, str(trouble), store=self._storage.location))
         else:
-            self._report.unreadable.append(f"generation {generation} of {scope}: {_reason(trouble)}")
+            self._report.unreadable.append(f"generation {generation} of {scope}: {reason_of(trouble)}")
 
     def _must_be_loose(self, ref: Ref, manifest: Manifest) -> set[bytes]:
         """What a generation needs and none of its packs has: it is linked from there, and gc keeps it nowhere else.
@@ -173,11 +173,11 @@ class _Verification:
         trouble = self._read_pack(reader) and self._read_pack(reader)  # It may pass.
         if trouble is None or not self._is_named(pack) or self._was_moved(pack):
             return
-        log.warning("pack %s: %s", pack, _reason(trouble))
+        log.warning("pack %s: %s", pack, reason_of(trouble))
         if _is_damage(trouble):
             self._report.packs.append(pack)
         else:
-            self._report.unreadable.append(f"pack {pack}: {_reason(trouble)}")
+            self._report.unreadable.append(f"pack {pack}: {reason_of(trouble)}")
             self._hidden |= self._held(reader)
 
     def _is_named(self, pack: str) -> bool:
@@ -236,7 +236,9 @@ class _Verification:
         """What may be in a pack that cannot be read just now is not lost."""
         lost = {digest: size for digest, size in self.lost.items() if digest in self._loose}
         if hidden := len(self.lost) - len(lost):
-            self._report.unreadable.append(f"{plural(hidden, 'blob')} that may be in another pack: {_reason(trouble)}")
+            self._report.unreadable.append(
+                f"{plural(hidden, 'blob')} that may be in another pack: {reason_of(trouble)}"
+            )
         self.lost = lost
 
     def _read_below(self) -> None:
@@ -293,14 +295,10 @@ def _read(loose: LooseBlobs, batch: Mapping[bytes, int]) -> tuple[set[bytes], di
             if loose.read(digest, size) is not None:
                 whole.add(digest)
         except (OSError, MemoryError) as error:
-            unreadable[digest] = f"blob {digest.hex()}: {_reason(error)}"
+            unreadable[digest] = f"blob {digest.hex()}: {reason_of(error)}"
     return whole, unreadable
 
 
 def _is_damage(trouble: Exception) -> bool:
     """Whether something is gone or wrong, and will be: what else keeps it from being read may pass."""
     return isinstance(trouble, IntegrityError) or (isinstance(trouble, OSError) and trouble.errno in NO_FILE)
-
-
-def _reason(trouble: Exception) -> str:
-    return str(trouble) or repr(trouble)

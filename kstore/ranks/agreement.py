@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from kstore.errors import StoreUnavailable, WaitTimeout
+from kstore.errors import StoreUnavailable, WaitTimeout, reason_of
 from kstore.ranks.board import Board
 
 log = logging.getLogger(__name__)
@@ -185,7 +185,7 @@ class Agreement:
 
 def describe(error: Exception) -> str:
     """For the other ranks."""
-    return f"{str(error) or repr(error)} (on {socket.gethostname()})"
+    return f"{reason_of(error)} (on {socket.gethostname()})"
 
 
 def _dump(content: Mapping[str, Any]) -> bytes:

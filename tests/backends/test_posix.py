@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kstore.backends import LocalPaths, NewObject, PosixBackend, posix
+from kstore.backends import LocalPaths, NewObject, PosixBackend, posix, reading
 from tests.backends.conformance import BackendConformance
 
 pytestmark = pytest.mark.usefixtures("plain_calls")
@@ -192,7 +192,7 @@ def test_whoever_looks_ahead_takes_no_signal(backend: PosixBackend, monkeypatch:
 @pytest.fixture
 def far(backend: PosixBackend, monkeypatch: pytest.MonkeyPatch) -> SimpleQueue[str]:
     """Every call seems to cross a network. Holds the names of the threads that have closed a file."""
-    monkeypatch.setattr(posix, "_NEAR", -1.0)
+    monkeypatch.setattr(reading, "_NEAR", -1.0)
     closed: SimpleQueue[str] = SimpleQueue()
 
     def close(fd: int, close: Callable[[int], None] = os.close) -> None:
@@ -216,11 +216,11 @@ def test_of_files_that_cannot_be_closed_only_a_few_stay_open(
     backend: PosixBackend, far: SimpleQueue[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a dead mount closing may hang: then who has read the next one hangs there, as without any thread."""
-    most, begun = posix._CLOSING._value, list[int]()
-    monkeypatch.setattr(posix, "_begin", lambda function, fd: begun.append(fd))
+    most, begun = reading._CLOSING._value, list[int]()
+    monkeypatch.setattr(reading, "begin", lambda function, fd: begun.append(fd))
     for _ in range(most + 2):
         assert backend.get("name") == b"content"
     assert (len(begun), far.qsize()) == (most, 2)
     for fd in begun:
-        posix._close_aside(fd)
-    assert posix._CLOSING._value == most
+        reading._close_aside(fd)
+    assert reading._CLOSING._value == most

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kstore.backends import PosixBackend
-from kstore.backends.posix import OpenedFile
+from kstore.backends.reading import OpenedFile
 from kstore.blobs import BlobStore, Layout
 from kstore.blobs.loose import blob_name
 from kstore.blobs.packindex import PackIndex, load_index, pack_name

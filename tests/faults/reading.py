@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kstore.backends import PosixBackend
-from kstore.backends.posix import OpenedFile
+from kstore.backends.reading import OpenedFile
 
 AWAY = OSError(errno.EIO, os.strerror(errno.EIO))
 

@@ -19,12 +19,14 @@ import pytest
 
 from kstore.components import load_table
 from kstore.components.variables import default_folder
+from kstore.deadline import Waiting, within
 from kstore.errors import StoreUnavailable
 from kstore.integrations import b10
 from kstore.integrations.b10 import variables
 from kstore.integrations.b10.archives import Archives
 from kstore.integrations.b10.deployment import Deployment
 from kstore.integrations.b10.hardware import archive_key
+from kstore.integrations.b10.status import never_raises
 from kstore.store import Store
 from tests.compilers.programs import PATH
 from tests.programs.share_b10 import FREE
@@ -581,3 +583,22 @@ def test_without_torch_no_archive_is_anybody_s(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.delitem(sys.modules, "torch", raising=False)
 
     assert archive_key() is None
+
+
+def test_a_time_limit_of_the_jobs_goes_on_into_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As from `kstore.restore`: what a signal's handler raises while this waits is no trouble with the cache."""
+
+    class JobTimeout(Exception):
+        pass
+
+    def expire(*arguments: object) -> None:
+        raise JobTimeout
+
+    @never_raises("loading", lambda why: why)
+    def load() -> str:
+        return within(60, Waiting(), "loading", lambda: "loaded")
+
+    assert load() == "loaded"
+    monkeypatch.setattr("kstore.deadline.wait", expire)
+    with pytest.raises(JobTimeout):
+        load()

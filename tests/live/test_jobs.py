@@ -332,6 +332,18 @@ def test_a_job_that_is_told_to_end_publishes_and_dies_of_the_signal(place: Place
     assert place.published() == 1
 
 
+def test_blocks_in_each_other_are_all_published_on_sighup(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inner, ended = Place(tmp_path / "inner"), list[int]()
+    monkeypatch.setattr(os, "kill", lambda process, number: ended.append(number))
+    with kstore.synchronized(KEY, **place.settings), kstore.synchronized(KEY, **inner.settings):
+        place.tree.wrapper()
+        inner.tree.wrapper()
+        signal.raise_signal(signal.SIGHUP)
+        assert (place.published(), inner.published(), ended) == (1, 1, [signal.SIGHUP])
+
+
 def test_a_job_that_reads_its_settings_again_on_sighup_is_not_told_to_end(place: Place) -> None:
     before = signal.signal(signal.SIGHUP, lambda number, frame: reloads.append(number))
     reloads = list[int]()

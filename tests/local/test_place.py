@@ -51,11 +51,8 @@ class Place:
 
     def place(self, wanted: Files) -> Placed:
         placer = Placer(self.tree.cacheroot(), self.state, self.blobs, Linker(), Progress(), Waiting())
-        folders, since = (
-            self.tree.scan().folders,
-            time.monotonic() + 0.02,
-        )  # What is there is older than a clock's tick.
-        placed = placer.place(wanted, self.packs, folders, lambda: None, since=since)
+        since = time.monotonic() + 0.02  # What is there is older than a clock's tick.
+        placed = placer.place(wanted, self.packs, self.tree.scan().folders, lambda: None, since=since)
         assert [name for name in os.listdir(self.tree.root / ".kstore") if name.startswith("stage")] == []
         return placed
 

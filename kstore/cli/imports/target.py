@@ -25,5 +25,5 @@ def check_target(store: Store) -> None:
         UsageError: there is no torch to ask, and nobody has said.
     """
     check_mode(store)
-    if not store.settings.environment and store.environment.facts.get("torch", "none") == "none":
+    if not store.knows_software:
         raise UsageError("torch is not installed here: say with --gpu and --environment whose kernels they are")

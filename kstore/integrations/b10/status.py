@@ -8,7 +8,8 @@ from enum import Enum, auto
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
-from kstore.errors import KstoreError
+from kstore.deadline import is_interruption
+from kstore.errors import KstoreError, reason_of
 
 log = logging.getLogger("kstore")
 
@@ -55,7 +56,9 @@ def never_raises(
             try:
                 return function(*args, **kwargs)
             except Exception as error:
-                text = str(error) or repr(error)
+                if is_interruption(error):
+                    raise
+                text = reason_of(error)
                 log.error("kstore: %s failed, the job goes on without it: %s", what, text)
                 log.debug("kstore: %s", what, exc_info=True)
                 return otherwise(text)

@@ -1,0 +1,111 @@
+"""Reads the files of a store in a folder, a part at a time, and closes them."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import time
+from contextlib import suppress
+from threading import BoundedSemaphore
+from typing import TYPE_CHECKING
+
+from kstore.calls import open_unnoticed
+from kstore.threads import begin
+
+if TYPE_CHECKING:
+    from kstore.backends.posix import PosixBackend
+
+_NEAR = 0.001
+"""Seconds that opening and reading a small file takes at most, where no network is between."""
+_CLOSING = BoundedSemaphore(8)
+"""Files that are being closed and nobody waits for."""
+
+
+class OpenedFile:
+    """A file that is being read."""
+
+    def __init__(self, backend: PosixBackend, name: str) -> None:
+        """Open it.
+
+        Raises:
+            OSError: it cannot be opened, or is not there.
+        """
+        self._fd = -1
+        self._backend = backend
+        self._name = name
+        began = time.monotonic()
+        self._fd = _open_to_read(backend.path(name))
+        self._took = time.monotonic() - began
+        try:
+            found = os.fstat(self._fd)
+            if not stat.S_ISREG(found.st_mode):
+                raise FileNotFoundError(errno.ENOENT, "not a regular file", backend.path(name))
+        except OSError:
+            self.close()
+            raise
+        self.size = found.st_size
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Return `length` bytes (fewer at the end) from `offset`."""
+        try:
+            return _read_fully(self._fd, offset, min(length, max(self.size - offset, 0)))
+        except OSError as error:
+            if error.errno != errno.ESTALE:
+                raise
+        return self._backend.get(self._name, offset, length)
+
+    def close(self) -> None:
+        """Close its descriptor."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            with suppress(OSError):  # All that was read was read.
+                _close(fd, self._took)
+
+    __del__ = close
+
+
+def read_part(path: str, offset: int, length: int | None) -> bytes:
+    """Return `length` bytes of a file from `offset`, or all that follow."""
+    began = time.monotonic()
+    fd = _open_to_read(path)
+    try:
+        left = max(os.fstat(fd).st_size - offset, 0)
+        return _read_fully(fd, offset, left if length is None else min(length, left))
+    finally:
+        _close(fd, time.monotonic() - began)
+
+
+def _close(fd: int, took: float) -> None:
+    """Close a file that has been read. Where that took so many seconds, closing may as well cross a network, which
+    FUSE waits for: then nobody else does.
+    """
+    if took > _NEAR and _CLOSING.acquire(blocking=False):
+        begin(_close_aside, fd)
+    else:
+        os.close(fd)
+
+
+def _close_aside(fd: int) -> None:
+    try:
+        with suppress(OSError):  # All that was read was read.
+            os.close(fd)
+    finally:
+        _CLOSING.release()
+
+
+def _open_to_read(path: str) -> int:
+    """Nobody waits for the writer of a pipe that is in an object's place."""
+    return open_unnoticed(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+
+
+def _read_fully(fd: int, offset: int, length: int) -> bytes:
+    data = os.pread(fd, length, offset)
+    if len(data) == length or not data:
+        return data
+    parts = [data]
+    done = len(data)
+    while done < length and (data := os.pread(fd, length - done, offset + done)):
+        parts.append(data)
+        done += len(data)
+    return b"".join(parts)
