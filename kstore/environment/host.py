@@ -29,7 +29,7 @@ _FINGERPRINT_DIGITS = 16
 _COMPILER_TIMEOUT_S = 30.0  # it answers in 5 ms; from a network filesystem, or on a loaded machine, it may take long
 _DESCRIBE_TARGET = ("-march=native", "-###", "-E", "-x", "c++", os.devnull)
 """Only the driver runs: it says what it would call the compiler with, in a fifth of the time that `-v` takes."""
-_FIND_LIBSTDCXX = "-print-file-name=libstdc++.so.6"
+_LIBSTDCXX = "libstdc++.so.6"
 _COMPILER_VARIABLES = (
     "CXX",
     "PATH",
@@ -50,7 +50,7 @@ class Host(NamedTuple):
 
 
 def detect_host(environ: Mapping[str, str] = os.environ) -> Host:
-    """Describe this host. Runs the compiler's driver twice, for some 5 ms; the answer is kept for the process.
+    """Describe this host. Runs the compiler's driver, for some 3 ms; the answer is kept for the process.
 
     Raises:
         WaitTimeout: the compiler does not answer. What is not known is no other host.
@@ -126,13 +126,12 @@ def _glibc() -> str:
 
 def _compiler_facts(environ: Mapping[str, str]) -> dict[str, str]:
     command = _compiler(environ)
-    asked = [[*command, *_DESCRIBE_TARGET], [*command, _FIND_LIBSTDCXX]] if command else []
-    verbose, path = _run(asked, environ) or ("", "")
+    verbose = _run([*command, *_DESCRIBE_TARGET], environ) if command else ""
     version = _version(verbose)
     return {
         "cpu": _target_options(verbose) or _reported_cpu(),
         "compiler": version,
-        "libstdc++": NONE if version == NONE else _libstdcxx(path),
+        "libstdc++": NONE if version == NONE else _libstdcxx(command, verbose, environ),
     }
 
 
@@ -147,26 +146,10 @@ def _compiler(environ: Mapping[str, str]) -> list[str]:
     return [found, *command[1:]] if found else []
 
 
-def _run(commands: list[list[str]], environ: Mapping[str, str]) -> list[str]:
-    """All that each prints, in English; nothing of one that cannot run. They run side by side."""
-    started: list[subprocess.Popen[str] | None] = []
+def _run(command: list[str], environ: Mapping[str, str]) -> str:
+    """All that it prints, in English; nothing if it cannot run."""
     try:
-        started.extend(_start(command, environ) for command in commands)
-        return [process.communicate(timeout=_COMPILER_TIMEOUT_S)[0] if process else "" for process in started]
-    except subprocess.TimeoutExpired as error:
-        raise WaitTimeout(
-            f"{shlex.join(error.cmd)} has taken more than {error.timeout:g} s: which compiled C++ files run on this "
-            "host is not known; see what ails the compiler, or set CXX to another one"
-        ) from error
-    finally:
-        for process in filter(None, started):
-            with process:
-                process.kill()  # if it has not ended
-
-
-def _start(command: list[str], environ: Mapping[str, str]) -> subprocess.Popen[str] | None:
-    try:
-        return subprocess.Popen(
+        return subprocess.run(
             command,
             env={**environ, "LC_ALL": "C"},
             stdin=subprocess.DEVNULL,
@@ -174,9 +157,16 @@ def _start(command: list[str], environ: Mapping[str, str]) -> subprocess.Popen[s
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-        )
+            timeout=_COMPILER_TIMEOUT_S,
+            check=False,
+        ).stdout
+    except subprocess.TimeoutExpired as error:
+        raise WaitTimeout(
+            f"{shlex.join(command)} has taken more than {_COMPILER_TIMEOUT_S:g} s: which compiled C++ files run on "
+            "this host is not known; see what ails the compiler, or set CXX to another one"
+        ) from error
     except (OSError, subprocess.SubprocessError):
-        return None
+        return ""
 
 
 def _version(verbose: str) -> str:
@@ -215,7 +205,13 @@ def _reported_cpu() -> str:
     return " ".join(sorted(cpu_flags())) or f"unknown, of {platform.node()}"
 
 
-def _libstdcxx(found: str) -> str:
-    """File name with the full version, such as libstdc++.so.6.0.30."""
-    path = Path(found.strip())
-    return path.resolve().name if path.is_absolute() else NONE
+def _libstdcxx(command: list[str], verbose: str, environ: Mapping[str, str]) -> str:
+    """File name with the full version, such as libstdc++.so.6.0.30.
+
+    gcc has said by then in which folders it looks for libraries, which is what a second run would do; clang has not.
+    """
+    folders = re.search(r"^LIBRARY_PATH=(.+)$", verbose, re.MULTILINE)
+    beside = (f"{folder}/{_LIBSTDCXX}" for folder in folders[1].split(os.pathsep)) if folders else ()
+    asked = [*command, f"-print-file-name={_LIBSTDCXX}"]
+    path = next(filter(os.path.isfile, beside), "") or _run(asked, environ).strip()
+    return Path(path).resolve().name if os.path.isabs(path) else NONE

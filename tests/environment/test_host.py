@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -114,6 +114,8 @@ def test_the_compiler_and_its_library_are_named_with_their_versions(gcc: str) ->
     version = subprocess.run([gcc, "-dumpfullversion"], capture_output=True, check=True, text=True).stdout
     assert facts["compiler"].startswith(f"gcc version {version.strip()}")
     assert re.fullmatch(r"libstdc\+\+\.so\.6\.\d+\.\d+", facts["libstdc++"])
+    found = subprocess.run([gcc, "-print-file-name=libstdc++.so.6"], capture_output=True, check=True, text=True).stdout
+    assert facts["libstdc++"] == Path(found.strip()).resolve().name
 
 
 def test_the_default_compiler_is_the_one_inductor_takes(gcc: str) -> None:
@@ -209,25 +211,20 @@ def test_a_compiler_that_hangs_is_given_up(compiler: Compiler, monkeypatch: pyte
     environ = compiler.prints(GCC, first="exec sleep 60")
     with pytest.raises(WaitTimeout, match="has taken more than 2 s"):
         detect_host(environ)
-    assert compiler.runs == 2, "it is asked for both things at once"
+    assert compiler.runs == 1
 
 
-def test_who_is_interrupted_between_two_calls_leaves_no_compiler_running(
-    compiler: Compiler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    start, started = host._start, list[subprocess.Popen[str] | None]()
+def test_who_is_interrupted_leaves_no_compiler_running(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = list[subprocess.Popen[str]]()
 
-    def start_once(command: list[str], environ: Mapping[str, str]) -> subprocess.Popen[str] | None:
-        if started:
-            raise KeyboardInterrupt
-        started.append(start(command, environ))
-        return started[0]
+    def interrupted(process: subprocess.Popen[str], *_: object, **__: object) -> None:
+        started.append(process)
+        raise KeyboardInterrupt
 
-    monkeypatch.setattr(host, "_start", start_once)
+    monkeypatch.setattr(subprocess.Popen, "communicate", interrupted)
     with pytest.raises(KeyboardInterrupt):
         detect_host(compiler.prints(GCC, first="exec sleep 60"))
-    assert started[0]
-    assert started[0].returncode == -signal.SIGKILL
+    assert [process.returncode for process in started] == [-signal.SIGKILL]
 
 
 def test_a_wrapper_with_arguments_is_a_compiler_too(compiler: Compiler) -> None:
@@ -239,9 +236,16 @@ def test_a_wrapper_with_arguments_is_a_compiler_too(compiler: Compiler) -> None:
 # ---- once per process
 
 
-def test_the_compiler_runs_at_most_twice_and_once_per_process(compiler: Compiler) -> None:
-    environ = compiler.prints(GCC)
+def test_the_compiler_runs_once_per_process(compiler: Compiler) -> None:
+    environ = compiler.prints(f"{GCC}LIBRARY_PATH=/nonexistent/:{compiler.path.parent}/:/lib/\n")
     assert detect_host(environ) is detect_host({**environ, "UNRELATED": "1"})
+    assert detect_host(environ).facts["libstdc++"] == "libstdc++.so.6.0.30"
+    assert compiler.runs == 1
+
+
+@pytest.mark.parametrize("verbose", [CLANG, f"{GCC}LIBRARY_PATH=/nonexistent/\n", f"{GCC}LIBRARY_PATH=\n"])
+def test_one_that_does_not_say_where_its_library_is_runs_once_more(compiler: Compiler, verbose: str) -> None:
+    assert detect_host(compiler.prints(verbose)).facts["libstdc++"] == "libstdc++.so.6.0.30"
     assert compiler.runs == 2
 
 
