@@ -11,6 +11,7 @@ import logging
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from enum import StrEnum
 from functools import partial
 from types import TracebackType
@@ -19,6 +20,7 @@ from typing import Any, Self, TypeVar
 from kstore.deadline import is_interruption, within
 from kstore.errors import UsageError, WaitTimeout, reason_of
 from kstore.led import end_use, leading
+from kstore.live.endings import OnTermination, has_ended
 from kstore.origin import begin, origin_of
 from kstore.polls import check_wait
 from kstore.progress import Awaited
@@ -88,11 +90,17 @@ def restore(
     def failed(error: str, is_late: bool) -> RestoreReport:
         return RestoreReport(RestoreStatus.TIMEOUT if is_late else RestoreStatus.FAILED, key, error=error)
 
-    return _told(degrade("restore", key, strict, run, failed))
+    return told(_tell_restored, degrade("restore", key, strict, run, failed))
 
 
-def _told(report: RestoreReport) -> RestoreReport:
-    """The same report, in the log."""
+def told(tell: Callable[[Report], None], report: Report) -> Report:
+    """The same report, in the log. A handler of the job's that fails is no trouble of the restore's or the commit's."""
+    with suppress(Exception):
+        tell(report)
+    return report
+
+
+def _tell_restored(report: RestoreReport) -> None:
     for note in report.notes:
         log.warning("kstore: %s", note)
     if report.waited:
@@ -113,7 +121,6 @@ def _told(report: RestoreReport) -> RestoreReport:
             "kstore: %d of %d files of %s generation %d were left out, %s for one: %s",
             report.left_out, report.files, report.key, report.generation, *report.skipped[0],
         )  # fmt: skip
-    return report
 
 
 def commit(
@@ -162,19 +169,21 @@ def _committed(key: str, strict: bool, run: Callable[[], CommitReport]) -> Commi
         return CommitReport(CommitStatus.TIMEOUT if is_late else CommitStatus.FAILED, key, error=error)
 
     end_use(key)
-    report = degrade("commit", key, strict, run, failed)
+    return told(_tell_committed, degrade("commit", key, strict, run, failed))
+
+
+def _tell_committed(report: CommitReport) -> None:
     if report.status is CommitStatus.COMMITTED:
         log.info(
             "kstore: committed %s generation %d: %d new files, %d bytes uploaded in %.2f s",
-            key, report.generation, report.new_files, report.uploaded, report.seconds,
+            report.key, report.generation, report.new_files, report.uploaded, report.seconds,
         )  # fmt: skip
     if report.skipped:
         first = report.skipped[0]
         log.warning(
             "kstore: a commit of %s has left out %d of what is in its cache root, %s for one: %s",
-            key, len(report.skipped), first.path, first.reason,
+            report.key, len(report.skipped), first.path, first.reason,
         )  # fmt: skip
-    return report
 
 
 class OnError(StrEnum):
@@ -227,7 +236,6 @@ class watch:
         **settings: Any,
     ) -> None:
         from kstore.live.commits import LiveCommits
-        from kstore.live.endings import OnTermination
 
         self.key = check_key(key)
         self._on_error = parse_on_error(on_error)
@@ -278,6 +286,8 @@ class watch:
     def _at_exit(self) -> None:
         if self._live.is_here:
             self._stop(self._grace_period)
+        else:
+            tell_forked(self.key, self._live.process)
 
     def _publish(self, seconds: float, strict: bool = False, is_last: bool = False) -> CommitReport:
         return _committed(self.key, strict, partial(self._live.publish, seconds, is_last=is_last, releases=True))
@@ -308,15 +318,11 @@ class watch:
 
 def tell_forked(key: str, process: int) -> None:
     """A child leaves a block that `process` entered. If that has ended, as where a daemon is made, nobody commits."""
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
+    if has_ended(process):
         log.warning(
             "kstore: nothing is committed to %s: this process was forked in its block, and the one that entered it has "
             "ended; fork first, or run `kstore commit %s`", key, key,
         )  # fmt: skip
-    except OSError:
-        pass  # It is there, and another user's by now.
 
 
 def raised(error: BaseException | None) -> BaseException | None:
@@ -382,6 +388,7 @@ def degrade(
     except Exception as error:
         if is_interruption(error) or strict:
             raise
-        log.warning("kstore: %s of %s failed, the job goes on without it: %s", verb, key, reason_of(error))
-        log.debug("kstore: %s of %s", verb, key, exc_info=True)
+        with suppress(Exception):
+            log.warning("kstore: %s of %s failed, the job goes on without it: %s", verb, key, reason_of(error))
+            log.debug("kstore: %s of %s", verb, key, exc_info=True)
         return failed(f"{type(error).__name__}: {error}", isinstance(error, WaitTimeout))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import os
+import weakref
 from collections.abc import Callable, Coroutine, Iterator, MutableMapping
 from contextlib import ContextDecorator, ExitStack, suppress
 from functools import partial, wraps
@@ -54,10 +55,18 @@ def _called(function: object) -> Iterator[object]:
     yield getattr(type(inner), "__call__", None)  # noqa: B004
 
 
-async def _to_its_end(coroutine: Coroutine[Any, Any, Any], block: ExitStack) -> Any:
-    """Run what a decorated function has returned, in the block that it was called in."""
-    with block:
-        return await coroutine
+def _to_its_end(coroutine: Coroutine[Any, Any, Any], block: ExitStack) -> Coroutine[Any, Any, Any]:
+    """What runs what a decorated function has returned, in the block that it was called in. That ends also if nobody
+    ever runs it, as where a task is cancelled before its first step.
+    """
+
+    async def run() -> Any:
+        with block:
+            return await coroutine
+
+    running = run()
+    weakref.finalize(running, block.close)
+    return running
 
 
 class _Entered(NamedTuple):
@@ -219,7 +228,8 @@ class synchronized(ContextDecorator):
             MissError: it was not used, or something was compiled anew, and that was to be an error.
         """
         self.usage = self._find_usage(entered.counted)
-        self._tell_usage()
+        with suppress(Exception):  # A handler of the job's that fails is no trouble of the block's.
+            self._tell_usage()
         if self._strict_hits and self.usage.doubt:
             log.warning("%s", self.usage.doubt)
         if self._strict_hits and self.usage.has_failed:

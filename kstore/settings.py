@@ -244,11 +244,16 @@ def _path(value: str | os.PathLike[str], folder: Path | None) -> str:
     if not path:
         raise ValueError("a path cannot be empty")
     _check_no_url(path)
-    if "\0" in path:
-        raise ValueError("a path cannot have a NUL")
+    if "\0" in path or "\n" in path:
+        raise ValueError("a path cannot have a NUL or a line break")
+    if path.startswith("~"):
+        raise ValueError(f"there is no user {path[1:].partition('/')[0]}; a folder of that name is ./{path}")
     if folder is None and not os.path.isabs(path):
         raise ValueError("it is relative, and the current folder has been removed or cannot be reached")
-    return os.path.abspath(os.path.join(folder or "", path))
+    path = os.path.abspath(os.path.join(folder or "", path))
+    if path == "/":
+        raise ValueError("it is the root of all folders: name one in it")
+    return path
 
 
 def _stores(value: str | os.PathLike[str] | list[str] | tuple[str, ...], folder: Path | None) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ on no disk that could be full, after a look at its pages; what is shared is only
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import struct
@@ -30,6 +31,8 @@ MAX_KEY = 511
 """Bytes. LMDB's own limit on a key."""
 _LONG = b"\xff"
 _MAX_TABLES = 4096
+_CLOSE_ON_EXEC = 1
+"""MFD_CLOEXEC, memfd_create(2)."""
 _FORMAT = 0
 """LMDB 0.9's file format; py-lmdb 3 can also write one that older readers refuse."""
 _READ_COUNT = 1024
@@ -53,9 +56,8 @@ def dump(tables: Mapping[str, Iterable[Row]], size: int) -> bytes:
             with open(fd, "rb", closefd=False) as file:
                 return file.read()
     except (lmdb.Error, OSError) as error:
-        raise KstoreError(
-            f"cannot build a file of {size} bytes of rows in memory: {error}; see how much memory this process may take"
-        ) from error
+        advice = "; see how much memory this process may take" if _errno(error) == errno.ENOMEM else ""
+        raise KstoreError(f"cannot build a file of {size} bytes of rows in memory: {error}{advice}") from error
 
 
 def load(data: bytes, take: Callable[[str, Iterator[Row]], Taken]) -> dict[str, Taken]:
@@ -78,16 +80,32 @@ def load(data: bytes, take: Callable[[str, Iterator[Row]], Taken]) -> dict[str, 
 
 def _errno(error: Exception) -> int:
     """What the operating system said, which says nothing of the file; LMDB's own codes are negative."""
-    return int(getattr(error, "code", errno.ENOMEM if isinstance(error, lmdb.MemoryError) else 0))
+    if isinstance(error, lmdb.MemoryError):
+        return errno.ENOMEM
+    return int(getattr(error, "code", getattr(error, "errno", None) or 0))
 
 
 @contextmanager
 def _memory_file() -> Iterator[int]:
-    fd = os.memfd_create("kstore", os.MFD_CLOEXEC)
+    fd = _create_memory_file()
     try:
         yield fd
     finally:
         os.close(fd)
+
+
+def _create_memory_file() -> int:
+    """Pythons that were built for an older glibc, as uv's and conda's are, lack what theirs has (uv#15081).
+
+    Raises:
+        OSError: there can be none.
+    """
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("kstore", _CLOSE_ON_EXEC)
+    fd: int = ctypes.CDLL(None, use_errno=True).memfd_create(b"kstore", _CLOSE_ON_EXEC)
+    if fd < 0:
+        raise OSError(code := ctypes.get_errno(), os.strerror(code))
+    return fd
 
 
 def _build(fd: int, tables: Mapping[str, Iterable[Row]], size: int) -> None:

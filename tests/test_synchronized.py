@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import logging
 import os
 import re
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Callable, Generator, Iterator
 from functools import partial, wraps
 from pathlib import Path
@@ -196,6 +198,53 @@ def test_what_a_deferred_coroutine_raises_goes_on_and_what_it_compiled_is_kept(
     with pytest.raises(OutOfMemory):
         asyncio.run(kstore.synchronized(KEY, **settings)(lambda: fail())())
     assert published(settings) == 1
+
+
+@pytest.mark.parametrize("ending", ["cancelled", "closed", "forgotten"])
+def test_a_deferred_coroutine_that_nobody_runs_ends_the_block_as_well(
+    tree: Tree, settings: dict[str, Any], ending: str
+) -> None:
+    async def nothing() -> None:
+        pass
+
+    def compile_one() -> Any:
+        tree.wrapper()
+        return nothing()
+
+    async def cancel() -> None:
+        task = asyncio.get_running_loop().create_task(kstore.synchronized(KEY, **settings)(compile_one)())
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # It was never awaited.
+        if ending == "cancelled":
+            asyncio.run(cancel())
+        else:
+            deferred = kstore.synchronized(KEY, **settings)(compile_one)()
+            assert published(settings) == 0
+            if ending == "closed":
+                deferred.close()
+            del deferred
+    assert published(settings) == 1
+
+
+def test_what_is_logged_by_a_handler_that_fails_is_no_trouble_of_the_jobs(tree: Tree, settings: dict[str, Any]) -> None:
+    class Failing(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise ConnectionError("there is no log server")
+
+    log, handler = logging.getLogger("kstore"), Failing()
+    before = log.level
+    log.setLevel(logging.INFO)
+    log.addHandler(handler)
+    try:
+        with kstore.synchronized(KEY, **settings) as cache:
+            tree.wrapper()
+        assert cache.committed.status is CommitStatus.COMMITTED
+        assert kstore.restore(KEY, **{**settings, "store": "/dev/null/store"}).error
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(before)
 
 
 def test_a_class_is_refused_as_it_would_become_a_function(settings: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kstore.errors import IntegrityError
+from kstore.errors import IntegrityError, KstoreError
 from tests import tablefiles
 
 KEYS = st.binary(min_size=1, max_size=40) | st.binary(min_size=500, max_size=1500)
@@ -48,6 +48,23 @@ def test_a_key_that_looks_like_a_stored_long_key_is_kept() -> None:
 def test_no_tables_and_empty_tables() -> None:
     assert tablefiles.load(tablefiles.dump({})) == {}
     assert tablefiles.load(tablefiles.dump({"empty": {}})) == {"empty": {}}
+
+
+def test_a_python_that_lacks_memory_files_has_those_of_its_libc(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As uv's and conda's, which were built for an older one."""
+    monkeypatch.delattr(os, "memfd_create")
+    table = {"t": {b"key": b"value"}}
+    assert tablefiles.load(tablefiles.dump(table)) == table
+
+
+@pytest.mark.parametrize("code", [errno.ENOSYS, errno.EPERM])
+def test_a_system_that_has_none_is_named(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    def refused(*_: object) -> int:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "memfd_create", refused)
+    with pytest.raises(KstoreError, match=f"{os.strerror(code)}$"):
+        tablefiles.dump({"t": {}})
 
 
 @pytest.mark.parametrize("count", [10_000, 50_000])

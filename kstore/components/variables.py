@@ -108,7 +108,7 @@ def set_variables(variables: Mapping[str, str], environ: MutableMapping[str, str
 
 def read_managed(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables that kstore set, and to what."""
-    rows = (line.partition("=") for line in environ.get(MANAGED, "").splitlines())
+    rows = (line.partition("=") for line in environ.get(MANAGED, "").split("\n"))
     return {name: value for name, equals, value in rows if equals}
 
 

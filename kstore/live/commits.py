@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from kstore.deadline import Waiting, answer_within, signals_blocked, within
 from kstore.errors import KstoreError, reason_of
+from kstore.live.endings import has_ended
 from kstore.live.schedule import SHARE, Plan, Schedule, Step
 from kstore.local.activity import Activity
 from kstore.local.watch import Blind, FolderWatch, outermost
@@ -61,7 +62,7 @@ def _import_now() -> None:
     And the code that dataclasses and named tuples run when they are made would make Python forget, at the end of a job
     that Ctrl-C ends, which signal it dies of.
     """
-    with suppress(ImportError):
+    with suppress(ImportError, OSError):
         import watchdog.events
         import watchdog.observers  # noqa: F401
 
@@ -149,7 +150,8 @@ class LiveCommits:
             KstoreError, OSError: the store or the cache root cannot be used.
         """
         if not self.is_here:
-            raise KstoreError("a child commits nothing: the process that it was forked from does")
+            does = f"has ended; fork first, or run `kstore commit {self._key}`" if has_ended(self.process) else "does"
+            raise KstoreError(f"a child commits nothing: the process that it was forked from {does}")
         if self._thread.ident is None:
             return self._commit(_Request(None, is_last, releases))
         answer: Future[CommitReport] = Future()

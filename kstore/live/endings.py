@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 _ENDINGS = (signal.SIGTERM, signal.SIGHUP)
+_LOGGERS = ("kstore", "filelock")
+"""Whose threads the handler waits for."""
 
 
 class OnTermination:
@@ -20,7 +24,7 @@ class OnTermination:
     """
 
     def __init__(self, publish: Callable[[], object]) -> None:
-        """`publish` must not raise."""
+        """What `publish` raises is for who was interrupted, if he goes on."""
         self._publish = publish
         self._process = os.getpid()
         self._is_active = False
@@ -48,15 +52,59 @@ class OnTermination:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         # A forked child, such as a data loader's, has inherited the handler and compiles nothing of its own.
-        if self._is_active and os.getpid() == self._process:
-            self._publish()
-        self.remove()
-        before = self._before[number]
-        if callable(before):
-            before(number, frame)
-        else:
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
+        try:
+            if self._is_active and os.getpid() == self._process:
+                with _log_deferred():
+                    self._publish()
+        finally:
+            self.remove()
+            before = self._before[number]
+            if callable(before):
+                before(number, frame)
+            else:
+                signal.signal(number, signal.SIG_DFL)
+                os.kill(os.getpid(), number)
+
+
+class _Deferred(logging.Filter):
+    """Keeps what is logged, and lets nothing through."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[logging.LogRecord] = []
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        self.records.append(record)
+        return False
+
+
+@contextmanager
+def _log_deferred() -> Iterator[None]:
+    """Log nothing before the end of the block: a signal may have interrupted who holds the lock of a log's handler, and
+    threads that wait for that would never be done.
+    """
+    deferred = _Deferred()
+    named = list(logging.root.manager.loggerDict.items())
+    loggers = [log for name, log in named if name.partition(".")[0] in _LOGGERS and isinstance(log, logging.Logger)]
+    for log in loggers:
+        log.addFilter(deferred)
+    try:
+        yield
+    finally:
+        for log in loggers:
+            log.removeFilter(deferred)
+        for record in deferred.records:
+            with suppress(Exception):  # A handler of the job's that fails must not keep the process from ending.
+                logging.getLogger(record.name).handle(record)
+
+
+def has_ended(process: int) -> bool:
+    """Whether there is no such process any more."""
+    try:
+        os.kill(process, 0)
+    except OSError as error:  # It may be there, and another user's by now.
+        return isinstance(error, ProcessLookupError)
+    return False
 
 
 def _is_the_jobs(handler: object) -> bool:

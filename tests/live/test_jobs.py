@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -301,6 +302,19 @@ HANGING = START + (
 )
 
 
+LOGGING = START + (
+    "import logging\n"
+    "class Handler(logging.Handler):\n"
+    "    def emit(self, record):\n"
+    "        if record.getMessage() == 'step': wait()\n"
+    "        elif record.levelno > logging.DEBUG: os.write(2, record.getMessage().encode() + b'\\n')\n"
+    "logging.basicConfig(level=logging.DEBUG, handlers=[Handler()])\n"
+    "with kstore.synchronized(KEY, live=LIVE, grace_period=10, **late, **settings):\n"
+    "    tree.wrapper(); logging.info('step')"
+)
+FAILING = LOGGING.replace("elif record.levelno > logging.DEBUG: ", "else: raise ConnectionError('no log server'); ")
+
+
 LEADING = START + (
     "with kstore.synchronized(KEY, live=True, wait=600, **late, **settings) as cache:\n"
     "    assert cache.restored.leads; wait()"
@@ -368,6 +382,51 @@ def test_a_handler_of_the_jobs_own_is_called_after_it(place: Place) -> None:
 
     assert (code, out, err) == (3, "handled\n", "")
     assert place.published() == 1
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_a_job_that_is_told_to_end_while_it_writes_its_log_publishes(place: Place, live: bool) -> None:
+    """It holds the lock of its log, in which threads of kstore's have something to say."""
+    code, _, err = end(start(LOGGING.replace("LIVE", str(live)), place))
+
+    assert (code, place.published()) == (-signal.SIGTERM, 1)
+    assert re.search(f"kstore: committed {KEY} generation 1: 1 new files", err)
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_a_log_that_cannot_be_written_does_not_keep_the_job_from_ending(place: Place, live: bool) -> None:
+    code, _, err = end(start(FAILING.replace("LIVE", str(live)), place))
+
+    assert (code, place.published()) == (-signal.SIGTERM, 1), err
+
+
+def test_a_daemon_that_was_made_while_it_was_watched_is_told_that_nothing_is_committed(
+    place: Place, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = kstore.watch(KEY, **LATE, **place.settings)
+    place.tree.wrapper()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getpid", lambda: 1)
+        patch.setattr(os, "kill", gone)
+        live._at_exit()
+        assert f"nothing is committed to {KEY}: this process was forked in its block" in caplog.text
+    assert live.stop().ok
+    assert place.published() == 1
+
+
+def test_one_that_stops_the_watch_is_told_so_too(
+    place: Place, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = kstore.watch(KEY, **LATE, **place.settings)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getpid", lambda: 1)
+        patch.setattr(os, "kill", gone)
+        assert "the process that it was forked from has ended; fork first" in live.stop().error
+    live._live.discard()
+
+
+def gone(process: int, number: int) -> None:
+    raise ProcessLookupError
 
 
 def test_a_job_that_goes_on_nevertheless_publishes_the_rest_at_its_end(place: Place) -> None:
