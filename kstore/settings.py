@@ -244,8 +244,8 @@ def _path(value: str | os.PathLike[str], folder: Path | None) -> str:
     if not path:
         raise ValueError("a path cannot be empty")
     _check_no_url(path)
-    if "\0" in path or "\n" in path:
-        raise ValueError("a path cannot have a NUL or a line break")
+    if "\0" in path:
+        raise ValueError("a path cannot have a NUL")
     if path.startswith("~"):
         raise ValueError(f"there is no user {path[1:].partition('/')[0]}; a folder of that name is ./{path}")
     if folder is None and not os.path.isabs(path):

@@ -18,7 +18,9 @@ from typing import NamedTuple
 from kstore.components.table import Component, Table, load_table
 
 MANAGED = "KSTORE_MANAGED"
-"""Lists the variables that kstore set, `NAME=value` each, one a line: children must not take them for the user's."""
+"""Lists the variables that kstore set, `NAME=value` each, one a line: children must not take them for the user's. A line
+that begins with a tab belongs to the value before it.
+"""
 
 
 class Placement(NamedTuple):
@@ -103,12 +105,13 @@ def set_variables(variables: Mapping[str, str], environ: MutableMapping[str, str
     """Set them, and note that it was kstore who did."""
     environ.update(variables)
     managed = read_managed(environ) | dict(variables)
-    environ[MANAGED] = "\n".join(f"{name}={value}" for name, value in sorted(managed.items()))
+    environ[MANAGED] = "\n".join(f"{name}={value}".replace("\n", "\n\t") for name, value in sorted(managed.items()))
 
 
 def read_managed(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables that kstore set, and to what."""
-    rows = (line.partition("=") for line in environ.get(MANAGED, "").split("\n"))
+    lines = environ.get(MANAGED, "").replace("\n\t", "\0").split("\n")  # No variable has a NUL.
+    rows = (line.replace("\0", "\n").partition("=") for line in lines)
     return {name: value for name, equals, value in rows if equals}
 
 

@@ -182,7 +182,7 @@ def _target_options(verbose: str) -> str:
     """
     for line in verbose.splitlines():
         if re.search(r"\bcc1plus\"? |\"-cc1\" ", line):
-            words = shlex.split(line)
+            words = [word.strip('"') for word in line.split()]  # shlex takes a hundred times as long
             options = _clang_options(words) if "-target-cpu" in words else _gcc_options(words)
             return "" if any(option.endswith("=native") for option in options) else " ".join(options)
     return ""
@@ -214,4 +214,4 @@ def _libstdcxx(command: list[str], verbose: str, environ: Mapping[str, str]) -> 
     beside = (f"{folder}/{_LIBSTDCXX}" for folder in folders[1].split(os.pathsep)) if folders else ()
     asked = [*command, f"-print-file-name={_LIBSTDCXX}"]
     path = next(filter(os.path.isfile, beside), "") or _run(asked, environ).strip()
-    return Path(path).resolve().name if os.path.isabs(path) else NONE
+    return os.path.basename(os.path.realpath(path)) if os.path.isabs(path) else NONE

@@ -80,6 +80,14 @@ def test_setting_variables_notes_that_it_was_kstore() -> None:
     assert environ == {"OTHER": "stays", "TRITON_CACHE_DIR": "/b", MANAGED: "TRITON_CACHE_DIR=/b"}
 
 
+@pytest.mark.parametrize("folder", ["/a\nTRITON_CACHE_DIR=/b", "/a\n\tb", "/a\n", "/a\x0bb\u2028c\r"])
+def test_a_folder_may_have_any_name(folder: str) -> None:
+    """Or its variable would be taken for the user's, and the next key's kernels go there."""
+    environ: dict[str, str] = {}
+    set_variables({"TORCHINDUCTOR_CACHE_DIR": folder, "VLLM_CACHE_ROOT": "/v"}, environ)
+    assert read_managed(environ) == {"TORCHINDUCTOR_CACHE_DIR": folder, "VLLM_CACHE_ROOT": "/v"}
+
+
 @pytest.mark.parametrize("text", ["", "nonsense", "\n\n", "=x"])
 def test_a_garbled_list_is_no_error(text: str) -> None:
     read_managed({MANAGED: text})
