@@ -18,8 +18,8 @@ from typing import NamedTuple
 from kstore.components.table import Component, Table, load_table
 
 MANAGED = "KSTORE_MANAGED"
-"""Lists the variables that kstore set, `NAME=value` each, one a line: children must not take them for the user's. A line
-that begins with a tab belongs to the value before it.
+"""Lists the variables that kstore set, `NAME=value` each, one a line: children must not take them for the user's. A
+line that begins with a tab belongs to the value before it.
 """
 
 
