@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import _thread
 import subprocess
 import sys
 import threading
@@ -126,16 +127,16 @@ def test_what_has_not_begun_can_be_cancelled() -> None:
 
 
 def test_all_threads_end_where_a_signals_handler_raises_while_one_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    started, start = list[threading.Thread](), threading.Thread.start
+    ends, start = list[Any](), _thread.start_new_thread
     begun, go_on = threading.Event(), threading.Event()
 
-    def interrupted(thread: threading.Thread) -> None:
-        start(thread)
-        started.append(thread)
-        if len(started) == 2:
+    def interrupted(run: Any, arguments: Any) -> None:
+        start(run, arguments)
+        ends.append(arguments[-1])
+        if len(ends) == 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    monkeypatch.setattr(_thread, "start_new_thread", interrupted)
     pool = Pool(2)
     pool.submit(lambda: (begun.set(), go_on.wait(60)))
     assert begun.wait(60)
@@ -143,17 +144,28 @@ def test_all_threads_end_where_a_signals_handler_raises_while_one_is_started(mon
         pool.submit(go_on.wait, 60)
     monkeypatch.undo()
     pool.shutdown(wait=False)
-    started[1].join(60)  # It was idle, and nobody knows of it.
+    assert ends[1].acquire(timeout=60), "it was idle, and nobody knows of it"
     go_on.set()
-    started[0].join(60)
-    assert not any(thread.is_alive() for thread in started)
+    assert ends[0].acquire(timeout=60)
+
+
+def test_who_starts_a_thread_does_not_wait_until_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would have the interpreter then, for what is not wanted yet."""
+    waiting = list[tuple[Any, Any]]()
+    start = _thread.start_new_thread
+    monkeypatch.setattr(_thread, "start_new_thread", lambda *thread: waiting.append(thread))
+    with Pool(1) as pool:
+        answer = pool.submit(divmod, 9, 7)
+        assert not answer.done()
+        start(*waiting.pop())
+    assert answer.result(0) == (1, 2)
 
 
 def test_where_no_thread_can_be_started_the_work_is_done_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(thread: threading.Thread) -> None:
+    def refuse(*_: object) -> None:
         raise RuntimeError("can't create new thread at interpreter shutdown")
 
-    monkeypatch.setattr(threading.Thread, "start", refuse)
+    monkeypatch.setattr(_thread, "start_new_thread", refuse)
     with Pool(1) as pool:
         assert submit(pool, threading.get_ident).result(0) == threading.get_ident()
 
