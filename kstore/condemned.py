@@ -26,11 +26,12 @@ from functools import cache, partial
 from typing import NamedTuple
 
 from kstore.backends import Backend
-from kstore.backends.base import STAGING, check_name
+from kstore.backends.base import STAGING, is_staged
 from kstore.blobs.loose import blob_name
 from kstore.blobs.packindex import pack_name
 from kstore.digest import DIGEST_SIZE, digest_of
-from kstore.errors import IntegrityError, UsageError
+from kstore.errors import IntegrityError
+from kstore.files import NO_FILE
 
 log = logging.getLogger(__name__)
 
@@ -89,14 +90,13 @@ def close_fence(backend: Backend, name: str) -> None:
         IntegrityError: the fence is damaged; it is taken down, to be put up anew.
     """
     try:
-        names = json.loads(backend.get(_fence_of(name)))
-        paths = [check_name(f"{STAGING}/{staged}") for staged in names]
+        named = [f"{STAGING}/{child}" for child in json.loads(backend.get(_fence_of(name))) if is_staged(child)]
     except FileNotFoundError:  # another gc has finished with the list
         return
-    except (ValueError, TypeError, UsageError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         take_down_fence(backend, name)
         raise IntegrityError(f"the fence of {name} is damaged: {error!r}; a new one is put up") from error
-    for path in paths:
+    for path in named:
         backend.delete(path)
 
 
@@ -118,7 +118,7 @@ def fences(backend: Backend) -> list[str]:
 
 def staged(backend: Backend) -> list[str]:
     """Names in `tmp/`: of what is being written, refs among it, and of what killed writers left."""
-    return sorted(child.name for child in backend.list(STAGING) if not child.is_folder)
+    return sorted(child.name for child in backend.list(STAGING) if not child.is_folder and is_staged(child.name))
 
 
 def has_leftovers(backend: Backend, before: int) -> bool:
@@ -136,7 +136,7 @@ def has_leftovers(backend: Backend, before: int) -> bool:
 
 def _fenced_by(backend: Backend, name: str) -> list[str]:
     """Whom a fence names; a damaged one names nobody."""
-    with suppress(FileNotFoundError, ValueError, TypeError):
+    with suppress(FileNotFoundError, ValueError, TypeError, RecursionError):
         return [str(staged) for staged in json.loads(backend.get(_fence_of(name)))]
     return []
 
@@ -177,9 +177,18 @@ def read_list(backend: Backend, name: str) -> list[Condemned]:
         IntegrityError: it is damaged.
     """
     try:
-        return load_list(name, backend.get(name))
+        return load_list(name, _get(backend, name))
     except FileNotFoundError:
         return []
+
+
+def _get(backend: Backend, name: str) -> bytes:
+    try:
+        return backend.get(name)
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) or error.errno not in NO_FILE:
+            raise
+        raise IntegrityError(f"{name} is damaged: it is no file ({error.strerror})") from error
 
 
 def load_list(name: str, data: bytes) -> list[Condemned]:
@@ -235,7 +244,7 @@ def _entries(backend: Backend) -> Iterator[Condemned]:
             if name.endswith(_DAMAGED):
                 raise IntegrityError(f"{name} is damaged")
             try:
-                data = backend.get(name)
+                data = _get(backend, name)
             except FileNotFoundError:
                 has_gone = True
             else:

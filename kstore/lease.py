@@ -14,6 +14,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
+from kstore.backends.base import numbers_in
 from kstore.creator import creator
 
 if TYPE_CHECKING:
@@ -123,8 +124,7 @@ class Lease:
         return True
 
     def _numbers(self) -> list[int]:
-        names = (child.name for child in self._backend.list(self._folder) if not child.is_folder)
-        return [int(name) for name in names if name.isascii() and name.isdecimal()]
+        return numbers_in(child.name for child in self._backend.list(self._folder) if not child.is_folder)
 
     def _name(self, number: int) -> str:
         return f"{self._folder}/{number}"

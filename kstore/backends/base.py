@@ -9,7 +9,8 @@ Contract, checked by the conformance tests that every backend runs:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -161,6 +162,19 @@ class LocalPaths(Protocol):
 
 
 _NO_PARTS = {"", ".", ".."}
+_STAGED = re.compile(r"[!-~]+-[0-9a-f]{16}(\.[0-9]+)?")
+_MOST_DIGITS = 18
+
+
+def is_staged(name: str) -> bool:
+    """Whether a name in `STAGING` is one that a writer has made there: nothing else is anybody's to delete."""
+    return _STAGED.fullmatch(name) is not None
+
+
+def numbers_in(names: Iterable[str]) -> list[int]:
+    """The numbers from 1 on among names, each as it is written: `07`, or one without end, names nothing of ours."""
+    decimal = (name for name in names if name.isascii() and name.isdecimal() and len(name) <= _MOST_DIGITS)
+    return [int(name) for name in decimal if name[0] != "0"]
 
 
 def check_name(name: str) -> str:

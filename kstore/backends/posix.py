@@ -82,7 +82,7 @@ class PosixBackend:
     def touch(self, name: str) -> bool:
         """Give an object the present time; False if it is not there. No client names a time."""
         try:
-            os.utime(self.path(name))
+            os.utime(self.path(name), follow_symlinks=False)
         except FileNotFoundError:
             return False
         return True
@@ -182,7 +182,7 @@ class PosixBackend:
             with os.scandir(self.path(folder) if folder else self._prefix) as entries:
                 for entry in entries:
                     if not entry.name.startswith("."):
-                        yield Child(entry.name, entry.is_dir())
+                        yield Child(entry.name, _is_folder(entry))
         except (FileNotFoundError, NotADirectoryError):
             return
 
@@ -212,6 +212,15 @@ class PosixBackend:
     def staging_path(self) -> str:
         """A name under `tmp/` that no other writer on any host uses."""
         return f"{self._prefix}{STAGING}/{self._writer}-{secrets.token_hex(8)}"
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        return False  # A link that leads to itself is an object that cannot be read, and no reason to list no other.
 
 
 def _stat_of(path: str, found: Status) -> Stat | None:

@@ -39,6 +39,7 @@ from kstore.condemned import (
 from kstore.damaged import set_aside_list
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError
+from kstore.files import NO_FILE
 from kstore.gc.digests import DigestSet
 from kstore.gc.mark import Marked
 from kstore.gc.room import Room
@@ -238,12 +239,18 @@ def _put_back(backend: Backend, aside: str) -> None:
     """As a new file, which no gc has condemned; if the name was taken meanwhile, that one is as good. One that was
     altered does not bear the stamp, as before: who relies on blobs looks at it, and who links them does not take it.
     """
-    with suppress(FileNotFoundError, ValueError):
+    try:
         digest = bytes.fromhex(aside.rpartition("/")[2].partition(".")[0])
         data = backend.get(aside)
-        fraction = stamp(digest) if digest_of(data) == digest else None
-        backend.put_many([NewObject(blob_name(digest), data, fraction)])
-        backend.delete(aside)
+    except ValueError:
+        return
+    except OSError as error:
+        if error.errno not in NO_FILE:
+            raise
+        return
+    fraction = stamp(digest) if digest_of(data) == digest else None
+    backend.put_many([NewObject(blob_name(digest), data, fraction)])
+    backend.delete(aside)
 
 
 def _stat(backend: Backend, name: str) -> Stat | None:

@@ -18,6 +18,8 @@ REFS = "refs"
 """The folder that they are all in."""
 _NAMED, _NAME_SIZE = 32, 8
 """Generations before it that a ref names, and the bytes of the digest of its manifest that each is named by."""
+_LARGEST = (1 << 63) - 1
+"""No size, or number of files, is."""
 _YEAR_10000 = 253_402_300_800
 """In seconds since 1970: no later time can be shown to people."""
 
@@ -201,11 +203,11 @@ def load_ref(scope: Scope, generation: int, data: bytes) -> Ref:
             packs=tuple(_pack_id(pack) for pack in content["packs"]),
             created=_load_time(content["created"]),
             creator=str(content["creator"]),
-            files=int(content["files"]),
-            size=int(content["bytes"]),
-            parent=int(content["parent"]),
+            files=_size(content["files"]),
+            size=_size(content["bytes"]),
+            parent=_size(content["parent"]),
             state=RefState(content["state"]),
-            line=int(content["line"]),
+            line=_size(content["line"]),
             lineage=_load_lineage(content.get("lineage", "")),
             since=_size(content.get("since", 0)),
             effort=_load_effort(content.get("effort")),
@@ -237,10 +239,10 @@ def _load_delta(content: Any) -> Delta | None:
 def _load_effort(content: Any) -> Effort | None:
     """A generation is none the worse for statistics that make no sense."""
     try:
-        effort = Effort(float(content["seconds"]), int(content["uploaded"]), int(content["new_files"]))
+        effort = Effort(float(content["seconds"]), _size(content["uploaded"]), _size(content["new_files"]))
     except (KeyError, TypeError, ValueError, OverflowError):
         return None
-    return effort if 0 <= effort.seconds < math.inf and min(effort.uploaded, effort.new_files) >= 0 else None
+    return effort if 0 <= effort.seconds < math.inf else None
 
 
 def _load_time(value: Any) -> float:
@@ -251,7 +253,7 @@ def _load_time(value: Any) -> float:
 
 def _size(value: Any) -> int:
     size = int(value)
-    if size < 0:
+    if not 0 <= size <= _LARGEST:
         raise ValueError(f"{size} is no size")
     return size
 

@@ -10,9 +10,11 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 
 from kstore.backends import Backend, Upload
+from kstore.backends.base import numbers_in
 from kstore.errors import IntegrityError, MissError, UsageError
+from kstore.files import NO_FILE
 from kstore.published.ref import REFS, Ref, folder_of, load_ref, ref_name
-from kstore.scope import Scope
+from kstore.scope import MAX_KEY_LENGTH, Scope
 
 _PIN, _DROPPED = ".pin", ".dropped"
 _ATTEMPTS = 3
@@ -29,8 +31,7 @@ class Refs:
 
     def generations(self, scope: Scope) -> list[int]:
         """Published generations, oldest first: one directory read."""
-        names = (child.name for child in self._backend.list(folder_of(scope)) if not child.is_folder)
-        return sorted(int(name) for name in names if name.isascii() and name.isdecimal())
+        return sorted(numbers_in(child.name for child in self._backend.list(folder_of(scope)) if not child.is_folder))
 
     def get(self, scope: Scope, generation: int) -> Ref:
         """One generation.
@@ -51,6 +52,11 @@ class Refs:
             return self._backend.get(ref_name(scope, generation), 0, _MOST_BYTES)
         except FileNotFoundError:
             raise _no_generation(scope, generation) from None
+        except OSError as error:
+            if error.errno not in NO_FILE:
+                raise
+            what = f"generation {generation} of {scope} is no file ({error.strerror})"
+            raise IntegrityError(f"{what}: it is damaged; see `kstore verify {scope.key}`") from error
 
     def newest(self, scope: Scope) -> Ref | None:
         """The newest generation, an empty one too; None if nothing is published.
@@ -108,7 +114,7 @@ class Refs:
 
     def pins(self, scope: Scope) -> set[int]:
         """The generations that are kept whatever gc is told."""
-        return {int(name) for name in self._marked(scope, _PIN)}
+        return set(self._marked(scope, _PIN))
 
     def pin(self, scope: Scope, generation: int) -> None:
         """Keep a generation. The ref is looked for after the pin was made; `drop` does it the other way round. It is
@@ -143,8 +149,8 @@ class Refs:
 
     def finish_drops(self, scope: Scope) -> None:
         """Finish what a killed gc began."""
-        for name in self._marked(scope, _DROPPED):
-            self._finish_drop(scope, int(name))
+        for generation in self._marked(scope, _DROPPED):
+            self._finish_drop(scope, generation)
 
     def _finish_drop(self, scope: Scope, generation: int) -> bool:
         name = ref_name(scope, generation)
@@ -155,10 +161,9 @@ class Refs:
             self._backend.move(name + _DROPPED, name)
         return False
 
-    def _marked(self, scope: Scope, suffix: str) -> list[str]:
-        children = self._backend.list(folder_of(scope))
-        names = (child.name.removesuffix(suffix) for child in children if child.name.endswith(suffix))
-        return [name for name in names if name.isascii() and name.isdecimal()]
+    def _marked(self, scope: Scope, suffix: str) -> list[int]:
+        names = (child.name for child in self._backend.list(folder_of(scope)))
+        return numbers_in(name.removesuffix(suffix) for name in names if name.endswith(suffix))
 
     def gpus(self) -> list[str]:
         """Every GPU that has refs."""
@@ -188,7 +193,11 @@ def walk_scopes(backend: Backend, folder: str, gpu: str, key: str = "") -> Itera
 
 
 def _parts(backend: Backend, folder: str, gpu: str, key: str) -> list[str]:
-    """The folders there, in order: what longer keys go on with, and environments."""
+    """The folders there, in order: what longer keys go on with, and environments. Nothing is as deep as no key can be:
+    there a link ends that leads to a folder above it.
+    """
+    if len(key) > MAX_KEY_LENGTH:
+        return []
     return sorted(child.name for child in backend.list("/".join(filter(None, (folder, gpu, key)))) if child.is_folder)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,6 +13,8 @@ from kstore.errors import StoreUnavailable
 from kstore.storage import Storage, reporting_trouble
 
 FOLDER = "groups"
+_NOTE = re.compile(r"[0-9a-f]{32}(\..+)?|import-[0-9a-f]{32}-.+|seen")
+"""A name in that folder: of an agreement, of a pack that an import has stored, or of who looked afresh."""
 _PREFIX = "kstore/"
 _MOST_BYTES = 1 << 20
 """Of a note. A sparse file is as large as anybody likes."""
@@ -100,8 +103,7 @@ class GroupBoard:
 
 def sweep_notes(backend: Backend, before: int) -> None:
     """Remove the notes that were written before a time by the store's clock, in nanoseconds."""
-    for child in backend.list(FOLDER):
-        name = f"{FOLDER}/{child.name}"
+    for name in (f"{FOLDER}/{child.name}" for child in backend.list(FOLDER) if _NOTE.fullmatch(child.name)):
         if _written_at(backend, name) < before:
             backend.delete(name)
 

@@ -90,6 +90,12 @@ def test_who_saw_an_older_claim_takes_nothing(storage: Storage) -> None:
     assert newest.nonce == holder.nonce
 
 
+def test_what_is_no_number_of_a_claim_holds_nobody_up(storage: Storage) -> None:
+    for name in ("0009", "0", "9" * 255):
+        storage.backend.put(f"leases/some/thing/{name}", b"")
+    assert lease(storage).acquire()
+
+
 def test_it_leaves_few_files(storage: Storage) -> None:
     held = lease(storage)
     held.take(None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -152,7 +153,7 @@ def test_what_a_killed_writer_leaves_goes_though_something_else_stays_condemned(
     found = backend.stat(needed)
     digest = bytes.fromhex(needed.rpartition("/")[2])
     write_lists(backend, [Condemned(needed.startswith("packs/"), digest, found.inode, found.mtime_ns, found.size)])
-    (node.location / "tmp" / "killed").write_bytes(b"half of a pack")
+    (node.location / "tmp" / "killed-1-0123456789abcdef").write_bytes(b"half of a pack")
     for _ in range(2):
         collect_fully(node)
     assert list((node.location / "tmp").iterdir()) == []
@@ -276,6 +277,15 @@ def test_what_a_killed_gc_left_aside_is_found_and_put_back(tmp_path: Path) -> No
     collect(node)
     assert path.exists() and not aside.exists()
     assert restored(tmp_path, "third") == kernels(node)
+
+
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo, lambda path: path.symlink_to(path)])
+def test_what_is_aside_and_no_file_is_passed_over(tmp_path: Path, make: Callable[[Path], object]) -> None:
+    node = Node(tmp_path, layout="loose")
+    path, aside = left_aside(node)
+    make(aside.with_name(f"{'ab' * 32}.0123456789abcdef"))
+    assert collect(node).status is GcStatus.COLLECTED
+    assert path.exists() and not aside.exists()
 
 
 def test_what_was_altered_before_a_killed_gc_left_it_aside_does_not_pass_for_whole(tmp_path: Path) -> None:
@@ -661,6 +671,20 @@ def test_what_was_on_a_damaged_list_is_condemned_anew_and_the_list_set_aside(dou
     assert collect(doubtful).deleted.files > 0
     assert (quarantined(doubtful), listed(doubtful)) == (set(), 0)
     assert restored(tmp_path, "other") == kernels(doubtful)
+
+
+@pytest.mark.parametrize("harm", [os.mkfifo, lambda path: path.symlink_to(path)], ids=["a pipe", "a link to itself"])
+def test_a_list_that_is_no_file_is_a_damaged_one(
+    doubtful: Node, tmp_path: Path, harm: Callable[[Path], object]
+) -> None:
+    (path,) = (doubtful.location / name for name in list_names(doubtful.store.storage.backend))
+    path.unlink()
+    harm(path)
+    other = Node(tmp_path, "other", layout="loose")
+    other.tree.kernel("one", "a")
+    assert other.commit("model/v2").uploaded > 0
+    assert collect(doubtful).status is GcStatus.INCOMPLETE
+    assert collect(doubtful).status is GcStatus.COLLECTED
 
 
 def test_while_a_list_is_damaged_a_rollback_says_what_to_do_and_that_helps(doubtful: Node) -> None:
@@ -1053,13 +1077,58 @@ def test_a_forgotten_key_is_not_rewritten(scattered: Node) -> None:
 
 def test_leftovers_of_killed_commits_are_removed_a_grace_later(node: Node) -> None:
     grow(node, "one")
-    left = node.location / "tmp" / "half"
+    left, others = (node.location / "tmp" / name for name in ("host-7-0123456789abcdef.3", "mine"))
     left.write_bytes(b"half")
+    others.write_bytes(b"no writer of kstore's has such names")
     collect(node)
     assert left.exists()
     pass_time(node)
     collect(node)
-    assert not left.exists()
+    assert (left.exists(), others.exists()) == (False, True)
+
+
+@pytest.mark.parametrize(
+    "text", ['["\\ud800"]', f'["{"x" * 300}"]', '["sub"]', '["../kstore.json"]', '["a-0123456789abcdef"]']
+)
+def test_a_fence_is_closed_whatever_it_names(node: Node, text: str) -> None:
+    grow(node, "one")
+    backend = node.store.storage.backend
+    for name in "sub/inner", "a-0123456789abcdef":
+        backend.put(f"tmp/{name}", b"")
+    backend.put("gc/fences/list", text.encode())
+    condemned.close_fence(backend, "gc/condemned/list")
+    assert (node.location / "tmp/sub/inner").exists() and (node.location / "kstore.json").exists()
+    assert (node.location / "tmp/a-0123456789abcdef").exists() == (text != '["a-0123456789abcdef"]')
+
+
+@pytest.mark.parametrize("text", ["[" * 200_000, "[5]", "5", "{", ""])
+def test_one_that_makes_no_sense_is_taken_down(node: Node, text: str) -> None:
+    grow(node, "one")
+    backend = node.store.storage.backend
+    backend.put("gc/fences/list", text.encode())
+    with pytest.raises(IntegrityError, match="a new one is put up"):
+        condemned.close_fence(backend, "gc/condemned/list")
+    assert condemned.fences(backend) == []
+
+
+@pytest.mark.parametrize("folder", ["tmp", "used", "groups"])
+def test_what_is_not_kstores_stays_where_a_folder_leads_out_of_the_store(
+    node: Node, tmp_path: Path, folder: str
+) -> None:
+    """Whoever may write to a store must not make root's gc delete what is somewhere else."""
+    grow(node, "one")
+    mine, place = tmp_path / "mine", node.location / folder
+    (mine / "sub").mkdir(parents=True)
+    for name in "precious", "sub/inner", "seen.by.me":
+        (mine / name).write_bytes(b"precious")
+        os.utime(mine / name, (0, 0))
+    shutil.rmtree(place, ignore_errors=True)
+    place.symlink_to(mine)
+    before = contents(mine)
+    for _ in range(3):
+        collect(node)
+        pass_time(node)
+    assert before.items() <= contents(mine).items()
 
 
 def test_a_commit_that_gc_no_longer_waited_for_begins_again(node: Node, tmp_path: Path) -> None:

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -90,6 +91,13 @@ def replace_by_pipe(path: Path) -> None:
     os.mkfifo(path)
 
 
+def replace_by_socket(path: Path) -> None:
+    path.unlink()
+    with socket.socket(socket.AF_UNIX) as one, chdir(path.parent):  # The name of one has a hundred bytes at most.
+        one.bind(path.name[:100])
+    os.rename(path.with_name(path.name[:100]), path)
+
+
 Harm = Callable[[Path, Path, Path], object]
 """Takes the file, another of its kind, and a path outside of everything."""
 HARMS: dict[str, Harm] = {
@@ -109,6 +117,7 @@ HARMS: dict[str, Harm] = {
     "a folder": lambda path, other, outside: replace_by_folder(path),
     "a folder with something in it": lambda path, other, outside: replace_by_folder(path, "file"),
     "a pipe": lambda path, other, outside: replace_by_pipe(path),
+    "a socket": lambda path, other, outside: replace_by_socket(path),
     "a link to a copy": lambda path, other, outside: link_to_a_copy(path, outside),
     "a link to other bytes": lambda path, other, outside: link_to_other_bytes(path, outside),
     "a link to another": lambda path, other, outside: replace_by_link(path, other),
@@ -210,7 +219,10 @@ def test_a_generation_whose_manifest_is_harmed_is_passed_over(loose: Victim, har
         assert answer.generation == 1
 
 
-@pytest.mark.parametrize("harm", ["empty", "half", "all but a page", "zeros", "deep nesting", "a folder"])
+NO_FILES = ["a folder", "a pipe", "a socket", "a link to itself"]
+
+
+@pytest.mark.parametrize("harm", ["empty", "half", "all but a page", "zeros", "deep nesting", *NO_FILES])
 @pytest.mark.parametrize("name", ["kstore.json", "ref"])
 def test_what_says_where_to_look_is_believed_whole_or_not_at_all(loose: Victim, name: str, harm: str) -> None:
     with harmed(loose, KINDS[name], HARMS[harm]):

@@ -259,7 +259,7 @@ class MemoryBackend:
 
     @contextmanager
     def upload(self) -> Iterator[MemoryUpload]:
-        upload = MemoryUpload(self, f"{STAGING}/{secrets.token_hex(8)}")
+        upload = MemoryUpload(self, f"{STAGING}/host-1-{secrets.token_hex(8)}")
         self.put_if_absent(upload.staged, b"")
         try:
             yield upload

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -71,7 +72,8 @@ def test_what_a_commit_took_is_in_its_ref() -> None:
 @pytest.mark.parametrize(
     "nonsense",
     [None, 1, [], {}, {"seconds": -1, "uploaded": 1, "new_files": 1}, {"seconds": 1, "uploaded": -1, "new_files": 1},
-     {"seconds": float("nan"), "uploaded": 1, "new_files": 1}, {"seconds": "x", "uploaded": 1, "new_files": 1}],
+     {"seconds": float("nan"), "uploaded": 1, "new_files": 1}, {"seconds": "x", "uploaded": 1, "new_files": 1},
+     {"seconds": 1, "uploaded": 10**400, "new_files": 1}],
 )  # fmt: skip
 def test_a_ref_is_none_the_worse_for_statistics_that_make_no_sense(nonsense: object) -> None:
     assert load_ref(SCOPE, 1, json.dumps(json.loads(REF.dump()) | {"effort": nonsense}).encode()) == REF
@@ -118,9 +120,40 @@ def test_nothing_published_is_no_error(refs: Refs) -> None:
 
 def test_what_is_no_number_is_no_generation(backend: PosixBackend, refs: Refs) -> None:
     publish(refs, REF)
-    for name in ("2.tmp", "-3", "٤", "notes", "5/folder"):
+    for name in ("2.tmp", "-3", "٤", "notes", "5/folder", "0", "0009", "9" * 255, "007.pin", f"{'9' * 200}.dropped"):
         backend.put(f"refs/{SCOPE.path}/{name}", b"")
     assert refs.generations(SCOPE) == [1]
+    assert refs.pins(SCOPE) == set()
+    refs.finish_drops(SCOPE)
+
+
+def test_a_link_that_leads_to_itself_hides_no_other(backend: PosixBackend, refs: Refs) -> None:
+    publish(refs, REF)
+    for name in (f"refs/{SCOPE.path}/2", f"refs/{SCOPE.path}/stray", "refs/stray"):
+        path = Path(backend.path(name))
+        path.symlink_to(path.name)
+    assert refs.generations(SCOPE) == [1, 2]
+    assert refs.get(SCOPE, 1) == REF
+    with pytest.raises(IntegrityError, match=r"generation 2 of model/v1 .* is no file"):
+        refs.newest(SCOPE)
+    assert list(refs.scopes()) == [SCOPE]
+
+
+def test_folders_are_not_followed_deeper_than_a_key_can_be(backend: PosixBackend, refs: Refs) -> None:
+    publish(refs, REF)
+    folder = Path(backend.path("refs/gpu/nowhere-in-particular"))
+    folder.symlink_to(".")
+    assert set(refs.scopes()) >= {SCOPE}
+    assert len(list(refs.scopes())) < 20
+    folder.unlink()
+    deep = [backend.path("refs/gpu" + "/d" * depth) for depth in range(1, 1500)]
+    for path in deep:
+        os.mkdir(path)
+    try:
+        assert list(refs.scopes()) == [SCOPE]
+    finally:
+        for path in reversed(deep):  # pytest cannot.
+            os.rmdir(path)
 
 
 def test_scopes_are_listed_however_keys_nest(refs: Refs) -> None:
@@ -174,6 +207,8 @@ def test_a_ref_of_a_newer_kstore_is_not_taken_for_a_damaged_one(backend: PosixBa
         changed(packs=[5]),
         changed(packs=None),
         changed(created="long ago"),
+        changed(bytes=10**400),
+        changed(files=-1),
     ],
 )
 def test_a_damaged_ref_is_an_error_that_names_it(backend: PosixBackend, refs: Refs, data: bytes) -> None:
