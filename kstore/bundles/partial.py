@@ -28,11 +28,12 @@ def finished_as(path: str, *, resumable: bool) -> Iterator[IO[bytes]]:
     """The file that is to become `path`. If it is `resumable`, it holds what an earlier writer left, and whoever fails
     leaves what he has written; the position is at its beginning.
 
-    What is no regular file, as a pipe or /dev/stdout, is written to as it is: it cannot be read.
+    What is no regular file, as a pipe, is written to as it is: it cannot be read. A link stays one.
 
     Raises:
         KstoreError: another process writes it, or it cannot be written.
     """
+    path = os.path.realpath(path)
     if os.path.exists(path) and not stat.S_ISREG(os.stat(path).st_mode):
         with _reporting(path):
             file = _File(path, "wb")

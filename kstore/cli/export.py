@@ -175,7 +175,7 @@ def _export_one(
 def _opened(path: str, *, resumable: bool) -> AbstractContextManager[IO[bytes]]:
     from kstore.bundles.partial import finished_as
 
-    return io.BufferedWriter(Stdout()) if path == STDOUT else finished_as(path, resumable=resumable)
+    return io.BufferedWriter(Stdout()) if is_stdout(path) else finished_as(path, resumable=resumable)
 
 
 def _tell(output: Output, exported: Exported, path: str, name: str, left_out: _LeftOut) -> None:

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import IO, TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from kstore.errors import FileError
 
@@ -53,6 +53,9 @@ class Stdout(io.FileIO):
     """For bytes that another program gets, as a file."""
 
     def __init__(self) -> None:
+        """Raises FileError: whoever started the program has closed it."""
+        if isinstance(sys.stdout, _Nothing):
+            raise FileError("cannot write to stdout: it is closed; send it somewhere")
         super().__init__(sys.stdout.fileno(), "wb", closefd=False)
 
     def write(self, data: Buffer, /) -> int:
@@ -61,11 +64,15 @@ class Stdout(io.FileIO):
             return super().write(data)
 
 
-def _open_nothing(mode: str) -> IO[Any]:
+class _Nothing(io.TextIOWrapper):
+    """In the place of a stream that was closed."""
+
+
+def _open_nothing(mode: str) -> _Nothing:
     """It takes the descriptor that is free, before a file of the store's or a socket can; a child gets it too."""
     descriptor = os.open(os.devnull, os.O_RDWR)
     os.set_inheritable(descriptor, True)
-    return open(descriptor, mode, encoding="utf-8", closefd=False)
+    return _Nothing(open(descriptor, f"{mode}b", closefd=False), encoding="utf-8")
 
 
 def flush_streams(code: int) -> int:

@@ -126,6 +126,8 @@ class _Member(NamedTuple):
     """Whether it is a plain file: no link, no device."""
     is_folder: bool
     open: Callable[[], IO[bytes]]
+    link: str = ""
+    """Of a second name, the first one: tar has the bytes of a file once, as where a restore has linked it twice."""
 
 
 def unpack(archive: Path, root: Path, component: str = "inductor") -> list[Skipped]:
@@ -166,6 +168,8 @@ class _Unpacking:
 
     def take(self, member: _Member) -> None:
         """Write one file, or leave it out."""
+        if member.link:
+            member = self._linked(member)
         self.room -= member.size
         self.files += 1
         if member.size < 0 or self.room < 0 or self.files > _MAX_FILES:
@@ -183,6 +187,14 @@ class _Unpacking:
             self.left.append(Skipped(f"{name}/{path}", "nobody knows which host it was built on"))
         else:
             _write(member, self.root / name / path)
+
+    def _linked(self, member: _Member) -> _Member:
+        """With the bytes that were unpacked under its first name; no file, if none were."""
+        name, path = self._sort(_parts(member.link))
+        source = self.root / name / path
+        if not (path and source.is_file()):
+            return member
+        return member._replace(size=source.stat().st_size, is_file=True, open=lambda: source.open("rb"))
 
     def _sort(self, parts: list[str]) -> tuple[str, str]:
         """Component and path. Inductor keeps Triton's kernels for each device apart; the first that has one counts."""
@@ -251,7 +263,8 @@ def _of_tar(archive: tarfile.TarFile, file: _Bounded) -> Iterator[_Member]:
     while info := archive.next():
         archive.members.clear()  # type: ignore[attr-defined]  # It remembers every one.
         is_file = info.isreg() and not info.issparse()
-        yield _Member(info.name, info.size, is_file, info.isdir(), partial(_open_member, archive, info))
+        link = info.linkname if info.islnk() else ""
+        yield _Member(info.name, info.size, is_file, info.isdir(), partial(_open_member, archive, info), link)
     if file.last != bytes(tarfile.BLOCKSIZE):  # A header that it does not understand is an end for tarfile.
         raise ArchiveError("it is damaged, or cut short")
     while file.read(_MAX_READ):

@@ -36,6 +36,8 @@ class CopyReport:
     scopes: list[Brought] = field(default_factory=list)
     withdrawn: list[Scope] = field(default_factory=list)
     """Forgotten or quarantined in the target, and left so."""
+    missing: list[str] = field(default_factory=list)
+    """Why the source has nothing of others that were named: it has forgotten or quarantined them."""
     damaged: list[str] = field(default_factory=list)
     """Why some could not be copied, and the newest generations that were passed over."""
     leaning: list[str] = field(default_factory=list)
@@ -49,6 +51,7 @@ class CopyReport:
             "store": self.target,
             "scopes": [brought.as_json() for brought in self.scopes],
             "withdrawn": [scope.describe() for scope in self.withdrawn],
+            "missing": self.missing,
             "damaged": self.damaged,
             "leaning": self.leaning,
         }
@@ -77,7 +80,9 @@ def copy_keys(
         source.storage.blobs, target.storage.blobs = (s.storage.blobs_anew() for s in (source, target))
         try:
             _copy(source.storage, target, scope, report, revive=bool(keys))
-        except (IntegrityError, MissError) as error:  # damaged, or removed since it was listed
+        except MissError as error:
+            report.missing.append(f"{scope} is not copied: {error}")
+        except IntegrityError as error:
             report.damaged.append(f"{scope} is not copied: {error}")
         except StoreBelowMissing as error:
             report.leaning.append(f"{scope} is not copied: {error}")

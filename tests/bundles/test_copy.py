@@ -141,7 +141,9 @@ def test_what_the_source_forgot_is_not_copied(source: Node, target: Node) -> Non
 
 def test_where_that_is_named_it_is_told(source: Node, target: Node) -> None:
     source.store.forget(KEY)
-    (reason,) = copy(source, target, KEY).damaged
+    report = copy(source, target, KEY)
+    (reason,) = report.missing
+    assert report.damaged == []
     assert "is not copied: it was forgotten or quarantined there" in reason
 
 

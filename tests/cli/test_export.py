@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import os
+import shlex
 import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
@@ -15,10 +17,11 @@ from kstore.operations.bring import Brought
 from kstore.report import CommitStatus
 from kstore.scope import Scope
 from kstore.words import size
-from tests.cli.commandline import ENVIRONMENT, GPU, Cli
+from tests.cli.commandline import ENVIRONMENT, GPU, REPOSITORY, Cli
 from tests.trees import shared_object
 
 KEY = "model/v1"
+COMMAND = [sys.executable, "-m", "kstore", "export"]
 
 
 @pytest.fixture
@@ -194,6 +197,31 @@ def test_what_went_to_stdout_is_said_on_stderr(cli: Cli, bundle: str) -> None:
     result = cli.process("export", KEY, "-o", "-", "--format", "kstore", errors="replace")
 
     assert f" {size(os.path.getsize(bundle))} went to stdout\n" in result.err
+
+
+@pytest.mark.parametrize("format", ["kstore", "tar"])
+def test_stdout_may_be_a_file(cli: Cli, bundle: str, tmp_path: Path, format: str) -> None:
+    """By its name in /dev, which is a link to it, and stays one."""
+    name, sent = tmp_path / "stdout", tmp_path / "sent"
+    name.symlink_to("/proc/self/fd/1")
+    with sent.open("wb") as file:
+        code = subprocess.call([*COMMAND, KEY, "-o", name, "--format", format], stdout=file, cwd=REPOSITORY)
+    assert (code, name.is_symlink()) == (0, True)
+    assert sent.stat().st_size > 1000 and list(tmp_path.glob("*.partial")) == []
+
+
+def test_what_a_link_leads_to_is_written(cli: Cli, bundle: str, tmp_path: Path) -> None:
+    link, file = tmp_path / "link.kstore", tmp_path / "file.kstore"
+    link.symlink_to(file)
+    assert cli("export", KEY, "-o", str(link)).code == 0
+    assert link.is_symlink() and file.read_bytes() == Path(bundle).read_bytes()
+
+
+@pytest.mark.parametrize("path", ["-", "/dev/stdout"])
+def test_a_stdout_that_is_closed_takes_nothing(cli: Cli, bundle: str, path: str) -> None:
+    command = shlex.join([*COMMAND, KEY, "-o", path, "--format", "tar"])
+    done = subprocess.run(["sh", "-c", f"{command} >&-"], capture_output=True, text=True, check=False, cwd=REPOSITORY)
+    assert (done.returncode, "exported" in done.stderr) == (1, False)
 
 
 def test_an_archive_goes_through_a_pipe(cli: Cli, bundle: str) -> None:

@@ -145,6 +145,41 @@ def test_a_link_is_left_out_and_nothing_is_written_through_it(node: Node, builde
     assert not (tmp_path / "outside").exists()
 
 
+def test_a_file_that_tar_has_under_a_second_name_is_taken_under_both(
+    node: Node, builder: Builder, tmp_path: Path
+) -> None:
+    """As b10-transfer and tar pack what a restore has linked to one blob."""
+    kernel = builder.tree.kernel("two", below="inductor/triton/0")
+    first, second = (builder.tree.root / kernel / name for name in ("k.ttir", "k.ttgir"))
+    second.unlink()
+    os.link(first, second)
+    archive = tmp_path / "archive.tar"
+    with tarfile.open(archive, "w") as tar:
+        tar.add(builder.folder, ".")
+        assert sum(member.islnk() for member in tar.getmembers()) == 1
+    report = adopt(node.store, KEY, archive, built_under=builder.folder)
+
+    assert skipped(report) == {}
+    published = {
+        path.rpartition("/")[2]: entry for path, entry in node.published().items() if Path(kernel).name in path
+    }
+    assert published["k.ttir"].digest == published["k.ttgir"].digest
+
+
+@pytest.mark.parametrize("first", ["ab/nothing.py", "triton/1/K/k.ttir", ".kstore/base"])
+def test_of_one_whose_first_name_was_not_taken_there_are_no_bytes(node: Node, tmp_path: Path, first: str) -> None:
+    archive = tmp_path / "archive.tar"
+    with tarfile.open(archive, "w") as tar:
+        file = tarfile.TarInfo("ab/cone.py")
+        tar.addfile(file)
+        link = tarfile.TarInfo("ab/ctwo.py")
+        link.type, link.linkname = tarfile.LNKTYPE, first
+        tar.addfile(link)
+    assert (
+        skipped(adopt(node.store, KEY, archive, built_under=tmp_path))["inductor/ab/ctwo.py"] == "it is no regular file"
+    )
+
+
 def test_the_temporary_folder_is_gone_afterwards(node: Node, builder: Builder, temporary: Path) -> None:
     take(node, builder)
     broken = builder.archive().with_name("broken.zip")

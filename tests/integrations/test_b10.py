@@ -60,6 +60,10 @@ SAME: dict[str, tuple[list[list[Any]], list[Any]]] = {
     "no room on the volume and nothing new": (
         [ONE, SAVE, ["set", {"MIN_B10FS_SPACE_MB": "1000000000"}], SAVE], ["SUCCESS", "SKIPPED"]
     ),
+    "no room on the volume and nothing new since a load": (
+        [ONE, SAVE, SECOND, LOAD, ["set", {"MIN_B10FS_SPACE_MB": "1000000000"}], SAVE],
+        ["SUCCESS", "SUCCESS", "SKIPPED"],
+    ),
     "room is for many saves": (
         [["set", {"MAX_CONCURRENT_SAVES": "100", "MAX_CACHE_SIZE_MB": "1000000000",
                   "MAX_CACHE_SIZE_CAP_MB": "1000000000"}], ONE, SAVE], ["ERROR"]

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from kstore.api import make_store
 from kstore.components import load_table
+from kstore.components.table import KSTORE_FOLDER
 from kstore.components.variables import MANAGED, default_folder, set_variables
 from kstore.deadline import within
 from kstore.errors import IntegrityError, StoreUnavailable
@@ -221,7 +222,7 @@ def local_files(worker: Worker) -> Iterator[tuple[str, int]]:
     for name, top in worker.root.folders.items():
         for folder, folders, files in os.walk(top):
             inside = f"{os.path.relpath(folder, top)}/" if folder != top else ""
-            folders[:] = [sub for sub in folders if not table[name].ignores(f"{inside}{sub}/")]
+            folders[:] = [s for s in folders if s != KSTORE_FOLDER and not table[name].ignores(f"{inside}{s}/")]
             for file in files:
                 with suppress(FileNotFoundError):  # A compiler's temporary file.
                     if not table[name].ignores(inside + file):
