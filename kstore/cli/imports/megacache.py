@@ -45,8 +45,9 @@ def command(invocation: Invocation, file: BinaryIO, key: str) -> None:
 
     output, store = invocation.output, invocation.store()
     check_mode(store)
-    with output.working(f"importing {file.name}"):
-        imported = bring_in(store, file.read(), key, file.name)
+    name = file.name if isinstance(file.name, str) else "stdin"  # that was closed has a number for a name
+    with output.working(f"importing {name}"):
+        imported = bring_in(store, file.read(), key, name)
     tell_trouble(output, imported.committed)
     if output.json:
         output.document(
