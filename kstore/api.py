@@ -90,10 +90,10 @@ def restore(
     def failed(error: str, is_late: bool) -> RestoreReport:
         return RestoreReport(RestoreStatus.TIMEOUT if is_late else RestoreStatus.FAILED, key, error=error)
 
-    return told(_tell_restored, degrade("restore", key, strict, run, failed))
+    return _told(_tell_restored, degrade("restore", key, strict, run, failed))
 
 
-def told(tell: Callable[[Report], None], report: Report) -> Report:
+def _told(tell: Callable[[Report], None], report: Report) -> Report:
     """The same report, in the log. A handler of the job's that fails is no trouble of the restore's or the commit's."""
     with suppress(Exception):
         tell(report)
@@ -169,7 +169,7 @@ def _committed(key: str, strict: bool, run: Callable[[], CommitReport]) -> Commi
         return CommitReport(CommitStatus.TIMEOUT if is_late else CommitStatus.FAILED, key, error=error)
 
     end_use(key)
-    return told(_tell_committed, degrade("commit", key, strict, run, failed))
+    return _told(_tell_committed, degrade("commit", key, strict, run, failed))
 
 
 def _tell_committed(report: CommitReport) -> None:

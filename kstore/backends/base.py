@@ -162,7 +162,8 @@ class LocalPaths(Protocol):
 
 
 _NO_PARTS = {"", ".", ".."}
-_STAGED = re.compile(r"[!-~]+-[0-9a-f]{16}(\.[0-9]+)?")
+_STAGED = re.compile(r"[^\0/\ud800-\udc7f\udd00-\udfff]{1,128}-[0-9a-f]{16}(\.[0-9]{1,9})?")
+"""Of a host, whatever it is called, and a nonce."""
 _MOST_DIGITS = 18
 
 

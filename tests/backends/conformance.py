@@ -10,7 +10,7 @@ from threading import Barrier
 import pytest
 
 from kstore.backends import Backend, Child, NewObject, StagingLost
-from kstore.backends.base import STAGING
+from kstore.backends.base import STAGING, is_staged
 from kstore.errors import UsageError
 from tests.trees import in_processes
 
@@ -217,6 +217,7 @@ class BackendConformance:
         with backend.upload() as upload:
             upload.write(b"content")
             (staged,) = backend.list(STAGING)
+            assert is_staged(staged.name)
             backend.delete(f"{STAGING}/{staged.name}")
             with pytest.raises(StagingLost):
                 upload.publish("refs/1")

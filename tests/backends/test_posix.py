@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from kstore.backends import LocalPaths, NewObject, PosixBackend, posix, reading
+from kstore.backends.base import is_staged
 from tests.backends.conformance import BackendConformance
 
 pytestmark = pytest.mark.usefixtures("plain_calls")
@@ -60,6 +61,16 @@ def test_a_store_without_a_folder_for_staging_has_a_clock(backend: PosixBackend)
 
 def test_staging_names_differ(backend: PosixBackend) -> None:
     assert len({backend.staging_path() for _ in range(100)}) == 100
+
+
+@pytest.mark.parametrize("host", ["host", "a" * 64, "a host", "h\udcf6st", "höst"])
+def test_gc_knows_what_is_staged_whatever_the_host_is_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str
+) -> None:
+    """Or it would not fence off who has begun, and may rely on what it deletes."""
+    monkeypatch.setattr("socket.gethostname", lambda: host)
+    path = PosixBackend(tmp_path).staging_path()
+    assert is_staged(os.path.basename(path)) and is_staged(os.path.basename(f"{path}.127"))
 
 
 def test_a_link_whose_reply_was_lost_has_succeeded(backend: PosixBackend, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1088,7 +1088,8 @@ def test_leftovers_of_killed_commits_are_removed_a_grace_later(node: Node) -> No
 
 
 @pytest.mark.parametrize(
-    "text", ['["\\ud800"]', f'["{"x" * 300}"]', '["sub"]', '["../kstore.json"]', '["a-0123456789abcdef"]']
+    "text",
+    ['["\\ud800-0123456789abcdef"]', f'["{"x" * 300}"]', '["sub"]', '["../kstore.json"]', '["a-0123456789abcdef"]'],
 )
 def test_a_fence_is_closed_whatever_it_names(node: Node, text: str) -> None:
     grow(node, "one")
