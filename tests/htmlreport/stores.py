@@ -46,6 +46,6 @@ def hostile_store(folder: Path) -> Storage:
     for number, created in ((1, "nan"), (2, "1e300")):
         data = Manifest(files, meta=meta | {"number": number}).dump()
         storage.blobs.loose.put_many([(digest_of(data), data)])
-        publish(storage.refs, Ref(scope, number, digest_of(data), len(data), (), float(created), EVIL, 1, (1 << 63) - 1))
+        publish(storage.refs, Ref(scope, number, digest_of(data), len(data), (), float(created), EVIL, 1, 2**63 - 1))
     add(storage.backend, scope, Sample(1e15, RestoreStatus.RESTORED, 1, 2.0, 0.0, 1, 1, 1, 0, EVIL, EVIL))
     return storage
