@@ -12,7 +12,7 @@ from types import FrameType
 
 _ENDINGS = (signal.SIGTERM, signal.SIGHUP)
 _LOGGERS = ("kstore", "filelock")
-"""Whose threads the handler waits for."""
+"""What threads that the handler waits for log to."""
 
 
 class OnTermination:
@@ -67,15 +67,18 @@ class OnTermination:
 
 
 class _Deferred(logging.Filter):
-    """Keeps what is logged, and lets nothing through."""
+    """Keeps what kstore logs, and lets only the job's own through."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.records: list[logging.LogRecord] = []
+        self.records: dict[int, logging.LogRecord] = {}
+        """Each once, however many handlers it comes to."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        self.records.append(record)
-        return False
+        is_ours = _is_ours(record.name)
+        if is_ours:
+            self.records[id(record)] = record
+        return not is_ours
 
 
 @contextmanager
@@ -83,19 +86,29 @@ def _log_deferred() -> Iterator[None]:
     """Log nothing before the end of the block: a signal may have interrupted who holds the lock of a log's handler, and
     threads that wait for that would never be done.
     """
-    deferred = _Deferred()
-    named = list(logging.root.manager.loggerDict.items())
-    loggers = [log for name, log in named if name.partition(".")[0] in _LOGGERS and isinstance(log, logging.Logger)]
-    for log in loggers:
-        log.addFilter(deferred)
+    deferred, handlers = _Deferred(), _handlers()
+    for handler in handlers:
+        handler.addFilter(deferred)  # It is asked before the lock is taken.
     try:
         yield
     finally:
-        for log in loggers:
-            log.removeFilter(deferred)
-        for record in deferred.records:
+        for handler in handlers:
+            handler.removeFilter(deferred)
+        for record in deferred.records.values():
             with suppress(Exception):  # A handler of the job's that fails must not keep the process from ending.
                 logging.getLogger(record.name).handle(record)
+
+
+def _handlers() -> set[logging.Handler]:
+    """All that something of kstore's may come to."""
+    named = list(logging.root.manager.loggerDict.items())
+    loggers = [log for name, log in named if _is_ours(name) and isinstance(log, logging.Logger)]
+    last = [logging.lastResort] if logging.lastResort else []
+    return {*last, *(handler for log in (logging.root, *loggers) for handler in log.handlers)}
+
+
+def _is_ours(name: str) -> bool:
+    return name.partition(".")[0] in _LOGGERS
 
 
 def has_ended(process: int) -> bool:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
+import logging
 import os
 import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,6 +18,7 @@ from typing import Any
 import pytest
 
 import kstore
+from kstore.live import endings
 from kstore.report import CommitStatus
 from tests.trees import ENVIRONMENT, GPU, KEY, Tree
 
@@ -391,6 +395,25 @@ def test_a_job_that_is_told_to_end_while_it_writes_its_log_publishes(place: Plac
 
     assert (code, place.published()) == (-signal.SIGTERM, 1)
     assert re.search(f"kstore: committed {KEY} generation 1: 1 new files", err)
+
+
+@pytest.mark.parametrize("where", ["", "kstore"])
+def test_what_threads_log_meanwhile_waits_for_no_lock(where: str) -> None:
+    """Whichever logger they log to: some are made only when a commit needs them."""
+    told, own = io.StringIO(), logging.getLogger("a.job")
+    log, handler = logging.getLogger(where), logging.StreamHandler(told)
+    thread = threading.Thread(target=logging.getLogger("kstore.made_just_now").error, args=("a thread's",), daemon=True)
+    log.addHandler(handler)
+    try:
+        with handler.lock or pytest.fail("it has no lock"), endings._log_deferred():
+            thread.start()
+            thread.join(PATIENCE)
+            assert not thread.is_alive()
+            own.error("the job's")
+            assert "a thread's" not in told.getvalue()
+        assert told.getvalue().splitlines() == ["the job's", "a thread's"][bool(where) :]
+    finally:
+        log.removeHandler(handler)
 
 
 @pytest.mark.parametrize("live", [False, True])
