@@ -5,7 +5,6 @@ the store's. Best effort, for `gc --unused`. All are in one folder: far away, ea
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
@@ -13,7 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from kstore.backends import Backend
-from kstore.digest import DIGEST_SIZE, digest_of
+from kstore.digest import HEXADECIMAL, digest_of
 from kstore.published.ref import folder_of
 from kstore.scope import Scope
 from kstore.threads import Pool, submit
@@ -21,7 +20,6 @@ from kstore.threads import Pool, submit
 log = logging.getLogger(__name__)
 
 FOLDER = "used"
-_NAME = re.compile(rf"[0-9a-f]{{{2 * DIGEST_SIZE}}}")
 _PATIENCE = 5.0
 """Seconds: a store that can be read and does not take a mark costs a restore no more."""
 
@@ -112,7 +110,7 @@ def sweep_marks(backend: Backend, scopes: Iterable[Scope], before: int) -> None:
     """
     kept = set(map(mark_name, scopes))
     try:
-        names = (f"{FOLDER}/{child.name}" for child in backend.list(FOLDER) if _NAME.fullmatch(child.name))
+        names = (f"{FOLDER}/{child.name}" for child in backend.list(FOLDER) if HEXADECIMAL.fullmatch(child.name))
         marks = [name for name in names if name not in kept]
         for name, found in zip(marks, backend.stat_many(marks), strict=True):
             if found and found.mtime_ns < before:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import stat
 import struct
 import sys
@@ -13,12 +12,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from kstore.backends import Backend, LocalPaths, NewObject, Stat
 from kstore.batches import MAX_COUNT, batches
 from kstore.calls import open_unnoticed
-from kstore.digest import DIGEST_SIZE, digest_of, digests_of
+from kstore.digest import DIGEST_SIZE, HEXADECIMAL, digest_of, digests_of
 from kstore.files import NO_FILE, READ, read_all
 
 log = logging.getLogger(__name__)
 
-_NAME = re.compile(rf"[0-9a-f]{{{2 * DIGEST_SIZE}}}")
 _HEAD = struct.Struct(f"<I{DIGEST_SIZE - 4}x")
 """Of a digest, what its stamp is made of."""
 FOLDER = "blobs"
@@ -118,7 +116,7 @@ class LooseBlobs:
         """The digests of all that are here, folder by folder: first of those that gc has aside for a moment."""
         for folder in (ASIDE, *(f"{FOLDER}/{shard.name}" for shard in self._backend.list(FOLDER))):
             names = (child.name.partition(".")[0] for child in self._backend.list(folder))
-            yield [bytes.fromhex(name) for name in names if _NAME.fullmatch(name)]
+            yield [bytes.fromhex(name) for name in names if HEXADECIMAL.fullmatch(name)]
 
     def put_many(self, blobs: Sequence[tuple[bytes, bytes | memoryview]]) -> list[bool]:
         """Store (digest, bytes) of each; False for those that were here. One that a crash cut short is replaced."""

@@ -6,6 +6,7 @@ the processor cannot run it, the library hashes one after the other.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 from blake3 import blake3
@@ -20,6 +21,8 @@ except ImportError:
 
 
 DIGEST_SIZE = 32
+HEXADECIMAL = re.compile(rf"[0-9a-f]{{{2 * DIGEST_SIZE}}}")
+"""What one is written as in names."""
 _MOST = 1 << 20
 """Bytes: what is larger fills a processor by itself, and the library takes no memory for it."""
 

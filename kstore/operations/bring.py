@@ -30,6 +30,7 @@ from kstore.published.lost import lost_of
 from kstore.published.manifest import Entry, Files, Manifest, meta_of
 from kstore.published.ref import Ref
 from kstore.ranks.board import FOLDER as NOTES
+from kstore.ranks.board import IMPORTED
 from kstore.report import CommitStatus
 from kstore.scope import Scope
 from kstore.similarity import by_similarity
@@ -284,7 +285,7 @@ class _Notes:
 
     def __init__(self, target: Target, incoming: Incoming) -> None:
         self._backend = target.storage.backend
-        self._prefix = f"import-{digest_of(str(target.scope).encode() + incoming.identity).hex()[:32]}-"
+        self._prefix = f"{IMPORTED}{digest_of(str(target.scope).encode() + incoming.identity).hex()[:32]}-"
         self._known: set[str] = set()
 
     def packs(self) -> tuple[str, ...]:

@@ -13,8 +13,11 @@ from kstore.errors import StoreUnavailable
 from kstore.storage import Storage, reporting_trouble
 
 FOLDER = "groups"
-_NOTE = re.compile(r"[0-9a-f]{32}(\..+)?|import-[0-9a-f]{32}-.+|seen")
-"""A name in that folder: of an agreement, of a pack that an import has stored, or of who looked afresh."""
+IMPORTED = "import-"
+"""What the name of a note begins with that is of a pack which an import has stored."""
+_LOOKED = "seen"
+_NOTE = re.compile(rf"[0-9a-f]{{32}}(\..+)?|{IMPORTED}[0-9a-f]{{32}}-.+|{_LOOKED}")
+"""A name in that folder; the others are of an agreement."""
 _PREFIX = "kstore/"
 _MOST_BYTES = 1 << 20
 """Of a note. A sparse file is as large as anybody likes."""
@@ -69,7 +72,7 @@ class StoreBoard:
     def _look_afresh(self) -> None:
         """An NFS client remembers for up to a minute that a name was not there, until it writes to the folder."""
         if self._clock() - self._looked > _STALE_FOR and self._storage.settings:
-            self._storage.backend.put(f"{FOLDER}/seen", b"")
+            self._storage.backend.put(f"{FOLDER}/{_LOOKED}", b"")
             self._looked = self._clock()
 
     def _reporting(self) -> Any:

@@ -11,7 +11,6 @@ follow each other.
 
 from __future__ import annotations
 
-import re
 import struct
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
@@ -24,7 +23,7 @@ from kstore.batches import MAX_COUNT
 from kstore.blobs.loose import FOLDER as LOOSE
 from kstore.blobs.packindex import Frame, pack_name
 from kstore.blobs.packreader import PackReader
-from kstore.digest import DIGEST_SIZE
+from kstore.digest import DIGEST_SIZE, HEXADECIMAL
 from kstore.errors import IntegrityError, MissError
 from kstore.gc.digests import DigestSet
 from kstore.gc.mark import Needs, needs_in
@@ -41,7 +40,6 @@ Group = TypeVar("Group", bound=Hashable)
 
 _OWNER = struct.Struct(">I")
 _SIZE = struct.Struct(">Q")
-_DIGEST = re.compile(rf"[0-9a-f]{{{2 * DIGEST_SIZE}}}")
 _PINNED = 0
 """Owner of what pinned generations need: no group frees it by being forgotten."""
 _MANIFEST = ""
@@ -336,7 +334,7 @@ class Accounts(Generic[Group]):
 
     def _loose_in(self, shard: str) -> dict[str, bool]:
         """The loose blobs of a folder, and whether anything needs them."""
-        names = {child.name for child in self._storage.backend.list(shard) if _DIGEST.fullmatch(child.name)}
+        names = {child.name for child in self._storage.backend.list(shard) if HEXADECIMAL.fullmatch(child.name)}
         found = (needing.beginning(map(bytes.fromhex, names)) for needing in (self._loose, self._leant))
         needed = {name[:DIGEST_SIZE].hex() for name in chain.from_iterable(found)}
         return {f"{shard}/{name}": name in needed for name in names}
