@@ -55,6 +55,8 @@ class Intake:
         """The unfinished pack, or who stores loose blobs, if anything was begun."""
         self.written: set[bytes] = set()
         """What was begun with."""
+        self.is_alone = False
+        """Whether there was no key beside this one."""
 
     def __enter__(self) -> Self:
         return self
@@ -84,21 +86,32 @@ class Intake:
 
     def offer(self, blobs: Sequence[tuple[bytes, bytes]], expected: int) -> None:
         """Take some blobs, given with their digests. All that are offered have about so many bytes."""
-        try:
+        with self._discarding():
             if self._may_be_first and blobs:
                 self._may_be_first = False
                 self._begin(expected)
             if self.writer:
                 self._write(self.writer, blobs)
                 return
-        except (KstoreError, OSError) as error:
-            # Whether the store is needed at all will be known when all is merged.
-            log.debug("%s is scanned before it is uploaded: %s", self._worker.scope, error)
-            self.discard()
         for digest, data in blobs:
             if len(data) <= min(_SMALL, self._room):
                 self._room -= len(data)
                 self.kept[digest] = data
+
+    def end(self) -> None:
+        """All was offered: a store that is far away is asked for much before anything else is to be uploaded."""
+        with self._discarding():
+            if self.writer:
+                self.writer.flush()
+
+    @contextmanager
+    def _discarding(self) -> Iterator[None]:
+        """Do without what was begun if it fails: whether the store is needed will be known when all is merged."""
+        try:
+            yield
+        except (KstoreError, OSError) as error:
+            log.debug("%s is scanned before it is uploaded: %s", self._worker.scope, error)
+            self.discard()
 
     def settle(self) -> None:
         """Wait until what was begun is stored. Loose blobs that were there before are not of it.
@@ -120,7 +133,9 @@ class Intake:
         self._place.callback(storage.refs.expect(self._worker.scope))
         self.layout = choose_layout(self._worker)
         if self.layout is Layout.PACKED:
+            self._place.callback(storage.blobs.expect_pack())
             beside = siblings(storage, self._worker.scope)
+            self.is_alone = not beside
             self._known = storage.blobs.digests_in(pack for ref in beside for pack in ref.packs)
             expected = 0 if self._known else expected  # Nobody knows how much of it those have.
         else:

@@ -18,6 +18,7 @@ from kstore.backends.base import STAGING
 from kstore.blobs import BlobStore, packindex
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError, MissError, StoreFormatError, StoreUnavailable
+from kstore.folders import make_folder
 from kstore.published.delta import read_manifest
 from kstore.published.layers import PATIENCE, Below
 from kstore.published.manifest import Seen
@@ -25,6 +26,7 @@ from kstore.published.ref import Ref, RefState, folder_of
 from kstore.published.refs import Refs
 from kstore.published.snapshot import Snapshot
 from kstore.scope import Scope
+from kstore.threads import Pool, submit
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +42,8 @@ _SETTINGS = "kstore.json"
 _MOST_BYTES = 1 << 16
 """Of that. A sparse file is as large as anybody likes."""
 _TAG = "CACHEDIR.TAG"
+_BEFORE_SETTINGS = {_TAG, STAGING, "lost+found"}
+"""What may be in the folder of a store that is not made yet."""
 _TAG_TEXT = b"Signature: 8a477f597d28d172789f06886806bc55\n# A kstore. Backup programs may leave it out.\n"
 
 
@@ -160,9 +164,12 @@ class Storage:
             if self.is_made():
                 return False
             os.makedirs(self.location, exist_ok=True)
+            make_folder(os.path.join(self.location, STAGING))
             content = {"format": FORMAT, "created": time.time(), "grace": grace}
-            created = self.backend.put_if_absent(_SETTINGS, json.dumps(content, indent=1).encode() + b"\n")
-            self.backend.put_if_absent(_TAG, _TAG_TEXT)
+            with Pool(1) as aside:
+                tagged = submit(aside, self.backend.put_if_absent, _TAG, _TAG_TEXT)
+                created = self.backend.put_if_absent(_SETTINGS, json.dumps(content, indent=1).encode() + b"\n")
+                tagged.result()
             if created:
                 self._settings = content
                 self._note_place()
@@ -207,11 +214,13 @@ class Storage:
             StoreFormatError: the folder holds something else.
             StoreUnavailable: it cannot be read.
         """
-        known = {_SETTINGS, _TAG, "tmp", "lost+found"}
         with reporting_trouble(self.location, "read"):
-            foreign = [child.name for child in self.backend.list("") if child.name not in known]
+            foreign = [child.name for child in self.backend.list("") if child.name not in _BEFORE_SETTINGS]
+            if not foreign:
+                self._check_parent()
+                return False
             self._settings = self._read_settings()
-        if foreign and not self._settings:
+        if not self._settings:
             raise StoreFormatError(
                 f"{self.location} is no store but holds {foreign[0]!r}; choose an empty folder for the store, or, if "
                 f"this one has lost its {_SETTINGS}, put one there, its own or another store's"

@@ -66,6 +66,7 @@ class Begun(Protocol):
     layout: Layout | None
     writer: BlobWriter | None
     written: set[bytes]
+    is_alone: bool
 
     def settle(self) -> None:
         """Wait until `written` tells what is there."""
@@ -142,7 +143,7 @@ class Uploader:
         self.packs = tuple(pack for packs, _ in self._stored for pack in packs)
         self._ahead = self._present(self._committer.ahead)
         self._siblings, self._sibling, self._relied, self._shadowed, self._altered = (), None, (), set(), set()
-        if is_first and self.layout is Layout.PACKED:
+        if is_first and self.layout is Layout.PACKED and not (self._begun and self._begun.is_alone):
             found = siblings(self._storage, self._committer.scope)
             self._siblings = self._reliable(dict.fromkeys(pack for ref in found for pack in ref.packs))
             # By clocks that need not agree: any of them would do, one of the last resembles this one most.

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from kstore.backends import Backend, PosixBackend
-from kstore.blobs.writers import PackedBlobWriter
+from kstore.blobs.writers import LooseBlobWriter, PackedBlobWriter
 from kstore.calls import plain
 from kstore.errors import StoreUnavailable
+from kstore.operations.commit import _Commit
 from kstore.published.ref import folder_of
 from kstore.report import CommitStatus
 from tests.gc.stores import collect, pass_time
@@ -210,7 +211,7 @@ def test_an_empty_root_makes_no_store(node: Node) -> None:
 
 
 @pytest.mark.parametrize("layout", ["packed", "loose"])
-def test_a_keys_folder_is_made_while_its_first_commit_reads(
+def test_folders_are_made_while_a_keys_first_commit_reads(
     layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Far away that takes as long as the upload."""
@@ -222,7 +223,44 @@ def test_a_keys_folder_is_made_while_its_first_commit_reads(
     for name in ("first", "second"):
         node.tree.kernel(name)
         assert node.commit().status is CommitStatus.COMMITTED
-    assert made == [folder_of(node.store.scope(KEY))]
+    assert made == [folder_of(node.store.scope(KEY)), *(["packs"] if layout == "packed" else [])]
+
+
+@pytest.mark.parametrize("layout", ["packed", "loose"])
+def test_what_was_read_is_stored_while_it_is_merged(
+    layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Far away what a merge asks the store for takes as long as to compress a model."""
+    node, told = Node(tmp_path, layout=layout), list[str]()
+
+    def tell(owner: type, name: str) -> None:
+        real = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *arguments: told.append(name) or real(*arguments))
+
+    node.tree.kernel()
+    tell(PackedBlobWriter if layout == "packed" else LooseBlobWriter, "flush")
+    tell(_Commit, "run")
+    assert node.commit().status is CommitStatus.COMMITTED
+    assert told[:2] == ["flush", "run"]
+    assert needed(node) == (in_packs(node) if layout == "packed" else loose(node))
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_who_was_alone_does_not_look_for_keys_beside_it_again(
+    beside: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is beside a key must be known anew once a place for its ref is reserved, if any of it is relied upon."""
+    node, listed = Node(tmp_path, layout="packed"), list[str]()
+    node.tree.kernel()
+    if beside:
+        other = Node(tmp_path, "other", layout="packed")
+        other.tree.kernel()
+        other.store.commit("model/before")
+    real = PosixBackend.list
+    monkeypatch.setattr(PosixBackend, "list", lambda self, folder: listed.append(folder) or real(self, folder))
+    node.store.commit("model/after")
+    parent, _, _ = folder_of(node.store.scope("model/after")).partition("/after/")
+    assert (listed.count(parent) > 1) is beside
 
 
 def test_nothing_is_written_once_a_commit_has_failed(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,7 +280,7 @@ def test_nothing_is_written_once_a_commit_has_failed(node: Node, monkeypatch: py
     node.tree.kernel()
     with pytest.raises(StoreUnavailable):
         node.commit()
-    assert made == [str(node.location / folder_of(node.store.scope(KEY)))]
+    assert sorted(made) == sorted(str(node.location / name) for name in (folder_of(node.store.scope(KEY)), "packs"))
 
 
 def test_a_large_pack_is_compressed_less_for_it_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

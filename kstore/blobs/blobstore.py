@@ -96,6 +96,10 @@ class BlobStore:
             return PackedBlobWriter(self._backend, expected)
         return LooseBlobWriter(self.loose, asks=asks)
 
+    def expect_pack(self) -> Callable[[], None]:
+        """One is to be stored soon; returns what waits until there is a folder for it."""
+        return self._backend.make_ahead(FOLDER)
+
     def packs(self) -> list[str]:
         """The ids of all packs."""
         return [child.name for child in self._backend.list(FOLDER) if not child.is_folder]

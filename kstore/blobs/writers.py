@@ -54,6 +54,9 @@ class BlobWriter(Protocol):
     def put(self, digest: bytes, data: bytes | memoryview) -> None:
         """Store one blob."""
 
+    def flush(self) -> None:
+        """Begin to store all that was put; nobody waits for it."""
+
     def put_manifest(self, digest: bytes, data: bytes) -> None:
         """Store the blob that readers want first, so that they can have it without the others."""
 
@@ -107,7 +110,18 @@ class LooseBlobWriter:
         self._batch.append((digest, data))
         self._batch_size += len(data)
         if len(self._batch) >= BATCH_COUNT or self._batch_size >= BATCH_SIZE:
-            self._store_batch()
+            self.flush()
+
+    def flush(self) -> None:
+        """Begin to store all that was put. No more than some batches wait for a thread."""
+        if not self._batch:
+            return
+        large = self._batch_size >= BATCH_SIZE
+        self._storing.append(submit(self._pool, self._store, self._batch))
+        self._batch, self._batch_size = [], 0
+        while self._storing and (large or len(self._storing) > _THREADS):
+            # What waits is in memory: a batch for each thread, or one large blob.
+            self._storing.popleft().result()
 
     def put_manifest(self, digest: bytes, data: bytes) -> None:
         """Store one blob: each can be read by itself."""
@@ -115,7 +129,7 @@ class LooseBlobWriter:
 
     def settle(self) -> None:
         """Wait until all are stored."""
-        self._store_batch()
+        self.flush()
         while self._storing:
             self._storing.popleft().result()
 
@@ -123,14 +137,6 @@ class LooseBlobWriter:
         """Wait until all are stored. Loose blobs are in no pack."""
         self.settle()
         return ()
-
-    def _store_batch(self) -> None:
-        large = self._batch_size >= BATCH_SIZE
-        self._storing.append(submit(self._pool, self._store, self._batch))
-        self._batch, self._batch_size = [], 0
-        while self._storing and (large or len(self._storing) > _THREADS):
-            # What waits is in memory: a batch for each thread, or one large blob.
-            self._storing.popleft().result()
 
     def _store(self, batch: list[tuple[bytes, bytes | memoryview]]) -> None:
         new = self._new(batch)
@@ -178,10 +184,14 @@ class PackedBlobWriter:
             self._pack = self._open.enter_context(PackWriter(self._upload, expected=self._expected))
         self._pack.add(digest, data)
 
-    def put_manifest(self, digest: bytes, data: bytes) -> None:
-        """Append one blob in a frame of its own, next to the index."""
+    def flush(self) -> None:
+        """Have what was put compressed and written."""
         if self._pack:
             self._pack.close_frame()
+
+    def put_manifest(self, digest: bytes, data: bytes) -> None:
+        """Append one blob in a frame of its own, next to the index."""
+        self.flush()
         self.put(digest, data)
 
     def finish(self) -> tuple[str, ...]:

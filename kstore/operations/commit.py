@@ -73,6 +73,7 @@ def _commit(worker: Worker, known: StillRoot | None, began: float) -> CommitRepo
         began_ns = time.time_ns()
         with Intake(worker, state) as intake:
             found = worker.scan(state, intake.offer)
+            intake.end()
             attempt = _Commit(worker, state, found, intake, began)
             report = attempt.run()
         if report.status is CommitStatus.COMMITTED:

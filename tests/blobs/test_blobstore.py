@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import gc
 import os
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -291,6 +292,21 @@ def test_the_writers_count_what_reached_the_store(backend: PosixBackend, blobs: 
         packed.put_manifest(digest_of(b"manifest"), b"manifest")
         (pack,) = packed.finish()
     assert (packed.blobs, packed.size) == (2, backend.stat(pack_name(pack)).size)
+
+
+@pytest.mark.parametrize("layout", Layout)
+def test_what_is_flushed_is_stored_while_nobody_waits(backend: PosixBackend, blobs: BlobStore, layout: Layout) -> None:
+    data = os.urandom(1 << 12)
+    with blobs.writer(layout) as writer:
+        writer.flush()
+        writer.put(digest_of(data), data)
+        writer.flush()
+        until = time.monotonic() + 30
+        while sum(file.stat().st_size for file in backend.root.rglob("*") if file.is_file()) < len(data):
+            assert time.monotonic() < until
+            time.sleep(0.001)
+        named = writer.finish()
+    assert fetch(blobs, [data], named) == [data]
 
 
 def test_the_manifest_can_be_read_without_the_other_blobs(backend: PosixBackend, blobs: BlobStore) -> None:
