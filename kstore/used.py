@@ -26,8 +26,10 @@ _PATIENCE = 5.0
 
 def mark_used(backend: Backend, scope: Scope) -> None:
     """Note that a scope was used just now; a store that cannot be written is none the worse."""
+    name = mark_name(scope)
     try:
-        backend.put(mark_name(scope), b"")
+        if not (backend.put_if_absent(name, b"") or mark_used_again(backend, scope)):
+            backend.put(name, b"")  # Nobody but who made a mark may touch it.
     except OSError as error:
         log.debug("%s cannot be marked as used: %s", scope, error)
 

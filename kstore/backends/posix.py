@@ -89,9 +89,17 @@ class PosixBackend:
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
         """Create an object; False if the name is taken. It has a name in `tmp/` first: gc, which writes its lists so,
-        sees on NFS who else has one there.
+        sees on NFS who else has one there. One that holds nothing is whole at once.
         """
-        return self._put_staged([NewObject(name, data)])[0]
+        return self._put_staged([NewObject(name, data)])[0] if data else self._put_empty(self.path(name))
+
+    @staticmethod
+    def _put_empty(path: str) -> bool:
+        try:
+            os.close(_create(path))
+        except FileExistsError:
+            return False
+        return True
 
     def put_many(self, objects: Sequence[NewObject]) -> list[bool]:
         """Create many small objects; True for each whose name was free."""

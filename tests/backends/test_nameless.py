@@ -127,7 +127,7 @@ def test_trouble_with_both_is_an_error(backend: PosixBackend, monkeypatch: pytes
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     _, publish_files = answering(errno.ENOSPC, after=1)
-    backend.put_if_absent("other", b"")
+    backend.put_if_absent("other", b"other")
     monkeypatch.setattr(posix, "publish_files", publish_files)
     monkeypatch.setattr(posix, "write_files", full)
     with pytest.raises(OSError, match="No space left"):
@@ -137,7 +137,7 @@ def test_trouble_with_both_is_an_error(backend: PosixBackend, monkeypatch: pytes
 
 def test_gc_that_takes_a_writer_for_dead_leaves_what_it_writes(backend: PosixBackend) -> None:
     """A commit notices by the ref that it has reserved in tmp/."""
-    backend.put_if_absent("other", b"")
+    backend.put_if_absent("other", b"other")
     with backend.upload() as reserved:
         for child in backend.list("tmp"):
             backend.delete(f"tmp/{child.name}")

@@ -37,7 +37,7 @@ def test_objects_are_files_of_their_name(backend: PosixBackend) -> None:
 def test_files_are_read_only_whatever_the_umask(backend: PosixBackend, umask: int) -> None:
     old = os.umask(umask)
     try:
-        backend.put_if_absent("name", b"")
+        backend.put_if_absent("name", b"content")
     finally:
         os.umask(old)
     assert os.stat(backend.path("name")).st_mode & 0o777 == 0o444 & ~umask
@@ -46,10 +46,18 @@ def test_files_are_read_only_whatever_the_umask(backend: PosixBackend, umask: in
 def test_nothing_stays_in_tmp(backend: PosixBackend) -> None:
     backend.put("mark", b"")
     backend.put("mark", b"")
-    backend.put_if_absent("name", b"")
-    backend.put_if_absent("name", b"")
+    backend.put_if_absent("name", b"content")
+    backend.put_if_absent("name", b"content")
     assert os.listdir(backend.path("tmp")) == []
     assert os.stat(backend.path("name")).st_nlink == 1
+
+
+def test_what_holds_nothing_is_whole_at_once(backend: PosixBackend) -> None:
+    """Far away each step on a way through `tmp/` takes milliseconds."""
+    assert backend.put_if_absent("used/one", b"")
+    assert not backend.put_if_absent("used/one", b"")
+    assert os.stat(backend.path("used/one")).st_mode & 0o222 == 0
+    assert not os.path.exists(backend.path("tmp"))
 
 
 def test_a_store_without_a_folder_for_staging_has_a_clock(backend: PosixBackend) -> None:
@@ -110,7 +118,7 @@ def test_another_error_of_a_link_is_raised(backend: PosixBackend, monkeypatch: p
 
     monkeypatch.setattr(os, "link", full)
     with pytest.raises(OSError, match="no space"):
-        backend.put_if_absent("name", b"")
+        backend.put_if_absent("name", b"content")
     assert os.listdir(backend.path("tmp")) == []
 
 
