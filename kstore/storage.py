@@ -125,7 +125,7 @@ class Storage:
             StoreFormatError: a newer kstore wrote one.
         """
         for _ in range(_ATTEMPTS):
-            generations = self.refs.generations(scope)
+            generations = self.refs.generations_ahead(scope)
             with suppress(MissError):  # gc has removed the newest since it was listed: there is a newer one
                 whole = (self.whole(scope, generation) for generation in reversed(generations))
                 return max(generations, default=0), next(filter(None, whole), None)

@@ -18,6 +18,8 @@ from kstore.errors import UsageError
 
 STAGING = "tmp"
 """Where an upload is from its beginning until it is published or discarded, under a name that is never used again."""
+NEAR = 0.001
+"""Seconds that it takes at most to open and read a small object, or to begin to list, where no network is between."""
 
 
 class StagingLost(OSError):

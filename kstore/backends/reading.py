@@ -10,14 +10,13 @@ from contextlib import suppress
 from threading import BoundedSemaphore
 from typing import TYPE_CHECKING
 
+from kstore.backends.base import NEAR
 from kstore.calls import open_unnoticed
 from kstore.threads import begin
 
 if TYPE_CHECKING:
     from kstore.backends.posix import PosixBackend
 
-_NEAR = 0.001
-"""Seconds that opening and reading a small file takes at most, where no network is between."""
 _CLOSING = BoundedSemaphore(8)
 """Files that are being closed and nobody waits for."""
 
@@ -80,7 +79,7 @@ def _close(fd: int, took: float) -> None:
     """Close a file that has been read. Where that took so many seconds, closing may as well cross a network, which
     FUSE waits for: then nobody else does.
     """
-    if took > _NEAR and _CLOSING.acquire(blocking=False):
+    if took > NEAR and _CLOSING.acquire(blocking=False):
         begin(_close_aside, fd)
     else:
         os.close(fd)

@@ -5,16 +5,19 @@ Beside a ref, `<n>.pin` keeps its generation, and `<n>.dropped` is a ref on its 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 
 from kstore.backends import Backend, Upload
-from kstore.backends.base import numbers_in
+from kstore.backends.base import NEAR, numbers_in
 from kstore.errors import IntegrityError, MissError, UsageError
 from kstore.files import NO_FILE
 from kstore.published.ref import REFS, Ref, folder_of, load_ref, ref_name
 from kstore.scope import MAX_KEY_LENGTH, Scope
+from kstore.threads import begin
 
 _PIN, _DROPPED = ".pin", ".dropped"
 _ATTEMPTS = 3
@@ -28,10 +31,28 @@ class Refs:
     def __init__(self, backend: Backend, depth: int = 0) -> None:
         self._backend = backend
         self._depth = depth
+        self._ahead: dict[tuple[Scope, int], Future[bytes]] = {}
+        """Refs that are being read before anybody asks for them."""
 
     def generations(self, scope: Scope) -> list[int]:
         """Published generations, oldest first: one directory read."""
-        return sorted(numbers_in(child.name for child in self._backend.list(folder_of(scope)) if not child.is_folder))
+        return sorted(self._listed(scope))
+
+    def _listed(self, scope: Scope) -> Iterator[int]:
+        for child in self._backend.list(folder_of(scope)):
+            if not child.is_folder:
+                yield from numbers_in([child.name])
+
+    def generations_ahead(self, scope: Scope) -> list[int]:
+        """The same for who reads the newest next: where a network is between, that begins before the listing ends."""
+        self._ahead.clear()
+        began, found, newest = time.monotonic(), list[int](), 0
+        for number in self._listed(scope):
+            if number > newest and time.monotonic() - began > NEAR:
+                self._ahead[scope, number] = begin(self._get, scope, number)
+            newest = max(newest, number)
+            found.append(number)
+        return sorted(found)
 
     def get(self, scope: Scope, generation: int) -> Ref:
         """One generation.
@@ -48,8 +69,9 @@ class Refs:
         return replace(ref, depth=self._depth) if self._depth else ref
 
     def _read(self, scope: Scope, generation: int) -> bytes:
+        ahead = self._ahead.pop((scope, generation), None)
         try:
-            return self._backend.get(ref_name(scope, generation), 0, _MOST_BYTES)
+            return ahead.result() if ahead else self._get(scope, generation)
         except FileNotFoundError:
             raise _no_generation(scope, generation) from None
         except OSError as error:
@@ -57,6 +79,9 @@ class Refs:
                 raise
             what = f"generation {generation} of {scope} is no file ({error.strerror})"
             raise IntegrityError(f"{what}: it is damaged; see `kstore verify {scope.key}`") from error
+
+    def _get(self, scope: Scope, generation: int) -> bytes:
+        return self._backend.get(ref_name(scope, generation), 0, _MOST_BYTES)
 
     def newest(self, scope: Scope) -> Ref | None:
         """The newest generation, an empty one too; None if nothing is published.
@@ -66,7 +91,7 @@ class Refs:
             IntegrityError, StoreFormatError: as `get`.
         """
         for _ in range(_ATTEMPTS):
-            generations = self.generations(scope)
+            generations = self.generations_ahead(scope)
             if not generations:
                 return None
             with suppress(MissError):  # it was superseded, and gc removed it, since it was listed

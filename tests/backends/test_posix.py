@@ -211,7 +211,7 @@ def test_whoever_looks_ahead_takes_no_signal(backend: PosixBackend, monkeypatch:
 @pytest.fixture
 def far(backend: PosixBackend, monkeypatch: pytest.MonkeyPatch) -> SimpleQueue[bool]:
     """Every call seems to cross a network. Holds whether it was this thread that has closed each file."""
-    monkeypatch.setattr(reading, "_NEAR", -1.0)
+    monkeypatch.setattr(reading, "NEAR", -1.0)
     closed: SimpleQueue[bool] = SimpleQueue()
     this = threading.get_ident()
 

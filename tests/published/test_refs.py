@@ -2,12 +2,16 @@ from __future__ import annotations
 
 import json
 import os
+import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kstore.backends import PosixBackend
+from kstore.backends.base import Child
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError, MissError, StoreFormatError
 from kstore.published.ref import Effort, Ref, load_ref
@@ -38,6 +42,59 @@ def backend(tmp_path: Path) -> PosixBackend:
 @pytest.fixture
 def refs(backend: PosixBackend) -> Refs:
     return Refs(backend)
+
+
+class Told:
+    """A store that tells a listing's end only once somebody has asked for a ref, or after a while."""
+
+    def __init__(self, backend: PosixBackend, monkeypatch: pytest.MonkeyPatch, *, patience: float) -> None:
+        self.asked = threading.Event()
+        self.was_asked: list[bool] = []
+        real_get, real_list = backend.get, backend.list
+
+        def get(*arguments: Any) -> bytes:
+            self.asked.set()
+            return real_get(*arguments)
+
+        def list_slowly(folder: str) -> Iterator[Child]:
+            yield from real_list(folder)
+            self.was_asked.append(self.asked.wait(patience))
+
+        monkeypatch.setattr(backend, "get", get)
+        monkeypatch.setattr(backend, "list", list_slowly)
+
+
+def test_far_away_the_newest_is_read_before_the_listing_ends(
+    backend: PosixBackend, refs: Refs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for generation in (1, 2, 3):
+        publish(refs, replace(REF, generation=generation))
+    told = Told(backend, monkeypatch, patience=30)
+    monkeypatch.setattr("kstore.published.refs.NEAR", -1.0)
+    newest = refs.newest(SCOPE)
+    assert newest and newest.generation == 3
+    assert told.was_asked == [True]
+
+
+def test_nothing_is_read_ahead_where_the_store_is_near(
+    backend: PosixBackend, refs: Refs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(refs, REF)
+    told = Told(backend, monkeypatch, patience=0.05)
+    monkeypatch.setattr("kstore.published.refs.NEAR", 3600.0)
+    assert refs.newest(SCOPE) == REF
+    assert told.was_asked == [False]
+
+
+def test_what_was_read_ahead_is_read_once(backend: PosixBackend, refs: Refs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ref that was cut short is read again, and one that gc has removed since is found gone."""
+    publish(refs, REF)
+    monkeypatch.setattr("kstore.published.refs.NEAR", -1.0)
+    assert refs.generations_ahead(SCOPE) == [1]
+    assert refs.get(SCOPE, 1) == REF
+    os.unlink(backend.path(REF.name))
+    with pytest.raises(MissError):
+        refs.get(SCOPE, 1)
 
 
 def test_what_was_dumped_is_loaded() -> None:
