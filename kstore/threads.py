@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import _thread
+import atexit
+import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future
 from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
+from threading import Event
 from typing import Any, TypeVar
 
 from kstore.deadline import block_signals
 
 Answer = TypeVar("Answer")
 Item = TypeVar("Item")
+
+_PATIENCE = 5.0
+"""Seconds for a thread to begin, for which it needs the interpreter alone."""
+_starting: set[_thread.LockType] = set()
+"""Of each thread that has not begun, what is free once it has."""
+_is_ending = Event()
+"""Whether the interpreter is about to end."""
 
 
 class Pool(Executor):
@@ -93,14 +103,42 @@ def _start(queue: SimpleQueue[Callable[[], None] | None]) -> _thread.LockType:
     Raises:
         RuntimeError: it cannot be started.
     """
-    has_ended = _thread.allocate_lock()
-    has_ended.acquire()
-    _thread.start_new_thread(_run, (queue, has_ended))
+    has_begun, has_ended = _locked(), _locked()
+    _starting.add(has_begun)
+    try:
+        _thread.start_new_thread(_run, (queue, has_begun, has_ended))
+    except RuntimeError:
+        _starting.discard(has_begun)
+        raise
+    if _is_ending.is_set():
+        _await_begun()
     return has_ended
 
 
-def _run(queue: SimpleQueue[Callable[[], None] | None], has_ended: _thread.LockType) -> None:
+@atexit.register
+def _await_begun() -> None:
+    """A thread that begins when the interpreter has just ended takes the process down: no memory is left for it."""
+    _is_ending.set()
+    for has_begun in tuple(_starting):
+        has_begun.acquire(timeout=_PATIENCE)
+
+
+# A forked child has none of these threads.
+os.register_at_fork(after_in_child=_starting.clear)
+
+
+def _locked() -> _thread.LockType:
+    lock = _thread.allocate_lock()
+    lock.acquire()
+    return lock
+
+
+def _run(
+    queue: SimpleQueue[Callable[[], None] | None], has_begun: _thread.LockType, has_ended: _thread.LockType
+) -> None:
     try:
+        _starting.discard(has_begun)
+        has_begun.release()
         _work_off(queue)
     finally:
         has_ended.release()

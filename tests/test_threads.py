@@ -173,3 +173,35 @@ def test_where_no_thread_can_be_started_the_work_is_done_at_once(monkeypatch: py
 def test_the_interpreter_ends_while_a_thread_hangs() -> None:
     code = "import threading; from kstore.threads import Pool; Pool(1).submit(threading.Event().wait)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+_LATE = """
+import _thread, atexit, os, threading, time
+from kstore import threads
+
+class Told(set):
+    def discard(self, lock):
+        os.write(1, b"begun ")
+
+start = _thread.start_new_thread
+
+def start_late(function, arguments):
+    start(lambda: (time.sleep(0.3), function(*arguments)), ())
+
+threads._starting = Told()
+_thread.start_new_thread = start_late
+if "handler" in {where!r}:  # of who was there before kstore
+    atexit.unregister(threads._await_begun)
+    atexit.register(threads.begin, int)
+    atexit.register(threads._await_begun)
+else:
+    threads.begin(int)
+"""
+
+
+@pytest.mark.parametrize("where", ["in the program", "in a handler at its end"])
+def test_the_interpreter_ends_once_every_thread_has_begun(where: str) -> None:
+    """One that begins later finds no interpreter: the process would die of SIGSEGV."""
+    program = [sys.executable, "-c", _LATE.format(where=where)]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "begun ", "")
