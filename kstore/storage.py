@@ -231,12 +231,14 @@ class Storage:
         try:
             settings = _parse_settings(self.location, self.backend.get(_SETTINGS, 0, _MOST_BYTES))
         except FileNotFoundError:
+            self.backend.rely_on("")
             self._check_parent()
             return {}
         self._note_place()
         return settings
 
     def _note_place(self) -> None:
+        self.backend.rely_on(_SETTINGS)
         with suppress(OSError):
             found = os.stat(self.location)
             self.place = found.st_dev, found.st_ino

@@ -9,8 +9,11 @@ import pytest
 
 import kstore
 from kstore.errors import StoreUnavailable
+from kstore.intake import Intake
+from kstore.published.refs import Refs
 from kstore.report import CommitStatus, RestoreStatus
 from kstore.stats.record import finish, record
+from kstore.upload import Uploader
 from tests.trees import KEY, Node, Tree
 
 
@@ -49,6 +52,32 @@ def test_no_other_store_is_made_in_its_place(worker: Node, tmp_path: Path, layou
     mount(worker)
     assert worker.commit().status is CommitStatus.COMMITTED
     assert Node(tmp_path, "third").restore().placed >= 8
+
+
+@pytest.mark.parametrize(
+    ("owner", "step"), [(Intake, "offer"), (Intake, "end"), (Uploader, "upload"), (Refs, "publish")]
+)
+def test_what_is_being_committed_does_not_go_into_its_place(
+    owner: type, step: str, tmp_path: Path, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, real, was_away = Node(tmp_path, layout=layout), getattr(owner, step), list[bool]()
+    worker.store.create()
+    worker.tree.kernel()
+
+    def unmount_first(*arguments: Any, **options: Any) -> Any:
+        if not was_away:
+            was_away.append(True)
+            unmount(worker)
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(owner, step, unmount_first)
+    with pytest.raises(StoreUnavailable, match="the store has gone"):
+        worker.commit()
+    assert list(worker.location.iterdir()) == []
+
+    mount(worker)
+    assert worker.commit().status is CommitStatus.COMMITTED
+    assert Node(tmp_path, "third").restore().placed == 8
 
 
 def test_the_job_is_told(tmp_path: Path, worker: Node) -> None:

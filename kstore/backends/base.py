@@ -122,6 +122,11 @@ class Backend(Protocol):
     def upload(self) -> AbstractContextManager[Upload]:
         """Start writing an object whose name is known only at its end. It is in `STAGING` when this returns."""
 
+    def rely_on(self, name: str) -> None:
+        """This object is there as long as the storage is; "" if none is known. What is written where it has gone raises
+        an OSError: a volume that is unmounted leaves a folder, and what is put there is lost.
+        """
+
     def look_ahead(self, names: Sequence[str]) -> None:
         """These are to be asked for soon. Where it takes long to find them, that begins now; nobody waits for it."""
 

@@ -44,6 +44,7 @@ class PosixBackend:
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = Path(os.path.abspath(root))
         self._prefix = f"{self.root}/"
+        self._anchor = ""
         self._has_nameless = True
         """Whether the filesystem has files without a name (O_TMPFILE, open(2)), for all that is known."""
         self._writer = f"{socket.gethostname()}-{os.getpid()}"
@@ -93,10 +94,9 @@ class PosixBackend:
         """
         return self._put_staged([NewObject(name, data)])[0] if data else self._put_empty(self.path(name))
 
-    @staticmethod
-    def _put_empty(path: str) -> bool:
+    def _put_empty(self, path: str) -> bool:
         try:
-            os.close(_create(path))
+            os.close(self.create_file(path))
         except FileExistsError:
             return False
         return True
@@ -115,7 +115,7 @@ class PosixBackend:
         created = [not answer for answer in answers]
         if error == errno.ENOENT:  # In a new store there is no folder for any.
             for folder in (staging, os.path.dirname(files[len(created)].path)):
-                make_folder(folder)
+                self.make_folder(folder)
             answers, error = publish_files(staging, files[len(created) :])
             created += [not answer for answer in answers]
         self._has_nameless = error not in _NO_NAMELESS
@@ -125,10 +125,17 @@ class PosixBackend:
         path = self.staging_path()
         staged = _new_files(objects, (f"{path}.{number}" for number in range(len(objects))))
         try:
-            _write_staged(staged)
+            self._write_staged(staged)
             return self._publish_each([file.path for file in staged], [item.name for item in objects])
         finally:
             unlink_each([file.path for file in staged])  # What is published is, whatever is left in tmp/.
+
+    def _write_staged(self, files: Sequence[NewFile]) -> None:
+        try:
+            write_files(files)
+        except FileNotFoundError:
+            self.make_folder(os.path.dirname(files[0].path))
+            write_files(files)
 
     def _publish_each(self, staged: Sequence[str], names: Sequence[str]) -> list[bool]:
         targets = [self.path(name) for name in names]
@@ -140,6 +147,15 @@ class PosixBackend:
                 created.append(self.publish(staged[at + done], names[at + done]))
         return created
 
+    def create_file(self, path: str) -> int:
+        """A new file, open to be written."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        try:
+            return os.open(path, flags, FILE_MODE)
+        except FileNotFoundError:
+            self.make_folder(os.path.dirname(path))
+            return os.open(path, flags, FILE_MODE)
+
     def upload(self) -> PosixUpload:
         """Start writing an object whose name is known only at its end."""
         return PosixUpload(self)
@@ -150,7 +166,7 @@ class PosixBackend:
         try:
             return _link_if_absent(staged, target)
         except FileNotFoundError:
-            make_folder(os.path.dirname(target))
+            self.make_folder(os.path.dirname(target))
         try:
             return _link_if_absent(staged, target)
         except OSError as error:
@@ -162,9 +178,19 @@ class PosixBackend:
         """Have the kernel learn the way to these names: over a network it asks for each folder on it."""
         begin(stat_each, [self.path(name) for name in names])
 
+    def rely_on(self, name: str) -> None:
+        """Looked for before a folder is made. An empty mount point lacks every folder, `tmp/` first of all."""
+        self._anchor = name
+
+    def make_folder(self, path: str) -> None:
+        """Make one that turned out to be missing, and what is missing above it."""
+        if self._anchor and not os.path.exists(self.path(self._anchor)):
+            raise OSError(errno.ENODEV, "the store has gone", path)
+        make_folder(path)
+
     def make_ahead(self, folder: str) -> Callable[[], None]:
         """Over a network each folder on the way to it takes as long as to make an object."""
-        made = begin(make_folder, self.path(folder))
+        made = begin(self.make_folder, self.path(folder))
 
         def wait() -> None:
             with suppress(OSError, TimeoutError):  # Who makes an object there says what is wrong.
@@ -205,7 +231,7 @@ class PosixBackend:
         try:
             os.rename(source, to)
         except FileNotFoundError:
-            make_folder(os.path.dirname(to))
+            self.make_folder(os.path.dirname(to))
             os.rename(source, to)
 
     def clock(self) -> int:
@@ -214,7 +240,7 @@ class PosixBackend:
         try:
             os.utime(folder)
         except FileNotFoundError:  # Tools that copy a store may leave out what is empty.
-            make_folder(folder)
+            self.make_folder(folder)
         return os.stat(folder).st_mtime_ns
 
     def staging_path(self) -> str:
@@ -247,7 +273,7 @@ class PosixUpload:
         self._fd = -1
 
     def __enter__(self) -> PosixUpload:
-        self._fd = _create(self._path)
+        self._fd = self._backend.create_file(self._path)
         return self
 
     def __exit__(
@@ -280,7 +306,7 @@ class PosixUpload:
         try:
             os.replace(self._path, target)
         except FileNotFoundError:
-            make_folder(os.path.dirname(target))
+            self._backend.make_folder(os.path.dirname(target))
             os.replace(self._path, target)
         self._path = ""
 
@@ -291,29 +317,12 @@ class PosixUpload:
             os.close(fd)
 
 
-def _create(path: str) -> int:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    try:
-        return os.open(path, flags, FILE_MODE)
-    except FileNotFoundError:
-        make_folder(os.path.dirname(path))
-        return os.open(path, flags, FILE_MODE)
-
-
 def _new_files(objects: Sequence[NewObject], paths: Iterable[str]) -> list[NewFile]:
     second = time.time_ns() // _SECOND * _SECOND
     return [
         NewFile(path, item.data, FILE_MODE, item.fraction_ns and second + item.fraction_ns)
         for path, item in zip(paths, objects, strict=True)
     ]
-
-
-def _write_staged(files: Sequence[NewFile]) -> None:
-    try:
-        write_files(files)
-    except FileNotFoundError:
-        make_folder(os.path.dirname(files[0].path))
-        write_files(files)
 
 
 def _link_if_absent(source: str, target: str) -> bool:

@@ -11,6 +11,8 @@ SHARE = 0.01
 """Of the processor's time that may go into rounds: whatever a round cost, a hundred times as long passes first."""
 _FIRST_PAUSE = 1.0
 """Seconds before what failed is tried again; twice as long each time after that."""
+_MOST_DOUBLED = 32
+"""How often that is: a store may be away for days."""
 
 
 class Step(Enum):
@@ -71,4 +73,4 @@ class Schedule:
     def failed(self, now: float) -> None:
         """A round could not be finished: it is tried again, later each time, but at least as often as checkpoints."""
         self._not_before = now + min(_FIRST_PAUSE * 2.0**self._failures, max(self._every, _FIRST_PAUSE))
-        self._failures += 1
+        self._failures = min(self._failures + 1, _MOST_DOUBLED)

@@ -135,6 +135,10 @@ class FaultyBackend:
         """No call to the storage."""
         return self._real.staging_path()
 
+    def rely_on(self, name: str) -> None:
+        """No call to the storage."""
+        self._real.rely_on(name)
+
     def look_ahead(self, names: Sequence[str]) -> None:
         """No call whose answer anybody waits for."""
 

@@ -42,6 +42,10 @@ class HangingBackend:
     def staging_path(self) -> str:
         return self._real.staging_path()
 
+    def rely_on(self, name: str) -> None:
+        """No call to the storage."""
+        self._real.rely_on(name)
+
     def look_ahead(self, names: Sequence[str]) -> None:
         """Nobody waits for it."""
 

@@ -266,6 +266,9 @@ class MemoryBackend:
         finally:
             self.delete(upload.staged)
 
+    def rely_on(self, name: str) -> None:
+        pass
+
     def look_ahead(self, names: Sequence[str]) -> None:
         pass
 

@@ -94,3 +94,12 @@ def test_what_else_used_up_time_counts_too() -> None:
     made = schedule()
     made.spent(now=100.0, cost=0.5)
     assert made.plan(1, last=101.0, now=101.0) == Plan(Step.CHECKPOINT, 150.0)
+
+
+def test_a_store_that_is_away_for_days_is_tried_again_and_again() -> None:
+    made, now = schedule(), 100.0
+    for _ in range(3000):
+        made.failed(now)
+        plan = made.plan(1, last=100.0, now=now)
+        assert plan and now < plan.at <= now + EVERY
+        now = plan.at
