@@ -90,7 +90,9 @@ class Lease:
     def renew(self) -> bool:
         """Say that the holder is still there. False if it is ours no longer."""
         newest = self.newest()
-        if not newest or not self._is_ours(newest):
+        if not newest:  # Its volume is away: what was written there will be back with it.
+            return True
+        if not self._is_ours(newest):
             return False
         self._put(newest.number + 1)
         return True

@@ -99,7 +99,8 @@ class _Wait:
 
     def _is_free(self, *, is_new: bool) -> bool:
         """Whether nobody holds the lease, or its holder is gone."""
-        before, self._claim = self._claim, self._lease.newest(self._claim)
+        # A claim does not vanish, but with its volume, and that may be away for a moment.
+        before, self._claim = self._claim, self._lease.newest(self._claim) or self._claim
         claim = self._claim
         if not claim or claim.is_released:
             return True

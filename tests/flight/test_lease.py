@@ -76,6 +76,20 @@ def test_a_holder_that_lost_it_neither_renews_nor_releases(storage: Storage) -> 
     assert (newest.nonce, newest.is_released) == (heir.nonce, False)
 
 
+def test_a_holder_whose_volume_is_away_for_a_moment_goes_on(storage: Storage) -> None:
+    held, away = lease(storage), Path(f"{storage.location}.away")
+    held.take(None)
+    Path(storage.location).rename(away)
+    Path(storage.location).mkdir()
+    assert held.renew()
+    assert list(Path(storage.location).iterdir()) == []
+    Path(storage.location).rmdir()
+    away.rename(storage.location)
+    assert held.renew()
+    newest = held.newest()
+    assert newest and (newest.number, newest.nonce) == (2, held.nonce)
+
+
 def test_who_saw_an_older_claim_takes_nothing(storage: Storage) -> None:
     holder, late = lease(storage), lease(storage)
     holder.take(None)

@@ -302,6 +302,23 @@ def test_one_of_those_that_wait_takes_over_from_a_dead_holder(tmp_path: Path) ->
     assert [(report.status, report.leads) for report in others] == [(RestoreStatus.RESTORED, False)] * 3
 
 
+def test_nobody_takes_over_while_the_volume_is_away(tmp_path: Path) -> None:
+    """Only a holder that lives is seen no longer: its files are away, and nothing may be written in their place."""
+    first = leader(tmp_path)
+    waiter = Waiter(Node(tmp_path, "waiter")).until_it_waits()
+    away = first.location.with_name("away")
+    first.location.rename(away)
+    first.location.mkdir()
+    time.sleep(2 * SHORT)
+    assert list(first.location.iterdir()) == []
+    first.location.rmdir()
+    away.rename(first.location)
+    first.tree.kernel("one")
+    first.commit()
+    report = waiter.result()
+    assert (report.status, report.leads) == (RestoreStatus.RESTORED, False)
+
+
 def test_a_lease_that_was_left_behind_long_ago_delays_nobody(tmp_path: Path) -> None:
     """Its holder would have to be watched for longer than anybody waits here, were there not the store's clock."""
     node = Node(tmp_path)
