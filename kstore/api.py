@@ -149,7 +149,7 @@ def commit(
 def _commit(store: Store, key: str) -> CommitReport:
     report = store.commit(key)
     if _has_found_nothing(report):
-        from kstore.live.commits import folders_of
+        from kstore.live.places import folders_of
 
         _tell_nothing(key, folders_of(store, key))
     return report

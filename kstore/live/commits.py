@@ -18,9 +18,10 @@ from typing import NamedTuple
 from kstore.deadline import Waiting, answer_within, signals_blocked, within
 from kstore.errors import KstoreError, reason_of
 from kstore.live.endings import has_ended
+from kstore.live.places import Places
 from kstore.live.schedule import SHARE, Plan, Schedule, Step
 from kstore.local.activity import Activity
-from kstore.local.watch import Blind, FolderWatch, outermost
+from kstore.local.watch import Blind, FolderWatch
 from kstore.report import CommitReport, CommitStatus, summed
 from kstore.store import Store
 
@@ -69,16 +70,6 @@ def _import_now() -> None:
         import kstore.operations.commit  # noqa: F401
 
 
-def folders_of(store: Store, key: str) -> list[str]:
-    """Where a commit of `key` looks: the cache root, and the folders of components elsewhere.
-
-    Raises:
-        KstoreError: the cache root cannot be used.
-    """
-    root = store.worker(key, before_import=False).root
-    return outermost((root.path, *root.folders.values()))
-
-
 class LiveCommits:
     """Commits what appears in the cache root of a key, for as long as its job runs.
 
@@ -92,8 +83,7 @@ class LiveCommits:
         """
         self.checkpoints: list[CommitReport] = []
         """What has been published so far, the oldest first."""
-        self.folders: list[str] = []
-        """Where it looks; none before it has begun."""
+        self._places = Places()
         self._store = store
         self._key = key
         self._settle = settle
@@ -102,11 +92,15 @@ class LiveCommits:
         self._schedule = Schedule(settle, every)
         self._requests: SimpleQueue[_Request | None] = SimpleQueue()
         self._activity = Activity(())
+        self._found_at = 0.0
+        """When it was found out where to look, by `time.monotonic`."""
         self._seen = _Seen(0, 0.0)
         self._beat = settle
         self._watch: FolderWatch | None = None
         self._is_woken = False
         self._is_blind = False
+        self._is_unsure = False
+        """Whether something may have been written in its place while a checkpoint was made, which nobody has seen."""
         self._is_held_up = False
         self._is_closed = False
         self._is_over = False
@@ -115,8 +109,8 @@ class LiveCommits:
         """How many of the checkpoints the log was told of."""
         self._worked_at = time.monotonic()
         """When the last round began."""
-        self._rest = IDLE
-        """Seconds after which there is a round though nothing has changed."""
+        self._cost = 0.0
+        """Of that, in seconds of the processor's time."""
         self.process = os.getpid()
         """The one that commits; a child that is forked from it does not."""
         self._thread = threading.Thread(target=self._run, name="kstore live", daemon=True)
@@ -129,6 +123,11 @@ class LiveCommits:
                 self._thread.start()
         except RuntimeError as error:  # As at the end of the interpreter: then only `publish` commits.
             log.warning("nothing is committed while the job runs: %s", error)
+
+    @property
+    def folders(self) -> list[str]:
+        """Where it looks; none before that could be found out."""
+        return self._places.folders
 
     @property
     def is_here(self) -> bool:
@@ -190,11 +189,11 @@ class LiveCommits:
     def _begin(self) -> None:
         """Whatever fails here, the job's last commit is still to come."""
         try:
-            self.folders = folders_of(self._store, self._key)
-            self._activity = Activity(self.folders)
-            self._store.storage.open()
+            self._find_folders()
         except Exception as error:
-            log.debug("live commits of %s", self._key, exc_info=error)
+            self._tell_trouble(error)
+        with suppress(Exception):
+            self._store.storage.open()
         self._expect_store()
 
     def _serve(self) -> None:
@@ -229,6 +228,8 @@ class LiveCommits:
 
     def _find_plan(self) -> Plan | None:
         """What comes next. If that is nothing, the watch is on from now on."""
+        if not self._places.folders or time.monotonic() - self._found_at >= self._every:
+            self._find_folders()
         if self._is_woken:
             self._stop_watch()
             self._note(1)
@@ -241,7 +242,15 @@ class LiveCommits:
             plan = self._schedule.plan(*self._seen, time.monotonic())
         if plan:
             self._stop_watch()
+        elif self._watch and self._is_unsure:
+            return self._schedule.once_more(time.monotonic())
         return plan
+
+    def _find_folders(self) -> None:
+        self._found_at = time.monotonic()
+        if self._places.find(self._store, self._key):
+            self._stop_watch()
+            self._activity = Activity(self._places.folders)
 
     def _patience(self, plan: Plan | None, now: float) -> float | None:
         """Seconds after which there is something to do whoever asks; None for never."""
@@ -249,7 +258,15 @@ class LiveCommits:
             return max(min(plan.at - now, self._beat), 0.0)
         if self._only_asked:
             return None
-        return min(self._every, self._rest) if self._watch is None else self._rest
+        return min(self._every, self._rest)
+
+    @property
+    def _rest(self) -> float:
+        """Seconds after which there is a round though nothing has changed, for all that is seen: what is written in its
+        place moves no folder's time, and what was left out may be finished.
+        """
+        is_uneasy = self._is_blind or (self._last and self._last.skipped)
+        return max(self._every, self._cost / SHARE) if is_uneasy else IDLE
 
     def _look(self) -> None:
         spent = time.thread_time()
@@ -264,7 +281,7 @@ class LiveCommits:
     def _start_watch(self) -> None:
         spent = time.thread_time()
         self._is_woken = False
-        self._watch = FolderWatch(self.folders, self._wake)
+        self._watch = FolderWatch(self._places.folders, self._wake)
         try:
             self._watch.start()
         except Blind as reason:
@@ -291,7 +308,7 @@ class LiveCommits:
             return None
 
     def _round(self, step: Step, request: _Request = _OWN_ACCORD) -> None:
-        answer, self._worked_at = request.answer, time.monotonic()
+        answer, self._worked_at, is_watched = request.answer, time.monotonic(), self._watch is not None
         changes, spent = self._seen.changes, time.thread_time()
         try:
             if step is Step.AHEAD:
@@ -305,10 +322,9 @@ class LiveCommits:
             else:
                 self._tell_trouble(error)
         else:
-            cost = time.thread_time() - spent
-            self._schedule.done(step, changes, time.monotonic(), cost)
-            # What was left out may be finished by then. What is written in its place does not move its folder's time.
-            self._rest = max(self._every, cost / SHARE) if self._last and self._last.skipped else IDLE
+            self._cost = time.thread_time() - spent
+            self._schedule.done(step, changes, time.monotonic(), self._cost)
+            self._is_unsure = not is_watched
             # Before anything is logged: who asked may be a signal's handler that has interrupted the log.
             if answer and self._last:
                 answer.set_result(self._last)

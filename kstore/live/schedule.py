@@ -56,6 +56,10 @@ class Schedule:
             return Plan(Step.AHEAD, ahead)
         return Plan(Step.CHECKPOINT, checkpoint)
 
+    def once_more(self, now: float) -> Plan:
+        """A checkpoint though nothing is new."""
+        return Plan(Step.CHECKPOINT, max(now, self._not_before))
+
     def done(self, step: Step, changes: int, now: float, cost: float) -> None:
         """A round has dealt with the first `changes` changes, for `cost` seconds of the processor's time."""
         self._failures = 0

@@ -11,17 +11,20 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from kstore.digest import digest_of
 from kstore.errors import KstoreError, StoreUnavailable, WaitTimeout
 from kstore.live import commits, schedule
 from kstore.live.commits import LiveCommits
 from kstore.local.watch import Blind
 from kstore.report import CommitReport, CommitStatus
+from kstore.upload import Uploader
 from kstore.used import last_used
 from tests.gc.stores import kernels, restored
-from tests.trees import KEY, Node, shared_object
+from tests.trees import KEY, Node, Tree, shared_object
 
 PATIENCE = 60.0
 SOON, NEVER = 0.1, 3600.0
@@ -122,8 +125,8 @@ def test_while_nothing_changes_nothing_is_done(node: Node, start: Start, monkeyp
     live = start()
     node.tree.wrapper("one")
     until(lambda: live.checkpoints)
-    until(lambda: watching(live))
-    time.sleep(5 * SOON)  # It looks once more when the watch is on.
+    until(lambda: watching(live) and not live._is_unsure)  # It looks once more when the watch is on.
+    time.sleep(SOON)
     rounds = []
     for step in ("_round", "_look"):
         monkeypatch.setattr(live, step, lambda *what: rounds.append(what))
@@ -339,6 +342,102 @@ def test_what_was_left_out_is_looked_at_again_though_its_folder_tells_of_nothing
         until(lambda: live.checkpoints and live._last and live._last.status is CommitStatus.UNCHANGED)
         assert files(node) == 1
         library.write_bytes(shared_object())
+    until(lambda: files(node) == 2)
+
+
+IN_PLACE = "cutedsl/x/kernel.mlir"
+HALF, WHOLE = b"half", b"half and half"
+
+
+def is_published(node: Node, data: bytes) -> bool:
+    found = node.store.newest(node.store.scope(KEY)) and node.published().get(IN_PLACE)
+    return bool(found and found.digest == digest_of(data))
+
+
+@pytest.mark.usefixtures("blind")
+def test_what_is_written_in_its_place_is_seen_though_nothing_can_be_watched(node: Node, start: Start) -> None:
+    node.tree.put(IN_PLACE, HALF)
+    start(every=SOON)
+    until(lambda: is_published(node, HALF))
+    (node.tree.root / IN_PLACE).write_bytes(WHOLE)
+    until(lambda: is_published(node, WHOLE))
+
+
+def test_what_is_written_in_its_place_while_a_checkpoint_is_made_is_in_the_next(
+    node: Node, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No watch is on then, and its folder tells of nothing."""
+    node.tree.put(IN_PLACE, HALF)
+    publish, rounds = Uploader.upload, list[int]()
+
+    def upload(*arguments: Any, **options: Any) -> Any:
+        rounds.append(1)
+        if len(rounds) == 1:
+            (node.tree.root / IN_PLACE).write_bytes(WHOLE)
+        return publish(*arguments, **options)
+
+    monkeypatch.setattr(Uploader, "upload", upload)
+    start()
+    until(lambda: is_published(node, WHOLE))
+
+
+def test_a_root_that_cannot_be_used_at_first_is_committed_from_later(
+    node: Node, start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    node.tree.root.write_bytes(b"no folder")
+    live = start(every=SOON)
+    until(lambda: "keeps trying" in caplog.text)
+    time.sleep(5 * SOON)
+    assert (caplog.text.count("keeps trying"), live.folders) == (1, [])
+    node.tree.root.unlink()
+    node.tree.wrapper("one")
+    until(lambda: files(node) == 1)
+
+
+def rename(root: Path) -> None:
+    root.rename(root.with_name("old"))
+    root.mkdir()
+
+
+def exchange(root: Path) -> None:
+    """By way of a name that leads elsewhere from now on."""
+    other = root.with_name("link")
+    other.symlink_to(root.with_name("new"))
+    other.replace(root)
+
+
+@pytest.mark.parametrize("change", [rename, exchange])
+def test_another_folder_in_the_place_of_the_root_is_seen(
+    change: Callable[[Path], None], tmp_path: Path, layout: str
+) -> None:
+    (tmp_path / "new").mkdir()
+    (tmp_path / "first").mkdir()
+    (tmp_path / "worker").symlink_to(tmp_path / "first")
+    if change is rename:
+        (tmp_path / "worker").unlink()
+    node = Node(tmp_path, "worker", layout=layout)
+    live = LiveCommits(node.store, KEY, settle=SOON, every=SOON)
+    live.start()
+    try:
+        node.tree.wrapper("one")
+        until(lambda: files(node) == 1)
+        until(lambda: watching(live) and not live._is_unsure)
+        change(node.tree.root)
+        node.tree.wrapper("two")
+        until(lambda: files(node) == 2)
+    finally:
+        live.discard()
+        live._thread.join(PATIENCE)
+
+
+def test_a_folder_that_a_job_chooses_while_it_runs_is_looked_into(
+    node: Node, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.tree.wrapper("one")
+    start(every=SOON)
+    until(lambda: files(node) == 1)
+    node.environ["TRITON_CACHE_DIR"] = str(tmp_path / "elsewhere")
+    Tree(tmp_path / "elsewhere").put(f"{'A' * 52}/kernel.so", shared_object())
     until(lambda: files(node) == 2)
 
 
