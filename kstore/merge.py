@@ -6,7 +6,8 @@ Nothing that was published is lost, whoever commits when:
 - a path that either side added is kept; one that ours lacks is kept;
 - a path of base that theirs no longer has stays gone, unless ours changed it;
 - what only ours changed is taken;
-- a group or slot that both sides added keeps the published one whole;
+- a group or slot that both sides added keeps the published one whole, also where the rules of another version of kstore
+  made none of what is in its folder;
 - a new file in a slot that base already had, or of which ours has a published file, is a new guard variant, and is kept
   (at most `MAX_VARIANTS` a slot);
 - a file with a merger is merged by meaning;
@@ -100,10 +101,13 @@ def _merge_changed(
 ) -> None:
     groups: dict[str, list[str]] = defaultdict(list)
     slots: dict[str, list[str]] = defaultdict(list)
+    around = _groups_around(theirs, [path for path in changed if not ours[path].flags & _GROUP])
     for path in changed:
         flags = ours[path].flags
         if flags & _GROUP:
             groups[unit_of(path, ours[path])].append(path)
+        elif path in around:
+            groups[around[path]].append(path)
         elif flags & _SLOT:
             slots[unit_of(path, ours[path])].append(path)
         else:
@@ -113,6 +117,16 @@ def _merge_changed(
         _merge_groups(merged, base, theirs, ours, every)
     if slots:
         _merge_slots(merged, base, theirs, ours, slots)
+
+
+def _groups_around(theirs: Files, paths: Sequence[str]) -> dict[str, str]:
+    """Published groups that these files of ours are in, though by ours they are in none."""
+    folders = {folder for path in paths for folder in parents_of(path)}
+    tops = tuple(f"{folder}/" for folder in folders if "/" not in folder)
+    grouped = (path for path, entry in theirs.items() if entry.flags & _GROUP and path.startswith(tops))
+    groups = folders & {unit_of(path, theirs[path]) for path in grouped}
+    both = ((path, next((folder for folder in parents_of(path) if folder in groups), "")) for path in paths)
+    return {path: group for path, group in both if group}
 
 
 def _merge_file(merged: Merged, base: Files, theirs: Files, ours: Files, path: str, was_declined: bool) -> None:
@@ -137,7 +151,7 @@ def _merge_groups(merged: Merged, base: Files, theirs: Files, ours: Files, group
             merged.declined.update((path, ours[path].digest) for path in paths)
             continue
         for path in published:
-            del merged.files[path]
+            merged.files.pop(path, None)
         for path in paths:
             _take(merged, ours, path)
 
@@ -200,9 +214,15 @@ def _content(files: Files, paths: Iterable[str]) -> set[tuple[str, bytes]]:
 
 
 def _by_unit(files: Files, units: Iterable[str]) -> Mapping[str, list[str]]:
+    """All that is in the folders of these units, also what is in no unit, or in another one, by itself: that was
+    committed by another version, which had other rules.
+    """
     wanted = set(units)
+    depths = sorted({unit.count("/") + 1 for unit in wanted})
     found: dict[str, list[str]] = defaultdict(list)
-    for path, entry in files.items():
-        if entry.unit and (unit := unit_of(path, entry)) in wanted:
-            found[unit].append(path)
+    for path in files:
+        for depth in depths:
+            *parts, inside = path.split("/", depth)
+            if len(parts) == depth and (unit := path[: -len(inside) - 1]) in wanted:
+                found[unit].append(path)
     return found

@@ -12,11 +12,16 @@ from typing import Any
 
 import pytest
 
+from kstore.local.found import Scan
+from kstore.local.index import Known
 from kstore.local.move import Mover
 from kstore.local.place import Placer
+from kstore.merge import merge
 from kstore.operations import restoration
+from kstore.operations.wanted import choose_wanted, hindered
+from kstore.published.manifest import Flag
 from kstore.report import CommitStatus
-from tests.trees import HOUR, Node, failing_to_read
+from tests.trees import HOUR, Node, entry, failing_to_read, grouped
 
 
 def without_its_list(folder: Path) -> None:
@@ -252,3 +257,15 @@ def test_a_file_that_does_not_fit_in_memory_costs_itself(node: Node, monkeypatch
     report = node.commit()
     assert (report.status, report.new_files) == (CommitStatus.COMMITTED, 1)
     assert report.skipped == ((dump, "it does not fit in memory"),)
+
+
+def test_no_file_comes_into_a_group_that_stays_though_another_version_made_no_group_of_it() -> None:
+    """Each kernel is of one build."""
+    local = {f"triton/K/{name}": grouped(f"{name} of ours") for name in ("ptx", "cubin")}
+    files = {f"triton/K/{name}": entry(f"{name} of theirs", Flag.LINK) for name in ("ptx", "cubin", "sass")}
+    found = Scan()
+    found.known.update({path: Known(ours, ours.size, 1) for path, ours in local.items()})
+    wanted = choose_wanted(files, found, merge({}, files, local, {}))
+    assert wanted == {}
+    why = hindered(files, found, wanted)
+    assert why == {"triton/K/sass": ("triton/K", "something else is in its place")}

@@ -143,6 +143,21 @@ def test_a_group_that_both_added_keeps_the_published_one_whole() -> None:
     assert merged.declined == {path: found.digest for path, found in ours.items()}
 
 
+def test_what_another_version_published_file_by_file_keeps_a_group_out() -> None:
+    """And the other way round: what is in no group by ours comes into no published one."""
+    groups, files = kernel("K", "one"), by_other_rules(kernel("K", "two", "ptx", "sass"))
+    for theirs, ours in ((groups, files), (files, groups)):
+        merged = merge({}, theirs, ours, {})
+        assert merged.files == theirs
+        assert merged.declined == {path: found.digest for path, found in ours.items()}
+
+
+def test_what_was_added_to_a_group_by_other_rules_comes_with_all_of_it() -> None:
+    base = kernel("K", "them")
+    ours = by_other_rules(base | kernel("K", "us", "launcher"))
+    assert merge(base, base, ours, {}).files == ours
+
+
 def test_a_group_that_only_ours_changed_is_replaced_whole() -> None:
     base, ours = kernel("K", "them", "ptx", "cubin", "old"), kernel("K", "us", "ptx", "cubin")
     merged = merge(base, base, ours, {})
@@ -332,6 +347,24 @@ def test_merging_the_result_again_has_no_news(base: Files, theirs: Files, ours: 
 @given(base=sides(), theirs=sides(), ours=sides(), declined=sides())
 def test_a_group_never_mixes_two_writers(base: Files, theirs: Files, ours: Files, declined: Files) -> None:
     merged = merge(base, theirs, ours, {path: found.digest for path, found in declined.items()})
+    for group in ("t/K", "t/L"):
+        assert digests(merged.files, group) in (digests(theirs, group), digests(ours, group))
+
+
+def by_other_rules(files: Files) -> Files:
+    """As a version of kstore has them that makes no groups of folders."""
+    return {
+        path: found._replace(flags=0, unit=0) if found.flags & Flag.GROUP else found for path, found in files.items()
+    }
+
+
+@settings(max_examples=300, deadline=None)
+@given(base=sides(), theirs=sides(), ours=sides(), is_ours=st.booleans(), is_bases=st.booleans())
+def test_nor_where_one_of_them_had_other_rules(
+    base: Files, theirs: Files, ours: Files, is_ours: bool, is_bases: bool
+) -> None:
+    theirs, ours = (theirs, by_other_rules(ours)) if is_ours else (by_other_rules(theirs), ours)
+    merged = merge(by_other_rules(base) if is_bases else base, theirs, ours, {})
     for group in ("t/K", "t/L"):
         assert digests(merged.files, group) in (digests(theirs, group), digests(ours, group))
 

@@ -29,7 +29,9 @@ def choose_wanted(files: Files, found: Scan, merged: Merged) -> Files:
     others = {folder for path in single for folder in parents_of(path)} if groups else set()
     replaced = groups - kept - found.busy - others
     whole = {p: e for p, e in files.items() if e.flags & _GROUP and unit_of(p, e) in replaced}
-    rest = {p: e for p, e in wanted.items() if not e.flags & _GROUP and found.busy.isdisjoint(parents_of(p))}
+    # Nor is a file added to a group that stays, though by the rules of who published it that is none.
+    closed = found.busy | kept
+    rest = {p: e for p, e in wanted.items() if not e.flags & _GROUP and closed.isdisjoint(parents_of(p))}
     return rest | whole
 
 
@@ -42,6 +44,7 @@ def hindered(files: Files, found: Scan, wanted: Files) -> dict[str, Skipped]:
         return {}
     single = [path for path, known in found.known.items() if not known.entry.flags & _GROUP]
     taken = {name for path in single for name in (path, *parents_of(path))}
+    groups = {unit_of(path, known.entry) for path, known in found.known.items() if known.entry.flags & _GROUP}
     why = {}
     for path in missing:
         group = unit_of(path, files[path])
@@ -49,4 +52,6 @@ def hindered(files: Files, found: Scan, wanted: Files) -> dict[str, Skipped]:
             why[path] = Skipped(busy, BEING_WRITTEN)
         elif files[path].flags & _GROUP and group in taken:
             why[path] = Skipped(group, "something else is in its place")
+        elif stays := next((folder for folder in parents_of(path) if folder in groups), None):
+            why[path] = Skipped(stays, "something else is in its place")
     return why
