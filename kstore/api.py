@@ -5,7 +5,6 @@ A bad key or argument is the caller's mistake and always raises; `strict=True` r
 
 from __future__ import annotations
 
-import atexit
 import inspect
 import logging
 import math
@@ -17,6 +16,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from kstore.atend import AtEnd
 from kstore.deadline import is_interruption, within
 from kstore.errors import UsageError, WaitTimeout, reason_of
 from kstore.led import end_use, leading
@@ -242,6 +242,7 @@ class watch:
         self._grace_period = parse_seconds("grace_period", grace_period)
         self._strict = strict
         self._committed: CommitReport | None = None
+        self._at_end: AtEnd | None = None
         store = make_store(key, settings)
         self._timeout = store.settings.timeout
         self._live = LiveCommits(
@@ -252,7 +253,7 @@ class watch:
         if not self._reads_only:
             self._live.start()
             self._termination.install()
-            atexit.register(self._at_exit)
+            self._at_end = AtEnd(self._at_exit)
 
     @property
     def checkpoints(self) -> tuple[CommitReport, ...]:
@@ -294,7 +295,8 @@ class watch:
 
     def _release(self) -> None:
         end_use(self.key)
-        atexit.unregister(self._at_exit)
+        if self._at_end:
+            self._at_end.cancel()
         self._termination.remove()
 
     def __enter__(self) -> Self:

@@ -7,7 +7,9 @@ see, it asks whether somebody still waits.
 
 from __future__ import annotations
 
+import _thread
 import math
+import os
 import signal
 import threading
 import time
@@ -179,18 +181,28 @@ def _shortened(answer: Future[Answer], seconds: float, haste: Haste) -> tuple[fl
 @contextmanager
 def signals_blocked() -> Iterator[None]:
     """Threads that are started meanwhile get no signals: they are for the job's own."""
-    before = block_signals()
+    before = _block()
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def block_signals() -> set[int]:
-    """In a thread of kstore's: signals are for the job's own, and one that hangs must not be the one to get them.
+def block_signals() -> None:
+    """In a thread of kstore's: signals are for the job's own, and one that hangs must not be the one to get them."""
+    if is_apart():
+        _block()
 
-    Returns those that were blocked before.
+
+def is_apart() -> bool:
+    """Whether this is another thread than the job's first. Where gevent or eventlet have patched Python all are that
+    one, by turns: what is said of a thread's signals and priority would be said of the job.
     """
+    return _thread.get_native_id() != os.getpid()
+
+
+def _block() -> set[int]:
+    """Returns the signals that were blocked before."""
     return signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _OF_A_THREAD)
 
 

@@ -6,11 +6,12 @@ writes it: whoever wants it to be released asks, and does not wait long for a st
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
 import threading
+from functools import cache
 
+from kstore.atend import AtEnd
 from kstore.deadline import block_signals
 from kstore.lease import Lease
 
@@ -70,14 +71,22 @@ _flights: dict[str, Flight] = {}
 """By the nonces of their leases."""
 
 
+@cache
+def _end_with(process: int) -> AtEnd:
+    """Once in each process."""
+    return AtEnd(_end_all)
+
+
 def begin(lease: Lease) -> None:
     """Renew a lease that was taken, until `release`, or the end of this process."""
+    _end_with(os.getpid())
     _flights[lease.nonce] = Flight(lease, is_guest=False)
 
 
 def join(lease: Lease) -> None:
     """Renew a lease that another process of the same worker has taken, as well as that one does."""
     if lease.nonce not in _flights:
+        _end_with(os.getpid())
         _flights[lease.nonce] = Flight(lease, is_guest=True)
 
 
@@ -110,5 +119,4 @@ def _end_all() -> None:
         flight.wait()
 
 
-atexit.register(_end_all)
 os.register_at_fork(after_in_child=_flights.clear)  # What a parent has taken its children do not give up.

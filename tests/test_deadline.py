@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kstore.deadline import Abandoned, Haste, Waiting, is_interruption, within
+from kstore.deadline import Abandoned, Haste, Waiting, block_signals, is_interruption, within
 from kstore.errors import WaitTimeout
 
 SHORT = 0.01
@@ -137,3 +138,20 @@ def test_a_limit_can_be_shortened_while_it_is_waited_for() -> None:
 @pytest.mark.parametrize("is_called_for", [False, True])
 def test_what_is_in_time_has_nothing_of_it(is_called_for: bool) -> None:
     assert within(0, Waiting(), "work", lambda: "answer", Haste(lambda: is_called_for, 60)) == "answer"
+
+
+def test_signals_are_blocked_in_threads_of_kstores_and_never_in_the_jobs_first() -> None:
+    """Which is the only one where gevent has patched Python: the job would hear of no signal any more."""
+    masks = [signal.pthread_sigmask(signal.SIG_BLOCK, ())]
+
+    def block() -> None:
+        block_signals()
+        masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+
+    block()
+    thread = threading.Thread(target=block)
+    thread.start()
+    thread.join()
+    before, in_the_first, in_another = masks
+    assert in_the_first == before
+    assert {signal.SIGTERM, signal.SIGCHLD} <= in_another

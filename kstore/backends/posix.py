@@ -27,6 +27,7 @@ from kstore.folders import make_folder
 from kstore.threads import begin
 
 FILE_MODE = 0o444
+_WRITABLE_MODE = 0o644
 _NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS}
 _NO_NAMELESS = {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL}
 _GONE = {errno.ENOENT, errno.ESTALE}
@@ -334,6 +335,24 @@ def _link_if_absent(source: str, target: str) -> bool:
     except OSError as error:
         if error.errno not in _NO_HARD_LINKS:
             raise
+        is_anothers = error.errno == errno.EPERM and os.stat(source).st_uid != os.geteuid()
+        return _link_anothers(source, target) if is_anothers else _rename_if_absent(source, target)
+    return True
+
+
+def _link_anothers(source: str, target: str) -> bool:
+    """An NFS server that maps users (all_squash) makes our file another user's, and of others nobody may link what he
+    may not write (fs.protected_hardlinks, proc(5)).
+    """
+    try:
+        os.chmod(source, _WRITABLE_MODE)
+        try:
+            os.link(source, target)
+        finally:
+            os.chmod(source, FILE_MODE)
+    except FileExistsError:
+        return os.stat(source).st_nlink > 1
+    except PermissionError:
         return _rename_if_absent(source, target)
     return True
 
@@ -347,4 +366,6 @@ def _rename_if_absent(source: str, target: str) -> bool:
     code = ctypes.get_errno()
     if code == errno.EEXIST:
         return False
-    raise OSError(code, "neither hard links nor a rename that never replaces work here", target)
+    owner = os.stat(source).st_uid
+    why = f": what this user writes is user {owner}'s, see fs.protected_hardlinks" if owner != os.geteuid() else ""
+    raise OSError(code, f"neither hard links nor a rename that never replaces work here{why}", target)

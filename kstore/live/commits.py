@@ -15,7 +15,7 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
-from kstore.deadline import Waiting, answer_within, signals_blocked, within
+from kstore.deadline import Waiting, answer_within, is_apart, signals_blocked, within
 from kstore.errors import KstoreError, reason_of
 from kstore.live.endings import has_ended
 from kstore.live.places import Places
@@ -177,7 +177,8 @@ class LiveCommits:
 
     def _run(self) -> None:
         with suppress(OSError, AttributeError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+            if is_apart():
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         try:
             self._begin()
             self._serve()
@@ -283,6 +284,8 @@ class LiveCommits:
         self._is_woken = False
         self._watch = FolderWatch(self._places.folders, self._wake)
         try:
+            if not is_apart():
+                raise Blind("gevent or eventlet has patched this process, so nothing can be watched")
             self._watch.start()
         except Blind as reason:
             self._stop_watch()

@@ -112,6 +112,34 @@ def test_without_hard_links_the_first_still_wins(
     assert os.listdir(backend.path("tmp")) == []
 
 
+def test_where_our_files_are_another_users_they_are_linked_all_the_same(
+    backend: PosixBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An NFS server may map users, and Linux lets nobody link what is another's and not his to write."""
+    link, rename = os.link, posix._rename_if_absent
+
+    def link_ones_own(source: str, target: str) -> None:
+        if not os.stat(source).st_mode & 0o200:
+            raise OSError(errno.EPERM, os.strerror(errno.EPERM), source, None, target)
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", link_ones_own)
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    monkeypatch.setattr(posix, "_rename_if_absent", lambda *_: pytest.fail("it could be linked"))
+    assert backend.put_if_absent("folder/name", b"first")
+    assert not backend.put_if_absent("folder/name", b"second")
+    assert backend.get("folder/name") == b"first"
+    assert os.stat(backend.path("folder/name")).st_mode & 0o777 == 0o444
+    assert os.listdir(backend.path("tmp")) == []
+
+    def refuse(source: str, target: str) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM), source, None, target)
+
+    monkeypatch.setattr(os, "link", refuse)
+    monkeypatch.setattr(posix, "_rename_if_absent", rename)
+    assert backend.put_if_absent("another", b"renamed")
+
+
 def test_another_error_of_a_link_is_raised(backend: PosixBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(source: str, target: str) -> None:
         raise OSError(errno.ENOSPC, "no space", target)

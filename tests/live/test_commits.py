@@ -345,6 +345,21 @@ def test_what_was_left_out_is_looked_at_again_though_its_folder_tells_of_nothing
     until(lambda: files(node) == 2)
 
 
+def test_where_all_threads_are_one_nothing_is_watched_and_the_job_keeps_its_priority(
+    node: Node, start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where gevent has patched Python, and watchdog with it."""
+    monkeypatch.setattr(commits, "is_apart", lambda: False)
+    monkeypatch.setattr(os, "setpriority", lambda *_: pytest.fail("the job's priority is changed"))
+    node.tree.wrapper("one")
+    live = start(every=SOON)
+    until(lambda: files(node) == 1)
+    node.tree.wrapper("two")
+    until(lambda: files(node) == 2)
+    until(lambda: "gevent or eventlet has patched this process" in caplog.text)
+    assert live._thread.is_alive()
+
+
 IN_PLACE = "cutedsl/x/kernel.mlir"
 HALF, WHOLE = b"half", b"half and half"
 
