@@ -51,10 +51,12 @@ def leading(key: str, environ: Mapping[str, str], *, commits: bool) -> Iterator[
     finally:
         after = led(environ)
         if other := _displaced(before, after):
+            whose = f"that of {other.key}" if other.key != key else "the one that it had"
             log.warning(
-                "kstore: from now on compilers write into the cache root of %s, not into that of %s, which is in use",
-                key, other.key,
-            )  # fmt: skip
+                "kstore: from now on compilers write into the cache root of %s, not into %s, which is in use",
+                key,
+                whose,
+            )
         if commits:
             _by_hand[key] = Use(key, after)
 

@@ -227,6 +227,28 @@ def test_who_restores_another_key_before_the_commit_is_told_where_compilers_writ
     ]
 
 
+def test_of_one_key_in_two_roots_too(found: dict[str, Any], caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        kstore.restore(KEY, cache_root=tmp_path / name, **found)
+    assert warnings(caplog) == [
+        f"kstore: from now on compilers write into the cache root of {KEY}, not into the one that it had, which is in use"
+    ]
+
+
+def test_who_leads_a_compiler_elsewhere_after_the_restore_is_told_what_stays_out(
+    found: dict[str, Any], caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with kstore.synchronized(KEY, **found) as block:
+        compile_kernel("before")
+        before = os.environ["TORCHINDUCTOR_CACHE_DIR"]
+        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "elsewhere"))
+        Tree(tmp_path).put("elsewhere/ab/cafter.py", b"after")
+    assert block.committed.new_files == 1
+    told = [text for text in caplog.messages if "since kstore had set it" in text]
+    assert len(told) == 1
+    assert f"TORCHINDUCTOR_CACHE_DIR leads to {tmp_path / 'elsewhere'} " in told[0] and before in told[0]
+
+
 @pytest.mark.parametrize("live", [False, True])
 @pytest.mark.parametrize("on_error", ["commit", "discard"])
 def test_nobody_is_told_of_a_key_that_is_done_with_or_restored_again(

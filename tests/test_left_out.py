@@ -14,6 +14,7 @@ import pytest
 
 from kstore.local.found import Scan
 from kstore.local.index import Known
+from kstore.local.link import LinkMode
 from kstore.local.move import Mover
 from kstore.local.place import Placer
 from kstore.merge import merge
@@ -269,3 +270,15 @@ def test_no_file_comes_into_a_group_that_stays_though_another_version_made_no_gr
     assert wanted == {}
     why = hindered(files, found, wanted)
     assert why == {"triton/K/sass": ("triton/K", "something else is in its place")}
+
+
+def test_why_nothing_is_linked_is_told(tmp_path: Path) -> None:
+    """As where a filesystem shows all files as executable."""
+    node = Node(tmp_path, layout="loose")
+    node.tree.wrapper("one")
+    for path in node.tree.root.rglob("*.py"):
+        path.chmod(0o755)
+    node.commit()
+    report = Node(tmp_path, "other").restore()
+    assert (report.placed, report.link_mode) == (1, LinkMode.COPY)
+    assert report.link_why == "none of them may be linked: they change, or are executable"

@@ -149,12 +149,17 @@ class Restoration:
             placed=len(placed.paths),
             left_out=len(missed) + len(self._away),
             link_mode=next((mode for mode in LinkMode if placed.modes[mode]), None),
-            link_why=placer.link_why or ("the blobs are packed" if placed.paths and not linked else ""),
+            link_why=placer.link_why or (self._why_copied() if placed.paths and not linked else ""),
             used_modes={str(mode): count for mode, count in placed.modes.items()},
             components=count_components(
                 [item for item in self._files.items() if item[0] not in missed] if missed else self._files.items()
             ),
             skipped=(*self._skipped, *placed.skipped),
+        )
+
+    def _why_copied(self) -> str:
+        return (
+            "the blobs are packed" if self._ref.packs else "none of them may be linked: they change, or are executable"
         )
 
     def _leave_away(self) -> Files:

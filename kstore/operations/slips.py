@@ -10,6 +10,8 @@ from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING
 
+from kstore.components import load_table
+from kstore.components.variables import read_managed
 from kstore.environment import names_no_compiler
 from kstore.led import key_led_to
 
@@ -40,6 +42,7 @@ def warn_of_another_key(worker: Worker, request: Request) -> None:
 def warn_of_published(worker: Worker, base: Base | None) -> None:
     """What is wrong with what was just committed from a root that had grown from `base`."""
     _warn_of_grown(worker, base)
+    _warn_of_moved(worker)
     if names_no_compiler(worker.scope.environment):
         log.warning(
             "neither torch nor Triton is installed for %s: %s is committed for the environment %s, which no worker "
@@ -64,6 +67,30 @@ def _warn_of_kernels(worker: Worker, other: Scope, what: str) -> None:
     log.warning(
         "the cache root %s has the kernels of %s, and %s; give each %s a cache root of its own",
         worker.root.path, theirs, what.format(ours), each,
+    )  # fmt: skip
+
+
+def _warn_of_moved(worker: Worker) -> None:
+    """That a job has led a compiler elsewhere since kstore led it into the root: what is there stays out."""
+    table, managed, root = load_table(), read_managed(worker.environ), worker.root
+    for name, folder in root.folders.items():
+        variable, led_to = table[name].variable, os.path.join(root.path, name)
+        ours = table[name].part_of(led_to)
+        if folder != ours and managed.get(variable) == table[name].value.format(folder=led_to) and _holds_files(ours):
+            _tell_moved(variable, ours, folder)
+
+
+def _holds_files(folder: str) -> bool:
+    return any(files for _, _, files in os.walk(folder))
+
+
+@cache
+def _tell_moved(variable: str, ours: str, folder: str) -> None:
+    """Once a process."""
+    log.warning(
+        "%s leads to %s since kstore had set it: what compilers had written to %s, or kstore had restored there, is "
+        "neither used nor committed; set it before the restore, or not at all",
+        variable, folder, ours,
     )  # fmt: skip
 
 
