@@ -230,9 +230,8 @@ def test_who_restores_another_key_before_the_commit_is_told_where_compilers_writ
 def test_of_one_key_in_two_roots_too(found: dict[str, Any], caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     for name in ("one", "two"):
         kstore.restore(KEY, cache_root=tmp_path / name, **found)
-    assert warnings(caplog) == [
-        f"kstore: from now on compilers write into the cache root of {KEY}, not into the one that it had, which is in use"
-    ]
+    where = f"the cache root of {KEY}, not into the one that it had, which is in use"
+    assert warnings(caplog) == [f"kstore: from now on compilers write into {where}"]
 
 
 def test_who_leads_a_compiler_elsewhere_after_the_restore_is_told_what_stays_out(
