@@ -1,15 +1,11 @@
-"""What is to be done at the end of this process, however that ends but by a signal."""
+"""What is to be done at the end of this process, unless a signal or os._exit ends it."""
 
 from __future__ import annotations
 
 import atexit
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
-
-_WITH_FINALIZERS = ("multiprocessing.util", "billiard.util")
-"""Of those that end their children by os._exit, which calls nothing of atexit's. billiard is Celery's."""
 
 
 class AtEnd:
@@ -17,15 +13,13 @@ class AtEnd:
 
     def __init__(self, function: Callable[[], object]) -> None:
         self._function = function
-        self._finalizers: list[Any] = []
         atexit.register(function)
-        for name in _WITH_FINALIZERS:
-            if (found := sys.modules.get(name)) is not None:  # as it is in each of their children
-                self._finalizers.append(found.Finalize(None, function, exitpriority=0))
+        # Children of multiprocessing end by os._exit, and have it imported; to do so here takes milliseconds.
+        util = sys.modules.get("multiprocessing.util")
+        self._finalizer: Any = util and util.Finalize(None, function, exitpriority=0)
 
     def cancel(self) -> None:
         """It is done already, or not wanted any more."""
         atexit.unregister(self._function)
-        for finalizer in self._finalizers:
-            with suppress(Exception):
-                finalizer.cancel()
+        if self._finalizer:
+            self._finalizer.cancel()
