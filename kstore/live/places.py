@@ -26,7 +26,7 @@ class Places:
 
     def __init__(self) -> None:
         self.folders: list[str] = []
-        """None until they were found."""
+        """Empty until they were found."""
         self._identities: dict[str, Identity | None] = {}
 
     def find(self, store: Store, key: str) -> bool:
