@@ -15,8 +15,8 @@ class AtEnd:
         self._function = function
         atexit.register(function)
         # Children of multiprocessing end by os._exit, and have it imported; to do so here takes milliseconds.
-        util = sys.modules.get("multiprocessing.util")
-        self._finalizer: Any = util and util.Finalize(None, function, exitpriority=0)
+        finalize = getattr(sys.modules.get("multiprocessing.util"), "Finalize", None)
+        self._finalizer: Any = finalize and finalize(None, function, exitpriority=0)
 
     def cancel(self) -> None:
         """It is done already, or not wanted any more."""

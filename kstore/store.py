@@ -17,6 +17,7 @@ from kstore.deadline import Waiting
 from kstore.environment import Environment, key_facts
 from kstore.errors import AmbiguousScopeError, KstoreError, StoreUnavailable
 from kstore.local.cacheroot import CacheRoot, Owner, claim_root, make_usable, numbered_folder, owned_root
+from kstore.operations.slips import warn_of_moved
 from kstore.origin import Origin
 from kstore.polls import check_wait, polls
 from kstore.progress import Progress
@@ -68,9 +69,8 @@ class Store:
         `within`, as `kstore.restore` and `kstore.commit` do: the methods here wait for as long as it takes.
         """
         given: dict[str, Any] = {
-            "store": root, "cache_root": cache_root, "layout": layout, "mode": mode,
-            "gpu": gpu, "environment": environment, "components": components, "timeout": timeout,
-            "lease_ttl": lease_ttl, "stats": stats,
+            "store": root, "cache_root": cache_root, "layout": layout, "mode": mode, "gpu": gpu, "stats": stats,
+            "environment": environment, "components": components, "timeout": timeout, "lease_ttl": lease_ttl,
         }  # fmt: skip
         self._origin = origin or Origin(environ)
         self.settings: Settings = self._origin.settings(**given)
@@ -158,15 +158,15 @@ class Store:
             return self._commit(key, worker)
         finally:
             self._release(worker)
+            warn_of_moved(worker)
 
     def checkpoint(self, key: str) -> CommitReport:
         """As `commit`, by a worker that goes on compiling for others that wait."""
         return self._commit(key, self._committer(key))
 
     def release(self, key: str) -> None:
-        """Give up compiling `key` for others, as a commit does: one of them goes on with it.
-
-        Trouble with it is none of the caller's: the lease lapses.
+        """Give up compiling `key` for others, as a commit does: one of them goes on with it. Trouble with that is none
+        of the caller's: the lease lapses.
         """
         with suppress(OSError, KstoreError):
             self._release(self._committer(key))

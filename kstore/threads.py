@@ -5,6 +5,7 @@ from __future__ import annotations
 import _thread
 import atexit
 import os
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future
@@ -20,7 +21,7 @@ Answer = TypeVar("Answer")
 Item = TypeVar("Item")
 
 _PATIENCE = 5.0
-"""Seconds for a thread to begin, for which it needs the interpreter alone."""
+"""Seconds for threads to begin, for which they need the interpreter alone."""
 _starting: set[_thread.LockType] = set()
 """Of each thread that has not begun, what is free once it has."""
 _is_ending = Event()
@@ -107,7 +108,7 @@ def _start(queue: SimpleQueue[Callable[[], None] | None]) -> _thread.LockType:
     _starting.add(has_begun)
     try:
         _thread.start_new_thread(_run, (queue, has_begun, has_ended))
-    except RuntimeError:
+    except BaseException:  # such as what a signal's handler raises
         _starting.discard(has_begun)
         raise
     if _is_ending.is_set():
@@ -119,8 +120,10 @@ def _start(queue: SimpleQueue[Callable[[], None] | None]) -> _thread.LockType:
 def _await_begun() -> None:
     """A thread that begins when the interpreter has just ended takes the process down: no memory is left for it."""
     _is_ending.set()
+    until = time.monotonic() + _PATIENCE
     for has_begun in tuple(_starting):
-        has_begun.acquire(timeout=_PATIENCE)
+        if has_begun.acquire(timeout=max(until - time.monotonic(), 0.0)):
+            has_begun.release()  # Another thread may wait for it.
 
 
 # A forked child has none of these threads.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 import tracemalloc
 from collections.abc import Mapping
 from contextlib import suppress
@@ -246,6 +247,22 @@ def test_who_leads_a_compiler_elsewhere_after_the_restore_is_told_what_stays_out
     told = [text for text in caplog.messages if "since kstore had set it" in text]
     assert len(told) == 1
     assert f"TORCHINDUCTOR_CACHE_DIR leads to {tmp_path / 'elsewhere'} " in told[0] and before in told[0]
+
+
+def test_nobody_is_told_of_a_folder_that_a_compiler_is_led_to_for_a_while(
+    found: dict[str, Any], caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by torch's `fresh_cache`."""
+    with kstore.synchronized(KEY, live=True, settle=0.05, every=0.1, **found) as block:
+        compile_kernel("before")
+        with monkeypatch.context() as patched:
+            patched.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "fresh"))
+            Tree(tmp_path).put("fresh/ab/cafter.py", b"after")
+            until = time.monotonic() + 30
+            while len(block.checkpoints) < 1 and time.monotonic() < until:
+                time.sleep(0.01)
+    assert block.committed.new_files >= 1
+    assert "since kstore had set it" not in caplog.text
 
 
 @pytest.mark.parametrize("live", [False, True])

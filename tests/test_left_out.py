@@ -272,6 +272,21 @@ def test_no_file_comes_into_a_group_that_stays_though_another_version_made_no_gr
     assert why == {"triton/K/sass": ("triton/K", "something else is in its place")}
 
 
+def test_answers_that_were_published_come_beside_one_of_ours(tmp_path: Path, layout: str) -> None:
+    """A slot is no group: of a root that has compiled for itself, the published ones are placed as well."""
+    other, node = (Node(tmp_path, name, layout=layout) for name in ("other", "node"))
+    slot = "inductor/fxgraph/ab/fabc"
+    other.tree.put(f"{slot}/one", b"theirs")
+    other.commit()
+    node.tree.put(f"{slot}/two", b"ours")
+    assert node.restore().placed == 1
+    other.tree.put(f"{slot}/three", b"their variant")
+    other.commit()
+    node.commit()
+    assert node.restore().placed == 1
+    assert sorted(os.listdir(node.tree.root / slot)) == ["one", "three", "two"]
+
+
 def test_why_nothing_is_linked_is_told(tmp_path: Path) -> None:
     """As where a filesystem shows all files as executable."""
     node = Node(tmp_path, layout="loose")

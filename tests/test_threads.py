@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from kstore import threads
 from kstore.threads import Pool, map_ahead, submit
 
 
@@ -205,3 +206,15 @@ def test_the_interpreter_ends_once_every_thread_has_begun(where: str) -> None:
     program = [sys.executable, "-c", _LATE.format(where=where)]
     done = subprocess.run(program, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "begun ", "")
+
+
+def test_what_interrupts_the_start_of_a_thread_does_not_delay_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = set(threads._starting)
+    with monkeypatch.context() as patched:
+        patched.setattr(_thread, "start_new_thread", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            threads.begin(int)
+    assert threads._starting <= before

@@ -42,7 +42,6 @@ def warn_of_another_key(worker: Worker, request: Request) -> None:
 def warn_of_published(worker: Worker, base: Base | None) -> None:
     """What is wrong with what was just committed from a root that had grown from `base`."""
     _warn_of_grown(worker, base)
-    _warn_of_moved(worker)
     if names_no_compiler(worker.scope.environment):
         log.warning(
             "neither torch nor Triton is installed for %s: %s is committed for the environment %s, which no worker "
@@ -70,8 +69,12 @@ def _warn_of_kernels(worker: Worker, other: Scope, what: str) -> None:
     )  # fmt: skip
 
 
-def _warn_of_moved(worker: Worker) -> None:
-    """That a job has led a compiler elsewhere since kstore led it into the root: what is there stays out."""
+def warn_of_moved(worker: Worker | None) -> None:
+    """That a job has led a compiler elsewhere since kstore led it into the root: what is there stays out. For the last
+    commit, since torch does so for a while (`fresh_cache`).
+    """
+    if worker is None:
+        return
     table, managed, root = load_table(), read_managed(worker.environ), worker.root
     for name, folder in root.folders.items():
         variable, led_to = table[name].variable, os.path.join(root.path, name)

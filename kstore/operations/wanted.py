@@ -30,7 +30,8 @@ def choose_wanted(files: Files, found: Scan, merged: Merged) -> Files:
     replaced = groups - kept - found.busy - others
     whole = {p: e for p, e in files.items() if e.flags & _GROUP and unit_of(p, e) in replaced}
     # Nor is a file added to a group that stays, though by the rules of who published it that is none.
-    closed = found.busy | kept
+    known = ((path, found.known[path].entry) for path in keep if path in found.known)
+    closed = found.busy | {unit_of(path, entry) for path, entry in known if entry.flags & _GROUP}
     rest = {p: e for p, e in wanted.items() if not e.flags & _GROUP and closed.isdisjoint(parents_of(p))}
     return rest | whole
 

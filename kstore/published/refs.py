@@ -31,8 +31,8 @@ class Refs:
     def __init__(self, backend: Backend, depth: int = 0) -> None:
         self._backend = backend
         self._depth = depth
-        self._ahead: dict[tuple[Scope, int], Future[bytes]] = {}
-        """Refs that are being read before anybody asks for them."""
+        self._ahead: tuple[Scope, int, Future[bytes]] | None = None
+        """A ref that is being read before anybody has asked for it, for who reads next."""
 
     def generations(self, scope: Scope) -> list[int]:
         """Published generations, oldest first: one directory read."""
@@ -44,13 +44,13 @@ class Refs:
                 yield from numbers_in([child.name])
 
     def generations_ahead(self, scope: Scope) -> list[int]:
-        """The same for who reads the newest next: where a network is between, that begins before the listing ends."""
-        self._ahead.clear()
-        began, found, newest = time.monotonic(), list[int](), 0
+        """The same for who reads the newest next. Where a network is between, the first that is listed is read before
+        the listing ends: there is seldom another.
+        """
+        began, found = time.monotonic(), list[int]()
         for number in self._listed(scope):
-            if number > newest and time.monotonic() - began > NEAR:
-                self._ahead[scope, number] = begin(self._get, scope, number)
-            newest = max(newest, number)
+            if not found and time.monotonic() - began > NEAR:
+                self._ahead = scope, number, begin(self._get, scope, number)
             found.append(number)
         return sorted(found)
 
@@ -69,9 +69,9 @@ class Refs:
         return replace(ref, depth=self._depth) if self._depth else ref
 
     def _read(self, scope: Scope, generation: int) -> bytes:
-        ahead = self._ahead.pop((scope, generation), None)
+        ahead, self._ahead = self._ahead, None  # Later it may be gone: what was read ahead tells of now.
         try:
-            return ahead.result() if ahead else self._get(scope, generation)
+            return ahead[2].result() if ahead and ahead[:2] == (scope, generation) else self._get(scope, generation)
         except FileNotFoundError:
             raise _no_generation(scope, generation) from None
         except OSError as error:
