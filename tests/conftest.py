@@ -126,8 +126,11 @@ def headstart(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def near(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which calls are made does not depend on how busy the machine is: no listing looks as if it came from far away."""
-    monkeypatch.setattr("kstore.published.refs.NEAR", math.inf)
+    """Which calls are made, and when a file is closed, does not depend on how busy the machine is: no folder and no file
+    looks as if it came from far away.
+    """
+    for module in ("kstore.published.refs", "kstore.backends.reading"):
+        monkeypatch.setattr(f"{module}.NEAR", math.inf)
 
 
 @pytest.fixture(autouse=True)
