@@ -126,7 +126,7 @@ def headstart(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def near(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which calls are made, and when a file is closed, does not depend on how busy the machine is: no folder and no file
+    """Which calls are made, and who closes a file, does not depend on how busy the machine is: no folder and no file
     looks as if it came from far away.
     """
     for module in ("kstore.published.refs", "kstore.backends.reading"):
