@@ -415,12 +415,13 @@ def test_as_many_are_published_at_a_time_as_there_are_descriptors(tmp_path: Path
 
     def publish() -> list[tuple[int, int]]:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        lowest = os.dup(0)
-        os.close(lowest)
+        lowest = [os.dup(0) for _ in range(5)]  # They need not be in a row.
+        for descriptor in lowest:
+            os.close(descriptor)
         found = list[tuple[int, int]]()
         try:
             for free in (1, 2, 5):
-                resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + free, hard))
+                resource.setrlimit(resource.RLIMIT_NOFILE, (lowest[free - 1] + 1, hard))
                 answers, error = calls.publish_first(str(tmp_path), files)
                 found.append((len(answers), error))
         finally:
