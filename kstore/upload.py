@@ -358,7 +358,7 @@ def probe_link(committer: Committer) -> Linker:
     """
     os.makedirs(committer.links_into, mode=0o700, exist_ok=True)
     source = committer.storage.backend.staging_path()
-    os.makedirs(os.path.dirname(source), exist_ok=True)
+    committer.storage.backend.make_folder(os.path.dirname(source))
     with open(source, "xb") as file:
         file.write(b"probe")
     try:

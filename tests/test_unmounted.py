@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 
 import kstore
+from kstore.backends import PosixBackend
 from kstore.errors import StoreUnavailable
 from kstore.intake import Intake
 from kstore.published.refs import Refs
 from kstore.report import CommitStatus, RestoreStatus
 from kstore.stats.record import finish, record
-from kstore.upload import Uploader
-from tests.trees import KEY, Node, Tree
+from kstore.upload import Uploader, probe_link
+from tests.trees import KEY, Node, Tree, unmounted
 
 
 def unmount(node: Node) -> None:
@@ -70,7 +71,12 @@ def test_what_is_being_committed_does_not_go_into_its_place(
             unmount(worker)
         return real(*arguments, **options)
 
+    def make_at_once(backend: PosixBackend, folder: str) -> Any:
+        backend.make_folder(backend.path(folder))
+        return lambda: None
+
     monkeypatch.setattr(owner, step, unmount_first)
+    monkeypatch.setattr(PosixBackend, "make_ahead", make_at_once)  # Nobody is half-way when it goes.
     with pytest.raises(StoreUnavailable, match="the store has gone"):
         worker.commit()
     assert list(worker.location.iterdir()) == []
@@ -78,6 +84,13 @@ def test_what_is_being_committed_does_not_go_into_its_place(
     mount(worker)
     assert worker.commit().status is CommitStatus.COMMITTED
     assert Node(tmp_path, "third").restore().placed == 8
+
+
+def test_how_blobs_are_linked_is_not_tried_in_its_place(tmp_path: Path) -> None:
+    worker = Node(tmp_path)
+    worker.store.create()
+    with unmounted(worker.location), pytest.raises(OSError, match="the store has gone"):
+        probe_link(worker.store.worker(KEY, before_import=False))
 
 
 def test_the_job_is_told(tmp_path: Path, worker: Node) -> None:

@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +195,18 @@ def listing(folder: Path) -> dict[str, tuple[int, int, int, int]]:
 def entry(content: str = "", flags: int = 0, unit: int = 0, *, mtime_ns: int = 0) -> Entry:
     """An entry of a manifest; `content` stands for the bytes."""
     return Entry(hashlib.sha256(content.encode()).digest(), len(content), mtime_ns, 0o644, int(flags), unit)
+
+
+@contextmanager
+def unmounted(location: Path) -> Iterator[None]:
+    """The filesystem that a folder was mounted from is away: an empty folder stays, and is empty at the end as well."""
+    away = location.with_name("away")
+    location.rename(away)
+    location.mkdir()
+    yield
+    assert list(location.iterdir()) == []
+    location.rmdir()
+    away.rename(location)
 
 
 def grouped(content: str = "") -> Entry:

@@ -11,7 +11,7 @@ from kstore.backends import Child, PosixBackend
 from kstore.lease import Claim, Lease
 from kstore.storage import Storage
 from tests.gc.stores import pass_time
-from tests.trees import Node, in_processes
+from tests.trees import Node, in_processes, unmounted
 
 TTL = 60.0
 
@@ -77,14 +77,10 @@ def test_a_holder_that_lost_it_neither_renews_nor_releases(storage: Storage) -> 
 
 
 def test_a_holder_whose_volume_is_away_for_a_moment_goes_on(storage: Storage) -> None:
-    held, away = lease(storage), Path(f"{storage.location}.away")
+    held = lease(storage)
     held.take(None)
-    Path(storage.location).rename(away)
-    Path(storage.location).mkdir()
-    assert held.renew()
-    assert list(Path(storage.location).iterdir()) == []
-    Path(storage.location).rmdir()
-    away.rename(storage.location)
+    with unmounted(Path(storage.location)):
+        assert held.renew()
     assert held.renew()
     newest = held.newest()
     assert newest and (newest.number, newest.nonce) == (2, held.nonce)

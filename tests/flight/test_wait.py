@@ -29,7 +29,7 @@ from kstore.report import CommitStatus, RestoreReport, RestoreStatus
 from kstore.store import Store
 from tests.faults.injection import GONE, LOST, LOST_TO_EXISTS, REFUSALS, Fault, backend_fault
 from tests.gc.stores import pass_time
-from tests.trees import ENVIRONMENT, GPU, KEY, Node, Tree, contents, in_processes, listing
+from tests.trees import ENVIRONMENT, GPU, KEY, Node, Tree, contents, in_processes, listing, unmounted
 
 LONG = 120.0
 """Nobody in these tests waits for so long, unless something is wrong."""
@@ -310,13 +310,8 @@ def test_nobody_takes_over_while_the_volume_is_away(tmp_path: Path) -> None:
     """Only a holder that lives is seen no longer: its files are away, and nothing may be written in their place."""
     first = leader(tmp_path)
     waiter = Waiter(Node(tmp_path, "waiter")).until_it_waits()
-    away = first.location.with_name("away")
-    first.location.rename(away)
-    first.location.mkdir()
-    time.sleep(2 * SHORT)
-    assert list(first.location.iterdir()) == []
-    first.location.rmdir()
-    away.rename(first.location)
+    with unmounted(first.location):
+        time.sleep(2 * SHORT)
     first.tree.kernel("one")
     first.commit()
     report = waiter.result()
