@@ -158,9 +158,9 @@ class Restoration:
         )
 
     def _why_copied(self) -> str:
-        return (
-            "the blobs are packed" if self._ref.packs else "none of them may be linked: they change, or are executable"
-        )
+        if self._ref.packs:
+            return "the blobs are packed"
+        return "none of them may be linked: they change, or are executable"
 
     def _leave_away(self) -> Files:
         """Take out what no store here has the blobs of, and take what the store below has instead, if anything."""
