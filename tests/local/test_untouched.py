@@ -102,6 +102,7 @@ def test_a_change_below_is_committed(change: Change, node: Node, tmp_path: Path)
 def test_what_was_taken_away_is_restored(what: str, node: Node, builder: Node) -> None:
     path = next(node.tree.root.glob(what))
     shutil.rmtree(path) if path.is_dir() else path.unlink()
+    time.sleep(0.02)  # until the clock of files goes on
     assert node.restore().placed > 0
     assert contents(node.tree.root).keys() >= contents(builder.tree.root).keys() - contents_of_state(builder)
     assert node.commit().status is CommitStatus.UNCHANGED
