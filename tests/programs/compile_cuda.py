@@ -2,8 +2,8 @@
 
     python compile_cuda.py [--mode MODE] [PART...]
 
-Parts: `own-kernels`, `transformer`, `convolution`, `dynamic`; all of them if none is named. The caller decides where
-the caches are. The last line on stdout is JSON:
+Parts: `own-kernels`, `transformer`, `feed-forward`, `convolution`, `dynamic`; all of them if none is named. The caller
+decides where the caches are. The last line on stdout is JSON:
 
     {"outputs": SHA-256 of all outputs, "counters": as compile_models says, "triton": {"hits": n, "compiled": n},
      "slug": the GPU's name as kstore finds it now that torch is there, "seconds": s}
@@ -75,6 +75,12 @@ def run_transformer(mode: str) -> list[Tensor]:
     return [torch.compile(block, mode=mode)(random(4, 128, 512))]
 
 
+def run_feed_forward(mode: str) -> list[Tensor]:
+    """What else is in such a block than attention."""
+    block = TransformerBlock(width=512, heads=8).eval().to(DEVICE, torch.bfloat16)
+    return [torch.compile(block.feed_forward, mode=mode)(random(4, 128, 512))]
+
+
 def run_convolution(mode: str) -> list[Tensor]:
     network = nn.Sequential(
         nn.Conv2d(3, 32, 3, padding=1), nn.BatchNorm2d(32), nn.SiLU(), nn.Conv2d(32, 64, 3, stride=2, padding=1),
@@ -98,6 +104,7 @@ def random(*shape: int) -> Tensor:
 PARTS: dict[str, Callable[[str], list[Tensor]]] = {
     "own-kernels": run_own_kernels,
     "transformer": run_transformer,
+    "feed-forward": run_feed_forward,
     "convolution": run_convolution,
     "dynamic": run_dynamic,
 }
