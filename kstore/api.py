@@ -65,8 +65,8 @@ def restore(
             All of them must call it, equally often for each key.
         uniform: with `group`, no rank restores if one cannot.
         strict: raise instead of returning a `FAILED` or `TIMEOUT` status.
-        settings: `gpu`, `environment`, `layout`, `mode`, `components`, `timeout`, `lease_ttl`, `stats`, as `Store`
-            takes them.
+        settings: `gpu`, `environment`, `layout`, `mode`, `components`, `timeout`, `lease_ttl`, `stats`, `environ`, as
+            `Store` takes them.
 
     Raises:
         UsageError: the key or a setting is malformed.

@@ -82,6 +82,9 @@ class Waiting:
             self._is_over = True
 
 
+_ADVICE = "see whether it hangs, or allow it more: KSTORE_TIMEOUT, and after a signal the grace period"
+
+
 class Haste(NamedTuple):
     """What shortens a limit while somebody waits."""
 
@@ -129,7 +132,7 @@ def answer_within(
             waiting.give_up()
     if is_late:
         doing = waiting.describe(what)
-        raise WaitTimeout(f"{doing} has taken more than {seconds:g} s; see whether it hangs, or set KSTORE_TIMEOUT")
+        raise WaitTimeout(f"{doing} has taken more than {seconds:g} s; {_ADVICE}")
     return answer.result()
 
 

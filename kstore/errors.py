@@ -49,7 +49,7 @@ class IntegrityError(KstoreError):
 
 
 class FileError(KstoreError):
-    """A file that was named, such as a bundle, or a temporary one cannot be read or written."""
+    """A file cannot be read or written: one that was named, such as a bundle, or a temporary one."""
 
 
 class CacheRootError(KstoreError):

@@ -37,6 +37,13 @@ def list_folders(paths: Sequence[str]) -> Iterator[Listing]:
     return chain.from_iterable(map_ahead(list_each, some) if len(some) > 1 else map(list_each, some))
 
 
+def nearest_existing(path: str) -> str:
+    """`path`, or the nearest folder above it that exists: where it is, or would be made."""
+    while not os.path.lexists(path) and path != os.path.dirname(path):
+        path = os.path.dirname(path)
+    return path
+
+
 def nearest_writable(path: str) -> str:
     """`path`, or the nearest folder above it that exists and can be written; "" if there is none."""
     while not (os.path.isdir(path) and os.access(path, os.W_OK)):

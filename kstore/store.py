@@ -43,7 +43,7 @@ class Store:
     make a `Worker`: scope, cache root, host. The operations are given that worker, or the storage alone.
 
     Every method but `release` raises a `KstoreError`: `StoreUnavailable`, `StoreFormatError`, `IntegrityError`,
-    `CacheRootError`, `MissError`, `WaitTimeout`; and `UsageError` for a malformed key or setting.
+    `CacheRootError`, `MissError`, `AmbiguousScopeError`, `WaitTimeout`; `UsageError` for a malformed key or setting.
     """
 
     def __init__(
@@ -109,8 +109,8 @@ class Store:
 
         With `generation`, exactly that one. With `seed`, start from that key if `key` has nothing yet. With `wait`,
         where there is nothing yet, one of all who wait goes on at once to compile, and its report says that it
-        `leads`; the others wait for what it commits, for up to that many seconds. Without `lead` it is none of these.
-        With `group`, all ranks of the job restore what rank 0 chooses; with `uniform`, all of them or none.
+        `leads`; the others wait for what it commits, for up to that many seconds. Without `lead` this worker only
+        waits. With `group`, all ranks of the job restore what rank 0 chooses; with `uniform`, all of them or none.
         """
         from kstore.operations.request import Request
         from kstore.operations.restore import restore

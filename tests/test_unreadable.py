@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 from collections.abc import Iterator
@@ -15,10 +16,15 @@ import pytest
 from kstore.blobs.loose import blob_name
 from kstore.blobs.packindex import MAX_SHARED_FRAME, pack_name
 from kstore.blobs.packreader import Blob, PackReader
+from kstore.bundles.writer import BundleWriter
 from kstore.damaged import set_aside_blob
 from kstore.errors import StoreFormatError, StoreUnavailable
+from kstore.inspect.artifact import read_artifact
+from kstore.inspect.sides import published_side
+from kstore.operations.copy import copy_keys
 from kstore.operations.repair import Repair
 from kstore.published.ref import FORMAT, Ref
+from tests.bundles.carrying import other_store
 from tests.faults.reading import AWAY, trouble_with
 from tests.gc.stores import collect, collect_fully, generations, kernels, pass_time, restored
 from tests.test_repair import large, meanwhile, placed, rot, rot_frame, salvaged, whole
@@ -354,3 +360,47 @@ def test_what_a_newer_kstore_has_published_is_left_alone(node: Node, tmp_path: P
 
 def published_files(node: Node) -> dict[str, bytes]:
     return {p: data for p, data in contents(node.location).items() if p.startswith(("refs/", "packs/", "blobs/"))}
+
+
+# ---- For who reads single artifacts, or takes them elsewhere
+
+
+@pytest.mark.parametrize("trouble", [AWAY, FORBIDDEN], ids=repr)
+def test_an_artifact_that_cannot_be_read_is_not_called_damaged(
+    node: Node, trouble: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    side, told = published_side(node.store, node.newest()), list[str]()
+    trouble_with(monkeypatch, name_of(node, "cubin"), trouble)
+    for artifact in side.artifacts:
+        try:
+            read_artifact(side, artifact)
+        except StoreUnavailable as error:
+            told.append(str(error))
+
+    assert told and all(str(trouble.strerror) in text for text in told)
+
+
+def test_a_bundle_of_what_cannot_be_read_is_not_written(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = BundleWriter(node.store.storage, [node.store.snapshot(node.newest())])
+    trouble_with(monkeypatch, name_of(node, "cubin"), AWAY)
+
+    with pytest.raises(StoreUnavailable, match=str(AWAY.strerror)):
+        writer.write(io.BytesIO())
+
+
+def test_a_key_that_cannot_be_read_keeps_no_other_from_being_copied(
+    node: Node, tmp_path: Path, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = Node(tmp_path, "other", layout=layout)
+    other.tree.wrapper()
+    other.commit("z/v1")
+    target = other_store(tmp_path / "target", layout)
+    trouble_with(monkeypatch, name_of(node, "cubin"), FORBIDDEN)
+    report = copy_keys(node.store, target.store)
+
+    assert [brought.scope.key for brought in report.scopes] == ["z/v1"]
+    (told,) = report.unreadable
+    assert KEY in told and str(FORBIDDEN.strerror) in told
+    assert (report.damaged, report.leaning, report.missing) == ([], [], [])

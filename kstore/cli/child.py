@@ -20,7 +20,9 @@ _OUR_OWN = frozenset({
     signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD, signal.SIGTTIN, signal.SIGTTOU, signal.SIGPIPE, signal.SIGXFSZ,
     signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP, signal.SIGSYS, signal.SIGABRT,
 })  # fmt: skip
-"""Those that cannot be caught, those that come of what we do ourselves, and faults."""
+"""Those that cannot be caught, those that come of what we do ourselves with the terminal, a pipe or a file (the command
+gets its own), and faults.
+"""
 _PASSED_ON = frozenset(signal.valid_signals()) - _OUR_OWN
 ENDINGS = frozenset({signal.SIGTERM, signal.SIGINT})
 """What tells a job to end."""

@@ -6,8 +6,8 @@ import click
 
 from kstore.cli.options import (
     ERROR,
+    HELD,
     INTEGRITY,
-    TIMEOUT,
     WORKERS,
     Command,
     Invocation,
@@ -21,7 +21,7 @@ from kstore.cli.options import (
 )
 
 
-@click.command("commit", cls=Command, exit_codes=ERROR | INTEGRITY | TIMEOUT)
+@click.command("commit", cls=Command, exit_codes=ERROR | INTEGRITY | HELD)
 @key_argument
 @store_option
 @cache_root_option
@@ -45,7 +45,7 @@ def command(invocation: Invocation, key: str) -> None:
     if output.json:
         output.document(report.as_json())
         return
-    output.summary(committed(report))
+    output.summary(committed(store, report))
     if report.status is CommitStatus.COMMITTED:
         tell_components(output, report.cache_root, report.components)
     elif report.status is CommitStatus.UNCHANGED and report.found == 0:

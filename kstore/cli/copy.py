@@ -17,7 +17,7 @@ from kstore.cli.options import (
     output_options,
     pass_invocation,
 )
-from kstore.errors import IntegrityError, MissError, StoreBelowMissing
+from kstore.errors import IntegrityError, MissError, StoreBelowMissing, StoreUnavailable
 
 if TYPE_CHECKING:
     from kstore.cli.output import Output
@@ -46,14 +46,19 @@ def command(invocation: Invocation, source: str, target: str, keys: tuple[str, .
     to = Store(target, layout=layout)  # type: ignore[arg-type]
     with output.working(f"copying {source} to {target}", to.progress):
         report = copy_keys(Store(source), to, keys, gpu=gpu, environment=environment)  # type: ignore[arg-type]
-    for reason in (*report.damaged, *report.leaning, *report.missing):
+    failures = (
+        (report.damaged, IntegrityError), (report.leaning, StoreBelowMissing), (report.missing, MissError),
+        (report.unreadable, StoreUnavailable),
+    )  # fmt: skip
+    for reason in (reason for reasons, _ in failures for reason in reasons):
         output.warn(reason)
     if output.json:
         output.document(report.as_json())
     else:
         _tell(output, report)
-    failures = ((report.damaged, IntegrityError), (report.leaning, StoreBelowMissing), (report.missing, MissError))
-    return next((error.exit_code for found, error in failures if found), 0)
+        if not (report.scopes or report.withdrawn or any(reasons for reasons, _ in failures)):
+            output.say(f"{report.source} has nothing to copy")
+    return next((error.exit_code for reasons, error in failures if reasons), 0)
 
 
 def _tell(output: Output, report: CopyReport) -> None:
@@ -63,5 +68,3 @@ def _tell(output: Output, report: CopyReport) -> None:
         output.summary(brought_in("copied", brought))
     for scope in report.withdrawn:
         output.summary(f"{scope} was forgotten or quarantined in {report.target}, and stays so unless it is named")
-    if not (report.scopes or report.withdrawn or report.damaged or report.leaning or report.missing):
-        output.say(f"{report.source} has nothing to copy")

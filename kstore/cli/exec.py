@@ -55,7 +55,7 @@ _EXIT_CODES = {
     "2": "usage",
     "3": "nothing is published, with --require; with --wait, not in that time either; something was compiled anew, "
     "or nothing used, with --require-hits",
-    "1, 4, 5": "error, damaged store, cache root held for too long, with --require",
+    "1, 4, 5": "error, damaged store, store that hangs or cache root held for too long, with --require",
 }
 
 
@@ -191,9 +191,9 @@ def _restore(
     record(store, report)
     tell_elsewhere(output, store, report)
     if require:
-        check_required(report, seed)
+        check_required(store, report, seed)
     tell_trouble(output, report)
-    output.say(restored(report, seed))
+    output.say(restored(store, report, seed))
     return report
 
 
@@ -291,7 +291,7 @@ class _Commits:
             status = CommitStatus.TIMEOUT if is_late else CommitStatus.FAILED
             return CommitReport(status, self._key, error=_describe(error))
         tell_trouble(self._output, report)
-        self._output.say(committed(report, self._checkpoints))
+        self._output.say(committed(self._store, report, self._checkpoints))
         return report
 
     def _commit(self) -> CommitReport:
@@ -299,6 +299,7 @@ class _Commits:
 
         store = self._store
         commit = partial(self._live.publish, 0, is_last=True) if self._live else partial(store.commit, self._key)
+        # What the thread of live commits does is not given up: another may have asked for it as well.
         waiting = Waiting() if self._live else store.waiting
         haste = Haste(self._has_been_told, self._grace_period)
         return within(store.settings.timeout, waiting, f"committing to {store.location}", commit, haste)

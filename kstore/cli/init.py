@@ -30,12 +30,13 @@ def command(invocation: Invocation, grace: int | None) -> None:
     if output.json:
         output.document({"store": store.location, "made": made, **settings})
         return
-    kept = f"what is superseded is kept for {long_duration(settings['grace'])}"
+    kept = f"what is superseded is kept for {long_duration(round(store.storage.grace))}"
     if made:
         output.summary(f"made a store in {store.location}; {kept}")
         output.say(f"next, on every worker: {invocation.again('exec', key='my-model/v1')} -- python train.py")
     else:
-        output.summary(f"{store.location} is a store already, made {age(settings['created'])} ago; {kept}")
+        made_before = f", made {age(settings['created'])} ago" if "created" in settings else ""
+        output.summary(f"{store.location} is a store already{made_before}; {kept}")
 
 
 def _refuse(invocation: Invocation, location: str, has: float, wanted: float) -> str:

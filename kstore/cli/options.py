@@ -28,6 +28,7 @@ MISSING = {"3": "nothing is published for what was asked"}
 REQUIRED = {"3": "nothing is published, with --require or --generation; with --wait, not in that time either"}
 INTEGRITY = {"4": "what the store holds is damaged"}
 DIFFERENT = {"6": "they differ, with --exit-code"}
+HELD = {"5": "another process held the cache root for too long"}
 TIMEOUT = {"5": "it took too long: the store hangs, or another process held the cache root"}
 
 

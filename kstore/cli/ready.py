@@ -10,13 +10,15 @@ if TYPE_CHECKING:
     from kstore.live.commits import LiveCommits
     from kstore.live.ready import ReadyCommit
     from kstore.report import CommitReport
+    from kstore.store import Store
 
 
 def start_ready_commit(output: Output, live: LiveCommits, url: str, seconds: float) -> ReadyCommit:
     """Begin to ask `url`; once it answers, `live` commits, for up to `seconds`."""
     from kstore.live.ready import ReadyCommit
 
-    ready = ReadyCommit(url, partial(live.publish, seconds, releases=True), partial(_tell, output), output.warn)
+    commit, tell = partial(live.publish, seconds, releases=True), partial(_tell, output, live.store)
+    ready = ReadyCommit(url, commit, tell, output.warn)
     ready.start()
     return ready
 
@@ -33,9 +35,9 @@ def ready_as_json(ready: ReadyCommit) -> dict[str, Any]:
     return {"url": ready.url, "seconds": ready.seconds, "commit": ready.report and ready.report.as_json()}
 
 
-def _tell(output: Output, report: CommitReport, seconds: float) -> None:
+def _tell(output: Output, store: Store, report: CommitReport, seconds: float) -> None:
     from kstore.cli.sentences import committed, tell_trouble
     from kstore.words import duration
 
     tell_trouble(output, report)
-    output.say(f"ready after {duration(seconds)}: {committed(report)}")
+    output.say(f"ready after {duration(seconds)}: {committed(store, report)}")

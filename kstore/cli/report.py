@@ -31,13 +31,14 @@ def command(invocation: Invocation, path: str) -> int:
     manifest is read. Needs plotly: pip install plotly.
     """
     from kstore.htmlreport.facts import collect_facts
-    from kstore.htmlreport.page import make_page
+    from kstore.htmlreport.page import check_plotly, make_page
     from kstore.storage import reporting_trouble
 
     output, store = invocation.output, invocation.store()
     output.stdout_is_lent = is_stdout(path)
     if path != STDOUT:
         _check_target(Path(path))
+    check_plotly()
     with output.working("reading the store", store.progress):
         with reporting_trouble(store.location, "read"):
             store.storage.open_existing()

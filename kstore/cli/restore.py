@@ -73,12 +73,12 @@ def command(
             flight.leave_all()
     tell_elsewhere(output, store, report)
     if require:
-        check_required(report, seed)
+        check_required(store, report, seed)
     tell_trouble(output, report)
     if output.json:
         output.document(report.as_json())
         return
-    output.summary(restored(report, seed))
+    output.summary(restored(store, report, seed))
     tell_components(output, report.cache_root, report.components)
     if report.link_why:
         output.detail(report.link_why)

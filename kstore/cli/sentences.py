@@ -22,9 +22,9 @@ _SHOWN = 3
 """How many are named where there may be many, such as of the files that were left out without --verbose."""
 
 
-def restored(report: RestoreReport, seed: str | None) -> str:
+def restored(store: Store, report: RestoreReport, seed: str | None) -> str:
     """One line."""
-    return _restored(report, seed) + _waited(report)
+    return _restored(store, report, seed) + _waited(report)
 
 
 def _waited(report: RestoreReport) -> str:
@@ -33,13 +33,13 @@ def _waited(report: RestoreReport) -> str:
     return f"{waited}; the others wait for what this worker compiles" if report.leads else waited
 
 
-def _restored(report: RestoreReport, seed: str | None) -> str:
+def _restored(store: Store, report: RestoreReport, seed: str | None) -> str:
     """`seed` is the key that would be started from if there is nothing else."""
     if report.status is RestoreStatus.MISS and report.error:
         return f"no rank restores {report.key}: {report.error}"
     if report.withdrawn:
         what = f"{report.key} was {report.withdrawn}: nothing is restored until something is committed"
-        return f"{what}; {_way_back(report)}"
+        return f"{what}; {_way_back(store, report)}"
     if report.status is RestoreStatus.MISS:
         nor = f", nor for the seed {seed}" if seed else ""
         return f"nothing is published for {report.key} on {report.gpu}, {report.environment} yet{nor}"
@@ -54,12 +54,13 @@ def _restored(report: RestoreReport, seed: str | None) -> str:
     return f"restored {report.key} {what}: {held}{but} in {took}{how}"
 
 
-def _way_back(report: RestoreReport | CommitReport) -> str:
-    where = ("--store", report.store, "--gpu", report.gpu, "--environment", report.environment)
+def _way_back(store: Store, report: RestoreReport | CommitReport) -> str:
+    """All stores are named: of what only one below has, the first one knows no earlier generation."""
+    where = ("--store", ":".join(store.settings.store), "--gpu", report.gpu, "--environment", report.environment)
     return f"`{command_line('rollback', report.key, *where)}` takes that back, until gc has removed what it had"
 
 
-def check_required(report: RestoreReport, seed: str | None) -> None:
+def check_required(store: Store, report: RestoreReport, seed: str | None) -> None:
     """For --require.
 
     Raises:
@@ -72,15 +73,15 @@ def check_required(report: RestoreReport, seed: str | None) -> None:
             "restored; leave out --require to start without, and run `kstore verify --repair`"
         )
     if not report.ok:
-        raise MissError(f"{restored(report, seed)}; leave out --require to start without")
+        raise MissError(f"{restored(store, report, seed)}; leave out --require to start without")
 
 
-def committed(report: CommitReport, checkpoints: Sequence[CommitReport] = ()) -> str:
+def committed(store: Store, report: CommitReport, checkpoints: Sequence[CommitReport] = ()) -> str:
     """One line; of a job's last commit, `checkpoints` are what the report sums up."""
     if report.status is CommitStatus.READ_ONLY:
         return f"nothing is committed to {report.key}: the mode is read"
     if report.status is CommitStatus.UNCHANGED:
-        return _unchanged(report)
+        return _unchanged(store, report)
     uploaded = f"{size(report.uploaded)} uploaded in {duration(report.seconds)} ({report.layout})"
     new = files(report.new_files, "new ")
     if checkpoints and report is not checkpoints[0]:
@@ -93,14 +94,14 @@ def _generations(checkpoints: Sequence[CommitReport]) -> str:
     return f"generation {first}" if first == last else f"generations {first} to {last}"
 
 
-def _unchanged(report: CommitReport) -> str:
+def _unchanged(store: Store, report: CommitReport) -> str:
     if report.found == 0:
         where = report.cache_root or "what was given"
         return f"nothing to commit to {report.key}: there are no finished files in {where}"
     if report.declined and not report.files:
         return (
             f"nothing is committed to {report.key}: it was forgotten or quarantined after what is here had been "
-            f"published, {files(report.declined)}; {_way_back(report)}"
+            f"published, {files(report.declined)}; {_way_back(store, report)}"
         )
     has = _has_all(report.generation, report.declined, report.waiting)
     return f"nothing new for {report.key}: {has} ({duration(report.seconds)})"

@@ -14,7 +14,7 @@ from kstore.words import files, moment, shorten, size
 
 if TYPE_CHECKING:
     from kstore.cli.output import Output
-    from kstore.errors import IntegrityError
+    from kstore.errors import KstoreError
     from kstore.published.manifest import Manifest
     from kstore.published.ref import Ref
     from kstore.report import Count
@@ -48,7 +48,8 @@ class _Shown:
     """Generations that gc keeps whatever it is told."""
     manifest: Manifest | None = None
     """Of the newest generation that can be read."""
-    damaged: list[IntegrityError] = field(default_factory=list)
+    troubles: list[KstoreError] = field(default_factory=list)
+    """What is damaged of it, or cannot be read just now."""
     leans_on: list[str] = field(default_factory=list)
     """The stores below that had some of its files when it was committed."""
 
@@ -68,11 +69,11 @@ def command(invocation: Invocation, key: str) -> int:
     output, store = invocation.output, invocation.store()
     with output.working("reading the store"):
         read = [_read(layer, scope) for scope in _scopes(invocation, store, key) for layer in layers(store.storage)]
-    shown = [one for one in read if one.refs or one.damaged]
+    shown = [one for one in read if one.refs or one.troubles]
     if not shown:
         raise missing(store.storage, key)
-    damaged = [error for one in shown for error in one.damaged]
-    for error in damaged:
+    troubles = [error for one in shown for error in one.troubles]
+    for error in troubles:
         output.warn(str(error))
     if output.json:
         output.document({"store": store.location, "key": key, "scopes": [_describe(one) for one in shown]})
@@ -81,7 +82,7 @@ def command(invocation: Invocation, key: str) -> int:
             if position:
                 output.line()
             _print(output, one, tells_store=bool(store.storage.below))
-    return damaged[0].exit_code if damaged else 0
+    return troubles[0].exit_code if troubles else 0
 
 
 def _scopes(invocation: Invocation, store: Store, key: str) -> list[Scope]:
@@ -92,7 +93,7 @@ def _scopes(invocation: Invocation, store: Store, key: str) -> list[Scope]:
 
 
 def _read(storage: Storage, scope: Scope) -> _Shown:
-    from kstore.errors import IntegrityError, MissError
+    from kstore.errors import IntegrityError, MissError, StoreUnavailable
     from kstore.published.leaning import leans_on
     from kstore.storage import reporting_trouble
 
@@ -103,14 +104,15 @@ def _read(storage: Storage, scope: Scope) -> _Shown:
             try:
                 shown.refs.append(refs.get(scope, number))
             except IntegrityError as error:
-                shown.damaged.append(error)
+                shown.troubles.append(error)
             except MissError:
                 continue  # removed since it was listed
     try:
-        shown.manifest = storage.snapshot(shown.refs[0]).manifest if shown.refs else None
+        with reporting_trouble(storage.location, "read"):
+            shown.manifest = storage.snapshot(shown.refs[0]).manifest if shown.refs else None
         shown.leans_on = leans_on(shown.manifest) if shown.manifest else []
-    except IntegrityError as error:
-        shown.damaged.append(error)
+    except (IntegrityError, StoreUnavailable) as error:
+        shown.troubles.append(error)
     return shown
 
 

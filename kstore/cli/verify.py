@@ -13,9 +13,13 @@ from kstore.cli.options import (
     WORKERS,
     Command,
     Invocation,
-    on_worker,
+    cache_root_option,
+    choice_options,
     optional_key_argument,
+    output_options,
+    pass_invocation,
     refuse,
+    store_option,
 )
 from kstore.errors import IntegrityError
 from kstore.words import duration, plural, size
@@ -30,7 +34,11 @@ _SHOWN = 3
 @click.command("verify", cls=Command, exit_codes=ERROR | MISSING | INTEGRITY)
 @optional_key_argument
 @click.option("--repair", is_flag=True, help="Move aside what is damaged, and save what can be saved.")
-@on_worker
+@store_option
+@cache_root_option
+@choice_options
+@output_options
+@pass_invocation
 def command(invocation: Invocation, key: str, repair: bool) -> int:
     """Check every byte that KEY, or every key, needs.
 

@@ -97,5 +97,5 @@ def _finish(output: Output, live: LiveCommits, key: str, grace_period: int) -> C
         output.warn(f"the last commit of {key} failed: {error}")
         return None
     tell_trouble(output, report)
-    output.say(committed(report, live.checkpoints))
+    output.say(committed(live.store, report, live.checkpoints))
     return report

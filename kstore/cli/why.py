@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kstore.cli.columns import cut, screen_width
-from kstore.cli.options import ERROR, MISSING, WORKERS, Command, Invocation, key_argument, on_worker
+from kstore.cli.options import ERROR, HELD, MISSING, WORKERS, Command, Invocation, key_argument, on_worker
 from kstore.words import plural, shorten
 
 if TYPE_CHECKING:
@@ -33,10 +33,10 @@ _NAME = 72
 """Characters of a name that are shown."""
 
 
-@click.command("why", cls=Command, exit_codes=ERROR | MISSING)
+@click.command("why", cls=Command, exit_codes=ERROR | MISSING | HELD)
 @key_argument
 @on_worker
-def command(invocation: Invocation, key: str) -> int:
+def command(invocation: Invocation, key: str) -> None:
     """Say why the last run compiled although KEY was restored.
 
     Compares the graphs that were compiled since the restore with those that were restored, attribute by attribute of
@@ -52,7 +52,6 @@ def command(invocation: Invocation, key: str) -> int:
         output.document({"store": store.location, **report.as_json()})
     else:
         _tell(output, report, again("doctor"))
-    return 0
 
 
 def _tell(output: Output, report: WhyReport, doctor: str) -> None:

@@ -9,9 +9,10 @@ from collections.abc import Iterator, Mapping
 from kstore.components import Component, load_table
 from kstore.components.variables import Placement, is_pinned, is_read_already, place_components, read_managed
 from kstore.doctor.check import Check, bad, ok, warning
-from kstore.doctor.node import nearest, path_of
+from kstore.doctor.node import path_of
 from kstore.doctor.published import Newest
 from kstore.errors import KstoreError
+from kstore.folders import nearest_existing
 from kstore.local.cacheroot import check_room
 from kstore.store import Store
 from kstore.words import files
@@ -87,7 +88,7 @@ def _check_chosen(component: Component, value: str, published: int) -> Check:
 def _trouble_in(folder: str, component: Component) -> str:
     """What keeps compilers from their work in a folder, or will when they make it; empty if nothing does."""
     try:
-        there = nearest(folder)
+        there = nearest_existing(folder)
         check_room(there)
         status = os.statvfs(there)
     except OSError as error:

@@ -13,6 +13,7 @@ from kstore.components.table import KSTORE_FOLDER
 from kstore.doctor.check import Check, bad, ok, warning
 from kstore.doctor.published import Newest
 from kstore.errors import KstoreError
+from kstore.folders import nearest_existing
 from kstore.local.cacheroot import CacheRoot, Owner, expected_root, is_numbered, numbered_folder
 from kstore.local.link import Linker, LinkMode
 from kstore.published.snapshot import Snapshot
@@ -47,7 +48,7 @@ def check_node(store: Store, key: str, newest: Newest | None, *, may_link: bool)
             if link:
                 yield link
             left = None if not is_empty and _is_restored(store, worker, newest) else newest
-            yield from _check_disk(nearest(path), left, takes_all=is_copy and is_empty)
+            yield from _check_disk(nearest_existing(path), left, takes_all=is_copy and is_empty)
     yield _check_inotify()
     yield _check_calls()
 
@@ -77,20 +78,13 @@ def _worker_at(store: Store, key: str, path: str, stack: ExitStack) -> Worker:
     A root that the doctor claims, as root for one, would give the job another number, and its files another path.
     """
     if not os.path.isdir(os.path.join(path, KSTORE_FOLDER)):
-        path = stack.enter_context(TemporaryDirectory(prefix=".kstore-doctor-", dir=nearest(path)))
+        path = stack.enter_context(TemporaryDirectory(prefix=".kstore-doctor-", dir=nearest_existing(path)))
     gpu, tag, settings = store.gpu, store.environment.tag, store.settings
     other = Store(
         store.location, cache_root=path, gpu=gpu, environment=tag, layout=settings.layout,
         components=settings.components, environ=store.environ,
     )  # fmt: skip
     return other.worker(key or _ANY_KEY, before_import=True)
-
-
-def nearest(path: str) -> str:
-    """The folder itself, or that above it in which it would be made."""
-    while not os.path.lexists(path):
-        path = os.path.dirname(path)
-    return path
 
 
 def _check_disk(path: str, newest: Newest | None, *, takes_all: bool) -> Iterator[Check]:

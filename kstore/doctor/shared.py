@@ -10,8 +10,8 @@ from itertools import accumulate
 from kstore.blobs import Layout
 from kstore.deadline import Waiting, within
 from kstore.doctor.check import Check, again, bad, ok, warning
-from kstore.doctor.node import nearest
 from kstore.errors import KstoreError, StoreFormatError
+from kstore.folders import nearest_existing
 from kstore.published.layers import attempt
 from kstore.settings import Mode
 from kstore.storage import Storage
@@ -44,7 +44,7 @@ def check_shared(store: Store, key: str) -> Iterator[Check]:
         return
     if not is_made:
         judge = warning if store.storage.below.there else bad
-        found, above = f"there is none at {store.location} yet", nearest(store.location)
+        found, above = f"there is none at {store.location} yet", nearest_existing(store.location)
         advice = f"the first commit makes it; or run `{again(store, 'init')}`"
         if _is_refused(above):
             found = f"{found}, and nobody here can make it"

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from kstore.report import SCHEMA
 from kstore.words import plural
 
-SCHEMA = 1
 DRIVER = "cuda"
 """The component of what the CUDA driver keeps, for all libraries of a process. Some of it is new in every one, under
 names of its own and whatever was restored (seen with torch 2.11 on an H100): nothing of it tells of hits.

@@ -40,6 +40,11 @@ def make_page(facts: Mapping[str, Any]) -> str:
     ))  # fmt: skip
 
 
+def check_plotly() -> None:
+    """Before the facts are collected. Raises PackageMissing: as `make_page` does."""
+    _plotly()
+
+
 def _data(facts: Mapping[str, Any]) -> str:
     return json.dumps(facts, allow_nan=False, separators=(",", ":")).translate(_UNSAFE)
 

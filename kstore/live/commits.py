@@ -84,7 +84,8 @@ class LiveCommits:
         self.checkpoints: list[CommitReport] = []
         """What has been published so far, the oldest first."""
         self._places = Places()
-        self._store = store
+        self.store = store
+        """What it commits to."""
         self._key = key
         self._settle = settle
         self._every = every
@@ -157,7 +158,7 @@ class LiveCommits:
         if is_last:
             self._lend_priority()
         self._requests.put(_Request(answer, is_last, releases))
-        what = f"committing to {self._store.location}"
+        what = f"committing to {self.store.location}"
         if self._is_closed or not self._thread.is_alive():
             within(seconds, Waiting(), what, self._answer_what_is_left)
         return answer_within(seconds, Waiting(), what, answer)
@@ -194,7 +195,7 @@ class LiveCommits:
         except Exception as error:
             self._tell_trouble(error)
         with suppress(Exception):
-            self._store.storage.open()
+            self.store.storage.open()
         self._expect_store()
 
     def _serve(self) -> None:
@@ -208,7 +209,7 @@ class LiveCommits:
             if request and request.publishes:
                 self._round(Step.CHECKPOINT, request)
             elif request:
-                self._store.release(self._key)
+                self.store.release(self._key)
             elif time.monotonic() - self._worked_at >= self._rest and not self._only_asked:
                 self._round(Step.CHECKPOINT)
             if request and request.is_last:
@@ -249,7 +250,7 @@ class LiveCommits:
 
     def _find_folders(self) -> None:
         self._found_at = time.monotonic()
-        if self._places.find(self._store, self._key):
+        if self._places.find(self.store, self._key):
             self._stop_watch()
             self._activity = Activity(self._places.folders)
 
@@ -315,7 +316,7 @@ class LiveCommits:
         changes, spent = self._seen.changes, time.thread_time()
         try:
             if step is Step.AHEAD:
-                self._store.upload_ahead(self._key)
+                self.store.upload_ahead(self._key)
             else:
                 self._last = self._commit(request)
         except Exception as error:
@@ -335,7 +336,7 @@ class LiveCommits:
 
     def _commit(self, request: _Request) -> CommitReport:
         releases = request.is_last or request.releases
-        report = self._store.commit(self._key) if releases else self._store.checkpoint(self._key)
+        report = self.store.commit(self._key) if releases else self.store.checkpoint(self._key)
         if report.status is CommitStatus.COMMITTED:
             self.checkpoints.append(report)
         return summed(self.checkpoints, report) if request.is_last else report
@@ -350,7 +351,7 @@ class LiveCommits:
         self._told = len(self.checkpoints)
         if self._is_held_up:
             self._is_held_up = False
-            log.warning("what is compiled is published to %s again", self._store.location)
+            log.warning("what is compiled is published to %s again", self.store.location)
 
     def _tell_trouble(self, error: Exception) -> None:
         if not self._is_held_up:
@@ -360,7 +361,7 @@ class LiveCommits:
 
     def _expect_store(self) -> None:
         """A store that was there and is not has gone: another one, in the folder it was mounted on, is no help."""
-        storage = self._store.storage
+        storage = self.store.storage
         with suppress(KstoreError, OSError):
             storage.must_exist = storage.must_exist or bool(storage.settings)
 

@@ -89,13 +89,13 @@ class ReadyCommit:
 
     def _run(self) -> None:
         try:
-            opener = _opener(self.url)
+            opener = opener_of(self.url)
         except Exception as error:  # A Python without TLS, certificates that cannot be read.
             log.debug("%s cannot be asked", self.url, exc_info=error)
             self._say(partial(self._warn, f"{self.url} cannot be asked: {reason_of(error)}"))
             return
         while not self._over.wait(_PAUSE):
-            if _is_ready(opener, self.url):
+            if is_ready(opener, self.url):
                 self.seconds = time.monotonic() - self._started
                 self._commit_until_done()
                 return
@@ -126,7 +126,7 @@ class ReadyCommit:
                 words()
 
 
-def _opener(url: str) -> OpenerDirector:
+def opener_of(url: str) -> OpenerDirector:
     """One that knows the URL's protocol, and neither files, proxies nor redirections."""
     opener = OpenerDirector()
     if urlsplit(url).scheme == "http":
@@ -139,7 +139,8 @@ def _opener(url: str) -> OpenerDirector:
     return opener
 
 
-def _is_ready(opener: OpenerDirector, url: str) -> bool:
+def is_ready(opener: OpenerDirector, url: str) -> bool:
+    """Whether it answers 200."""
     try:
         with opener.open(Request(url, headers={"User-Agent": "kstore"}), timeout=_PATIENCE) as response:
             return bool(response.status == _OK)

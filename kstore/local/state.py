@@ -170,9 +170,8 @@ class StateFolder:
                 if is_done():
                     return False
                 if time.monotonic() >= until:
-                    raise WaitTimeout(
-                        f"another process has held {self._lock.lock_file} for {timeout:.0f} s; see whether it hangs"
-                    )
+                    held = f"has held it for {timeout:.0f} s; see whether it hangs" if timeout else "has it right now"
+                    raise WaitTimeout(f"{self._lock.lock_file} is locked: another process {held}")
         return True
 
     def _try_to_acquire(self, timeout: float) -> bool:

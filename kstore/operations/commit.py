@@ -378,11 +378,7 @@ class _Commit:
         )
 
     def _report(
-        self,
-        status: CommitStatus,
-        ref: Ref | None,
-        manifest: Manifest | None = None,
-        proposal: Proposal | None = None,
+        self, status: CommitStatus, ref: Ref | None, manifest: Manifest | None = None, proposal: Proposal | None = None
     ) -> CommitReport:
         return commit_report(
             self._worker,

@@ -42,6 +42,8 @@ class CopyReport:
     """Why some could not be copied, and the newest generations that were passed over."""
     leaning: list[str] = field(default_factory=list)
     """Why others were not: they lean on stores that were not named, which is no damage."""
+    unreadable: list[str] = field(default_factory=list)
+    """Why others were not: they cannot be read just now, which is none either."""
 
     def as_json(self) -> dict[str, Any]:
         """For machines."""
@@ -54,6 +56,7 @@ class CopyReport:
             "missing": self.missing,
             "damaged": self.damaged,
             "leaning": self.leaning,
+            "unreadable": self.unreadable,
         }
 
 
@@ -63,8 +66,9 @@ def copy_keys(
     """Copy the keys, all if none are given, of every GPU and environment, or of those that are named.
 
     What the target has forgotten or quarantined is brought back only if its key is named. A scope that is damaged in
-    the source, or leans on a store that was not named, is left out, and the report says why. Where only the newest
-    generation is damaged, the one before it is copied; but if its ref cannot be read, only if the key is named.
+    the source, or cannot be read just now, or leans on a store that was not named, is left out, and the report says
+    why. Where only the newest generation is damaged, the one before it is copied; but if its ref cannot be read, only
+    if the key is named.
 
     Raises:
         MissError: the source has nothing of a key.
@@ -86,7 +90,24 @@ def copy_keys(
             report.damaged.append(f"{scope} is not copied: {error}")
         except StoreBelowMissing as error:
             report.leaning.append(f"{scope} is not copied: {error}")
+        except _SourceUnreadable as error:
+            report.unreadable.append(f"{scope} is not copied: {error}")
     return report
+
+
+class _SourceUnreadable(StoreUnavailable):
+    """Something of one scope: others may be there."""
+
+
+@contextmanager
+def _reading(source: Storage) -> Iterator[None]:
+    try:
+        with reporting_trouble(source.location, "read"):
+            yield
+    except StoreBelowMissing:
+        raise
+    except StoreUnavailable as error:
+        raise _SourceUnreadable(str(error)) from error
 
 
 def _check_stores(source: Store, target: Store) -> None:
@@ -104,7 +125,7 @@ def _scopes(source: Store, keys: Sequence[str], gpu: str | None, environment: st
 
 
 def _copy(source: Storage, target: Store, scope: Scope, report: CopyReport, *, revive: bool) -> None:
-    with reporting_trouble(source.location, "read"):
+    with _reading(source):
         snapshot, passed_over = newest_live(source, scope)
         if passed_over and not revive:
             source.refs.newest(scope)  # One that is damaged may have withdrawn the key.
@@ -123,7 +144,7 @@ def _copy(source: Storage, target: Store, scope: Scope, report: CopyReport, *, r
 
 
 def _fetch(source: Storage, snapshot: Snapshot, wanted: Mapping[bytes, int]) -> Iterator[tuple[bytes, memoryview]]:
-    with reporting_trouble(source.location, "read"):
+    with _reading(source):
         check_supported(source, snapshot, wanted)
         yield from fetch_many(source, (snapshot.ref,), wanted)
 

@@ -43,7 +43,7 @@ def find_board(rank: Rank, storage: Storage, *, may_write: bool) -> Board:
     if not may_write:
         raise StoreUnavailable(
             "without a process group ranks agree through the store, and this worker's mode is `read`; "
-            "initialise torch.distributed before, or restore a `generation`"
+            "initialise torch.distributed before, or restore a `generation` without `group`"
         )
     return StoreBoard(storage)
 

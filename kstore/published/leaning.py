@@ -16,7 +16,7 @@ from kstore.published.layers import BASE
 from kstore.published.manifest import Entry, Files, Flag, Manifest, group_of, unit_of
 from kstore.published.ref import Ref
 from kstore.published.snapshot import Snapshot
-from kstore.storage import Storage
+from kstore.storage import Storage, reporting_trouble
 
 log = logging.getLogger(__name__)
 
@@ -89,16 +89,27 @@ def fetch(storage: Storage, entry: Entry, ref: Ref) -> bytes:
 def fetch_many(
     storage: Storage, refs: Iterable[Ref], wanted: Mapping[bytes, int]
 ) -> Iterator[tuple[bytes, memoryview]]:
-    """The blobs, given by digest and size, of some generations, each once; as `BlobStore.fetch_many` otherwise."""
-    left = dict(wanted)
+    """The blobs, given by digest and size, of some generations, each once. What is missing or damaged is left out.
+
+    Raises:
+        StoreUnavailable: some of them cannot be read just now, which is no damage.
+    """
+    left, troubles = dict(wanted), list[Exception]()
     for blobs in storage.below.blobs() if storage.below else ():
         held = storage.below.held(left)
-        for digest, data in blobs.fetch_many({d: size for d, size in left.items() if d in held}, blobs.packs_listed()):
+        here = {digest: size for digest, size in left.items() if digest in held}
+        for digest, data in blobs.fetch_many(here, blobs.packs_listed(), troubles):
             del left[digest]
             yield digest, data
     packs = tuple(dict.fromkeys(pack for ref in refs if not ref.depth for pack in ref.packs))
     if left and not storage.trouble:
-        yield from storage.blobs.fetch_many(left, packs)
+        for digest, data in storage.blobs.fetch_many(left, packs, troubles):
+            del left[digest]
+            yield digest, data
+            del data  # or a large one would be held while the next is read
+    if left and troubles:
+        with reporting_trouble(storage.location, "read"):
+            raise troubles[0]
 
 
 def absent(storage: Storage, ref: Ref, leant: Mapping[bytes, int]) -> set[bytes]:

@@ -198,10 +198,10 @@ class Refs:
         """What keys below `under`, a key prefix such as `my-model`, go on with."""
         return [name for name in _parts(self._backend, REFS, gpu, under) if not name.startswith("@")]
 
-    def scopes(self, gpu: str | None = None, under: str = "") -> Iterator[Scope]:
-        """Every scope with a folder, of one GPU or all, in order; `under` a key prefix such as `my-model`."""
-        for slug in [gpu] if gpu else self.gpus():
-            yield from walk_scopes(self._backend, REFS, slug, under)
+    def scopes(self, under: str = "") -> Iterator[Scope]:
+        """Every scope with a folder, in order; `under` a key prefix such as `my-model`."""
+        for gpu in self.gpus():
+            yield from walk_scopes(self._backend, REFS, gpu, under)
 
 
 def _no_generation(scope: Scope, generation: int) -> MissError:

@@ -86,7 +86,7 @@ class Held:
     live: int = 0
     """Those of them that are not empty."""
     published: bool = False
-    """Whether the newest of any of its scopes is not: a restore finds something."""
+    """Whether a restore finds something: the newest generation of one of its scopes is not empty."""
     artifacts: int = 0
     """Of all its generations, each counted by itself."""
     unique: int = 0

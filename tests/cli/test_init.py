@@ -90,6 +90,15 @@ def test_a_store_whose_settings_are_no_text_is_said_to_be_damaged_in_few_words(c
     assert len(result.err) < 500
 
 
+def test_a_store_whose_settings_name_only_a_format_has_the_usual_grace(cli: Cli) -> None:
+    cli.store.mkdir()
+    (cli.store / "kstore.json").write_text('{"format": 1}')
+    result = cli("init")
+
+    assert (result.code, result.err) == (0, "")
+    assert result.out == f"{cli.store} is a store already; what is superseded is kept for 1 h\n"
+
+
 def test_quiet_says_nothing(cli: Cli) -> None:
     result = cli("init", "-q")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from pathlib import Path
 
@@ -189,3 +190,14 @@ def test_a_generation_is_that_of_the_first_store_that_has_any(cli: Cli, base: Pa
     cli.publish("my/v1", "four")
     assert cli("cat", "my/v1@2", "cfour.py").code == 0
     assert cli("cat", "my/v1@3", "cfour.py").code == 3
+
+
+def test_the_way_back_that_is_told_is_one(cli: Cli, base: Path) -> None:
+    """Only the image has an earlier generation."""
+    assert cli("quarantine", "my/v1").code == 0
+    told = cli("restore", "my/v1").out
+    command = shlex.split(told.partition("`kstore ")[2].partition("`")[0])
+
+    assert command[0] == "rollback"
+    assert cli(*command).code == 0
+    assert "restored my/v1 generation 2: 2 files" in cli("restore", "my/v1").out

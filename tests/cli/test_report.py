@@ -105,6 +105,7 @@ def refuse(storage: Storage) -> int:
 def test_without_plotly_nothing_is_written(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cli.publish("my/v1", "one")
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    monkeypatch.setattr(Storage, "open_existing", lambda storage: pytest.fail("the store is read"))
     path = tmp_path / "report.html"
     result = cli("report", "-o", str(path))
 

@@ -2,8 +2,12 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
+from kstore.blobs.loose import blob_name
 from tests.cli.commandline import ENVIRONMENT, GPU, Cli
 from tests.cli.test_restore import damage_manifest
+from tests.faults.reading import trouble_with
 
 
 def test_it_shows_generations_and_the_components_of_the_newest(cli: Cli) -> None:
@@ -91,6 +95,19 @@ def test_a_lost_manifest_does_not_hide_the_generations(cli: Cli) -> None:
     assert result.code == 4
     assert "GENERATION" in result.out and "COMPONENT" not in result.out
     assert "warning: the manifest of generation 1" in result.err
+
+
+def test_a_manifest_that_cannot_be_read_does_not_hide_the_generations(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cli.publish("my/v1")
+    (generation,) = cli("show", "my/v1", "--json").json["scopes"][0]["generations"]
+    trouble_with(monkeypatch, blob_name(bytes.fromhex(generation["manifest"])))
+    result = cli("show", "my/v1")
+
+    assert result.code == 1
+    assert "GENERATION" in result.out and "COMPONENT" not in result.out
+    assert f"warning: cannot read the store at {cli.store}" in result.err
 
 
 def test_a_damaged_ref_does_not_hide_the_others(cli: Cli) -> None:

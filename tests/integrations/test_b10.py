@@ -27,6 +27,8 @@ from kstore.integrations.b10.archives import Archives
 from kstore.integrations.b10.deployment import Deployment
 from kstore.integrations.b10.hardware import archive_key
 from kstore.integrations.b10.status import never_raises
+from kstore.stats.pages import read_hits
+from kstore.stats.record import finish as finish_counting
 from kstore.store import Store
 from tests.compilers.programs import PATH
 from tests.programs.share_b10 import FREE
@@ -295,6 +297,19 @@ def test_another_store_holds_several_deployments(tmp_path: Path, monkeypatch: py
         assert b10.save_compile_cache() is b10.OperationStatus.SUCCESS
 
     assert [scope.key for scope in Store(tmp_path / "shared").scopes()] == ["b10/flux/v-1", "b10/sdxl"]
+
+
+@pytest.mark.usefixtures("ours_here", "host")
+def test_a_load_is_counted(volume: Path) -> None:
+    compile_here("one")
+    b10.save_compile_cache()
+    b10.clear_local_cache()
+    assert b10.load_compile_cache() is b10.OperationStatus.SUCCESS
+    finish_counting(60)
+
+    store = Store(volume / "kstore")
+    (scope,) = store.scopes()
+    assert read_hits(store.storage.backend, scope).restores == 1
 
 
 @pytest.mark.usefixtures("ours_here", "host")

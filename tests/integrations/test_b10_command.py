@@ -120,6 +120,16 @@ def test_a_server_that_is_the_child_finds_what_b10_transfer_has_saved(deployment
     assert deployment.saved() == {"old", "one"}
 
 
+def test_a_server_that_is_the_child_finds_what_an_image_below_has(deployment: Deployment) -> None:
+    """KSTORE_ROOT names the shared store, and after a colon the image's."""
+    for store, replica in (("base", "builder"), ("shared:base", "first")):
+        stores = ":".join(str(deployment.folder / name) for name in store.split(":"))
+        process = deployment.command("--", *deployment.server(replica, "--once"), replica=replica, KSTORE_ROOT=stores)
+        output = process.communicate(timeout=60)[0]
+
+    assert (output, process.returncode) == ("builder\n", 7)
+
+
 def test_a_server_that_serves_is_committed_before_it_ends(deployment: Deployment) -> None:
     process = deployment.command("--settle", "1s", "--", *deployment.server("one"))
     deployment.url("one")
@@ -169,6 +179,17 @@ def test_beside_a_server_what_it_compiles_after_a_restore_is_saved_too(deploymen
     restored = deployment.folder / "second/.cache/vllm/torch_compile_cache/torch_aot_compile/one/rank_0_0/one"
     assert restored.read_text() == "compiled"
     assert deployment.saved() == {"one", "two"}
+
+
+def test_a_server_beside_it_is_asked_without_a_proxy(deployment: Deployment) -> None:
+    deployment.start(deployment.server("one"), "first")
+    url, proxy = deployment.url("one"), "http://127.0.0.1:9"
+    process = deployment.command(
+        B10_TRANSFER_VLLM_URL=url, B10_TRANSFER_TIMEOUT_S="20", http_proxy=proxy, HTTP_PROXY=proxy, no_proxy=""
+    )
+
+    assert "save SUCCESS" in process.communicate(timeout=60)[1]
+    assert deployment.saved() == {"one"}
 
 
 def test_a_server_that_is_not_ready_in_time_is_given_up(deployment: Deployment) -> None:

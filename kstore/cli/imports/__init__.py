@@ -35,4 +35,4 @@ class Sources(CommandTable):
 
 @click.group("import", cls=Sources)
 def command() -> None:
-    """Bring in what another store or another cache holds."""
+    """Bring in what another store or another cache holds. Each source has a --help with its exit codes."""

@@ -72,7 +72,7 @@ def command(
     if output.json:
         output.document({"archive": str(archive), **report.as_json()})
     else:
-        output.summary(committed(report))
+        output.summary(committed(opened, report))
 
 
 def _find(source: Path) -> Path:

@@ -105,7 +105,7 @@ def _import(output: Output, store: Store, zip: Zip) -> CommitReport:
     with output.working(f"importing {zip.path}", store.progress):
         report = adopt_old(store, key, zip.path)
     if not output.json:
-        output.summary(committed(report))
+        output.summary(committed(store, report))
     if report.skipped:
         output.say(f"{plural(len(report.skipped), 'file')} of {zip.path} left behind; -v names them")
     for skipped in report.skipped:

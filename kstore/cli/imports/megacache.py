@@ -9,8 +9,8 @@ import click
 
 from kstore.cli.options import (
     ERROR,
+    HELD,
     INTEGRITY,
-    TIMEOUT,
     Command,
     Invocation,
     key_argument,
@@ -23,7 +23,7 @@ from kstore.cli.options import (
 from kstore.words import files
 
 
-@click.command("megacache", cls=Command, exit_codes=ERROR | INTEGRITY | TIMEOUT)
+@click.command("megacache", cls=Command, exit_codes=ERROR | INTEGRITY | HELD)
 @click.argument("file", type=click.File("rb"))
 @key_argument
 @store_option
@@ -57,7 +57,7 @@ def command(invocation: Invocation, file: BinaryIO, key: str) -> None:
         return
     for left in imported.left_out:
         output.warn(f"left out {not_held(left)}")
-    output.summary(committed(imported.committed))
+    output.summary(committed(store, imported.committed))
     output.say("it held " + ", ".join(f"{count} {kind}" for kind, count in imported.entries.items()))
     if imported.committed.declined:
         output.say(f"{files(imported.committed.declined)} answer what others answer that are published, which stay")

@@ -2,7 +2,8 @@
 
     from kstore.integrations.b10 import OperationStatus, load_compile_cache, save_compile_cache
 
-Nothing here raises: trouble is one line in the log, and `OperationStatus.ERROR`.
+Nothing here but `save_vllm_compile_cache`, which is a program, raises: trouble is one line in the log, and
+`OperationStatus.ERROR`.
 """
 
 from __future__ import annotations

@@ -62,7 +62,8 @@ def run_server(options: Sequence[str], program: Sequence[str]) -> int:
         return _replace_us(program)
     # Where the server has its cache without us: what is there was built under that path.
     os.environ[VLLM_VARIABLE] = deployment.environ[VLLM_VARIABLE]
-    return run(["exec", deployment.key, "--store", deployment.store.location, *options, "--", *program])
+    stores = ":".join(deployment.store.settings.store)
+    return run(["exec", deployment.key, "--store", stores, *options, "--", *program])
 
 
 def _nothing(_: str) -> Deployment | None:

@@ -22,8 +22,9 @@ from kstore.integrations.b10.status import CacheError, OperationStatus, log
 from kstore.integrations.b10.variables import TORCH_VARIABLE, VLLM_VARIABLE, Variables, key_of, store_location
 from kstore.origin import begin, origin_of
 from kstore.published.layers import newest_whole
-from kstore.report import CommitStatus, RestoreStatus
+from kstore.report import CommitStatus, RestoreReport, RestoreStatus
 from kstore.settings import Mode
+from kstore.stats.record import record
 from kstore.store import Store
 from kstore.worker import Worker
 
@@ -124,17 +125,18 @@ class Deployment:
             set_variables(self.store.variables(self.key), self.environ)
             return OperationStatus.DOES_NOT_EXIST
         try:
-            status = self._restore()
-            if status is RestoreStatus.MISS and self.archives.adopt(self.store, self.key):
-                status = self._restore()
+            report = self._restore()
+            if report.status is RestoreStatus.MISS and self.archives.adopt(self.store, self.key):
+                report = self._restore()
         except IntegrityError as error:  # What is compiled instead, a save can put there.
             log.warning("kstore: nothing is loaded: %s", error)
-            status = RestoreStatus.MISS
-        return _LOADED[status]
+            return OperationStatus.DOES_NOT_EXIST
+        record(self.store, report)
+        return _LOADED[report.status]
 
-    def _restore(self) -> RestoreStatus:
+    def _restore(self) -> RestoreReport:
         self._check_local_room()
-        return self.store.restore(self.key).status
+        return self.store.restore(self.key)
 
     def _save(self) -> OperationStatus:
         if self.store.settings.mode is not Mode.READ:

@@ -6,18 +6,15 @@ import logging
 import math
 import os
 import time
-import urllib.request
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from http import HTTPStatus
-from http.client import HTTPException
 
 from kstore.integrations.b10.deployment import Deployment, start_here
 from kstore.integrations.b10.status import CacheValidationError, OperationStatus, log, never_raises
+from kstore.live.ready import is_ready, opener_of
 
 FAILED, NOT_READY = 1, 2
-_PROBE_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,20 +42,12 @@ class Readiness:
 
     def wait(self) -> bool:
         """Wait for it; returns whether it is ready."""
-        end = time.monotonic() + self.timeout
-        while not self._is_ready():
+        end, opener = time.monotonic() + self.timeout, opener_of(self.url)
+        while not is_ready(opener, self.url):
             if time.monotonic() >= end:
                 return False
             time.sleep(self.interval)
         return True
-
-    def _is_ready(self) -> bool:
-        with (
-            suppress(OSError, ValueError, HTTPException),
-            urllib.request.urlopen(self.url, timeout=_PROBE_SECONDS) as answer,
-        ):
-            return bool(answer.status == HTTPStatus.OK)
-        return False
 
 
 def save_vllm_compile_cache() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import zstandard
 
+from kstore.folders import nearest_existing
 from kstore.integrations.b10.status import CacheValidationError
 
 MIB = 1 << 20
@@ -17,9 +18,7 @@ _CHUNK = 1 << 20
 
 def free_mb(path: Path) -> float:
     """MiB that are free on the filesystem that `path` is, or would be, on."""
-    while not path.exists() and path != path.parent:
-        path = path.parent
-    return shutil.disk_usage(path).free / MIB
+    return shutil.disk_usage(nearest_existing(str(path))).free / MIB
 
 
 def check_free(path: Path, needed_mb: float, what: str) -> None:

@@ -80,7 +80,8 @@ def _version(package: str) -> str:
 
 def _race_models(bench: Bench, table: Table, models: tuple[str, ...]) -> None:
     table.conditions += [f"models: {', '.join(models)}", "torch.compile for the CPU, one compile process"]
-    table.conditions.append("page cache warm; the precompiled headers, which torch keeps apart, are there after the first start")
+    headers = "the precompiled headers, which torch keeps apart, are there after the first start"
+    table.conditions.append(f"page cache warm; {headers}")
     _race(bench, table, _Job(["models", *models], {"TORCHINDUCTOR_COMPILE_THREADS": "1"}))
     table.note("In a mega-cache are no C++ objects: what it holds is compiled to machine code again.")
 
