@@ -99,7 +99,7 @@ def test_every_command_has_the_common_options(words: tuple[str, ...]) -> None:
     assert "--store" in options or words[0] in ("demo", "copy", "completion")
 
 
-DETECTING = {"exec", "restore", "commit", "watch", "env", "doctor", "why", "verify", "fal", "b10", "megacache"}
+DETECTING = {"exec", "restore", "commit", "watch", "env", "doctor", "why", "fal", "b10", "megacache"}
 
 
 @pytest.mark.parametrize("words", LINES, ids=" ".join)

@@ -194,6 +194,7 @@ def test_a_generation_is_that_of_the_first_store_that_has_any(cli: Cli, base: Pa
 
 def test_the_way_back_that_is_told_is_one(cli: Cli, base: Path) -> None:
     """Only the image has an earlier generation."""
+    assert cli("init", "--store", str(cli.store)).code == 0
     assert cli("quarantine", "my/v1").code == 0
     told = cli("restore", "my/v1").out
     command = shlex.split(told.partition("`kstore ")[2].partition("`")[0])

@@ -195,7 +195,7 @@ def test_what_keeps_it_from_asking_is_told(monkeypatch: pytest.MonkeyPatch) -> N
     def refuse(url: str) -> None:
         raise OSError("no certificates")
 
-    monkeypatch.setattr(ready, "_opener", refuse)
+    monkeypatch.setattr(ready, "opener_of", refuse)
     job = Job("https://127.0.0.1:9/health")
     until(lambda: job.is_over)
     assert job.warned == ["https://127.0.0.1:9/health cannot be asked: no certificates"]
@@ -212,6 +212,6 @@ def test_a_thread_that_cannot_be_started_is_told(monkeypatch: pytest.MonkeyPatch
 
 
 def test_https_is_asked_with_certificates_verified() -> None:
-    (handler,) = ready._opener("https://host/").handle_open["https"]
+    (handler,) = ready.opener_of("https://host/").handle_open["https"]
     assert handler._context.verify_mode == ssl.CERT_REQUIRED  # type: ignore[attr-defined]
-    assert ready._opener("http://host/").handle_open.keys() == {"http"}
+    assert ready.opener_of("http://host/").handle_open.keys() == {"http"}
