@@ -16,6 +16,7 @@ import click
 
 from kstore.cli.columns import Column
 from kstore.cli.options import ERROR, Command, Invocation, output_options, pass_invocation
+from kstore.cli.termination import terminable
 from kstore.errors import KstoreError, PackageMissing
 from kstore.words import amount, duration, size
 
@@ -46,7 +47,8 @@ def command(invocation: Invocation, keep: bool) -> None:
         raise PackageMissing("torch is not installed here; pip install torch")
     folder = Path(tempfile.mkdtemp(prefix="kstore-demo-"))
     try:
-        cold, restored = _compare(invocation.output, folder)
+        with terminable():
+            cold, restored = _compare(invocation.output, folder)
     finally:
         if not keep:
             shutil.rmtree(folder, ignore_errors=True)

@@ -19,6 +19,7 @@ from kstore.cli.options import (
     scope_options,
     store_option,
 )
+from kstore.cli.termination import terminable
 from kstore.words import plural
 
 if TYPE_CHECKING:
@@ -48,10 +49,11 @@ def command(invocation: Invocation, key: str) -> int:
 
     output, store = invocation.output, invocation.store()
     checks = []
-    for check in examine(store, key):
-        checks.append(check)
-        if not output.json:
-            _tell(output, check)
+    with terminable():  # It tries things out in a temporary folder.
+        for check in examine(store, key):
+            checks.append(check)
+            if not output.json:
+                _tell(output, check)
     worst = [check for check in checks if check.verdict is Verdict.BAD]
     if output.json:
         output.document(

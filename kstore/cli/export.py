@@ -14,6 +14,7 @@ import click
 
 from kstore.cli.options import ERROR, INTEGRITY, MISSING, Command, Invocation, complete_key, on_scope
 from kstore.cli.streams import STDOUT, Stdout, is_stdout
+from kstore.cli.termination import terminable
 from kstore.errors import IntegrityError, MissError, UsageError
 from kstore.words import amount, size
 
@@ -86,7 +87,7 @@ def command(invocation: Invocation, key: str, path: str, name: str | None, under
     output.stdout_is_lent = is_stdout(path)
     refs, damaged = _choose(store, key, invocation.settings)
     left_out: _LeftOut = ()
-    with output.working(f"exporting {key}", store.progress):
+    with terminable(), output.working(f"exporting {key}", store.progress):
         if FORMATS[name].writer:
             exported, left_out = _export_one(store, refs, path, FORMATS[name], options)
         else:

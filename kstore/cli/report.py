@@ -10,6 +10,7 @@ import click
 
 from kstore.cli.options import ERROR, INTEGRITY, Command, Invocation, on_store
 from kstore.cli.streams import STDOUT, is_stdout
+from kstore.cli.termination import terminable
 from kstore.errors import FileError, IntegrityError, UsageError
 from kstore.words import plural, size
 
@@ -48,7 +49,8 @@ def command(invocation: Invocation, path: str) -> int:
     if path == STDOUT:
         output.exact(page)
     else:
-        _write(path, page)
+        with terminable():
+            _write(path, page)
     for trouble in facts["unreadable"]:
         output.warn(f"cannot be read, and is not counted: {trouble}")
     keys = len({row["key"] for row in facts["keys"] if row["published"]})

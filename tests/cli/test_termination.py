@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tarfile
 from collections.abc import Iterator
 
 import psutil
@@ -26,6 +27,16 @@ HANG_WHILE_MARKING = """
 import sys, threading
 import kstore.gc.collection as module
 module.mark = lambda *what: (print("marking", file=sys.stderr, flush=True), threading.Event().wait())
+"""
+HANG_WHILE_READING = """
+import sys, threading
+import kstore.published.leaning as module
+module.fetch_many = lambda *what: (print("reading", file=sys.stderr, flush=True), threading.Event().wait())
+"""
+HANG_ONCE_UNPACKED = """
+import sys, threading
+import kstore.operations.commit as module
+module.commit = lambda *what: (print("unpacked", file=sys.stderr, flush=True), threading.Event().wait())
 """
 FIRST_PROCESS = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child"]
 
@@ -79,6 +90,42 @@ def test_a_gc_lets_the_next_begin_at_once(cli: Cli) -> None:
     assert process.wait(60) == 128 + signal.SIGTERM
     process.communicate()
     assert cli("gc", "--json").json["status"] == "collected"
+
+
+def test_an_export_leaves_no_half_archive(cli: Cli) -> None:
+    cli.publish("my/v1")
+    (cli.folder / "sitecustomize.py").write_text(HANG_WHILE_READING)
+    archive = cli.folder / "out/my.tar"
+    archive.parent.mkdir()
+    process = cli.start("export", "my/v1", "-o", str(archive), PYTHONPATH=f"{cli.folder}:{REPOSITORY}")
+    assert process.stderr is not None
+    assert process.stderr.readline() == "reading\n"
+    assert [path.name for path in archive.parent.iterdir()] == ["my.tar.partial"]
+    process.send_signal(signal.SIGTERM)
+
+    assert process.wait(60) == 128 + signal.SIGTERM
+    process.communicate()
+    assert list(archive.parent.iterdir()) == []
+
+
+def test_an_import_leaves_nothing_of_what_it_has_unpacked(cli: Cli) -> None:
+    (cli.folder / "sitecustomize.py").write_text(HANG_ONCE_UNPACKED)
+    temporary, kernel, archive = cli.folder / "temporary", cli.folder / "cone.py", cli.folder / "cache.tar.gz"
+    temporary.mkdir()
+    kernel.write_text("one")
+    with tarfile.open(archive, "w:gz") as file:
+        file.add(kernel, "ab/cone.py")
+    process = cli.start(
+        "import", "b10", str(archive), "--key", "my/v1", PYTHONPATH=f"{cli.folder}:{REPOSITORY}", TMPDIR=str(temporary)
+    )
+    assert process.stderr is not None
+    assert process.stderr.readline() == "unpacked\n"
+    assert list(temporary.glob("*/inductor/ab/cone.py"))
+    process.send_signal(signal.SIGTERM)
+
+    assert process.wait(60) == 128 + signal.SIGTERM
+    process.communicate()
+    assert list(temporary.iterdir()) == []
 
 
 def test_who_has_it_ignored_is_not_ended_by_it(cli: Cli) -> None:

@@ -19,6 +19,7 @@ from kstore.cli.options import (
     pass_invocation,
     scope_options,
 )
+from kstore.cli.termination import terminable
 
 if TYPE_CHECKING:
     from kstore.integrations.b10.variables import Variables
@@ -63,7 +64,7 @@ def command(
     invocation.settings["store"] = store or store_location(folder)
     opened = invocation.store()
     check_target(opened)
-    with output.working(f"importing {archive}", opened.progress):
+    with terminable(), output.working(f"importing {archive}", opened.progress):
         report = adopt(
             opened, key or key_of(folder), archive, component="vllm" if vllm else "inductor",
             built_under=built_under or _built_under(variables, vllm),

@@ -18,6 +18,7 @@ from kstore.cli.options import (
     scope_options,
     store_option,
 )
+from kstore.cli.termination import terminable
 from kstore.errors import ArchiveError, FileError, KstoreError, MissError
 from kstore.words import plural
 
@@ -102,7 +103,7 @@ def _import(output: Output, store: Store, zip: Zip) -> CommitReport:
     from kstore.integrations.fal import adopt_old, store_key
 
     key = store_key(zip.key)
-    with output.working(f"importing {zip.path}", store.progress):
+    with terminable(), output.working(f"importing {zip.path}", store.progress):
         report = adopt_old(store, key, zip.path)
     if not output.json:
         output.summary(committed(store, report))

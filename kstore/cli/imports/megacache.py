@@ -20,6 +20,7 @@ from kstore.cli.options import (
     scope_options,
     store_option,
 )
+from kstore.cli.termination import terminable
 from kstore.words import files
 
 
@@ -46,7 +47,7 @@ def command(invocation: Invocation, file: BinaryIO, key: str) -> None:
     output, store = invocation.output, invocation.store()
     check_mode(store)
     name = file.name if isinstance(file.name, str) else "stdin"  # that was closed has a number for a name
-    with output.working(f"importing {name}"):
+    with terminable(), output.working(f"importing {name}"):
         imported = bring_in(store, file.read(), key, name)
     tell_trouble(output, imported.committed)
     if output.json:
