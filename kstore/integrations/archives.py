@@ -9,26 +9,20 @@ that an entry of another version is never found. Objects of a C++ compiler are n
 from __future__ import annotations
 
 import errno
-import gzip
 import os
 import shutil
-import stat
-import struct
-import tarfile
-import tempfile
-import zipfile
-import zlib
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING
 
 from kstore.components import Component, load_table
 from kstore.components.table import KSTORE_FOLDER, table_version
-from kstore.errors import ArchiveError, FileError
+from kstore.errors import ArchiveError, FileError, reason_of
 from kstore.folders import make_folder
+from kstore.integrations.members import DAMAGED, MAX_READ, Member, members
+from kstore.integrations.unpacked import temporary_root
 from kstore.local.cacheroot import CacheRoot
 from kstore.local.found import Skipped
 from kstore.published.manifest import Flag
@@ -44,17 +38,10 @@ if TYPE_CHECKING:
 _HOST = int(Flag.HOST)
 _MAX_FILES = 1_000_000
 _MAX_DEPTH = 64
-_ZIP, _GZIP = (b"PK\x03\x04", b"PK\x05\x06"), b"\x1f\x8b"
-"""How they begin. That something in it ends like a zip does not make a tar one."""
-_MAX_READ = 4 << 20
-"""Bytes that are read at once: no header is longer."""
-_DAMAGED = (
-    zipfile.BadZipFile, tarfile.TarError, zlib.error, struct.error, EOFError, NotImplementedError, OverflowError,
-    RuntimeError, ValueError, gzip.BadGzipFile,
-)  # fmt: skip
-
-_CLASHES = {errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG}
-"""Of names, in an archive that no compiler's folder is in."""
+_KERNELS = "triton-of-devices"
+"""Where Triton's kernels are until it is known which device's are taken."""
+_ARCHIVES = {errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.EINVAL}
+"""Errors that come of an archive's names, in which there is no compiler's folder, or of a place in it that is none."""
 
 
 def adopt(store: Store, key: str, archive: Path, *, built_under: Path, component: str = "inductor") -> CommitReport:
@@ -76,8 +63,8 @@ def adopt(store: Store, key: str, archive: Path, *, built_under: Path, component
     scope = store.scope(key)
     if store.settings.mode is Mode.READ:
         return CommitReport(CommitStatus.READ_ONLY, key, store=store.location)
-    with _temporary_folder() as folder:
-        left = unpack(archive, Path(folder), component)
+    with temporary_root(str(archive)) as folder:
+        left = unpack(archive, Path(folder), component, store.waiting.check)
         worker = Worker(
             storage=store.storage,
             scope=scope,
@@ -108,30 +95,12 @@ def settled(store: Store, key: str) -> bool | None:
     return newest.state is RefState.LIVE
 
 
-@contextmanager
-def _temporary_folder() -> Iterator[str]:
-    try:
-        folder = tempfile.TemporaryDirectory(prefix="kstore-archive-")
-    except OSError as error:
-        raise FileError(f"an archive cannot be unpacked: {error}; set TMPDIR to another folder") from error
-    with folder as path:
-        yield path
-
-
-class _Member(NamedTuple):
-    name: str
-    size: int
-    """Bytes, as declared."""
-    is_file: bool
-    """Whether it is a plain file: no link, no device."""
-    is_folder: bool
-    open: Callable[[], IO[bytes]]
-    link: str = ""
-    """Of a second name, the first one: tar has the bytes of a file once, as where a restore has linked it twice."""
-
-
-def unpack(archive: Path, root: Path, component: str = "inductor") -> list[Skipped]:
+def unpack(
+    archive: Path, root: Path, component: str = "inductor", check: Callable[[], None] = lambda: None
+) -> list[Skipped]:
     """Unpack a component's folder into the components of the cache root `root`; returns what was left out.
+
+    `check` is called before each member, and may raise to end it.
 
     Raises:
         ArchiveError, FileError: as `adopt` does.
@@ -139,12 +108,14 @@ def unpack(archive: Path, root: Path, component: str = "inductor") -> list[Skipp
     unpacking = _Unpacking(root, component, shutil.disk_usage(root).free // 2)
     try:
         with ExitStack() as stack:
-            for member in _members(archive, stack, unpacking.room):
+            for member in members(archive, stack, unpacking.room):
+                check()
                 unpacking.take(member)
-    except _DAMAGED as error:
-        raise ArchiveError(f"{archive} cannot be unpacked: {error}") from error
+        unpacking.choose_kernels()
+    except DAMAGED as error:
+        raise ArchiveError(f"{archive} cannot be unpacked: {reason_of(error)}") from error
     except OSError as error:
-        if error.errno in _CLASHES:
+        if error.errno in _ARCHIVES:
             raise ArchiveError(f"{archive} cannot be unpacked: {error}") from error
         raise FileError(
             f"{archive} cannot be unpacked: {error}; see whether it can be read, or set TMPDIR to a folder with room"
@@ -163,10 +134,10 @@ class _Unpacking:
     """Bytes that may still be unpacked: a job needs the other half of the disk."""
     files: int = 0
     left: list[Skipped] = field(default_factory=list)
-    devices: dict[str, str] = field(default_factory=dict)
-    """Kernel → folder of the device that it is taken from: the files of two must not mix."""
+    kernels: dict[str, list[str]] = field(default_factory=dict)
+    """Triton's → the devices that have them: the files of two must not mix."""
 
-    def take(self, member: _Member) -> None:
+    def take(self, member: Member) -> None:
         """Write one file, or leave it out."""
         if member.link:
             member = self._linked(member)
@@ -177,33 +148,48 @@ class _Unpacking:
         if member.is_folder:
             return
         parts = _parts(member.name)
-        name, path = self._sort(parts)
+        name, path, target = self._place(parts)
         component = load_table()[name]
-        if not path or KSTORE_FOLDER in parts or _is_ignored(component, path):
+        if KSTORE_FOLDER in parts or _is_ignored(component, path):
             return
         if not member.is_file:
             self.left.append(Skipped(f"{name}/{path}", "it is no regular file"))
         elif component.kind(path, 0, 0).flags & _HOST:
             self.left.append(Skipped(f"{name}/{path}", "nobody knows which host it was built on"))
         else:
-            _write(member, self.root / name / path)
+            _write(member, target)
 
-    def _linked(self, member: _Member) -> _Member:
+    def _linked(self, member: Member) -> Member:
         """With the bytes that were unpacked under its first name; no file, if none were."""
-        name, path = self._sort(_parts(member.link))
-        source = self.root / name / path
-        if not (path and source.is_file()):
+        _, _, source = self._place(_parts(member.link))
+        if not source.is_file():
             return member
         return member._replace(size=source.stat().st_size, is_file=True, open=lambda: source.open("rb"))
 
-    def _sort(self, parts: list[str]) -> tuple[str, str]:
-        """Component and path. Inductor keeps Triton's kernels for each device apart; the first that has one counts."""
+    def _place(self, parts: list[str]) -> tuple[str, str, Path]:
+        """Component, path in it, and where that is unpacked. Inductor keeps Triton's kernels for each device apart."""
         if self.component != "inductor" or parts[0] != "triton" or len(parts) < 3:
-            return self.component, "/".join(parts)
-        device, kernel = ("", parts[1:]) if len(parts) == 3 else (parts[1], parts[2:])
-        if self.devices.setdefault(kernel[0], device) != device:
-            return "triton", ""
-        return "triton", "/".join(kernel)
+            path = "/".join(parts)
+            return self.component, path, self.root / self.component / path
+        device, kernel = ("-", parts[1:]) if len(parts) == 3 else (parts[1], parts[2:])
+        devices = self.kernels.setdefault(kernel[0], [])
+        if device not in devices:
+            devices.append(device)
+        path = "/".join(kernel)
+        return "triton", path, self.root / _KERNELS / kernel[0] / device / "/".join(kernel[1:])
+
+    def choose_kernels(self) -> None:
+        """Of each kernel that of the first device that has it whole, else of the first that has any of it."""
+        for kernel, devices in self.kernels.items():
+            found = [folder for device in devices if (folder := self.root / _KERNELS / kernel / device).is_dir()]
+            if found:
+                chosen = next(filter(_is_whole, found), found[0])
+                make_folder(str(self.root / "triton"))
+                chosen.rename(self.root / "triton" / kernel)
+
+
+def _is_whole(kernel: Path) -> bool:
+    return any(load_table()["triton"].completes(f"{kernel.parent.name}/{file.name}") for file in kernel.iterdir())
 
 
 def _parts(name: str) -> list[str]:
@@ -226,84 +212,15 @@ def _is_ignored(component: Component, path: str) -> bool:
     return component.ignores(path) or any(map(component.ignores, folders))
 
 
-def _write(member: _Member, target: Path) -> None:
+def _write(member: Member, target: Path) -> None:
     """To a name that is free: an archive that holds a name twice is refused."""
     make_folder(str(target.parent))
     left = member.size
     with member.open() as source, target.open("xb") as file:
-        while left and (data := source.read(min(left, _MAX_READ))):
+        while left and (data := source.read(min(left, MAX_READ))):
             file.write(data)
             left -= len(data)
         if left or source.read(1):
             raise ArchiveError(f"{member.name!r} is not as long as it says")
-
-
-def _members(archive: Path, stack: ExitStack, room: int) -> Iterator[_Member]:
-    """Each as it is read. No more than `room` bytes are uncompressed."""
-    file = stack.enter_context(archive.open("rb"))
-    start = file.read(4)
-    file.seek(0)
-    if start in _ZIP:
-        return _of_zip(stack.enter_context(zipfile.ZipFile(file)))
-    plain = stack.enter_context(gzip.GzipFile(fileobj=file)) if start.startswith(_GZIP) else file
-    bounded = _Bounded(plain, room + _MAX_READ)
-    return _of_tar(stack.enter_context(tarfile.open(fileobj=cast("IO[bytes]", bounded), mode="r:")), bounded)
-
-
-def _of_zip(archive: zipfile.ZipFile) -> Iterator[_Member]:
-    for info in archive.infolist():
-        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise ArchiveError(f"{info.filename!r} is compressed in another way than by deflate")
-        kind = stat.S_IFMT(info.external_attr >> 16)
-        is_file = kind in (0, stat.S_IFREG)
-        yield _Member(info.filename, info.file_size, is_file, info.is_dir(), partial(archive.open, info))
-
-
-def _of_tar(archive: tarfile.TarFile, file: _Bounded) -> Iterator[_Member]:
-    while info := archive.next():
-        archive.members.clear()  # type: ignore[attr-defined]  # It remembers every one.
-        is_file = info.isreg() and not info.issparse()
-        link = info.linkname if info.islnk() else ""
-        yield _Member(info.name, info.size, is_file, info.isdir(), partial(_open_member, archive, info), link)
-    if file.last != bytes(tarfile.BLOCKSIZE):  # A header that it does not understand is an end for tarfile.
-        raise ArchiveError("it is damaged, or cut short")
-    while file.read(_MAX_READ):
-        pass  # gzip's checksum of all of it comes last.
-
-
-def _open_member(archive: tarfile.TarFile, info: tarfile.TarInfo) -> IO[bytes]:
-    file = archive.extractfile(info)
-    assert file
-    return file
-
-
-class _Bounded:
-    """A file of which only so much is read: tarfile takes a header of any length into memory."""
-
-    def __init__(self, file: IO[bytes] | gzip.GzipFile, room: int) -> None:
-        self._file = file
-        self._room = room
-        self.last = b""
-        """What was read last."""
-
-    def read(self, size: int = -1) -> bytes:
-        """As of a file."""
-        if not 0 <= size <= _MAX_READ:
-            raise ArchiveError("a header in it is too long")
-        self.last = self._file.read(size)
-        self._check()
-        return self.last
-
-    def seek(self, position: int) -> int:
-        """Forwards, at the most to where reading ends."""
-        if position > self._room:
-            raise ArchiveError("what it says it holds is more than half of the free space")
-        return self._file.seek(position)
-
-    def tell(self) -> int:
-        """As of a file."""
-        return self._file.tell()
-
-    def _check(self) -> None:
-        if self._file.tell() > self._room:
-            raise ArchiveError("it is longer than half of the free space")
+        if executable := member.mode & 0o111:
+            os.fchmod(file.fileno(), 0o644 | executable)

@@ -32,11 +32,22 @@ def sweep(parent: str, longest_wait: float) -> None:
 
 def sweep_elsewhere(parent: str) -> None:
     """The same in a component's folder. Other roots and hosts may have it too, and not every filesystem has locks."""
+    for path in left_folders(parent, STAGE):
+        shutil.rmtree(path, ignore_errors=True)
+        with suppress(OSError):  # another restore's may be in it
+            os.rmdir(parent)
+
+
+def left_folders(parent: str, prefix: str) -> list[str]:
+    """Folders of that prefix that are a day old, and that nobody is at work on."""
     with suppress(OSError):
-        for name in os.listdir(parent):
-            path = os.path.join(parent, name)
-            is_old = name.startswith(STAGE) and time.time() - os.stat(path).st_mtime > _LONGEST_RESTORE
-            if is_old and not is_held(path):
-                shutil.rmtree(path, ignore_errors=True)
-                with suppress(OSError):  # another restore's may be in it
-                    os.rmdir(parent)
+        paths = [os.path.join(parent, name) for name in os.listdir(parent) if name.startswith(prefix)]
+        return [path for path in paths if _is_old(path) and not is_held(path)]
+    return []
+
+
+def _is_old(path: str) -> bool:
+    try:
+        return time.time() - os.lstat(path).st_mtime > _LONGEST_RESTORE
+    except OSError:
+        return False

@@ -11,13 +11,16 @@ import struct
 import tarfile
 import zipfile
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from kstore.deadline import Abandoned
 from kstore.errors import ArchiveError, FileError
 from kstore.integrations import archives
 from kstore.integrations.archives import adopt
+from kstore.integrations.members import members
 from kstore.report import CommitReport, CommitStatus, RestoreStatus
 from tests.trees import KEY, Node, Tree, contents, shared_object
 
@@ -118,6 +121,38 @@ def test_the_files_of_two_devices_kernels_do_not_mix(node: Node, builder: Builde
     assert len({b"second" in data for data in files}) == 1
 
 
+def test_a_whole_kernel_goes_before_half_of_another_device_s(node: Node, tmp_path: Path) -> None:
+    kernel = node.tree.kernel("one", below="half/triton/0")
+    whole = node.tree.kernel("one", "of the second device", below="half/triton/1")
+    (node.tree.root / kernel / "__grp__k.json").unlink()
+    with zipfile.ZipFile(tmp_path / "archive.zip", "w") as archive:
+        for file in sorted((node.tree.root / "half").rglob("*/*/*/*")):
+            archive.write(file, file.relative_to(node.tree.root / "half"))
+    report = adopt(node.store, KEY, tmp_path / "archive.zip", built_under=tmp_path)
+
+    assert skipped(report) == {}
+    assert {path.rpartition("/")[2] for path in node.published()} == {
+        file.name for file in (node.tree.root / whole).iterdir()
+    }
+
+
+def test_a_program_stays_one(node: Node, tmp_path: Path) -> None:
+    """As `tar -x` leaves it, which is how b10-transfer unpacks."""
+    (tmp_path / "made/ab").mkdir(parents=True)
+    for name, mode in (("run", 0o4755), ("data", 0o600)):
+        (tmp_path / "made/ab" / name).write_text(name)
+        (tmp_path / "made/ab" / name).chmod(mode)
+    adopt(
+        node.store,
+        KEY,
+        Path(shutil.make_archive(str(tmp_path / "a"), "gztar", tmp_path / "made")),
+        built_under=tmp_path,
+    )
+
+    modes = {path.rpartition("/")[2]: entry.mode for path, entry in node.published().items()}
+    assert modes == {"run": 0o755, "data": 0o644}
+
+
 def test_objects_of_an_unknown_host_are_left_behind_and_named(node: Node, builder: Builder) -> None:
     path = builder.tree.put("inductor/ab/cab.main.so", shared_object())
 
@@ -190,6 +225,27 @@ def test_the_temporary_folder_is_gone_afterwards(node: Node, builder: Builder, t
     assert list(temporary.iterdir()) == []
 
 
+def test_what_a_killed_import_has_left_is_removed_a_day_later(node: Node, builder: Builder, temporary: Path) -> None:
+    old, young, others = (temporary / name for name in ("kstore-unpacked-old", "kstore-unpacked-young", "others"))
+    for folder in (old, young, others):
+        (folder / "inductor").mkdir(parents=True)
+    for folder in (old, others):
+        os.utime(folder, (0, 0))
+    take(node, builder)
+
+    assert sorted(temporary.iterdir()) == [young, others]
+
+
+def test_who_has_given_up_unpacks_no_further(node: Node, builder: Builder, temporary: Path) -> None:
+    archive = builder.archive()
+    node.store.waiting.give_up()
+    with pytest.raises(Abandoned):
+        adopt(node.store, KEY, archive, built_under=builder.folder)
+
+    assert list(temporary.iterdir()) == []
+    assert not node.location.exists()
+
+
 def test_a_worker_that_may_only_read_takes_nothing(tmp_path: Path, builder: Builder) -> None:
     node = Node(tmp_path, mode="read")
 
@@ -244,6 +300,56 @@ def long_header(folder: Path) -> Path:
         for _ in range(32):
             file.write(bytes(1 << 20))
     return path
+
+
+def headers_for_ever(folder: Path) -> Path:
+    """Each says of all that follow what is another megabyte in memory, and none is a member."""
+    path = folder / "hostile.tar.gz"
+    with gzip.open(path, "wb", 1) as file:
+        for number in range(32):
+            value = b"%d k%d=" % ((1 << 20) + 100, number)
+            info = tarfile.TarInfo("global")
+            info.type, info.size = tarfile.XGLTYPE, (1 << 20) + 100
+            file.write(info.tobuf(tarfile.GNU_FORMAT) + value.ljust(info.size - 1, b"v") + b"\n")
+            file.write(bytes(-info.size % tarfile.BLOCKSIZE))
+    return path
+
+
+def sparse_for_ever(folder: Path) -> Path:
+    """GNU's old form: each block says that another one follows."""
+    path = folder / "hostile.tar.gz"
+    info = tarfile.TarInfo("ab/c.py")
+    info.type = tarfile.GNUTYPE_SPARSE
+    header = bytearray(info.tobuf(tarfile.GNU_FORMAT))
+    header[482] = 1
+    header[148:156] = b"%06o\0 " % tarfile.calc_chksums(bytes(header))[0]
+    with gzip.open(path, "wb", 1) as file:
+        file.write(header)
+        for _ in range(64):
+            file.write((bytes(504) + b"\1" + bytes(7)) * 1024)
+    return path
+
+
+def nameless(folder: Path) -> Path:
+    path = zipped(folder, "ab/c.py")
+    data = bytearray(path.read_bytes())
+    data[data.index(b"PK\x01\x02") + 46] = 0
+    path.write_bytes(data)
+    return path
+
+
+def no_such_place(folder: Path) -> Path:
+    """The list of what is in it would be before its beginning."""
+    path = zipped(folder, "ab/c.py")
+    data = bytearray(path.read_bytes())
+    struct.pack_into("<I", data, data.index(b"PK\x05\x06") + 16, 1 << 30)
+    path.write_bytes(data)
+    return path
+
+
+def pipe(folder: Path) -> Path:
+    os.mkfifo(folder / "pipe.zip")
+    return folder / "pipe.zip"
 
 
 def endless_tar(folder: Path) -> Path:
@@ -323,6 +429,9 @@ HOSTILE: dict[str, Callable[[Path], Path]] = {
     "a size that is not declared": lying_zip,
     "a header without end": long_header,
     "a file without end": endless_tar,
+    "a name that is none": nameless,
+    "a place that is none": no_such_place,
+    "a pipe": pipe,
     "a size below nothing": negative_size,
     "a folder too deep": lambda folder: zipped(folder, "a/" * 500 + "c.py"),
     "a name that is no text": lambda folder: tarred(folder, tarfile.TarInfo("ab/\udcff.py")),
@@ -348,6 +457,27 @@ def test_a_hostile_archive_is_refused_and_nothing_is_written(
     assert not (tmp_path / "outside").exists()
     assert not node.location.exists()
     assert list((tmp_path / "tmp").iterdir()) == []
+
+
+@pytest.mark.parametrize("make", [headers_for_ever, sparse_for_ever])
+def test_no_more_of_a_member_s_headers_is_read_than_one_may_have(
+    node: Node, tmp_path: Path, make: Callable[[Path], Path]
+) -> None:
+    with pytest.raises(ArchiveError, match="headers are too long"):
+        adopt(node.store, KEY, make(tmp_path), built_under=tmp_path)
+
+
+def test_what_was_said_of_all_members_is_not_kept(node: Node, tmp_path: Path) -> None:
+    archive = tmp_path / "hostile.tar.gz"
+    with tarfile.open(archive, "w:gz", format=tarfile.PAX_FORMAT) as file:
+        for number in range(3):
+            file.fileobj.write(tarfile.TarInfo.create_pax_global_header({f"k{number}": "v" * 1000}))  # type: ignore[union-attr]
+            file.addfile(tarfile.TarInfo(f"ab/c{number}.py"))
+    with ExitStack() as stack:
+        for member in members(archive, stack, 1 << 20):
+            tar = member.open.args[0]  # type: ignore[attr-defined]
+            assert tar.pax_headers == {}
+    assert member.name == "ab/c2.py"
 
 
 def test_a_tar_that_holds_a_zip_at_its_end_is_a_tar(node: Node, tmp_path: Path) -> None:

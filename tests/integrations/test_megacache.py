@@ -274,6 +274,27 @@ def test_a_generation_without_graphs_is_not_exported(fleet: Fleet) -> None:
     assert not (fleet.folder / "exported.bin").exists()
 
 
+def test_a_file_whose_name_is_no_text_is_left_out_of_an_export(fleet: Fleet) -> None:
+    """Torch writes the job's own name into it."""
+    put(fleet.folder / "cold/inductor/aotautograd/aab/one", "entry")
+    put(fleet.folder / "cold/inductor/dynamo/code_state_j\udcff.pkl", "profile")
+    fleet.document("commit", KEY, worker="cold")
+
+    exported = fleet.document("export", KEY, "--format", "megacache", "-o", fleet.folder / "exported.bin")
+
+    assert [(left["what"], left["files"]) for left in exported["left_out_kinds"]] == [
+        ("other files of TorchInductor", 1)
+    ]
+    assert read((fleet.folder / "exported.bin").read_bytes()) == [Artifact("aot_autograd", "aab", b"entry")]
+
+
+def test_a_job_may_have_a_name_as_long_as_a_file_s(fleet: Fleet) -> None:
+    """TORCH_COMPILE_JOB_ID."""
+    imported = bring_in(fleet.store, write([Artifact("pgo", "j" * 240, b"profile")]), KEY)
+
+    assert imported.committed.new_files == 1
+
+
 def test_a_damaged_store_exports_nothing(fleet: Fleet) -> None:
     put(fleet.folder / "cold/inductor/aotautograd/aab/one", "entry")
     fleet.document("commit", KEY, "--layout", "loose", worker="cold")
@@ -437,6 +458,11 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "an absolute key": lambda data: write([Artifact("autotune", "/etc/x.best_config", b"{}")]),
     "a module for a configuration": lambda data: write([Artifact("autotune", "ab/cabc.py", b"import os")]),
     "a key of folders": lambda data: write([Artifact("precompile", "a/b", b"entry")]),
+    "a key too long": lambda data: write([Artifact("aot_autograd", "a" * 300, b"entry")]),
+    "a profile's key of too many bytes": lambda data: write([Artifact("pgo", "中" * 100, b"profile")]),
+    "a file that is also a folder": lambda data: write(
+        [Artifact("pgo", "x", b"profile"), Artifact("precompile", "code_state_x.pkl", b"package")]
+    ),
     "a key with a NUL": lambda data: write([Artifact("pgo", "a\0b", b"profile")]),
 }
 

@@ -87,7 +87,7 @@ def find_zips(folder: Path, gpu_folder: str) -> tuple[list[Zip], list[Path]]:
     A key may begin as a folder of a GPU is named; where it could be either, it is taken for a GPU's.
     """
     own, old, others = [], [], []
-    for path in sorted(folder.rglob("*.zip")):
+    for path in sorted(filter(Path.is_file, folder.rglob("*.zip"))):  # A key's own folder may be called so.
         first, *rest = path.relative_to(folder).with_suffix("").parts
         if rest and first == gpu_folder:
             own.append(Zip(path, "/".join(rest)))

@@ -53,18 +53,29 @@ _PATHS = {
 }
 # Of what is one name in a path. It begins with no dot, so it cannot climb.
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
+_LONGEST = 255
+"""Bytes of a name: NAME_MAX of Linux."""
 _NOT_IN_NAMES = re.compile(r'[<>:"/\\|?*]')
 
 
 def artifact_of(path: str) -> tuple[Kind, str] | None:
     """The kind and key of the artifact at `path`, `<component>/…`; None if a mega-cache cannot carry it."""
     component, _, relative = path.partition("/")
-    if component != COMPONENT:
+    if component != COMPONENT or not _is_text(relative):
         return None
     for kind, pattern in _PATHS.items():
         if found := pattern.fullmatch(relative):
             return kind, found["key"]
     return None
+
+
+def _is_text(path: str) -> bool:
+    """A mega-cache's keys are UTF-8, which a file's name need not be."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def files_of(artifacts: Iterable[Artifact]) -> tuple[dict[str, bytes], tuple[Artifact, ...]]:
@@ -98,7 +109,8 @@ def _path_of(artifact: Artifact) -> str:
                 raise IntegrityError(_foreign(key))
             return path
         case Kind.PROFILE:
-            return f"dynamo/code_state_{_printable(_NOT_IN_NAMES.sub('_', key))}.pkl"
+            name = _NOT_IN_NAMES.sub("_", key)
+            return f"dynamo/{_printable(f'code_state_{name}.pkl')}"
         case _:
             return f"dynamo/{_name(key)}/entry"
 
@@ -109,7 +121,7 @@ def _content_name(content: bytes) -> str:
 
 
 def _name(text: str) -> str:
-    if not _NAME.fullmatch(text):
+    if not _NAME.fullmatch(text) or len(text) > _LONGEST:
         raise IntegrityError(_foreign(text))
     return text
 
@@ -120,6 +132,6 @@ def _foreign(key: str) -> str:
 
 def _printable(text: str) -> str:
     """The user's own job name is part of it."""
-    if not text.isprintable() or len(text) > 200:
+    if not text.isprintable() or len(text.encode()) > _LONGEST:
         raise IntegrityError(f"a mega-cache holds the key {text!r}, which cannot be a file's name")
     return text

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
-import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
@@ -16,6 +16,7 @@ from kstore.integrations.megacache import container
 from kstore.integrations.megacache.entries import COMPONENT, Artifact, artifact_of, files_of
 from kstore.integrations.megacache.omissions import bundled_kernels, left_out
 from kstore.integrations.megacache.tree import unchosen, write_files
+from kstore.integrations.unpacked import temporary_root
 from kstore.published.leaning import check_supported, fetch_many
 from kstore.published.manifest import Files
 from kstore.published.ref import Ref
@@ -94,11 +95,12 @@ def _fetch(store: Store, snapshot: Snapshot, carried: Files) -> Iterator[Artifac
 @contextmanager
 def _unpacked(files: Mapping[str, bytes]) -> Iterator[str]:
     """A temporary cache root."""
-    with ExitStack() as stack:
+    with temporary_root("a mega-cache") as root:
         try:
-            root = stack.enter_context(tempfile.TemporaryDirectory(prefix="kstore-megacache-"))
             write_files(Path(root, COMPONENT), files)
         except OSError as error:
+            if error.errno in (errno.ENOTDIR, errno.EISDIR, errno.EEXIST):
+                raise IntegrityError(f"a mega-cache holds a file that is also a folder: {error.filename}") from error
             raise FileError(f"a mega-cache cannot be unpacked: {error}; set TMPDIR to another folder") from error
         yield root
 

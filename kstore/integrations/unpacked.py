@@ -1,0 +1,33 @@
+"""A temporary cache root, for what another tool has stored: it is committed from there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from kstore.errors import FileError
+from kstore.local.held import held
+from kstore.local.leftovers import left_folders
+
+_PREFIX = "kstore-unpacked-"
+
+
+@contextmanager
+def temporary_root(what: str) -> Iterator[str]:
+    """A private folder, gone afterwards. What killed processes have left of such folders goes as well, a day later.
+
+    Raises:
+        FileError: there can be none to unpack `what` in.
+    """
+    try:
+        # A thread that nobody waits for any more may still be writing when it is removed.
+        folder = tempfile.TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True)
+    except OSError as error:
+        raise FileError(f"{what} cannot be unpacked: {error}; set TMPDIR to another folder") from error
+    with folder as path, held(path):
+        for left in left_folders(os.path.dirname(path), _PREFIX):
+            shutil.rmtree(left, ignore_errors=True)
+        yield path
