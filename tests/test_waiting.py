@@ -1,6 +1,7 @@
 """What is new in every process, whatever was restored, is no reason for a generation as long as it is little.
 
-The CUDA driver's cache is such: beside what a job needs, each process leaves entries there that no other one reads.
+The CUDA driver's cache is such: beside what a job needs, each process leaves entries there that no other one reads. So
+are what a job has learnt of its shapes, under its own name, and modules of graphs that torch cannot cache.
 """
 
 from __future__ import annotations
@@ -162,3 +163,28 @@ def test_it_is_published_when_something_lost_is_put_back(fleet: Path) -> None:
     assert worker.commit().status is CommitStatus.COMMITTED
     assert blob.exists()
     assert "cuda/1/new-1" in worker.published()
+
+
+MODULE = f"inductor/ab/c{'q' * 51}.py"
+"""Named by its content, in which are addresses: `_frozen_param0 = None  # device(type='cpu') … 7febed0a0820`."""
+
+
+@pytest.mark.parametrize("path", [MODULE, "inductor/dynamo/code_state_job-17.pkl"])
+def test_what_no_other_process_looks_for_is_no_reason_for_a_generation(tmp_path: Path, path: str) -> None:
+    node = Node(tmp_path)
+    for number in range(20):
+        node.tree.graph(f"f{number:02}")
+    node.commit()
+    node.tree.put(path, b"new")
+    report = node.commit()
+    assert (report.status, report.generation, report.waiting) == (CommitStatus.UNCHANGED, 1, 1)
+
+    node.tree.graph("f20")
+    assert node.commit().new_files == 2
+    assert path in node.published()
+
+
+def test_a_first_module_is_published(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.tree.put(MODULE, b"new")
+    assert node.commit().new_files == 1

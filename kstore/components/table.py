@@ -20,7 +20,19 @@ from kstore.published.manifest import Flag
 KSTORE_FOLDER = ".kstore"
 """kstore's own folder in a cache root or a component: never an artifact."""
 
-_RULES = ("ignore", "busy", "group", "complete", "slot", "immutable", "mutable", "host_bound", "mtime", "lists")
+_RULES = (
+    "ignore",
+    "busy",
+    "group",
+    "complete",
+    "slot",
+    "immutable",
+    "mutable",
+    "host_bound",
+    "mtime",
+    "lists",
+    "waits",
+)
 _NAMED_RULES = ("merge", "relocate", "lock")
 _UNSAID = {"complete": ("*",)}
 # Plain ints: an operation on an enum costs a microsecond, and a tree has ten thousand files.
@@ -154,8 +166,6 @@ class Component:
     holds: tuple[tuple[Patterns, str], ...] = field(repr=False)
     """Folders that are the cache of another component, and which."""
     kinds: Kinds = field(repr=False)
-    waits: bool
-    """Whether little that is new of it waits for other news to be published with."""
 
     @property
     def is_folder(self) -> bool:
@@ -197,6 +207,10 @@ class Component:
         """Whether a file is a list of those beside it, none of which may be missing."""
         return self.rules["lists"].matches(path)
 
+    def waits(self, path: str) -> bool:
+        """Whether a new file waits, with a few others such, for other news to be published with."""
+        return self.rules["waits"].matches(path)
+
     def held(self, folder: str) -> str | None:
         """The component whose cache a folder is, given with a final "/"."""
         return next((name for pattern, name in self.holds if pattern.matches(folder)), None)
@@ -236,7 +250,7 @@ def parse_table(text: str) -> Table:
     """
     entries = tomllib.loads(text)
     for name, entry in entries.items():
-        unknown = set(entry) - set(_RULES) - set(_NAMED_RULES) - set(_TEXTS) - {"holds", "waits"}
+        unknown = set(entry) - set(_RULES) - set(_NAMED_RULES) - set(_TEXTS) - {"holds"}
         if unknown:
             raise UsageError(f"component {name!r} has unknown rules: {', '.join(sorted(unknown))}")
     return {name: _component(name, _with_held(entry, entries)) for name, entry in entries.items()}
@@ -276,7 +290,6 @@ def _component(name: str, entry: Mapping[str, Any]) -> Component:
         },
         holds=tuple((Patterns([folder]), held) for folder, held in entry.get("holds", {}).items()),
         kinds=Kinds((Patterns(entry[rule]), flag) for rule, flag in _FLAGS if entry.get(rule)),
-        waits=bool(entry.get("waits", False)),
         **texts,
     )
 

@@ -23,6 +23,8 @@ class Counters:
 
     hits: int = 0
     misses: int = 0
+    bypassed: int = 0
+    """Misses of graphs that torch cannot cache, as with freezing: of the objects in them they say nothing."""
 
     @classmethod
     def now(cls) -> Self:
@@ -30,13 +32,14 @@ class Counters:
         counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
         # A graph and its AOT entry are compiled together: only what neither knows of the other is added.
         graphs = _sum(counters, _MISSES[:2])
-        return cls(_sum(counters, _HITS), max(graphs, _sum(counters, _MISSES[2:])))
+        return cls(_sum(counters, _HITS), max(graphs, _sum(counters, _MISSES[2:])), _sum(counters, _MISSES[1:2]))
 
     def since(self, before: Counters) -> Counters:
         """What has been counted since; all of it if torch was told to count anew."""
         if self.hits < before.hits or self.misses < before.misses:
             return self
-        return Counters(self.hits - before.hits, self.misses - before.misses)
+        bypassed = max(0, self.bypassed - before.bypassed)
+        return Counters(self.hits - before.hits, self.misses - before.misses, bypassed)
 
 
 def _sum(counters: Any, names: tuple[tuple[str, str], ...]) -> int:

@@ -169,7 +169,8 @@ class _Evidence:
             files = usages.get(_COUNTED, Usage())
             # Other processes of the job compile too, and only the files tell of it.
             misses = max(counted.misses, files.misses)
-            usages[_COUNTED] = Usage(files.restored, counted.hits, misses, files.compiled, counted=True)
+            hits = files.hits if counted.bypassed and not counted.hits else counted.hits
+            usages[_COUNTED] = Usage(files.restored, hits, misses, files.compiled, counted=True)
         return UsageReport(self._worker.scope.key, self._run.generation, usages, self._why_unknown)
 
     def _usage(self, component: str, old: Files, new: Files) -> Usage:

@@ -1,9 +1,9 @@
 """Whether what is new in a cache root is reason for a generation.
 
-Of some components a part is new in every process, whatever was restored: each start of a worker would publish a
-generation, and a key would grow for ever. So news of such a component wait for others to be published with, as long as
-they are few, and little beside what is published of it. As little is a share of that, a key grows by them alone a few
-times, and then no more.
+Of some files a part is new in every process, whatever was restored: each start of a worker would publish a generation,
+and a key would grow for ever. So such news wait for others to be published with, as long as they are few, and little
+beside what is published of their component. As little is a share of that, a key grows by them alone a few times, and
+then no more.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def is_reason(table: Table, taken: Sequence[str], ours: Files, published: Sequen
     it is beside. So what waited does not bring back a key that was forgotten.
     """
     waiting = set[str]()
-    for component in (path.partition("/")[0] for path in taken):
-        if not table[component].waits:
+    for component, _, path in (path.partition("/") for path in taken):
+        if not table[component].waits(path):
             return True
         waiting.add(component)
     return any(_is_much(f"{component}/", taken, ours, published) for component in waiting)

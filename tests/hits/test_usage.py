@@ -408,6 +408,14 @@ def test_other_processes_of_the_job_are_counted_by_their_files(node: Node) -> No
     assert usage_of(node.store, KEY, Counters(hits=5)).components["inductor"].misses == 1
 
 
+def test_of_objects_in_a_graph_that_torch_cannot_cache_the_files_tell(node: Node) -> None:
+    read(node, "inductor/fxgraph/*/*/*")
+    found = usage_of(node.store, KEY, Counters(misses=1, bypassed=1))
+
+    assert found.components["inductor"].hits == usage(node).components["inductor"].hits == 2
+    assert (found.unused, found.missed) == ((), 1)
+
+
 def test_torchs_counters_know_better(node: Node) -> None:
     found = usage_of(node.store, KEY, Counters(hits=5, misses=1))
 
@@ -419,8 +427,8 @@ def test_counters_are_read_without_adding_to_them(monkeypatch: pytest.MonkeyPatc
     counters = {"inductor": Counter(fxgraph_cache_hit=3, fxgraph_cache_bypass=1)}
     monkeypatch.setitem(sys.modules, "torch._dynamo.utils", SimpleNamespace(counters=counters))
 
-    assert Counters.now() == Counters(3, 1)
-    assert Counters.now().since(Counters(1, 1)) == Counters(2, 0)
+    assert Counters.now() == Counters(3, 1, 1)
+    assert Counters.now().since(Counters(1, 1, 1)) == Counters(2, 0, 0)
     assert list(counters) == ["inductor"] and len(counters["inductor"]) == 2
 
 
