@@ -109,7 +109,7 @@ def _unchanged(store: Store, report: CommitReport) -> str:
 
 def _has_all(generation: int, declined: int, waiting: int = 0) -> str:
     other = f", but for {files(declined)} that it has otherwise, or that were taken out" if declined else ""
-    late = f", but for {files(waiting)} that wait for other news to be published with" if waiting else ""
+    late = f", but for {files(waiting)} that other news will bring along" if waiting else ""
     return f"generation {generation} has it all{other}{late}"
 
 
