@@ -41,7 +41,7 @@ def nearest_existing(path: str) -> str:
     """`path`, or the nearest folder above it that exists: where it is, or would be made."""
     while not os.path.lexists(path) and path != os.path.dirname(path):
         path = os.path.dirname(path)
-    return path
+    return path or "."
 
 
 def nearest_writable(path: str) -> str:

@@ -58,6 +58,8 @@ class Worker:
     """Seconds after which this worker counts as gone, if it compiles for others and does not say so."""
     origin: Mapping[str, object] = field(default_factory=dict)
     """What its manifests say of the cache root, where its artifacts were built under another one."""
+    is_temporary: bool = False
+    """Whether the cache root is gone after one commit: nothing can wait in it for another one."""
     ahead: tuple[str, ...] = ()
     """Packs that were uploaded ahead of the commit; it may rely on those that it sees to be there."""
     progress: Progress = field(default_factory=Progress)

@@ -20,6 +20,7 @@ from kstore.bundles.writer import BundleWriter
 from kstore.damaged import set_aside_blob
 from kstore.errors import StoreFormatError, StoreUnavailable
 from kstore.inspect.artifact import read_artifact
+from kstore.inspect.comparison import compare_sides
 from kstore.inspect.sides import published_side
 from kstore.operations.copy import copy_keys
 from kstore.operations.repair import Repair
@@ -404,3 +405,17 @@ def test_a_key_that_cannot_be_read_keeps_no_other_from_being_copied(
     (told,) = report.unreadable
     assert KEY in told and str(FORBIDDEN.strerror) in told
     assert (report.damaged, report.leaning, report.missing) == ([], [], [])
+
+
+def test_two_generations_are_compared_as_far_as_they_can_be_read(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, known = node.newest(), node.published()
+    node.tree.kernel("three")
+    node.commit()
+    after, news = node.newest(), node.published().items() - known.items()
+    sides = [published_side(node.store, ref) for ref in (before, after)]
+    for pack in set(after.packs) - set(before.packs):
+        trouble_with(monkeypatch, f"packs/{pack}")
+    for name in (blob_name(entry.digest) for path, entry in news if path.endswith(".json")):
+        trouble_with(monkeypatch, name)
+
+    assert compare_sides(*sides).unread == 1

@@ -6,11 +6,14 @@ are what a job has learnt of its shapes, under its own name, and modules of grap
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from kstore.blobs.loose import blob_name
+from kstore.operations.commit import commit
 from kstore.report import CommitReport, CommitStatus, RestoreStatus
 from tests.trees import KEY, Node, contents
 
@@ -165,26 +168,52 @@ def test_it_is_published_when_something_lost_is_put_back(fleet: Path) -> None:
     assert "cuda/1/new-1" in worker.published()
 
 
-MODULE = f"inductor/ab/c{'q' * 51}.py"
-"""Named by its content, in which are addresses: `_frozen_param0 = None  # device(type='cpu') … 7febed0a0820`."""
+def module(name: str) -> str:
+    """Named by its content, in which are addresses: `_frozen_param0 = None  # device(type='cpu') … 7febed0a0820`."""
+    return f"inductor/ab/c{name:q<51}.py"
 
 
-@pytest.mark.parametrize("path", [MODULE, "inductor/dynamo/code_state_job-17.pkl"])
-def test_what_no_other_process_looks_for_is_no_reason_for_a_generation(tmp_path: Path, path: str) -> None:
+def profile(job: str) -> str:
+    return f"inductor/dynamo/code_state_{job}.pkl"
+
+
+@pytest.mark.parametrize("path_of", [module, profile])
+def test_what_no_other_process_looks_for_is_no_reason_for_a_generation(
+    tmp_path: Path, path_of: Callable[[str], str]
+) -> None:
     node = Node(tmp_path)
-    for number in range(20):
-        node.tree.graph(f"f{number:02}")
+    for number in range(10):
+        node.tree.put(path_of(f"job{number}"), ENTRY)
     node.commit()
-    node.tree.put(path, b"new")
+    node.tree.put(path_of("last"), b"new")
     report = node.commit()
     assert (report.status, report.generation, report.waiting) == (CommitStatus.UNCHANGED, 1, 1)
 
     node.tree.graph("f20")
     assert node.commit().new_files == 2
-    assert path in node.published()
+    assert path_of("last") in node.published()
 
 
-def test_a_first_module_is_published(tmp_path: Path) -> None:
+@pytest.mark.parametrize("path_of", [module, profile])
+def test_the_first_of_its_kind_does_not_wait_whatever_else_there_is(
+    tmp_path: Path, path_of: Callable[[str], str]
+) -> None:
+    """A job may have the same name every time."""
     node = Node(tmp_path)
-    node.tree.put(MODULE, b"new")
+    for number in range(20):
+        node.tree.graph(f"f{number:02}")
+    node.commit()
+    node.tree.put(path_of("only"), b"new")
     assert node.commit().new_files == 1
+
+
+def test_nothing_waits_in_a_root_that_is_gone_after_the_commit(tmp_path: Path) -> None:
+    """As that of an import."""
+    node = Node(tmp_path)
+    for number in range(20):
+        node.tree.put(profile(f"job{number}"), ENTRY)
+    node.commit()
+    worker = replace(node.store.worker(KEY, before_import=False), is_temporary=True)
+    assert commit(worker).status is CommitStatus.UNCHANGED
+    node.tree.put(profile("last"), b"new")
+    assert commit(worker).new_files == 1

@@ -45,13 +45,13 @@ def command(invocation: Invocation, keep: bool) -> None:
 
     if torch_folder() is None:
         raise PackageMissing("torch is not installed here; pip install torch")
-    folder = Path(tempfile.mkdtemp(prefix="kstore-demo-"))
-    try:
-        with terminable():
+    with terminable():
+        folder = Path(tempfile.mkdtemp(prefix="kstore-demo-"))
+        try:
             cold, restored = _compare(invocation.output, folder)
-    finally:
-        if not keep:
-            shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            if not keep:
+                shutil.rmtree(folder, ignore_errors=True)
     _report(invocation.output, cold, restored, folder if keep else None)
     if cold["output"] != restored["output"]:
         raise KstoreError("the outputs of the two processes differ; a restored kernel is not the one that was compiled")

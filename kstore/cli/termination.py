@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -28,7 +29,8 @@ def terminable() -> Iterator[None]:
     Raises:
         Terminated: one has come.
     """
-    handled = [number for number in _TERMINATIONS if signal.getsignal(number) is signal.SIG_DFL]
+    is_first = threading.current_thread() is threading.main_thread()  # Others may not set handlers.
+    handled = [number for number in _TERMINATIONS if is_first and signal.getsignal(number) is signal.SIG_DFL]
     for number in handled:
         signal.signal(number, _terminate)
     try:

@@ -20,20 +20,8 @@ from kstore.published.manifest import Flag
 KSTORE_FOLDER = ".kstore"
 """kstore's own folder in a cache root or a component: never an artifact."""
 
-_RULES = (
-    "ignore",
-    "busy",
-    "group",
-    "complete",
-    "slot",
-    "immutable",
-    "mutable",
-    "host_bound",
-    "mtime",
-    "lists",
-    "waits",
-)
-_NAMED_RULES = ("merge", "relocate", "lock")
+_RULES = ("ignore", "busy", "group", "complete", "slot", "immutable", "mutable", "host_bound", "mtime", "lists")
+_NAMED_RULES = ("merge", "relocate", "lock", "waits")
 _UNSAID = {"complete": ("*",)}
 # Plain ints: an operation on an enum costs a microsecond, and a tree has ten thousand files.
 _LINK = int(Flag.LINK)
@@ -207,16 +195,12 @@ class Component:
         """Whether a file is a list of those beside it, none of which may be missing."""
         return self.rules["lists"].matches(path)
 
-    def waits(self, path: str) -> bool:
-        """Whether a new file waits, with a few others such, for other news to be published with."""
-        return self.rules["waits"].matches(path)
-
     def held(self, folder: str) -> str | None:
         """The component whose cache a folder is, given with a final "/"."""
         return next((name for pattern, name in self.holds if pattern.matches(folder)), None)
 
     def method(self, rule: str, path: str) -> str | None:
-        """What a named rule (`merge`, `relocate`, `lock`) says of a path."""
+        """What a named rule (`merge`, `relocate`, `lock`, `waits`) says of a path."""
         for pattern, method in self.named[rule]:
             if pattern.fullmatch(path):
                 return method

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
+from kstore.errors import StoreUnavailable
 from kstore.inspect.items import Item, Items, Part
 from kstore.inspect.kernels import (
     MAX_METADATA,
@@ -20,7 +22,9 @@ from kstore.inspect.kernels import (
     source_digest,
 )
 from kstore.inspect.kinds import Kind
-from kstore.inspect.sides import Fetch
+from kstore.inspect.sides import Fetch, Sizes
+
+log = logging.getLogger(__name__)
 
 _CPP = ".cpp"
 _PYTHON = ".py"
@@ -60,7 +64,7 @@ def read_contents(items: Items, wanted: Collection[Item], fetch: Fetch) -> dict[
     for item, part in (modules | telling).items():
         of_blob[part.digest].append(item)
     sizes = {part.digest: part.size for part in (*modules.values(), *telling.values())}
-    for digest, data in fetch(sizes):
+    for digest, data in _readable(fetch, sizes):
         for item in of_blob[digest]:
             reader.read(item, data)
     return {item: reader.content(item) if item in telling else _unread(item) for item in wanted}
@@ -73,8 +77,17 @@ def _unread(item: Item) -> Content:
 def read_codes(items: Collection[Item], fetch: Fetch) -> dict[Item, bytes]:
     """Digests of the code of Triton kernels, as far as it can be had: without the lines and paths it came from."""
     parts = {item: part for item in items if (part := item.code()) and part.size <= MAX_SOURCE}
-    found = {digest: code_digest(data) for digest, data in fetch({part.digest: part.size for part in parts.values()})}
+    sizes = {part.digest: part.size for part in parts.values()}
+    found = {digest: code_digest(data) for digest, data in _readable(fetch, sizes)}
     return {item: found[part.digest] for item, part in parts.items() if part.digest in found}
+
+
+def _readable(fetch: Fetch, sizes: Sizes) -> Iterator[tuple[bytes, bytes]]:
+    """What just cannot be read is no more known than what is damaged."""
+    try:
+        yield from fetch(sizes)
+    except StoreUnavailable as error:
+        log.warning("not all files can be read that tell of the others: %s", error)
 
 
 def _telling(item: Item) -> Part | None:

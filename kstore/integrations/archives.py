@@ -76,6 +76,7 @@ def adopt(store: Store, key: str, archive: Path, *, built_under: Path, component
             layout=store.settings.layout,
             progress=store.progress,
             waiting=store.waiting,
+            is_temporary=True,
             origin={"cache_root": str(built_under), "folders": {component: str(built_under)}},
         )
         os.makedirs(worker.root.state, mode=0o700)
@@ -122,7 +123,7 @@ def unpack(
         ) from error
     except ArchiveError as error:
         raise ArchiveError(f"{archive} is refused: {error}") from None
-    return unpacking.left
+    return [*unpacking.left.values()]
 
 
 @dataclass(slots=True)
@@ -133,9 +134,10 @@ class _Unpacking:
     room: int
     """Bytes that may still be unpacked: a job needs the other half of the disk."""
     files: int = 0
-    left: list[Skipped] = field(default_factory=list)
-    kernels: dict[str, list[str]] = field(default_factory=dict)
-    """Triton's → the devices that have them: the files of two must not mix."""
+    left: dict[str, Skipped] = field(default_factory=dict)
+    """By path: several devices may have it."""
+    kernels: dict[str, dict[str, None]] = field(default_factory=dict)
+    """Triton's → the devices that have them, in order: the files of two must not mix."""
 
     def take(self, member: Member) -> None:
         """Write one file, or leave it out."""
@@ -153,11 +155,14 @@ class _Unpacking:
         if KSTORE_FOLDER in parts or _is_ignored(component, path):
             return
         if not member.is_file:
-            self.left.append(Skipped(f"{name}/{path}", "it is no regular file"))
+            self._leave(f"{name}/{path}", "it is no regular file")
         elif component.kind(path, 0, 0).flags & _HOST:
-            self.left.append(Skipped(f"{name}/{path}", "nobody knows which host it was built on"))
+            self._leave(f"{name}/{path}", "nobody knows which host it was built on")
         else:
             _write(member, target)
+
+    def _leave(self, path: str, why: str) -> None:
+        self.left[path] = Skipped(path, why)
 
     def _linked(self, member: Member) -> Member:
         """With the bytes that were unpacked under its first name; no file, if none were."""
@@ -172,9 +177,7 @@ class _Unpacking:
             path = "/".join(parts)
             return self.component, path, self.root / self.component / path
         device, kernel = ("-", parts[1:]) if len(parts) == 3 else (parts[1], parts[2:])
-        devices = self.kernels.setdefault(kernel[0], [])
-        if device not in devices:
-            devices.append(device)
+        self.kernels.setdefault(kernel[0], {}).setdefault(device)
         path = "/".join(kernel)
         return "triton", path, self.root / _KERNELS / kernel[0] / device / "/".join(kernel[1:])
 

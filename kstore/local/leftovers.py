@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import time
 from contextlib import suppress
 
@@ -39,7 +40,7 @@ def sweep_elsewhere(parent: str) -> None:
 
 
 def left_folders(parent: str, prefix: str) -> list[str]:
-    """Folders of that prefix that are a day old, and that nobody is at work on."""
+    """This user's folders of that prefix that are a day old, and that nobody is at work on."""
     with suppress(OSError):
         paths = [os.path.join(parent, name) for name in os.listdir(parent) if name.startswith(prefix)]
         return [path for path in paths if _is_old(path) and not is_held(path)]
@@ -47,7 +48,10 @@ def left_folders(parent: str, prefix: str) -> list[str]:
 
 
 def _is_old(path: str) -> bool:
+    """And a folder of this user's: in a temporary folder anybody may make what has such a name."""
     try:
-        return time.time() - os.lstat(path).st_mtime > _LONGEST_RESTORE
+        status = os.lstat(path)
     except OSError:
         return False
+    is_ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+    return is_ours and time.time() - status.st_mtime > _LONGEST_RESTORE

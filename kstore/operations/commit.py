@@ -228,6 +228,8 @@ class _Commit:
         return proposal
 
     def _is_reason(self, theirs: Theirs, proposal: Proposal) -> bool:
+        if self._worker.is_temporary:
+            return bool(proposal.taken)
         return is_reason(self._worker.table, proposal.taken, self._ours, (theirs.snapshot, self._base))
 
     def _grew_from_before(self, theirs: Theirs) -> bool:

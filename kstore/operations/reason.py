@@ -2,8 +2,8 @@
 
 Of some files a part is new in every process, whatever was restored: each start of a worker would publish a generation,
 and a key would grow for ever. So such news wait for others to be published with, as long as they are few, and little
-beside what is published of their component. As little is a share of that, a key grows by them alone a few times, and
-then no more.
+beside what is published of their kind. As little is a share of that, a key grows by them alone a few times, and then no
+more.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from kstore.published.manifest import Entry, Files
 from kstore.published.snapshot import Snapshot
 
 _LITTLE = 1 / 8
-"""Less than this share of what is published of the component, both in files and in bytes."""
+"""Less than this share of what is published of the kind, both in files and in bytes."""
 _FEW, _SMALL = 32, 4 << 20
 """Files and bytes, and no more: a new driver makes all anew, and a key may hold what several before it made."""
+_Kind = tuple[str, str]
+"""A component, and what its rule `waits` calls it."""
 _FILES, _SIZE = attrgetter("files"), attrgetter("size")
 
 
@@ -32,21 +34,31 @@ def is_reason(table: Table, taken: Sequence[str], ours: Files, published: Sequen
     """Whether to publish what was `taken` of ours: some of it waits for nothing, or it is much, whatever of `published`
     it is beside. So what waited does not bring back a key that was forgotten.
     """
-    waiting = set[str]()
-    for component, _, path in (path.partition("/") for path in taken):
-        if not table[component].waits(path):
+    waiting = set[_Kind]()
+    for path in taken:
+        if (kind := _kind_of(table, path)) is None:
             return True
-        waiting.add(component)
-    return any(_is_much(f"{component}/", taken, ours, published) for component in waiting)
+        waiting.add(kind)
+    return any(_is_much(table, kind, taken, ours, published) for kind in waiting)
 
 
-def _is_much(lead: str, taken: Sequence[str], ours: Files, published: Sequence[Snapshot | None]) -> bool:
-    new = _amount(lead, ((path, ours[path]) for path in taken))
-    old = [_amount(lead, snapshot.manifest.items()) for snapshot in published if snapshot]
+def _kind_of(table: Table, path: str) -> _Kind | None:
+    """Of what may wait."""
+    component, _, inside = path.partition("/")
+    known = table.get(component)
+    kind = known.method("waits", inside) if known else None
+    return (component, kind) if kind else None
+
+
+def _is_much(
+    table: Table, kind: _Kind, taken: Sequence[str], ours: Files, published: Sequence[Snapshot | None]
+) -> bool:
+    new = _amount(table, kind, ((path, ours[path]) for path in taken))
+    old = [_amount(table, kind, snapshot.manifest.items()) for snapshot in published if snapshot]
     files, size = (max(of_each, default=0) for of_each in (map(_FILES, old), map(_SIZE, old)))
     return new.files >= min(_FEW, _LITTLE * files) or new.size >= min(_SMALL, _LITTLE * size)
 
 
-def _amount(lead: str, items: Iterable[tuple[str, Entry]]) -> _Amount:
-    sizes = [entry.size for path, entry in items if path.startswith(lead)]
+def _amount(table: Table, kind: _Kind, items: Iterable[tuple[str, Entry]]) -> _Amount:
+    sizes = [entry.size for path, entry in items if _kind_of(table, path) == kind]
     return _Amount(len(sizes), sum(sizes))

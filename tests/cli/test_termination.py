@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
@@ -126,6 +127,11 @@ def test_an_import_leaves_nothing_of_what_it_has_unpacked(cli: Cli) -> None:
     assert process.wait(60) == 128 + signal.SIGTERM
     process.communicate()
     assert list(temporary.iterdir()) == []
+
+
+def test_a_thread_that_runs_a_command_handles_no_signals(cli: Cli) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(cli, "restore", "my/v1").result().code == 0
 
 
 def test_who_has_it_ignored_is_not_ended_by_it(cli: Cli) -> None:

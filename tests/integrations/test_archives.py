@@ -153,10 +153,14 @@ def test_a_program_stays_one(node: Node, tmp_path: Path) -> None:
     assert modes == {"run": 0o755, "data": 0o644}
 
 
-def test_objects_of_an_unknown_host_are_left_behind_and_named(node: Node, builder: Builder) -> None:
+def test_objects_of_an_unknown_host_are_left_behind_and_named_once(node: Node, builder: Builder) -> None:
     path = builder.tree.put("inductor/ab/cab.main.so", shared_object())
+    for device in "01":
+        builder.tree.put(f"inductor/triton/{device}/K/__triton_launcher.so", shared_object())
 
-    assert skipped(take(node, builder)) == {path: "nobody knows which host it was built on"}
+    report, why = take(node, builder), "nobody knows which host it was built on"
+    assert skipped(report) == {path: why, "triton/K/__triton_launcher.so": why}
+    assert len(report.skipped) == 2
     assert path not in node.published()
 
 
@@ -229,11 +233,13 @@ def test_what_a_killed_import_has_left_is_removed_a_day_later(node: Node, builde
     old, young, others = (temporary / name for name in ("kstore-unpacked-old", "kstore-unpacked-young", "others"))
     for folder in (old, young, others):
         (folder / "inductor").mkdir(parents=True)
-    for folder in (old, others):
-        os.utime(folder, (0, 0))
+    pipe = temporary / "kstore-unpacked-pipe"
+    os.mkfifo(pipe)
+    for path in (old, others, pipe):
+        os.utime(path, (0, 0))
     take(node, builder)
 
-    assert sorted(temporary.iterdir()) == [young, others]
+    assert sorted(temporary.iterdir()) == [pipe, young, others]
 
 
 def test_who_has_given_up_unpacks_no_further(node: Node, builder: Builder, temporary: Path) -> None:

@@ -207,6 +207,14 @@ def test_a_time_that_is_none_is_told(deployment: Deployment, seconds: str) -> No
     assert process.returncode == 1
 
 
+@pytest.mark.parametrize("url", ["localhost:8000/v1/models", "ftp://host/x", "http://[::1/"])
+def test_an_address_that_is_none_is_told(deployment: Deployment, url: str) -> None:
+    process = deployment.command(B10_TRANSFER_VLLM_URL=url)
+
+    assert f"B10_TRANSFER_VLLM_URL: {url!r} is no URL" in process.communicate(timeout=60)[1]
+    assert process.returncode == 1
+
+
 def test_a_command_without_its_dashes_is_a_mistake(deployment: Deployment) -> None:
     process = deployment.command("vllm", "serve")
 

@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
+from kstore.errors import UsageError
 from kstore.integrations.b10.deployment import Deployment, start_here
 from kstore.integrations.b10.status import CacheValidationError, OperationStatus, log, never_raises
-from kstore.live.ready import is_ready, opener_of
+from kstore.live.ready import check_url, is_ready, opener_of
 
 FAILED, NOT_READY = 1, 2
 
@@ -35,7 +36,7 @@ class Readiness:
             CacheValidationError: a variable is malformed.
         """
         return cls(
-            url=environ.get("B10_TRANSFER_VLLM_URL", "http://127.0.0.1:8000/v1/models"),
+            url=_url(environ, "B10_TRANSFER_VLLM_URL", "http://127.0.0.1:8000/v1/models"),
             timeout=_seconds(environ, "B10_TRANSFER_TIMEOUT_S", "1800"),
             interval=_seconds(environ, "B10_TRANSFER_INTERVAL_S", "2"),
         )
@@ -85,6 +86,13 @@ def _load() -> OperationStatus:
 @never_raises("saving vLLM's compile cache", lambda _: OperationStatus.ERROR)
 def _save() -> OperationStatus:
     return Deployment.of_vllm().save()
+
+
+def _url(environ: Mapping[str, str], name: str, default: str) -> str:
+    try:
+        return check_url(environ.get(name, default))
+    except UsageError as error:
+        raise CacheValidationError(f"{name}: {error}") from error
 
 
 def _seconds(environ: Mapping[str, str], name: str, default: str) -> float:

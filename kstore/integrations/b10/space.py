@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -18,7 +19,7 @@ _CHUNK = 1 << 20
 
 def free_mb(path: Path) -> float:
     """MiB that are free on the filesystem that `path` is, or would be, on."""
-    return shutil.disk_usage(nearest_existing(str(path))).free / MIB
+    return shutil.disk_usage(nearest_existing(os.path.realpath(path))).free / MIB
 
 
 def check_free(path: Path, needed_mb: float, what: str) -> None:

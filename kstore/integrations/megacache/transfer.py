@@ -124,7 +124,8 @@ def _commit(store: Store, key: str) -> CommitReport:
 
     if store.settings.mode is Mode.READ:
         return store.commit(key)  # which says so
-    worker = replace(store.worker(key, before_import=False), origin={"cache_root": "", "folders": {}})
+    origin: dict[str, object] = {"cache_root": "", "folders": {}}
+    worker = replace(store.worker(key, before_import=False), is_temporary=True, origin=origin)
     with reporting_trouble(store.location, "import into"):
         store.storage.open()
         return replace(commit(worker), cache_root="")
