@@ -7,6 +7,7 @@ hint. No commit relies on a flagged blob without looking, and who finds it in no
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import suppress
 from typing import Any
@@ -94,22 +95,29 @@ def fetch_many(
     Raises:
         StoreUnavailable: some of them cannot be read just now, which is no damage.
     """
-    left, troubles = dict(wanted), list[Exception]()
-    for blobs in storage.below.blobs() if storage.below else ():
+    left, troubles = dict(wanted), defaultdict[str, list[Exception]](list)
+    for layer in storage.below.there if storage.below else ():
         held = storage.below.held(left)
         here = {digest: size for digest, size in left.items() if digest in held}
-        for digest, data in blobs.fetch_many(here, blobs.packs_listed(), troubles):
+        for digest, data in layer.blobs.fetch_many(here, layer.blobs.packs_listed(), troubles[layer.location]):
             del left[digest]
             yield digest, data
     packs = tuple(dict.fromkeys(pack for ref in refs if not ref.depth for pack in ref.packs))
     if left and not storage.trouble:
-        for digest, data in storage.blobs.fetch_many(left, packs, troubles):
+        for digest, data in storage.blobs.fetch_many(left, packs, troubles[storage.location]):
             del left[digest]
             yield digest, data
             del data  # or a large one would be held while the next is read
-    if left and troubles:
-        with reporting_trouble(storage.location, "read"):
-            raise troubles[0]
+    if left:
+        _raise_first(troubles)
+
+
+def _raise_first(troubles: Mapping[str, list[Exception]]) -> None:
+    """By where the stores are that had them, if any had."""
+    for location, errors in troubles.items():
+        for error in errors:
+            with reporting_trouble(location, "read"):
+                raise error
 
 
 def absent(storage: Storage, ref: Ref, leant: Mapping[bytes, int]) -> set[bytes]:

@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from kstore.blobs.loose import blob_name
+from kstore.digest import digest_of
 from tests.cli.commandline import Cli, compiling
+from tests.faults.reading import trouble_with
 
 
 @pytest.fixture
@@ -202,3 +205,9 @@ def test_the_way_back_that_is_told_is_one(cli: Cli, base: Path) -> None:
     assert command[0] == "rollback"
     assert cli(*command).code == 0
     assert "restored my/v1 generation 2: 2 files" in cli("restore", "my/v1").out
+
+
+def test_what_cannot_be_read_below_is_told_of_that_store(cli: Cli, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trouble_with(monkeypatch, blob_name(digest_of(b"one")))
+    result = cli("cat", "my/v1", "cone.py")
+    assert (result.code, f"cannot read the store at {base}:" in result.err) == (1, True)
