@@ -28,6 +28,7 @@ _LATE, _MORE = 1.0, 10.0
 """Seconds by which nobody's waiting is late who was not suspended, and that who was waits once more, at most."""
 _OF_A_THREAD = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP, signal.SIGSYS}
 """What a thread does to itself."""
+_ADVICE = "see whether it hangs, or allow it more: KSTORE_TIMEOUT, and after a signal the grace period"
 
 
 class Abandoned(Exception):
@@ -80,9 +81,6 @@ class Waiting:
         """Wait no longer: from now on nothing visible happens."""
         with self._lock:
             self._is_over = True
-
-
-_ADVICE = "see whether it hangs, or allow it more: KSTORE_TIMEOUT, and after a signal the grace period"
 
 
 class Haste(NamedTuple):
