@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from kstore.local.stages import clock_of
 from kstore.report import CommitStatus, RestoreStatus
 from kstore.worker import Worker
 from tests.trees import KEY, Node, Tree, listing
@@ -123,3 +124,23 @@ def test_a_list_that_a_compiler_has_written_in_a_form_of_its_own_stays(tmp_path:
     before = listing(path.parent)
     node.restore()
     assert listing(path.parent) == before
+
+
+@pytest.mark.parametrize("layout", ["loose", "packed"])
+def test_what_kstore_itself_has_just_written_anew_is_replaced_all_the_same(
+    tmp_path: Path, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock of files is late by a tick: what was written just before the restore looked seems to be of since."""
+    builder = Node(tmp_path, "builder", layout=layout)
+    kernel = builder.tree.kernel("one")
+    builder.commit()
+    before = Node(tmp_path, "before", layout=layout)
+    before.restore()
+    builder.tree.kernel("one", "of other sources")
+    builder.commit()
+    time.sleep(TICK)
+    before.tree.root.rename(tmp_path / "after")
+    monkeypatch.setattr("kstore.local.staging.clock_of", lambda folder: clock_of(folder) - 9_000_000)
+    after = Node(tmp_path, "after", layout=layout)
+    assert after.restore().skipped == ()
+    assert after.tree.read(f"{kernel}/k.source") == builder.tree.read(f"{kernel}/k.source")

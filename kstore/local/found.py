@@ -13,8 +13,15 @@ from kstore.published.manifest import NEVER_IN_PLACE, Files, Flag
 
 BEING_WRITTEN = "it is being written"
 _HOST = int(Flag.HOST)
-_TICK = 0.01
-"""Seconds: times of files are told apart by no less."""
+_TICK = 0.05
+"""Seconds: times of files are told apart by 10 ms, and on a busy machine their clock is late by some more."""
+
+
+def after_own_changes() -> float:
+    """kstore itself has just changed something in the root: only what is written later than this, by `time.monotonic`,
+    somebody else has written.
+    """
+    return time.monotonic() + _TICK
 
 
 class Place(NamedTuple):
@@ -132,12 +139,6 @@ class Scan(Found):
     """How many files were read."""
     forgotten: int = 0
     """Of how many files no more is known here."""
-
-    def begin_after_own_changes(self) -> None:
-        """kstore itself has changed something in the root: only what is later, by more than a clock's tick, somebody
-        else has written.
-        """
-        self.began = time.monotonic() + _TICK
 
     def forget(self) -> None:
         """Do without what only the index was for, once that is saved: a hundred thousand statuses. What a restore has

@@ -124,6 +124,8 @@ class StateFolder:
         self._placing = {"rules": rules, "components": dict(root.folders)}
         self.last_restore = LastRestore(self._folder, self._base, self._placing)
         self._index_digest = b""
+        self.own_until = 0.0
+        """See `after_own_changes`."""
 
     @cached_property
     def _lock(self) -> filelock.BaseFileLock:

@@ -76,7 +76,7 @@ class Restoration:
             self._begun.drop()
         placer = self._placer(self._begun if nearest is not None else None)
         there = self._found.folders
-        since = self._found.began
+        since = max(self._found.began, self._worker.state.own_until)
         placed = placer.place(wanted, self._ref.packs, there, before_move, since=since, nearest=nearest, marks=is_fresh)
         try:
             self._remember(merged, placed)

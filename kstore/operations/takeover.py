@@ -10,7 +10,7 @@ import os
 from contextlib import suppress
 
 from kstore.errors import KstoreError
-from kstore.local.found import Scan
+from kstore.local.found import Scan, after_own_changes
 from kstore.local.state import State
 from kstore.operations.displaced import put_right
 from kstore.worker import Worker
@@ -75,5 +75,5 @@ def drop_foreign(worker: Worker, state: State, found: Scan) -> dict[str, bytes]:
             left[path] = digest
             found.settled_folders.pop(path.rpartition("/")[0], None)
         del found.known[path]
-        found.begin_after_own_changes()
+        worker.state.own_until = after_own_changes()
     return left
