@@ -42,7 +42,7 @@ def make_page(facts: Mapping[str, Any]) -> str:
 
 def check_plotly() -> None:
     """Before the facts are collected. Raises PackageMissing: as `make_page` does."""
-    _plotly()
+    _import_plotly()
 
 
 def _data(facts: Mapping[str, Any]) -> str:
@@ -50,11 +50,15 @@ def _data(facts: Mapping[str, Any]) -> str:
 
 
 def _plotly() -> str:
+    script: str = _import_plotly().get_plotlyjs()
+    return script
+
+
+def _import_plotly() -> Any:
     try:
-        script: str = import_module("plotly.offline").get_plotlyjs()
+        return import_module("plotly.offline")
     except ImportError as error:
         raise PackageMissing(f"a report needs plotly ({error}): pip install plotly") from error
-    return script
 
 
 def _script(text: str) -> str:

@@ -22,7 +22,7 @@ from kstore.components.table import KSTORE_FOLDER, table_version
 from kstore.errors import ArchiveError, FileError, reason_of
 from kstore.folders import make_folder
 from kstore.integrations.members import DAMAGED, MAX_READ, Member, members
-from kstore.integrations.unpacked import temporary_root
+from kstore.integrations.unpacked import CLASHES, temporary_root
 from kstore.local.cacheroot import CacheRoot
 from kstore.local.found import Skipped
 from kstore.published.manifest import Flag
@@ -40,8 +40,8 @@ _MAX_FILES = 1_000_000
 _MAX_DEPTH = 64
 _KERNELS = "triton-of-devices"
 """Where Triton's kernels are until it is known which device's are taken."""
-_ARCHIVES = {errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.EINVAL}
-"""Errors that come of an archive's names, in which there is no compiler's folder, or of a place in it that is none."""
+_ITS_OWN = CLASHES | {errno.ENAMETOOLONG, errno.EINVAL}
+"""Errors that come of what is in an archive: of its names, or of a place in it that is none."""
 
 
 def adopt(store: Store, key: str, archive: Path, *, built_under: Path, component: str = "inductor") -> CommitReport:
@@ -96,9 +96,7 @@ def settled(store: Store, key: str) -> bool | None:
     return newest.state is RefState.LIVE
 
 
-def unpack(
-    archive: Path, root: Path, component: str = "inductor", check: Callable[[], None] = lambda: None
-) -> list[Skipped]:
+def unpack(archive: Path, root: Path, component: str, check: Callable[[], None]) -> list[Skipped]:
     """Unpack a component's folder into the components of the cache root `root`; returns what was left out.
 
     `check` is called before each member, and may raise to end it.
@@ -116,7 +114,7 @@ def unpack(
     except DAMAGED as error:
         raise ArchiveError(f"{archive} cannot be unpacked: {reason_of(error)}") from error
     except OSError as error:
-        if error.errno in _ARCHIVES:
+        if error.errno in _ITS_OWN:
             raise ArchiveError(f"{archive} cannot be unpacked: {error}") from error
         raise FileError(
             f"{archive} cannot be unpacked: {error}; see whether it can be read, or set TMPDIR to a folder with room"

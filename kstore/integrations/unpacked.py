@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import tempfile
@@ -12,6 +13,8 @@ from kstore.errors import FileError
 from kstore.local.held import held
 from kstore.local.leftovers import left_folders
 
+CLASHES = frozenset({errno.EEXIST, errno.ENOTDIR, errno.EISDIR})
+"""Errors of a name that is there twice, or is a file's and a folder's: what is unpacked is to blame."""
 _PREFIX = "kstore-unpacked-"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,7 +15,7 @@ from kstore.integrations.megacache import container
 from kstore.integrations.megacache.entries import COMPONENT, Artifact, artifact_of, files_of
 from kstore.integrations.megacache.omissions import bundled_kernels, left_out
 from kstore.integrations.megacache.tree import unchosen, write_files
-from kstore.integrations.unpacked import temporary_root
+from kstore.integrations.unpacked import CLASHES, temporary_root
 from kstore.published.leaning import check_supported, fetch_many
 from kstore.published.manifest import Files
 from kstore.published.ref import Ref
@@ -99,7 +98,7 @@ def _unpacked(files: Mapping[str, bytes]) -> Iterator[str]:
         try:
             write_files(Path(root, COMPONENT), files)
         except OSError as error:
-            if error.errno in (errno.ENOTDIR, errno.EISDIR, errno.EEXIST):
+            if error.errno in CLASHES:
                 raise IntegrityError(f"a mega-cache holds a file that is also a folder: {error.filename}") from error
             raise FileError(f"a mega-cache cannot be unpacked: {error}; set TMPDIR to another folder") from error
         yield root
