@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from importlib import import_module
-from typing import IO, TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from kstore.cli.options import ERROR, INTEGRITY, MISSING, Command, Invocation, complete_key, on_scope
-from kstore.cli.streams import STDOUT, Stdout, is_stdout
+from kstore.cli.streams import STDOUT, is_stdout, open_target
 from kstore.cli.termination import terminable
 from kstore.errors import IntegrityError, MissError, UsageError
 from kstore.words import amount, size
@@ -155,7 +153,7 @@ def _export_bundle(store: Store, refs: list[Ref], path: str) -> Exported:
     from kstore.bundles.writer import BundleWriter
 
     writer = BundleWriter(store.storage, [store.snapshot(ref) for ref in refs], store.progress)
-    with _opened(path, resumable=True) as file:
+    with open_target(path, resumable=True) as file:
         return writer.resume(file) if file.readable() else writer.write(file)
 
 
@@ -167,16 +165,10 @@ def _export_one(
     ref = _only(refs, [ref.scope for ref in refs])
     module, _, function = chosen.writer.partition(":")
     write: Callable[..., Written] = getattr(import_module(module), function)
-    with _opened(path, resumable=False) as file:
+    with open_target(path) as file:
         written = write(store, ref, file, **options)
     held = replace(ref, files=written.held.files, size=written.held.bytes)
     return Exported((held,), bytes=os.path.getsize(path) if os.path.isfile(path) else 0), written.left_out
-
-
-def _opened(path: str, *, resumable: bool) -> AbstractContextManager[IO[bytes]]:
-    from kstore.bundles.partial import finished_as
-
-    return io.BufferedWriter(Stdout()) if is_stdout(path) else finished_as(path, resumable=resumable)
 
 
 def _tell(output: Output, exported: Exported, path: str, name: str, left_out: _LeftOut) -> None:

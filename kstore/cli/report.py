@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from kstore.cli.options import ERROR, INTEGRITY, Command, Invocation, on_store
-from kstore.cli.streams import STDOUT, is_stdout
+from kstore.cli.streams import STDOUT, is_stdout, open_target
 from kstore.cli.termination import terminable
-from kstore.errors import FileError, IntegrityError, UsageError
+from kstore.errors import IntegrityError, UsageError
 from kstore.words import plural, size
 
 if TYPE_CHECKING:
@@ -46,11 +45,8 @@ def command(invocation: Invocation, path: str) -> int:
             candidates = store.gc(dry_run=True) if _may_write(store) else None
             facts = collect_facts(store.storage, candidates, store.progress)
         page = make_page(facts).encode()
-    if path == STDOUT:
-        output.exact(page)
-    else:
-        with terminable():
-            _write(path, page)
+    with terminable(), open_target(path) as file:
+        file.write(page)
     for trouble in facts["unreadable"]:
         output.warn(f"cannot be read, and is not counted: {trouble}")
     keys = len({row["key"] for row in facts["keys"] if row["published"]})
@@ -68,26 +64,6 @@ def _check_target(path: Path) -> None:
         raise UsageError(f"cannot write {path}: it is a folder; name a file in it")
     if not path.parent.is_dir():
         raise UsageError(f"cannot write {path}: there is no folder {path.parent}")
-
-
-def _write(path: str, page: bytes) -> None:
-    target = Path(path).resolve()
-    write = _replace if target.is_file() or not target.exists() else Path.write_bytes  # a device, a pipe
-    try:
-        write(target, page)
-    except OSError as error:
-        raise FileError(f"cannot write {path}: {error.strerror}; name another file with -o") from error
-
-
-def _replace(target: Path, page: bytes) -> None:
-    """All of it or nothing: whoever looks meanwhile sees the page before."""
-    partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")
-    try:
-        partial.write_bytes(page)
-        partial.replace(target)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
 
 
 def _may_write(store: Store) -> bool:

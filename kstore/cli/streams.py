@@ -6,8 +6,8 @@ import io
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, TextIO
+from contextlib import AbstractContextManager, contextmanager, suppress
+from typing import IO, TYPE_CHECKING, TextIO
 
 from kstore.errors import FileError
 
@@ -62,6 +62,17 @@ class Stdout(io.FileIO):
         """As a file does, but what fails is said."""
         with writing_stdout():
             return super().write(data)
+
+
+def open_target(path: str, *, resumable: bool = False) -> AbstractContextManager[IO[bytes]]:
+    """The file that a command was asked to write, as `finished_as` has it; or stdout, if that is meant.
+
+    Raises:
+        KstoreError: another process writes it, or it cannot be written.
+    """
+    from kstore.bundles.partial import finished_as
+
+    return io.BufferedWriter(Stdout()) if is_stdout(path) else finished_as(path, resumable=resumable)
 
 
 class _Nothing(io.TextIOWrapper):
