@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kstore.cli.options import ERROR, INTEGRITY, MISSING, Command, Invocation, complete_key, on_scope
+from kstore.errors import UsageError
 from kstore.words import size
 
 if TYPE_CHECKING:
@@ -52,7 +53,6 @@ def command(invocation: Invocation, key: str, path: str) -> None:
 
 def _show(output: Output, artifact: Artifact, data: bytes) -> None:
     """On a terminal, which the bytes of anybody's file must not steer."""
-    from kstore.errors import UsageError
     from kstore.inspect.artifact import is_text
 
     if not is_text(data):

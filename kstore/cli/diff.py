@@ -21,6 +21,7 @@ from kstore.cli.options import (
     refuse,
     store_option,
 )
+from kstore.errors import UsageError
 from kstore.words import plural
 
 if TYPE_CHECKING:
@@ -60,7 +61,6 @@ def command(
     compared.
     """
     from kstore.cli.diff_text import print_texts
-    from kstore.errors import UsageError
     from kstore.inspect.choice import Wanted
     from kstore.inspect.comparison import compare_sides, find_sides
 

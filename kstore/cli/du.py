@@ -9,6 +9,7 @@ import click
 
 from kstore.cli.columns import Column
 from kstore.cli.options import ERROR, INTEGRITY, MISSING, Command, Invocation, on_store, optional_key_argument
+from kstore.errors import IntegrityError
 from kstore.words import amount, size
 
 if TYPE_CHECKING:
@@ -38,7 +39,6 @@ def command(invocation: Invocation, key: str) -> int:
     come free if gc rewrites the pack. All of a key's GPUs, environments and generations are counted. Every manifest
     is read, for one KEY too.
     """
-    from kstore.errors import IntegrityError
     from kstore.published.scopes import missing
     from kstore.scope import check_key
     from kstore.stats.space import space_of

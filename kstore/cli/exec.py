@@ -33,7 +33,7 @@ from kstore.cli.options import (
 )
 from kstore.cli.ready import ready_as_json, start_ready_commit, stop_ready_commit
 from kstore.cli.termination import terminable
-from kstore.errors import MissError
+from kstore.errors import MissError, WaitTimeout
 from kstore.led import EXEC_KEY
 
 if TYPE_CHECKING:
@@ -174,7 +174,6 @@ def _restore(
     """Restore, or say why the command runs cold."""
     from kstore.cli.sentences import check_required, restored, tell_elsewhere, tell_trouble
     from kstore.deadline import within
-    from kstore.errors import WaitTimeout
     from kstore.report import RestoreReport, RestoreStatus
     from kstore.stats.record import record
 
@@ -277,7 +276,6 @@ class _Commits:
     def finish(self) -> CommitReport:
         """Commit, or say why not."""
         from kstore.cli.sentences import committed, tell_trouble
-        from kstore.errors import WaitTimeout
         from kstore.report import CommitReport, CommitStatus
 
         if self.ready:

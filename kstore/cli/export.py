@@ -13,7 +13,7 @@ import click
 from kstore.cli.options import ERROR, INTEGRITY, MISSING, Command, Invocation, complete_key, on_scope
 from kstore.cli.streams import STDOUT, is_stdout, open_target
 from kstore.cli.termination import terminable
-from kstore.errors import IntegrityError, MissError, UsageError
+from kstore.errors import AmbiguousScopeError, IntegrityError, MissError, UsageError
 from kstore.words import amount, size
 
 if TYPE_CHECKING:
@@ -141,7 +141,6 @@ def _with_files(ref: Ref) -> Ref:
 
 def _only(of: Sequence[Found], scopes: Sequence[Scope]) -> Found:
     """The one there is."""
-    from kstore.errors import AmbiguousScopeError
     from kstore.scope import choices
 
     if len(of) > 1:

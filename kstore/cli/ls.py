@@ -8,11 +8,11 @@ import click
 
 from kstore.cli.columns import Column
 from kstore.cli.options import ERROR, INTEGRITY, Command, Invocation, complete_key, on_store
+from kstore.errors import IntegrityError
 from kstore.words import age, size
 
 if TYPE_CHECKING:
     from kstore.cli.output import Output
-    from kstore.errors import IntegrityError
     from kstore.published.ref import Ref
     from kstore.store import Store
 
@@ -64,8 +64,6 @@ def command(invocation: Invocation, prefix: str) -> int:
 
 def _newest(store: Store, prefix: str) -> tuple[list[Ref], list[IntegrityError]]:
     """The newest generation of each scope, and why some cannot be told."""
-    from kstore.errors import IntegrityError
-
     refs, damaged = [], []
     scopes = (scope for scope in store.scopes() if scope.key.startswith(prefix))
     for scope in sorted(scopes, key=lambda scope: (scope.key, scope.gpu, scope.environment)):

@@ -11,6 +11,7 @@ import click
 from click.core import ParameterSource
 
 from kstore.cli.output import Output
+from kstore.errors import UsageError
 from kstore.words import command_line, parse_duration, parse_size
 
 if TYPE_CHECKING:
@@ -259,8 +260,6 @@ def wait_options(function: Function) -> Function:
 
 
 def _as_url(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    from kstore.errors import UsageError
-
     if value is None:
         return None
     from kstore.live.ready import check_url

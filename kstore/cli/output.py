@@ -14,11 +14,11 @@ from typing import Any
 
 import click
 
-from kstore.cli.columns import Column
+from kstore.cli.columns import Column, render
 from kstore.cli.streams import writing_stdout
 from kstore.errors import FileError, reason_of
 from kstore.progress import Awaited, Progress
-from kstore.words import printable
+from kstore.words import printable, waiting
 
 SCHEMA = 1
 """Version of the JSON form; fields are added, never changed."""
@@ -63,8 +63,6 @@ class Output:
 
     def table(self, columns: Sequence[Column], rows: Iterable[Sequence[str]], indent: int = 0) -> None:
         """Rows under headings."""
-        from kstore.cli.columns import render
-
         with writing_stdout():
             for line in render(columns, [[printable(cell) for cell in row] for row in rows], indent):
                 click.echo(line)
@@ -112,8 +110,6 @@ class Output:
         return Spinner(text, progress)
 
     def _say_awaited(self, awaited: Awaited) -> None:
-        from kstore.words import waiting
-
         self.say(waiting(awaited))
 
     def log(self) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from kstore.words import duration
+
 if TYPE_CHECKING:
     from kstore.cli.output import Output
     from kstore.live.commits import LiveCommits
@@ -37,7 +39,6 @@ def ready_as_json(ready: ReadyCommit) -> dict[str, Any]:
 
 def _tell(output: Output, store: Store, report: CommitReport, seconds: float) -> None:
     from kstore.cli.sentences import committed, tell_trouble
-    from kstore.words import duration
 
     tell_trouble(output, report)
     output.say(f"ready after {duration(seconds)}: {committed(store, report)}")

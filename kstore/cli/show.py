@@ -10,11 +10,11 @@ import click
 
 from kstore.cli.columns import Column
 from kstore.cli.options import ERROR, INTEGRITY, MISSING, Command, Invocation, key_argument, on_scope
+from kstore.errors import IntegrityError, KstoreError, MissError, StoreUnavailable
 from kstore.words import files, moment, shorten, size
 
 if TYPE_CHECKING:
     from kstore.cli.output import Output
-    from kstore.errors import KstoreError
     from kstore.published.manifest import Manifest
     from kstore.published.ref import Ref
     from kstore.report import Count
@@ -93,7 +93,6 @@ def _scopes(invocation: Invocation, store: Store, key: str) -> list[Scope]:
 
 
 def _read(storage: Storage, scope: Scope) -> _Shown:
-    from kstore.errors import IntegrityError, MissError, StoreUnavailable
     from kstore.published.leaning import leans_on
     from kstore.storage import reporting_trouble
 

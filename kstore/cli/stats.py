@@ -9,6 +9,7 @@ import click
 
 from kstore.cli.columns import Column
 from kstore.cli.options import ERROR, INTEGRITY, MISSING, Command, Invocation, on_store, optional_key_argument
+from kstore.errors import IntegrityError, UsageError
 from kstore.words import age, duration, plural, size
 
 if TYPE_CHECKING:
@@ -40,7 +41,6 @@ def command(invocation: Invocation, key: str, prometheus: bool) -> int:
     which those with the mode `read` do not; RESTORE and COMMIT are what one takes on average. To know what is
     stored, every manifest is read.
     """
-    from kstore.errors import IntegrityError, UsageError
     from kstore.published.scopes import missing
     from kstore.scope import check_key
     from kstore.stats.overview import overview

@@ -20,6 +20,7 @@ from kstore.cli.options import (
     scope_options,
 )
 from kstore.cli.termination import terminable
+from kstore.errors import KstoreError, MissError
 
 if TYPE_CHECKING:
     from kstore.integrations.b10.variables import Variables
@@ -78,7 +79,6 @@ def command(
 
 def _find(source: Path) -> Path:
     """The archive that was named, or the one in the folder for this worker's hardware."""
-    from kstore.errors import KstoreError, MissError
     from kstore.integrations.b10.archives import find_archives, own_archive
 
     if not source.exists():
