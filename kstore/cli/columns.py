@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -36,6 +37,14 @@ def terminal_width() -> int | None:
 def screen_width() -> int:
     """Where sentences are wrapped: 80 columns where there is no terminal."""
     return terminal_width() or NARROW
+
+
+def wrapped(text: str, first: str, rest: str) -> list[str]:
+    """Lines that fit the screen, which begin with `first` and then with `rest`. A path stays whole, however long."""
+    return textwrap.wrap(
+        text, screen_width(), initial_indent=first, subsequent_indent=rest, break_long_words=False,
+        break_on_hyphens=False,
+    )  # fmt: skip
 
 
 def cut(text: str, indent: int) -> str:

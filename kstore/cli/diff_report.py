@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from kstore.cli.columns import Column, cut, screen_width
+from kstore.cli.columns import Column, cut, screen_width, wrapped
 from kstore.inspect.comparison import Change
 from kstore.inspect.kinds import Kind
 from kstore.words import amount, in_line, plural, shorten, size
@@ -73,7 +72,7 @@ def print_report(output: Output, comparison: Comparison, *, details: bool) -> No
     if comparison.facts:
         output.line("environment")
         for fact in comparison.facts:
-            for line in _wrapped(f"{in_line(fact.name)}  {_change_of(fact)}", "  "):
+            for line in wrapped(f"{in_line(fact.name)}  {_change_of(fact)}", "  ", "  "):
                 output.line(line)
         output.line()
     output.line(_bytes(comparison))
@@ -119,7 +118,7 @@ def _entry(output: Output, change: Change, name: str, what: str) -> None:
         output.line(f"  {mark} {name}  {what}", color)
         return
     output.line(f"  {mark} {cut(name, 4)}", color)
-    for line in _wrapped(what, "      "):
+    for line in wrapped(what, "      ", "      "):
         output.line(line)
 
 
@@ -190,14 +189,6 @@ def _text(value: Value) -> str:
     if value is None:
         return "none"
     return shorten(in_line(str(value).lower() if isinstance(value, bool) else str(value)), _LONG) or '""'
-
-
-def _wrapped(text: str, indent: str) -> list[str]:
-    """A path stays whole, however long."""
-    return textwrap.wrap(
-        text, screen_width(), initial_indent=indent, subsequent_indent=indent, break_long_words=False,
-        break_on_hyphens=False,
-    )  # fmt: skip
 
 
 def _bytes(comparison: Comparison) -> str:

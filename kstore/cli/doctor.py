@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import textwrap
 from typing import TYPE_CHECKING
 
 import click
 
-from kstore.cli.columns import screen_width
+from kstore.cli.columns import wrapped
 from kstore.cli.options import (
     Command,
     Invocation,
@@ -69,17 +68,7 @@ def _tell(output: Output, check: Check) -> None:
         return
     indent = " " * (len(_MARKS["ok"]) + _WIDTH + 2)
     head = f"{_MARKS[check.verdict]} {check.name:<{_WIDTH}} "
-    _print(output, check.found, head, indent)
-    if check.advice:
-        _print(output, check.advice, f"{indent}→ ", f"{indent}  ")
-
-
-def _print(output: Output, text: str, first: str, rest: str) -> None:
-    """Wrapped, and no path cut in two."""
-    wrapper = textwrap.TextWrapper(
-        screen_width(), initial_indent=first, subsequent_indent=rest, break_on_hyphens=False, break_long_words=False
-    )
-    for line in wrapper.wrap(text):
+    for line in (*wrapped(check.found, head, indent), *wrapped(check.advice, f"{indent}→ ", f"{indent}  ")):
         output.line(line)
 
 

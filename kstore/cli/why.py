@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections import Counter, defaultdict
 from functools import partial
 from typing import TYPE_CHECKING
 
 import click
 
-from kstore.cli.columns import cut, screen_width
+from kstore.cli.columns import cut, screen_width, wrapped
 from kstore.cli.options import ERROR, HELD, MISSING, WORKERS, Command, Invocation, key_argument, on_worker
 from kstore.words import plural, shorten
 
@@ -155,13 +154,8 @@ def _wrap(output: Output, text: str, where: str = "") -> None:
     if len(line) <= screen_width():
         output.line(line)
         return
-    for part, indent in ((text, "  "), (where, "      ")):
-        wrapper = textwrap.TextWrapper(
-            screen_width(), initial_indent=indent, subsequent_indent="      ",
-            break_long_words=False, break_on_hyphens=False,
-        )  # fmt: skip
-        for wrapped in wrapper.wrap(part):
-            output.line(wrapped)
+    for part in (*wrapped(text, "  ", "      "), *wrapped(where, "      ", "      ")):
+        output.line(part)
 
 
 def _values(difference: Difference, width: int) -> tuple[str, str]:
