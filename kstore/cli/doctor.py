@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import click
@@ -53,14 +54,15 @@ def command(invocation: Invocation, key: str) -> int:
             checks.append(check)
             if not output.json:
                 _tell(output, check)
-    worst = [check for check in checks if check.verdict is Verdict.BAD]
+    counts = Counter(check.verdict for check in checks)
+    bad = counts[Verdict.BAD]
     if output.json:
         output.document(
-            {"store": store.location, "key": key, "ok": not worst, "checks": [check._asdict() for check in checks]}
+            {"store": store.location, "key": key, "ok": not bad, "checks": [check._asdict() for check in checks]}
         )
     else:
-        _sum_up(output, checks)
-    return 1 if worst else 0
+        _sum_up(output, bad, counts[Verdict.WARNING])
+    return 1 if bad else 0
 
 
 def _tell(output: Output, check: Check) -> None:
@@ -72,10 +74,6 @@ def _tell(output: Output, check: Check) -> None:
         output.line(line)
 
 
-def _sum_up(output: Output, checks: list[Check]) -> None:
-    counts = {verdict: sum(check.verdict == verdict for check in checks) for verdict in ("bad", "warning")}
-    if counts["bad"]:
-        what = "prevents" if counts["bad"] == 1 else "prevent"
-        output.summary(f"{plural(counts['bad'], 'finding')} {what} hits, {plural(counts['warning'], 'warning')}")
-    else:
-        output.summary(f"nothing prevents hits, {plural(counts['warning'], 'warning')}")
+def _sum_up(output: Output, bad: int, warnings: int) -> None:
+    what = plural(bad, "finding prevents", "findings prevent") if bad else "nothing prevents"
+    output.summary(f"{what} hits, {plural(warnings, 'warning')}")
