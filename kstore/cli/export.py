@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from kstore.store import Store
 
     _LeftOut = Sequence[str | LeftOut]
-
-Found = TypeVar("Found")
 
 _SHOWN = 3
 _OTHER_HOSTS = "they run on hosts like their builder's only; --host HOST adds those of one that `kstore show KEY` lists"
@@ -118,7 +116,8 @@ def _choose(store: Store, key: str, settings: dict[str, Any]) -> tuple[list[Ref]
     scopes = scopes_of(store.storage, key, wanted.gpu, wanted.environment)
     with reporting_trouble(store.location, "read"):
         if wanted.generation:
-            return [_with_files(ref_of(store.storage, _only(scopes, scopes), wanted.generation))], []
+            _check_alone(scopes)
+            return [_with_files(ref_of(store.storage, scopes[0], wanted.generation))], []
         found = [newest_live(store.storage, scope) for scope in scopes]
     refs = [snapshot.ref for snapshot, _ in found if snapshot]
     if not refs:
@@ -139,13 +138,12 @@ def _with_files(ref: Ref) -> Ref:
     )
 
 
-def _only(of: Sequence[Found], scopes: Sequence[Scope]) -> Found:
-    """The one there is."""
+def _check_alone(scopes: Sequence[Scope]) -> None:
+    """Raises AmbiguousScopeError: there are several."""
     from kstore.scope import choices
 
-    if len(of) > 1:
+    if len(scopes) > 1:
         raise AmbiguousScopeError(f"{scopes[0].key} has been committed under several scopes; choose: {choices(scopes)}")
-    return of[0]
 
 
 def _export_bundle(store: Store, refs: list[Ref], path: str) -> Exported:
@@ -161,7 +159,8 @@ def _export_one(
 ) -> tuple[Exported, _LeftOut]:
     from kstore.bundles.writer import Exported
 
-    ref = _only(refs, [ref.scope for ref in refs])
+    _check_alone([ref.scope for ref in refs])
+    (ref,) = refs
     module, _, function = chosen.writer.partition(":")
     write: Callable[..., Written] = getattr(import_module(module), function)
     with open_target(path) as file:
