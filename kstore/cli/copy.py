@@ -42,10 +42,10 @@ def command(invocation: Invocation, source: str, target: str, keys: tuple[str, .
     from kstore.store import Store
 
     output = invocation.output
-    layout, gpu, environment = (invocation.settings.get(name) for name in ("layout", "gpu", "environment"))
-    to = Store(target, layout=layout)  # type: ignore[arg-type]
+    layout, gpu, environment = map(invocation.text, ("layout", "gpu", "environment"))
+    to = Store(target, layout=layout)
     with output.working(f"copying {source} to {target}", to.progress):
-        report = copy_keys(Store(source), to, keys, gpu=gpu, environment=environment)  # type: ignore[arg-type]
+        report = copy_keys(Store(source), to, keys, gpu=gpu, environment=environment)
     failures = (
         (report.damaged, IntegrityError), (report.leaning, StoreBelowMissing), (report.missing, MissError),
         (report.unreadable, StoreUnavailable),

@@ -19,6 +19,7 @@ from kstore.words import amount, size
 if TYPE_CHECKING:
     from kstore.bundles.writer import Exported
     from kstore.cli.output import Output
+    from kstore.inspect.choice import Wanted
     from kstore.published.ref import Ref
     from kstore.report import LeftOut, Written
     from kstore.scope import Scope
@@ -75,13 +76,16 @@ def command(invocation: Invocation, key: str, path: str, name: str | None, under
 
     All of these are code: whoever loads them runs what whoever published KEY has built. A mega-cache is pickled data.
     """
+    from kstore.inspect.choice import Wanted
+
     output, store = invocation.output, invocation.store()
     name = name or _format_of(path)
     options = {option: value for option, value in (("under", under), ("host", host)) if value is not None}
     for option in options.keys() - set(FORMATS[name].takes):
         raise UsageError(f"--{option} is not for the format {name}")
     output.stdout_is_lent = is_stdout(path)
-    refs, damaged = _choose(store, key, invocation.settings)
+    wanted = Wanted.parse(key, invocation.text("gpu"), invocation.text("environment"))
+    refs, damaged = _choose(store, wanted)
     left_out: _LeftOut = ()
     with terminable(), output.working(f"exporting {key}", store.progress):
         if FORMATS[name].writer:
@@ -103,15 +107,13 @@ def _format_of(path: str) -> str:
     raise UsageError(f"the name {path!r} says no format; choose one with --format: {', '.join(FORMATS)}")
 
 
-def _choose(store: Store, key: str, settings: dict[str, Any]) -> tuple[list[Ref], list[str]]:
+def _choose(store: Store, wanted: Wanted) -> tuple[list[Ref], list[str]]:
     """The generations that are meant, each of another scope, and what is damaged and was passed over for them."""
-    from kstore.inspect.choice import Wanted
     from kstore.operations.copy import newest_live
     from kstore.published.layers import ref_of
     from kstore.published.scopes import scopes_of
     from kstore.storage import reporting_trouble
 
-    wanted = Wanted.parse(key, settings["gpu"], settings["environment"])
     key = wanted.key
     scopes = scopes_of(store.storage, key, wanted.gpu, wanted.environment)
     with reporting_trouble(store.location, "read"):

@@ -48,9 +48,9 @@ def command(invocation: Invocation, path: str, key: str | None) -> None:
     from kstore.bundles.importing import import_bundle
 
     output, store = invocation.output, invocation.store()
-    gpu, environment = invocation.settings["gpu"], invocation.settings["environment"]
+    gpu, environment = invocation.text("gpu"), invocation.text("environment")
     with output.working(f"importing {path}", store.progress), _recognising(path, key):
-        report = import_bundle(store, path, key, gpu=gpu, environment=environment)  # type: ignore[arg-type]
+        report = import_bundle(store, path, key, gpu=gpu, environment=environment)
     if output.json:
         output.document(report.as_json())
     else:
