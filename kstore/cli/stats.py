@@ -84,7 +84,7 @@ def _facts(found: Overview) -> Iterator[tuple[str, str]]:
     yield "restores", _restores(restores)
     if restores.left_out:
         yield "left out", plural(restores.left_out, "file")
-    yield "restore time", _restore_time(restores) or "-"
+    yield "restore time", _restore_time(restores)
     yield "commit time", _commit_time(found.whole.commits)
     yield "generations", str(held.generations)
     yield "files' size", f"{size(held.artifacts)} in all of these generations"
@@ -101,24 +101,21 @@ def _saved(bytes: int) -> str:
 
 
 def _restores(restores: Totals) -> str:
-    from kstore.report import RestoreStatus
-
     if not restores.restores:
         return "none counted"
-    hits, seeded, misses = restores.hits, restores.count(RestoreStatus.SEEDED), restores.count(RestoreStatus.MISS)
-    rate = f"{100 * hits / restores.restores:.1f} % hits"
-    counts = f"{plural(hits, 'hit')}, {plural(misses, 'miss', 'misses')}, {seeded} seeded"
+    rate = f"{100 * restores.hits / restores.restores:.1f} % hits"
+    misses = plural(restores.misses, "miss", "misses")
+    counts = f"{plural(restores.hits, 'hit')}, {misses}, {restores.seeded} seeded"
     return f"{restores.restores} in {age(restores.since)}: {counts}; {rate}"
 
 
 def _restore_time(restores: Totals) -> str:
     from kstore.report import RestoreStatus
 
-    timing = restores.timings.get(RestoreStatus.RESTORED)
-    if timing is None:
-        return ""
-    least, most = duration(timing.least), duration(timing.most)
-    return f"{duration(timing.seconds / timing.count)} on average, {least} to {most}"
+    timing = restores.timing(RestoreStatus.RESTORED)
+    if not timing.count:
+        return "-"
+    return f"{duration(timing.mean)} on average, {duration(timing.least)} to {duration(timing.most)}"
 
 
 def _commit_time(commits: Commits) -> str:
@@ -131,15 +128,15 @@ def _commit_time(commits: Commits) -> str:
 def _row(shelf: Shelf, row: Row) -> tuple[str, ...]:
     from kstore.report import RestoreStatus
 
-    timing, commits = row.restores.timings.get(RestoreStatus.RESTORED), row.commits
+    timing, commits = row.restores.timing(RestoreStatus.RESTORED), row.commits
     return (
         shelf.key,
         shelf.gpu,
         str(row.restores.hits),
-        str(row.restores.count(RestoreStatus.MISS)),
+        str(row.restores.misses),
         str(row.held.generations),
         size(row.held.artifacts),
         size(row.held.stored),
-        duration(timing.seconds / timing.count) if timing else "-",
+        duration(timing.mean) if timing.count else "-",
         duration(commits.seconds / commits.timed) if commits.timed else "-",
     )

@@ -11,7 +11,7 @@ from typing import Any
 from kstore import __version__
 from kstore.gc import GcReport
 from kstore.progress import Progress
-from kstore.report import RestoreStatus, count_components
+from kstore.report import count_components
 from kstore.scope import Scope
 from kstore.stats.overview import Overview, Shelf, overview_with, restores_of
 from kstore.stats.pages import read_misses
@@ -82,8 +82,8 @@ def collect_facts(storage: Storage, candidates: GcReport | None, progress: Progr
 def _keys(found: Overview) -> list[Table]:
     return [
         {
-            **shelf._asdict(), "hits": row.restores.hits, "misses": row.restores.count(RestoreStatus.MISS),
-            "seeded": row.restores.count(RestoreStatus.SEEDED), "stored": row.held.stored, "alone": row.held.alone,
+            **shelf._asdict(), "hits": row.restores.hits, "misses": row.restores.misses,
+            "seeded": row.restores.seeded, "stored": row.held.stored, "alone": row.held.alone,
             "published": row.held.published,
         }
         for shelf, row in found.rows.items()

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 from kstore.errors import IntegrityError, MissError
 from kstore.progress import Progress
 from kstore.published.ref import Ref
-from kstore.report import RestoreStatus
 from kstore.scope import Scope
 from kstore.stats.pages import read_hits, read_misses
 from kstore.stats.space import Held, Space, space_of
@@ -71,8 +70,8 @@ class Row:
         restores = self.restores
         return {
             "hits": restores.hits,
-            "misses": restores.count(RestoreStatus.MISS),
-            "seeded": restores.count(RestoreStatus.SEEDED),
+            "misses": restores.misses,
+            "seeded": restores.seeded,
             "environments": self.environments,
             "restores": restores.as_json(),
             "commits": asdict(self.commits),

@@ -23,14 +23,13 @@ class _Metric(NamedTuple):
 
 
 def _results(row: Row) -> dict[str, float]:
-    results = {"hit": row.restores.hits, "miss": row.restores.count(RestoreStatus.MISS)}
-    results["seeded"] = row.restores.count(RestoreStatus.SEEDED)
+    results = {"hit": row.restores.hits, "miss": row.restores.misses, "seeded": row.restores.seeded}
     return {f'result="{name}"': count for name, count in results.items()}
 
 
 def _times(row: Row) -> dict[str, float]:
-    timing = row.restores.timings.get(RestoreStatus.RESTORED)
-    return {"_sum": timing.seconds, "_count": timing.count} if timing else {"_sum": 0, "_count": 0}
+    timing = row.restores.timing(RestoreStatus.RESTORED)
+    return {"_sum": timing.seconds, "_count": timing.count}
 
 
 _METRICS = (

@@ -65,6 +65,11 @@ class Timing:
     least: float = 0.0
     most: float = 0.0
 
+    @property
+    def mean(self) -> float:
+        """Seconds that one took on average; 0 if there was none."""
+        return self.seconds / self.count if self.count else 0.0
+
     def add(self, other: Timing) -> None:
         """Count others as well."""
         if other.count:
@@ -93,16 +98,26 @@ class Totals:
     @property
     def hits(self) -> int:
         """Restores of what is published for the key itself."""
-        return sum(self.count(status) for status in HITS)
+        return sum(self.timing(status).count for status in HITS)
+
+    @property
+    def misses(self) -> int:
+        """Those that found nothing to start from."""
+        return self.timing(RestoreStatus.MISS).count
+
+    @property
+    def seeded(self) -> int:
+        """Those that began with another key's."""
+        return self.timing(RestoreStatus.SEEDED).count
 
     @property
     def restores(self) -> int:
         """All of them."""
         return sum(timing.count for timing in self.timings.values())
 
-    def count(self, status: RestoreStatus) -> int:
-        """How many ended so."""
-        return self.timings[status].count if status in self.timings else 0
+    def timing(self, status: RestoreStatus) -> Timing:
+        """Of those that ended so."""
+        return self.timings.get(status, Timing())
 
     def add_sample(self, sample: Sample) -> None:
         """Count one restore."""

@@ -10,7 +10,6 @@ import pytest
 
 from kstore.backends import PosixBackend
 from kstore.gc import Policy
-from kstore.report import RestoreStatus
 from kstore.scope import Scope
 from kstore.stats import pages
 from kstore.stats.pages import MISSES, MOST_SCOPES, SLOTS, add, folder_of, load_page, read_hits, read_misses
@@ -45,7 +44,7 @@ def test_misses_leave_no_folder_of_their_own(backend: PosixBackend) -> None:
         assert add(backend, Scope(GPU, f"key/{number}", ENVIRONMENT), sample("miss"))
     assert [child.name for child in backend.list("stats")] == ["@misses"]
     assert pages_in(backend, MISSES) == ["0.20"]
-    assert read_misses(backend)[Scope(GPU, "key/7", ENVIRONMENT)].count(RestoreStatus.MISS) == 1
+    assert read_misses(backend)[Scope(GPU, "key/7", ENVIRONMENT)].misses == 1
 
 
 def test_of_the_keys_that_miss_the_latest_are_known(backend: PosixBackend, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,7 +51,7 @@ def test_a_restore_is_counted_with_what_it_did(published: Node) -> None:
     report = restore(published)
     assert restore(published).status is RestoreStatus.CURRENT
     found = hits(published)
-    assert (found.count(RestoreStatus.RESTORED), found.count(RestoreStatus.CURRENT)) == (1, 1)
+    assert (found.timing(RestoreStatus.RESTORED).count, found.timing(RestoreStatus.CURRENT).count) == (1, 1)
     (slowest, _) = found.slowest
     assert (slowest.generation, slowest.files, slowest.bytes) == (1, report.files, report.bytes)
     assert slowest.worker.endswith(f"@{os.uname().nodename}")
@@ -69,7 +69,7 @@ def test_a_restore_of_which_nothing_was_whole_is_a_miss(published: Node) -> None
     report = restore(published)
     assert (report.status, report.ok) == (RestoreStatus.RESTORED, False)
     missed = read_misses(published.store.storage.backend)[published.store.scope(KEY)]
-    assert (hits(published).restores, missed.count(RestoreStatus.MISS)) == (0, 1)
+    assert (hits(published).restores, missed.misses) == (0, 1)
 
 
 def test_one_file_more_is_in_the_store_however_many_restores_there_are(published: Node) -> None:
@@ -187,7 +187,7 @@ def test_threads_that_restore_at_once_do_not_disturb_each_other(
     running.add(Other())
     monkeypatch.setattr("kstore.stats.record._running", running)
     assert restore(published).status is RestoreStatus.RESTORED
-    assert hits(published).count(RestoreStatus.RESTORED) == 1
+    assert hits(published).timing(RestoreStatus.RESTORED).count == 1
 
 
 def test_trouble_with_counting_is_no_trouble_with_the_restore(published: Node, monkeypatch: pytest.MonkeyPatch) -> None:
