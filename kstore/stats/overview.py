@@ -143,11 +143,12 @@ def _commits_of(storage: Storage, scope: Scope) -> Commits:
     for number in storage.refs.generations(scope):
         commits.published = max(commits.published, number)
         with suppress(MissError, IntegrityError):
-            _count_commit(commits, storage.refs.get(scope, number))
+            commits.add(_commit_of(storage.refs.get(scope, number)))
     return commits
 
 
-def _count_commit(commits: Commits, ref: Ref) -> None:
-    commits.last = max(commits.last, ref.created)
-    if ref.effort:
-        commits.add(Commits(0, 1, ref.effort.seconds, ref.effort.seconds, ref.effort.uploaded))
+def _commit_of(ref: Ref) -> Commits:
+    """What one ref says."""
+    if not (effort := ref.effort):
+        return Commits(last=ref.created)
+    return Commits(timed=1, seconds=effort.seconds, most=effort.seconds, uploaded=effort.uploaded, last=ref.created)
