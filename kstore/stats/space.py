@@ -35,6 +35,7 @@ from kstore.published.ref import Ref, RefState
 from kstore.report import Count
 from kstore.scope import Scope
 from kstore.storage import Storage
+from kstore.words import plural
 
 Group = TypeVar("Group", bound=Hashable)
 
@@ -144,6 +145,8 @@ class Accounts(Generic[Group]):
         self._storage = storage
         self._by = by
         self._numbers: dict[Group, int] = {}
+        self._held: dict[int, Held] = {}
+        """By the number of the group."""
         self._kinds: dict[str, int] = {_MANIFEST: 0}
         self._packs: dict[str, set[int]] = {}
         self._newest: dict[Scope, Ref] = {}
@@ -157,8 +160,11 @@ class Accounts(Generic[Group]):
         self._loose = self._open.enter_context(DigestSet())
         self._leant = self._open.enter_context(DigestSet())
         self._lacking = self._open.enter_context(DigestSet())
+        """What generations need, and have neither loose nor in their packs; `seek` uses it up."""
         self._sought_for = self._open.enter_context(DigestSet())
-        self._elsewhere = self._open.enter_context(DigestSet())
+        """The same, to be kept."""
+        self._saved = self._open.enter_context(DigestSet())
+        """What of it is in a pack after all."""
         return self
 
     def __exit__(
@@ -169,12 +175,14 @@ class Accounts(Generic[Group]):
     def add(self, holding: Holding) -> None:
         """Count one generation."""
         ref, group = holding.ref, self._by(holding.ref.scope)
-        owners = [self._numbers.setdefault(group, len(self._numbers) + 1)] + [_PINNED] * holding.is_pinned
+        number = self._numbers.setdefault(group, len(self._numbers) + 1)
+        owners = [number, _PINNED] if holding.is_pinned else [number]
+        self._held[number] = self.space.groups.setdefault(group, Held())
         size = sum(entry.size for entry in holding.manifest.entries())
-        for held in (self.space.groups.setdefault(group, Held()), self.space.whole):
-            held.generations += 1
-            held.live += ref.state is RefState.LIVE
-            held.artifacts += size
+        for one in (self._held[number], self.space.whole):
+            one.generations += 1
+            one.live += ref.state is RefState.LIVE
+            one.artifacts += size
         self._newest[ref.scope] = ref
         for lacking in (self._lacking, self._sought_for):
             lacking.add(holding.needs.lacking)
@@ -201,21 +209,20 @@ class Accounts(Generic[Group]):
 
     def finish(self, *, survey: bool = True) -> Space[Group]:
         """What it comes to. Without `survey`, nothing is said of what no generation of those that were added needs."""
-        held = dict(zip(self._numbers.values(), map(self.space.groups.__getitem__, self._numbers), strict=True))
         for scope, ref in self._newest.items():
             for one in (self.space.groups[self._by(scope)], self.space.whole):
                 one.published |= ref.state is RefState.LIVE
         for _, owners, kind, size in self._each(self._blobs):
-            for one in self._of(held, owners):
+            for one in self._of(owners):
                 one.unique += size if kind else 0
                 one.manifests += 0 if kind else size
         for _, owners, _, size in self._each(self._leant):
-            for one in self._of(held, owners):
+            for one in self._of(owners):
                 one.elsewhere += size
         self._seek()
-        self._count_loose(held)
+        self._count_loose()
         for pack, owners in self._packs.items():
-            self._count_pack(held, pack, owners)
+            self._count_pack(pack, owners)
         if survey:
             self._survey()
         return self.space
@@ -231,30 +238,30 @@ class Accounts(Generic[Group]):
     def _seek(self) -> None:
         """Find what generations lack in the packs of others: a repair has saved it there, and moved their own away."""
         if len(self._lacking):
-            self._note_elsewhere(list(self._packs))
+            self._note_saved(list(self._packs))
             self._sought = seek(self._storage, self._lacking, self._packs)
-            self._note_elsewhere(self._sought)
+            self._note_saved(self._sought)
 
-    def _note_elsewhere(self, packs: Iterable[str]) -> None:
+    def _note_saved(self, packs: Iterable[str]) -> None:
         for pack in packs:
             with suppress(IntegrityError, OSError):
                 digests = PackReader(self._storage.backend, pack).index.digests
                 found = self._loose.beginning(digest for digest in digests if digest in self._sought_for)
-                self._elsewhere.add({name[:DIGEST_SIZE] for name in found})
+                self._saved.add({name[:DIGEST_SIZE] for name in found})
                 self._packs.setdefault(pack, set()).update(map(_owner, found))
 
-    def _count_pack(self, held: dict[int, Held], pack: str, owners: set[int]) -> None:
+    def _count_pack(self, pack: str, owners: set[int]) -> None:
         try:
             reader = PackReader(self._storage.backend, pack)
-            self._count_frames(held, reader, owners)
-            self._count_object(held, owners, reader.size)
+            self._count_frames(reader, owners)
+            self._count_object(owners, reader.size)
         except (IntegrityError, OSError) as error:
             # One that a repair has moved away may be named by earlier generations still.
             is_gone = isinstance(error, FileNotFoundError)
             if not is_gone or any(pack in ref.packs for ref in self._newest.values()):
                 self.space.unreadable.append(f"pack {pack}: {error}")
 
-    def _count_loose(self, held: dict[int, Held]) -> None:
+    def _count_loose(self) -> None:
         lost = Count()
         each = self._each(self._loose)
         with DigestSet() as there:
@@ -262,36 +269,36 @@ class Accounts(Generic[Group]):
                 there.add(digests)
             while some := list(islice(each, MAX_COUNT)):
                 gone = set(there.absent(digest for digest, *_ in some))
-                saved = gone.difference(self._elsewhere.absent(gone))
+                saved = gone.difference(self._saved.absent(gone))
                 for digest, owners, _, size in some:
                     if digest not in gone:
-                        self._count_copy(held, owners, size)
+                        self._count_copy(owners, size)
                     elif digest not in saved:
                         lost += Count(1, size)
-                        for one in self._of(held, owners):
+                        for one in self._of(owners):
                             one.elsewhere += size
         if lost.files:
-            blobs = f"lost blob{'s' * (lost.files > 1)}"
-            self.space.unreadable.append(f"{lost.files} {blobs}, {lost.bytes} bytes; `kstore verify` says of what")
+            blobs = plural(lost.files, "lost blob")
+            self.space.unreadable.append(f"{blobs}, {lost.bytes} bytes; `kstore verify` says of what")
 
-    def _count_copy(self, held: dict[int, Held], owners: set[int], size: int) -> None:
+    def _count_copy(self, owners: set[int], size: int) -> None:
         """A loose blob is an object that is its blob."""
-        self._count_object(held, owners, size)
-        for one in self._of(held, owners):
+        self._count_object(owners, size)
+        for one in self._of(owners):
             one.copies += size
 
-    def _count_object(self, held: dict[int, Held], owners: set[int], size: int) -> None:
-        for one in self._of(held, owners):
+    def _count_object(self, owners: set[int], size: int) -> None:
+        for one in self._of(owners):
             one.stored += size
         if len(owners) == 1:
-            held[next(iter(owners))].alone += size
+            self._held[next(iter(owners))].alone += size
             self.space.whole.alone += size
 
-    def _of(self, held: dict[int, Held], owners: set[int]) -> list[Held]:
+    def _of(self, owners: set[int]) -> list[Held]:
         """The whole and these."""
-        return [self.space.whole, *(held[owner] for owner in owners - {_PINNED})]
+        return [self.space.whole, *(self._held[owner] for owner in owners - {_PINNED})]
 
-    def _count_frames(self, held: dict[int, Held], reader: PackReader, owners: set[int]) -> None:
+    def _count_frames(self, reader: PackReader, owners: set[int]) -> None:
         """What is needed of a pack that these need."""
         index, first = reader.index, 0
         for frame in index.frames:
@@ -300,16 +307,16 @@ class Accounts(Generic[Group]):
             for name in self._blobs.beginning(index.digests[blobs]):
                 needing.setdefault(name[:DIGEST_SIZE], set()).add(_owner(name))
             for digest, size in zip(index.digests[blobs], index.sizes[blobs], strict=True):
-                for one in self._of(held, owners & needing[digest]) if digest in needing else ():
+                for one in self._of(owners & needing[digest]) if digest in needing else ():
                     one.copies += size
-            self._count_frame(held, frame, set[int]().union(*needing.values()), is_shared=len(owners) > 1)
+            self._count_frame(frame, set[int]().union(*needing.values()), is_shared=len(owners) > 1)
             first = blobs.stop
 
-    def _count_frame(self, held: dict[int, Held], frame: Frame, owners: set[int], *, is_shared: bool) -> None:
+    def _count_frame(self, frame: Frame, owners: set[int], *, is_shared: bool) -> None:
         if not owners:
             self.space.dead_frames += frame.packed_size
         elif is_shared and len(owners) == 1:
-            held[next(iter(owners))].frames += frame.packed_size
+            self._held[next(iter(owners))].frames += frame.packed_size
 
     def _each(self, table: DigestSet) -> Iterator[tuple[bytes, set[int], int, int]]:
         """(digest, owners, kind, size) of each blob, once."""
