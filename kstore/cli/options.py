@@ -118,22 +118,17 @@ def as_given_seconds(ctx: click.Context, param: click.Parameter, value: str | No
 
 
 def as_given_bytes(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
-    """Callback of an option that takes a size, with its unit: 50G."""
+    """Callback of an option that takes a size, with its unit: 500M, 50G, 2TiB."""
     _check_unit(ctx, param, value, "50G or 500M")
-    return as_bytes(ctx, param, value)
+    try:
+        return None if value is None else parse_size(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error), ctx, param) from error
 
 
 def _check_unit(ctx: click.Context, param: click.Parameter, value: str | None, examples: str) -> None:
     if value and value.strip().replace(".", "", 1).isdecimal() and float(value):
         raise click.BadParameter(f"{value} of what? Give the unit, as in {examples}", ctx, param)
-
-
-def as_bytes(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
-    """Callback of an option that takes a size: 500M, 50G, 2TiB."""
-    try:
-        return None if value is None else parse_size(value)
-    except ValueError as error:
-        raise click.BadParameter(str(error), ctx, param) from error
 
 
 def _set(ctx: click.Context, param: click.Parameter, value: str | int | None) -> None:
