@@ -66,13 +66,5 @@ def _show(output: Output, artifact: Artifact, data: bytes) -> None:
 def _describe(artifact: Artifact, data: bytes) -> dict[str, object]:
     from kstore.inspect.artifact import is_text
 
-    path, host, entry = artifact
     content = {"text": data.decode()} if is_text(data) else {"base64": base64.b64encode(data).decode()}
-    return {
-        "path": path,
-        "host": host or None,
-        "bytes": len(data),
-        "digest": entry.digest.hex(),
-        "mode": f"{entry.mode:04o}",
-        **content,
-    }
+    return artifact.describe() | content

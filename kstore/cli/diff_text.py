@@ -96,5 +96,4 @@ def _size_and_digest(artifact: Artifact) -> str:
 
 
 def _describe(side: Side, artifact: Artifact) -> dict[str, object]:
-    path, host, entry = artifact
-    return {"label": side.label, "path": path, "host": host or None, "bytes": entry.size, "digest": entry.digest.hex()}
+    return {"label": side.label, **artifact.describe()}

@@ -72,20 +72,11 @@ def command(invocation: Invocation, key: str, path: str) -> None:
 def _describe(store: Store, ref: Ref, placed: Iterator[tuple[Artifact, Place]]) -> dict[str, object]:
     from kstore.inspect.places import Place
 
-    scope = ref.scope
     artifacts = [
-        {
-            "path": path,
-            "host": host or None,
-            "bytes": entry.size,
-            "digest": entry.digest.hex(),
-            "mode": f"{entry.mode:04o}",
-            "stored": None if place is Place.NOWHERE else place,
-        }
-        for (path, host, entry), place in placed
+        artifact.describe() | {"stored": None if place is Place.NOWHERE else place} for artifact, place in placed
     ]
-    whose = {"key": scope.key, "gpu": scope.gpu, "environment": scope.environment, "generation": ref.generation}
-    return {"store": store.storage.holder(ref).location, **whose, "state": ref.state, "artifacts": artifacts}
+    whose = ref.scope.describe() | {"generation": ref.generation, "state": ref.state}
+    return {"store": store.storage.holder(ref).location, **whose, "artifacts": artifacts}
 
 
 def _write(output: Output, placed: Iterator[tuple[Artifact, Place]]) -> None:

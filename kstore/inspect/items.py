@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kstore.inspect.kinds import Kind, kind_of
 from kstore.published.manifest import Entry, unit_of
@@ -20,6 +20,16 @@ class Artifact(NamedTuple):
     host: str
     """Fingerprint of the hosts that it is for; empty for any."""
     entry: Entry
+
+    def describe(self) -> dict[str, Any]:
+        """For machines."""
+        return {
+            "path": self.path,
+            "host": self.host or None,
+            "bytes": self.entry.size,
+            "digest": self.entry.digest.hex(),
+            "mode": f"{self.entry.mode:04o}",
+        }
 
 
 class Part(NamedTuple):
