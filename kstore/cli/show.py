@@ -116,10 +116,9 @@ def _read(storage: Storage, scope: Scope) -> _Shown:
 
 
 def _describe(shown: _Shown) -> dict[str, object]:
-    scope, manifest = shown.scope, shown.manifest
+    manifest = shown.manifest
     content: dict[str, object] = {
-        "gpu": scope.gpu,
-        "environment": scope.environment,
+        **shown.scope.describe(),
         "store": shown.store,
         "generations": [_describe_ref(ref, ref.generation in shown.pins) for ref in shown.refs],
     }
@@ -134,18 +133,7 @@ def _describe(shown: _Shown) -> dict[str, object]:
 
 
 def _describe_ref(ref: Ref, is_pinned: bool) -> dict[str, object]:
-    return {
-        "generation": ref.generation,
-        "parent": ref.parent,
-        "created": ref.created,
-        "creator": ref.creator,
-        "files": ref.files,
-        "bytes": ref.size,
-        "manifest": ref.manifest.hex(),
-        "packs": list(ref.packs),
-        "state": ref.state,
-        "pinned": is_pinned,
-    }
+    return ref.describe() | {"manifest": ref.manifest.hex(), "pinned": is_pinned}
 
 
 def _print(output: Output, shown: _Shown, *, tells_store: bool) -> None:

@@ -61,9 +61,7 @@ class Side:
         """For machines."""
         return {
             "label": self.label,
-            "key": self.scope.key,
-            "gpu": self.scope.gpu,
-            "environment": self.scope.environment,
+            **self.scope.describe(),
             "generation": self.generation or None,
             "files": len(self.artifacts),
             "bytes": sum(artifact.entry.size for artifact in self.artifacts),
