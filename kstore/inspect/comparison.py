@@ -73,11 +73,16 @@ class Difference:
     the source is the same to the byte, or cannot be read."""
 
     @property
-    def component(self) -> str:
-        """The JIT cache that it is of."""
+    def item(self) -> Item:
+        """The right one, if there is one."""
         item = self.right or self.left
         assert item
-        return item.component
+        return item
+
+    @property
+    def component(self) -> str:
+        """The JIT cache that it is of."""
+        return self.item.component
 
     def describe(self) -> dict[str, Any]:
         """For machines."""
@@ -227,7 +232,7 @@ def _difference(pair: Pair) -> Difference:
         change = _change(left, right, bool(fields))
     else:
         change = Change.ADDED if right else Change.REMOVED
-        fields, files = tuple(_main_options(left, right)), ()
+        fields, files = tuple(_main_options(named.item.kind, left, right)), ()
     items = (left.item if left else None, right.item if right else None)
     return Difference(change, named.item.kind, named.name, *items, fields, files, named.content.calls)
 
@@ -254,9 +259,8 @@ def _differing(left: Mapping[str, Value], right: Mapping[str, Value], *, only_co
             yield Field(name, left.get(name), right.get(name))
 
 
-def _main_options(left: Named | None, right: Named | None) -> Iterator[Field]:
+def _main_options(kind: Kind, left: Named | None, right: Named | None) -> Iterator[Field]:
     one, other = (named.content.configuration if named else {} for named in (left, right))
-    kind = (left or right).item.kind  # type: ignore[union-attr]
     for name in dict.fromkeys((*one, *other)):
         if kind is not Kind.TRITON_KERNEL or name in MAIN_OPTIONS:
             yield Field(name, one.get(name), other.get(name))
@@ -279,9 +283,7 @@ def _same_part(one: Item, other: Item, path: str) -> str | None:
 
 
 def _order(difference: Difference) -> tuple[object, ...]:
-    item = difference.right or difference.left
-    assert item
-    return (_KINDS[difference.kind], _CHANGES[difference.change], difference.name, item.unit)
+    return (_KINDS[difference.kind], _CHANGES[difference.change], difference.name, difference.item.unit)
 
 
 def _tally(same: set[tuple[Kind, str]], differences: Iterable[Difference]) -> tuple[Tally, ...]:

@@ -105,7 +105,7 @@ def items_of(artifacts: Iterable[Artifact]) -> Items:
     for path, host, entry in artifacts:
         kind = kind_of(path)
         unit = _stem(path) if kind is Kind.CPP_KERNEL else unit_of(path, entry)
-        name = path[len(unit) :].removeprefix("/") if kind is not Kind.CPP_KERNEL else path[len(unit) :]
+        name = path.removeprefix(unit).removeprefix("/")
         parts.setdefault((kind, unit), []).append(Part(name, host, entry.digest, entry.size))
     return {key: Item(*key, frozenset(found)) for key, found in parts.items()}
 
