@@ -59,7 +59,7 @@ class BundleReader:
         """
         try:
             with self._reporting():
-                self.header = load_header(lambda offset, length: self._file.read(offset, length))
+                self.header = load_header(self._file.read)
                 self._check_seal()
                 self._check_contents()
                 self._check_blobs(progress or Progress())
