@@ -30,6 +30,23 @@ _NAMES = 3
 """Kernels of a group that are named without --verbose."""
 _NAME = 72
 """Characters of a name that are shown."""
+_REASONS = {
+    "differs": "as stored, but for",
+    "new-code": "the code is new; the stored graph most like it differs in",
+    "guards": "stored under the same key, but the guards did not hold: other shapes, for one",
+    "missing": "stored in an AOT entry alone: its FX entry was left out of the restore, or has been removed",
+    "autograd": "stored, but AOTAutograd asked for it under another key",
+    "nothing": "no graph was restored that it could be compared with",
+    "unreadable": "its entry does not say what its key was made of",
+}
+_KERNEL_REASONS = {
+    "options": "stored with another configuration",
+    "code": "same configuration as stored; source, signature or constants differ",
+    "place": "same configuration and code as stored; its line, ptxas or libdevice differs",
+    "replaced": "compiled over the stored one: it was damaged, or TRITON_ALWAYS_COMPILE",
+    "nothing": "none of that name was restored",
+    "unreadable": "the metadata cannot be read",
+}
 
 
 @click.command("why", cls=Command, exit_codes=ERROR | MISSING | HELD)
@@ -112,25 +129,6 @@ def _tell_differences(output: Output, differences: tuple[Difference, ...]) -> No
         _tell_difference(output, difference)
     if len(differences) > shown:
         output.line(f"  and {len(differences) - shown} more; -v shows them")
-
-
-_REASONS = {
-    "differs": "as stored, but for",
-    "new-code": "the code is new; the stored graph most like it differs in",
-    "guards": "stored under the same key, but the guards did not hold: other shapes, for one",
-    "missing": "stored in an AOT entry alone: its FX entry was left out of the restore, or has been removed",
-    "autograd": "stored, but AOTAutograd asked for it under another key",
-    "nothing": "no graph was restored that it could be compared with",
-    "unreadable": "its entry does not say what its key was made of",
-}
-_KERNEL_REASONS = {
-    "options": "stored with another configuration",
-    "code": "same configuration as stored; source, signature or constants differ",
-    "place": "same configuration and code as stored; its line, ptxas or libdevice differs",
-    "replaced": "compiled over the stored one: it was damaged, or TRITON_ALWAYS_COMPILE",
-    "nothing": "none of that name was restored",
-    "unreadable": "the metadata cannot be read",
-}
 
 
 def _tell_difference(output: Output, difference: Difference) -> None:

@@ -66,7 +66,7 @@ class WhyReport:
         }
 
 
-def find_reasons(store: Store, key: str, again: Callable[[str], str] | None = None) -> WhyReport:
+def find_reasons(store: Store, key: str, again: Callable[[str], str]) -> WhyReport:
     """Compare what the last run of `key` on this node compiled with what was restored before it.
 
     `again` gives another command's line for the same store, key and cache root, to be named in an error.
@@ -76,7 +76,6 @@ def find_reasons(store: Store, key: str, again: Callable[[str], str] | None = No
         StoreFormatError, StoreUnavailable: nobody could, from this store.
         KstoreError, OSError: the cache root cannot be used.
     """
-    again = again or (lambda command: f"kstore {command} {key}")
     worker = store.local_worker(store.scope(key))
     run = last_run(worker) if worker else None
     if worker is None or run is None:
@@ -92,13 +91,13 @@ def find_reasons(store: Store, key: str, again: Callable[[str], str] | None = No
     return WhyReport(
         key,
         run.generation,
-        tuple(explain(fresh, stored)),
-        len(entries),
-        _count_others(run),
-        len({graph.path for graph in stored}),
-        tuple(explain_kernels(run.new, run.old, partial(_read_small, worker))),
-        unused,
-        _is_code_alone(run.published) or _is_code_alone(run.new),
+        graphs=tuple(explain(fresh, stored)),
+        entries=len(entries),
+        others=_count_others(run),
+        compared=len({graph.path for graph in stored}),
+        kernels=tuple(explain_kernels(run.new, run.old, partial(_read_small, worker))),
+        unused=unused,
+        bypassed=_is_code_alone(run.published) or _is_code_alone(run.new),
     )
 
 

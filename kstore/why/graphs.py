@@ -63,13 +63,7 @@ def read_graphs(path: str, data: bytes) -> list[Graph]:
 def _strings(data: bytes) -> Iterator[str]:
     try:
         yield from (argument for _, argument, _ in pickletools.genops(data) if isinstance(argument, str))
-    except (
-        ValueError,
-        TypeError,
-        OverflowError,
-        MemoryError,
-        RecursionError,
-    ):  # what is no pickle
+    except (ValueError, TypeError, OverflowError, MemoryError, RecursionError):  # It is no pickle.
         return
 
 

@@ -31,7 +31,7 @@ class Fleet:
         return node
 
     def why(self, name: str, *arguments: object, **variables: str) -> KernelExplanation:
-        (kernel,) = find_reasons(self.compile(name, *arguments, **variables), "k").kernels
+        (kernel,) = find_reasons(self.compile(name, *arguments, **variables), "k", str).kernels
         assert kernel.name == "scaled"
         return kernel
 
@@ -46,7 +46,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Fleet:
 def test_a_kernel_that_hits_has_no_reason(fleet: Fleet) -> None:
     node = fleet.compile("same")
 
-    assert find_reasons(node, "k").kernels == ()
+    assert find_reasons(node, "k", str).kernels == ()
     assert usage_of(node, "k").components["triton"].hits == 1
 
 
