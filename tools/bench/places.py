@@ -48,6 +48,11 @@ class Place:
         return self.mounts[host % len(self.mounts)]
 
 
+def folder_name(column: str) -> str:
+    """What is called on disk after a column of a table."""
+    return column.replace(" ", "-").replace(",", "")
+
+
 @contextmanager
 def open_place(kind: str, work: Path) -> Iterator[Place]:
     """A new place of a kind: `local`, `xfs`, `gluster`, or `far`, which is that with slow calls. Raises Absent."""

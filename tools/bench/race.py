@@ -62,7 +62,7 @@ class Bench:
                 with self.place(kind, table) as place:
                     for way in rotated(here, number):
                         os.sync()
-                        self._play(table, way(place, way.name.replace(" ", "-").replace(",", "")), scene)
+                        self._play(table, way(place), scene)
                 tell(f"{table.name}: round {number + 1} of {self.rounds}")
         except Absent as error:
             table.note(f"Not measured: {error}.")

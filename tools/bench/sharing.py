@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from tools.bench import processes
-from tools.bench.places import Place
+from tools.bench.places import Place, folder_name
 from tools.bench.processes import Spec, Step, Told
 from tools.bench.trees import name_in_place, tree_bytes
 
@@ -20,9 +20,9 @@ class Sharing(ABC):
 
     name: ClassVar[str]
 
-    def __init__(self, place: Place, label: str) -> None:
+    def __init__(self, place: Place) -> None:
         self._place = place
-        self._label = label
+        self._label = folder_name(self.name)
         for folder in {self.shared(0), self.local("")}:
             folder.mkdir(parents=True, exist_ok=True)
 

@@ -26,6 +26,11 @@ def files_in(path: Path) -> list[Path]:
     return [Path(folder, name) for folder, _, names in os.walk(path) for name in names]
 
 
+def kernels_in(tree: Path) -> list[Path]:
+    """The folders of Triton's kernels in a tree, by name."""
+    return sorted(group.parent for group in tree.glob("triton/*/__grp__*.json"))
+
+
 def name_in_place(folder: Path) -> None:
     """Have the lists of Triton's kernels below a folder name their files there, as if they had been compiled there."""
     for file in folder.glob("**/__grp__*.json"):
@@ -112,12 +117,12 @@ class Trees:
         if not tree.exists():
             shutil.copytree(self.corpus, tree, symlinks=True)
             kernel_folder.mkdir()
-            shutil.move(min(path.parent for path in tree.glob("triton/*/__grp__*.json")), kernel_folder)
+            shutil.move(kernels_in(tree)[0], kernel_folder)
         return tree, next(kernel_folder.iterdir())
 
     def kernels(self, count: int) -> list[Path]:
         """Folders of some kernels."""
-        found = sorted(path.parent for path in self.corpus.glob("triton/*/__grp__*.json"))
+        found = kernels_in(self.corpus)
         if len(found) < count:
             raise RuntimeError(f"{self.corpus} has {len(found)} kernels; {count} are needed")
         return found[:count]
@@ -127,11 +132,11 @@ class Trees:
         tree = self.work / f"some-{files}"
         if not tree.exists():
             taken = 0
-            for group in sorted(self.corpus.glob("triton/*/__grp__*.json")):
+            for kernel in kernels_in(self.corpus):
                 if taken >= files:
                     break
-                shutil.copytree(group.parent, tree / "triton" / group.parent.name)
-                taken += len(list(group.parent.iterdir()))
+                shutil.copytree(kernel, tree / "triton" / kernel.name)
+                taken += len(list(kernel.iterdir()))
         return tree
 
     def big(self) -> Path:

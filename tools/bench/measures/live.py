@@ -24,6 +24,7 @@ with kstore.synchronized("bench/live", live=live == "live", settle=1, every=5):
     runpy.run_path(program, run_name="__main__")
 """
 _COLUMNS = ("live", "not live")
+_ROWS = {"exec": "kstore exec", "within": "kstore.synchronized"}
 
 
 def live(bench: Bench) -> Table:
@@ -33,17 +34,14 @@ def live(bench: Bench) -> Table:
     table.conditions.append(f"{kernels} Triton kernels, a checkpoint every 5 s")
     with bench.place("local", table) as place:
         for number in range(bench.rounds):
-            for way in ("exec", "within"):
+            for way, row in _ROWS.items():
                 for column in rotated(_COLUMNS, number):
                     wall, processor = _compile(place.local / f"{way}-{column}-{number}", way, column, kernels)
-                    table.add(f"{_ROWS[way]}: wall", column, wall, Unit.SECONDS)
-                    table.add(f"{_ROWS[way]}: processor", column, processor, Unit.SECONDS)
+                    table.add(f"{row}: wall", column, wall, Unit.SECONDS)
+                    table.add(f"{row}: processor", column, processor, Unit.SECONDS)
             tell(f"live: round {number + 1} of {bench.rounds}")
     table.claims += [Claim(f"{row}: wall", "live", 1.02, "not live") for row in _ROWS.values()]
     return table
-
-
-_ROWS = {"exec": "kstore exec", "within": "kstore.synchronized"}
 
 
 def _compile(folder: Path, way: str, column: str, kernels: int) -> tuple[float, float]:

@@ -10,7 +10,7 @@ from tools.bench import processes
 from tools.bench.fill_store import fill, grow
 from tools.bench.kstores import KstoreLoose, KstorePacked
 from tools.bench.peers import Fal
-from tools.bench.places import Absent, Place
+from tools.bench.places import Absent, Place, folder_name
 from tools.bench.processes import Spec, Told
 from tools.bench.race import Bench, Reading, describe, tell
 from tools.bench.results import Claim, Table, Unit
@@ -128,7 +128,7 @@ def _run(step: list[str]) -> Told:
 
 
 def _store(place: Place, column: str) -> Path:
-    return place.shared(0) / column.replace(" ", "-").replace(",", "")
+    return place.shared(0) / folder_name(column)
 
 
 def _filling(place: Place, column: str) -> Path:

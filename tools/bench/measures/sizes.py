@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from tools.bench.kstores import Kstore, KstoreLoose, KstorePacked
@@ -23,7 +24,7 @@ def bytes_model(bench: Bench) -> Table:
     note_missing(bench, table)
     for what, tree in trees.items():
         describe(table, tree, what)
-        bench.race(table, "local", _WAYS, lambda sharing, what=what, tree=tree: _stored(sharing, what, tree))  # type: ignore[misc]
+        bench.race(table, "local", _WAYS, partial(_stored, what=what, tree=tree))
         table.claims += [
             Claim(what, KstorePacked.name, 1 / 3, Fal.name), Claim(what, KstorePacked.name, 1 / 2, B10.name),
         ]  # fmt: skip

@@ -122,7 +122,7 @@ class _Starts:
 
     def _build(self, way: type[Program]) -> Told:
         """Find nothing, compile, and publish in a process of its own. The compiler's folder is moved away."""
-        sharing = way(self._place, way.name.replace(" ", "-").replace(",", ""))
+        sharing = way(self._place)
         cold = processes.run(self._spec(sharing, "worker", ["fetch"], self._job.step))
         processes.run(self._spec(sharing, "worker", ["publish"]))
         sharing.local("worker").rename(sharing.local("builder"))
