@@ -69,10 +69,10 @@ class Tree:
         digest = hashlib.sha256(code).hexdigest()
         return self.put(f"inductor/{digest[:2]}/c{digest}.py", code)
 
-    def graph(self, key: str = "fone", content: str = "graph", *, age: float = HOUR) -> str:
+    def graph(self, key: str = "fone", content: str = "graph") -> str:
         """A compiled graph, one of the answers to `key`."""
         data = f"pickle {key} {content}".encode() * 10
-        return self.put(f"inductor/fxgraph/{key[1:3]}/{key}/{_name(data)}", data, age=age)
+        return self.put(f"inductor/fxgraph/{key[1:3]}/{key}/{_name(data)}", data)
 
     def autograd(self, key: str = "aone", content: str = "backward") -> str:
         data = f"pickle {key} {content}".encode() * 10
@@ -181,6 +181,11 @@ def contents(folder: Path) -> dict[str, bytes]:
             if os.path.isfile(path) and not os.path.islink(path):
                 found[path[len(top) + 1 :]] = Path(path).read_bytes()
     return found
+
+
+def without_relocated(files: dict[str, bytes]) -> dict[str, bytes]:
+    """Without those that hold paths, and so differ from one root to another."""
+    return {path: data for path, data in files.items() if "__grp__" not in path}
 
 
 def listing(folder: Path) -> dict[str, tuple[int, int, int, int]]:

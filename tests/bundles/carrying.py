@@ -14,7 +14,7 @@ from kstore.bundles.importing import ImportReport, import_bundle
 from kstore.bundles.partial import finished_as
 from kstore.bundles.writer import BundleWriter, Exported
 from kstore.store import Store
-from tests.trees import ENVIRONMENT, GPU, KEY, Node, contents
+from tests.trees import ENVIRONMENT, GPU, KEY, Node, contents, without_relocated
 
 
 def fill(node: Node, *names: str) -> Node:
@@ -57,10 +57,6 @@ def restored(node: Node, name: str = "fresh", key: str = KEY) -> dict[str, bytes
     report = store.restore(key)
     assert report.skipped == () and not report.left_out
     return without_relocated(contents(node.tree.root.with_name(name)))
-
-
-def without_relocated(files: dict[str, bytes]) -> dict[str, bytes]:
-    return {path: data for path, data in files.items() if "__grp__" not in path}
 
 
 class Stored:

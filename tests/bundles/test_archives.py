@@ -19,8 +19,8 @@ from kstore.environment import Host
 from kstore.errors import IntegrityError, UsageError
 from kstore.local.relocate import PLACEHOLDER
 from kstore.report import Written
-from tests.bundles.carrying import fill, other_store, without_relocated
-from tests.trees import Node, contents, shared_object
+from tests.bundles.carrying import fill, other_store
+from tests.trees import Node, contents, shared_object, without_relocated
 
 Unpack = Callable[[bytes], dict[str, bytes]]
 

@@ -14,9 +14,9 @@ from kstore.report import CommitStatus
 from kstore.scope import Scope
 from kstore.upload import Uploader
 from kstore.used import mark_name
-from tests.bundles.carrying import Stored, fill, other_store, restored, without_relocated
+from tests.bundles.carrying import Stored, fill, other_store, restored
 from tests.gc.stores import collect_fully, pass_time
-from tests.trees import ENVIRONMENT, GPU, KEY, Node, contents
+from tests.trees import ENVIRONMENT, GPU, KEY, Node, contents, without_relocated
 
 SCOPE = Scope(GPU, KEY, ENVIRONMENT)
 

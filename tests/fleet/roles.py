@@ -8,7 +8,7 @@ from typing import Any
 
 from kstore.gc import Policy
 from kstore.report import CommitStatus, RestoreStatus
-from tests.trees import Node, contents
+from tests.trees import Node, contents, without_relocated
 
 
 def work(role: str, folder: Path, number: int, end: float) -> Any:
@@ -24,7 +24,7 @@ def commit_on(folder: Path, number: int, end: float) -> dict[str, bytes]:
         report = node.commit()
         assert report.status is CommitStatus.COMMITTED, report
         kernels += 1
-    return {path: data for path, data in contents(node.tree.root).items() if "__grp__" not in path}
+    return without_relocated(contents(node.tree.root))
 
 
 def restore_on(folder: Path, number: int, end: float) -> int:

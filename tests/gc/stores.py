@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from kstore.gc import GcReport, Policy
-from tests.trees import Node, contents
+from tests.trees import Node, contents, without_relocated
 
 HOUR = 3600.0
 _SECOND = 1_000_000_000
@@ -50,9 +50,9 @@ def restored(folder: Path, name: str) -> dict[str, bytes]:
     other = Node(folder, name, layout=None)
     report = other.restore()
     assert report.skipped == ()
-    return {path: data for path, data in contents(other.tree.root).items() if "__grp__" not in path}
+    return without_relocated(contents(other.tree.root))
 
 
 def kernels(node: Node) -> dict[str, bytes]:
     """What a worker has, likewise."""
-    return {path: data for path, data in contents(node.tree.root).items() if "__grp__" not in path}
+    return without_relocated(contents(node.tree.root))

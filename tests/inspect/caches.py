@@ -57,13 +57,13 @@ def put_kernel(
     return folder
 
 
-def put_module(tree: Tree, kernels: dict[str, str], text: str = "") -> str:
+def put_module(tree: Tree, kernels: dict[str, str]) -> str:
     """The module of a graph that calls C++ kernels, given as name → body."""
     blocks = [
         f"{name} = async_compile.cpp_pybinding(['float*'], r'''{CPP.format(body=body)}''')\n"
         for name, body in kernels.items()
     ]
-    return put_named(tree, ".py", "import torch\n" + "\n\n".join(blocks) + f"\ndef call(args):\n    {text or 'pass'}\n")
+    return put_named(tree, ".py", "import torch\n" + "\n\n".join(blocks) + "\ndef call(args):\n    pass\n")
 
 
 def put_cpp(tree: Tree, body: str, flags: str = "") -> str:
