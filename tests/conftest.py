@@ -9,6 +9,7 @@ import tempfile
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 
 import hypothesis
@@ -16,8 +17,11 @@ import pytest
 
 from kstore.calls import plain
 from kstore.components import load_table
+from kstore.components.variables import MANAGED
 from kstore.environment import Host
+from kstore.led import EXEC_KEY
 from kstore.local import cacheroot
+from kstore.settings import Settings, variables_of
 from kstore.stats.record import finish
 
 pytest.register_assert_rewrite("tests.backends.conformance", "tests.trees")
@@ -26,6 +30,8 @@ pytest.register_assert_rewrite("tests.backends.conformance", "tests.trees")
 SHARED_MEMORY = Path("/dev/shm")
 ROOM = 4 << 30
 """Bytes."""
+OF_SETTINGS = variables_of(Settings(), [field.name for field in fields(Settings)])
+"""Their variables."""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -94,23 +100,10 @@ def isolated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No test sees the user's settings, or touches anything but its own folder."""
     for component in load_table().values():
         monkeypatch.delenv(component.variable, raising=False)
-    for name in (
-        "ROOT",
-        "CACHE_ROOT",
-        "LAYOUT",
-        "MODE",
-        "GPU",
-        "ENVIRONMENT",
-        "COMPONENTS",
-        "TIMEOUT",
-        "LEASE_TTL",
-        "STATS",
-        "MANAGED",
-        "EXEC_KEY",
-    ):
+    for name in (*OF_SETTINGS, MANAGED, EXEC_KEY):
         # Set first, so that what a test lets kstore write there is undone as well.
-        monkeypatch.setenv(f"KSTORE_{name}", "")
-        monkeypatch.delenv(f"KSTORE_{name}")
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
     monkeypatch.setattr(cacheroot, "NUMBERED_ROOTS", tmp_path / "roots")
     monkeypatch.setattr("kstore.origin._begun", {})
     monkeypatch.setattr("kstore.led._by_hand", {})
