@@ -102,11 +102,11 @@ def _section(output: Output, kind: Kind, differences: list[Difference]) -> None:
     output.line(kind.label)
     told = [found for found in differences if found.change is not Change.REBUILT or output.verbosity > 0]
     lines = Counter((found.change, in_line(found.name), describe_difference(found)) for found in told)
-    shown = len(lines) if output.verbosity > 0 else _SHOWN
-    for (change, name, what), count in list(lines.items())[:shown]:
+    shown, more = output.some(list(lines.items()), _SHOWN)
+    for (change, name, what), count in shown:
         _entry(output, change, name if count == 1 else f"{name} (×{count})", what)  # noqa: RUF001
-    if len(lines) > shown:
-        output.line(f"  and {len(lines) - shown} more; -v lists all")
+    if more:
+        output.line(f"  and {more} more; -v lists all")
     if rebuilt := len(differences) - len(told):
         output.line(f"  = {rebuilt} of the same key, with other bytes; -v lists them", _MARKS[Change.REBUILT][1])
     output.line()

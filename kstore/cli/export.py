@@ -172,11 +172,11 @@ def _export_one(
 
 
 def _tell(output: Output, exported: Exported, path: str, name: str, left_out: _LeftOut) -> None:
-    shown = len(left_out) if output.verbosity > 0 or FORMATS[name].by_kind else _SHOWN
-    for what in left_out[:shown]:
+    shown, more = output.some(left_out, len(left_out) if FORMATS[name].by_kind else _SHOWN)
+    for what in shown:
         output.warn(f"left out {_text(what)}")
-    if len(left_out) > shown:
-        output.warn(f"left out {len(left_out) - shown} more; -v names them")
+    if more:
+        output.warn(f"left out {more} more; -v names them")
     if left_out and not FORMATS[name].by_kind:
         output.warn(_OTHER_HOSTS)
     if output.json:

@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
@@ -23,6 +23,8 @@ from kstore.words import printable, waiting
 SCHEMA = 1
 """Version of the JSON form; fields are added, never changed."""
 PREFIX = "kstore: "
+Item = TypeVar("Item")
+
 _LEVELS = {-1: logging.ERROR, 0: logging.WARNING, 1: logging.INFO}
 
 
@@ -66,6 +68,11 @@ class Output:
         with writing_stdout():
             for line in render(columns, [[printable(cell) for cell in row] for row in rows], indent):
                 click.echo(line)
+
+    def some(self, items: Sequence[Item], most: int) -> tuple[Sequence[Item], int]:
+        """The first few, or all with --verbose; and how many more there are."""
+        shown = items if self.verbosity > 0 else items[:most]
+        return shown, len(items) - len(shown)
 
     def say(self, text: str) -> None:
         """Talk."""

@@ -171,8 +171,8 @@ def tell_trouble(output: Output, report: RestoreReport | CommitReport) -> None:
 
 
 def _tell_skipped(output: Output, skipped: Sequence[Skipped]) -> None:
-    shown = len(skipped) if output.verbosity > 0 or len(skipped) == _SHOWN + 1 else _SHOWN
-    for skip in skipped[:shown]:
+    shown, more = output.some(skipped, _SHOWN + (len(skipped) == _SHOWN + 1))  # "1 more" takes a line as well
+    for skip in shown:
         output.warn(f"left out {skip.path}: {skip.reason}")
-    if len(skipped) > shown:
-        output.warn(f"left out {len(skipped) - shown} more; -v names them")
+    if more:
+        output.warn(f"left out {more} more; -v names them")

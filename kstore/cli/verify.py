@@ -62,14 +62,14 @@ def command(invocation: Invocation, key: str, repair: bool) -> int:
 
 def _tell(output: Output, report: VerifyReport) -> None:
     for damage in report.damage:
-        output.line(_describe(damage, len(damage.paths) if output.verbosity > 0 else _SHOWN))
+        output.line(_describe(output, damage))
     for pack in report.packs:
         output.line(f"pack {pack} is damaged")
-    shown = len(report.unreadable) if output.verbosity > 0 else _SHOWN
-    for trouble in report.unreadable[:shown]:
+    shown, more = output.some(report.unreadable, _SHOWN)
+    for trouble in shown:
         output.line(f"cannot be read just now: {trouble}")
-    if len(report.unreadable) > shown:
-        output.line(f"cannot be read just now: {len(report.unreadable) - shown} more; -v names them")
+    if more:
+        output.line(f"cannot be read just now: {more} more; -v names them")
     for path in report.local:
         output.line(f"{path} in the local cache root was altered in place")
     for away in report.elsewhere:
@@ -107,9 +107,9 @@ def _describe_away(away: Damage) -> str:
     return f"{named} not checked: only {away.store} had them; add it to --store after a colon"
 
 
-def _describe(damage: Damage, shown: int) -> str:
+def _describe(output: Output, damage: Damage) -> str:
     if damage.reason:
         return damage.reason
-    named = ", ".join(damage.paths[:shown])
-    more = f" and {len(damage.paths) - shown} more" if len(damage.paths) > shown else ""
-    return f"generation {damage.generation} of {damage.scope} has lost {named}{more}"
+    shown, more = output.some(damage.paths, _SHOWN)
+    named = ", ".join(shown) + (f" and {more} more" if more else "")
+    return f"generation {damage.generation} of {damage.scope} has lost {named}"

@@ -72,11 +72,11 @@ def command(invocation: Invocation, key: str) -> None:
 
 def _tell(output: Output, report: WhyReport, doctor: str) -> None:
     graphs = Counter((graph.reason, graph.differences) for graph in report.graphs).most_common()
-    shown = graphs if output.verbosity > 0 else graphs[:_GROUPS]
+    shown, more = output.some(graphs, _GROUPS)
     for (reason, differences), count in shown:
         _tell_group(output, count, reason, differences)
-    if len(graphs) > len(shown):
-        output.line(f"and {plural(len(graphs) - len(shown), 'more group')} of graphs; -v shows them")
+    if more:
+        output.line(f"and {plural(more, 'more group')} of graphs; -v shows them")
     _tell_kernels(output, report.kernels)
     _sum_up(output, report, doctor)
 
@@ -104,14 +104,14 @@ def _tell_kernels(output: Output, kernels: tuple[KernelExplanation, ...]) -> Non
     for kernel in kernels:
         groups[kernel.reason, kernel.differences].append(_value(kernel.name, _NAME))
     ordered = sorted(groups.items(), key=lambda group: -len(group[1]))
-    shown = ordered if output.verbosity > 0 else ordered[:_GROUPS]
+    shown, more = output.some(ordered, _GROUPS)
     for (reason, differences), names in shown:
         output.line(f"{plural(len(names), 'kernel')}: {_KERNEL_REASONS[reason]}")
-        some = names if output.verbosity > 0 else names[:_NAMES]
-        _wrap(output, ", ".join(some) + (f" and {len(names) - len(some)} more" if len(names) > len(some) else ""))
+        named, unnamed = output.some(names, _NAMES)
+        _wrap(output, ", ".join(named) + (f" and {unnamed} more" if unnamed else ""))
         _tell_differences(output, differences)
-    if len(ordered) > len(shown):
-        output.line(f"and {plural(len(ordered) - len(shown), 'more group')} of kernels; -v shows them")
+    if more:
+        output.line(f"and {plural(more, 'more group')} of kernels; -v shows them")
 
 
 def _tell_group(output: Output, count: int, reason: Reason, differences: tuple[Difference, ...]) -> None:
@@ -124,11 +124,11 @@ def _tell_group(output: Output, count: int, reason: Reason, differences: tuple[D
 
 
 def _tell_differences(output: Output, differences: tuple[Difference, ...]) -> None:
-    shown = len(differences) if output.verbosity > 0 else _SHOWN
-    for difference in differences[:shown]:
+    shown, more = output.some(differences, _SHOWN)
+    for difference in shown:
         _tell_difference(output, difference)
-    if len(differences) > shown:
-        output.line(f"  and {len(differences) - shown} more; -v shows them")
+    if more:
+        output.line(f"  and {more} more; -v shows them")
 
 
 def _tell_difference(output: Output, difference: Difference) -> None:
