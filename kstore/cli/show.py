@@ -81,7 +81,7 @@ def command(invocation: Invocation, key: str) -> int:
         for position, one in enumerate(shown):
             if position:
                 output.line()
-            _print(output, one, tells_store=bool(store.storage.below))
+            _print(output, one, has_several=bool(store.storage.below))
     return troubles[0].exit_code if troubles else 0
 
 
@@ -136,9 +136,10 @@ def _describe_ref(ref: Ref, is_pinned: bool) -> dict[str, object]:
     return ref.describe() | {"manifest": ref.manifest.hex(), "pinned": is_pinned}
 
 
-def _print(output: Output, shown: _Shown, *, tells_store: bool) -> None:
+def _print(output: Output, shown: _Shown, *, has_several: bool) -> None:
+    """With the store that it is in, if there are several."""
     output.line(shown.scope.key)
-    for name, value in [("store", shown.store)] * tells_store + list(_facts(shown)):
+    for name, value in _facts(shown, has_several=has_several):
         output.line(f"  {name:<11}  {value}")
     output.line()
     output.table(_GENERATIONS, [_generation_row(ref, ref.generation in shown.pins) for ref in shown.refs], _INDENT)
@@ -148,7 +149,9 @@ def _print(output: Output, shown: _Shown, *, tells_store: bool) -> None:
         output.table(_COMPONENTS, rows, _INDENT)
 
 
-def _facts(shown: _Shown) -> Iterator[tuple[str, str]]:
+def _facts(shown: _Shown, *, has_several: bool) -> Iterator[tuple[str, str]]:
+    if has_several:
+        yield "store", shown.store
     yield "GPU", shown.scope.gpu
     yield "environment", shown.scope.environment
     if shown.manifest:
@@ -165,16 +168,9 @@ def _generation_row(ref: Ref, is_pinned: bool) -> tuple[str, ...]:
     from kstore.published.ref import RefState
 
     parent = str(ref.parent) if ref.parent else "-"
-    notes = ["pinned"] * is_pinned + [str(ref.state)] * (ref.state is not RefState.LIVE)
-    return (
-        str(ref.generation),
-        moment(ref.created),
-        ref.creator,
-        str(ref.files),
-        size(ref.size),
-        parent,
-        ", ".join(notes),
-    )
+    notes = ("pinned" if is_pinned else "", "" if ref.state is RefState.LIVE else ref.state)
+    numbers = (str(ref.files), size(ref.size), parent)
+    return (str(ref.generation), moment(ref.created), ref.creator, *numbers, ", ".join(filter(None, notes)))
 
 
 def _count(manifest: Manifest) -> dict[str, Count]:
