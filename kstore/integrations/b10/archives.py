@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kstore.integrations.archives import adopt, settled
 from kstore.integrations.b10.hardware import archive_key
-from kstore.integrations.b10.space import MIB, check_free
+from kstore.integrations.b10.space import check_free
 from kstore.integrations.b10.status import log
 from kstore.integrations.b10.variables import Variables
 from kstore.store import Store
@@ -45,7 +45,7 @@ class Archives:
         if not (archive := self.own()):
             return False
         try:
-            self._check_room(archive)
+            check_free(Path(tempfile.gettempdir()), self.variables.free_to_unpack_mb(archive), "unpacking it")
             report = adopt(store, key, archive, component=self.component, built_under=self.built_under)
         except Exception as error:
             log.warning("kstore: %s is not imported: %s", archive, error)
@@ -54,10 +54,6 @@ class Archives:
         if report.ok:
             log.info("kstore: imported %d files of %s", report.new_files, archive)
         return report.ok
-
-    def _check_room(self, archive: Path) -> None:
-        needed = max(archive.stat().st_size / MIB * self.variables.unpacked_ratio, self.variables.free_local_mb)
-        check_free(Path(tempfile.gettempdir()), needed, "unpacking it")
 
 
 def find_archives(folder: Path) -> Iterator[Path]:

@@ -7,7 +7,7 @@ import secrets
 import shutil
 from pathlib import Path
 
-from kstore.integrations.b10.space import MIB, check_free
+from kstore.integrations.b10.space import check_free
 from kstore.integrations.b10.status import CacheError, OperationStatus, never_raises
 from kstore.integrations.b10.variables import Variables
 
@@ -38,4 +38,4 @@ def transfer_file(source: str, dest: str) -> OperationStatus:
 def _needed_mb(variables: Variables, source: Path, target: Path) -> float:
     if target.parent.resolve().is_relative_to(variables.volume.resolve()):
         return variables.free_volume_mb
-    return max(source.stat().st_size / MIB * variables.unpacked_ratio, variables.free_local_mb)
+    return variables.free_to_unpack_mb(source)

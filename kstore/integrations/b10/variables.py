@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from kstore.components import load_table
 from kstore.components.variables import default_folder
+from kstore.integrations.b10.space import MIB
 from kstore.integrations.b10.status import CacheValidationError, log
 from kstore.settings import Settings, load_settings
 
@@ -84,10 +85,12 @@ class Variables:
         """MiB that must be free on the replica's disk before anything is written to it (MIN_LOCAL_SPACE_MB)."""
         return self._number("MIN_LOCAL_SPACE_MB", 4096, int)
 
-    @property
-    def unpacked_ratio(self) -> float:
-        """How much larger than an archive what is in it is taken to be (LOCAL_SPACE_ARCHIVE_MULTIPLIER)."""
-        return self._number("LOCAL_SPACE_ARCHIVE_MULTIPLIER", 5.0, float)
+    def free_to_unpack_mb(self, archive: Path) -> float:
+        """MiB that must be free on the replica's disk for an archive: what is in it is taken to be so many times larger
+        (LOCAL_SPACE_ARCHIVE_MULTIPLIER).
+        """
+        ratio = self._number("LOCAL_SPACE_ARCHIVE_MULTIPLIER", 5.0, float)
+        return max(archive.stat().st_size / MIB * ratio, self.free_local_mb)
 
     def _folder(self, name: str, default: str, prefixes: Sequence[str]) -> Path:
         return check_folder(name, self.environ.get(name, default), prefixes)
