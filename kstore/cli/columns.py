@@ -48,7 +48,7 @@ def wrapped(text: str, first: str, rest: str) -> list[str]:
 
 
 def cut(text: str, indent: int) -> str:
-    """What the terminal has room for behind so many characters; all of it where there is none."""
+    """As much of it as the terminal has room for behind `indent` characters; all of it where there is no terminal."""
     width = terminal_width()
     return text if width is None else shorten(text, width - indent)
 

@@ -57,7 +57,7 @@ FORMATS = {
 
 
 @click.command("export", cls=Command, exit_codes=ERROR | MISSING | INTEGRITY)
-@click.argument("key", metavar="KEY[@GENERATION]", shell_complete=complete_key)
+@click.argument("key", metavar="KEY[@N]", shell_complete=complete_key)
 @click.option("-o", "path", metavar="FILE", required=True, help="Where to; - is stdout.")
 @click.option("--format", "name", type=click.Choice(list(FORMATS)), help="What FILE's name ends in, by default.")
 @click.option("--under", metavar="DIR", help="Where an archive is to be unpacked; else the cache root it was built in.")
@@ -71,10 +71,10 @@ def command(invocation: Invocation, key: str, path: str, name: str | None, under
     cache root, for programs that know nothing of kstore. A mega-cache (.megacache) is what
     torch.compiler.load_cache_artifacts takes: it needs torch, and what it cannot hold is named.
 
-    Name --under for an archive of what was built in folders of your own, which variables named: nothing ever was in the
-    cache root then.
+    Give --under for an archive of what was built in folders that you had named by variables: the cache root never held
+    it.
 
-    All of these are code: whoever loads them runs what whoever published KEY has built. A mega-cache is pickled data.
+    All of these are code: whoever loads one runs what the publishers of KEY have built. A mega-cache is pickled data.
     """
     from kstore.inspect.choice import Wanted
 
@@ -128,7 +128,7 @@ def _choose(store: Store, wanted: Wanted) -> tuple[list[Ref], list[str]]:
 
 
 def _with_files(ref: Ref) -> Ref:
-    """The same, if it is none that only says that its key is withdrawn."""
+    """The ref itself. Raises MissError: it holds no files, and only says that its key was withdrawn."""
     from kstore.published.ref import RefState
 
     if ref.state is RefState.LIVE:

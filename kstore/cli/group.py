@@ -20,7 +20,7 @@ class CommandTable(click.Group):
     sections: ClassVar[Mapping[str, Mapping[str, str]]]
     """The same below the headings of the help."""
     elsewhere: ClassVar[Mapping[str, str]] = {}
-    """Name → module, where that cannot have the name."""
+    """Name → its module, where no module can have that name."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

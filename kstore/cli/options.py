@@ -47,7 +47,7 @@ class Invocation:
         return None if value is None else str(value)
 
     def again(self, command: str, *words: str, key: str = "", names: tuple[str, ...] = ("store",)) -> str:
-        """Another command line, to be copied, with those of the settings that this one was given."""
+        """Another command line, to be copied; of the settings `names` it has those that this one was given."""
         given = [(f"--{name.replace('_', '-')}", value) for name in names if (value := self.text(name))]
         return command_line(command, key, *words, *(word for pair in given for word in pair))
 
@@ -85,13 +85,13 @@ class Command(click.Command):
 
 
 class Generation(click.IntRange):
-    """The number of one."""
+    """A generation's number."""
 
     def __init__(self) -> None:
         super().__init__(min=1)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Say what it is that is wrong."""
+        """The number, or an error that says where to find one."""
         try:
             return super().convert(value, param, ctx)
         except click.BadParameter:

@@ -40,8 +40,8 @@ class Output:
     """To a child: then data goes to stderr."""
 
     def document(self, content: Mapping[str, Any]) -> None:
-        """The command's data for machines: the only line on stdout. On stderr it is talk, in a line of its own: what
-        the child wrote last may have no end.
+        """The command's data for machines: the only line on stdout. Where that is lent, it goes to stderr, behind a
+        line break: the last line of what the child wrote there may have none.
         """
         with suppress(OSError) if self.stdout_is_lent else writing_stdout():
             told = {"schema": SCHEMA, "command": self.command, **_without_empty_errors(content)}

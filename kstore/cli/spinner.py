@@ -8,12 +8,14 @@ from types import TracebackType
 from kstore.progress import Progress
 from kstore.words import printable, waiting
 
-_PATIENCE = 1.0  # seconds
+_PATIENCE = 1.0
+"""Seconds before anything is shown."""
 _PERIOD = 0.1
+"""Seconds from one look to the next."""
 
 
 class Spinner:
-    """Shows `text`, and a bar where the work says how far it is, on stderr from the second second of its context on."""
+    """Shows `text` on stderr, and a bar where the work says how far it is, once its block has taken a second."""
 
     def __init__(self, text: str, progress: Progress | None = None) -> None:
         self._text = text

@@ -42,9 +42,8 @@ _SHOWN = 3
 def command(invocation: Invocation, key: str, repair: bool) -> int:
     """Check every byte that KEY, or every key, needs.
 
-    With KEY also the files of its local cache root. A file that a restore copies is checked there too; one that it
-    links is checked only here. The next commit of a worker that has a damaged file puts it back once --repair has
-    moved it aside.
+    With KEY also the files of its local cache root. A restore checks what it copies; what it links is checked only
+    here. Once --repair has moved a damaged file aside, the next commit of a worker that has it puts it back.
     """
     if not key:
         refuse("is for a KEY: without one all keys are checked, of every GPU", "cache_root", "gpu", "environment")

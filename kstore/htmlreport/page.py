@@ -41,7 +41,11 @@ def make_page(facts: Mapping[str, Any]) -> str:
 
 
 def check_plotly() -> None:
-    """Before the facts are collected. Raises PackageMissing: as `make_page` does."""
+    """See that a page can be made, before the facts are collected for it.
+
+    Raises:
+        PackageMissing: plotly is not installed.
+    """
     _import_plotly()
 
 

@@ -40,8 +40,8 @@ _MAX_FILES = 1_000_000
 _MAX_DEPTH = 64
 _KERNELS = "triton-of-devices"
 """Where Triton's kernels are until it is known which device's are taken."""
-_ITS_OWN = CLASHES | {errno.ENAMETOOLONG, errno.EINVAL}
-"""Errors that come of what is in an archive: of its names, or of a place in it that is none."""
+_OF_CONTENTS = CLASHES | {errno.ENAMETOOLONG, errno.EINVAL}
+"""Errors for which an archive is to blame: its names, or a place in it that no file can have."""
 
 
 def adopt(store: Store, key: str, archive: Path, *, built_under: Path, component: str = "inductor") -> CommitReport:
@@ -114,7 +114,7 @@ def unpack(archive: Path, root: Path, component: str, check: Callable[[], None])
     except DAMAGED as error:
         raise ArchiveError(f"{archive} cannot be unpacked: {reason_of(error)}") from error
     except OSError as error:
-        if error.errno in _ITS_OWN:
+        if error.errno in _OF_CONTENTS:
             raise ArchiveError(f"{archive} cannot be unpacked: {error}") from error
         raise FileError(
             f"{archive} cannot be unpacked: {error}; see whether it can be read, or set TMPDIR to a folder with room"

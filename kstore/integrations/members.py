@@ -42,7 +42,7 @@ class Member(NamedTuple):
     is_folder: bool
     open: Callable[[], IO[bytes]]
     link: str = ""
-    """Of a second name, the first one: tar has the bytes of a file once, as where a restore has linked it twice."""
+    """The first name of a file that has several, as where a restore has linked it: tar has its bytes there alone."""
     mode: int = 0
     """Permission bits; those of a zip are nobody's: who unpacks one leaves them out."""
 
@@ -67,7 +67,7 @@ def members(archive: Path, stack: ExitStack, room: int) -> Iterator[Member]:
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    """Of a pipe, too, which else is waited for until somebody writes to it."""
+    """A pipe too, without waiting until somebody writes to it."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 

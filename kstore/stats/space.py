@@ -99,11 +99,11 @@ class Held:
     alone: int = 0
     """Those that nothing else needs: what gc frees, in the end, if the group is forgotten."""
     copies: int = 0
-    """What of the artifacts and manifests is in these, before it is compressed: once for each that has it."""
+    """Artifacts and manifests in these, uncompressed; one that several of them have counts for each."""
     elsewhere: int = 0
     """Artifacts that are in none of them: a store below has them, or they are lost."""
     frames: int = 0
-    """Frames of packs that others need too, of which only this group needs anything: free when gc rewrites the pack."""
+    """Frames that only this group needs, of packs that others need too: they come free if gc rewrites the pack."""
 
     @property
     def shared(self) -> int:
