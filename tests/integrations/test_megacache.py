@@ -417,7 +417,8 @@ def test_what_was_recorded_before_an_earlier_save_is_not_lost(fleet: Fleet) -> N
     mega = fleet.folder / "twice.bin"
     fleet.compile_apart("builder", "--twice", "--save", mega, MODEL, "mlp-g")
 
-    assert fleet.document("import", "megacache", mega, KEY)["entries"] == {"inductor": 2, "aot_autograd": 2}
+    imported = fleet.document("import", "megacache", mega, KEY)
+    assert (imported["archive"], imported["entries"]) == (str(mega), {"inductor": 2, "aot_autograd": 2})
     loaded = subprocess.run(
         [sys.executable, "-c", LOAD, mega], env=fleet.environ("nobody"), capture_output=True, text=True, check=True
     )

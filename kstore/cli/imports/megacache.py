@@ -9,7 +9,6 @@ import click
 
 from kstore.cli.options import (
     ERROR,
-    HELD,
     INTEGRITY,
     Command,
     Invocation,
@@ -24,7 +23,7 @@ from kstore.cli.termination import terminable
 from kstore.words import files
 
 
-@click.command("megacache", cls=Command, exit_codes=ERROR | INTEGRITY | HELD)
+@click.command("megacache", cls=Command, exit_codes=ERROR | INTEGRITY)
 @click.argument("file", type=click.File("rb"))
 @key_argument
 @store_option
@@ -52,8 +51,8 @@ def command(invocation: Invocation, file: BinaryIO, key: str) -> None:
     tell_trouble(output, imported.committed)
     if output.json:
         output.document(
-            imported.committed.as_json()
-            | {"entries": dict(imported.entries), "left_out": [asdict(left) for left in imported.left_out]}
+            {"archive": name, **imported.committed.as_json(), "entries": dict(imported.entries)}
+            | {"left_out": [asdict(left) for left in imported.left_out]}
         )
         return
     for left in imported.left_out:
