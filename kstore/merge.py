@@ -59,7 +59,6 @@ def merge(base: Files, theirs: Files, ours: Files, declined: Declined, beside: S
     merged = Merged(dict(theirs), declined={p: d for p, d in declined.items() if _digest(ours, p) == d})
     merged.outdated.update(_outdated(base, theirs, ours))
     merged.declined.update((path, ours[path].digest) for path in merged.outdated)
-    changed = list(ours)
     if base or theirs or merged.declined:
         changed = [
             path
@@ -68,9 +67,9 @@ def merge(base: Files, theirs: Files, ours: Files, declined: Declined, beside: S
             and entry.digest != _digest(base, path)
             and entry.digest != merged.declined.get(path)
         ]
-    if changed and (base or theirs or merged.declined):
-        _merge_changed(merged, base, theirs, ours, changed, declined)
-    elif changed:
+        if changed:
+            _merge_changed(merged, base, theirs, ours, changed, declined)
+    else:
         _take_new(merged, ours)
     if merged.taken and (theirs or any(beside)):  # else all of it is of one root, where nothing contradicts itself
         _drop_replaced(merged, base, theirs, ours)
