@@ -49,7 +49,7 @@ def verify(
     started = time.perf_counter()
     report, scopes = VerifyReport(storage.location), tuple(scopes)
     _verify(storage, scopes, report, progress or Progress(), repair=repair)
-    for below in storage.below.there if storage.below else ():
+    for below in storage.below.there:
         _verify(below, scopes, report, progress or Progress(), repair=False)
     report.seconds = time.perf_counter() - started
     return report

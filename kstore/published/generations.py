@@ -164,7 +164,7 @@ def _before_newest(storage: Storage, scope: Scope) -> Ref:
         if passed or not replaced:
             log.warning("%s is rolled back to generation %d", scope, found.generation)
         return found
-    below = storage.below.newest(scope) if newest and storage.below else None
+    below = storage.below.newest(scope) if newest else None
     if below and below.ref.state is RefState.LIVE:
         return below.ref
     if passed:

@@ -125,7 +125,7 @@ def _passing_over(storage: Storage) -> Iterator[None]:
 
 def layers(storage: Storage) -> tuple[Storage, ...]:
     """All that can be read, the first one first."""
-    below = storage.below.there if storage.below else ()
+    below = storage.below.there
     return below if storage.trouble else (storage, *below)
 
 
@@ -179,7 +179,7 @@ def newest_ref(storage: Storage, scope: Scope) -> Ref | None:
         MissError, IntegrityError, StoreFormatError: as `Refs.newest`.
     """
     ref = None if storage.trouble else storage.refs.newest(scope)
-    if ref is None and storage.below and (snapshot := storage.below.newest(scope)):
+    if ref is None and (snapshot := storage.below.newest(scope)):
         return snapshot.ref
     return ref
 
@@ -243,12 +243,12 @@ def scopes(storage: Storage, under: str = "") -> Iterator[Scope]:
     """Every scope with a folder in a store once, forgotten and empty ones too; `under` is a key prefix: `my-model`."""
 
     def look() -> list[Scope]:
-        storage.settings  # noqa: B018
+        _ = storage.settings
         return list(storage.refs.scopes(under=under))
 
     none: list[Scope] = []
     found = dict.fromkeys(attempt(storage, look, none))
-    for below in storage.below.there if storage.below else ():
+    for below in storage.below.there:
         with _passing_over(below):
             found |= dict.fromkeys(below.refs.scopes(under=under))
     yield from found
@@ -273,7 +273,7 @@ def base_of(storage: Storage, base: Base | None) -> Snapshot | None:
     """What a cache root grew from, if that was in one of these stores."""
     if base is None or (not storage.trouble and base.store == storage.identity):
         return base.snapshot if base else None
-    for below in storage.below.there if storage.below else ():
+    for below in storage.below.there:
         if base.store == below.identity:
             return replace(base.snapshot, ref=replace(base.snapshot.ref, depth=below.depth))
     return None

@@ -40,7 +40,7 @@ def leaning(manifest: Manifest) -> dict[bytes, int]:
 
 def supports(storage: Storage) -> list[str]:
     """The stores below that are here."""
-    return [layer.identity for layer in storage.below.there] if storage.below else []
+    return [layer.identity for layer in storage.below.there]
 
 
 def supports_of(storage: Storage, manifest: Manifest) -> list[str]:
@@ -62,7 +62,7 @@ def may_lean(storage: Storage, theirs: Snapshot | None) -> bool:
     """
     if theirs is None or theirs.ref.depth:
         return bool(storage.below)
-    below = storage.below.newest(theirs.ref.scope) if storage.below and BASE in theirs.manifest.meta else None
+    below = storage.below.newest(theirs.ref.scope) if BASE in theirs.manifest.meta else None
     return below is not None and theirs.manifest.meta[BASE] == below.ref.manifest.hex()
 
 
@@ -96,7 +96,7 @@ def fetch_many(
         StoreUnavailable: some of them cannot be read just now, which is no damage.
     """
     left, troubles = dict(wanted), defaultdict[str, list[Exception]](list)
-    for layer in storage.below.there if storage.below else ():
+    for layer in storage.below.there:
         held = storage.below.held(left)
         here = {digest: size for digest, size in left.items() if digest in held}
         for digest, data in layer.blobs.fetch_many(here, layer.blobs.packs_listed(), troubles[layer.location]):
@@ -207,7 +207,7 @@ def unavailable(storage: Storage, snapshot: Snapshot, files: Files, local: Files
 
 def substitutes(storage: Storage, snapshot: Snapshot, files: Files, files_of: Callable[[Manifest], Files]) -> Files:
     """What the newest generation below has for the scope, where `files` has nothing: another answer is as good."""
-    below = storage.below.newest(snapshot.ref.scope) if storage.below else None
+    below = storage.below.newest(snapshot.ref.scope)
     if below is None:
         return {}
     taken = {unit_of(path, entry) for path, entry in files.items()}
