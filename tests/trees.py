@@ -24,7 +24,7 @@ from kstore.local.found import Scan
 from kstore.local.index import Index
 from kstore.local.scan import scan
 from kstore.local.state import StateFolder
-from kstore.local.unread import Unread
+from kstore.local.unread import Offer, Unread
 from kstore.published.manifest import Entry, Flag
 from kstore.published.ref import Ref
 from kstore.published.refs import Refs
@@ -101,8 +101,8 @@ class Tree:
         os.makedirs(root.state, exist_ok=True)
         return StateFolder(root, "rules")
 
-    def scan(self, index: Index | None = None, *components: str) -> Scan:
-        return scan(self.cacheroot(*components), load_table(), index or Index(), dict)
+    def scan(self, index: Index | None = None, *components: str, offer: Offer | None = None) -> Scan:
+        return scan(self.cacheroot(*components), load_table(), index or Index(), dict, offer=offer)
 
 
 SUFFIXES = ("source", "ttir", "ttgir", "llir", "ptx", "cubin", "json")

@@ -135,8 +135,6 @@ class Scan(Found):
     """Folders of the groups that somebody is writing."""
     displaced: list[str] = field(default_factory=list)
     """Files that hold the paths of another folder: the root was moved, or copied, since they were written."""
-    hashed: int = 0
-    """How many files were read."""
     forgotten: int = 0
     """Of how many files no more is known here."""
 

@@ -64,7 +64,6 @@ class Reader:
         ]
         for file in young:
             file.folder.into.doubt_if_young(file.path, self._began_ns)
-        self._found.hashed += len(files)
         if self._offer:
             self._offer([*zip(digests, stored, strict=True)], self._expected)
 
