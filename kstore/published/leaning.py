@@ -96,8 +96,8 @@ def fetch_many(
         StoreUnavailable: some of them cannot be read just now, which is no damage.
     """
     left, troubles = dict(wanted), defaultdict[str, list[Exception]](list)
+    held = storage.below.held(wanted)
     for layer in storage.below.there:
-        held = storage.below.held(left)
         here = {digest: size for digest, size in left.items() if digest in held}
         for digest, data in layer.blobs.fetch_many(here, layer.blobs.packs_listed(), troubles[layer.location]):
             del left[digest]
