@@ -11,6 +11,7 @@ import logging
 import time
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache, partial
 
 from kstore.backends import StagingLost, Upload
 from kstore.components.mergers import merge_files
@@ -133,7 +134,8 @@ class _Commit:
         self._foreign: dict[str, bytes] = {}
         self._is_complete = True
         self._taken = 0
-        self._lacking: dict[Ref, bool] = {}
+        self._lacks_pack = cache(partial(lacks_pack, self._storage))
+        """Of a newest generation; asked once for each, for it takes a system call for each pack."""
         self._published: Proposal | None = None
         is_supported = not state.supports or state.supports == supports(self._storage)
         self._is_synced = state.synced and self._unsaved is None and not found.unsettled and is_supported
@@ -343,12 +345,6 @@ class _Commit:
             return set()
         ours = {entry.digest: entry.size for entry in self._ours.values()}
         return lost_of(self._storage, newest, ours, self._state.missed, lacks=self._lacks_pack(newest.ref))
-
-    def _lacks_pack(self, ref: Ref) -> bool:
-        """Of a newest generation; asked once for each, for it takes a system call for each pack."""
-        if ref not in self._lacking:
-            self._lacking[ref] = lacks_pack(self._storage, ref)
-        return self._lacking[ref]
 
     def _leave_out(self, lost: set[bytes]) -> None:
         """Files that changed since they were hashed wait for the next commit, with their groups."""
