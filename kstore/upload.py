@@ -111,14 +111,13 @@ class Uploader:
         self._altered: set[bytes] = set()
         """What is there as a loose blob that somebody has changed."""
         self._stored: list[tuple[tuple[str, ...], set[bytes]]] = []
+        """Packs, and the digests of what was stored with them; what was stored last is first."""
         self._lost: Set[bytes] = frozenset()
         """What the newest generation has lost, and this attempt brings back."""
         self.delta: Delta | None = None
         """What is stored of this attempt's manifest, if that is not stored whole."""
         self.layout: Layout | None = begun.layout if begun else None
         """How new blobs are stored; None before the first attempt."""
-        self.packs: tuple[str, ...] = ()
-        """What this commit has written and may rely on."""
         self.below: set[bytes] = set()
         """What this attempt does not upload because a store below has it."""
         self.blobs = 0
@@ -140,7 +139,6 @@ class Uploader:
         if self._begun and self.layout is Layout.LOOSE:  # of which gc may have thought meanwhile that nobody needs them
             self._begun.written -= self._doomed.blobs if self._doomed.is_complete else self._begun.written.copy()
         self._stored = [(packs, blobs) for packs, blobs in self._stored if self._present(packs) == packs]
-        self.packs = tuple(pack for packs, _ in self._stored for pack in packs)
         self._ahead = self._present(self._committer.ahead)
         self._siblings, self._sibling, self._relied, self._shadowed, self._altered = (), None, (), set(), set()
         if is_first and self.layout is Layout.PACKED and not (self._begun and self._begun.is_alone):
@@ -148,6 +146,11 @@ class Uploader:
             self._siblings = self._reliable(dict.fromkeys(pack for ref in found for pack in ref.packs))
             # By clocks that need not agree: any of them would do, one of the last resembles this one most.
             self._sibling = max(found, key=lambda ref: ref.created, default=None)
+
+    @property
+    def packs(self) -> tuple[str, ...]:
+        """What this commit has written and may rely on."""
+        return tuple(pack for packs, _ in self._stored for pack in packs)
 
     @property
     def written(self) -> set[bytes]:
@@ -230,10 +233,8 @@ class Uploader:
             if manifest is not None and not refused:
                 writer.put_manifest(digest_of(manifest), manifest)
             if manifest is None or not refused:
-                packs = writer.finish() + spare.finish()
                 stored = (written | wanted.keys()) - refused if wanted else written
-                self._stored.insert(0, (packs, stored))
-                self.packs = packs + self.packs
+                self._stored.insert(0, (writer.finish() + spare.finish(), stored))
                 self.blobs += writer.blobs + spare.blobs
                 self.bytes += writer.size + spare.size
         return refused
