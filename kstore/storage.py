@@ -225,7 +225,7 @@ class Storage:
                 f"{self.location} is no store but holds {foreign[0]!r}; choose an empty folder for the store, or, if "
                 f"this one has lost its {_SETTINGS}, put one there, its own or another store's"
             )
-        return bool(self._settings)
+        return True
 
     def _read_settings(self) -> dict[str, Any]:
         try:

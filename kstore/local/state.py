@@ -261,10 +261,9 @@ class StateFolder:
             content, sync = json.loads(fields), read_whole(self._sync)
             if content["sync"] == digest_of(sync).hex():
                 base = json.loads(sync)
-                found = Base(base["store"], Snapshot(read_ref(base), b""))
-                still = Still.load(content["still"], paths)
-                passed, supports = (len(base["declined"]), int(base.get("waiting", 0))), base.get("supports", [])
-                return StillRoot(found, *passed, still, content["damage"], supports)
+                waiting, supports = int(base.get("waiting", 0)), base.get("supports", [])
+                found, still = Base(base["store"], Snapshot(read_ref(base), b"")), Still.load(content["still"], paths)
+                return StillRoot(found, len(base["declined"]), waiting, still, content["damage"], supports)
         return None
 
     def grew_from(self, store: str, ref: Ref) -> bool:
@@ -365,13 +364,11 @@ class StateFolder:
 
     def save_lease(self, nonce: str) -> None:
         """Remember it, so that every process that uses the root knows; empty to forget it."""
-        try:
-            if nonce:
-                replace_record(self._lease, nonce.encode())
-            else:
+        if nonce:
+            replace_record(self._lease, nonce.encode())
+        else:
+            with suppress(FileNotFoundError):
                 os.unlink(self._lease)
-        except FileNotFoundError:
-            pass
 
     @contextmanager
     def staging(self, folder: str | None = None) -> Iterator[str]:

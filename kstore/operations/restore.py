@@ -67,8 +67,8 @@ def _restore(worker: Worker, request: Request) -> RestoreReport:
     last = worker.state.last_restore.answer()  # This one is the last from now on.
     name = worker.state.last_restore.begin()
     try:
-        marking = Marker(worker.storage.backend, worker.scope, is_idle=not _may_mark(worker))
-        with marking as marker, HeadStart(worker.root, worker.state) as head_start:
+        marker = Marker(worker.storage.backend, worker.scope, is_idle=not _may_mark(worker))
+        with marker, HeadStart(worker.root, worker.state) as head_start:
             warn_of_another_key(worker, request)
             if last and (report := still_stands(worker, request, *last)):
                 worker.state.last_restore.was_asked()  # Who waits for the root finds the same.
@@ -124,10 +124,7 @@ def _may_mark(worker: Worker) -> bool:
 
 
 def place(
-    worker: Worker,
-    snapshot: Snapshot,
-    status: RestoreStatus,
-    before_move: Callable[[], None] = _at_once,
+    worker: Worker, snapshot: Snapshot, status: RestoreStatus, before_move: Callable[[], None] = _at_once
 ) -> RestoreReport:
     """Put the artifacts of a generation into the cache root, which the caller has locked.
 
