@@ -104,15 +104,13 @@ def needs_of(storage: Storage, ref: Ref) -> Needs:
 
 def needs_in(blobs: BlobStore, ref: Ref, manifest: Manifest) -> Needs:
     """The same for a manifest that has been read."""
-    sizes = {entry.digest: entry.size for entry in manifest.entries()}
-    sizes |= ref.stored
+    sizes = {entry.digest: entry.size for entry in manifest.entries()} | ref.stored
     inside = sizes.keys() & blobs.digests_in(ref.packs)
     leant = {digest: size for digest, size in leaning(manifest).items() if digest not in inside}
     loose = {digest: size for digest, size in sizes.items() if digest not in inside and digest not in leant}
     packed = {digest: sizes[digest] for digest in inside}
-    if all(map(blobs.can_read, ref.packs)):
-        return Needs(ref.packs, loose, packed, leant)
-    return Needs(ref.packs, loose, packed, leant, tuple(blobs.loose.lacking(loose)))
+    lacking = () if all(map(blobs.can_read, ref.packs)) else tuple(blobs.loose.lacking(loose))
+    return Needs(ref.packs, loose, packed, leant, lacking)
 
 
 def is_whole(storage: Storage, scope: Scope, generation: int) -> bool:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, islice
@@ -18,9 +17,8 @@ from typing import Any
 
 from kstore.backends import Backend, NewObject
 from kstore.backends.base import Stat
-from kstore.blobs import loose, packindex
-from kstore.blobs.loose import ASIDE, blob_name, stamp
-from kstore.blobs.packindex import pack_name
+from kstore.blobs.loose import ASIDE, LooseBlobs, blob_name, stamp
+from kstore.blobs.packindex import FOLDER, pack_name
 from kstore.condemned import (
     Condemned,
     close_fence,
@@ -37,7 +35,7 @@ from kstore.condemned import (
     write_lists,
 )
 from kstore.damaged import set_aside_list
-from kstore.digest import digest_of
+from kstore.digest import HEXADECIMAL, digest_of
 from kstore.errors import IntegrityError
 from kstore.files import NO_FILE
 from kstore.gc.digests import DigestSet
@@ -48,7 +46,6 @@ from kstore.report import Count
 log = logging.getLogger(__name__)
 
 _BATCH = 1 << 16
-_DIGEST_LENGTH = 64
 
 
 @dataclass(slots=True)
@@ -93,7 +90,7 @@ class Sweeper:
         self._choose_lists(before)
         self._damaged = damaged_names(self._backend)
         self._packs = list(_packs(self._backend))
-        for digests in loose.LooseBlobs(self._backend).folders():
+        for digests in LooseBlobs(self._backend).folders():
             self._there.add(digests)
 
     def _choose_lists(self, before: int) -> None:
@@ -121,8 +118,8 @@ class Sweeper:
                 _put_back(self._backend, f"{ASIDE}/{child.name}")
         for name in list_names(self._backend):
             self._in_room(name, partial(self._sweep_list, name, marked))
-        for name in list(self._left)[:1]:
-            self._in_room(name, self._join)
+        if self._left:
+            self._in_room(next(iter(self._left)), self._join)
         with self._room.needed():
             self._condemn_dead(marked)
             for name in self._damaged:
@@ -155,9 +152,11 @@ class Sweeper:
             self._write(give_up_list, name)
             return
         self._listed.update({_key(entry): _identity(entry) for entry in entries})
-        rest = self._delete_dead(entries, marked) if name in self._ripe else entries
-        if name in self._ripe and not self._dry_run:
-            self._keep(name, rest, is_less=len(rest) < len(entries))
+        rest = entries
+        if name in self._ripe:
+            rest = self._delete_dead(entries, marked)
+            if not self._dry_run:
+                self._keep(name, rest, is_less=len(rest) < len(entries))
         self.swept.waiting = _more(self.swept.waiting, rest)
 
     def _keep(self, name: str, rest: list[Condemned], *, is_less: bool) -> None:
@@ -266,10 +265,9 @@ def _is_same(found: Stat, entry: Condemned) -> bool:
 
 def _packs(backend: Backend) -> Iterator[bytes]:
     """The ids of all packs."""
-    for child in backend.list(packindex.FOLDER):
-        if len(child.name) == _DIGEST_LENGTH and not child.is_folder:
-            with suppress(ValueError):
-                yield bytes.fromhex(child.name)
+    for child in backend.list(FOLDER):
+        if HEXADECIMAL.fullmatch(child.name) and not child.is_folder:
+            yield bytes.fromhex(child.name)
 
 
 def _key(entry: Condemned) -> bytes:

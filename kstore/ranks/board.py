@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, Protocol
 
 from kstore.backends import Backend
@@ -75,7 +75,7 @@ class StoreBoard:
             self._storage.backend.put(f"{FOLDER}/{_LOOKED}", b"")
             self._looked = self._clock()
 
-    def _reporting(self) -> Any:
+    def _reporting(self) -> AbstractContextManager[None]:
         return reporting_trouble(self._storage.location, "agree with the other ranks through")
 
 
@@ -107,15 +107,9 @@ class GroupBoard:
 def sweep_notes(backend: Backend, before: int) -> None:
     """Remove the notes that were written before a time by the store's clock, in nanoseconds."""
     for name in (f"{FOLDER}/{child.name}" for child in backend.list(FOLDER) if _NOTE.fullmatch(child.name)):
-        if _written_at(backend, name) < before:
-            backend.delete(name)
-
-
-def _written_at(backend: Backend, name: str) -> float:
-    try:
-        return backend.stat(name).mtime_ns
-    except FileNotFoundError:
-        return float("inf")
+        with suppress(FileNotFoundError):
+            if backend.stat(name).mtime_ns < before:
+                backend.delete(name)
 
 
 @contextmanager
