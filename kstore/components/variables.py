@@ -31,7 +31,7 @@ class Placement(NamedTuple):
     variables: dict[str, str]
     """What to set."""
     notes: tuple[str, ...]
-    sharing: Mapping[str, str] = {}
+    sharing: Mapping[str, str]
     """Component that is left out because its folder is another one's → that one."""
 
 
@@ -44,8 +44,7 @@ def place_components(
     overridden. It is False where artifacts are collected: they are where that default says.
     """
     managed = read_managed(environ)
-    placement = Placement({}, {}, ())
-    notes = []
+    folders, variables, notes = dict[str, str](), dict[str, str](), list[str]()
     for component in (table[name] for name in names):
         current = environ.get(component.variable) or None
         own = current is None or managed.get(component.variable) == current
@@ -58,24 +57,24 @@ def place_components(
                 )
         folder = os.path.join(root, component.name)
         if own:
-            placement.variables[component.variable] = component.value.format(folder=folder)
+            variables[component.variable] = component.value.format(folder=folder)
         elif component.is_folder:
             folder = os.path.abspath(current or "")
         else:
             notes.append(f"{component.variable} is set: {component.title} is left to it")
             continue
-        placement.folders[component.name] = component.part_of(folder)
-    for name in _moved(table, placement.folders):
-        placement.folders[name] = table[name].part_of(os.path.join(root, name))
-    sharing = _sharing(table, placement.folders, root)
+        folders[component.name] = component.part_of(folder)
+    for name in _moved(table, folders):
+        folders[name] = table[name].part_of(os.path.join(root, name))
+    sharing = _sharing(table, folders, root)
     for name, other in sharing.items():
-        folder = placement.folders.pop(name)
-        placement.variables.pop(table[name].variable, None)
+        folder = folders.pop(name)
+        variables.pop(table[name].variable, None)
         notes.append(
             f"{table[name].title} and {table[other].title} have one folder, {folder}: all in it is taken for "
             f"{table[other].title}'s; set {table[name].variable} to a folder of its own"
         )
-    return placement._replace(notes=tuple(notes), sharing=sharing)
+    return Placement(folders, variables, tuple(notes), sharing)
 
 
 def _sharing(table: Table, folders: Mapping[str, str], root: str) -> dict[str, str]:

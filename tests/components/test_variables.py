@@ -43,13 +43,13 @@ def test_every_component_goes_below_the_root() -> None:
 
 def test_only_the_named_components_are_placed() -> None:
     placement = place({}, ["triton"])
-    assert placement == Placement({"triton": f"{ROOT}/triton"}, {"TRITON_CACHE_DIR": f"{ROOT}/triton"}, ())
+    assert placement == Placement({"triton": f"{ROOT}/triton"}, {"TRITON_CACHE_DIR": f"{ROOT}/triton"}, (), {})
 
 
 def test_what_the_user_set_is_respected() -> None:
     for before_import in (True, False):
         placement = place({"TORCHINDUCTOR_CACHE_DIR": "/mine"}, before_import=before_import)
-        assert placement == Placement({"inductor": "/mine"}, {}, ())
+        assert placement == Placement({"inductor": "/mine"}, {}, (), {})
 
 
 def test_a_relative_folder_of_the_user_is_made_absolute(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,19 +102,19 @@ def test_a_default_pinned_by_an_import_is_not_the_users_choice(pinned: dict[str,
 
 def test_artifacts_are_collected_where_the_pinned_default_says(pinned: dict[str, str]) -> None:
     placement = place(pinned, before_import=False)
-    assert placement == Placement({"inductor": pinned["TORCHINDUCTOR_CACHE_DIR"]}, {}, ())
+    assert placement == Placement({"inductor": pinned["TORCHINDUCTOR_CACHE_DIR"]}, {}, (), {})
 
 
 def test_a_default_that_a_parents_import_pinned_is_no_choice_either() -> None:
     """Children inherit it, whatever they have imported themselves."""
     placement = place({"TORCHINDUCTOR_CACHE_DIR": default_folder(load_table()["inductor"])})
     variables = {"TORCHINDUCTOR_CACHE_DIR": f"{ROOT}/inductor"}
-    assert placement == Placement({"inductor": f"{ROOT}/inductor"}, variables, ())
+    assert placement == Placement({"inductor": f"{ROOT}/inductor"}, variables, (), {})
 
 
 def test_whoever_means_the_default_ends_it_with_a_slash() -> None:
     default = default_folder(load_table()["inductor"])
-    assert place({"TORCHINDUCTOR_CACHE_DIR": f"{default}/"}) == Placement({"inductor": default}, {}, ())
+    assert place({"TORCHINDUCTOR_CACHE_DIR": f"{default}/"}) == Placement({"inductor": default}, {}, (), {})
 
 
 @pytest.mark.parametrize("inductor", [{}, {"TORCHINDUCTOR_CACHE_DIR": "/mine"}])
@@ -129,7 +129,7 @@ def test_what_torch_makes_of_it_for_triton_is_no_choice(inductor: dict[str, str]
 @pytest.mark.parametrize("folder", ["/mine/triton", "/mine/triton/kernels", "/mine/other/0", "/other/triton/0"])
 def test_another_folder_for_triton_is_the_users_choice(folder: str) -> None:
     environ = {"TORCHINDUCTOR_CACHE_DIR": "/mine", "TRITON_CACHE_DIR": folder}
-    assert place(environ, ["triton"]) == Placement({"triton": folder}, {}, ())
+    assert place(environ, ["triton"]) == Placement({"triton": folder}, {}, (), {})
 
 
 def test_another_value_with_the_import_is_the_users_choice(pinned: dict[str, str]) -> None:
