@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import TYPE_CHECKING
 
-from kstore.components import Table
+from kstore.components import Table, method_of
 from kstore.deadline import Waiting
 from kstore.digest import digest_of
 from kstore.environment import Environment, Host, detect_host, host_hint, machine_of
@@ -136,8 +136,8 @@ class Worker:
         try:
             data = read_whole(self.root.local_path(path))
             if entry.flags & _RELOCATE:
-                method, folder = self.table[component].method("relocate", relative) or "", self.root.folders[component]
-                data = to_stored(method, data, relative, folder).data
+                method = method_of(self.table, "relocate", path) or ""
+                data = to_stored(method, data, relative, self.root.folders[component]).data
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None
         return data if digest_of(data) == entry.digest else None

@@ -1,5 +1,5 @@
 """What kstore knows of each JIT cache: a table, and the code that interprets it."""
 
-from kstore.components.table import Component, Kind, Table, load_table
+from kstore.components.table import Component, Kind, Table, load_table, method_of
 
-__all__ = ["Component", "Kind", "Table", "load_table"]
+__all__ = ["Component", "Kind", "Table", "load_table", "method_of"]

@@ -210,6 +210,13 @@ class Component:
 Table = Mapping[str, Component]
 
 
+def method_of(table: Table, rule: str, path: str) -> str | None:
+    """What a named rule says of an artifact path, which begins with its component's name; None if that is unknown."""
+    name, _, inside = path.partition("/")
+    component = table.get(name)
+    return component.method(rule, inside) if component else None
+
+
 @cache
 def load_table() -> Table:
     """The components that this version knows, in the table's order."""

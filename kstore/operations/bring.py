@@ -17,7 +17,7 @@ from kstore.backends import StagingLost, Upload
 from kstore.batches import batches
 from kstore.blobs import Layout
 from kstore.blobs.batches import Fetch
-from kstore.components import load_table
+from kstore.components import load_table, method_of
 from kstore.components.mergers import merge_files
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError, StoreUnavailable
@@ -100,8 +100,8 @@ class Brought:
 class _Proposal:
     """What the next generation would hold."""
 
-    files: Files = field(default_factory=dict)
-    hosts: dict[str, Files] = field(default_factory=dict)
+    files: Files
+    hosts: dict[str, Files]
     taken: list[tuple[str, Entry]] = field(default_factory=list)
     """What is news: several hosts may have a path."""
     declined: int = 0
@@ -188,9 +188,7 @@ class _BringIn:
 
     def _merge_content(self, proposal: _Proposal, files: Files, ours: Entry, path: str, newest: Ref | None) -> bool:
         """Join two versions of a file by their meaning; whether that is news."""
-        component, _, relative = path.partition("/")
-        known = load_table().get(component)
-        method = known.method("merge", relative) if known else None
+        method = method_of(load_table(), "merge", path)
         if not method or not newest:
             return False
         try:

@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import cache, partial
 
 from kstore.backends import StagingLost, Upload
+from kstore.components import method_of
 from kstore.components.mergers import merge_files
 from kstore.damaged import damage_mark, damaged_blobs
 from kstore.digest import digest_of
@@ -257,8 +258,7 @@ class _Commit:
 
     def _merge_content(self, proposal: Proposal, merged: Merged, ours: Files, path: str, newest: Ref) -> None:
         """Join two versions of a file by their meaning."""
-        component, _, relative = path.partition("/")
-        method = self._worker.table[component].method("merge", relative) or ""
+        method = method_of(self._worker.table, "merge", path) or ""
         try:
             entry = merged.files[path]
             published = fetch(self._storage, entry, newest)

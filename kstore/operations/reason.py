@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
-from kstore.components import Table
+from kstore.components import Table, method_of
 from kstore.published.manifest import Entry, Files
 from kstore.published.snapshot import Snapshot
 
@@ -44,10 +44,8 @@ def is_reason(table: Table, taken: Sequence[str], ours: Files, published: Sequen
 
 def _kind_of(table: Table, path: str) -> _Kind | None:
     """Of what may wait."""
-    component, _, inside = path.partition("/")
-    known = table.get(component)
-    kind = known.method("waits", inside) if known else None
-    return (component, kind) if kind else None
+    kind = method_of(table, "waits", path)
+    return (path.partition("/")[0], kind) if kind else None
 
 
 def _is_much(
