@@ -6,8 +6,8 @@ A group's folder is always moved whole. A file that goes into a folder that exis
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence, Set
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterator, Sequence, Set
+from contextlib import ExitStack, contextmanager
 
 from kstore.blobs import BlobStore
 from kstore.deadline import Waiting
@@ -37,9 +37,9 @@ class Placer:
         linker: Linker,
         progress: Progress,
         waiting: Waiting,
-        lists: Callable[[str], bool] = lambda path: False,
-        below: Callable[[], Sequence[BlobStore]] = tuple,
-        begun: Begun | None = None,
+        lists: Callable[[str], bool],
+        below: Callable[[], Sequence[BlobStore]],
+        begun: Begun | None,
     ) -> None:
         """`lists` tells whether an artifact is a list of those around it, none of which may be missing.
 
@@ -68,8 +68,8 @@ class Placer:
         before_move: Callable[[], None],
         *,
         since: float,
-        nearest: Set[str] | None = None,
-        marks: bool = False,
+        nearest: Set[str] | None,
+        marks: bool,
     ) -> Placed:
         """Place `wanted`, but not where somebody has written `since`, by `time.monotonic`.
 
@@ -86,23 +86,7 @@ class Placer:
         if not wanted:
             before_move()
             return Placed()
-        try:
-            return self._place(wanted, packs, folders, before_move, since, nearest, marks=marks)
-        except OSError as error:
-            raise CacheRootError(cannot_write(self._root, error)) from error
-
-    def _place(
-        self,
-        wanted: Files,
-        packs: Sequence[str],
-        folders: Collection[str],
-        before_move: Callable[[], None],
-        since: float,
-        nearest: Set[str] | None,
-        *,
-        marks: bool,
-    ) -> Placed:
-        with ExitStack() as stack:
+        with self._telling(), ExitStack() as stack:
             holding = nearest_folders(wanted) if nearest is None else nearest
             needed = with_parents(holding)
             components = {folder for folder in needed if "/" not in folder}
@@ -138,6 +122,14 @@ class Placer:
         placed.skipped += unusable
         placed.skipped += (Skipped(path, reason) for path, reason in sorted(refused.items()))
         return placed
+
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        """Turn an operating system's error into one that says what to do about the cache root."""
+        try:
+            yield
+        except OSError as error:
+            raise CacheRootError(cannot_write(self._root, error)) from error
 
     def _others(self) -> list[Source]:
         if len(self._sources) == 1:

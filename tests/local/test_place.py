@@ -50,9 +50,14 @@ class Place:
         return {f"triton/{name}/{file}": self.store(f"{name} {file}".encode(), LINK | GROUP, 2) for file in files}
 
     def place(self, wanted: Files) -> Placed:
-        placer = Placer(self.tree.cacheroot(), self.state, self.blobs, Linker(), Progress(), Waiting())
-        since = time.monotonic() + 0.02  # What is there is older than a clock's tick.
-        placed = placer.place(wanted, self.packs, self.tree.scan().folders, lambda: None, since=since)
+        root, since = self.tree.cacheroot(), time.monotonic() + 0.02  # What is there is older than a clock's tick.
+        placer = Placer(
+            root, self.state, self.blobs, Linker(), Progress(), Waiting(),
+            lists=lambda path: False, below=tuple, begun=None,
+        )  # fmt: skip
+        placed = placer.place(
+            wanted, self.packs, self.tree.scan().folders, lambda: None, since=since, nearest=None, marks=False
+        )
         assert [name for name in os.listdir(self.tree.root / ".kstore") if name.startswith("stage")] == []
         return placed
 
