@@ -54,9 +54,8 @@ def leading(key: str, environ: Mapping[str, str], *, commits: bool) -> Iterator[
             whose = f"that of {other.key}" if other.key != key else "the one that it had"
             log.warning(
                 "kstore: from now on compilers write into the cache root of %s, not into %s, which is in use",
-                key,
-                whose,
-            )
+                key, whose,
+            )  # fmt: skip
         if commits:
             _by_hand[key] = Use(key, after)
 
@@ -82,15 +81,13 @@ def entering(key: str, environ: MutableMapping[str, str]) -> Iterator[Mapping[st
         end_use(key)
         if by_hand:
             _by_hand[key] = by_hand
-        after = led(environ)
-        _lead_back(Lead(Use(key, after), before, _displaced(before, after)), environ)
+        _lead_back(_lead(key, before, environ), environ)
         raise
 
 
 def enter(key: str, before: Mapping[str, str], environ: Mapping[str, str]) -> Lead:
     """A block begins, whose restore has found the variables as they were `before`."""
-    after = led(environ)
-    lead = Lead(Use(key, after), before, _displaced(before, after))
+    lead = _lead(key, before, environ)
     _blocks.append(lead.use)
     return lead
 
@@ -100,6 +97,11 @@ def leave(lead: Lead, environ: MutableMapping[str, str]) -> None:
     _blocks.remove(lead.use)
     end_use(lead.use.key)
     _lead_back(lead, environ)
+
+
+def _lead(key: str, before: Mapping[str, str], environ: Mapping[str, str]) -> Lead:
+    after = led(environ)
+    return Lead(Use(key, after), before, _displaced(before, after))
 
 
 def _lead_back(lead: Lead, environ: MutableMapping[str, str]) -> None:

@@ -127,7 +127,7 @@ def claim_root(folder: Path, owner: Owner) -> str:
     try:
         folder = _shared_folder(folder)
         taken = {number: Owner.load(_claim(folder, number)) for number in _numbers(folder)}
-        mine = [number for number, holder in sorted(taken.items()) if holder == owner]
+        mine = [number for number, holder in taken.items() if holder == owner]
         number = mine[0] if mine else _claim_free(folder, owner, set(taken))
         _claimed[folder, owner] = number
         return make_private(folder / str(number))

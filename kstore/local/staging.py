@@ -33,13 +33,7 @@ from kstore.local.stages import clock_of
 from kstore.local.untouched import mark_folders
 from kstore.local.write import Writer
 from kstore.progress import Progress
-from kstore.published.manifest import (
-    Files,
-    Flag,
-    folders_of,
-    parents_of,
-    unit_of,
-)
+from kstore.published.manifest import Files, Flag, folders_of, parents_of, unit_of
 from kstore.threads import Pool, submit
 
 log = logging.getLogger(__name__)
@@ -105,7 +99,7 @@ class Staging:
         back.
         """
         stage = self._stages[path.partition("/")[0]]
-        return self._since_ns[stage] < moment_ns and moment_ns <= clock_of(stage) + _TICK_NS
+        return self._since_ns[stage] < moment_ns <= clock_of(stage) + _TICK_NS
 
     def fill(
         self,
