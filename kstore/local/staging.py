@@ -77,10 +77,11 @@ class Staging:
         self._writer = Writer(root, stages, self.staged, wanted)
         ago_ns = int((time.monotonic() - since) * _SECOND)
         self._since_ns = {stage: clock_of(stage) - ago_ns for stage in set(stages.values())}
-        self.wanted = wanted
+        self._wanted = wanted
         self._folders = sorted(folders)
-        self.folders = [self.staged(folder) for folder in self._folders]
-        """Where all is being built, each after those above it."""
+        """As artifact paths, each after those above it."""
+        self._staged_folders = [self.staged(folder) for folder in self._folders]
+        """Where they are being built, in the same order."""
         self._begun: Sequence[Future[Placed]] = begun.linking if begun else ()
         """What is being linked already."""
         self._making: Sequence[Future[None]] = begun.making if begun else ()
@@ -114,25 +115,25 @@ class Staging:
 
         With `marks` the folders are marked, once all is there.
         """
-        progress.total = len(self.wanted)
+        progress.total = len(self._wanted)
         placed = Placed()
         with Pool(1) as maker, Pool(_THREADS) as pool:
             # By one thread: they are in each other's, where two would wait for one another.
             missing = [*map(self.staged, self._missing)]
             some = (missing[at : at + _FOLDER_COUNT] for at in range(0, len(missing), _FOLDER_COUNT))
             self._made = [submit(maker, make_folders, folders) for folders in some]
-            below = {path: entry for path, entry in self.wanted.items() if entry.flags & _BELOW}
+            below = {path: entry for path, entry in self._wanted.items() if entry.flags & _BELOW}
             for source in others() if below else ():
                 self._fill(below, source, source.blobs.packs_listed(), placed, pool, progress)
             if self._begun:
-                self._fill(self.wanted, main, packs, placed, pool, progress, self._begun)
-            if len(placed.paths) < len(self.wanted):
-                self._fill(self.wanted, main, packs, placed, pool, progress)
-            for source in others() if len(placed.paths) < len(self.wanted) else ():
-                self._fill(self.wanted, source, source.blobs.packs_listed(), placed, pool, progress)
+                self._fill(self._wanted, main, packs, placed, pool, progress, self._begun)
+            if len(placed.paths) < len(self._wanted):
+                self._fill(self._wanted, main, packs, placed, pool, progress)
+            for source in others() if len(placed.paths) < len(self._wanted) else ():
+                self._fill(self._wanted, source, source.blobs.packs_listed(), placed, pool, progress)
             self._wait()  # or an exception of a signal's handler might stay in it
-            if marks and len(placed.paths) == len(self.wanted):
-                placed.marked_ns, placed.folders = mark_folders(self.folders, pool), self._folders
+            if marks and len(placed.paths) == len(self._wanted):
+                placed.marked_ns, placed.folders = mark_folders(self._staged_folders, pool), self._folders
         return placed
 
     def _fill(
@@ -188,18 +189,18 @@ class Staging:
 
     def drop_incomplete(self, placed: Placed, lists: Callable[[str], bool]) -> None:
         """A group with a missing file is not placed at all, nor is a list of files one of which is missing."""
-        if placed.paths.issuperset(self.wanted):
+        if placed.paths.issuperset(self._wanted):
             return
-        lost = self.wanted.keys() - placed.paths
-        placed.missed = {self.wanted[path].digest for path in lost}
-        units = {unit_of(path, self.wanted[path]) for path in lost if self.wanted[path].flags & _GROUP}
+        lost = self._wanted.keys() - placed.paths
+        placed.missed = {self._wanted[path].digest for path in lost}
+        units = {unit_of(path, self._wanted[path]) for path in lost if self._wanted[path].flags & _GROUP}
         folders = {parent for path in lost for parent in parents_of(path)}
         for path in sorted(lost):
-            placed.skipped.append(Skipped(path, f"blob {self.wanted[path].digest.hex()} is missing or damaged"))
+            placed.skipped.append(Skipped(path, f"blob {self._wanted[path].digest.hex()} is missing or damaged"))
         # vLLM's list is beside what it lists, and one folder beside Inductor's cache, which older versions listed.
         useless = [path for path in placed.paths if path.rsplit("/", 2)[0] in folders and lists(path)]
         placed.skipped += (Skipped(path, "it lists a file that is missing or damaged") for path in sorted(useless))
-        for path in [*useless, *(p for p in placed.paths if units and unit_of(p, self.wanted[p]) in units)]:
+        for path in [*useless, *(p for p in placed.paths if units and unit_of(p, self._wanted[p]) in units)]:
             placed.paths.discard(path)
             placed.known.pop(path, None)
             os.unlink(self.staged(path))
@@ -207,14 +208,14 @@ class Staging:
 
     def _drop_empty(self, placed: Placed) -> None:
         needed = {self.staged(folder) for folder in folders_of(placed.paths)}
-        for folder in reversed(self.folders):
+        for folder in reversed(self._staged_folders):
             if folder not in needed:
                 with suppress(OSError):
                     os.rmdir(folder)
 
     def _link(self, linker: Linker, folder: str, paths: Sequence[str]) -> Placed:
         """Those whose blobs are there and have not been touched since they were published."""
-        entries = [self.wanted[path] for path in paths]
+        entries = [self._wanted[path] for path in paths]
         links = [
             Link(blob_path(folder, e.digest), self.staged(path), e) for path, e in zip(paths, entries, strict=True)
         ]
