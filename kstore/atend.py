@@ -9,17 +9,18 @@ from typing import Any
 
 
 class AtEnd:
-    """Calls a function at the end, until it is called off. It may be called twice."""
+    """Calls a function at the end of the process, unless `cancel` came first. The function may be called twice."""
 
     def __init__(self, function: Callable[[], object]) -> None:
         self._function = function
         atexit.register(function)
-        # Children of multiprocessing end by os._exit, and have it imported; to do so here takes milliseconds.
+        # A child of multiprocessing ends by os._exit, which calls nothing that atexit knows of; it has imported this
+        # module. To import it everywhere would take milliseconds.
         finalize = getattr(sys.modules.get("multiprocessing.util"), "Finalize", None)
         self._finalizer: Any = finalize and finalize(None, function, exitpriority=0)
 
     def cancel(self) -> None:
-        """It is done already, or not wanted any more."""
+        """Do not call it: its work is done already, or not wanted any more."""
         atexit.unregister(self._function)
         if self._finalizer:
             self._finalizer.cancel()

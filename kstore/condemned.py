@@ -62,7 +62,7 @@ class Condemned(NamedTuple):
 
 
 def write_lists(backend: Backend, entries: Sequence[Condemned]) -> None:
-    """Condemn `entries`, from now on."""
+    """Condemn `entries`, from now on. Of none an empty list is written, for the sake of its fence."""
     for start in range(0, max(len(entries), 1), _MAX_ENTRIES):
         body = b"".join(_RECORD.pack(*entry) for entry in entries[start : start + _MAX_ENTRIES])
         name = f"{FOLDER}/{secrets.token_hex(16)}"

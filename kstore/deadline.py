@@ -24,10 +24,12 @@ Answer = TypeVar("Answer")
 
 _LOOK = 0.1
 """Seconds between two looks whether haste is called for."""
-_LATE, _MORE = 1.0, 10.0
-"""Seconds by which nobody's waiting is late who was not suspended, and that who was waits once more, at most."""
+_LATE = 1.0
+"""Seconds: a wait that ends later than that was suspended with its process."""
+_MORE = 10.0
+"""Seconds, at most, that such a wait goes on for."""
 _OF_A_THREAD = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP, signal.SIGSYS}
-"""What a thread does to itself."""
+"""Signals that a thread gets for what it does itself, such as reading memory that is not there."""
 _ADVICE = "see whether it hangs, or allow it more: KSTORE_TIMEOUT, and after a signal the grace period"
 
 
@@ -135,7 +137,9 @@ def answer_within(
 
 
 def _is_done(answer: Future[Answer], seconds: float | None) -> bool:
-    """Wait for so long. Who was suspended meanwhile, and finds the time gone, gives what was as well a little more."""
+    """Whether it is done within so many seconds; None is no limit. If the process was suspended meanwhile, so was the
+    work, and it gets a little more time.
+    """
     started = time.monotonic()
     if wait([answer], seconds).done:
         return True

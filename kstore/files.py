@@ -112,7 +112,7 @@ def _write_some(files: Sequence[NewFile]) -> int:
 
 
 def _no_descriptor(code: int, path: str) -> OSError:
-    """What to do about it: of a whole system that has too many files open the error's own text says so."""
+    """With advice where this process has too many files open. Of the whole system (ENFILE) the error's text says so."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     what = f", of which this process may have {limit}: raise that limit (`ulimit -n`)"
     return OSError(code, f"{os.strerror(code)}{what if code == errno.EMFILE else ''}", path)

@@ -54,7 +54,7 @@ class Intake:
         self.writer: BlobWriter | None = None
         """The unfinished pack, or who stores loose blobs, if anything was begun."""
         self.written: set[bytes] = set()
-        """What was begun with."""
+        """Digests of the blobs that were given to the writer."""
         self.is_alone = False
         """Whether there was no key beside this one."""
 

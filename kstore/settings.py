@@ -63,12 +63,12 @@ Values = dict[str, tuple[Any, str, Path | None]]
 _NAMES = tuple(field.name for field in fields(Settings))
 _VARIABLES = {name: f"KSTORE_{'ROOT' if name == 'store' else name.upper()}" for name in _NAMES}
 _CLOSE = 0.9
-"""How much of a name must be that of a setting: more than of `KSTORE_PORT` is `KSTORE_ROOT`."""
+"""How similar a variable's name must be to a setting's, by `difflib`, to be taken for it: `KSTORE_PORT` is less so."""
 _MOST_SECONDS = 3_153_600_000
 _FILES = ("kstore.toml", "pyproject.toml")
 _TABLE = b"tool.kstore"
 _NAME = b"kstore"
-"""Is in every way to write that."""
+"""What every way to write that has in it."""
 
 
 def load_settings(environ: Mapping[str, str] | None = None, folder: Path | None = None, **arguments: Any) -> Settings:

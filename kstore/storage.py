@@ -244,8 +244,8 @@ class Storage:
             self.place = found.st_dev, found.st_ino
 
     def snapshot(self, ref: Ref) -> Snapshot:
-        """The generation that `ref` publishes. Of one that is not live, and whose manifest is lost, the ref of what is
-        returned names an empty one: what grows from it is known by that.
+        """The generation that `ref` publishes. If it is not live, and its manifest is lost, the snapshot has an empty
+        manifest instead, and its ref names that one: by it is known what grows from this generation.
 
         Raises:
             IntegrityError: its manifest is missing or damaged.
@@ -264,7 +264,9 @@ class Storage:
 
     @contextmanager
     def followed(self, follow: Follow) -> Iterator[None]:
-        """Of each generation that is read in the block, ask who is to be told of its rows while they are parsed."""
+        """In the block, `follow` is called with the ref of each generation that is read; what it returns is told of the
+        manifest's rows while they are parsed.
+        """
         self._follow = follow
         try:
             yield

@@ -23,7 +23,7 @@ Item = TypeVar("Item")
 _PATIENCE = 5.0
 """Seconds for threads to begin, for which they need the interpreter alone."""
 _starting: set[_thread.LockType] = set()
-"""Of each thread that has not begun, what is free once it has."""
+"""A lock for each thread that was started and has not begun to run; the thread releases it when it does."""
 _is_ending = Event()
 """Whether the interpreter is about to end."""
 
@@ -35,7 +35,7 @@ class Pool(Executor):
         """`size` is the number of threads."""
         self._size = size
         self._threads: list[_thread.LockType] = []
-        """Of each that was started, what is free once it has ended."""
+        """A lock for each that was started, which it releases when it ends."""
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
 
     def submit(self, function: Callable[..., Answer], /, *arguments: Any, **options: Any) -> Future[Answer]:
@@ -96,10 +96,10 @@ def begin(function: Callable[..., Answer], *arguments: Any) -> Future[Answer]:
 
 
 def _start(queue: SimpleQueue[Callable[[], None] | None]) -> _thread.LockType:
-    """Start a thread that does what comes in a queue; returns what is free once it has ended.
+    """Start a thread that does what comes in a queue; returns a lock that it releases when it ends.
 
-    `Thread.start` waits until it runs, and it has the interpreter then: who started it has to wait for what it does, up
-    to 5 ms, though that is for later. A small model is restored in a tenth less time so.
+    `Thread.start` would wait until the new thread runs, which then keeps the interpreter for up to 5 ms, with work that
+    is not urgent. Without that wait a small model is restored in a tenth less time.
 
     Raises:
         RuntimeError: it cannot be started.
@@ -152,7 +152,7 @@ def _work_off(queue: SimpleQueue[Callable[[], None] | None]) -> None:
     while work := queue.get():
         work()
         del work  # or what it works on would be held until there is more to do
-    # For the next one: of how many there are nobody is sure, for a signal's handler may raise while one is started.
+    # For the next thread: how many there are is not certain, for a signal's handler may raise while one is started.
     queue.put(None)
 
 

@@ -90,6 +90,7 @@ class Worker:
 
     @cached_property
     def _host(self) -> Future[Host]:
+        """The same as `_foreseen`, but asked for by who needs it: by that `known_host` tells whether anybody did."""
         return self._foreseen
 
     @cached_property

@@ -55,7 +55,9 @@ class Another:
 
 
 def _report(worker: Worker, request: Request, ref: Ref, answer: Mapping[str, Any]) -> RestoreReport | None:
-    """What who came for the same reports; None if it was not the same, or somebody has committed since."""
+    """The report of a worker that relies on the restore that `answer` is of; None if it came for something else, or
+    somebody has committed since.
+    """
     is_same = answer["asked"] == _asked(worker, request)
     if not (is_same and worker.state.grew_from(answer["store"], ref) and _is_host(worker, answer)):
         return None
@@ -80,8 +82,8 @@ def _is_host(worker: Worker, answer: Mapping[str, Any]) -> bool:
 
 
 def still_stands(worker: Worker, request: Request, ref: Ref, answer: Mapping[str, Any]) -> RestoreReport | None:
-    """The report of who finds that all that the last restore has placed is in its place, and that nothing newer is
-    published: what that restore was of, and its answer, are given. That parses no manifest, and looks at no file.
+    """The report of a restore that has nothing to do: all that the last one has placed is in its place, and nothing
+    newer is published; else None. `ref` and `answer` are the last one's. No manifest is parsed, no file looked at.
 
     A folder of the user's may have been written on another machine since, which only its own mark tells. Twice a day
     all is looked at, the manifest in the store too: where that is damaged, the next commit publishes it anew.

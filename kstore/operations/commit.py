@@ -64,7 +64,7 @@ def commit(worker: Worker) -> CommitReport:
 
 
 def _commit(worker: Worker, known: StillRoot | None, began: float) -> CommitReport:
-    """The same by who has the root to himself, after he has found it changed since `known` was remembered."""
+    """The same for a worker that holds the root, and has found it changed since `known` was remembered."""
     was_old, now = worker.state.is_old(), worker.state.still()
     report = unchanged_since(worker, now) if now != known else None
     if report is None:

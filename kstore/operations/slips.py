@@ -1,4 +1,4 @@
-"""What who restores or commits is told of that is hardly meant: a root for two keys, files that others cannot read."""
+"""Warnings about what is most likely a mistake: one cache root for two keys, files that other users cannot read."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def warn_of_another_key(worker: Worker, request: Request) -> None:
 
 
 def warn_of_published(worker: Worker, base: Base | None) -> None:
-    """What is wrong with what was just committed from a root that had grown from `base`."""
+    """Warn of what is wrong with what was just committed from a root that had grown from `base`."""
     _warn_of_grown(worker, base)
     if names_no_compiler(worker.scope.environment):
         log.warning(
@@ -52,14 +52,16 @@ def warn_of_published(worker: Worker, base: Base | None) -> None:
 
 
 def _warn_of_grown(worker: Worker, base: Base | None) -> None:
-    """That it was another key's kernels; a restore for this one would have told."""
+    """Warn that these were another key's kernels, unless a restore for this key has told so."""
     scope, other = worker.scope, base.snapshot.ref.scope if base else None
     if other and other != scope and worker.state.last_restore.scope() != scope.path:
         _warn_of_kernels(worker, other, "all of them are published under {} now")
 
 
 def _warn_of_kernels(worker: Worker, other: Scope, what: str) -> None:
-    """That the root has those of another scope; `what` comes of it, for the one that is named in it."""
+    """Warn that the root has the kernels of another scope. `what` says what becomes of them; this worker's key, or
+    scope, is filled in.
+    """
     scope = worker.scope
     of_keys = other.key != scope.key
     theirs, ours, each = (other.key, scope.key, "key") if of_keys else (other, scope, "GPU and environment")
@@ -70,8 +72,8 @@ def _warn_of_kernels(worker: Worker, other: Scope, what: str) -> None:
 
 
 def warn_of_moved(worker: Worker | None) -> None:
-    """That a job has led a compiler elsewhere since kstore led it into the root: what is there stays out. For the last
-    commit, since torch does so for a while (`fresh_cache`).
+    """Warn that a job has led a compiler elsewhere since kstore led it into the root, where what it had written stays
+    out. To be called at the last commit, since torch leads it elsewhere for a while (`fresh_cache`).
     """
     if worker is None:
         return

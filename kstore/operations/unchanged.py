@@ -23,8 +23,8 @@ from kstore.worker import Worker
 
 
 def unchanged_since(worker: Worker, known: StillRoot | None) -> CommitReport | None:
-    """The report of who finds that neither the root nor the store has changed since a commit found nothing new, or a
-    restore began the root anew, which remembered what is `known`.
+    """The report of a commit that has nothing to do: neither the root nor the store has changed since a commit found
+    nothing new, or a restore filled an empty root, and remembered what is `known`; else None.
 
     That needs no lock: what is remembered is whole and stays true, and who changes the root moves its times.
     """
