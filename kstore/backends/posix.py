@@ -105,8 +105,8 @@ class PosixBackend:
     def put_many(self, objects: Sequence[NewObject]) -> list[bool]:
         """Create many small objects; True for each whose name was free."""
         created = self._put_nameless(objects) if self._has_nameless else []
-        # There, what was wrong with the next one is found out, or why it cannot be made at all.
         left = objects[len(created) :]
+        # With a name in `tmp/` they can be made, or the error says why not.
         return created + self._put_staged(left) if left else created
 
     def _put_nameless(self, objects: Sequence[NewObject]) -> list[bool]:

@@ -78,8 +78,8 @@ class BlobStore:
 
     @contextmanager
     def in_a_hurry(self) -> Iterator[None]:
-        """What is not where it is expected is looked for in some packs only: a store may have ten thousands. That one
-        of these cannot be read is no reason not to know that it is missing: it would be there by chance.
+        """In the block, what is not where it is expected is looked for in some packs only: a store may have ten
+        thousands. If one of these cannot be read, it counts as missing all the same: it would be there by chance.
         """
         self._search = search = _Search()
         try:
@@ -178,8 +178,8 @@ class BlobStore:
         """Yield (digest, bytes) of each wanted blob once, verified. What is missing or damaged is left out.
 
         `wanted` says how large each is, in bytes: whatever the store holds instead, no more memory is taken.
-        `packs` says where to look first; then come the loose blobs, and at last the other packs. What may pass of what
-        kept a place from being read is added to `troubles`: what was left out may be there.
+        `packs` says where to look first; then come the loose blobs, and at last the other packs. Errors that may pass,
+        and that kept a place from being read, are added to `troubles`: what was left out may be there.
         """
         left = dict(wanted)
         troubles = [] if troubles is None else troubles

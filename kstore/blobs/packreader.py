@@ -81,8 +81,8 @@ class Tails:
         self._lock = threading.Lock()
 
     def keep(self, pack: str, frames: dict[int, memoryview], size: int) -> None:
-        """Keep these frames, by their offsets; they are in `size` bytes of memory. For them those may have to go that
-        were read first.
+        """Keep these frames, by their offsets; they are in `size` bytes of memory. To make room for them, those of the
+        packs go that were read first.
         """
         with self._lock:
             self._frames[pack], self._sizes[pack] = frames, size
@@ -320,7 +320,7 @@ def _runs(frames: Iterable[Frame]) -> Iterator[list[Frame]]:
 
 
 def _most_packed(size: int) -> int:
-    """Bytes that so many can take, compressed: what does not compress is stored with a little beside it."""
+    """Bytes, at most, that `size` bytes take when they are compressed, though they may not become fewer."""
     return size + size // 128 + 1024
 
 

@@ -19,8 +19,8 @@ _FINE_SIZE = 4 << 20
 milliseconds. What follows is not, for somebody waits, and what is sorted by similarity gains little.
 """
 _LARGE = 16 << 20
-"""Bytes that are expected of a pack of which nothing is: ten thousand artifacts take a hundredth more room, and are
-stored a twentieth sooner.
+"""Bytes: if more are expected of a pack, nothing of it is compressed so. Ten thousand artifacts take a hundredth more
+room, and are stored a twentieth sooner.
 """
 _FINE_TABLES = {"hash_log": 19, "chain_log": 18, "search_log": 3}
 """Half of that level's tables, for there are two of each, one of the dictionary: 6 MB less for half a hundredth more

@@ -62,7 +62,7 @@ class Status(NamedTuple):
 
     @classmethod
     def of(cls, found: os.stat_result) -> Status:
-        """The same, asked for otherwise."""
+        """From what Python's own functions say."""
         times = bounded(found.st_mtime_ns), bounded(found.st_ctime_ns)
         return cls(0, found.st_mode, found.st_size, *times, found.st_ino)
 
@@ -170,8 +170,8 @@ def list_each(folders: Sequence[str]) -> list[Listing]:
 def read_each(paths: Sequence[str], sizes: Sequence[int]) -> tuple[list[bytes], list[Status]]:
     """The bytes of each file, of which the size is known, and the status of each: that says why there are none.
 
-    EAGAIN is the error of one that has another size, is changed while it is read, or is no regular file. Only links
-    are not followed, and nobody waits for the writer of a pipe.
+    EAGAIN is the error of one that has another size, is changed while it is read, or is no regular file. A link is not
+    followed, and nobody waits for the writer of a pipe.
     """
     contents, statuses = _calls.read_each(paths, sizes)
     return contents, [*_statuses(statuses)]

@@ -71,7 +71,9 @@ class Patterns:
         return bool(self._patterns)
 
     def by_lead(self) -> Mapping[str, str]:
-        """Expressions that together match what they do: for the lead that some have in common, one of their ends."""
+        """Expressions that together match what the patterns do: for each beginning that some have in common, one of
+        all that may follow on it.
+        """
         ends = defaultdict[str, list[str]](list)
         for pattern in self._patterns:
             lead, end = _parts(pattern)

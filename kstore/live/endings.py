@@ -24,7 +24,7 @@ class OnTermination:
     """
 
     def __init__(self, publish: Callable[[], object]) -> None:
-        """What `publish` raises is for who was interrupted, if he goes on."""
+        """What `publish` raises is raised where the signal came, if the process goes on."""
         self._publish = publish
         self._process = os.getpid()
         self._is_active = False

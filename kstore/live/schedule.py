@@ -12,7 +12,7 @@ SHARE = 0.01
 _FIRST_PAUSE = 1.0
 """Seconds before what failed is tried again; twice as long each time after that."""
 _MOST_DOUBLED = 32
-"""How often that is: a store may be away for days."""
+"""How often it is doubled: a store may be away for days."""
 
 
 class Step(Enum):

@@ -17,7 +17,7 @@ from kstore.published.manifest import NEVER_IN_PLACE, Entry, Flag
 _HOST, _LINK, _RELOCATE = int(Flag.HOST), int(Flag.LINK), int(Flag.RELOCATE)
 _EXECUTABLE = 0o111
 _MODES = tuple(range(0o1000))
-"""Of all files that have the same one, one number is in memory."""
+"""One number in memory for each mode, however many files have it."""
 _OBJECT_FILES = (".so", ".o")
 
 

@@ -64,6 +64,7 @@ def read_finished(path: str) -> Content:
 
     Raises:
         Unfinished: it changed while it was read, has gone, or has become something else.
+        OSError: it cannot be read.
     """
     try:
         fd = open_unnoticed(path, READ)

@@ -136,7 +136,7 @@ class Scan(Found):
     displaced: list[str] = field(default_factory=list)
     """Files that hold the paths of another folder: the root was moved, or copied, since they were written."""
     forgotten: int = 0
-    """Of how many files no more is known here."""
+    """How many files were found, and are not in `known` any more."""
 
     def forget(self) -> None:
         """Do without what only the index was for, once that is saved: a hundred thousand statuses. What a restore has

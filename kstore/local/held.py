@@ -21,7 +21,7 @@ def held(path: str) -> Iterator[None]:
 
 
 def is_held(path: str) -> bool:
-    """Whether somebody is."""
+    """Whether somebody is at work on it."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except OSError:

@@ -1,4 +1,4 @@
-"""What a killed restore leaves behind, and who works in the root next removes."""
+"""Removes what killed restores have left behind, whenever somebody works in the root again."""
 
 from __future__ import annotations
 

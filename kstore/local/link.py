@@ -120,7 +120,7 @@ def _make_each(way: LinkMode, links: Sequence[Link], looks: Iterable[Look]) -> m
 
 
 def _read_look(link: Link) -> Look | None:
-    """What a blob's file is that has lost its stamp, but none of its bytes; None if it has, or cannot be read."""
+    """The look of a blob's file that has lost its stamp, and has its bytes still; None if not, or it cannot be read."""
     with suppress(OSError):
         found = os.lstat(link.blob)
         if is_published(link.blob, link.entry.digest, link.entry.size):

@@ -78,7 +78,7 @@ class Reader:
         return Batch(*zip(*left, strict=True)) if left else Batch((), (), (), ())
 
     def _read_alone(self, file: Unread, data: bytes, status: Status, digest: bytes) -> _Row | None:
-        """Without what was read of it, if that is of no use."""
+        """One file in the form in which it is stored; None if it is left out. What is given was read with the batch."""
         relative, (place, found, into) = file.path.partition("/")[2], file.folder
         content = None if status.error else Content(data, status, digest)
         try:

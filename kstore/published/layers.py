@@ -78,7 +78,7 @@ class Below:
         return self._storages[depth - 1]
 
     def newest(self, scope: Scope) -> Snapshot | None:
-        """The newest generation of the first that has one that can be read, and that is not just lost."""
+        """The newest generation that can be read, of the first where that is no lost one; else a lost one, if any."""
         found: Snapshot | None = None
         for storage in self.there:
             with _passing_over(storage):

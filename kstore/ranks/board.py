@@ -17,7 +17,7 @@ IMPORTED = "import-"
 """What the name of a note begins with that is of a pack which an import has stored."""
 _LOOKED = "seen"
 _NOTE = re.compile(rf"[0-9a-f]{{32}}(\..+)?|{IMPORTED}[0-9a-f]{{32}}-.+|{_LOOKED}")
-"""A name in that folder; the others are of an agreement."""
+"""A name that kstore makes in that folder: of an agreement's note, or one of the other two."""
 _PREFIX = "kstore/"
 _MOST_BYTES = 1 << 20
 """Of a note. A sparse file is as large as anybody likes."""
