@@ -81,7 +81,7 @@ def put_many(writer: BlobWriter, digests: Sequence[bytes], read: Read, progress:
 class LooseBlobWriter:
     """Stores each blob as a file of its own, a batch of them at a time in each of two threads."""
 
-    def __init__(self, loose: LooseBlobs, *, asks: bool = False) -> None:
+    def __init__(self, loose: LooseBlobs, *, asks: bool) -> None:
         """With `asks` nobody has asked yet which blobs are there already. It is asked of each batch, as long as some of
         the one before were: asking takes a tenth of the time of storing.
         """
@@ -160,7 +160,7 @@ class LooseBlobWriter:
 class PackedBlobWriter:
     """Stores all blobs as one pack, which appears when it is finished. No blob, no pack."""
 
-    def __init__(self, backend: Backend, expected: int = 0) -> None:
+    def __init__(self, backend: Backend, expected: int) -> None:
         """About so many bytes are `expected`, if that is known."""
         self._backend = backend
         self._expected = expected

@@ -129,7 +129,8 @@ def _copy(source: Storage, target: Store, scope: Scope, report: CopyReport, *, r
         snapshot, passed_over = newest_live(source, scope)
         if passed_over and not revive:
             source.refs.newest(scope)  # One that is damaged may have withdrawn the key.
-    report.damaged += filter(None, [passed_over])
+    if passed_over:
+        report.damaged.append(passed_over)
     if snapshot is None:
         if revive:
             raise MissError("it was forgotten or quarantined there")

@@ -8,9 +8,7 @@ from kstore.scope import Scope, choices
 from kstore.storage import Storage, reporting_trouble
 
 
-def scopes_of(
-    storage: Storage, key: str, gpu: str | None = None, environment: str | None = None, suffix: str = ""
-) -> list[Scope]:
+def scopes_of(storage: Storage, key: str, gpu: str | None, environment: str | None, suffix: str = "") -> list[Scope]:
     """Every scope of `key` that has generations, forgotten ones too; only those of `gpu` and `environment` where these
     are given.
 

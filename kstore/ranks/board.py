@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, Protocol
 
@@ -41,10 +41,9 @@ class Board(Protocol):
 class StoreBoard:
     """Notes in the kstore store: they need neither torch, nor a port, nor a process group."""
 
-    def __init__(self, storage: Storage, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, storage: Storage) -> None:
         self._storage = storage
-        self._clock = clock
-        self._looked = clock()
+        self._looked = time.monotonic()
 
     def put(self, name: str, note: bytes) -> None:
         """Create or replace a note; makes the store if there is none yet."""
@@ -71,9 +70,9 @@ class StoreBoard:
 
     def _look_afresh(self) -> None:
         """An NFS client remembers for up to a minute that a name was not there, until it writes to the folder."""
-        if self._clock() - self._looked > _STALE_FOR and self._storage.settings:
+        if time.monotonic() - self._looked > _STALE_FOR and self._storage.settings:
             self._storage.backend.put(f"{FOLDER}/{_LOOKED}", b"")
-            self._looked = self._clock()
+            self._looked = time.monotonic()
 
     def _reporting(self) -> AbstractContextManager[None]:
         return reporting_trouble(self._storage.location, "agree with the other ranks through")

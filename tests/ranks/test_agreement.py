@@ -207,12 +207,12 @@ def test_agreements_of_different_names_do_not_meet(board: Board) -> None:
     assert [verdict.go for _, verdict in first + second] == [False] * 3 + [True] * 3
 
 
-def test_who_waits_on_the_store_makes_its_client_look_afresh_now_and_then(tmp_path: Path) -> None:
-    now = [0.0]
-    storage = Storage(tmp_path / "store")
-    board = StoreBoard(storage, clock=lambda: now[0])
+def test_who_waits_on_the_store_makes_its_client_look_afresh_now_and_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    board = StoreBoard(Storage(tmp_path / "store"))
     board.put("note", b"there")
     seen = tmp_path / "store/groups/seen"
     assert (board.get("other"), seen.exists()) == (None, False)
-    now[0] = 6.0
+    monkeypatch.setattr("kstore.ranks.board._STALE_FOR", 0.0)
     assert (board.get("other"), seen.exists()) == (None, True)
