@@ -214,3 +214,27 @@ def test_a_commit_at_the_end_of_the_interpreter_succeeds(tmp_path: Path, layout:
     code = f"import atexit, kstore; atexit.register(lambda: print(kstore.commit({KEY!r}, {settings}).status))"
     done = subprocess.run([sys.executable, "-c", code], check=True, timeout=60, capture_output=True, text=True)
     assert done.stdout.strip() == "committed"
+
+
+@pytest.mark.parametrize(
+    ("record", "damage"),
+    [
+        ("restored.json", ('"depth": 0', '"depth": 1')),
+        ("restored.json", ('"depth": 0', '"depth": 1e999')),
+        ("sync.json", ('"untouched": [', '"untouched": [1e999, ')),
+    ],
+)
+def test_a_number_that_makes_no_sense_is_as_if_nothing_were_remembered(
+    tmp_path: Path, record: str, damage: tuple[str, str]
+) -> None:
+    node = Node(tmp_path, "first")
+    node.tree.kernel("one")
+    node.commit()
+    second = Node(tmp_path, "second")
+    second.restore()
+    path = second.tree.root / ".kstore" / record
+    text = path.read_text()
+    assert damage[0] in text
+    path.write_text(text.replace(*damage))
+    assert second.restore().status is RestoreStatus.CURRENT
+    assert second.commit().status is CommitStatus.UNCHANGED

@@ -14,7 +14,9 @@ from kstore.files import read_whole
 from kstore.published.ref import Ref, load_ref
 from kstore.scope import Scope
 
-UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, IntegrityError, RecursionError)
+UNREADABLE = (
+    OSError, ValueError, LookupError, TypeError, ArithmeticError, AttributeError, IntegrityError, RecursionError,
+)  # fmt: skip
 """What comes of one that is missing or damaged."""
 
 
