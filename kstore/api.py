@@ -79,12 +79,12 @@ def restore(
     def run() -> RestoreReport:
         given = {name: value for name, value in settings.items() if name != "environ"}
         origin = begin(key, _environ(settings), {"store": store, "cache_root": cache_root, **given})
-        worker = Store(store, cache_root=cache_root, origin=origin, **settings)
-        worker.progress.on_wait = partial(_tell_wait, key, wait)
-        work = partial(worker.restore, key, generation=generation, seed=seed, wait=wait, group=group, uniform=uniform)
-        with leading(key, worker.environ, commits=worker.settings.mode is not Mode.READ):
-            report = within(worker.settings.limit(wait), worker.waiting, f"restoring from {worker.location}", work)
-        record(worker, report)
+        opened = Store(store, cache_root=cache_root, origin=origin, **settings)
+        opened.progress.on_wait = partial(_tell_wait, key, wait)
+        work = partial(opened.restore, key, generation=generation, seed=seed, wait=wait, group=group, uniform=uniform)
+        with leading(key, opened.environ, commits=opened.settings.mode is not Mode.READ):
+            report = within(opened.settings.limit(wait), opened.waiting, f"restoring from {opened.location}", work)
+        record(opened, report)
         return report
 
     def failed(error: str, is_late: bool) -> RestoreReport:
@@ -139,9 +139,9 @@ def commit(
     _check_names(settings)
 
     def run() -> CommitReport:
-        worker = Store(store, cache_root=cache_root, origin=origin_of(key, _environ(settings)), **settings)
-        work = partial(_commit, worker, key)
-        return within(worker.settings.timeout, worker.waiting, f"committing to {worker.location}", work)
+        opened = Store(store, cache_root=cache_root, origin=origin_of(key, _environ(settings)), **settings)
+        work = partial(_commit, opened, key)
+        return within(opened.settings.timeout, opened.waiting, f"committing to {opened.location}", work)
 
     return _committed(key, strict, run)
 

@@ -56,7 +56,7 @@ class Worker:
     """Finds what of this process changes the keys compilers look under: for manifests alone."""
     lease_ttl: float = 60.0
     """Seconds after which this worker counts as gone, if it compiles for others and does not say so."""
-    origin: Mapping[str, object] = field(default_factory=dict)
+    built_under: Mapping[str, object] = field(default_factory=dict)
     """What its manifests say of the cache root, where its artifacts were built under another one."""
     is_temporary: bool = False
     """Whether the cache root is gone after one commit: nothing can wait in it for another one."""

@@ -77,7 +77,7 @@ def adopt(store: Store, key: str, archive: Path, *, built_under: Path, component
             progress=store.progress,
             waiting=store.waiting,
             is_temporary=True,
-            origin={"cache_root": str(built_under), "folders": {component: str(built_under)}},
+            built_under={"cache_root": str(built_under), "folders": {component: str(built_under)}},
         )
         os.makedirs(worker.root.state, mode=0o700)
         with reporting_trouble(store.location, "import into"):

@@ -54,7 +54,7 @@ class Incoming:
     """Names the manifest, whatever scope it goes to."""
     fetch: Fetch
     """Brings its blobs."""
-    origin: str
+    location: str
     """Where it comes from, for people."""
 
 
@@ -203,7 +203,7 @@ class _BringIn:
             files[path] = ours._replace(digest=digest_of(data), size=len(data))
             proposal.contents[digest_of(data)] = data
             return True
-        raise IntegrityError(f"{path} is missing or damaged in {self._incoming.origin}; nothing is published")
+        raise IntegrityError(f"{path} is missing or damaged in {self._incoming.location}; nothing is published")
 
     # ---- Bringing it in
 
@@ -250,7 +250,7 @@ class _BringIn:
     def _check(self, refused: set[bytes]) -> None:
         if refused:
             raise IntegrityError(
-                f"{len(refused)} blobs of {self._incoming.origin} are missing or damaged; nothing is published"
+                f"{len(refused)} blobs of {self._incoming.location} are missing or damaged; nothing is published"
             )
 
     def _meta(self, theirs: Theirs) -> dict[str, Any]:

@@ -97,6 +97,6 @@ def meta_by(worker: Worker, theirs: Theirs, proposal: Proposal) -> dict[str, Any
         **worker.key_facts(),
         "cache_root": worker.root.path,
         "folders": dict(worker.root.folders),
-        **worker.origin,
+        **worker.built_under,
         **host,
     }

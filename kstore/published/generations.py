@@ -124,8 +124,8 @@ def _packed(storage: Storage, data: bytes) -> tuple[str, ...]:
 
 
 def roll_back(storage: Storage, scope: Scope, generation: int | None) -> Ref:
-    """Publish an earlier generation as the newest one: by default the last one that holds something else. What of it is
-    lost, a line in the log counts.
+    """Publish an earlier generation as the newest one: by default the last one that holds something else. A line in the
+    log says how many of its files are lost, if any.
 
     Raises:
         MissError, IntegrityError, StoreUnavailable: as `_before_newest` and `republish`.

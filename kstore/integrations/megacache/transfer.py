@@ -123,8 +123,8 @@ def _commit(store: Store, key: str) -> CommitReport:
 
     if store.settings.mode is Mode.READ:
         return store.commit(key)  # which says so
-    origin: dict[str, object] = {"cache_root": "", "folders": {}}
-    worker = replace(store.worker(key, before_import=False), is_temporary=True, origin=origin)
+    nowhere: dict[str, object] = {"cache_root": "", "folders": {}}
+    worker = replace(store.worker(key, before_import=False), is_temporary=True, built_under=nowhere)
     with reporting_trouble(store.location, "import into"):
         store.storage.open()
         return replace(commit(worker), cache_root="")
