@@ -253,7 +253,7 @@ class Store:
             self.storage.open_existing()
             scopes = self._scopes_of(key) if key else list(self.scopes())
             report = verify(self.storage, scopes, repair=repair, progress=self.progress)
-            if worker := self.local_worker(self.scope(key)) if key else None:
+            if key and (worker := self.local_worker(self.scope(key))):
                 report.local = altered_files(worker, remove=repair)
         return report
 
