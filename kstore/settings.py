@@ -14,7 +14,7 @@ from typing import Any
 
 from kstore.blobs import Layout
 from kstore.components import load_table
-from kstore.errors import UsageError
+from kstore.errors import StoreUnavailable, UsageError
 from kstore.words import parse_duration
 
 
@@ -53,6 +53,15 @@ class Settings:
     def limit(self, patience: float) -> float:
         """Seconds until a job gives up a restore that may wait so many for another worker; 0 for never."""
         return self.timeout and self.timeout + patience
+
+    def check_writes(self, what: str) -> None:
+        """See that a store may be written; `what` is to be done to which.
+
+        Raises:
+            StoreUnavailable: it may only be read.
+        """
+        if self.mode is Mode.READ:
+            raise StoreUnavailable(f"cannot {what}: the mode is `read` (KSTORE_MODE)")
 
 
 log = logging.getLogger(__name__)

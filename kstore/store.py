@@ -15,7 +15,7 @@ from kstore.components.table import table_version
 from kstore.components.variables import place_components, set_variables
 from kstore.deadline import Waiting
 from kstore.environment import Environment, key_facts
-from kstore.errors import AmbiguousScopeError, KstoreError, StoreUnavailable
+from kstore.errors import AmbiguousScopeError, KstoreError
 from kstore.local.cacheroot import CacheRoot, Owner, claim_root, make_usable, numbered_folder, owned_root
 from kstore.operations.slips import warn_of_moved
 from kstore.origin import Origin
@@ -90,8 +90,8 @@ class Store:
 
     def create(self, grace: int = DEFAULT_GRACE) -> bool:
         """Make the store unless it exists; returns whether it was made now. `grace` is in seconds."""
-        if self.settings.mode is Mode.READ and not self.storage.settings:
-            raise self._refusal("create")
+        if not self.storage.settings:
+            self.settings.check_writes(f"create the store at {self.location}")
         return self.storage.create(grace)
 
     def restore(
@@ -316,14 +316,10 @@ class Store:
 
     @contextmanager
     def _maintaining(self, verb: str) -> Iterator[None]:
-        if self.settings.mode is Mode.READ:
-            raise self._refusal(verb)
+        self.settings.check_writes(f"{verb} the store at {self.location}")
         with reporting_trouble(self.location, verb):
             self.storage.open_existing()
             yield
-
-    def _refusal(self, verb: str) -> StoreUnavailable:
-        return StoreUnavailable(f"cannot {verb} the store at {self.location}: the mode is `read` (KSTORE_MODE)")
 
     @cached_property
     def gpu(self) -> str:

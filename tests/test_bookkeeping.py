@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -238,3 +239,16 @@ def test_a_number_that_makes_no_sense_is_as_if_nothing_were_remembered(
     path.write_text(text.replace(*damage))
     assert second.restore().status is RestoreStatus.CURRENT
     assert second.commit().status is CommitStatus.UNCHANGED
+
+
+def test_what_a_newer_kstore_remembered_of_a_root_is_as_if_nothing_were(tmp_path: Path) -> None:
+    node = Node(tmp_path, "first")
+    node.tree.kernel("one")
+    node.commit()
+    path = node.tree.root / ".kstore/sync.json"
+    newer, count = re.subn(r'(format\\*": )1', r"\g<1>2", path.read_text())
+    assert count == 1  # in the ref of the generation that it grew from
+    path.write_text(newer)
+    node.tree.kernel("two")
+    assert node.restore().status is RestoreStatus.CURRENT
+    assert node.commit().status is CommitStatus.COMMITTED

@@ -104,7 +104,8 @@ def needs_of(storage: Storage, ref: Ref) -> Needs:
 
 def needs_in(blobs: BlobStore, ref: Ref, manifest: Manifest) -> Needs:
     """The same for a manifest that has been read."""
-    sizes = {entry.digest: entry.size for entry in manifest.entries()} | ref.stored
+    sizes = {entry.digest: entry.size for entry in manifest.entries()}
+    sizes |= ref.stored
     inside = sizes.keys() & blobs.digests_in(ref.packs)
     leant = {digest: size for digest, size in leaning(manifest).items() if digest not in inside}
     loose = {digest: size for digest, size in sizes.items() if digest not in inside and digest not in leant}

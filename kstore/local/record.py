@@ -9,15 +9,16 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from kstore.digest import DIGEST_SIZE, digest_of, digest_of_parts
-from kstore.errors import CacheRootError, IntegrityError
+from kstore.errors import CacheRootError, IntegrityError, StoreFormatError
 from kstore.files import read_whole
 from kstore.published.ref import Ref, load_ref
 from kstore.scope import Scope
 
 UNREADABLE = (
-    OSError, ValueError, LookupError, TypeError, ArithmeticError, AttributeError, IntegrityError, RecursionError,
+    OSError, ValueError, LookupError, TypeError, ArithmeticError, AttributeError, RecursionError,
+    IntegrityError, StoreFormatError,
 )  # fmt: skip
-"""What comes of one that is missing or damaged."""
+"""What comes of one that is missing or damaged, or that a newer kstore wrote."""
 
 
 def replace_record(path: str, *parts: bytes) -> None:

@@ -22,7 +22,6 @@ from kstore.published.scopes import scopes_of
 from kstore.published.snapshot import Snapshot
 from kstore.report import SCHEMA
 from kstore.scope import Scope, check_key
-from kstore.settings import Mode
 from kstore.storage import Storage, reporting_trouble
 from kstore.store import Store
 
@@ -178,8 +177,7 @@ def writing(store: Store) -> Iterator[None]:
     Raises:
         StoreUnavailable: it cannot be written, or must not be.
     """
-    if store.settings.mode is Mode.READ:
-        raise StoreUnavailable(f"cannot write to the store at {store.location}: the mode is `read` (KSTORE_MODE)")
+    store.settings.check_writes(f"write to the store at {store.location}")
     with reporting_trouble(store.location, "write to"):
         store.storage.open()
         yield

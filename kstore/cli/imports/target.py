@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from kstore.errors import StoreUnavailable, UsageError
-from kstore.settings import Mode
+from kstore.errors import UsageError
 from kstore.store import Store
 
 
@@ -13,8 +12,7 @@ def check_mode(store: Store) -> None:
     Raises:
         StoreUnavailable: it only reads.
     """
-    if store.settings.mode is Mode.READ:
-        raise StoreUnavailable(f"cannot import into the store at {store.location}: the mode is `read` (KSTORE_MODE)")
+    store.settings.check_writes(f"import into the store at {store.location}")
 
 
 def check_target(store: Store) -> None:
