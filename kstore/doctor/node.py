@@ -112,16 +112,17 @@ def _check_root(path: str, worker: Worker, newest: Newest | None) -> Check:
     if not moved:
         return ok("cache root", path)
     apart = {name: there for name, there in moved.items() if not there.startswith(f"{built}/")}
-    same = [f"{worker.table[name].variable}={_named(worker.table[name], there)}" for name, there in apart.items()]
-    if len(apart) < len(moved):
-        both = "one fixed KSTORE_CACHE_ROOT on the builder and here"
-        same.insert(0, both if is_numbered(built) else f"KSTORE_CACHE_ROOT={built}")
-    places = {path: built} if len(apart) < len(moved) else {here[name]: there for name, there in apart.items()}
+    settings = [f"{worker.table[name].variable}={_named(worker.table[name], there)}" for name, there in apart.items()]
+    places = {here[name]: there for name, there in apart.items()}
+    if len(apart) < len(moved):  # the builder had the others in its cache root
+        places = {path: built}
+        fixed = "one fixed KSTORE_CACHE_ROOT on the builder and here"
+        settings.insert(0, fixed if is_numbered(built) else f"KSTORE_CACHE_ROOT={built}")
     return warning(
         "cache root",
         "; ".join(f"{now}, and what is published was built in {there}" for now, there in places.items()),
         "graphs and kernels hit; Triton kernels with several configurations are tuned again, C++ extensions may be "
-        f"built again, and releases share fewer bytes: {' and '.join(same)} avoids that",
+        f"built again, and releases share fewer bytes: {' and '.join(settings)} avoids that",
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence, Set
 from contextlib import ExitStack, contextmanager
+from typing import NamedTuple
 
 from kstore.blobs import BlobStore
 from kstore.deadline import Waiting
@@ -24,6 +25,26 @@ from kstore.local.staging import Source, Staging
 from kstore.local.state import StateFolder
 from kstore.progress import Progress
 from kstore.published.manifest import Files, nearest_folders, with_parents
+
+
+class _Plan(NamedTuple):
+    """What can be placed, and where it is built."""
+
+    wanted: Files
+    holding: Set[str]
+    """The nearest folder of each artifact."""
+    needed: Set[str]
+    """These folders, and those that they are in."""
+    stages: dict[str, str]
+    """Component → its staging folder."""
+    elsewhere: set[str]
+    """Components that are outside the cache root, or in a mount of their own."""
+    begun: Begun | None
+    """What staging goes on from."""
+    unusable: list[Skipped]
+    """Components that cannot be written."""
+    refused: dict[str, str]
+    """Artifacts that cannot have their names here, and why."""
 
 
 class Placer:
@@ -87,26 +108,9 @@ class Placer:
             before_move()
             return Placed()
         with self._telling(), ExitStack() as stack:
-            holding = nearest_folders(wanted) if nearest is None else nearest
-            needed = with_parents(holding)
-            components = {folder for folder in needed if "/" not in folder}
-            elsewhere = find_elsewhere(self._root, components)
-            begun = self._begun if self._begun and not elsewhere else None
-            stage = begun.stage if begun else stack.enter_context(self._state.staging())
-            stages, unusable = open_stages(self._root, self._state, components, elsewhere, stage, stack)
-            if unusable:
-                wanted = {path: entry for path, entry in wanted.items() if path.partition("/")[0] in stages}
-            refused = refused_names(wanted, stages)
-            if refused:
-                wanted = {path: entry for path, entry in wanted.items() if path not in refused}
-                marks = False
-                if begun:
-                    begun.drop()
-                    begun, stages = None, dict.fromkeys(stages, stack.enter_context(self._state.staging()))
-            if unusable or refused:
-                holding = nearest_folders(wanted)
-                needed = with_parents(holding)
-            staging = Staging(self._root, stages, wanted, needed, begun, since)
+            plan = self._plan(wanted, nearest, stack)
+            staging = Staging(self._root, plan.stages, plan.wanted, plan.needed, plan.begun, since)
+            marks = marks and not plan.refused
             try:
                 placed = staging.fill(self._sources[0], packs, self._others, self._progress, marks=marks)
             finally:
@@ -114,14 +118,36 @@ class Placer:
                     source.blobs.close()
             staging.drop_incomplete(placed, self._lists)
             before_move()
-            mover = Mover(staging.staged, self._root.local_path, wanted, staging.is_since)
+            mover = Mover(staging.staged, self._root.local_path, plan.wanted, staging.is_since)
             with self._waiting.visible():
-                mover.move(placed.paths, set(folders) | elsewhere, {folder for folder in needed if "/" not in folder})
+                mover.move(placed.paths, {*folders, *plan.elsewhere}, _components(plan.needed))
             placed.forget(mover.occupied, mover.refused)
-            placed.bare = needed - holding
-        placed.skipped += unusable
-        placed.skipped += (Skipped(path, reason) for path, reason in sorted(refused.items()))
+            placed.bare = plan.needed - plan.holding
+        placed.skipped += plan.unusable
+        placed.skipped += (Skipped(path, reason) for path, reason in sorted(plan.refused.items()))
         return placed
+
+    def _plan(self, wanted: Files, nearest: Set[str] | None, stack: ExitStack) -> _Plan:
+        """What of it can be placed, and where that is built; `stack` removes that."""
+        holding = nearest_folders(wanted) if nearest is None else nearest
+        needed = with_parents(holding)
+        components = _components(needed)
+        elsewhere = find_elsewhere(self._root, components)
+        begun = self._begun if self._begun and not elsewhere else None
+        stage = begun.stage if begun else stack.enter_context(self._state.staging())
+        stages, unusable = open_stages(self._root, self._state, components, elsewhere, stage, stack)
+        if unusable:
+            wanted = {path: entry for path, entry in wanted.items() if path.partition("/")[0] in stages}
+        refused = refused_names(wanted, stages)
+        if refused:
+            wanted = {path: entry for path, entry in wanted.items() if path not in refused}
+            if begun:
+                begun.drop()
+                begun, stages = None, dict.fromkeys(stages, stack.enter_context(self._state.staging()))
+        if unusable or refused:
+            holding = nearest_folders(wanted)
+            needed = with_parents(holding)
+        return _Plan(wanted, holding, needed, stages, elsewhere, begun, unusable, refused)
 
     @contextmanager
     def _telling(self) -> Iterator[None]:
@@ -135,3 +161,8 @@ class Placer:
         if len(self._sources) == 1:
             self._sources += [Source(blobs, Linker()) for blobs in self._below()]
         return self._sources[1:]
+
+
+def _components(folders: Set[str]) -> set[str]:
+    """The topmost of these folders."""
+    return {folder for folder in folders if "/" not in folder}
