@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from kstore.atend import AtEnd
-from kstore.deadline import is_interruption, within
+from kstore.deadline import is_interruption, is_ours, within
 from kstore.errors import UsageError, WaitTimeout, reason_of
 from kstore.led import end_use, leading
 from kstore.live.endings import OnTermination, has_ended
@@ -305,6 +305,8 @@ class watch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if is_ours():  # Nobody has left it, but Python has removed it: that is what `_at_end` is for.
+            return
         if not self._live.is_here:  # A child that was forked in the block; its parent commits what it compiled.
             tell_forked(self.key, self._live.process)
             return

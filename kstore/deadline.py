@@ -11,16 +11,16 @@ import _thread
 import math
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, wait
 from contextlib import contextmanager
-from typing import NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from kstore.errors import WaitTimeout
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 
 _LOOK = 0.1
 """Seconds between two looks whether haste is called for."""
@@ -94,18 +94,63 @@ class Haste(NamedTuple):
     """As many are left from then on, at most."""
 
 
+class Answer(Generic[Result]):
+    """What a thread answers to one that waits for it.
+
+    Who waits holds nothing that the thread needs, as he would with a `Future`: a signal's handler that interrupts him
+    may wait for the same thread.
+    """
+
+    def __init__(self) -> None:
+        self._pending = _thread.allocate_lock()
+        self._pending.acquire()
+        self._given: Callable[[], Result] | None = None
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it was given."""
+        return self._given is not None
+
+    def give(self, result: Result) -> None:
+        """Answer, once."""
+        self._give(lambda: result)
+
+    def fail(self, error: BaseException) -> None:
+        """The same, with an error."""
+
+        def fail() -> Result:
+            raise error
+
+        self._give(fail)
+
+    def _give(self, given: Callable[[], Result]) -> None:
+        self._given = given
+        self._pending.release()
+
+    def wait(self, seconds: float | None) -> bool:
+        """Whether it is there within so many seconds; None is no limit."""
+        if not self.is_there and self._pending.acquire(timeout=-1 if seconds is None else seconds):
+            self._pending.release()
+        return self.is_there
+
+    def result(self) -> Result:
+        """What was given, or raise it."""
+        assert self._given
+        return self._given()
+
+
 def within(
-    seconds: float, waiting: Waiting, what: str, work: Callable[[], Answer], haste: Haste | None = None
-) -> Answer:
+    seconds: float, waiting: Waiting, what: str, work: Callable[[], Result], haste: Haste | None = None
+) -> Result:
     """Return what `work` returns, or raise what it raises. 0 seconds are no limit. `what` is for the error.
 
     Raises:
         WaitTimeout: it has taken longer; it goes on in a thread that the interpreter's end does not wait for.
     """
-    answer: Future[Answer] = Future()
+    answer = Answer[Result]()
     thread = threading.Thread(target=_run, args=(work, answer), name="kstore", daemon=True)
     try:
-        thread.start()
+        start(thread)
     except RuntimeError:  # At the end of the interpreter no thread can be started.
         return work()
     result = answer_within(seconds, waiting, what, answer, haste)
@@ -114,9 +159,30 @@ def within(
     return result
 
 
+def start(thread: threading.Thread) -> None:
+    """Start it.
+
+    Raises:
+        RuntimeError: it cannot be started.
+    """
+    check_may_start()
+    thread.start()
+
+
+def check_may_start() -> None:
+    """See that a thread which is started now will run.
+
+    Raises:
+        RuntimeError: it will not. At the end of the interpreter Python itself says so from version 3.12 on; before that
+            `Thread.start` waits for it for ever.
+    """
+    if sys.is_finalizing():
+        raise RuntimeError("can't start a thread: the interpreter is ending")
+
+
 def answer_within(
-    seconds: float, waiting: Waiting, what: str, answer: Future[Answer], haste: Haste | None = None
-) -> Answer:
+    seconds: float, waiting: Waiting, what: str, answer: Answer[Result], haste: Haste | None = None
+) -> Result:
     """The same for work that another thread does.
 
     Raises:
@@ -136,16 +202,16 @@ def answer_within(
     return answer.result()
 
 
-def _is_done(answer: Future[Answer], seconds: float | None) -> bool:
+def _is_done(answer: Answer[Result], seconds: float | None) -> bool:
     """Whether it is done within so many seconds; None is no limit. If the process was suspended meanwhile, so was the
     work, and it gets a little more time.
     """
     started = time.monotonic()
-    if wait([answer], seconds).done:
+    if answer.wait(seconds):
         return True
     if seconds is None or time.monotonic() - started <= seconds + _LATE:
         return False
-    return bool(wait([answer], min(seconds, _MORE)).done)
+    return answer.wait(min(seconds, _MORE))
 
 
 class _Interrupted(threading.local):
@@ -172,13 +238,13 @@ def is_interruption(error: BaseException) -> bool:
     return found is error
 
 
-def _shortened(answer: Future[Answer], seconds: float, haste: Haste) -> tuple[float, float]:
+def _shortened(answer: Answer[Result], seconds: float, haste: Haste) -> tuple[float, float]:
     """The limit, once nothing can shorten it any more, and how much of it has passed."""
     started, passed = time.monotonic(), 0.0
-    while not answer.done() and passed < (seconds or math.inf):
+    while not answer.is_there and passed < (seconds or math.inf):
         if haste.is_called_for():
             return min(seconds or math.inf, round(passed + max(haste.seconds, _LOOK), 1)), passed
-        wait([answer], _LOOK)
+        answer.wait(_LOOK)
         passed = time.monotonic() - started
     return seconds, passed
 
@@ -193,10 +259,25 @@ def signals_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+class _Thread(threading.local):
+    is_ours = False
+
+
+_thread_here = _Thread()
+
+
 def block_signals() -> None:
     """In a thread of kstore's: signals are for the job's own, and one that hangs must not be the one to get them."""
     if is_apart():
+        _thread_here.is_ours = True
         _block()
+
+
+def is_ours() -> bool:
+    """Whether this is a thread of kstore's. Python removes what nobody uses wherever it runs: here the end of a job's
+    block would wait for a lock that this thread holds.
+    """
+    return _thread_here.is_ours
 
 
 def is_apart() -> bool:
@@ -211,9 +292,9 @@ def _block() -> set[int]:
     return signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _OF_A_THREAD)
 
 
-def _run(work: Callable[[], Answer], answer: Future[Answer]) -> None:
+def _run(work: Callable[[], Result], answer: Answer[Result]) -> None:
     block_signals()
     try:
-        answer.set_result(work())
+        answer.give(work())
     except BaseException as error:
-        answer.set_exception(error)
+        answer.fail(error)

@@ -12,7 +12,7 @@ import threading
 from functools import cache
 
 from kstore.atend import AtEnd
-from kstore.deadline import block_signals
+from kstore.deadline import block_signals, start
 from kstore.lease import Lease
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ class Flight:
         self._is_left = False
         self._is_guest = is_guest
         self._thread = threading.Thread(target=self._run, name="kstore-lease", daemon=True)
-        self._thread.start()
+        start(self._thread)
 
     def end(self) -> None:
         """Have it released; a guest leaves."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import os
+import sys
 import weakref
 from collections.abc import Callable, Coroutine, Iterator, MutableMapping
 from contextlib import ContextDecorator, ExitStack, suppress
@@ -26,7 +27,8 @@ from kstore.api import (
     tell_forked,
     watch,
 )
-from kstore.deadline import within
+from kstore.atend import AtEnd
+from kstore.deadline import is_ours, within
 from kstore.errors import KstoreError, MissError, UsageError
 from kstore.hits import UsageReport, unknowable, usage_of
 from kstore.hits.counters import Counters
@@ -78,6 +80,10 @@ class _Entered(NamedTuple):
     counted: Counters
     watch: watch | None
     termination: OnTermination
+    at_end: AtEnd | None
+    """Commits if the block is still open then, as that of a generator which nobody has run to its end; a watch has its
+    own.
+    """
     process: int
 
 
@@ -187,8 +193,9 @@ class synchronized(ContextDecorator):
         termination = OnTermination(partial(self._commit_in_time, origin))
         if not live:
             termination.install()
+        at_end = None if live else AtEnd(partial(self._commit_at_end, origin, os.getpid()))
         lead = enter(self.key, before, self._environ)
-        self._entered.append(_Entered(self.restored, origin, lead, counted, live, termination, os.getpid()))
+        self._entered.append(_Entered(self.restored, origin, lead, counted, live, termination, at_end, os.getpid()))
         return self
 
     def _restore(self) -> None:
@@ -207,6 +214,8 @@ class synchronized(ContextDecorator):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if sys.is_finalizing() or is_ours():
+            return  # Nobody has left it, but Python has removed it: that is what `at_end` is for.
         entered = self._entered[-1]
         if os.getpid() != entered.process:  # a child that was forked in the block; its parent commits what it compiled
             tell_forked(self.key, entered.process)
@@ -260,6 +269,8 @@ class synchronized(ContextDecorator):
                 self.committed = commit(self.key, **{**self._settings, "strict": strict})
         finally:
             entered.termination.remove()
+            if entered.at_end:
+                entered.at_end.cancel()
 
     def _find_usage(self, before: Counters) -> UsageReport:
         if why := unknowable(self.restored, self.committed):
@@ -288,6 +299,11 @@ class synchronized(ContextDecorator):
     def _commit_in_time(self, origin: Origin) -> None:
         resume(self.key, origin)
         self.committed = commit(self.key, **{**self._settings, "strict": False, "timeout": self._grace_period})
+
+    def _commit_at_end(self, origin: Origin, process: int) -> None:
+        """Of a child that was forked in the block its parent commits what it compiled."""
+        if os.getpid() == process:
+            self._commit_in_time(origin)
 
     def _tell_usage(self) -> None:
         """A line for the log; a warning if something was restored for nothing."""

@@ -15,7 +15,7 @@ from queue import Empty, SimpleQueue
 from threading import Event
 from typing import Any, TypeVar
 
-from kstore.deadline import block_signals
+from kstore.deadline import block_signals, check_may_start
 
 Answer = TypeVar("Answer")
 Item = TypeVar("Item")
@@ -104,6 +104,7 @@ def _start(queue: SimpleQueue[Callable[[], None] | None]) -> _thread.LockType:
     Raises:
         RuntimeError: it cannot be started.
     """
+    check_may_start()
     has_begun, has_ended = _locked(), _locked()
     _starting.add(has_begun)
     try:

@@ -6,12 +6,10 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
-from types import SimpleNamespace
 
 import pytest
 
-from kstore.deadline import Abandoned, Haste, Waiting, block_signals, is_interruption, within
+from kstore.deadline import Abandoned, Answer, Haste, Waiting, block_signals, is_interruption, within
 from kstore.errors import WaitTimeout
 
 SHORT = 0.01
@@ -70,7 +68,7 @@ def test_whoever_is_interrupted_waits_no_longer(monkeypatch: pytest.MonkeyPatch)
         raise KeyboardInterrupt
 
     waiting = Waiting()
-    monkeypatch.setattr("kstore.deadline.wait", interrupted)
+    monkeypatch.setattr(Answer, "wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
         within(60, waiting, "work", lambda: None)
     with pytest.raises(Abandoned), waiting.visible():
@@ -87,7 +85,7 @@ def test_what_a_signals_handler_raises_is_known_from_what_the_work_does(monkeypa
     with pytest.raises(TimeoutError) as raised:
         within(60, Waiting(), "work", fail)
     assert not is_interruption(raised.value)
-    monkeypatch.setattr("kstore.deadline.wait", interrupted)
+    monkeypatch.setattr(Answer, "wait", interrupted)
     with pytest.raises(TimeoutError) as raised:
         within(60, Waiting(), "work", lambda: None)
     assert is_interruption(raised.value)
@@ -96,14 +94,15 @@ def test_what_a_signals_handler_raises_is_known_from_what_the_work_does(monkeypa
 def test_who_was_suspended_and_finds_the_time_gone_waits_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
     now, waits = [0.0], list[float | None]()
 
-    def suspended(answers: list[Future[str]], seconds: float | None) -> SimpleNamespace:
+    def suspended(answer: Answer[str], seconds: float | None) -> bool:
         waits.append(seconds)
         if len(waits) == 1:
             now[0] += 3600
-            return SimpleNamespace(done=set())
-        return SimpleNamespace(done={answers[0].result(60) and answers[0]})
+            return False
+        return wait(answer, 60)
 
-    monkeypatch.setattr("kstore.deadline.wait", suspended)
+    wait = Answer.wait
+    monkeypatch.setattr(Answer, "wait", suspended)
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     assert within(4, Waiting(), "work", lambda: "answer") == "answer"
     assert waits == [4, 4]

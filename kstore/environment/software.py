@@ -10,6 +10,7 @@ import platform
 import re
 import sys
 from collections.abc import Mapping
+from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import NamedTuple
@@ -113,13 +114,18 @@ def _python() -> str:
 
 def torch_folder() -> Path | None:
     """The folder of the torch package, imported or not, or None if it is not installed."""
-    imported = getattr(sys.modules.get("torch"), "__file__", None)
-    if imported:
-        return Path(imported).parent
-    try:
-        spec = importlib.util.find_spec("torch")
-    except (ImportError, ValueError):  # ValueError: something without a spec stands in for torch
-        return None
+    if (torch := sys.modules.get("torch", ...)) is not ...:  # or something that stands in for it
+        imported = getattr(torch, "__file__", None)
+        return Path(imported).parent if imported else None
+    return _find_torch(tuple(sys.path))
+
+
+@cache
+def _find_torch(path: tuple[str, ...]) -> Path | None:
+    """In the folders of `sys.path`. It is looked for once: a thread that commits for a signal's handler may not get the
+    interpreter's lock for imports (see `live.imports`).
+    """
+    spec = importlib.util.find_spec("torch")
     return Path(spec.origin).parent if spec and spec.origin else None
 
 

@@ -10,14 +10,14 @@ import logging
 import os
 import threading
 import time
-from concurrent.futures import Future
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
-from kstore.deadline import Waiting, answer_within, is_apart, signals_blocked, within
+from kstore.deadline import Answer, Waiting, answer_within, block_signals, is_apart, signals_blocked, start, within
 from kstore.errors import KstoreError, reason_of
 from kstore.live.endings import has_ended
+from kstore.live.imports import import_commit
 from kstore.live.places import Places
 from kstore.live.schedule import SHARE, Plan, Schedule, Step
 from kstore.local.activity import Activity
@@ -37,7 +37,7 @@ IDLE = 86400.0
 class _Request(NamedTuple):
     """What somebody wants of the thread."""
 
-    answer: Future[CommitReport] | None = None
+    answer: Answer[CommitReport] | None = None
     """For who waits for it."""
     is_last: bool = False
     """Whether the thread is to end."""
@@ -63,11 +63,10 @@ def _import_now() -> None:
     And the code that dataclasses and named tuples run when they are made would make Python forget, at the end of a job
     that Ctrl-C ends, which signal it dies of.
     """
+    import_commit()
     with suppress(ImportError, OSError):
         import watchdog.events
         import watchdog.observers  # noqa: F401
-
-        import kstore.operations.commit  # noqa: F401
 
 
 class LiveCommits:
@@ -121,7 +120,7 @@ class LiveCommits:
         _import_now()
         try:
             with signals_blocked():
-                self._thread.start()
+                start(self._thread)
         except RuntimeError as error:  # As at the end of the interpreter: then only `publish` commits.
             log.warning("nothing is committed while the job runs: %s", error)
 
@@ -154,7 +153,7 @@ class LiveCommits:
             raise KstoreError(f"a child commits nothing: the process that it was forked from {does}")
         if self._thread.ident is None:
             return self._commit(_Request(None, is_last, releases))
-        answer: Future[CommitReport] = Future()
+        answer = Answer[CommitReport]()
         if is_last:
             self._lend_priority()
         self._requests.put(_Request(answer, is_last, releases))
@@ -177,6 +176,7 @@ class LiveCommits:
     # ---- The thread
 
     def _run(self) -> None:
+        block_signals()
         with suppress(OSError, AttributeError):
             if is_apart():
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
@@ -322,7 +322,7 @@ class LiveCommits:
         except Exception as error:
             self._schedule.failed(time.monotonic())
             if answer:
-                answer.set_exception(error)
+                answer.fail(error)
             else:
                 self._tell_trouble(error)
         else:
@@ -331,7 +331,7 @@ class LiveCommits:
             self._is_unsure = not is_watched
             # Before anything is logged: who asked may be a signal's handler that has interrupted the log.
             if answer and self._last:
-                answer.set_result(self._last)
+                answer.give(self._last)
             self._worked()
 
     def _commit(self, request: _Request) -> CommitReport:
@@ -371,11 +371,11 @@ class LiveCommits:
             if request and request.answer:
                 self._answer_late(request, request.answer)
 
-    def _answer_late(self, request: _Request, answer: Future[CommitReport]) -> None:
+    def _answer_late(self, request: _Request, answer: Answer[CommitReport]) -> None:
         if not self._is_over:  # The thread has died, and what came after its last commit is not published.
             self._is_over = request.is_last
             self._round(Step.CHECKPOINT, request)
         elif self._last:
-            answer.set_result(self._last)
+            answer.give(self._last)
         else:
-            answer.set_exception(KstoreError("nothing is committed any more: the job has ended"))
+            answer.fail(KstoreError("nothing is committed any more: the job has ended"))

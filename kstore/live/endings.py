@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
+from kstore.live.imports import import_commit
+
 _ENDINGS = (signal.SIGTERM, signal.SIGHUP)
 _LOGGERS = ("kstore", "filelock")
 """What threads that the handler waits for log to."""
@@ -34,12 +36,14 @@ class OnTermination:
         """From now on."""
         if threading.current_thread() is not threading.main_thread():
             return
+        import_commit()
         for number in _ENDINGS:
             before = signal.getsignal(number)
             if before not in (None, signal.SIG_IGN) and not (number == signal.SIGHUP and _is_the_jobs(before)):
                 self._before[number] = before
                 self._is_active = True
-                signal.signal(number, self._handle)
+                with suppress(ValueError):  # A subinterpreter has a main thread, but no signals.
+                    signal.signal(number, self._handle)
 
     def remove(self) -> None:
         """Put back what was there. A handler that somebody has installed since stays, and may still call ours."""

@@ -15,7 +15,7 @@ from http.client import HTTPException
 from urllib.parse import urlsplit
 from urllib.request import HTTPHandler, OpenerDirector, Request
 
-from kstore.deadline import signals_blocked
+from kstore.deadline import signals_blocked, start
 from kstore.errors import UsageError, reason_of
 from kstore.report import CommitReport
 
@@ -78,7 +78,7 @@ class ReadyCommit:
         self._started = time.monotonic()
         try:
             with signals_blocked():
-                self._thread.start()
+                start(self._thread)
         except RuntimeError as error:
             self._warn(f"the server is not asked whether it is ready: {error}")
 

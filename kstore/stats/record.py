@@ -12,7 +12,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from kstore.deadline import block_signals
+from kstore.deadline import block_signals, start
 from kstore.report import RestoreReport
 from kstore.scope import Scope
 from kstore.settings import Mode
@@ -44,7 +44,7 @@ def _record(store: Store, report: RestoreReport) -> None:
     if settings.mode is Mode.READ or not settings.stats or report.status not in COUNTED or report.error:
         return
     thread = threading.Thread(target=_work, args=(store.storage, report), name="kstore-stats", daemon=True)
-    thread.start()
+    start(thread)
     # Other threads that restore add to it meanwhile.
     _running.difference_update([other for other in list(_running) if not other.is_alive()])
     if not _running:

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 
 import kstore
 from kstore.backends import PosixBackend
+from kstore.deadline import Answer
 from kstore.environment import Environment
 from kstore.report import CommitStatus, RestoreStatus
 from tests.faults.aftermath import nothing_is_lost, portable, root_is_sound, store_is_whole
@@ -79,16 +79,16 @@ class HangingBackend:
 @contextmanager
 def hanging(scene: Scene, number: int) -> Iterator[HangingBackend]:
     """A deadline passes as soon as a call hangs."""
-    backend = HangingBackend(PosixBackend(scene.store), number)
+    backend, wait = HangingBackend(PosixBackend(scene.store), number), Answer.wait
 
-    def wait_until_hung(answers: list[Future[Any]], seconds: float) -> Any:
-        while not backend.hung.is_set() and not answers[0].done():
-            wait(answers, 0.001)
-        return wait(answers, 0)
+    def wait_until_hung(answer: Answer[Any], seconds: float) -> bool:
+        while not backend.hung.is_set() and not answer.is_there:
+            wait(answer, 0.001)
+        return wait(answer, 0)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("kstore.storage.PosixBackend", lambda root: backend)
-        patch.setattr("kstore.deadline.wait", wait_until_hung)
+        patch.setattr(Answer, "wait", wait_until_hung)
         try:
             yield backend
         finally:

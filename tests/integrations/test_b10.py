@@ -618,6 +618,6 @@ def test_a_time_limit_of_the_jobs_goes_on_into_the_job(monkeypatch: pytest.Monke
         return within(60, Waiting(), "loading", lambda: "loaded")
 
     assert load() == "loaded"
-    monkeypatch.setattr("kstore.deadline.wait", expire)
+    monkeypatch.setattr("kstore.deadline.Answer.wait", expire)
     with pytest.raises(JobTimeout):
         load()

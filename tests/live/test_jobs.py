@@ -13,11 +13,13 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
 
 import kstore
+from kstore.deadline import Answer
 from kstore.live import endings
 from kstore.report import CommitStatus
 from tests.trees import ENVIRONMENT, GPU, KEY, Tree
@@ -188,6 +190,24 @@ def test_nothing_is_imported_while_a_job_may_fork(place: Place, monkeypatch: pyt
     assert (process.returncode, out.splitlines()[0]) == (0, ""), err
 
 
+@pytest.mark.parametrize("live", [False, True])
+def test_nothing_is_imported_by_a_thread_once_the_block_has_begun(place: Place, live: bool) -> None:
+    """It would wait for ever for who is told to end in the middle of an import of his."""
+    program = START + (
+        "import threading\n"
+        "class Noting:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if threading.current_thread() is not threading.main_thread(): print(name, flush=True)\n"
+        "os.environ.pop('USER', None); os.environ.pop('LOGNAME', None)\n"
+        f"with kstore.synchronized(KEY, live={live}, **late, **settings):\n"
+        "    sys.meta_path.insert(0, Noting())\n"
+        "    tree.kernel(); tree.wrapper(); tree.timings({'a': 1}); tree.put('inductor/ab/c.so', b'no object')"
+    )
+    process = start(program, place)
+    out, err = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, out) == (0, ""), err
+
+
 # ---- a body that fails
 
 
@@ -229,10 +249,8 @@ def test_a_body_that_is_interrupted_has_the_grace_period(
     place: Place, live: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waited: list[float] = []
-    from kstore import deadline
-
-    wait = deadline.wait
-    monkeypatch.setattr(deadline, "wait", lambda answers, seconds: (waited.append(seconds), wait(answers, PATIENCE))[1])
+    wait = Answer.wait
+    monkeypatch.setattr(Answer, "wait", lambda answer, seconds: (waited.append(seconds), wait(answer, PATIENCE))[1])
     with pytest.raises(KeyboardInterrupt):  # noqa: SIM117
         with kstore.synchronized(KEY, live=live, grace_period=7, **LATE, **place.settings):
             place.tree.wrapper("one")
@@ -325,6 +343,34 @@ LEADING = START + (
 )
 
 
+IMPORTING = START + (
+    "class Finder:\n"
+    "    def find_spec(self, name, path=None, target=None):\n"
+    "        if name == 'nothing': os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)\n"
+    "with kstore.synchronized(KEY, live=LIVE, grace_period=20, **late, **settings):\n"
+    "    tree.wrapper(); sys.meta_path.insert(0, Finder())\n"
+    "    import nothing"
+)
+UNFINISHED = {
+    "a generator": "def steps():\n    with block() as cache: tree.wrapper(); yield\nrest = steps(); next(rest)",
+    "one that is in a cycle": (
+        "def steps():\n    with block() as cache: tree.wrapper(); yield\n"
+        "rest = steps(); next(rest); cycle = [rest]; cycle.append(cycle); del rest, cycle"
+    ),
+    "what is never left": "cache = block(); cache.__enter__(); tree.wrapper()",
+    "a daemon thread": (
+        "import threading\nbegun = threading.Event()\ndef work():\n"
+        "    with block(): tree.wrapper(); begun.set(); time.sleep(3600)\n"
+        "threading.Thread(target=work, daemon=True).start(); begun.wait()"
+    ),
+    "a child of it": (
+        "import warnings; warnings.simplefilter('ignore')\n"
+        "cache = block(); cache.__enter__(); tree.wrapper(); child = os.fork()\n"
+        "if child: assert os.waitpid(child, 0)[1] == 0 and not os.path.exists(folder + '/store/refs')"
+    ),
+}
+
+
 def start(program: str, place: Place) -> subprocess.Popen[str]:
     command: Sequence[str] = (sys.executable, "-c", program, str(place.tree.root.parent))
     pipe = subprocess.PIPE
@@ -348,6 +394,95 @@ def test_a_job_that_is_told_to_end_publishes_and_dies_of_the_signal(place: Place
     assert code == -number
     assert ("KeyboardInterrupt" in err) == (number == signal.SIGINT)
     assert place.published() == 1
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_a_job_that_is_told_to_end_while_it_imports_publishes(place: Place, live: bool) -> None:
+    process = start(IMPORTING.replace("LIVE", str(live)), place)
+    _, err = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, place.published()) == (-signal.SIGTERM, 1), err
+
+
+def test_a_signal_that_comes_at_the_end_of_a_watch_waits_for_nothing_that_waits_for_it(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At whichever line it comes."""
+    waiting = ("kstore/deadline.py", "kstore/live/commits.py")
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        lines = 0
+        while _stop_with_signal_at(lines, place, waiting):
+            lines += 1
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert lines > 20
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+def _stop_with_signal_at(line: int, place: Place, files: Sequence[str]) -> bool:
+    """Whether so many lines of these files are run there."""
+    left = line
+
+    def trace(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal left
+        if not frame.f_code.co_filename.endswith(tuple(files)):
+            return None
+        if event == "line":
+            left -= 1
+            if left == -1:
+                sys.settrace(None)
+                os.kill(os.getpid(), signal.SIGTERM)
+        return trace
+
+    live = kstore.watch(KEY, grace_period=20, **LATE, **place.settings)
+    place.tree.wrapper(f"wrapper {line}")
+    sys.settrace(trace)
+    try:
+        assert live.stop().ok
+    finally:
+        sys.settrace(None)
+    return left < 0
+
+
+@pytest.mark.parametrize("live", [False, True])
+@pytest.mark.parametrize("body", UNFINISHED.values(), ids=UNFINISHED)
+def test_a_block_that_is_still_open_at_the_end_of_the_process_is_published(place: Place, body: str, live: bool) -> None:
+    program = f"def block(): return kstore.synchronized(KEY, live={live}, **late, **settings)\n"
+    process = start(START + program + body, place)
+    _, err = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, place.published()) == (0, 1), err
+
+
+@pytest.mark.parametrize("commit", ["kstore.commit, KEY, **settings", "block.__exit__, None, None, None"])
+def test_a_commit_of_who_is_removed_when_the_interpreter_has_ended_holds_it_up_no_longer(
+    place: Place, commit: str
+) -> None:
+    program = START + (
+        "block = kstore.synchronized(KEY, **settings); block.__enter__(); tree.wrapper()\n"
+        f"commit = __import__('functools').partial({commit})\n"
+        "class Removed:\n    def __del__(self, commit=commit): commit()\n"
+        "removed = Removed()"
+    )
+    process = start(program, place)
+    _, err = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, place.published()) == (0, 1), err
+
+
+def test_a_subinterpreter_has_no_signals(place: Place) -> None:
+    program = (
+        "import importlib\n"
+        "names = ('_interpreters', '_xxsubinterpreters')\n"
+        "for name in names:\n"
+        "    try: interpreters = importlib.import_module(name); break\n"
+        "    except ImportError: continue\n"
+        "else: raise SystemExit('no subinterpreters')\n"
+        "code = 'from kstore.live.endings import OnTermination as End; end = End(print); end.install(); end.remove()'\n"
+        "failed = interpreters.run_string(interpreters.create(), code)\n"
+        "assert not failed, failed\n"
+    )
+    process = start(program, place)
+    _, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, err
 
 
 def test_blocks_in_each_other_are_all_published_on_sighup(

@@ -1,0 +1,22 @@
+"""All that a commit imports, to be imported before anybody waits for one.
+
+Whoever is told to end while it imports something holds the interpreter's lock for imports: a thread that commits
+meanwhile would wait for that lock, and the signal's handler for the thread.
+"""
+
+from __future__ import annotations
+
+import codecs
+from contextlib import suppress
+from importlib import import_module
+
+_MODULES = ("kstore.operations.commit", "kstore.live.places", "pwd", "lmdb._envid")
+"""The last two are what getpass and newer versions of lmdb import themselves."""
+
+
+def import_commit() -> None:
+    """Import it now. Of what cannot be imported the commit will tell."""
+    codecs.lookup("ascii")
+    for module in _MODULES:
+        with suppress(ImportError, OSError):
+            import_module(module)
