@@ -88,6 +88,11 @@ class Storage:
         return self._settings
 
     @property
+    def was_found(self) -> bool:
+        """Whether it was there when it was looked at last."""
+        return bool(self._settings)
+
+    @property
     def identity(self) -> str:
         """Where it is and when it was made: one that was made anew in the same place is another store."""
         return f"{self.location} {self.settings.get('created', '')}"

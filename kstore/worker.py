@@ -98,6 +98,11 @@ class Worker:
         return begin(detect_host, self.environ)
 
     @property
+    def store_found(self) -> str:
+        """Where a store was found, or is in trouble; empty if there is none, as far as is known."""
+        return self.storage.location if self.storage.was_found or self.storage.trouble else ""
+
+    @property
     def host_hint(self) -> str:
         """What is seen of the host without running the compiler."""
         return host_hint(self.environ)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,11 @@ import kstore
 from kstore.backends import PosixBackend
 from kstore.errors import StoreUnavailable
 from kstore.intake import Intake
+from kstore.published.ref import Ref
 from kstore.published.refs import Refs
 from kstore.report import CommitStatus, RestoreStatus
 from kstore.stats.record import finish, record
+from kstore.storage import Storage
 from kstore.upload import Uploader, probe_link
 from tests.trees import KEY, Node, Tree, unmounted
 
@@ -84,6 +88,50 @@ def test_what_is_being_committed_does_not_go_into_its_place(
     mount(worker)
     assert worker.commit().status is CommitStatus.COMMITTED
     assert Node(tmp_path, "third").restore().placed == 8
+
+
+@pytest.mark.parametrize("step", ["settings", "ref"])
+def test_nor_where_it_went_before_anything_was_restored(
+    step: str, tmp_path: Path, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As FUSE has it: every call fails, and then the mount point is empty."""
+    builder = Node(tmp_path, "builder", layout=layout)
+    builder.tree.kernel()
+    builder.commit()
+    worker = Node(tmp_path, "worker", layout=layout)
+
+    def disconnected(*arguments: Any, **options: Any) -> Any:
+        raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(*{"settings": (Storage, "_read_settings"), "ref": (Refs, "get")}[step], disconnected)
+        with pytest.raises(StoreUnavailable):
+            worker.restore()
+    worker.tree.kernel("two")
+    unmount(worker)
+    with pytest.raises(StoreUnavailable, match="has gone"):
+        Node(tmp_path, "worker", layout=layout).commit()
+    assert list(worker.location.iterdir()) == []
+
+    mount(worker)
+    assert worker.commit().status is CommitStatus.COMMITTED
+
+
+def test_what_is_missing_since_it_went_is_not_called_damaged(
+    tmp_path: Path, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    builder, worker, get = Node(tmp_path, "builder", layout=layout), Node(tmp_path, "worker", layout=layout), Refs.get
+    builder.tree.kernel()
+    builder.commit()
+
+    def get_and_unmount(*arguments: Any) -> Ref:
+        ref = get(*arguments)
+        unmount(worker)
+        return ref
+
+    monkeypatch.setattr(Refs, "get", get_and_unmount)
+    with pytest.raises(StoreUnavailable, match="has gone"):
+        worker.restore()
 
 
 def test_how_blobs_are_linked_is_not_tried_in_its_place(tmp_path: Path) -> None:

@@ -240,6 +240,7 @@ def _ask_driver(environ: Mapping[str, str]) -> str | None:
             command,
             env=dict(environ),
             stdin=subprocess.DEVNULL,
+            close_fds=False,  # In a vfork, which all threads wait for, a close may hang: FUSE asks the mount for each.
             capture_output=True,
             check=True,
             timeout=_DRIVER_TIMEOUT_S,

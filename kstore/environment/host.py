@@ -153,6 +153,7 @@ def _run(command: list[str], environ: Mapping[str, str]) -> str:
             command,
             env={**environ, "LC_ALL": "C"},
             stdin=subprocess.DEVNULL,
+            close_fds=False,  # In a vfork, which all threads wait for, a close may hang: FUSE asks the mount for each.
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

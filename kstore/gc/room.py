@@ -45,10 +45,10 @@ class Room:
 @contextmanager
 def alone(lease: Lease, room: Room) -> Iterator[bool]:
     """Whether no other gc is at work. Where there is no room to say so, two may be, and nothing is lost by it."""
-    taken = True
-    with room.needed():
-        taken = lease.acquire()
+    taken = True  # As it may be, though to take it fails or is interrupted.
     try:
+        with room.needed():
+            taken = lease.acquire()
         yield taken
     finally:
         if taken:

@@ -73,14 +73,15 @@ class LastRestore:
                 return Restored(mark_ns, Snapshot(ref, data), notes_reads)
         return None
 
-    def begin(self) -> str:
+    def begin(self, store: str) -> str:
         """Give the restore that begins a name of its own; empty if it cannot be written, and nobody relies on it.
 
-        To be called by the holder of the lock, before anything is chosen.
+        To be called by the holder of the lock, before anything is chosen. `store` is where a store is, or seems to be:
+        it may be gone before the restore has ended.
         """
         name = secrets.token_hex(8)
         try:
-            replace_record(self._begun, name.encode())
+            replace_record(self._begun, f"{name}\n{store}".encode(errors="surrogateescape"))
         except CacheRootError:
             return ""
         return name
@@ -101,7 +102,7 @@ class LastRestore:
     def begun(self) -> str | None:
         """The name of the restore that was the last to begin; empty if none has, None if it cannot be read."""
         try:
-            return read_whole(self._begun).decode()
+            return read_whole(self._begun).partition(b"\n")[0].decode()
         except FileNotFoundError:
             return ""
         except (OSError, UnicodeDecodeError):
@@ -149,9 +150,12 @@ class LastRestore:
         """The path of the scope that it was for, which a seed is not of; empty if it is not known."""
         return self._seen("scope")
 
-    def store(self) -> str:
-        """Where there was a store; empty if there was none, or it is not known."""
-        return self._seen("store")
+    def found_store(self, location: str) -> bool:
+        """Whether there was a store, at its end or when the last one began that has not ended."""
+        with suppress(*UNREADABLE):
+            if read_whole(self._begun).partition(b"\n")[2] == location.encode(errors="surrogateescape"):
+                return True
+        return self._seen("store") == location
 
     def host_hint(self) -> str:
         """Of the host that it was made on, as `environment.host_hint` has it; empty if it is not known."""

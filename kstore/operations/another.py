@@ -124,7 +124,7 @@ def look_again(worker: Worker, snapshot: Snapshot, request: Request) -> str:
     mark = worker.state.load().untouched
     if not mark.mtime_ns:
         return ""
-    name = worker.state.last_restore.begin()
+    name = worker.state.last_restore.begin(worker.store_found)
     try:
         is_newest = snapshot.is_generation_of(newest_ref(worker.storage, worker.scope))
     except (KstoreError, OSError):

@@ -109,7 +109,7 @@ def _expect_store(worker: Worker) -> None:
     mounted on, would hide what is committed from everybody.
     """
     storage = worker.storage
-    if worker.state.last_restore.store() == storage.location and not storage.settings:
+    if worker.state.last_restore.found_store(storage.location) and not storage.settings:
         storage.must_exist = True
 
 

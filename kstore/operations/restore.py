@@ -65,7 +65,7 @@ def restore(worker: Worker, request: Request) -> RestoreReport:
 
 def _restore(worker: Worker, request: Request) -> RestoreReport:
     last = worker.state.last_restore.answer()  # This one is the last from now on.
-    name = worker.state.last_restore.begin()
+    name = worker.state.last_restore.begin(worker.store_found)
     try:
         marker = Marker(worker.storage.backend, worker.scope, is_idle=not _may_mark(worker))
         with marker, HeadStart(worker.root, worker.state) as head_start:
@@ -101,7 +101,9 @@ def remember_miss(worker: Worker) -> None:
 def _choose_or_doubt(worker: Worker, request: Request) -> Choice:
     try:
         return choose(worker, request)
-    except IntegrityError:
+    except IntegrityError as error:
+        if not worker.storage.trouble and not worker.storage.is_there():
+            raise StoreUnavailable(f"the store at {worker.storage.location} has gone meanwhile") from error
         worker.state.doubt_base()
         raise
 
@@ -130,7 +132,7 @@ def place(
 
     `before_move` is called once, when all is fetched and verified and none of it is in its place yet.
     """
-    return _place(worker, snapshot, status, worker.state.last_restore.begin(), before_move)
+    return _place(worker, snapshot, status, worker.state.last_restore.begin(worker.store_found), before_move)
 
 
 def _place(

@@ -859,6 +859,25 @@ def test_a_pack_that_could_not_be_read_just_now_is_not_rewritten(
     assert restored(tmp_path, "other") == kernels(scattered)
 
 
+def test_a_gc_that_fails_right_after_it_took_its_lease_gives_it_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or none would run for an hour."""
+    node, acquire = Node(tmp_path), Lease.acquire
+    node.tree.kernel()
+    node.commit()
+
+    def acquire_and_fail(lease: Lease) -> bool:
+        assert acquire(lease)
+        raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Lease, "acquire", acquire_and_fail)
+        with pytest.raises(StoreUnavailable):
+            collect(node)
+    assert collect(node).status is GcStatus.COLLECTED
+
+
 def test_a_gc_that_is_held_up_names_no_pack_that_others_removed(
     scattered: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
