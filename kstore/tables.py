@@ -87,7 +87,10 @@ def _errno(error: Exception) -> int:
 
 @contextmanager
 def _memory_file() -> Iterator[int]:
-    fd = _create_memory_file()
+    try:
+        fd = _create_memory_file()
+    except OSError as error:
+        raise OSError(error.errno, f"there can be no file in memory (memfd_create): {error.strerror}") from error
     try:
         yield fd
     finally:

@@ -44,7 +44,7 @@ def command(invocation: Invocation, path: str) -> int:
             store.storage.open_existing()
             candidates = store.gc(dry_run=True) if _may_write(store) else None
             facts = collect_facts(store.storage, candidates, store.progress)
-        page = make_page(facts).encode()
+        page = make_page(facts).encode(errors="replace")  # A path need not be text.
     with terminable(), open_target(path) as file:
         file.write(page)
     for trouble in facts["unreadable"]:

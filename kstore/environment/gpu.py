@@ -301,7 +301,7 @@ def _kfd_gpus(sysfs: Path) -> list[_AmdGpu]:
 
 def _kfd_gpu(sysfs: Path, properties: Path) -> _AmdGpu | None:
     try:
-        lines = [line.split() for line in properties.read_text().splitlines()]
+        lines = [line.split() for line in properties.read_text("utf-8", "replace").splitlines()]
     except OSError:  # the kernel refuses the properties of a GPU that this container was not given
         return None
     values = {line[0]: int(line[1]) for line in lines if len(line) == 2}
@@ -331,6 +331,6 @@ def _amd_name(sysfs: Path, values: Mapping[str, int]) -> str:
 
 def _line(path: Path) -> str:
     try:
-        return path.read_text().strip().removeprefix("0x")
+        return path.read_text("utf-8", "replace").strip().removeprefix("0x")
     except OSError:
         return ""

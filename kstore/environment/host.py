@@ -65,7 +65,7 @@ def surroundings(environ: Mapping[str, str] = os.environ) -> str:
     try:
         root = os.stat("/")
         facts = {
-            "boot": Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+            "boot": Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip(),
             "mounts": os.readlink("/proc/self/ns/mnt"),
             "root": f"{root.st_dev} {root.st_ino}",
             "site_packages": _site_packages(),

@@ -195,7 +195,7 @@ def _records(installed: str) -> list[str]:
 
 def _version_in(record: str) -> str:
     try:
-        found = _VERSION.search(Path(record).read_text())
+        found = _VERSION.search(Path(record).read_text("utf-8", "replace"))
     except (OSError, ValueError):
         return ""
     return found[1] if found else ""
@@ -258,6 +258,6 @@ def _arm_level(flags: frozenset[str], sve_bytes: int) -> str:
 
 def _sve_bytes() -> int:
     try:
-        return int(_SVE_BYTES.read_text())
+        return int(_SVE_BYTES.read_text("ascii"))
     except (OSError, ValueError):
         return 0

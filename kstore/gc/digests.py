@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cached_property, partial
 from itertools import takewhile
 from types import TracebackType
@@ -33,9 +34,11 @@ class DigestSet:
     @cached_property
     def _env(self) -> lmdb.Environment:
         """Made when it is first needed: many a set stays empty."""
-        # Its folder goes at once, for a gc may be killed; on NFS that leaves a file which goes when it is closed.
-        with _telling(), tempfile.TemporaryDirectory(prefix="kstore-gc-", ignore_cleanup_errors=True) as folder:
-            env = lmdb.open(folder, map_size=_MAP_SIZE, sync=False, metasync=False, lock=False, readahead=False)
+        with _telling(), _temporary_file() as path:
+            env = lmdb.open(
+                os.fsencode(path), subdir=False, map_size=_MAP_SIZE, sync=False, metasync=False, lock=False,
+                readahead=False,
+            )  # fmt: skip
         return self._open.enter_context(env)
 
     def __exit__(
@@ -110,6 +113,18 @@ class DigestSet:
 def _put_all(items: list[tuple[bytes, bytes]], txn: lmdb.Transaction) -> None:
     with txn.cursor() as cursor:
         cursor.putmulti(items)
+
+
+@contextmanager
+def _temporary_file() -> Iterator[str]:
+    """Its name goes at once, for a gc may be killed; on NFS that leaves one which goes when it is closed."""
+    fd, path = tempfile.mkstemp(prefix="kstore-gc-")
+    os.close(fd)
+    try:
+        yield path
+    finally:
+        with suppress(OSError):
+            os.unlink(path)
 
 
 @contextmanager

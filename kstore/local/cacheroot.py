@@ -8,7 +8,6 @@ the first number that nobody owns.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import re
@@ -271,8 +270,9 @@ def check_room(folder: str) -> None:
     fd = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         os.unlink(probe)
-        if os.write(fd, bytes(_ROOM)) < _ROOM:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        left = _ROOM
+        while left:  # After what there was room for comes the error that says why that was all.
+            left -= os.write(fd, bytes(left))
     finally:
         os.close(fd)
 

@@ -54,8 +54,8 @@ def _mark(folder: str, machine: str) -> None:
     path = os.path.join(parent, _MARK)
     written = f"{path}-{secrets.token_hex(8)}"  # other roots and hosts may be at it
     try:
-        with open(written, "w") as file:
-            file.write(machine)
+        with open(written, "wb") as file:
+            file.write(machine.encode())
         os.replace(written, path)
     finally:
         with suppress(FileNotFoundError):

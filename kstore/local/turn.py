@@ -44,14 +44,17 @@ def acquire(lock: filelock.BaseFileLock, timeout: float) -> bool:
     """Whether it could be had within `timeout` seconds.
 
     Raises:
-        CacheRootError: its folder cannot be used.
+        CacheRootError: it cannot be locked.
     """
     try:
         lock.acquire(timeout)
     except filelock.Timeout:
         return False
     except (OSError, NotImplementedError) as error:
-        raise CacheRootError(f"the cache root cannot be used: {error}") from error
+        why = error.strerror if isinstance(error, OSError) else error
+        raise CacheRootError(
+            f"{lock.lock_file} cannot be locked: {why}; set KSTORE_CACHE_ROOT to a folder on a local disk"
+        ) from error
     return True
 
 

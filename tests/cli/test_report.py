@@ -28,6 +28,13 @@ def test_it_writes_a_page(cli: Cli, path: Path) -> None:
     assert "my/v1" in path.read_text()
 
 
+def test_the_stores_path_need_not_be_text(cli: Cli, path: Path) -> None:
+    store = path.with_name(os.fsdecode(b"not-text-\xff"))
+    Storage(store).create()
+    assert cli("report", "-o", str(path), "--store", str(store)).code == 0
+    assert "not-text-?" in path.read_text()
+
+
 def test_where_it_cannot_be_written_the_page_before_stays(cli: Cli, path: Path) -> None:
     cli.publish("my/v1", "one")
     path.write_text("the page before")

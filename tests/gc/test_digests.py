@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -41,6 +43,33 @@ def test_a_killed_gc_leaves_nothing_on_disk(monkeypatch: pytest.MonkeyPatch, tmp
         assert list(tmp_path.iterdir()) == []
 
 
+def test_where_few_descriptors_are_free_nothing_is_left_on_disk(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """However many it takes."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    limits, open_now = resource.getrlimit(resource.RLIMIT_NOFILE), max(map(int, os.listdir("/proc/self/fd")))
+    made = []
+    for more in range(8):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (open_now + more, limits[1]))
+        try:
+            with DigestSet() as found, suppress(FileError):
+                made.append(found.add(MANY[:1]))
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert list(tmp_path.iterdir()) == []
+    assert 0 < len(made) < 8
+
+
+def test_the_folder_for_temporary_files_need_not_be_text(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"not-text-\xff")
+    folder.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    with DigestSet() as found:
+        assert found.add(MANY[:1]) == MANY[:1]
+    assert list(folder.iterdir()) == []
+
+
 def test_a_process_that_may_map_little_has_sets() -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], check=True, capture_output=True, cwd=Path(__file__).parents[2]
@@ -64,7 +93,7 @@ def test_where_no_set_can_be_made_it_says_what_to_do(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path) if known else None)
-    monkeypatch.setattr("tempfile.mkdtemp" if known else "tempfile.gettempdir", full)
+    monkeypatch.setattr("tempfile.mkstemp" if known else "tempfile.gettempdir", full)
     where = str(tmp_path) if known else "temporary storage"
     with DigestSet() as found, pytest.raises(FileError, match=f"in {where}: .*No space left.*; make room there"):
         found.add(MANY)

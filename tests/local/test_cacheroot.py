@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import errno
 import os
+import resource
 import stat
 from pathlib import Path
 
@@ -10,6 +12,7 @@ from kstore.errors import CacheRootError
 from kstore.local import cacheroot
 from kstore.local.cacheroot import (
     Owner,
+    check_room,
     claim_root,
     claimed_roots,
     make_private,
@@ -119,6 +122,18 @@ def test_a_folder_that_cannot_be_made_is_an_error_that_says_what_to_do(tmp_path:
     (tmp_path / "file").touch()
     with pytest.raises(CacheRootError, match="KSTORE_CACHE_ROOT"):
         claim_root(tmp_path / "file/kstore/env", owner())
+
+
+def test_what_keeps_a_root_from_being_written_is_named(tmp_path: Path) -> None:
+    """A process that may write no large files is no full disk."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(OSError) as raised:
+            check_room(str(tmp_path))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert (raised.value.errno, list(tmp_path.iterdir())) == (errno.EFBIG, [])
 
 
 def test_a_link_in_place_of_a_root_is_refused(tmp_path: Path) -> None:
