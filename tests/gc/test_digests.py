@@ -89,7 +89,7 @@ def test_where_no_set_can_be_made_it_says_what_to_do(
 ) -> None:
     """As where there are no inodes left."""
 
-    def full(*options: object) -> str:
+    def full(*arguments: object, **options: object) -> str:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path) if known else None)
