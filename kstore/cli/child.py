@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
-import shutil
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
+
+from kstore.cli.launcher import Launcher
 
 log = logging.getLogger(__name__)
 
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
-_SHELL = "/bin/sh"
 
 _OUR_OWN = frozenset({
     signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD, signal.SIGTTIN, signal.SIGTTOU, signal.SIGPIPE, signal.SIGXFSZ,
@@ -32,7 +30,9 @@ _SI_KERNEL = 0x80
 """`si_code` of a signal that the kernel sent: sigaction(2)."""
 
 
-def run_child(command: Sequence[str], environ: Mapping[str, str], told: Callable[[int], object]) -> int:
+def run_child(
+    launcher: Launcher, command: Sequence[str], environ: Mapping[str, str], told: Callable[[int], object]
+) -> int:
     """Run `command` with our terminal and files, pass signals on to it, and return its exit code as a shell would.
 
     `told` is called with each signal that comes meanwhile, before it is passed on.
@@ -46,7 +46,7 @@ def run_child(command: Sequence[str], environ: Mapping[str, str], told: Callable
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a parent may have had it ignored: no child could be waited for
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON | {signal.SIGCHLD})
     try:
-        child = _spawn(command, environ, before)
+        child = launcher.run(command, environ, before)
     except OSError:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         raise
@@ -54,19 +54,6 @@ def run_child(command: Sequence[str], environ: Mapping[str, str], told: Callable
     signal.sigtimedwait({signal.SIGINT}, 0)  # one more Ctrl-C for the child that has just ended
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTSTP})
     return code if code >= 0 else 128 - code
-
-
-def _spawn(command: Sequence[str], environ: Mapping[str, str], blocked: set[int]) -> int:
-    """Its process id. A script without `#!` is for the shell, as execvp(3) has it, and `env` and `timeout` with it."""
-    # Python ignores SIGPIPE and SIGXFSZ, which a child would inherit.
-    spawn = partial(os.posix_spawnp, setsigmask=blocked, setsigdef=(signal.SIGPIPE, signal.SIGXFSZ))
-    try:
-        return spawn(command[0], list(command), environ)
-    except OSError as error:
-        script = shutil.which(command[0])
-        if error.errno != errno.ENOEXEC or script is None:
-            raise
-        return spawn(_SHELL, [_SHELL, script, *command[1:]], environ)
 
 
 def exit_code_of(error: OSError) -> int:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kstore.cli.child import ENDINGS, exit_code_of, run_child
+from kstore.cli.launcher import Launcher
 from kstore.cli.options import (
     WORKERS,
     Command,
@@ -136,13 +137,13 @@ def command(
     if seed:
         check_key(seed)
     store.scope(key)  # A bad key or setting stops here. What follows is trouble, which does not.
-    commits = _Commits(output, store, key, grace_period)
+    commits, launcher = _Commits(output, store, key, grace_period), Launcher()
     with terminable():
         restored = _restore(output, store, key, require or require_hits, seed=seed, wait=wait or 0, group=group)
         commits.start(settle, every, is_live=not no_live, ready_url=ready_url)
         started = time.perf_counter()
         try:
-            code = run_child(program, environ, commits.told)
+            code = run_child(launcher, program, environ, commits.told)
         except OSError as error:
             output.error(error, f"cannot run {program[0]!r}: {error.strerror}")
             return exit_code_of(error)
