@@ -136,11 +136,7 @@ class Store:
         lock_and_hand_over(worker := self._worker(scope, before_import=True))  # whatever becomes of the rest
         with self.waiting.visible():
             set_variables(worker.root.variables, self.environ)
-        try:
-            attempt(self.storage, self.storage.open, None)
-        except KstoreError:
-            worker.state.last_restore.begin(self.location)
-            raise
+        attempt(self.storage, self.storage.open, None)
         return worker
 
     def _restore_together(self, key: str, request: Request, uniform: bool) -> RestoreReport | None:

@@ -99,8 +99,8 @@ class Worker:
 
     @property
     def store_found(self) -> str:
-        """Where a store was found, or is in trouble; empty if there is none, as far as is known."""
-        return self.storage.location if self.storage.was_found or self.storage.trouble else ""
+        """Where the store is, if there was one when it was looked at last; else empty."""
+        return self.storage.location if self.storage.was_found else ""
 
     @property
     def host_hint(self) -> str:

@@ -125,7 +125,10 @@ def _find_torch(path: tuple[str, ...]) -> Path | None:
     """In the folders of `sys.path`. It is looked for once: a thread that commits for a signal's handler may not get the
     interpreter's lock for imports (see `live.imports`).
     """
-    spec = importlib.util.find_spec("torch")
+    try:
+        spec = importlib.util.find_spec("torch")
+    except (ImportError, ValueError):  # of a finder that hides it
+        return None
     return Path(spec.origin).parent if spec and spec.origin else None
 
 

@@ -76,8 +76,8 @@ class LastRestore:
     def begin(self, store: str) -> str:
         """Give the restore that begins a name of its own; empty if it cannot be written, and nobody relies on it.
 
-        To be called by the holder of the lock, before anything is chosen. `store` is where a store is, or seems to be:
-        it may be gone before the restore has ended.
+        To be called by the holder of the lock, before anything is chosen. `store` is where there is a store, which may
+        be gone before the restore has ended; empty if there is none.
         """
         name = secrets.token_hex(8)
         try:

@@ -102,8 +102,9 @@ def _choose_or_doubt(worker: Worker, request: Request) -> Choice:
     try:
         return choose(worker, request)
     except IntegrityError as error:
-        if not worker.storage.trouble and not worker.storage.is_there():
-            raise StoreUnavailable(f"the store at {worker.storage.location} has gone meanwhile") from error
+        storage = worker.storage
+        if storage.was_found and not storage.trouble and not storage.is_there():
+            raise StoreUnavailable(f"the store at {storage.location} has gone meanwhile") from error
         worker.state.doubt_base()
         raise
 
