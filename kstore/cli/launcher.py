@@ -23,7 +23,7 @@ _NOT_AS_PYTHON = signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD
 
 
 class Launcher:
-    """Of one command. The process ends with this one if it gets none."""
+    """A process for one command. If this one ends before it has named the command, that one ends as well."""
 
     def __init__(self) -> None:
         """Make the process.

@@ -151,7 +151,7 @@ class LastRestore:
         return self._seen("scope")
 
     def found_store(self, location: str) -> bool:
-        """Whether there was a store, at its end or when the last one began that has not ended."""
+        """Whether the last restore has found a store there, be it one that has ended or not."""
         with suppress(*UNREADABLE):
             if read_whole(self._begun).partition(b"\n")[2] == location.encode(errors="surrogateescape"):
                 return True
