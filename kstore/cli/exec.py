@@ -137,16 +137,19 @@ def command(
     if seed:
         check_key(seed)
     store.scope(key)  # A bad key or setting stops here. What follows is trouble, which does not.
-    commits, launcher = _Commits(output, store, key, grace_period), Launcher()
-    with terminable():
+    commits = _Commits(output, store, key, grace_period)
+    try:
+        launcher = Launcher()
+    except OSError as error:
+        return _cannot_run(output, program, error)
+    with launcher, terminable():
         restored = _restore(output, store, key, require or require_hits, seed=seed, wait=wait or 0, group=group)
         commits.start(settle, every, is_live=not no_live, ready_url=ready_url)
         started = time.perf_counter()
         try:
             code = run_child(launcher, program, environ, commits.told)
         except OSError as error:
-            output.error(error, f"cannot run {program[0]!r}: {error.strerror}")
-            return exit_code_of(error)
+            return _cannot_run(output, program, error)
     commits.command_has_ended()
     seconds = time.perf_counter() - started
     committed = commits.finish()
@@ -157,6 +160,11 @@ def command(
         own = {"key": key, "exit_code": code, "kstore_exit_code": verdict, "seconds": seconds}
         output.document({**own, **reports, **commits.as_json()})
     return verdict
+
+
+def _cannot_run(output: Output, program: list[str], error: OSError) -> int:
+    output.error(error, f"cannot run {program[0]!r}: {error.strerror}")
+    return exit_code_of(error)
 
 
 def _verdict(output: Output, usage: UsageReport) -> int:

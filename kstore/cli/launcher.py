@@ -7,23 +7,23 @@ nothing can interrupt it: a process that is made then never gets as far as the c
 from __future__ import annotations
 
 import errno
+import marshal
 import os
-import pickle
-import shutil
 import signal
-from collections.abc import Mapping, Sequence
-from collections.abc import Set as AbstractSet
-from typing import NoReturn
+from collections.abc import Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import NoReturn, Self
 
 from kstore.deadline import signals_blocked
 
 _SHELL = "/bin/sh"
 _NOT_AS_PYTHON = signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD
 """Signals that Python, or who started us, has ignored; a command would inherit that."""
+_STOPS = signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU
 
 
 class Launcher:
-    """A process for one command. If this one ends before it has named the command, that one ends as well."""
+    """A process for one command. It ends with the block that it is used in, unless it has become the command."""
 
     def __init__(self) -> None:
         """Make the process.
@@ -41,20 +41,31 @@ class Launcher:
                 _become_command(orders, failures)
         os.close(orders)
         os.close(failures)
+        self._is_waiting = True
 
-    def run(self, command: Sequence[str], environ: Mapping[str, str], blocked: AbstractSet[int]) -> int:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._is_waiting:
+            os.kill(self._process, signal.SIGKILL)
+            os.waitpid(self._process, 0)
+
+    def run(self, command: Sequence[str], environ: Mapping[str, str], blocked: Iterable[int]) -> int:
         """Have it become `command`, with these signals blocked; returns its process id.
 
         Raises:
             OSError: that cannot be run.
         """
         with open(self._orders, "wb") as orders:
-            pickle.dump((list(command), dict(environ), set(blocked)), orders)
+            orders.write(marshal.dumps((list(command), dict(environ), [*map(int, blocked)])))
         with open(self._failures, "rb") as failures:
             failure = failures.read()
         if failure:
-            os.waitpid(self._process, 0)
             raise OSError(int(failure), os.strerror(int(failure)))
+        self._is_waiting = False
         return self._process
 
 
@@ -64,25 +75,41 @@ def _become_command(orders: int, failures: int) -> NoReturn:
         with open(orders, "rb") as file:
             order = file.read()
         if order:
-            os.write(failures, str(_run(*pickle.loads(order)).errno).encode())
+            os.write(failures, str(_run(*marshal.loads(order))).encode())
     finally:
         os._exit(1)
 
 
-def _run(command: list[str], environ: Mapping[str, str], blocked: AbstractSet[int]) -> OSError:
-    """Returns why it cannot be run. A script without `#!` is for the shell, as execvp(3) has it, and `env` with it."""
+def _run(command: list[str], environ: dict[str, str], blocked: list[int]) -> int:
+    """Returns the number of the error for which it cannot be run."""
     for number in _NOT_AS_PYTHON:
         signal.signal(number, signal.SIG_DFL)
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's own would run here.
+    for number in _STOPS:
+        if signal.getsignal(number) is signal.SIG_DFL:
+            # One that came meanwhile stopped the other process, which goes on by now: to be ignored takes it away.
+            signal.signal(number, signal.SIG_IGN)
+            signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     try:
-        os.execvpe(command[0], command, environ)
-    except OSError as error:
-        script = shutil.which(command[0])
-        if error.errno != errno.ENOEXEC or script is None:
-            return error
-    try:
-        os.execve(_SHELL, [_SHELL, script, *command[1:]], environ)
-    except OSError as error:
-        return error
+        return _execute(command, environ)
+    except ValueError:  # a variable without a name
+        return errno.EINVAL
+
+
+def _execute(command: list[str], environ: dict[str, str]) -> int:
+    """As execvp(3): a script without `#!` is for the shell, and what may not be executed is passed over."""
+    name, folders = command[0], os.get_exec_path(environ)
+    failure = errno.ENOENT
+    for path in [name] if "/" in name else [os.path.join(folder, name) for folder in folders]:
+        try:
+            os.execve(path, command, environ)
+        except OSError as error:
+            if error.errno == errno.ENOEXEC:
+                return _execute([_SHELL, path, *command[1:]], environ)
+            if error.errno == errno.EACCES:
+                failure = error.errno
+            elif error.errno not in (errno.ENOENT, errno.ENOTDIR):
+                return error.errno or errno.EINVAL
+    return failure

@@ -10,7 +10,6 @@ import platform
 import re
 import sys
 from collections.abc import Mapping
-from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import NamedTuple
@@ -117,16 +116,16 @@ def torch_folder() -> Path | None:
     if (torch := sys.modules.get("torch", ...)) is not ...:  # or something that stands in for it
         imported = getattr(torch, "__file__", None)
         return Path(imported).parent if imported else None
-    return _find_torch(tuple(sys.path))
+    return _find_torch()
 
 
-@cache
-def _find_torch(path: tuple[str, ...]) -> Path | None:
-    """In the folders of `sys.path`. It is looked for once: a thread that commits for a signal's handler may not get the
-    interpreter's lock for imports (see `live.imports`).
+def _find_torch() -> Path | None:
+    """Without the interpreter's lock for imports: a thread that commits for a signal's handler might not get it (see
+    `live.imports`).
     """
     try:
-        spec = importlib.util.find_spec("torch")
+        found = (finder.find_spec("torch", None) for finder in sys.meta_path if hasattr(finder, "find_spec"))
+        spec = next(filter(None, found), None)
     except (ImportError, ValueError):  # of a finder that hides it
         return None
     return Path(spec.origin).parent if spec and spec.origin else None

@@ -176,6 +176,48 @@ def test_a_script_without_a_first_line_that_says_so_is_for_the_shell(
     assert (result.code, result.out) == (3, "two words, 2\n")
 
 
+def test_it_is_looked_for_as_a_shell_does(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What may not be executed is passed over, a script without `#!` is not."""
+    folders = [cli.folder / name for name in ("refused", "first", "second")]
+    for folder, text in zip(folders, ("exit 1", "echo first", "#!/bin/sh\necho second"), strict=True):
+        folder.mkdir()
+        (folder / "tool").write_text(text)
+        (folder / "tool").chmod(0o644 if text == "exit 1" else 0o755)
+    monkeypatch.setenv("PATH", ":".join([*map(str, folders), os.environ["PATH"]]))
+
+    assert cli.process("exec", "my/v1", "--", "tool").out == "first\n"
+
+
+def test_a_stop_that_came_during_the_restore_does_not_stop_the_command(cli: Cli) -> None:
+    cli("init")
+    process = cli.start("exec", "my/v1", "--", "echo", "ran", KSTORE_TIMEOUT="2", **cli.hanging())
+    while not (waiting := psutil.Process(process.pid).children()):
+        time.sleep(0.01)
+    waiting[0].send_signal(signal.SIGTSTP)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (0, "ran\n"), err
+
+
+LEAVES_NONE = """
+import ctypes, os, subprocess, sys
+
+ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: whoever is left comes to this process
+print(subprocess.run(sys.argv[1:], stderr=subprocess.DEVNULL).returncode)
+try:
+    print(os.waitpid(-1, 0))
+except ChildProcessError:
+    print("none is left")
+"""
+
+
+def test_no_process_is_left_where_there_is_no_command(cli: Cli) -> None:
+    command = (sys.executable, "-m", "kstore", "exec", "my/v1", "--require", "--", "true")
+    done = subprocess.run(
+        (sys.executable, "-c", LEAVES_NONE, *command), cwd=REPOSITORY, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "3\nnone is left\n"
+
+
 def test_a_command_that_cannot_be_executed_is_126(cli: Cli) -> None:
     script = cli.folder / "script"
     script.write_text("#!/bin/sh\n")

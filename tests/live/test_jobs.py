@@ -194,10 +194,11 @@ def test_nothing_is_imported_while_a_job_may_fork(place: Place, monkeypatch: pyt
 def test_nothing_is_imported_by_a_thread_once_the_block_has_begun(place: Place, live: bool) -> None:
     """It would wait for ever for who is told to end in the middle of an import of his."""
     program = START + (
-        "import threading\n"
+        "import _imp, threading\n"
         "class Noting:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
-        "        if threading.current_thread() is not threading.main_thread(): print(name, flush=True)\n"
+        "        in_thread = threading.current_thread() is not threading.main_thread()\n"
+        "        if in_thread and _imp.lock_held(): print(name, flush=True)\n"
         "os.environ.pop('USER', None); os.environ.pop('LOGNAME', None)\n"
         f"with kstore.synchronized(KEY, live={live}, **late, **settings):\n"
         "    sys.meta_path.insert(0, Noting())\n"
