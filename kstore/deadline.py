@@ -152,7 +152,8 @@ def within(
     try:
         start(thread)
     except RuntimeError:  # At the end of the interpreter no thread can be started.
-        return work()
+        with _being_ours():
+            return work()
     result = answer_within(seconds, waiting, what, answer, haste)
     with _noting_interruption():
         thread.join()
@@ -273,9 +274,19 @@ def block_signals() -> None:
         _block()
 
 
+@contextmanager
+def _being_ours() -> Iterator[None]:
+    """Do in the job's thread what one of kstore's would do."""
+    before, _thread_here.is_ours = _thread_here.is_ours, True
+    try:
+        yield
+    finally:
+        _thread_here.is_ours = before
+
+
 def is_ours() -> bool:
-    """Whether this is a thread of kstore's. Python removes what nobody uses wherever it runs: here the end of a job's
-    block would wait for a lock that this thread holds.
+    """Whether this is a thread of kstore's, or does its work. Python removes what nobody uses wherever it runs: the end
+    of a job's block would wait here for a lock that this thread holds.
     """
     return _thread_here.is_ours
 
