@@ -268,7 +268,9 @@ _thread_here = _Thread()
 
 
 def block_signals() -> None:
-    """In a thread of kstore's: signals are for the job's own, and one that hangs must not be the one to get them."""
+    """In a thread of kstore's, known as one from now on: signals are for the job's own, and one that hangs must not be
+    the one to get them.
+    """
     if is_apart():
         _thread_here.is_ours = True
         _block()

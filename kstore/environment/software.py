@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import json
 import os
 import platform
@@ -113,18 +112,18 @@ def _python() -> str:
 
 def torch_folder() -> Path | None:
     """The folder of the torch package, imported or not, or None if it is not installed."""
-    if (torch := sys.modules.get("torch", ...)) is not ...:  # or something that stands in for it
-        imported = getattr(torch, "__file__", None)
-        return Path(imported).parent if imported else None
-    return _find_torch()
+    return _folder_of("torch")
 
 
-def _find_torch() -> Path | None:
-    """Without the interpreter's lock for imports: a thread that commits for a signal's handler might not get it (see
-    `live.imports`).
+def _folder_of(package: str) -> Path | None:
+    """The same of any package, found without the interpreter's lock for imports: a thread that commits for a signal's
+    handler might not get that (see `live.imports`).
     """
+    if (imported := sys.modules.get(package, ...)) is not ...:  # or something that stands in for it
+        file = getattr(imported, "__file__", None)
+        return Path(file).parent if file else None
     try:
-        found = (finder.find_spec("torch", None) for finder in sys.meta_path if hasattr(finder, "find_spec"))
+        found = (finder.find_spec(package, None) for finder in sys.meta_path if hasattr(finder, "find_spec"))
         spec = next(filter(None, found), None)
     except (ImportError, ValueError):  # of a finder that hides it
         return None
@@ -174,17 +173,12 @@ def _triton_version() -> str:
 
 def _recorded_version() -> str:
     """As it stands beside the package, where pip puts it; empty if it does not."""
-    try:
-        spec = importlib.util.find_spec("triton")
-    except (ImportError, ValueError):  # ValueError: something without a spec stands in for triton
-        return ""
-    if spec is None or spec.origin is None:
-        return ""
-    records = _records(os.path.dirname(os.path.dirname(spec.origin)))
+    folder = _folder_of("triton")
+    records = _records(folder.parent) if folder else []
     return next(filter(None, map(_version_in, records)), "")
 
 
-def _records(installed: str) -> list[str]:
+def _records(installed: Path) -> list[str]:
     """The metadata of Triton in a folder of packages, under whatever name it came."""
     prefixes = tuple(f"{name.replace('-', '_')}-" for name in _TRITON_DISTRIBUTIONS)
     try:
