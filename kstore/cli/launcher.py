@@ -31,13 +31,14 @@ class Launcher:
         Raises:
             OSError: it cannot be made.
         """
-        orders, self._orders = os.pipe()
-        self._failures, failures = os.pipe()
+        orders, to_orders = os.pipe()
+        from_failures, failures = os.pipe()
+        self._orders, self._failures = open(to_orders, "wb"), open(from_failures, "rb")
         with signals_blocked():  # It is to live until this process says what becomes of it.
             self._process = os.fork()
             if not self._process:
-                os.close(self._orders)
-                os.close(self._failures)
+                os.close(to_orders)
+                os.close(from_failures)
                 _become_command(orders, failures)
         os.close(orders)
         os.close(failures)
@@ -49,6 +50,8 @@ class Launcher:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._orders.close()
+        self._failures.close()
         if self._is_waiting:
             os.kill(self._process, signal.SIGKILL)
             os.waitpid(self._process, 0)
@@ -59,10 +62,9 @@ class Launcher:
         Raises:
             OSError: that cannot be run.
         """
-        with open(self._orders, "wb") as orders:
-            orders.write(marshal.dumps((list(command), dict(environ), [*map(int, blocked)])))
-        with open(self._failures, "rb") as failures:
-            failure = failures.read()
+        with self._orders:
+            self._orders.write(marshal.dumps((list(command), dict(environ), [*map(int, blocked)])))
+        failure = self._failures.read()
         if failure:
             raise OSError(int(failure), os.strerror(int(failure)))
         self._is_waiting = False
