@@ -185,9 +185,8 @@ def test_nothing_is_imported_while_a_job_may_fork(place: Place, monkeypatch: pyt
         "threading.Thread = Noting\n"
         "kstore.watch(KEY, **late, **settings).stop()"
     )
-    process = start(program, place)
-    out, err = process.communicate(timeout=PATIENCE)
-    assert (process.returncode, out.splitlines()[0]) == (0, ""), err
+    code, out, err = run(program, place)
+    assert (code, out.splitlines()[0]) == (0, ""), err
 
 
 @pytest.mark.parametrize("live", [False, True])
@@ -204,9 +203,8 @@ def test_nothing_is_imported_by_a_thread_once_the_block_has_begun(place: Place, 
         "    sys.meta_path.insert(0, Noting())\n"
         "    tree.kernel(); tree.wrapper(); tree.timings({'a': 1}); tree.put('inductor/ab/c.so', b'no object')"
     )
-    process = start(program, place)
-    out, err = process.communicate(timeout=PATIENCE)
-    assert (process.returncode, out) == (0, ""), err
+    code, out, err = run(program, place)
+    assert (code, out) == (0, ""), err
 
 
 # ---- a body that fails
@@ -379,6 +377,12 @@ def start(program: str, place: Place) -> subprocess.Popen[str]:
     return process
 
 
+def run(program: str, place: Place) -> tuple[int, str, str]:
+    process = start(program, place)
+    out, err = process.communicate(timeout=PATIENCE)
+    return process.returncode, out, err
+
+
 def end(process: subprocess.Popen[str], number: int = signal.SIGTERM) -> tuple[int, str, str]:
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
@@ -399,9 +403,8 @@ def test_a_job_that_is_told_to_end_publishes_and_dies_of_the_signal(place: Place
 
 @pytest.mark.parametrize("live", [False, True])
 def test_a_job_that_is_told_to_end_while_it_imports_publishes(place: Place, live: bool) -> None:
-    process = start(IMPORTING.replace("LIVE", str(live)), place)
-    _, err = process.communicate(timeout=PATIENCE)
-    assert (process.returncode, place.published()) == (-signal.SIGTERM, 1), err
+    code, _, err = run(IMPORTING.replace("LIVE", str(live)), place)
+    assert (code, place.published()) == (-signal.SIGTERM, 1), err
 
 
 def test_a_signal_that_comes_at_the_end_of_a_watch_waits_for_nothing_that_waits_for_it(
@@ -449,9 +452,8 @@ def _stop_with_signal_at(line: int, place: Place, files: Sequence[str]) -> bool:
 @pytest.mark.parametrize("body", UNFINISHED.values(), ids=UNFINISHED)
 def test_a_block_that_is_still_open_at_the_end_of_the_process_is_published(place: Place, body: str, live: bool) -> None:
     program = f"def block(): return kstore.synchronized(KEY, live={live}, **late, **settings)\n"
-    process = start(START + program + body, place)
-    _, err = process.communicate(timeout=PATIENCE)
-    assert (process.returncode, place.published()) == (0, 1), err
+    code, _, err = run(START + program + body, place)
+    assert (code, place.published()) == (0, 1), err
 
 
 @pytest.mark.parametrize("commit", ["kstore.commit, KEY, **settings", "block.__exit__, None, None, None"])
@@ -464,9 +466,8 @@ def test_a_commit_of_who_is_removed_when_the_interpreter_has_ended_holds_it_up_n
         "class Removed:\n    def __del__(self, commit=commit): commit()\n"
         "removed = Removed()"
     )
-    process = start(program, place)
-    _, err = process.communicate(timeout=PATIENCE)
-    assert (process.returncode, place.published()) == (0, 1), err
+    code, _, err = run(program, place)
+    assert (code, place.published()) == (0, 1), err
 
 
 def test_a_subinterpreter_has_no_signals(place: Place) -> None:
@@ -481,9 +482,8 @@ def test_a_subinterpreter_has_no_signals(place: Place) -> None:
         "failed = interpreters.run_string(interpreters.create(), code)\n"
         "assert not failed, failed\n"
     )
-    process = start(program, place)
-    _, err = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 0, err
+    code, _, err = run(program, place)
+    assert code == 0, err
 
 
 def test_blocks_in_each_other_are_all_published_on_sighup(
@@ -608,10 +608,9 @@ def test_a_signal_that_is_ignored_stays_so(place: Place) -> None:
 
 @pytest.mark.parametrize(("program", "code"), [(ENDING, 0), (RAISING, 1)], ids=["end", "error"])
 def test_a_watch_that_nobody_stops_publishes_at_the_end_of_the_process(place: Place, program: str, code: int) -> None:
-    process = start(program, place)
-    _, err = process.communicate(timeout=PATIENCE)
+    ended, _, err = run(program, place)
 
-    assert process.returncode == code, err
+    assert ended == code, err
     assert place.published() == 1
 
 
@@ -628,10 +627,9 @@ def test_a_child_that_was_forked_publishes_nothing_and_dies_of_the_signal(place:
 
 
 def test_a_child_that_was_forked_leaves_the_block_of_a_watch_without_a_word(place: Place) -> None:
-    process = start(LEAVING, place)
-    _, err = process.communicate(timeout=PATIENCE)
+    code, _, err = run(LEAVING, place)
 
-    assert (process.returncode, err) == (0, "")
+    assert (code, err) == (0, "")
     assert place.published() == 1
 
 
