@@ -604,12 +604,15 @@ def test_whatever_call_fails_the_job_goes_on_and_commits(tmp_path: Path, fault: 
 
 
 def test_a_poll_writes_nothing(tmp_path: Path) -> None:
-    leader(tmp_path)
+    first = leader(tmp_path)
     waiter = Waiter(Node(tmp_path, "waiter")).until_it_waits()
     before = listing(tmp_path / "store")
     time.sleep(SHORT)
     assert listing(tmp_path / "store") == before
     assert not waiter._answer.done()
+    first.tree.kernel("one")
+    first.commit()
+    waiter.result()  # or its thread would go on in the tests that follow
 
 
 def run_worker(folder: Path, number: int) -> tuple[bool, str]:
