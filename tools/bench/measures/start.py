@@ -68,6 +68,10 @@ def start_cuda(bench: Bench) -> Table:
     table.note(
         "Kernels that are called before any graph are in Triton's folder in the home folder; with kstore they are not."
     )
+    table.note(
+        "What later starts compile: torch tunes kernels that had one configuration to begin with again, step by step. "
+        "What it tries stays in the folder of that start; all starts from the untouched warm folder have the same."
+    )
     return table
 
 
