@@ -19,6 +19,7 @@ from kstore.blobs.writers import LooseBlobWriter
 from kstore.condemned import has_lists
 from kstore.errors import KstoreError
 from kstore.local.state import State
+from kstore.local.unread import Store
 from kstore.published.layers import newest_ref
 from kstore.published.siblings import siblings
 from kstore.upload import choose_layout
@@ -84,19 +85,30 @@ class Intake:
         self.writer = None
         self.written = set()
 
-    def offer(self, blobs: Sequence[tuple[bytes, bytes]], expected: int) -> None:
-        """Take some blobs, given with their digests. All that are offered have about so many bytes."""
+    def store(self, blobs: Sequence[tuple[bytes, bytes]]) -> None:
+        """Store some loose blobs at once, in this thread; nothing once they are discarded."""
+        written, writer = self.written, self.writer  # in this order: `discard` begins anew with them in the other
+        if isinstance(writer, LooseBlobWriter):
+            new = [blob for blob in blobs if blob[0] not in written]
+            written.update(digest for digest, _ in new)
+            writer.store(new)
+
+    def offer(self, blobs: Sequence[tuple[bytes, bytes]], expected: int) -> Store | None:
+        """Take some blobs, given with their digests. All that are offered have about so many bytes. Returns what stores
+        others where blobs are loose.
+        """
         with self._discarding():
             if self._may_be_first and blobs:
                 self._may_be_first = False
                 self._begin(expected)
             if self.writer:
                 self._write(self.writer, blobs)
-                return
+                return self.store if self.layout is Layout.LOOSE else None
         for digest, data in blobs:
             if len(data) <= min(_SMALL, self._room):
                 self._room -= len(data)
                 self.kept[digest] = data
+        return None
 
     def end(self) -> None:
         """All was offered: a store that is far away is asked for much before anything else is to be uploaded."""

@@ -60,21 +60,23 @@ class Pool(Executor):
             self._threads.pop().acquire()
 
 
-def map_ahead(function: Callable[[Item], Answer], items: Iterable[Item], ahead: int = 1) -> Iterator[Answer]:
-    """What `function` answers for each item, in order. While one answer is made use of, a thread finds the next; at
-    most so many are held that lie `ahead`.
+def map_ahead(
+    function: Callable[[Item], Answer], items: Iterable[Item], ahead: int = 1, threads: int = 1
+) -> Iterator[Answer]:
+    """What `function` answers for each item, in order. While one answer is made use of, so many threads find the next
+    ones; at most so many are held that lie `ahead`.
     """
-    thread = Pool(1)
+    pool = Pool(threads)
     asked: deque[Future[Answer]] = deque()
     try:
         for item in items:
-            asked.append(submit(thread, function, item))
+            asked.append(submit(pool, function, item))
             if len(asked) > ahead:
                 yield asked.popleft().result()
         while asked:
             yield asked.popleft().result()
     finally:  # Nobody waits for answers that are not wanted any more.
-        thread.shutdown(cancel_futures=True)
+        pool.shutdown(cancel_futures=True)
 
 
 def submit(pool: Executor, function: Callable[..., Answer], *arguments: Any) -> Future[Answer]:
@@ -82,9 +84,14 @@ def submit(pool: Executor, function: Callable[..., Answer], *arguments: Any) -> 
     try:
         return pool.submit(function, *arguments)
     except RuntimeError:
-        answer: Future[Answer] = Future()
-        _answer(answer, partial(function, *arguments))
-        return answer
+        return answered(partial(function, *arguments))
+
+
+def answered(function: Callable[[], Answer]) -> Future[Answer]:
+    """What `function` answers, or that it has failed; it is asked at once."""
+    answer: Future[Answer] = Future()
+    _answer(answer, function)
+    return answer
 
 
 def begin(function: Callable[..., Answer], *arguments: Any) -> Future[Answer]:

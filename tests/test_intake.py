@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kstore.backends import Backend, PosixBackend
+from kstore.blobs.loose import LooseBlobs
 from kstore.blobs.writers import LooseBlobWriter, PackedBlobWriter
 from kstore.calls import plain
+from kstore.digest import digest_of
 from kstore.errors import StoreUnavailable
+from kstore.local import finished
 from kstore.operations.commit import _Commit
 from kstore.published.ref import folder_of
 from kstore.report import CommitStatus
@@ -167,6 +171,55 @@ def test_a_loose_blob_that_is_there_is_not_stored_again(linked: Node) -> None:
     wrapper = linked.tree.wrapper("new")
     assert linked.commit().new_blobs == 2  # the wrapper, and the manifest
     assert loose(linked) - there == {linked.published()[wrapper].digest, linked.newest().manifest}
+
+
+def test_a_loose_blob_is_stored_by_the_thread_that_has_read_it(linked: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = dict[str, int]()
+    read, put = finished.read_each, LooseBlobs.put_many
+
+    def note_read(paths: Sequence[str], sizes: Sequence[int]) -> Any:
+        threads.update((os.path.basename(path), threading.get_ident()) for path in paths)
+        return read(paths, sizes)
+
+    def note_put(self: LooseBlobs, blobs: Sequence[tuple[bytes, bytes | memoryview]]) -> list[bool]:
+        threads.update((digest.hex(), threading.get_ident()) for digest, _ in blobs)
+        return put(self, blobs)
+
+    monkeypatch.setattr(finished, "read_each", note_read)
+    monkeypatch.setattr(LooseBlobs, "put_many", note_put)
+    kernel, wrapper = linked.tree.kernel(), linked.tree.wrapper()
+    linked.commit()
+    published = {os.path.basename(path): entry.digest.hex() for path, entry in linked.published().items()}
+    for name in ("k.cubin", os.path.basename(wrapper)):
+        assert threads[name] == threads[published[name]]
+    assert f"{kernel}/__grp__k.json" in linked.published()  # which is stored otherwise than it is
+
+
+@pytest.mark.parametrize("has_room_again", [False, True])
+def test_what_no_such_thread_can_store_is_stored_later_or_said(
+    has_room_again: bool, linked: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    linked.tree.kernel()
+    wrapper = linked.tree.wrapper("new")
+    real, wanted = LooseBlobs.put_many, digest_of(linked.tree.read(wrapper))
+    failed = list[int]()
+
+    def put_many(self: LooseBlobs, blobs: Sequence[tuple[bytes, bytes | memoryview]]) -> list[bool]:
+        if wanted in dict(blobs) and not (failed and has_room_again):
+            failed.append(threading.get_ident())
+            full()
+        return real(self, blobs)
+
+    monkeypatch.setattr(LooseBlobs, "put_many", put_many)
+    if not has_room_again:
+        with pytest.raises(StoreUnavailable, match="No space left"):
+            linked.commit()
+        monkeypatch.undo()
+    assert linked.commit().status is CommitStatus.COMMITTED
+    other = Node(tmp_path, "other", layout="loose")
+    other.restore()
+    assert contents(other.tree.root).keys() == contents(linked.tree.root).keys()
+    assert contents(other.tree.root)[wrapper] == contents(linked.tree.root)[wrapper]
 
 
 def test_one_that_somebody_has_changed_is_not_relied_upon(linked: Node, tmp_path: Path) -> None:

@@ -62,6 +62,16 @@ def test_answers_come_in_order_and_the_next_one_is_found_meanwhile() -> None:
     assert list(map_ahead(ask, [])) == []
 
 
+def test_two_threads_find_answers_side_by_side_and_in_order() -> None:
+    together = threading.Barrier(2)
+
+    def ask(number: int) -> int:
+        together.wait(60)
+        return -number
+
+    assert list(map_ahead(ask, range(4), ahead=2, threads=2)) == [0, -1, -2, -3]
+
+
 def test_no_more_is_asked_than_lies_ahead_and_nothing_once_no_answer_is_wanted() -> None:
     asked, may_go_on = list[int](), threading.Event()
 

@@ -141,11 +141,13 @@ def before_each_read(monkeypatch: pytest.MonkeyPatch, happens: Callable[[str], o
     """Something happens before a scan reads a file, given by its artifact path; those before it have been offered."""
 
     def read_one_by_one(
-        files: Iterable[tuple[Unread, int]], paths_of: Callable[[Sequence[Unread]], Sequence[str]]
+        files: Iterable[tuple[Unread, int]],
+        paths_of: Callable[[Sequence[Unread]], Sequence[str]],
+        then: Callable[[Batch[Unread]], Batch[Unread]] | None,
     ) -> Iterator[Batch[Unread]]:
         for file, size in files:
             happens(file.path)
-            yield from read_in_batches([(file, size)], paths_of)
+            yield from read_in_batches([(file, size)], paths_of, then)
 
     monkeypatch.setattr(unread, "read_in_batches", read_one_by_one)
 

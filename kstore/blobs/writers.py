@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from enum import StrEnum
+from functools import partial
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -16,7 +17,7 @@ from kstore.blobs.loose import LooseBlobs
 from kstore.blobs.packindex import pack_name
 from kstore.blobs.packwriter import PackWriter
 from kstore.progress import Progress
-from kstore.threads import Pool, submit
+from kstore.threads import Pool, answered, submit
 
 _THREADS = 2
 BATCH_COUNT = 128
@@ -112,14 +113,19 @@ class LooseBlobWriter:
         if len(self._batch) >= BATCH_COUNT or self._batch_size >= BATCH_SIZE:
             self.flush()
 
+    def store(self, blobs: Sequence[tuple[bytes, bytes | memoryview]]) -> None:
+        """Store some now, in this thread, which may be any. If that fails, `flush` and `settle` say so."""
+        stored = answered(partial(self._store, blobs))
+        if stored.exception():
+            self._storing.append(stored)
+
     def flush(self) -> None:
         """Begin to store all that was put. No more than some batches wait for a thread."""
-        if not self._batch:
-            return
         large = self._batch_size >= BATCH_SIZE
-        self._storing.append(submit(self._pool, self._store, self._batch))
+        if self._batch:
+            self._storing.append(submit(self._pool, self._store, self._batch))
         self._batch, self._batch_size = [], 0
-        while self._storing and (large or len(self._storing) > _THREADS):
+        while self._storing and (large or len(self._storing) > _THREADS or self._storing[0].done()):
             # What waits is in memory: a batch for each thread, or one large blob.
             self._storing.popleft().result()
 
@@ -138,14 +144,14 @@ class LooseBlobWriter:
         self.settle()
         return ()
 
-    def _store(self, batch: list[tuple[bytes, bytes | memoryview]]) -> None:
+    def _store(self, batch: Sequence[tuple[bytes, bytes | memoryview]]) -> None:
         new = self._new(batch)
         with self._lock:
             self.found.update(digest for digest, _ in batch if digest not in new)
             self.blobs += len(new)
             self.size += sum(new.values())
 
-    def _new(self, batch: list[tuple[bytes, bytes | memoryview]]) -> dict[bytes, int]:
+    def _new(self, batch: Sequence[tuple[bytes, bytes | memoryview]]) -> dict[bytes, int]:
         """Store what is not there; returns the digests and sizes in bytes of that."""
         left = batch
         if self._asks:

@@ -60,23 +60,24 @@ def read_artifact(
     return Artifact(content, stored.children, not stored.is_local)
 
 
-def is_plain(kind: Kind, data: bytes, status: Status) -> bool:
+def is_plain(kind: Kind, status: Status) -> bool:
     """Whether a file is for `read_artifact` what was read of it: there is nothing to look at, and nothing to change."""
-    return bool(data) and not (status.error or kind.has_lock or kind.flags & (_HOST | _RELOCATE))
+    return bool(status.size) and not (status.error or kind.has_lock or kind.flags & (_HOST | _RELOCATE))
 
 
 def known_of(
-    kinds: Sequence[Kind], stored: Sequence[bytes], statuses: Sequence[Status], digests: Sequence[bytes]
+    kinds: Sequence[Kind], stored: Sequence[bytes | None], statuses: Sequence[Status], digests: Sequence[bytes]
 ) -> Iterator[Known]:
-    """What is known of artifacts that were read, one or more: of what kind they are, the form in which they are stored,
-    the status of their files, and the digests.
+    """What is known of artifacts that were read, one or more: of what kind they are, the form in which they are stored
+    (None if that is the file's), the status of their files, and the digests.
     """
     _, modes, sizes, times, _, inodes = zip(*statuses, strict=True)
     modes = tuple(_MODES[mode & 0o777] for mode in modes)
     # The mode belongs to the inode, and a blob's is read-only for all: what is executable is copied.
     flags = (kind.flags & ~_LINK if mode & _EXECUTABLE else kind.flags for kind, mode in zip(kinds, modes, strict=True))
     # Of most the file is what is stored, and one number is in memory.
-    stored_sizes = (size if len(data) == size else len(data) for data, size in zip(stored, sizes, strict=True))
+    both = zip(stored, sizes, strict=True)
+    stored_sizes = (size if data is None or len(data) == size else len(data) for data, size in both)
     units = (kind.unit for kind in kinds)
     # Entry._make and Known._make, without a step of the interpreter for each of ten thousand.
     entries = map(partial(tuple.__new__, Entry), zip(digests, stored_sizes, times, modes, flags, units, strict=True))

@@ -9,7 +9,6 @@ import stat
 import struct
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from typing import Generic, NamedTuple, TypeVar
 
 from kstore.batches import batches
@@ -48,8 +47,8 @@ class Batch(NamedTuple, Generic[Item]):
 
     items: Sequence[Item]
     """What each stands for."""
-    contents: Sequence[bytes]
-    """Of each, read while nobody changed it; nothing of one whose status has an error."""
+    contents: Sequence[bytes | None]
+    """Of each, read while nobody changed it; nothing of one whose status has an error. None once it is not needed."""
     statuses: Sequence[Status]
     digests: Sequence[bytes]
     """Of the contents."""
@@ -84,15 +83,23 @@ def read_finished(path: str) -> Content:
 
 
 def read_in_batches(
-    files: Iterable[tuple[Item, int]], paths_of: Callable[[Sequence[Item]], Sequence[str]]
+    files: Iterable[tuple[Item, int]],
+    paths_of: Callable[[Sequence[Item]], Sequence[str]],
+    then: Callable[[Batch[Item]], Batch[Item]] | None = None,
 ) -> Iterator[Batch[Item]]:
     """Read small files in order, each given as whatever it stands for, with its size in bytes; `paths_of` says where
     they are.
 
     `read_finished` is to read, or says what is wrong with, what has an error: a large one, or one that has changed.
-    While one batch is made use of, a thread reads the next ones.
+    While one batch is made use of, a thread reads the next ones. With something else to be done `then` with each, two
+    threads read, and do that.
     """
-    return map_ahead(partial(_read_batch, paths_of), batches(files, _BATCH, _COUNT), _AHEAD)
+
+    def read(batch: list[tuple[Item, int]]) -> Batch[Item]:
+        found = _read_batch(paths_of, batch)
+        return then(found) if then else found
+
+    return map_ahead(read, batches(files, _BATCH, _COUNT), _AHEAD, threads=2 if then else 1)
 
 
 def _read_batch(paths_of: Callable[[Sequence[Item]], Sequence[str]], batch: list[tuple[Item, int]]) -> Batch[Item]:

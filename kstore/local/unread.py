@@ -7,6 +7,8 @@ are stored otherwise than they are, or that a compiler may still be writing, are
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import compress
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -17,11 +19,13 @@ from kstore.local.finished import Batch, Content, Unfinished, read_in_batches
 from kstore.local.found import Listed, Scan, left_out
 from kstore.local.index import settled_before
 
-Offer = Callable[[Sequence[tuple[bytes, bytes]], int], None]
+Store = Callable[[Sequence[tuple[bytes, bytes]]], None]
+"""Takes digests and blobs in any thread, and in whatever order."""
+Offer = Callable[[Sequence[tuple[bytes, bytes]], int], Store | None]
 """Is given the digest and the stored form of what is read, some at a time, each once it is read; and about how many
-bytes all of it has.
+bytes all of it has. Returns what may be given the rest, if each is stored by itself.
 """
-_Row = tuple["Unread", bytes, Status, bytes]
+_Row = tuple["Unread", bytes | None, Status, bytes]
 """What a batch has in its columns."""
 
 
@@ -46,10 +50,12 @@ class Reader:
         self._settled_before_ns = settled_before(began_ns)
         self._offer = offer
         self._expected = expected
+        self._store: Store | None = None
 
     def read(self, files: Iterable[Unread]) -> None:
         """Take all that are finished, and leave out the others."""
-        for batch in read_in_batches(_in_order(files), _local_paths):
+        then = partial(_store, self._store) if self._store else None
+        for batch in read_in_batches(_in_order(files), _local_paths, then):
             self._take(batch)
 
     def _take(self, batch: Batch[Unread]) -> None:
@@ -65,22 +71,22 @@ class Reader:
         for file in young:
             file.folder.into.doubt_if_young(file.path, self._began_ns)
         if self._offer:
-            self._offer([*zip(digests, stored, strict=True)], self._expected)
+            blobs = [(digest, data) for digest, data in zip(digests, stored, strict=True) if data is not None]
+            self._store = self._offer(blobs, self._expected)
 
     def _as_stored(self, batch: Batch[Unread]) -> Batch[Unread]:
         """The same files in the form in which they are stored, without those that are left out."""
-        files, contents, statuses, _ = batch
-        are_plain = [*map(is_plain, (file.kind for file in files), contents, statuses)]
+        are_plain = _are_plain(batch)
         if all(are_plain):
             return batch
         rows = zip(are_plain, zip(*batch, strict=True), strict=True)
         left = [*filter(None, (row if plain else self._read_alone(*row) for plain, row in rows))]
         return Batch(*zip(*left, strict=True)) if left else Batch((), (), (), ())
 
-    def _read_alone(self, file: Unread, data: bytes, status: Status, digest: bytes) -> _Row | None:
+    def _read_alone(self, file: Unread, data: bytes | None, status: Status, digest: bytes) -> _Row | None:
         """One file in the form in which it is stored; None if it is left out. What is given was read with the batch."""
         relative, (place, found, into) = file.path.partition("/")[2], file.folder
-        content = None if status.error else Content(data, status, digest)
+        content = None if status.error or data is None else Content(data, status, digest)
         try:
             artifact = read_artifact(file.component, place.top, relative, file.kind, content)
         except (Unfinished, OSError, MemoryError) as error:
@@ -92,6 +98,19 @@ class Reader:
             self._found.displaced.append(file.path)
             into.unsettled.add(file.path)  # or nobody would read it again, where a commit comes first
         return file, *artifact.content
+
+
+def _are_plain(batch: Batch[Unread]) -> list[bool]:
+    return [*map(is_plain, [file.kind for file in batch.items], batch.statuses)]
+
+
+def _store(store: Store, batch: Batch[Unread]) -> Batch[Unread]:
+    """Give away what is stored as it is, in the thread that has read it: nothing of that waits in memory."""
+    plain = _are_plain(batch)
+    blobs = compress(zip(batch.digests, batch.contents, strict=True), plain)
+    store([(digest, data) for digest, data in blobs if data])
+    left = zip(batch.contents, plain, strict=True)
+    return batch._replace(contents=[None if is_given else data for data, is_given in left])
 
 
 def _in_order(files: Iterable[Unread]) -> Iterator[tuple[Unread, int]]:
