@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
+import kstore
 from kstore.cli.imports import SOURCES
 from kstore.cli.program import COMMANDS
 from kstore.components import load_table
 from kstore.components.variables import MANAGED
+from kstore.errors import KstoreError
 from kstore.led import EXEC_KEY
 from kstore.settings import _VARIABLES
 
@@ -23,6 +25,9 @@ PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 COMPONENT_TABLE = ROOT / "kstore/components/components.toml"
 PATTERN_RULES = ("ignore", "busy", "group", "complete", "slot", "merge", "immutable", "mutable")
 PATTERN_RULES += ("relocate", "host_bound", "mtime", "lock", "holds", "lists")
+
+PUBLIC = {name: getattr(kstore, name) for name in kstore.__all__}
+ERRORS = [error for error in PUBLIC.values() if isinstance(error, type) and issubclass(error, KstoreError)]
 
 FENCE = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
 CODE = re.compile(r"`[^`\n]+`")
@@ -68,6 +73,24 @@ def test_every_option_that_is_named_exists(name: str) -> None:
     options = {option for command in commands for parameter in command.params for option in parameter.opts}
     named = {option for code in code_in(text) for option in re.findall(r"(?<!\S|`)--?[a-z][a-z-]*", code.strip("`"))}
     assert named <= options | {"--help"}
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_every_public_name_is_on_a_page(name: str) -> None:
+    assert any(re.search(rf"\bkstore\.{name}\b", page.read_text()) for page in PAGES)
+
+
+@pytest.mark.parametrize("error", [error for error in ERRORS if error is not KstoreError])
+def test_an_error_is_in_the_table_of_errors_with_its_exit_code(error: type[KstoreError]) -> None:
+    rows = (DOCS / "getting-started.md").read_text().splitlines()
+    found = [row for row in rows if row.startswith(f"| `kstore.{error.__name__}` |")]
+    assert [row.endswith(f" | {error.exit_code} |") for row in found] == [True]
+
+
+@pytest.mark.parametrize("status", [*kstore.RestoreStatus, *kstore.CommitStatus])
+def test_a_status_of_a_report_is_in_a_table(status: str) -> None:
+    rows = [line.split("|")[1] for line in (DOCS / "getting-started.md").read_text().splitlines() if line[:1] == "|"]
+    assert any(f"`{status}`" in row for row in rows)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
