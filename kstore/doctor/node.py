@@ -41,7 +41,8 @@ def check_node(store: Store, key: str, newest: Newest | None, *, may_link: bool)
             worker = _worker_at(store, key, path, stack)
             is_empty = worker.state.load().base is None or not _holds_any(worker.root)
         except (KstoreError, OSError) as error:
-            yield bad("cache root", str(error), "set KSTORE_CACHE_ROOT to a folder that this user can write")
+            usable = "that this user can write, and from which programs may be loaded"
+            yield bad("cache root", str(error), f"set KSTORE_CACHE_ROOT to a local folder {usable}")
         else:
             yield _check_key(path, key, worker.state.scope()) or _check_root(path, worker, newest)
             link, is_copy = _check_link(store, worker) if may_link else (None, False)

@@ -789,6 +789,14 @@ def test_what_the_disk_lacks_is_named(
     assert worst(published.store)[name].verdict is verdict
 
 
+def test_who_has_a_noexec_root_is_sent_to_a_folder_that_programs_may_be_loaded_from(
+    published: Node, disk: SimpleNamespace
+) -> None:
+    disk.f_flag = os.ST_NOEXEC
+
+    assert "from which programs may be loaded" in worst(published.store)["cache root"].advice
+
+
 @pytest.fixture
 def large(published: Node, disk: SimpleNamespace) -> Node:
     """What is published takes 30 MB, and 20 MB are free."""
