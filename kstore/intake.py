@@ -89,9 +89,9 @@ class Intake:
         """Store some loose blobs at once, in this thread; nothing once they are discarded."""
         written, writer = self.written, self.writer  # in this order: `discard` begins anew with them in the other
         if isinstance(writer, LooseBlobWriter):
-            new = [blob for blob in blobs if blob[0] not in written]
-            written.update(digest for digest, _ in new)
-            writer.store(new)
+            new = {digest: data for digest, data in blobs if digest not in written}  # Files may have the same content.
+            written.update(new)
+            writer.store([*new.items()])
 
     def offer(self, blobs: Sequence[tuple[bytes, bytes]], expected: int) -> Store | None:
         """Take some blobs, given with their digests. All that are offered have about so many bytes. Returns what stores

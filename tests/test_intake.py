@@ -195,6 +195,22 @@ def test_a_loose_blob_is_stored_by_the_thread_that_has_read_it(linked: Node, mon
     assert f"{kernel}/__grp__k.json" in linked.published()  # which is stored otherwise than it is
 
 
+def test_what_several_files_hold_is_stored_once(linked: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored = list[bytes]()
+    put = LooseBlobs.put_many
+
+    def note_put(self: LooseBlobs, blobs: Sequence[tuple[bytes, bytes | memoryview]]) -> list[bool]:
+        stored.extend(digest for digest, _ in blobs)
+        return put(self, blobs)
+
+    monkeypatch.setattr(LooseBlobs, "put_many", note_put)
+    linked.tree.kernel()
+    for name in "abc":
+        linked.tree.put(f"inductor/{name}b/c{name}.py", b"the same")
+    linked.commit()
+    assert stored.count(digest_of(b"the same")) == 1
+
+
 @pytest.mark.parametrize("has_room_again", [False, True])
 def test_what_no_such_thread_can_store_is_stored_later_or_said(
     has_room_again: bool, linked: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
