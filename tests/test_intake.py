@@ -238,6 +238,19 @@ def test_what_no_such_thread_can_store_is_stored_later_or_said(
     assert contents(other.tree.root)[wrapper] == contents(linked.tree.root)[wrapper]
 
 
+def test_a_full_store_is_not_asked_again_for_each_file(linked: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each error holds what could not be stored: all of a root would be in memory."""
+    asked = list[int]()
+    monkeypatch.setattr(LooseBlobs, "put_many", lambda self, blobs: asked.append(len(blobs)) or full())
+    monkeypatch.setattr(finished, "_COUNT", 1)
+    linked.tree.kernel()
+    for name in "abcdefghijklmnopqrstuvwxyz":
+        linked.tree.wrapper(name)
+    with pytest.raises(StoreUnavailable, match="No space left"):
+        linked.commit()
+    assert len(asked) < 6  # a list, one file of each thread, and all again, at most 128 at a time
+
+
 def test_one_that_somebody_has_changed_is_not_relied_upon(linked: Node, tmp_path: Path) -> None:
     wrapper = linked.tree.wrapper("before")
     for blob in (linked.location / "blobs").glob("*/*"):

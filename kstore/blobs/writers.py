@@ -92,6 +92,8 @@ class LooseBlobWriter:
         self._batch: list[tuple[bytes, bytes | memoryview]] = []
         self._batch_size = 0
         self._storing: deque[Future[None]] = deque()
+        self._has_failed = False
+        """Whether some that were to be stored at once could not be."""
         self._lock = threading.Lock()
         self.found: set[bytes] = set()
         """What was there already."""
@@ -114,9 +116,14 @@ class LooseBlobWriter:
             self.flush()
 
     def store(self, blobs: Sequence[tuple[bytes, bytes | memoryview]]) -> None:
-        """Store some now, in this thread, which may be any. If that fails, `flush` and `settle` say so."""
+        """Store some now, in this thread, which may be any. If that fails, `flush` and `settle` say so, and no more are
+        stored: a full disk would be asked again and again, and each error holds what could not be stored.
+        """
+        if self._has_failed:
+            return
         stored = answered(partial(self._store, blobs))
         if stored.exception():
+            self._has_failed = True
             self._storing.append(stored)
 
     def flush(self) -> None:
