@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from kstore.backends import Backend, PosixBackend
+from kstore.backends import Backend, PosixBackend, StagingLost
 from kstore.blobs.loose import LooseBlobs
 from kstore.blobs.writers import LooseBlobWriter, PackedBlobWriter
 from kstore.calls import plain
@@ -284,6 +284,28 @@ def test_who_is_taken_for_dead_while_files_are_read_begins_again(linked: Node, m
     assert linked.commit().status is CommitStatus.COMMITTED
     assert needed(linked) <= loose(linked)
     assert not any((linked.location / "tmp").iterdir())
+
+
+def test_a_blob_that_was_taken_from_who_seemed_dead_is_stored_again(
+    linked: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where files have names before they are stored, as a batch of loose blobs has."""
+    linked.tree.kernel("new")
+    all_is_merged, lost = threading.Event(), set[bytes]()
+    real, settle = LooseBlobs.put_many, LooseBlobWriter.settle
+
+    def put_many(self: LooseBlobs, blobs: Sequence[tuple[bytes, bytes | memoryview]]) -> list[bool]:
+        if not lost and (found := {digest for digest, data in blobs if b"child_paths" in bytes(data)}):
+            lost.update(found)
+            all_is_merged.wait(60)
+            raise StagingLost(errno.ENOENT, "gc took this writer for dead", "blobs")
+        return real(self, blobs)
+
+    monkeypatch.setattr(LooseBlobs, "put_many", put_many)
+    monkeypatch.setattr(LooseBlobWriter, "settle", lambda self: all_is_merged.set() or settle(self))
+    assert linked.commit().status is CommitStatus.COMMITTED
+    assert lost
+    assert lost <= needed(linked) <= loose(linked)
 
 
 def test_an_empty_root_makes_no_store(node: Node) -> None:

@@ -296,6 +296,8 @@ class _Commit:
                 return self._upload_and_publish(theirs, proposal, lost, reserved)
         except StagingLost as error:
             log.debug("%s is merged again: %s", self._worker.scope, error)
+            # It may be a blob that was to be stored while the root was read, and the place reserved for all has gone.
+            self._intake.discard()
             return None
 
     def _upload_and_publish(
