@@ -19,7 +19,7 @@ from kstore.blobs.writers import LooseBlobWriter
 from kstore.condemned import has_lists
 from kstore.errors import KstoreError
 from kstore.local.state import State
-from kstore.local.unread import Store
+from kstore.local.unread import StoreEach
 from kstore.published.layers import newest_ref
 from kstore.published.siblings import siblings
 from kstore.upload import choose_layout
@@ -93,7 +93,7 @@ class Intake:
             written.update(new)
             writer.store([*new.items()])
 
-    def offer(self, blobs: Sequence[tuple[bytes, bytes]], expected: int) -> Store | None:
+    def offer(self, blobs: Sequence[tuple[bytes, bytes]], expected: int) -> StoreEach | None:
         """Take some blobs, given with their digests. All that are offered have about so many bytes. Returns what stores
         others where blobs are loose.
         """

@@ -84,10 +84,10 @@ def submit(pool: Executor, function: Callable[..., Answer], *arguments: Any) -> 
     try:
         return pool.submit(function, *arguments)
     except RuntimeError:
-        return answered(partial(function, *arguments))
+        return answer_now(partial(function, *arguments))
 
 
-def answered(function: Callable[[], Answer]) -> Future[Answer]:
+def answer_now(function: Callable[[], Answer]) -> Future[Answer]:
     """What `function` answers, or that it has failed; it is asked at once."""
     answer: Future[Answer] = Future()
     _answer(answer, function)

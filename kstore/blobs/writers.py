@@ -17,7 +17,7 @@ from kstore.blobs.loose import LooseBlobs
 from kstore.blobs.packindex import pack_name
 from kstore.blobs.packwriter import PackWriter
 from kstore.progress import Progress
-from kstore.threads import Pool, answered, submit
+from kstore.threads import Pool, answer_now, submit
 
 _THREADS = 2
 BATCH_COUNT = 128
@@ -121,7 +121,7 @@ class LooseBlobWriter:
         """
         if self._has_failed:
             return
-        stored = answered(partial(self._store, blobs))
+        stored = answer_now(partial(self._store, blobs))
         if stored.exception():
             self._has_failed = True
             self._storing.append(stored)

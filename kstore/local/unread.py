@@ -19,9 +19,9 @@ from kstore.local.finished import Batch, Content, Unfinished, read_in_batches
 from kstore.local.found import Listed, Scan, left_out
 from kstore.local.index import settled_before
 
-Store = Callable[[Sequence[tuple[bytes, bytes]]], None]
+StoreEach = Callable[[Sequence[tuple[bytes, bytes]]], None]
 """Takes digests and blobs in any thread, and in whatever order."""
-Offer = Callable[[Sequence[tuple[bytes, bytes]], int], Store | None]
+Offer = Callable[[Sequence[tuple[bytes, bytes]], int], StoreEach | None]
 """Is given the digest and the stored form of what is read, some at a time, each once it is read; and about how many
 bytes all of it has. Returns what may be given the rest, if each is stored by itself.
 """
@@ -50,11 +50,11 @@ class Reader:
         self._settled_before_ns = settled_before(began_ns)
         self._offer = offer
         self._expected = expected
-        self._store: Store | None = None
+        self._store: StoreEach | None = None
 
     def read(self, files: Iterable[Unread]) -> None:
         """Take all that are finished, and leave out the others."""
-        then = partial(_store, self._store) if self._store else None
+        then = partial(_give_away, self._store) if self._store else None
         for batch in read_in_batches(_in_order(files), _local_paths, then):
             self._take(batch)
 
@@ -104,7 +104,7 @@ def _are_plain(batch: Batch[Unread]) -> list[bool]:
     return [*map(is_plain, [file.kind for file in batch.items], batch.statuses)]
 
 
-def _store(store: Store, batch: Batch[Unread]) -> Batch[Unread]:
+def _give_away(store: StoreEach, batch: Batch[Unread]) -> Batch[Unread]:
     """Give away what is stored as it is, in the thread that has read it: nothing of that waits in memory."""
     plain = _are_plain(batch)
     blobs = compress(zip(batch.digests, batch.contents, strict=True), plain)
