@@ -20,6 +20,9 @@ _LOGGERS = ("kstore", "filelock")
 class OnTermination:
     """Calls `publish` when this process is told to end, before whatever handler was there.
 
+    A handler that somebody has installed since may call ours, as that of Lightning's trainer does. It would have called
+    none where there was a default, and whether the process ends is up to it.
+
     Only the main thread can handle signals; nothing is done in others. Nor is anything where a signal is ignored, or
     handled by something that Python cannot call afterwards; nor where the job has a handler of its own for SIGHUP, to
     read its settings again, for one.
@@ -61,11 +64,12 @@ class OnTermination:
                 with _log_deferred():
                     self._publish()
         finally:
+            is_called_by_another = signal.getsignal(number) != self._handle
             self.remove()
             before = self._before[number]
             if callable(before):
                 before(number, frame)
-            else:
+            elif not is_called_by_another:
                 signal.signal(number, signal.SIG_DFL)
                 os.kill(os.getpid(), number)
 

@@ -297,6 +297,15 @@ GOING_ON = START + (
     "    assert len(cache.checkpoints) == 1\n"
     "    tree.wrapper('two')"
 )
+CHAINED = START + (
+    "def told(*what):\n    global is_told; is_told = True\n    if callable(before): before(*what)\n"
+    "is_told = False\n"
+    "with kstore.synchronized(KEY, live=LIVE, **late, **settings) as cache:\n"
+    "    before = signal.signal(signal.SIGTERM, told)\n"
+    "    tree.wrapper('one'); print('ready', flush=True)\n"
+    "    while not is_told: time.sleep(0.01)\n"
+    "    tree.wrapper('two')"
+)
 ENDING = START + "live = kstore.watch(KEY, **late, **settings)\ntree.wrapper()"
 RAISING = ENDING + "\nraise ValueError('of the job')"
 FORKING = START + (
@@ -590,6 +599,17 @@ def gone(process: int, number: int) -> None:
 
 def test_a_job_that_goes_on_nevertheless_publishes_the_rest_at_its_end(place: Place) -> None:
     code, _, err = end(start(GOING_ON, place))
+
+    assert (code, err) == (0, "")
+    assert place.published() == 2
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_a_handler_that_the_job_installs_in_the_block_and_calls_ours_decides_whether_it_ends(
+    place: Place, live: bool
+) -> None:
+    """As Lightning's trainer does: it takes what is there for another handler, and would not call a default."""
+    code, _, err = end(start(CHAINED.replace("LIVE", str(live)), place))
 
     assert (code, err) == (0, "")
     assert place.published() == 2
