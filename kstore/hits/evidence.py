@@ -121,12 +121,20 @@ def last_run(worker: Worker) -> LastRun | None:
         path
         for path, file in known.items()
         if (path not in old or old[path].flags & _BUILT)
+        and not _is_copied(file.entry, old.get(path))
         and not path.startswith(_PERSONAL)
         and _was_written_after(worker.root.local_path(path), file.entry, restored.mark_ns)
     )
     left_out = sorted({skip.path for skip in found.skipped if not skip.path.startswith(_PERSONAL)})
     unfinished = tuple(path for path in left_out if _has_come_since(worker, path, files, restored.mark_ns))
     return LastRun(restored, old, {path: known[path].entry for path in sorted(came)}, unfinished)
+
+
+def _is_copied(entry: Entry, restored: Entry | None) -> bool:
+    """Whether a graph is the one that was restored, whoever has written it since: compilers give it other bytes each
+    time, so these were copied, as by `torch.compiler.load_cache_artifacts`.
+    """
+    return restored is not None and bool(restored.flags & _SLOT) and entry.digest == restored.digest
 
 
 def _was_written_after(file: str, stored: Entry | None, mark_ns: int) -> bool:
@@ -205,7 +213,8 @@ class _Evidence:
             status = os.lstat(self._worker.root.local_path(path))
         except OSError:
             return False
-        if status.st_atime_ns > self._run.restored.mark_ns:
+        is_ours = bears_stamp(status.st_mtime_ns, self._run.old[path].digest)
+        if status.st_atime_ns > max(self._run.restored.mark_ns, 0 if is_ours else status.st_mtime_ns):
             return True
         changed = max(status.st_mtime_ns, status.st_ctime_ns)
         is_noted = status.st_atime_ns <= changed or time.time_ns() - status.st_atime_ns > _DAY

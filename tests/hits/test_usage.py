@@ -140,6 +140,23 @@ def test_a_second_answer_to_a_key_is_a_miss(node: Node) -> None:
     assert usage(node).components["inductor"].misses == 1
 
 
+@pytest.mark.parametrize("is_read", [False, True])
+def test_a_graph_that_is_copied_over_the_one_that_was_restored_was_not_compiled(node: Node, is_read: bool) -> None:
+    """As torch does that loads a mega-cache in which the same graphs are."""
+    for path in node.tree.root.glob("inductor/fxgraph/*/*/*"):
+        copy = path.with_name("copy")
+        copy.write_bytes(path.read_bytes())
+        copy.replace(path)
+    let_the_clock_move(node)
+    if is_read:
+        read_all(node)
+
+    report = usage(node)
+
+    assert report.components["inductor"] == Usage(restored=2, hits=2 if is_read else 0)
+    assert not report.missed
+
+
 def test_after_a_miss_all_is_compiled_anew(tmp_path: Path) -> None:
     node = Node(tmp_path)
     assert node.restore().status is RestoreStatus.MISS
