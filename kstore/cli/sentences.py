@@ -10,6 +10,7 @@ from kstore.cli.output import Output
 from kstore.errors import IntegrityError, KstoreError, MissError
 from kstore.hits import Usage, UsageReport
 from kstore.local.found import Skipped
+from kstore.published.layers import unforgotten
 from kstore.report import CommitReport, CommitStatus, Count, LeftOut, RestoreReport, RestoreStatus
 from kstore.scope import choices
 from kstore.words import amount, command_line, duration, files, plural, size
@@ -158,7 +159,7 @@ def tell_elsewhere(output: Output, store: Store, report: RestoreReport) -> None:
     named = store.settings.gpu or store.settings.environment
     if named and report.status is RestoreStatus.MISS and not (report.withdrawn or report.error):
         with suppress(KstoreError):
-            if found := sorted(store.scopes(report.key)):
+            if found := sorted(unforgotten(store.storage, store.scopes(report.key))):
                 more = f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
                 output.say(f"{report.key} is published for: {choices(found[:_SHOWN])}{more}")
 

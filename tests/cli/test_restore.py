@@ -83,6 +83,17 @@ def test_a_miss_for_a_gpu_that_was_named_tells_which_ones_there_are(cli: Cli, co
     assert f"kstore: my/v1 is published for: --gpu {GPU} --environment {ENVIRONMENT}\n" in result.err
 
 
+def test_a_miss_tells_of_no_gpu_of_which_nothing_is_published_any_more_or_yet(cli: Cli) -> None:
+    cli.publish("my/v1")
+    cli("forget", "my/v1")
+    (cli.store / f"refs/nvidia-h10/my/v1/@{ENVIRONMENT}").mkdir(parents=True)  # as a commit that was killed leaves it
+
+    result = cli("restore", "my/v1", "--gpu", "nvidia-h10")
+
+    assert result.code == 0
+    assert "is published for" not in result.err
+
+
 def test_a_miss_is_one_with_require(cli: Cli) -> None:
     result = cli("restore", "my/v1", "--require")
 
