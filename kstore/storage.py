@@ -175,6 +175,8 @@ class Storage:
             with Pool(1) as aside:
                 tagged = submit(aside, self.backend.put_if_absent, _TAG, _TAG_TEXT)
                 created = self.backend.put_if_absent(_SETTINGS, json.dumps(content, indent=1).encode() + b"\n")
+                if created:  # Without it nothing here can be read, and nobody has it to bring it back.
+                    self.backend.sync(_SETTINGS)
                 tagged.result()
             if created:
                 self._settings = content

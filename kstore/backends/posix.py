@@ -22,7 +22,7 @@ from types import TracebackType
 from kstore.backends.base import STAGING, Child, NewObject, StagingLost, Stat, check_name
 from kstore.backends.reading import OpenedFile, read_part
 from kstore.calls import Status, link_first, read_each, stat_each, times, unlink_each
-from kstore.files import NewFile, publish_files, write_files
+from kstore.files import READ, NewFile, publish_files, write_files
 from kstore.folders import make_folder
 from kstore.threads import begin
 
@@ -94,6 +94,17 @@ class PosixBackend:
         sees on NFS who else has one there. One that holds nothing is whole at once.
         """
         return self._put_staged([NewObject(name, data)])[0] if data else self._put_empty(self.path(name))
+
+    def sync(self, name: str) -> None:
+        """Have an object on the server's disk: what was written in the last half minute goes with its power. It is no
+        less there where that cannot be.
+        """
+        with suppress(OSError):
+            fd = os.open(self.path(name), READ)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
 
     def _put_empty(self, path: str) -> bool:
         try:

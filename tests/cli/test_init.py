@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import errno
 import json
+import os
 
 import pytest
 
@@ -14,6 +16,23 @@ def test_it_makes_a_store_and_says_what_to_do_next(cli: Cli) -> None:
     assert result.out == f"made a store in {cli.store}; what is superseded is kept for 1 h\n"
     assert result.err.startswith("kstore: next")
     assert json.loads((cli.store / "kstore.json").read_text())["grace"] == 3600
+
+
+def test_power_that_fails_leaves_a_store_its_settings(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced = list[int]()
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.fstat(fd).st_ino))
+    cli("init")
+
+    assert synced == [(cli.store / "kstore.json").stat().st_ino]
+
+
+def test_a_store_that_cannot_be_synced_is_made_all_the_same(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(fd: int) -> None:
+        raise OSError(errno.ENOTSUP, "Operation not supported")
+
+    monkeypatch.setattr(os, "fsync", refuse)
+
+    assert cli("init").code == 0
 
 
 def test_a_store_that_is_there_is_left_as_it_is(cli: Cli) -> None:
