@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from kstore.environment.gpu import gpu_slug
-from kstore.environment.host import Host, detect_host, host_hint, machine_of, surroundings
+from kstore.environment.host import Host, boot, detect_host, host_hint, machine_of, surroundings
 from kstore.environment.influences import key_facts
 from kstore.environment.software import Environment, detect_environment, names_no_compiler
 
 __all__ = [
     "Environment",
     "Host",
+    "boot",
     "detect_environment",
     "detect_host",
     "gpu_slug",

@@ -58,6 +58,13 @@ def detect_host(environ: Mapping[str, str] = os.environ) -> Host:
     return _detect(tuple(_compiler_environment(environ).items()), _site_packages())
 
 
+def boot() -> str:
+    """Equal for all that happens between two starts of this machine; empty if it cannot be known."""
+    with suppress(OSError):  # not Linux
+        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+    return ""
+
+
 def surroundings(environ: Mapping[str, str] = os.environ) -> str:
     """Equal for processes that see the same processor, files and compiler: of one boot, one mount namespace, one root
     folder, with the compiler's variables and torch alike. Without asking the compiler; empty if it cannot be known.
@@ -65,14 +72,14 @@ def surroundings(environ: Mapping[str, str] = os.environ) -> str:
     try:
         root = os.stat("/")
         facts = {
-            "boot": Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip(),
+            "boot": boot(),
             "mounts": os.readlink("/proc/self/ns/mnt"),
             "root": f"{root.st_dev} {root.st_ino}",
             "site_packages": _site_packages(),
         }
-    except OSError:  # not Linux
+    except OSError:
         return ""
-    return digest_of_facts(facts | _compiler_environment(environ))
+    return digest_of_facts(facts | _compiler_environment(environ)) if facts["boot"] else ""
 
 
 def host_hint(environ: Mapping[str, str] = os.environ) -> str:

@@ -23,6 +23,7 @@ import filelock
 from kstore.components.table import KSTORE_FOLDER
 from kstore.deadline import Waiting
 from kstore.digest import digest_of
+from kstore.environment import boot
 from kstore.errors import CacheRootError, IntegrityError, WaitTimeout
 from kstore.files import NO_FILE, read_whole
 from kstore.local.cacheroot import CacheRoot
@@ -221,7 +222,7 @@ class StateFolder:
         try:
             content = json.loads(read_whole(self._sync))
             state.host, state.foreign = str(content["host"]), _digests(content["foreign"])
-            is_here = content.get("placing") == self._placing
+            is_here = content.get("placing") == self._placing and content.get("boot") == boot()
             data = read_whole(self._base)
             ref = read_ref(content)
             if digest_of(data) == ref.manifest:
@@ -240,7 +241,9 @@ class StateFolder:
                     f"{self._folder} cannot be read: {error.strerror}; see its owner, and what ails its disk"
                 ) from error
             log.warning("what %s grew from cannot be read (%r); it is merged as new", self._folder, error)
-        if not is_here:  # A root that was moved holds paths that are no longer its own.
+        # A root that was moved holds paths that are no longer its own. And power that fails leaves a folder its times,
+        # and files in it empty that were written half a minute before.
+        if not is_here:
             state.index.folders.clear()
         return state
 
@@ -255,12 +258,14 @@ class StateFolder:
         replace_record(self._still, json.dumps(content).encode(), b"\n", paths)
 
     def still(self) -> StillRoot | None:
-        """What `save_still` remembered, if nothing else was since. Needs no lock."""
+        """What `save_still` remembered, if nothing else was since this machine was started. Needs no lock."""
         with suppress(*UNREADABLE):
             fields, _, paths = read_whole(self._still).partition(b"\n")
             content, sync = json.loads(fields), read_whole(self._sync)
             if content["sync"] == digest_of(sync).hex():
                 base = json.loads(sync)
+                if base.get("boot") != boot():
+                    return None
                 waiting, supports = int(base.get("waiting", 0)), base.get("supports", [])
                 found, still = Base(base["store"], Snapshot(read_ref(base), b"")), Still.load(content["still"], paths)
                 return StillRoot(found, len(base["declined"]), waiting, still, content["damage"], supports)
@@ -325,6 +330,7 @@ class StateFolder:
             "seen": seen,
             "supports": supports,
             "placing": self._placing,
+            "boot": boot(),
         }
         # The ref names the manifest by its digest: a crash between the two leaves no base rather than a wrong one.
         replace_records({self._base: base.snapshot.data, self._sync: json.dumps(content).encode()})

@@ -241,3 +241,30 @@ def test_times_that_are_cut_short_are_looked_at_no_more(node: Node, scans: list[
     data = still_of(node).read_bytes()
     still_of(node).write_bytes(data[: int(len(data) * kept) if 0 < kept < 1 else int(kept)])
     assert (node.restore().status, len(scans)) == (RestoreStatus.CURRENT, 1)
+
+
+def empty_all(node: Node) -> None:
+    """As power that fails leaves what was written just before: names and times are there. What is changed in place is
+    the job's own, whatever it holds.
+    """
+    for path in contents(node.tree.root).keys() - {"inductor/ab/x.cu", "inductor/cache/system"}:
+        file = node.tree.root / path
+        file.chmod(0o600)
+        os.truncate(file, 0)
+
+
+@pytest.mark.parametrize("layout", ["packed"], indirect=True)
+@pytest.mark.parametrize("commits", [False, True])
+def test_what_power_that_failed_has_emptied_comes_back(
+    node: Node, monkeypatch: pytest.MonkeyPatch, commits: bool
+) -> None:
+    if commits:
+        node.tree.kernel("two")
+        time.sleep(TICK)
+        assert node.commit().status is CommitStatus.COMMITTED
+    before = contents(node.tree.root)
+    empty_all(node)
+    monkeypatch.setattr("kstore.local.state.boot", lambda: "another")
+
+    assert node.restore().status is RestoreStatus.RESTORED
+    assert contents(node.tree.root) == before
