@@ -241,8 +241,7 @@ class StateFolder:
                     f"{self._folder} cannot be read: {error.strerror}; see its owner, and what ails its disk"
                 ) from error
             log.warning("what %s grew from cannot be read (%r); it is merged as new", self._folder, error)
-        # A root that was moved holds paths that are no longer its own. And power that fails leaves a folder its times,
-        # and files in it empty that were written half a minute before.
+        # A root that was moved holds the paths of another; power that fails empties files in folders whose times stand.
         if not is_here:
             state.index.folders.clear()
         return state
@@ -262,10 +261,8 @@ class StateFolder:
         with suppress(*UNREADABLE):
             fields, _, paths = read_whole(self._still).partition(b"\n")
             content, sync = json.loads(fields), read_whole(self._sync)
-            if content["sync"] == digest_of(sync).hex():
-                base = json.loads(sync)
-                if base.get("boot") != boot():
-                    return None
+            base = json.loads(sync)
+            if content["sync"] == digest_of(sync).hex() and base.get("boot") == boot():
                 waiting, supports = int(base.get("waiting", 0)), base.get("supports", [])
                 found, still = Base(base["store"], Snapshot(read_ref(base), b"")), Still.load(content["still"], paths)
                 return StillRoot(found, len(base["declined"]), waiting, still, content["damage"], supports)
