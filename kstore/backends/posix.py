@@ -96,9 +96,7 @@ class PosixBackend:
         return self._put_staged([NewObject(name, data)])[0] if data else self._put_empty(self.path(name))
 
     def sync(self, name: str) -> None:
-        """Have an object on the server's disk: what was written in the last half minute goes with its power. It is no
-        less there where that cannot be.
-        """
+        """Have an object on the disk: what was written in the last half minute goes with the power."""
         with suppress(OSError):
             fd = os.open(self.path(name), READ)
             try:

@@ -252,6 +252,9 @@ class MemoryBackend:
     def put_if_absent(self, name: str, data: bytes) -> bool:
         return self.put_many([NewObject(name, data)])[0]
 
+    def sync(self, name: str) -> None:
+        """Memory has nothing else."""
+
     def put_many(self, objects: Sequence[NewObject]) -> list[bool]:
         """Each object appears by itself."""
         steps = [Step(Kind.CREATE, check_name(o.name), data=o.data, fraction_ns=o.fraction_ns) for o in objects]
