@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 
 from kstore.live.imports import import_commit
 
 _ENDINGS = (signal.SIGTERM, signal.SIGHUP)
+_ACTION_SIZE = 1024
+"""Bytes that a C library's `struct sigaction` surely fits in."""
 _LOGGERS = ("kstore", "filelock")
 """What threads that the handler waits for log to."""
 
@@ -34,6 +38,8 @@ class OnTermination:
         self._process = os.getpid()
         self._is_active = False
         self._before: dict[int, Callable[[int, FrameType | None], object] | int] = {}
+        self._native: dict[int, bytes] = {}
+        """What was there where Python knew of nothing but a default."""
 
     def install(self) -> None:
         """From now on."""
@@ -42,10 +48,14 @@ class OnTermination:
         import_commit()
         for number in _ENDINGS:
             before = signal.getsignal(number)
-            if before not in (None, signal.SIG_IGN) and not (number == signal.SIGHUP and _is_the_jobs(before)):
+            is_native = before == signal.SIG_DFL and _is_caught(number)
+            is_the_jobs = is_native or _is_the_jobs(before)
+            if before not in (None, signal.SIG_IGN) and not (number == signal.SIGHUP and is_the_jobs):
                 self._before[number] = before
                 self._is_active = True
                 with suppress(ValueError):  # A subinterpreter has a main thread, but no signals.
+                    if is_native:
+                        self._native[number] = _action(number)
                     signal.signal(number, self._handle)
 
     def remove(self) -> None:
@@ -56,6 +66,8 @@ class OnTermination:
         for number, before in self._before.items():
             if signal.getsignal(number) == self._handle:
                 signal.signal(number, before)
+                if number in self._native:
+                    _action(number, self._native[number])
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         # A forked child, such as a data loader's, has inherited the handler and compiles nothing of its own.
@@ -66,11 +78,12 @@ class OnTermination:
         finally:
             is_called_by_another = signal.getsignal(number) != self._handle
             self.remove()
-            before = self._before[number]
+            before = self._before.get(number, signal.SIG_DFL)  # It may have been installed for another signal, too.
             if callable(before):
                 before(number, frame)
             elif not is_called_by_another:
-                signal.signal(number, signal.SIG_DFL)
+                if number not in self._native:
+                    signal.signal(number, signal.SIG_DFL)
                 os.kill(os.getpid(), number)
 
 
@@ -126,6 +139,21 @@ def has_ended(process: int) -> bool:
     except OSError as error:  # It may be there, and another user's by now.
         return isinstance(error, ProcessLookupError)
     return False
+
+
+def _is_caught(number: int) -> bool:
+    """Whether anything handles a signal, be it `faulthandler` or a library, of which Python knows nothing."""
+    with suppress(OSError, ValueError):  # not Linux
+        caught = Path("/proc/self/status").read_text("utf-8", "replace").partition("\nSigCgt:")[2]
+        return bool(int(caught.partition("\n")[0], 16) >> (number - 1) & 1)
+    return False
+
+
+def _action(number: int, new: bytes | None = None) -> bytes:
+    """What the process does on a signal, as `sigaction` tells it; from now on what is `new`."""
+    old = ctypes.create_string_buffer(_ACTION_SIZE)
+    ctypes.CDLL(None).sigaction(number, new, old)
+    return old.raw
 
 
 def _is_the_jobs(handler: object) -> bool:

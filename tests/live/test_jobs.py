@@ -306,6 +306,19 @@ CHAINED = START + (
     "    while not is_told: time.sleep(0.01)\n"
     "    tree.wrapper('two')"
 )
+NATIVE = START + (
+    "import faulthandler\n"
+    "faulthandler.register(signal.SIGTERM, sys.stdout, chain=CHAIN)\n"
+    "with kstore.synchronized(KEY, **settings) as cache:\n"
+    "    tree.wrapper('one'); print('ready', flush=True)\n"
+    "    while signal.getsignal(signal.SIGTERM) != signal.SIG_DFL: time.sleep(0.01)\n"
+    "    tree.wrapper('two')"
+)
+COPIED = START + (
+    "with kstore.synchronized(KEY, **settings):\n"
+    "    signal.signal(signal.SIGUSR1, signal.getsignal(signal.SIGTERM))\n"
+    "    tree.wrapper(); wait()"
+)
 ENDING = START + "live = kstore.watch(KEY, **late, **settings)\ntree.wrapper()"
 RAISING = ENDING + "\nraise ValueError('of the job')"
 FORKING = START + (
@@ -613,6 +626,24 @@ def test_a_handler_that_the_job_installs_in_the_block_and_calls_ours_decides_whe
 
     assert (code, err) == (0, "")
     assert place.published() == 2
+
+
+@pytest.mark.parametrize(("chain", "code", "published"), [(False, 0, 2), (True, -signal.SIGTERM, 1)])
+def test_a_handler_that_python_does_not_know_of_does_what_it_would_have_done(
+    place: Place, chain: bool, code: int, published: int
+) -> None:
+    ended, out, err = end(start(NATIVE.replace("CHAIN", str(chain)), place))
+
+    assert (ended, err) == (code, "")
+    assert "most recent call first" in out
+    assert place.published() == published
+
+
+def test_a_handler_that_the_job_gives_another_signal_ends_it_by_that(place: Place) -> None:
+    code, _, err = end(start(COPIED, place), signal.SIGUSR1)
+
+    assert (code, err) == (-signal.SIGUSR1, "")
+    assert place.published() == 1
 
 
 def test_a_signal_that_is_ignored_stays_so(place: Place) -> None:
