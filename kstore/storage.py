@@ -176,7 +176,7 @@ class Storage:
                 tagged = submit(aside, self.backend.put_if_absent, _TAG, _TAG_TEXT)
                 created = self.backend.put_if_absent(_SETTINGS, json.dumps(content, indent=1).encode() + b"\n")
                 if created:  # Without it nothing here can be read, and nobody has it to bring it back.
-                    self.backend.sync(_SETTINGS)
+                    self.backend.write_out(_SETTINGS)
                 tagged.result()
             if created:
                 self._settings = content

@@ -116,8 +116,8 @@ class Backend(Protocol):
     def put_if_absent(self, name: str, data: bytes) -> bool:
         """Create an object. False if that name is taken; the object there stays."""
 
-    def sync(self, name: str) -> None:
-        """Have an object outlive a power cut of the storage from now on, where that can be asked for."""
+    def write_out(self, name: str) -> None:
+        """Have an object outlive a power cut of the storage as soon as that can be had without waiting."""
 
     def put_many(self, objects: Sequence[NewObject]) -> list[bool]:
         """`put_if_absent` for many small objects, a few hundred at most; True for each that was created."""

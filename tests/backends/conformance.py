@@ -86,12 +86,12 @@ class BackendConformance:
             with pytest.raises(FileNotFoundError):
                 backend.open(name)
 
-    def test_an_object_is_as_it_was_once_it_is_synced(self, backend: Backend) -> None:
-        backend.sync("folder/name")
+    def test_an_object_that_is_written_out_is_as_it_was(self, backend: Backend) -> None:
+        backend.write_out("folder/name")
         assert not [*backend.list("folder")]
         backend.put("folder/name", b"data")
         before = backend.stat("folder/name")
-        backend.sync("folder/name")
+        backend.write_out("folder/name")
         assert (backend.get("folder/name"), backend.stat("folder/name")) == (b"data", before)
 
     def test_an_object_is_touched_by_the_storages_clock(self, backend: Backend) -> None:

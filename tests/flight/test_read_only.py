@@ -41,7 +41,7 @@ class ReadOnlyBackend:
 def test_every_call_of_a_backend_reads_or_is_refused() -> None:
     calls = {name for protocol in (Backend, LocalPaths) for name in vars(protocol) if not name.startswith("_")}
     assert calls - set(READING) == {
-        "put", "put_if_absent", "put_many", "sync", "touch", "upload", "make_ahead", "delete", "move", "clock",
+        "put", "put_if_absent", "put_many", "touch", "upload", "write_out", "make_ahead", "delete", "move", "clock",
     }  # fmt: skip
 
 

@@ -252,7 +252,7 @@ class MemoryBackend:
     def put_if_absent(self, name: str, data: bytes) -> bool:
         return self.put_many([NewObject(name, data)])[0]
 
-    def sync(self, name: str) -> None:
+    def write_out(self, name: str) -> None:
         """Memory has nothing else."""
 
     def put_many(self, objects: Sequence[NewObject]) -> list[bool]:
