@@ -12,8 +12,12 @@ from contextlib import contextmanager
 from kstore import calls
 from kstore.calls import NO_FILE, NewFile, open_unnoticed, write_first
 
-__all__ = ["NO_FILE", "READ", "NewFile", "publish_files", "read_all", "read_whole", "write_files", "write_rows"]
+__all__ = [
+    "CORRUPT", "NO_FILE", "READ", "NewFile", "publish_files", "read_all", "read_whole", "write_files", "write_rows",
+]  # fmt: skip
 
+CORRUPT = {errno.EBADMSG, errno.EUCLEAN}
+"""What ext4 and XFS say of a file whose own record is damaged (EFSBADCRC, EFSCORRUPTED), until that is mended."""
 READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 """Nobody waits for the writer of a pipe."""
 

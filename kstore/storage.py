@@ -18,6 +18,7 @@ from kstore.backends.base import STAGING
 from kstore.blobs import BlobStore, packindex
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError, MissError, StoreFormatError, StoreUnavailable
+from kstore.files import CORRUPT
 from kstore.folders import make_folder
 from kstore.published.delta import read_manifest
 from kstore.published.layers import PATIENCE, Below
@@ -301,11 +302,16 @@ def reporting_trouble(location: str, verb: str) -> Iterator[None]:
         yield
     except OSError as error:
         path = error.filename2 or error.filename  # Of a link, what was to be made.
-        what = "the limits of this process (ulimit -a)" if error.errno in _LIMITS else _MOUNT
         raise StoreUnavailable(
             f"cannot {verb} the store at {location}: {error.strerror or error}{f' ({path})' if path else ''}; "
-            f"check {what}"
+            f"check {_to_be_checked(error)}"
         ) from error
+
+
+def _to_be_checked(error: OSError) -> str:
+    if error.errno in CORRUPT:
+        return "its filesystem (fsck)"
+    return "the limits of this process (ulimit -a)" if error.errno in _LIMITS else _MOUNT
 
 
 def _parse_settings(location: str, data: bytes) -> dict[str, Any]:

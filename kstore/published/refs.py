@@ -14,7 +14,7 @@ from dataclasses import replace
 from kstore.backends import Backend, Upload
 from kstore.backends.base import NEAR, numbers_in
 from kstore.errors import IntegrityError, MissError, UsageError
-from kstore.files import NO_FILE
+from kstore.files import CORRUPT, NO_FILE
 from kstore.published.ref import REFS, Ref, folder_of, load_ref, ref_name
 from kstore.scope import MAX_KEY_LENGTH, Scope
 from kstore.threads import begin
@@ -75,9 +75,10 @@ class Refs:
         except FileNotFoundError:
             raise _no_generation(scope, generation) from None
         except OSError as error:
-            if error.errno not in NO_FILE:
+            if error.errno not in NO_FILE | CORRUPT:
                 raise
-            what = f"generation {generation} of {scope} is no file ({error.strerror})"
+            ail = "is corrupt on its filesystem" if error.errno in CORRUPT else "is no file"
+            what = f"generation {generation} of {scope} {ail} ({error.strerror})"
             raise IntegrityError(f"{what}: it is damaged; see `kstore verify {scope.key}`") from error
 
     def _get(self, scope: Scope, generation: int) -> bytes:

@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 
 import kstore
+from kstore.errors import StoreUnavailable
 from kstore.local.link import LinkMode
 from kstore.report import CommitStatus, RestoreStatus
 from tests.filesystems.conformance import SETTINGS, Pair
-from tests.filesystems.volumes import Volumes, ext4, overlay, remount
+from tests.filesystems.volumes import Volumes, corrupt, ext4, overlay, remount
 from tests.trees import KEY, SUFFIXES, contents
 
 pytestmark = pytest.mark.privileged
@@ -107,6 +108,26 @@ def test_a_store_that_is_mounted_read_only_beside_the_cache_root(volumes: Volume
     failed = kstore.commit(KEY, store=pair.store, cache_root=volume / "second", environ={}, **SETTINGS)
     assert failed.status is CommitStatus.FAILED
     assert os.strerror(errno.EROFS) in failed.error
+
+
+def test_a_ref_whose_record_on_the_disk_is_damaged_is_passed_over(volumes: Volumes) -> None:
+    pair = Pair(volumes.make("ext4"), volumes.make("tmpfs"))
+    pair.publish("loose")
+    before = pair.portable("first")
+    pair.tree("first").kernel("two")
+    pair.worker("first", "loose").commit(KEY)
+    store = pair.worker("first")
+    corrupt(pair.store / store.storage.refs.get(store.scope(KEY), 2).name)
+
+    assert pair.worker("second").restore(KEY).generation == 1
+    assert pair.portable("second") == before
+    assert store.commit(KEY).generation == 3
+    assert pair.worker("third").restore(KEY).generation == 3
+    assert pair.portable("third") == pair.portable("first")
+    (damage,) = store.verify().damage
+    assert "generation 2 of" in damage.reason and "is corrupt on its filesystem (Bad message)" in damage.reason
+    with pytest.raises(StoreUnavailable, match="check its filesystem"):
+        store.gc()
 
 
 def test_a_filesystem_that_turns_read_only_under_a_store(volumes: Volumes) -> None:

@@ -106,6 +106,17 @@ def remount(volume: Path, options: str) -> None:
     _run("mount", "-o", f"remount,{options}", volume)
 
 
+def corrupt(file: Path) -> None:
+    """Damage the record that an ext4 on a loop device has of a file: whoever opens it is told so."""
+    if shutil.which("debugfs") is None:
+        pytest.skip("debugfs is not installed")
+    (volume,) = (folder for folder in file.parents if os.path.ismount(folder) and folder.name.startswith("volume"))
+    image, record = volume.with_name(volume.name.replace("volume", "image")), file.stat().st_ino
+    _run("umount", volume)
+    _run("debugfs", "-w", "-R", f"set_inode_field <{record}> checksum 0x1234", image)
+    _run("mount", "-o", "loop,noatime", image, volume)
+
+
 def fill(volume: Path) -> Path:
     """Take all space that is left, without writing it: of a small volume, and never of the machine's own disk."""
     found = os.statvfs(volume)
