@@ -8,7 +8,7 @@ import click
 
 from kstore.cli.columns import Column
 from kstore.cli.options import ERROR, INTEGRITY, Command, Invocation, complete_key, on_store
-from kstore.errors import IntegrityError
+from kstore.errors import IntegrityError, KstoreError, StoreUnavailable
 from kstore.words import age, size
 
 if TYPE_CHECKING:
@@ -44,11 +44,11 @@ def command(invocation: Invocation, prefix: str) -> int:
 
     output, store = invocation.output, invocation.store()
     with output.working("reading the store"):
-        found, damaged = _newest(store, prefix)
+        found, untold = _newest(store, prefix)
         refs = [ref for ref in found if ref.state is not RefState.FORGOTTEN]
-        if not (found or damaged or store.storage.below or store.storage.settings):
+        if not (found or untold or store.storage.below or store.storage.settings):
             store.storage.is_made()  # Else the folder holds something else, and no advice to make one would help.
-    for error in damaged:
+    for error in untold:
         output.warn(str(error))
     if output.json:
         scopes = [ref.describe() | {"store": _store_of(store, ref)} for ref in refs]
@@ -57,23 +57,23 @@ def command(invocation: Invocation, prefix: str) -> int:
         _print(output, store, refs)
     elif found:
         _say_forgotten(invocation, found)
-    elif not damaged:
+    elif not untold:
         _say_empty(invocation, store, prefix)
-    return damaged[0].exit_code if damaged else 0
+    return untold[0].exit_code if untold else 0
 
 
-def _newest(store: Store, prefix: str) -> tuple[list[Ref], list[IntegrityError]]:
+def _newest(store: Store, prefix: str) -> tuple[list[Ref], list[KstoreError]]:
     """The newest generation of each scope, and why some cannot be told."""
-    refs, damaged = [], []
+    refs, untold = [], list[KstoreError]()
     scopes = (scope for scope in store.scopes() if scope.key.startswith(prefix))
     for scope in sorted(scopes, key=lambda scope: (scope.key, scope.gpu, scope.environment)):
         try:
             ref = store.newest(scope)
-        except IntegrityError as error:
-            damaged.append(error)
+        except (IntegrityError, StoreUnavailable) as error:  # A store that has gone cannot be listed either.
+            untold.append(error)
         else:
             refs += [ref] if ref else []
-    return refs, damaged
+    return refs, untold
 
 
 def _store_of(store: Store, ref: Ref) -> str:

@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+import errno
+import os
 import re
+from typing import Any
 
 import pytest
 
+from kstore.backends import PosixBackend
 from tests.cli.commandline import ENVIRONMENT, GPU, Cli, on_terminal
 
 
@@ -132,6 +136,24 @@ def test_a_damaged_ref_does_not_hide_the_others(cli: Cli) -> None:
     assert result.code == 4
     assert result.out.splitlines()[1].startswith("my/v2 ")
     assert "warning: generation 1 of my/v1" in result.err
+
+
+def test_a_ref_that_cannot_be_read_does_not_hide_the_others(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    cli.publish("my/v1")
+    cli.publish("my/v2")
+    get = PosixBackend.get
+
+    def fail(backend: PosixBackend, name: str, *part: Any) -> bytes:
+        if "my/v1" in name:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), name)
+        return get(backend, name, *part)
+
+    monkeypatch.setattr(PosixBackend, "get", fail)
+    result = cli("ls")
+
+    assert result.code == 1
+    assert result.out.splitlines()[1].startswith("my/v2 ")
+    assert re.search("warning: cannot read the store .*Input/output error .*my/v1", result.err)
 
 
 def test_a_store_whose_only_key_is_damaged_is_not_called_empty(cli: Cli) -> None:
