@@ -22,6 +22,7 @@ _ELF64 = 2
 _SECTION_TABLE = struct.Struct("<Q")
 _SECTION_COUNTS = struct.Struct("<HH")
 _WRITING_TIME = 3600.0
+_LOCK = "lock"
 _BATCH = 1 << 20
 """Bytes of files that are read in one go: with fewer, two threads would wait for each other's turn too often."""
 _COUNT = 256
@@ -111,7 +112,7 @@ def _read_batch(paths_of: Callable[[Sequence[Item]], Sequence[str]], batch: list
 
 
 def check_unlocked(lock: str) -> None:
-    """Inductor's compilers write an `.so` straight to its name, under a lock (`CppCodeCache` in torch).
+    """Torch's compilers write an `.so` straight to its name, under a lock (`CppCodeCache`, `cpp_extension`).
 
     Raises:
         Unfinished: somebody holds the lock.
@@ -143,6 +144,23 @@ def check_whole_object(data: bytes) -> None:
         if table and table + entry_size * entries <= len(data):
             return
     raise Unfinished("it is cut short")
+
+
+def is_at_work(path: str) -> bool:
+    """Whether what shows that a group is being written is not what somebody left there.
+
+    The lock of a torch extension stays from torch 2.14 on, and who builds holds it (`FileLock`). Before, it was there
+    only while somebody built, and executable (`FileBaton`), which the other never is.
+    """
+    try:
+        if os.path.basename(path) != _LOCK or os.lstat(path).st_mode & 0o111:
+            return is_recent(path)
+        check_unlocked(path)
+    except Unfinished:
+        return True
+    except OSError:
+        return is_recent(path)
+    return False
 
 
 def is_recent(path: str) -> bool:

@@ -24,7 +24,7 @@ from kstore.components import Component, Kind, Table
 from kstore.components.table import KSTORE_FOLDER
 from kstore.folders import list_folders
 from kstore.local.cacheroot import CacheRoot
-from kstore.local.finished import is_recent
+from kstore.local.finished import is_at_work, is_recent
 from kstore.local.found import BEING_WRITTEN, Found, Listed, Place, Scan, Skipped, left_out
 from kstore.local.index import Index, Known, KnownFolder, is_settled
 from kstore.local.unread import Offer, Reader, Unread
@@ -218,7 +218,7 @@ class _Walk:
 
     def _ignores_or_waits(self, place: Place, name: str, below: str, into: Found) -> bool:
         """Whether something in a folder is ignored; what shows that a group is being written makes that wait."""
-        if place.unit and self._component.is_busy(below) and is_recent(f"{place.local}/{name}"):
+        if place.unit and self._component.is_busy(below) and is_at_work(f"{place.local}/{name}"):
             into.skipped.append(Skipped(f"{place.path}/{name}", BEING_WRITTEN))
             self._found.busy.add(place.path)
         return self._component.ignores(below)

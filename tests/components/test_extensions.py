@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import time
 from pathlib import Path
 
 import pytest
@@ -50,7 +53,20 @@ def test_one_that_is_being_built_waits_for_the_next_commit(tmp_path: Path) -> No
     node = Node(tmp_path)
     build(node, "source", "1")
     lock = node.tree.root / FOLDER / "lock"
-    lock.touch()
+    os.close(os.open(lock, os.O_CREAT | os.O_EXCL))  # as torch before 2.14 does
     assert node.commit().new_files == 0
     lock.unlink()
     assert node.commit().new_files == 4
+
+
+@pytest.mark.parametrize("age", [0, 7200])
+def test_the_lock_that_torch_leaves_says_something_only_while_it_is_held(tmp_path: Path, age: int) -> None:
+    node = Node(tmp_path)
+    build(node, "source", "1")
+    lock = node.tree.root / FOLDER / "lock"
+    with lock.open("w") as held:
+        os.utime(lock, (time.time() - age,) * 2)
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert node.commit().new_files == 0
+    assert node.commit().new_files == 4
+    assert lock.exists()
