@@ -58,6 +58,26 @@ def test_a_root_that_outlives_its_host_does_not_pass_its_objects_on(
     assert len(contents(node.tree.root)) == 2
 
 
+def test_another_host_tries_itself_whether_a_library_can_be_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What torch from 2.14 on leaves beside a library that it could load, and then does not try any more."""
+    builder = Node(tmp_path, "builder")
+    library = builder.tree.put("inductor/ab/c1.so", shared_object())
+    mark = builder.tree.put(f"{library}.load_ok", b"")
+    builder.tree.wrapper()
+    assert builder.commit().new_files == 3
+    same = Node(tmp_path, "same")
+    assert same.restore().files == 3
+    assert same.tree.read(mark) == b""
+    assert same.commit().status == "unchanged"
+    go_to_host("b", monkeypatch)
+    other = Node(tmp_path, "other")
+    other.restore()
+    assert not other.tree.has(mark)
+    assert len(contents(other.tree.root)) == 1
+
+
 def test_what_is_for_other_hosts_is_told_until_there_is_ones_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

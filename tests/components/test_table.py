@@ -243,6 +243,7 @@ def test_other_folders_of_inductor_are_neither(inductor: Component, folder: str)
 
 def test_the_lock_of_a_shared_object(inductor: Component) -> None:
     assert inductor.method("lock", f"ab/c{HEX}.main.so") == "{folder}/../locks/{stem}.lock"
+    assert inductor.method("lock", f"quack/{HEX}/{HEX}.o") == "{folder}/{stem}.lock"  # jit_cache in torch._vendor.quack
     assert inductor.method("lock", f"ab/c{HEX}.py") is None
 
 
