@@ -50,6 +50,8 @@ class _File:
     def __init__(self, data: bytes) -> None:
         self._data = data
         self._size = self._page_size(0)
+        self._count = 0
+        """Pages that LMDB maps."""
         self._seen: set[int] = set()
 
     def check(self) -> None:
@@ -58,9 +60,10 @@ class _File:
         metas = [_LAST_AND_TRANSACTION.unpack_from(self._data, meta + _LAST_AT) for meta in (0, self._size)]
         if len(self._data) % self._size or (max(last for last, _ in metas) + 1) * self._size > len(self._data):
             raise _Astray("it ends before its last page")
-        # Of the two meta pages, LMDB takes the one of the later transaction.
-        newest = self._size if metas[1][1] > metas[0][1] else 0
-        for table in self._walk(newest + _MAIN_AT, _TABLE):
+        # Of the two meta pages, LMDB takes the one of the later transaction, and maps no page behind the last it names.
+        newest = int(metas[1][1] > metas[0][1])
+        self._count = metas[newest][0] + 1
+        for table in self._walk(newest * self._size + _MAIN_AT, _TABLE):
             for _ in self._walk(table, 0):
                 raise _Astray("a table in a table")
 
@@ -135,6 +138,6 @@ class _File:
 
     def _visit(self, page: int) -> None:
         """No page is come to twice: a file takes no more time and memory than its size."""
-        if not _META_PAGES <= page < len(self._data) // self._size or page in self._seen:
+        if not _META_PAGES <= page < self._count or page in self._seen:
             raise _Astray(f"page {page} is elsewhere")
         self._seen.add(page)

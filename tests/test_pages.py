@@ -32,6 +32,8 @@ BRANCH = next(page for page in range(2 * PAGE, len(WHOLE), PAGE) if WHOLE[page +
 (CHILD,) = struct.unpack_from("<H", WHOLE, BRANCH + 16)
 LEAF = struct.unpack_from("<I", WHOLE, BRANCH + CHILD)[0] * PAGE
 (NODE,) = struct.unpack_from("<H", WHOLE, LEAF + 16)
+# The first page of the large value.
+LARGE = next(page for page in range(2 * PAGE, len(WHOLE), PAGE) if WHOLE[page + 10] == 4) // PAGE
 
 
 @pytest.mark.parametrize(("count", "rows"), [(0, 0), (1, 0), (1, 1), (1, 20_000), (100, 20)])
@@ -48,6 +50,7 @@ def test_every_file_that_is_made_is_let_through(count: int, rows: int) -> None:
         "a page size that is none": altered(40, "<I", 4097),
         "two page sizes": altered(PAGE + 40, "<I", 512),
         "a last page beyond the end": altered(NEWEST + 136, "<Q", 2**63),
+        "a large value behind the last page": altered(NEWEST + 136, "<Q", LARGE),
         "a root beyond the end": altered(NEWEST + 128, "<Q", 2**40),
         "a root that is a meta page": altered(NEWEST + 128, "<Q", 1),
         "keys that are compared as numbers": altered(NEWEST + 92, "<H", 8),
