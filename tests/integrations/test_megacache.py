@@ -288,6 +288,18 @@ def test_a_file_whose_name_is_no_text_is_left_out_of_an_export(fleet: Fleet) -> 
     assert read((fleet.folder / "exported.bin").read_bytes()) == [Artifact("aot_autograd", "aab", b"entry")]
 
 
+def test_what_torch_notes_of_an_object_goes_with_it(fleet: Fleet) -> None:
+    """From 2.14 on, that it could be loaded."""
+    put(fleet.folder / "cold/inductor/aotautograd/aab/one", "entry")
+    put(fleet.folder / "cold/inductor/ab/cone.cpp", "source")
+    put(fleet.folder / "cold/inductor/ab/cone.so.load_ok", "")
+    fleet.document("commit", KEY, worker="cold")
+
+    exported = fleet.document("export", KEY, "--format", "megacache", "-o", fleet.folder / "exported.bin")
+
+    assert names_of(exported["left_out_kinds"]) == {"C++ objects and sources": 2}
+
+
 def test_a_job_may_have_a_name_as_long_as_a_file_s(fleet: Fleet) -> None:
     """TORCH_COMPILE_JOB_ID."""
     imported = bring_in(fleet.store, write([Artifact("pgo", "j" * 240, b"profile")]), KEY)

@@ -30,7 +30,7 @@ _MODULES = Reason("generated modules", "torch writes them again from its graphs"
 _TIMINGS = Reason("timings of GEMM choices", "max-autotune measures them again")
 _KERNELS = Reason("Triton kernels that no graph bundles", "Triton compiles them again")
 _OTHER = Reason("other files of TorchInductor", "a mega-cache has no kind for them")
-_SUFFIXES = {".py": _MODULES} | dict.fromkeys((".cpp", ".h", ".cu", ".so", ".o", ".a"), _OBJECTS)
+_SUFFIXES = {".py": _MODULES} | dict.fromkeys((".cpp", ".h", ".cu", ".so", ".load_ok", ".o", ".a"), _OBJECTS)
 """Of files in `<xx>/`, where Inductor keeps what it generates."""
 
 
