@@ -16,7 +16,14 @@ from kstore.packaged import read_packaged
 _GRAPHS = "every graph"
 _INDUCTOR = "TORCHINDUCTOR_"
 _THREADS = "graphs with code for the CPU: they are for one number of threads"
+OFF = (
+    "AOT_INDUCTOR_DEBUG_COMPILE", "AOT_INDUCTOR_DEBUG_SYMBOLS", "AOT_INDUCTOR_ENABLE_LTO", "CUTEDSL_ENABLE_AUTOTUNING",
+    "CUTLASS_EPILOGUE_FUSION", "ENABLE_PERSISTENT_TMA_MATMUL", "ENABLE_TEMPLATE_TMA_STORE",
+    "ENABLE_TMA_LOAD_FOR_TEMPLATE_EPILOGUE",
+)  # fmt: skip
+"""Of torch._inductor.config too, where "0" is what they are by default."""
 INFLUENCES = {
+    **dict.fromkeys(OFF, _GRAPHS),
     "CI": "AOT entries: it sets torch._functorch.config.error_on_custom_op_aliasing",
     "OMP_NUM_THREADS": _THREADS,
     "MKL_NUM_THREADS": _THREADS,
@@ -31,7 +38,7 @@ OF_THREADS = ("MKL_NUM_THREADS", "OMP_NUM_THREADS")
 """Those that say how many threads torch has, the first one that is set."""
 FOR_THE_CPU = {*OF_THREADS, "ATEN_CPU_CAPABILITY"}
 """They concern only graphs that have code for the CPU."""
-_DEFAULTS = {"CXX": "g++", "TORCH_COMPILE_DEBUG": "0", "INDUCTOR_PROVENANCE": "0"}
+_DEFAULTS = dict.fromkeys(OFF, "0") | {"CXX": "g++", "TORCH_COMPILE_DEBUG": "0", "INDUCTOR_PROVENANCE": "0"}
 KILL_SWITCHES = {
     "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",
     "TORCH_COMPILE_FORCE_DISABLE_CACHES": "1",

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from kstore.environment.influences import OFF
 from tests.compilers.programs import PATH, TIMEOUT
 
 pytestmark = pytest.mark.compiler
@@ -73,6 +74,12 @@ def test_torchs_defaults_and_what_is_in_no_key(table: dict[str, dict[str, list[s
     harmless = {name: "2" for name in flags["harmless"] if name != "TORCHINDUCTOR_WORKER_START"}
 
     assert ask(ASK_TORCH, [same | harmless, *other]) == other
+
+
+def test_switches_of_torchs_that_bear_other_names() -> None:
+    other = [{name: "1"} for name in OFF]
+
+    assert ask(ASK_TORCH, [dict.fromkeys(OFF, "0"), *other]) == other
 
 
 def test_tritons_keys(table: dict[str, dict[str, list[str]]]) -> None:

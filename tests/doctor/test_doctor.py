@@ -19,7 +19,7 @@ from kstore.components import load_table
 from kstore.components.variables import default_folder
 from kstore.doctor import Check, Verdict, examine
 from kstore.environment import Environment, Host
-from kstore.environment.influences import influence, influences
+from kstore.environment.influences import have_same_keys, influence, influences
 from kstore.errors import WaitTimeout
 from kstore.local import cacheroot
 from kstore.local.link import Linker, LinkMode
@@ -873,3 +873,9 @@ def test_without_a_compiler_the_cpu_cannot_hit_either(published: Node, monkeypat
 def test_what_says_where_a_cache_is_is_in_no_key() -> None:
     assert influence("TORCHINDUCTOR_CACHE_DIR") == "" != influence("TORCHINDUCTOR_MAX_AUTOTUNE")
     assert influences({"HOME": "/root", "CI": "", "CXX": "clang++", "TRITON_CACHE_DIR": "/x"}) == {"CXX": "clang++"}
+
+
+def test_switches_of_torchs_that_bear_other_names_are_in_its_keys() -> None:
+    assert influences({"ENABLE_PERSISTENT_TMA_MATMUL": "1"}) == {"ENABLE_PERSISTENT_TMA_MATMUL": "1"}
+    assert have_same_keys("ENABLE_PERSISTENT_TMA_MATMUL", "0", None)
+    assert not have_same_keys("ENABLE_PERSISTENT_TMA_MATMUL", "1", None)
