@@ -65,9 +65,9 @@ class Crowd:
         monkeypatch.setattr(os, "open", self.open)
         monkeypatch.setattr(os, "write", self.write)
 
-    def open(self, path: str, flags: int, mode: int = 0o777) -> int:
+    def open(self, path: str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
         try:
-            return self._open(path, flags, mode)
+            return self._open(path, flags, mode, dir_fd=dir_fd)
         except OSError:
             if self.is_full.is_set():
                 self.is_refused.set()
@@ -138,10 +138,10 @@ def test_where_a_file_cannot_be_read_unnoticed_it_is_read_all_the_same(
 ) -> None:
     real = os.open
 
-    def refuse(path: str, flags: int) -> int:
+    def refuse(path: str, flags: int, *, dir_fd: int | None = None) -> int:
         if flags & os.O_NOATIME:
             raise OSError(code, os.strerror(code), path)
-        return real(path, flags)
+        return real(path, flags, dir_fd=dir_fd)
 
     (tmp_path / "one").write_bytes(b"content")
     monkeypatch.setattr(os, "open", refuse)
