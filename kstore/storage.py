@@ -15,6 +15,7 @@ from typing import Any
 
 from kstore.backends import PosixBackend
 from kstore.backends.base import STAGING
+from kstore.backends.publishing import CannotPublish
 from kstore.blobs import BlobStore, packindex
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError, MissError, StoreFormatError, StoreUnavailable
@@ -40,6 +41,8 @@ Follow = Callable[[Ref], Seen | None]
 """Asked of each ref that is read: returns who is told of its manifest's rows, or None."""
 _LIMITS = {errno.EMFILE, errno.ENOMEM, errno.EFBIG}
 _MOUNT = "the mount, its space and its permissions"
+ELSEWHERE = "put the store on a filesystem that has one of them"
+"""Advice where nothing can be published."""
 _SETTINGS = "kstore.json"
 _MOST_BYTES = 1 << 16
 """Of that. A sparse file is as large as anybody likes."""
@@ -304,14 +307,16 @@ def reporting_trouble(location: str, verb: str) -> Iterator[None]:
         path = error.filename2 or error.filename  # Of a link, what was to be made.
         raise StoreUnavailable(
             f"cannot {verb} the store at {location}: {error.strerror or error}{f' ({path})' if path else ''}; "
-            f"check {_to_be_checked(error)}"
+            f"{_advice(error)}"
         ) from error
 
 
-def _to_be_checked(error: OSError) -> str:
+def _advice(error: OSError) -> str:
+    if isinstance(error, CannotPublish):
+        return ELSEWHERE
     if error.errno in CORRUPT:
-        return "its filesystem (fsck)"
-    return "the limits of this process (ulimit -a)" if error.errno in _LIMITS else _MOUNT
+        return "check its filesystem (fsck)"
+    return f"check {'the limits of this process (ulimit -a)' if error.errno in _LIMITS else _MOUNT}"
 
 
 def _parse_settings(location: str, data: bytes) -> dict[str, Any]:

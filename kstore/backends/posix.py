@@ -1,4 +1,4 @@
-"""A store in a folder: local disk, NFS, Lustre, GlusterFS, a FUSE mount.
+"""A store in a folder: local disk, NFS, Lustre, GlusterFS, a FUSE mount that has hard links.
 
 Everything is written in `tmp/`, many objects at once without a name there, and then hard-linked to its name. A
 link, unlike a replacing rename, fails for all writers but one and leaves the inode that other clients hold open
@@ -7,7 +7,6 @@ alone; on NFS a rename over a file gives them ESTALE (cvmfs#559).
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import secrets
@@ -20,22 +19,18 @@ from pathlib import Path
 from types import TracebackType
 
 from kstore.backends.base import STAGING, Child, NewObject, StagingLost, Stat, check_name
+from kstore.backends.publishing import FILE_MODE, publish_file
 from kstore.backends.reading import OpenedFile, read_part
 from kstore.calls import Status, link_first, read_each, stat_each, times, unlink_each
 from kstore.files import READ, NewFile, publish_files, write_files
 from kstore.folders import make_folder
 from kstore.threads import begin
 
-FILE_MODE = 0o444
-_WRITABLE_MODE = 0o644
-_NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS}
 _NO_NAMELESS = {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL}
 _GONE = {errno.ENOENT, errno.ESTALE}
 _STALE_RETRIES = 9
 _PATIENCE = 5.0
 """Seconds for what was begun ahead."""
-_AT_FDCWD = -100
-_RENAME_NOREPLACE = 1
 _SECOND = 1_000_000_000
 
 
@@ -176,11 +171,11 @@ class PosixBackend:
         """Link a finished file to its name; False if that is taken."""
         target = self.path(name)
         try:
-            return _link_if_absent(staged, target)
+            return publish_file(staged, target)
         except FileNotFoundError:
             self.make_folder(os.path.dirname(target))
         try:
-            return _link_if_absent(staged, target)
+            return publish_file(staged, target)
         except OSError as error:
             if error.errno in _GONE and not os.path.exists(staged):
                 raise StagingLost(error.errno, "gc took this writer for dead, after a long pause", name) from error
@@ -335,48 +330,3 @@ def _new_files(objects: Sequence[NewObject], paths: Iterable[str]) -> list[NewFi
         NewFile(path, item.data, FILE_MODE, item.fraction_ns and second + item.fraction_ns)
         for path, item in zip(paths, objects, strict=True)
     ]
-
-
-def _link_if_absent(source: str, target: str) -> bool:
-    try:
-        os.link(source, target)
-    except FileExistsError:
-        # A server that loses its reply reports "exists" for our own link: our file then has two names.
-        return os.stat(source).st_nlink > 1
-    except OSError as error:
-        if error.errno not in _NO_HARD_LINKS:
-            raise
-        is_anothers = error.errno == errno.EPERM and os.stat(source).st_uid != os.geteuid()
-        return _link_anothers(source, target) if is_anothers else _rename_if_absent(source, target)
-    return True
-
-
-def _link_anothers(source: str, target: str) -> bool:
-    """An NFS server that maps users (all_squash) makes our file another user's, and of others nobody may link what he
-    may not write (fs.protected_hardlinks, proc(5)).
-    """
-    try:
-        os.chmod(source, _WRITABLE_MODE)
-        try:
-            os.link(source, target)
-        finally:
-            os.chmod(source, FILE_MODE)
-    except FileExistsError:
-        return os.stat(source).st_nlink > 1
-    except PermissionError:
-        return _rename_if_absent(source, target)
-    return True
-
-
-def _rename_if_absent(source: str, target: str) -> bool:
-    """Publish where the filesystem has no hard links (some FUSE mounts): renameat2 with RENAME_NOREPLACE."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    done = libc.renameat2(_AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(target), _RENAME_NOREPLACE)
-    if done == 0:
-        return True
-    code = ctypes.get_errno()
-    if code == errno.EEXIST:
-        return False
-    owner = os.stat(source).st_uid
-    why = f": what this user writes is user {owner}'s, see fs.protected_hardlinks" if owner != os.geteuid() else ""
-    raise OSError(code, f"neither hard links nor a rename that never replaces work here{why}", target)

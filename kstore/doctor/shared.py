@@ -6,7 +6,10 @@ import os
 from collections.abc import Iterator
 from functools import partial
 from itertools import accumulate
+from pathlib import Path
 
+from kstore.backends.base import STAGING
+from kstore.backends.publishing import CannotPublish, has_hard_links
 from kstore.blobs import Layout
 from kstore.deadline import Waiting, within
 from kstore.doctor.check import Check, again, bad, ok, warning
@@ -14,7 +17,7 @@ from kstore.errors import KstoreError, StoreFormatError
 from kstore.folders import nearest_existing
 from kstore.published.layers import attempt
 from kstore.settings import Mode
-from kstore.storage import Storage
+from kstore.storage import ELSEWHERE, Storage
 from kstore.store import Store
 from kstore.words import size
 
@@ -49,6 +52,8 @@ def check_shared(store: Store, key: str) -> Iterator[Check]:
         if _is_refused(above):
             found = f"{found}, and nobody here can make it"
             advice = f"see the mount and the permissions of {above}, or name another with KSTORE_ROOT or --store"
+        elif store.settings.mode is not Mode.READ and (trouble := _publishing(above)):
+            found, advice = f"{found}: {trouble.found}", trouble.advice
         yield judge("store", found, advice)
         return
     yield ok("store", store.location)
@@ -92,7 +97,7 @@ def _check_writable(store: Store, key: str) -> Check:
             "restores work, commits may fail: let all who write be of one group, with the setgid bit on all folders "
             "and umask 002, or set KSTORE_MODE=read",
         )
-    return ok("writing", "a file was made and removed")
+    return _publishing(f"{store.location}/{STAGING}") or ok("writing", "a file was made and removed")
 
 
 def _written(store: Store, key: str) -> Iterator[str]:
@@ -111,12 +116,51 @@ def _is_refused(folder: str) -> bool:
     return os.path.isdir(folder) and not os.access(folder, os.W_OK | os.X_OK)
 
 
+def _makes_files(storage: Storage) -> bool:
+    """Whether it does, though it tells of no free inodes, as rclone's mounts do."""
+    try:
+        storage.clock()
+    except (KstoreError, OSError):
+        return False
+    return True
+
+
+def _publishing(folder: str) -> Check | None:
+    """What keeps a store in this folder from publishing each name once, if anything does; tried with a file."""
+    try:
+        if has_hard_links(folder) or not (kind := _fuse_kind(folder)):
+            return None
+    except CannotPublish as error:
+        return warning("writing", str(error.strerror), f"restores work, commits do not: {ELSEWHERE}")
+    except OSError:  # Whether files can be made is looked at by itself.
+        return None
+    return warning(
+        "writing",
+        f"{folder} is on {kind}, which has no hard links: each mount looks for itself whether a name is free, "
+        "so it may be for two hosts at once, and one replaces what the other has just published",
+        "let the workers of one host commit and set KSTORE_MODE=read on all others, or put the store on a filesystem "
+        "with hard links",
+    )
+
+
+def _fuse_kind(folder: str) -> str:
+    """Which kind of FUSE it is on, as `fuse.blobfuse2`; empty if it is on something else."""
+    device = os.stat(folder).st_dev
+    number = f"{os.major(device)}:{os.minor(device)}".encode()
+    try:
+        lines = [line.split(b" ") for line in Path("/proc/self/mountinfo").read_bytes().splitlines()]
+    except OSError:  # not Linux
+        return ""
+    kinds = (os.fsdecode(line[line.index(b"-") + 1]) for line in lines if line[2] == number)
+    return next((kind for kind in kinds if kind.startswith("fuse")), "")
+
+
 def _check_room(store: Store) -> Check:
     """What a commit needs; restores need none."""
     status = os.statvfs(store.location)
     free = status.f_bavail * status.f_frsize
     found = f"{size(free)} free in {store.location}"
     advice = f"restores work, commits will fail: run `{again(store, 'gc')}`, or free some"
-    if status.f_files and not status.f_favail:
+    if status.f_files and not status.f_favail and not _makes_files(store.storage):
         return warning("store space", f"{found}, but no inodes", advice)
     return warning("store space", found, advice) if free < _MIN_FREE else ok("store space", found)

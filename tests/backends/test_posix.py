@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kstore.backends import LocalPaths, NewObject, PosixBackend, posix, reading
+from kstore.backends import LocalPaths, NewObject, PosixBackend, posix, publishing, reading
 from kstore.backends.base import is_staged
 from tests.backends.conformance import BackendConformance
 
@@ -96,7 +96,7 @@ def test_a_link_whose_reply_was_lost_has_succeeded(backend: PosixBackend, monkey
         assert not backend.put_if_absent("name", b"theirs")
 
 
-@pytest.mark.parametrize("code", [errno.EPERM, errno.ENOTSUP, errno.ENOSYS])
+@pytest.mark.parametrize("code", [errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EIO])
 def test_without_hard_links_the_first_still_wins(
     backend: PosixBackend, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
@@ -116,7 +116,7 @@ def test_where_our_files_are_another_users_they_are_linked_all_the_same(
     backend: PosixBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An NFS server may map users, and Linux lets nobody link what is another's and not his to write."""
-    link, rename = os.link, posix._rename_if_absent
+    link, rename = os.link, publishing._rename_if_absent
 
     def link_ones_own(source: str, target: str) -> None:
         if not os.stat(source).st_mode & 0o200:
@@ -125,7 +125,7 @@ def test_where_our_files_are_another_users_they_are_linked_all_the_same(
 
     monkeypatch.setattr(os, "link", link_ones_own)
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    monkeypatch.setattr(posix, "_rename_if_absent", lambda *_: pytest.fail("it could be linked"))
+    monkeypatch.setattr(publishing, "_rename_if_absent", lambda *_: pytest.fail("it could be linked"))
     assert backend.put_if_absent("folder/name", b"first")
     assert not backend.put_if_absent("folder/name", b"second")
     assert backend.get("folder/name") == b"first"
@@ -136,8 +136,20 @@ def test_where_our_files_are_another_users_they_are_linked_all_the_same(
         raise OSError(errno.EPERM, os.strerror(errno.EPERM), source, None, target)
 
     monkeypatch.setattr(os, "link", refuse)
-    monkeypatch.setattr(posix, "_rename_if_absent", rename)
+    monkeypatch.setattr(publishing, "_rename_if_absent", rename)
     assert backend.put_if_absent("another", b"renamed")
+
+
+def test_a_link_that_was_made_is_no_error_of_the_server(backend: PosixBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    link = os.link
+
+    def lose_reply(source: str, target: str) -> None:
+        link(source, target)
+        raise OSError(errno.EIO, os.strerror(errno.EIO), target)
+
+    monkeypatch.setattr(os, "link", lose_reply)
+    assert backend.put_if_absent("name", b"content")
+    assert backend.get("name") == b"content"
 
 
 def test_another_error_of_a_link_is_raised(backend: PosixBackend, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import shutil
@@ -20,7 +21,7 @@ from kstore.components.variables import default_folder
 from kstore.doctor import Check, Verdict, examine
 from kstore.environment import Environment, Host
 from kstore.environment.influences import have_same_keys, influence, influences
-from kstore.errors import WaitTimeout
+from kstore.errors import StoreUnavailable, WaitTimeout
 from kstore.local import cacheroot
 from kstore.local.link import Linker, LinkMode
 from kstore.published.manifest import Manifest, Seen
@@ -215,14 +216,68 @@ def test_a_store_that_nobody_here_can_make_is_not_to_be_made(tmp_path: Path, mon
     assert "kstore init" not in found.advice
 
 
-def test_a_store_that_cannot_be_written_costs_commits_only(published: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def refuse_files(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> bool:
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(PosixBackend, "put_if_absent", refuse)
+
+
+def test_a_store_that_cannot_be_written_costs_commits_only(published: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    refuse_files(monkeypatch)
     found = worst(published.store)["writing"]
     assert found.verdict is Verdict.WARNING
     assert "restores work" in found.advice
+
+
+def refuse_links(monkeypatch: pytest.MonkeyPatch, *, renames: bool) -> None:
+    def refuse(source: str, target: str) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), target)
+
+    monkeypatch.setattr(os, "link", refuse)
+    if not renames:
+        rename_code = ctypes.CFUNCTYPE(ctypes.c_int)(lambda: ctypes.set_errno(errno.EINVAL) or -1)
+        monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: SimpleNamespace(renameat2=lambda *_: rename_code()))
+
+
+@pytest.mark.usefixtures("plain_calls")
+def test_where_nothing_can_be_published_a_store_is_good_for_restores_only(
+    published: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On mounts of object stores files can be made, but no name is taken for one writer only."""
+    refuse_links(monkeypatch, renames=False)
+    found = worst(published.store)["writing"]
+    assert found.verdict is Verdict.WARNING
+    assert "no hard link can be made here (Input/output error), nor is there a rename" in found.found
+    assert found.advice.startswith("restores work, commits do not: put the store on")
+    assert os.listdir(published.location / "tmp") == []
+
+    absent = Node(tmp_path / "absent").store
+    os.mkdir(tmp_path / "absent")
+    found = worst(absent)["store"]
+    assert found.verdict is Verdict.BAD
+    assert "yet: no hard link can be made here" in found.found
+    assert "kstore init" not in found.advice
+    assert os.listdir(tmp_path / "absent") == []
+    with pytest.raises(StoreUnavailable, match="; put the store on a filesystem that has one of them"):
+        absent.create()
+
+    reader = Node(tmp_path, mode=Mode.READ).store
+    assert checks(reader)["writing"].verdict is Verdict.OK
+
+
+def test_without_hard_links_a_mount_of_fuse_may_give_a_name_to_two_hosts(
+    published: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Azure's blobfuse2 does: it looks whether there is such an object, and then renames."""
+    refuse_links(monkeypatch, renames=True)
+    assert "writing" not in worst(published.store)
+    monkeypatch.setattr("kstore.doctor.shared._fuse_kind", lambda _: "fuse.blobfuse2")
+    found = worst(published.store)["writing"]
+    assert found.verdict is Verdict.WARNING
+    assert "is on fuse.blobfuse2, which has no hard links" in found.found
+    assert "KSTORE_MODE=read on all others" in found.advice
+    assert os.listdir(published.location / "tmp") == []
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user needs root")
@@ -776,7 +831,6 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
         ("f_bavail", 1000, "space", Verdict.WARNING),
         ("f_favail", 0, "inodes", Verdict.BAD),
         ("f_bavail", 1000, "store space", Verdict.WARNING),
-        ("f_favail", 0, "store space", Verdict.WARNING),
         ("f_flag", os.ST_NOEXEC, "cache root", Verdict.BAD),
     ],
 )
@@ -787,6 +841,16 @@ def test_what_the_disk_lacks_is_named(
     setattr(disk, field, value)
 
     assert worst(published.store)[name].verdict is verdict
+
+
+def test_a_store_without_inodes_is_one_where_no_file_can_be_made(
+    published: Node, disk: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mounts of rclone count inodes, and say that none is left."""
+    disk.f_favail = 0
+    assert "store space" not in worst(published.store)
+    refuse_files(monkeypatch)
+    assert worst(published.store)["store space"].found.endswith("but no inodes")
 
 
 def test_who_has_a_noexec_root_is_sent_to_a_folder_that_programs_may_be_loaded_from(
