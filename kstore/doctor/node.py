@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from tempfile import TemporaryDirectory
 
 from kstore.calls import IS_COMPILED
@@ -25,6 +25,8 @@ from kstore.words import files, size
 from kstore.worker import Worker
 
 _ANY_KEY = "doctor"
+_LONG_AGO = 1_000_000_000
+"""Seconds since 1970."""
 _MIN_FREE = 1 << 30
 """Bytes: a compile that runs out of space leaves damage that torch may not survive."""
 _WATCHES = "/proc/sys/fs/inotify/max_user_watches"
@@ -91,6 +93,18 @@ def _worker_at(store: Store, key: str, path: str, stack: ExitStack) -> Worker:
 def _check_disk(path: str, newest: Newest | None, *, takes_all: bool) -> Iterator[Check]:
     yield _check_space(path, newest, takes_all=takes_all)
     yield _check_inodes(path, newest)
+    if not _tells_news(path):
+        found = f"the time of a folder in {path} stands when a file comes into it, as on mounts of object stores"
+        yield bad("folder times", found, "commits overlook what is compiled: set KSTORE_CACHE_ROOT to a local disk")
+
+
+def _tells_news(path: str) -> bool:
+    """Whether a folder's time tells that a name came into it, which scans go by; so also where none can be made."""
+    with suppress(OSError), TemporaryDirectory(prefix=".kstore-doctor-", dir=path) as folder:
+        os.utime(folder, (_LONG_AGO, _LONG_AGO))
+        os.mkdir(f"{folder}/name")
+        return os.stat(folder).st_mtime != _LONG_AGO
+    return True
 
 
 def _check_key(path: str, key: str, other: Scope | None) -> Check | None:

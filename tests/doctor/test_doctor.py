@@ -853,6 +853,22 @@ def test_a_store_without_inodes_is_one_where_no_file_can_be_made(
     assert worst(published.store)["store space"].found.endswith("but no inodes")
 
 
+def test_a_root_whose_folders_do_not_tell_of_news_is_bad(published: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On mounts of s3fs and rclone the time of a folder stands."""
+    mkdir = os.mkdir
+
+    def keep_time(path: str, mode: int = 0o777) -> None:
+        mkdir(path, mode)
+        if path.endswith("/name"):
+            os.utime(os.path.dirname(path), (1_000_000_000, 1_000_000_000))
+
+    monkeypatch.setattr(os, "mkdir", keep_time)
+    found = worst(published.store)["folder times"]
+    assert found.verdict is Verdict.BAD
+    assert "KSTORE_CACHE_ROOT" in found.advice
+    assert not list(published.tree.root.glob(".kstore-doctor-*"))
+
+
 def test_who_has_a_noexec_root_is_sent_to_a_folder_that_programs_may_be_loaded_from(
     published: Node, disk: SimpleNamespace
 ) -> None:
