@@ -189,7 +189,7 @@ def _check_space(path: str, newest: Newest | None, *, takes_all: bool) -> Check:
 
 def _check_inodes(path: str, newest: Newest | None) -> Check:
     status, needed = os.statvfs(path), newest.own.files if newest and newest.own else 0
-    if not status.f_files:
+    if not status.f_files or status.f_favail < 0:  # CephFS says -1.
         return ok("inodes", "not limited")
     if not status.f_favail or status.f_favail < needed:
         found = f"{status.f_favail} left, and a restore may make {files(needed)}"

@@ -869,6 +869,16 @@ def test_a_root_whose_folders_do_not_tell_of_news_is_bad(published: Node, monkey
     assert not list(published.tree.root.glob(".kstore-doctor-*"))
 
 
+@pytest.mark.parametrize("limits", [(0, 0), (11430, -1)], ids=["btrfs", "cephfs"])
+def test_a_filesystem_may_have_no_limit_of_inodes(
+    published: Node, disk: SimpleNamespace, limits: tuple[int, int]
+) -> None:
+    disk.f_files, disk.f_favail = limits
+
+    found = checks(published.store)["inodes"]
+    assert (found.verdict, found.found) == (Verdict.OK, "not limited")
+
+
 def test_who_has_a_noexec_root_is_sent_to_a_folder_that_programs_may_be_loaded_from(
     published: Node, disk: SimpleNamespace
 ) -> None:
