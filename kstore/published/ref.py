@@ -213,7 +213,7 @@ def load_ref(scope: Scope, generation: int, data: bytes) -> Ref:
             effort=_load_effort(content.get("effort")),
         )
     except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
-        what = f"generation {generation} of {scope} cannot be read ({error!r})"
+        what = f"generation {generation} of {scope} cannot be read ({type(error).__name__}: {error})"
         raise IntegrityError(f"{what}: it is damaged; see `kstore verify {scope.key}`") from error
 
 

@@ -74,6 +74,20 @@ def test_the_log_names_a_generation_that_is_passed_over_once(
 # ---- Rolling back
 
 
+@pytest.mark.parametrize("byte", [b"\0", b"\xff"])
+def test_what_a_lost_write_has_left_of_a_ref_is_told_in_a_line(
+    node: Node, tmp_path: Path, caplog: pytest.LogCaptureFixture, byte: bytes
+) -> None:
+    path = node.location / node.newest().name
+    overwrite(path, byte * path.stat().st_size)
+    with caplog.at_level(logging.WARNING, "kstore"):
+        Node(tmp_path, "another").restore()
+
+    (line,) = (record.getMessage() for record in caplog.records if "passed over" in record.getMessage())
+    assert "it is damaged" in line
+    assert len(line) < 400
+
+
 def roll_back(node: Node, folder: Path) -> set[str]:
     """Names of what a fresh worker gets then."""
     node.store.rollback(KEY)
