@@ -18,7 +18,7 @@ from typing import Any, Self, TypeVar
 
 from kstore.atend import AtEnd
 from kstore.deadline import is_interruption, is_ours, within
-from kstore.errors import UsageError, WaitTimeout, reason_of
+from kstore.errors import UsageError, WaitTimeout, described, reason_of
 from kstore.led import end_use, leading
 from kstore.live.endings import OnTermination, has_ended
 from kstore.origin import begin, origin_of
@@ -395,4 +395,4 @@ def degrade(
         with suppress(Exception):
             log.warning("kstore: %s of %s failed, the job goes on without it: %s", verb, key, reason_of(error))
             log.debug("kstore: %s of %s", verb, key, exc_info=True)
-        return failed(f"{type(error).__name__}: {error}", isinstance(error, WaitTimeout))
+        return failed(described(error), isinstance(error, WaitTimeout))

@@ -30,7 +30,7 @@ from kstore.backends.base import STAGING, is_staged
 from kstore.blobs.loose import blob_name
 from kstore.blobs.packindex import pack_name
 from kstore.digest import DIGEST_SIZE, digest_of
-from kstore.errors import IntegrityError
+from kstore.errors import IntegrityError, described
 from kstore.files import NO_FILE
 
 log = logging.getLogger(__name__)
@@ -95,7 +95,7 @@ def close_fence(backend: Backend, name: str) -> None:
         return
     except (ValueError, TypeError, RecursionError) as error:
         take_down_fence(backend, name)
-        raise IntegrityError(f"the fence of {name} is damaged: {error!r}; a new one is put up") from error
+        raise IntegrityError(f"the fence of {name} is damaged: {described(error)}; a new one is put up") from error
     for path in named:
         backend.delete(path)
 

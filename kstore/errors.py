@@ -72,6 +72,11 @@ class PackageMissing(KstoreError):
     """What was asked for needs a package that is not installed, or another version of it."""
 
 
+def described(error: BaseException) -> str:
+    """What an error is, and says: in its repr may be all the bytes that could not be decoded."""
+    return f"{type(error).__name__}: {error}"
+
+
 def reason_of(error: BaseException) -> str:
     """What an error says, or, where it has no text, what it is."""
     return str(error) or repr(error)

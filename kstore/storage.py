@@ -18,7 +18,7 @@ from kstore.backends.base import STAGING
 from kstore.backends.publishing import CannotPublish
 from kstore.blobs import BlobStore, packindex
 from kstore.digest import digest_of
-from kstore.errors import IntegrityError, MissError, StoreFormatError, StoreUnavailable
+from kstore.errors import IntegrityError, MissError, StoreFormatError, StoreUnavailable, described
 from kstore.files import CORRUPT
 from kstore.folders import make_folder
 from kstore.published.delta import read_manifest
@@ -325,7 +325,7 @@ def _parse_settings(location: str, data: bytes) -> dict[str, Any]:
         found = content["format"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise StoreFormatError(
-            f"{location}/{_SETTINGS} is damaged: {type(error).__name__}: {error}; restore it or use another folder"
+            f"{location}/{_SETTINGS} is damaged: {described(error)}; restore it or use another folder"
         ) from error
     if found != FORMAT:
         raise StoreFormatError(

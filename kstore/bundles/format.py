@@ -20,7 +20,7 @@ import zstandard
 
 from kstore.blobs.packindex import LEVEL, NONCE_SIZE
 from kstore.digest import DIGEST_SIZE, digest_of
-from kstore.errors import IntegrityError, StoreFormatError, UsageError
+from kstore.errors import IntegrityError, StoreFormatError, UsageError, described
 from kstore.scope import Scope
 
 SUFFIX = ".kstore"
@@ -103,7 +103,7 @@ def _parse_header(text: bytes) -> Header:
         found = tuple(_content(key, scope) for scope in scopes)
         header = Header(key, found, str(content["compressor"]))
     except (KeyError, TypeError, ValueError, OverflowError, RecursionError, UsageError) as error:
-        raise IntegrityError(f"its header cannot be read: {error!r}") from error
+        raise IntegrityError(f"its header cannot be read: {described(error)}") from error
     if not found or len({content.scope for content in found}) < len(found):
         raise IntegrityError("its header names no scope, or one twice")
     return header

@@ -15,7 +15,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from kstore.calls import Status
-from kstore.errors import IntegrityError
+from kstore.errors import IntegrityError, described
 from kstore.published.manifest import Entry, pack_entries, unpack_entries
 
 _MAGIC = b"kstore index 2\n"
@@ -93,7 +93,7 @@ class Index:
             files = dict(zip(_take(names, len(known)), known, strict=True))
             return cls(files, dict(_take_folder(names, *found) for found in _FOLDER.iter_unpack(folders)))
         except (ValueError, struct.error) as error:
-            raise IntegrityError(f"a local index of {len(data)} bytes cannot be read: {error!r}") from error
+            raise IntegrityError(f"a local index of {len(data)} bytes cannot be read: {described(error)}") from error
 
 
 def is_settled(mtime_ns: int, now_ns: int | None = None) -> bool:

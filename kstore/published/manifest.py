@@ -13,7 +13,7 @@ from itertools import chain, islice, repeat, starmap
 from typing import Any, NamedTuple
 
 from kstore import tables
-from kstore.errors import IntegrityError
+from kstore.errors import IntegrityError, described
 from kstore.scope import Scope
 
 FORMAT = 1
@@ -182,7 +182,7 @@ class Manifest:
             manifest._nearest = nearest
             return manifest
         except (KeyError, ValueError, RecursionError, struct.error) as error:
-            raise IntegrityError(f"a manifest of {len(data)} bytes cannot be read: {error!r}") from error
+            raise IntegrityError(f"a manifest of {len(data)} bytes cannot be read: {described(error)}") from error
 
 
 def meta_of(scope: Scope, parent: int) -> dict[str, Any]:

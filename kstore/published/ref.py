@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from kstore.digest import DIGEST_SIZE
-from kstore.errors import IntegrityError, StoreFormatError
+from kstore.errors import IntegrityError, StoreFormatError, described
 from kstore.scope import Scope
 
 FORMAT = 1
@@ -213,7 +213,7 @@ def load_ref(scope: Scope, generation: int, data: bytes) -> Ref:
             effort=_load_effort(content.get("effort")),
         )
     except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
-        what = f"generation {generation} of {scope} cannot be read ({type(error).__name__}: {error})"
+        what = f"generation {generation} of {scope} cannot be read ({described(error)})"
         raise IntegrityError(f"{what}: it is damaged; see `kstore verify {scope.key}`") from error
 
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from kstore.errors import StoreUnavailable, WaitTimeout, reason_of
+from kstore.errors import StoreUnavailable, WaitTimeout, described, reason_of
 from kstore.ranks.board import Board
 
 log = logging.getLogger(__name__)
@@ -196,7 +196,7 @@ def _load(note: bytes, shape: Mapping[str, type]) -> dict[str, Any]:
     try:
         content = dict(json.loads(note))
     except (ValueError, TypeError, RecursionError) as error:
-        raise StoreUnavailable(f"what another rank wrote cannot be read: {error!r}") from error
+        raise StoreUnavailable(f"what another rank wrote cannot be read: {described(error)}") from error
     for name, kind in shape.items():
         if not isinstance(content.get(name), kind):
             raise StoreUnavailable(f"what another rank wrote has no {name}, or something else under that name")

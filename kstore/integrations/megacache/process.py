@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kstore.api import commit, make_store, restore
-from kstore.errors import UsageError
+from kstore.errors import UsageError, described
 from kstore.integrations.megacache import container
 from kstore.integrations.megacache.entries import COMPONENT, Artifact, files_of
 from kstore.integrations.megacache.tree import unchosen, write_files
@@ -55,7 +55,7 @@ def save(key: str, *, strict: bool = False, **settings: Any) -> CommitReport:
             raise
         log.warning("kstore: the mega-cache of %s was not saved, the job goes on without it: %s", key, error)
         log.debug("kstore: mega-cache of %s", key, exc_info=True)
-        return CommitReport(CommitStatus.FAILED, key, error=f"{type(error).__name__}: {error}")
+        return CommitReport(CommitStatus.FAILED, key, error=described(error))
     return commit(key, strict=strict, **settings)
 
 
