@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from tempfile import TemporaryDirectory
@@ -27,6 +28,8 @@ from kstore.worker import Worker
 _ANY_KEY = "doctor"
 _LONG_AGO = 1_000_000_000
 """Seconds since 1970."""
+_WITHOUT_PATHS = (2, 8)
+"""From this version of torch on no C++ kernel includes a header by its path in the cache root."""
 _MIN_FREE = 1 << 30
 """Bytes: a compile that runs out of space leaves damage that torch may not survive."""
 _WATCHES = "/proc/sys/fs/inotify/max_user_watches"
@@ -136,8 +139,21 @@ def _check_root(path: str, worker: Worker, newest: Newest | None) -> Check:
     return warning(
         "cache root",
         "; ".join(f"{now}, and what is published was built in {there}" for now, there in places.items()),
+        f"{_cost_elsewhere(worker.environment.facts.get('torch', ''))}: {' and '.join(settings)} avoids that",
+    )
+
+
+def _cost_elsewhere(torch: str) -> str:
+    """What it costs that artifacts were built in another folder, with that version of torch."""
+    numbers = re.match(r"(\d+)\.(\d+)", torch)
+    if numbers and (int(numbers[1]), int(numbers[2])) < _WITHOUT_PATHS:
+        return (
+            "programs with C++ kernels fail on hosts of another kind: up to 2.7 torch has the builder's folder in such "
+            "a kernel's source, and builds it again there"
+        )
+    return (
         "graphs and kernels hit; Triton kernels with several configurations are tuned again, C++ extensions may be "
-        f"built again, and releases share fewer bytes: {' and '.join(settings)} avoids that",
+        "built again, and releases share fewer bytes"
     )
 
 

@@ -538,6 +538,20 @@ def test_another_cache_root_costs_something(published: Node) -> None:
     assert f"KSTORE_CACHE_ROOT={published.tree.root}" in found.advice
 
 
+@pytest.mark.parametrize(
+    ("torch", "cost"),
+    [("2.7.1+cu126", "programs with C++ kernels fail"), ("2.8.0", "graphs and kernels hit"), ("none", "graphs and")],
+)
+def test_what_another_cache_root_costs_depends_on_torch(
+    published: Node, monkeypatch: pytest.MonkeyPatch, torch: str, cost: str
+) -> None:
+    facts = published.store.environment.facts | {"torch": torch}
+    monkeypatch.setattr("kstore.origin.detect_environment", lambda *_: Environment("torch-test", facts))
+
+    found = worst(Node(published.location.parent, "elsewhere").store)["cache root"]
+    assert found.advice.startswith(cost)
+
+
 def test_a_folder_that_a_variable_named_counts_where_it_is(tmp_path: Path) -> None:
     """It is what compilers ask for, whatever the cache root is."""
     chosen = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "chosen")}
