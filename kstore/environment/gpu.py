@@ -13,11 +13,14 @@ import logging
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
+
+from kstore.environment.interpreter import own_interpreter
 
 _T = TypeVar("_T")
 
@@ -234,7 +237,10 @@ def _ask_driver(environ: Mapping[str, str]) -> str | None:
     Raises:
         _Unanswered: there is no driver, or it failed.
     """
-    command = [sys.executable, "-I", "-S", "-c", _DRIVER_QUESTION]
+    interpreter = own_interpreter() or shutil.which("python3", path=environ.get("PATH", os.defpath))
+    if not interpreter:
+        raise _Unanswered(f"{sys.executable} is not Python, and there is no python3")
+    command = [interpreter, "-I", "-S", "-c", _DRIVER_QUESTION]
     try:
         answer = subprocess.run(
             command,

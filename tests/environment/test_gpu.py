@@ -286,6 +286,23 @@ def test_a_driver_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> Non
     assert gpu_slug({}) == ADA_SLUG
 
 
+@pytest.mark.usefixtures("two_models")
+@pytest.mark.parametrize("name, is_frozen", [("serve", True), ("python-serve", True), ("uwsgi", False)])
+def test_a_bundle_or_a_server_with_python_in_it_is_not_started_again(
+    driver: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, is_frozen: bool
+) -> None:
+    program = tmp_path / name
+    program.write_text(f"#!/bin/sh\ntouch {tmp_path}/started\n")
+    program.chmod(0o755)
+    (tmp_path / "python3").symlink_to(sys.executable)
+    monkeypatch.setattr(sys, "executable", str(program))
+    monkeypatch.setattr(sys, "frozen", is_frozen, raising=False)
+
+    assert gpu_slug({**driver, "PATH": str(tmp_path)}) == BLACKWELL_SLUG
+    assert gpu_slug({**driver, "PATH": "/nonexistent"}) == ADA_SLUG
+    assert not (tmp_path / "started").exists()
+
+
 def test_equal_gpus_need_no_driver(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     machine.nvidia(Gpu(), Gpu())
     monkeypatch.setattr(gpu, "_ask_driver", lambda environ: pytest.fail("asked"))

@@ -598,10 +598,21 @@ def test_who_has_not_imported_torch_lets_another_process_ask_it(real: Any) -> No
 
 
 def test_without_torch_no_archive_is_anybody_s(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kstore.integrations.b10.hardware.sys.executable", "/bin/false")
+    monkeypatch.setattr("kstore.integrations.b10.hardware.sys.executable", "/nonexistent/python3")
     monkeypatch.delitem(sys.modules, "torch", raising=False)
 
     assert archive_key() is None
+
+
+def test_a_bundle_is_not_run_again_to_ask_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    bundle = tmp_path / "serve"
+    bundle.write_text(f"#!/bin/sh\ntouch {tmp_path}/started\n")
+    bundle.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(bundle))
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+
+    assert archive_key() is None
+    assert not (tmp_path / "started").exists()
 
 
 def test_a_time_limit_of_the_jobs_goes_on_into_the_job(monkeypatch: pytest.MonkeyPatch) -> None:

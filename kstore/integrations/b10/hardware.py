@@ -12,6 +12,8 @@ import platform
 import subprocess
 import sys
 
+from kstore.environment.interpreter import own_interpreter
+
 _TIMEOUT_S = 120.0
 
 
@@ -40,7 +42,10 @@ def read_facts() -> dict[str, str | None]:
 
 
 def _ask() -> dict[str, str | None]:
-    done = subprocess.run([sys.executable, "-P", __file__], capture_output=True, check=True, timeout=_TIMEOUT_S)
+    interpreter = own_interpreter()
+    if not interpreter:  # Another Python's torch may be another one.
+        raise RuntimeError(f"{sys.executable} is not Python, so it cannot ask torch in a process of its own")
+    done = subprocess.run([interpreter, "-P", __file__], capture_output=True, check=True, timeout=_TIMEOUT_S)
     facts: dict[str, str | None] = json.loads(done.stdout)
     return facts
 
