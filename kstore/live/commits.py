@@ -332,7 +332,8 @@ class LiveCommits:
             # Before anything is logged: who asked may be a signal's handler that has interrupted the log.
             if answer and self._last:
                 answer.give(self._last)
-            self._worked()
+            with suppress(Exception):  # A handler of the job's that fails must not end this thread.
+                self._worked()
 
     def _commit(self, request: _Request) -> CommitReport:
         releases = request.is_last or request.releases
@@ -343,21 +344,22 @@ class LiveCommits:
 
     def _worked(self) -> None:
         self._expect_store()
-        for report in self.checkpoints[self._told :]:
+        untold, self._told = self.checkpoints[self._told :], len(self.checkpoints)
+        for report in untold:
             log.info(
                 "%s generation %d is published: %d new files, %d bytes uploaded in %.2f s",
                 self._key, report.generation, report.new_files, report.uploaded, report.seconds,
             )  # fmt: skip
-        self._told = len(self.checkpoints)
         if self._is_held_up:
             self._is_held_up = False
             log.warning("what is compiled is published to %s again", self.store.location)
 
     def _tell_trouble(self, error: Exception) -> None:
-        if not self._is_held_up:
-            self._is_held_up = True
-            log.warning("what is compiled is not published for now, kstore keeps trying: %s", reason_of(error))
-        log.debug("live commit of %s", self._key, exc_info=error)
+        was_told, self._is_held_up = self._is_held_up, True
+        with suppress(Exception):  # as above
+            if not was_told:
+                log.warning("what is compiled is not published for now, kstore keeps trying: %s", reason_of(error))
+            log.debug("live commit of %s", self._key, exc_info=error)
 
     def _expect_store(self) -> None:
         """A store that was there and is not has gone: another one, in the folder it was mounted on, is no help."""

@@ -481,6 +481,39 @@ def test_trouble_with_looking_is_told_once_and_does_not_end_it(
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("is_away_at_first", [False, True])
+def test_a_log_of_the_job_s_that_fails_does_not_end_it(
+    node: Node, start: Start, monkeypatch: pytest.MonkeyPatch, is_away_at_first: bool
+) -> None:
+    class Failing(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise SystemError("the log is full")
+
+    logger = logging.getLogger("kstore")
+    monkeypatch.setattr(logger, "handlers", [Failing()])
+    monkeypatch.setattr(logger, "level", logging.DEBUG)
+    monkeypatch.setattr(schedule, "_FIRST_PAUSE", 0.01)
+    if is_away_at_first:
+        monkeypatch.setattr(node.store, "checkpoint", _failing_once(node.store.checkpoint))
+    live = start()
+    for number in 1, 2:
+        node.tree.wrapper(str(number))
+        until(lambda: len(live.checkpoints) >= number)  # noqa: B023
+
+    assert live._thread.is_alive()
+
+
+def _failing_once(function: Callable[..., Any]) -> Callable[..., Any]:
+    failures = iter([StoreUnavailable("it is away")])
+
+    def call(*arguments: Any) -> Any:
+        for failure in failures:
+            raise failure
+        return function(*arguments)
+
+    return call
+
+
 @pytest.mark.parametrize("is_last", [False, True])
 def test_if_the_thread_has_died_who_asks_commits(
     node: Node, start: Start, monkeypatch: pytest.MonkeyPatch, is_last: bool
