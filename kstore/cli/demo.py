@@ -73,7 +73,7 @@ def _compare(output: Output, folder: Path) -> tuple[Run, Run]:
 def _run(output: Output, store: Path, cache_root: Path, model: str) -> Run:
     command = [sys.executable, "-m", "kstore.cli.demo_program", str(store), str(cache_root), model]
     with output.working("running torch.compile"):
-        done = subprocess.run(command, env=_environ(), capture_output=True, text=True, check=False)
+        done = subprocess.run(command, env=_environ(), capture_output=True, encoding="utf-8", check=False)
     lines = [line for line in done.stderr.splitlines() if line.strip()]
     if done.returncode:
         output.detail("\n".join(lines))

@@ -163,7 +163,7 @@ def _run(command: list[str], environ: Mapping[str, str]) -> str:
             close_fds=False,  # In a vfork, which all threads wait for, a close may hang: FUSE asks the mount for each.
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            text=True,
+            encoding="utf-8",
             errors="replace",
             timeout=_COMPILER_TIMEOUT_S,
             check=False,

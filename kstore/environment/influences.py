@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 
 from kstore.packaged import read_packaged
@@ -87,8 +88,10 @@ def key_facts(environ: Mapping[str, str]) -> dict[str, object]:
 
 
 def processors() -> int:
-    """How many this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """How many this process may run on; where the system refuses to tell, as in some containers, all there are."""
+    with suppress(AttributeError, OSError):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def threads(variables: Mapping[str, str], of: int) -> int:

@@ -215,7 +215,7 @@ def _registered_version() -> str:
 def cpu_flags(cpuinfo: Path = _CPUINFO) -> frozenset[str]:
     """Instruction set extensions as Linux names them; empty where it does not say."""
     try:
-        with cpuinfo.open(errors="replace") as lines:
+        with cpuinfo.open(encoding="utf-8", errors="replace") as lines:
             for line in lines:  # the first core's; a large machine has megabytes of them
                 name, _, value = line.partition(":")
                 if name.strip() in ("flags", "Features", "features"):

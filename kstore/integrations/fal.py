@@ -110,7 +110,7 @@ def old_gpu_type() -> str:
     """fal's word for the GPU, which names the folder of its zips: the first after "NVIDIA", so that many share one."""
     command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
     try:
-        names = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60).stdout
+        names = subprocess.run(command, capture_output=True, encoding="utf-8", check=False, timeout=60).stdout
     except (OSError, ValueError, subprocess.SubprocessError):
         names = ""
     found = re.search(r"NVIDIA ([A-Za-z0-9]*)", names)

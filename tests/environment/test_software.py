@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from kstore.environment import Environment, detect_environment, software
+from kstore.environment.influences import key_facts
 from kstore.environment.software import cpu_flags, digest_of_facts, torch_folder, vector_isa
 from tests.compilers.programs import PATH
 
@@ -329,3 +330,26 @@ def test_arm_calls_its_flags_features(tmp_path: Path) -> None:
 
 def test_where_the_kernel_says_nothing_there_are_no_flags(tmp_path: Path) -> None:
     assert cpu_flags(tmp_path / "missing") == frozenset()
+
+
+def test_no_text_is_read_in_an_encoding_that_the_locale_chooses() -> None:
+    """Where Python is told to take that for an error (PEP 597), nothing could be restored."""
+    script = (
+        "from kstore.environment import detect_environment, detect_host, host_hint\n"
+        "print(detect_environment('cpu-x86_64').tag and detect_host().fingerprint and host_hint())"
+    )
+    command = [sys.executable, "-X", "warn_default_encoding", "-W", "error::EncodingWarning", "-c", script]
+    subprocess.run(command, env=os.environ | PATH, capture_output=True, check=True)
+
+
+@pytest.mark.parametrize("error", [PermissionError, AttributeError])
+def test_where_it_is_not_told_where_this_process_may_run_it_counts_as_everywhere(
+    monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    """A container's filter of system calls may refuse to say, and torch compiles all the same."""
+
+    def refuse(process: int) -> None:
+        raise error
+
+    monkeypatch.setattr(os, "sched_getaffinity", refuse)
+    assert key_facts({})["processors"] == os.cpu_count()
