@@ -33,7 +33,9 @@ def by_the_library(contents: Sequence[bytes | memoryview]) -> bytes:
 
 @pytest.fixture
 def wide() -> Digests:
-    module = pytest.importorskip("kstore.digest.wide", reason="not compiled, or this processor has no AVX-512")
+    module = pytest.importorskip(
+        "kstore.digest.wide", exc_type=ImportError, reason="not compiled, or this processor has no AVX-512"
+    )
     return module.digest_each  # type: ignore[no-any-return]
 
 
