@@ -118,7 +118,7 @@ def check_unlocked(lock: str) -> None:
         Unfinished: somebody holds the lock.
     """
     try:
-        fd = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(lock, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # nobody waits for the writer of a pipe
     except FileNotFoundError:
         return
     try:

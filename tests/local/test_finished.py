@@ -110,6 +110,8 @@ def test_a_lock_that_nobody_holds_or_that_is_missing_is_free(tmp_path: Path) -> 
     check_unlocked(str(tmp_path / "missing"))
     (tmp_path / "lock").touch()
     check_unlocked(str(tmp_path / "lock"))
+    os.mkfifo(tmp_path / "pipe")  # Nobody waits for its writer.
+    check_unlocked(str(tmp_path / "pipe"))
 
 
 @pytest.mark.parametrize("kind", [fcntl.LOCK_EX, fcntl.LOCK_SH])
