@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import secrets
 from contextlib import suppress
 
 FILE_MODE = 0o444
@@ -41,14 +40,14 @@ def publish_file(source: str, target: str) -> bool:
     return True
 
 
-def has_hard_links(folder: str) -> bool:
-    """Whether names in `folder` are taken by hard links, and not by a rename that never replaces: it is tried.
+def has_hard_links(path: str) -> bool:
+    """Whether names are taken by hard links, and not by a rename that never replaces: it is tried with a file there,
+    and a name beside it, which nobody else uses.
 
     Raises:
         CannotPublish: by neither.
         OSError: nothing can be written there.
     """
-    path = f"{folder}/publishing-{secrets.token_hex(8)}"  # In `tmp/` it is gc's, should this process be killed now.
     names = path, f"{path}.1"
     try:
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE), "wb") as file:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Iterator
 from functools import partial
 from itertools import accumulate
@@ -52,7 +53,7 @@ def check_shared(store: Store, key: str) -> Iterator[Check]:
         if _is_refused(above):
             found = f"{found}, and nobody here can make it"
             advice = f"see the mount and the permissions of {above}, or name another with KSTORE_ROOT or --store"
-        elif store.settings.mode is not Mode.READ and (trouble := _publishing(above)):
+        elif store.settings.mode is not Mode.READ and (trouble := _publishing(above, ".kstore-doctor")):
             found, advice = f"{found}: {trouble.found}", trouble.advice
         yield judge("store", found, advice)
         return
@@ -97,7 +98,7 @@ def _check_writable(store: Store, key: str) -> Check:
             "restores work, commits may fail: let all who write be of one group, with the setgid bit on all folders "
             "and umask 002, or set KSTORE_MODE=read",
         )
-    return _publishing(f"{store.location}/{STAGING}") or ok("writing", "a file was made and removed")
+    return _publishing(f"{store.location}/{STAGING}", "doctor") or ok("writing", "a file was made and removed")
 
 
 def _written(store: Store, key: str) -> Iterator[str]:
@@ -125,10 +126,14 @@ def _makes_files(storage: Storage) -> bool:
     return True
 
 
-def _publishing(folder: str) -> Check | None:
-    """What keeps a store in this folder from publishing each name once, if anything does; tried with a file."""
+def _publishing(folder: str, prefix: str) -> Check | None:
+    """What keeps a store in this folder from publishing each name once, if anything does; tried with a file.
+
+    Should this process be killed now, gc finds it in `tmp/`. Elsewhere its name is hidden: a first commit, which makes
+    the store, must not take it for something else that the folder holds.
+    """
     try:
-        if has_hard_links(folder) or not (kind := _fuse_kind(folder)):
+        if has_hard_links(f"{folder}/{prefix}-{secrets.token_hex(8)}") or not (kind := _fuse_kind(folder)):
             return None
     except CannotPublish as error:
         return warning("writing", str(error.strerror), f"restores work, commits do not: {ELSEWHERE}")

@@ -240,6 +240,25 @@ def refuse_links(monkeypatch: pytest.MonkeyPatch, *, renames: bool) -> None:
         monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: SimpleNamespace(renameat2=lambda *_: rename_code()))
 
 
+def test_a_first_commit_may_make_the_store_while_it_is_tried_where_it_would_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Jobs that start at once, each with the doctor first. An empty folder is there where a filesystem is mounted."""
+    (tmp_path / "store").mkdir()
+    link, created = os.link, []
+
+    def make_store_first(source: str, target: str) -> None:
+        monkeypatch.setattr(os, "link", link)
+        created.append(Node(tmp_path).store.create())
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", make_store_first)
+    assert worst(Node(tmp_path).store)["store"].found.endswith("yet")
+    assert created == [True]
+    assert os.listdir(tmp_path / "store/tmp") == []
+    assert not list(tmp_path.glob("**/.kstore-doctor-*"))
+
+
 @pytest.mark.usefixtures("plain_calls")
 def test_where_nothing_can_be_published_a_store_is_good_for_restores_only(
     published: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
