@@ -313,7 +313,7 @@ def reporting_trouble(location: str, verb: str) -> Iterator[None]:
 
 def _advice(error: OSError) -> str:
     if isinstance(error, CannotPublish):
-        return ELSEWHERE
+        return f"check {_MOUNT}, or {ELSEWHERE}" if error.errno == errno.EIO else ELSEWHERE
     if error.errno in CORRUPT:
         return "check its filesystem (fsck)"
     return f"check {'the limits of this process (ulimit -a)' if error.errno in _LIMITS else _MOUNT}"

@@ -18,6 +18,7 @@ import pytest
 
 import kstore
 from kstore.backends import PosixBackend
+from kstore.backends.publishing import CannotPublish
 from kstore.errors import CacheRootError, StoreUnavailable
 from kstore.gc import GcStatus
 from kstore.report import CommitStatus, RestoreStatus
@@ -336,10 +337,19 @@ def test_a_copy_needs_no_folder_but_the_store_it_writes(volume: Path) -> None:
             "denied (packs/two); check the mount",
         ),
         (OSError(errno.ENOSPC, "No space left", "tmp/one"), "left (tmp/one); check the mount, its space"),
+        (CannotPublish(errno.EPERM, "no hard link", "refs/one"), "link (refs/one); put the store on a filesystem"),
+        (CannotPublish(errno.EIO, "no hard link", "refs/one"), "(refs/one); check the mount, its space and its perm"),
         (OSError(errno.EBADMSG, "Bad message", "refs/one"), "message (refs/one); check its filesystem (fsck)"),
         (OSError(errno.EMFILE, "Too many open files"), "open files; check the limits of this process"),
     ],
-    ids=["a name that cannot be linked", "a full disk", "a corrupt file", "a limit of the process"],
+    ids=[
+        "a name that cannot be linked",
+        "a full disk",
+        "a filesystem without links",
+        "a server that may be away",
+        "a corrupt file",
+        "a limit of the process",
+    ],
 )
 def test_trouble_with_a_store_names_what_is_to_be_looked_at(error: OSError, said: str) -> None:
     with pytest.raises(StoreUnavailable, match=re.escape(said)), reporting_trouble("/data/kstore", "commit to"):

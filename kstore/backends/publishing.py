@@ -17,7 +17,9 @@ _RENAME_NOREPLACE = 1
 
 
 class CannotPublish(OSError):
-    """A filesystem, as that of an object store, where no name is taken for one writer only."""
+    """A filesystem, as that of an object store, where no name is taken for one writer only. The number of the error is
+    that of the link: after EIO it may have been a server that was away (NFS, mounted soft).
+    """
 
 
 def publish_file(source: str, target: str) -> bool:
@@ -96,7 +98,7 @@ def _rename_if_absent(source: str, target: str, refusal: OSError) -> bool:
     owner = os.stat(source).st_uid
     why = f": what this user writes is user {owner}'s, see fs.protected_hardlinks" if owner != os.geteuid() else ""
     raise CannotPublish(
-        code,
+        refusal.errno,
         f"no hard link can be made here ({refusal.strerror}), nor is there a rename that never replaces "
         f"({os.strerror(code)}), so of two workers one would overwrite what the other published{why}",
         target,

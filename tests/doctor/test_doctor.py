@@ -278,7 +278,7 @@ def test_where_nothing_can_be_published_a_store_is_good_for_restores_only(
     assert "yet: no hard link can be made here" in found.found
     assert "kstore init" not in found.advice
     assert os.listdir(tmp_path / "absent") == []
-    with pytest.raises(StoreUnavailable, match="; put the store on a filesystem that has one of them"):
+    with pytest.raises(StoreUnavailable, match=", or put the store on a filesystem that has one of them"):
         absent.create()
 
     reader = Node(tmp_path, mode=Mode.READ).store
