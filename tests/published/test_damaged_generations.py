@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from kstore.backends import PosixBackend
 from kstore.blobs import Layout
 from kstore.blobs.loose import blob_name, stamp
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError
+from kstore.gc import GcStatus
 from kstore.published.manifest import Manifest
 from tests.trees import KEY, Node, entry
 
@@ -71,7 +76,23 @@ def test_the_log_names_a_generation_that_is_passed_over_once(
     assert (line.count(f"generation 2 of {scope}"), line.count(str(scope))) == (1, 1)
 
 
-# ---- Rolling back
+@pytest.mark.parametrize("code", [errno.EBADMSG, errno.EUCLEAN], ids=["ext4", "xfs"])
+def test_a_ref_that_its_filesystem_calls_corrupt_is_damaged_and_gc_keeps_what_it_may_name(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    corrupt, get = node.newest().name, PosixBackend.get
+
+    def fail(backend: PosixBackend, name: str, *part: Any) -> bytes:
+        if name == corrupt:
+            raise OSError(code, os.strerror(code), name)
+        return get(backend, name, *part)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PosixBackend, "get", fail)
+        assert Node(tmp_path, "another").restore().generation == 1
+        assert "is corrupt on its filesystem" in node.store.verify().damage[0].reason
+        assert node.store.gc().status is GcStatus.INCOMPLETE
+    assert Node(tmp_path, "third").restore().generation == 2
 
 
 @pytest.mark.parametrize("byte", [b"\0", b"\xff"])
@@ -86,6 +107,9 @@ def test_what_a_lost_write_has_left_of_a_ref_is_told_in_a_line(
     (line,) = (record.getMessage() for record in caplog.records if "passed over" in record.getMessage())
     assert "it is damaged" in line
     assert len(line) < 400
+
+
+# ---- Rolling back
 
 
 def roll_back(node: Node, folder: Path) -> set[str]:
