@@ -77,6 +77,18 @@ def merge(base: Files, theirs: Files, ours: Files, declined: Declined, beside: S
     return merged
 
 
+def never_had(published: Files, ours: Files) -> dict[str, bytes]:
+    """What is merged by meaning and ours lacks. If ours has it at the next merge it was made without the published one,
+    and the two must be joined.
+    """
+    return {path: NOT_TAKEN for path, entry in published.items() if entry.flags & _MERGE and path not in ours}
+
+
+def count_declined(declined: Declined) -> int:
+    """How many files of ours did not get in."""
+    return sum(digest != NOT_TAKEN for digest in declined.values())
+
+
 def _outdated(base: Files, theirs: Files, ours: Files) -> list[str]:
     if base is theirs:
         return []

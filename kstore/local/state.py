@@ -263,9 +263,9 @@ class StateFolder:
             content, sync = json.loads(fields), read_whole(self._sync)
             base = json.loads(sync)
             if content["sync"] == digest_of(sync).hex() and base.get("boot") == boot():
-                waiting, supports = int(base.get("waiting", 0)), base.get("supports", [])
+                declined, waiting = sum(map(bool, base["declined"].values())), int(base.get("waiting", 0))
                 found, still = Base(base["store"], Snapshot(read_ref(base), b"")), Still.load(content["still"], paths)
-                return StillRoot(found, len(base["declined"]), waiting, still, content["damage"], supports)
+                return StillRoot(found, declined, waiting, still, content["damage"], base.get("supports", []))
         return None
 
     def grew_from(self, store: str, ref: Ref) -> bool:

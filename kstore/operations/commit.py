@@ -23,7 +23,7 @@ from kstore.intake import Intake
 from kstore.local.finished import Unfinished, read_finished
 from kstore.local.found import Scan, Skipped
 from kstore.local.state import State, StillRoot
-from kstore.merge import Merged, merge
+from kstore.merge import Merged, count_declined, merge, never_had
 from kstore.operations.memory import Memory, grown_from
 from kstore.operations.proposal import Proposal, Theirs, apart, meta_by
 from kstore.operations.reason import is_reason
@@ -228,6 +228,7 @@ class _Commit:
         if bound:
             host = self._worker.host.fingerprint
             proposal.hosts[host] = self._merge(proposal, theirs, base.hosts.get(host, {}), bound, host)
+        proposal.declined |= never_had(proposal.files, self._ours)
         return proposal
 
     def _is_reason(self, theirs: Theirs, proposal: Proposal) -> bool:
@@ -387,7 +388,7 @@ class _Commit:
             new_files=len(proposal.taken) if proposal and status is CommitStatus.COMMITTED else 0,
             new_blobs=self._uploader.blobs,
             uploaded=self._uploader.bytes,
-            declined=len(proposal.declined if proposal else self._declined),
+            declined=count_declined(proposal.declined if proposal else self._declined),
             waiting=self._waiting,
             layout=self._uploader.layout or "",
             components=count_components(manifest.items()) if manifest else None,
