@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kstore.digest import digest_of
+from kstore.environment.interpreter import own_interpreter
 
 NONE = "none"
 """A fact about something that is not there."""
@@ -72,9 +73,8 @@ def detect_environment(gpu: str, environ: Mapping[str, str] = os.environ) -> Env
         "machine": platform.machine().lower(),
     }
     if gpu.startswith("cpu-"):
-        facts["vector_isa"] = vector_isa(
-            facts["machine"], cpu_flags(), environ.get("ATEN_CPU_CAPABILITY"), _sve_bytes()
-        )
+        isa = vector_isa(facts["machine"], cpu_flags(), environ.get("ATEN_CPU_CAPABILITY"), _sve_bytes())
+        facts["vector_isa"] = _as_tried(isa)
     return Environment(f"{_readable(facts)}-{digest_of_facts(facts)[:_TAG_DIGITS]}", facts)
 
 
@@ -235,6 +235,15 @@ def vector_isa(machine: str, flags: frozenset[str], capability: str | None, sve_
     if not levels or capability == "default":
         return NONE
     return "avx2" if capability == "avx2" and "avx2" in levels else levels[0]
+
+
+def _as_tried(isa: str) -> str:
+    """Inductor has the program of its process try the instructions, as Python. A server that has Python in it, such as
+    uWSGI, or a bundle may fail at that: then it goes without them, and shares no graphs with who does not.
+    """
+    if isa == NONE or own_interpreter():
+        return isa
+    return f"{isa}, tried by {os.path.basename(sys.executable or NONE)}"
 
 
 def _supported_levels(machine: str, flags: frozenset[str], sve_bytes: int) -> list[str]:

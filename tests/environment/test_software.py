@@ -260,6 +260,22 @@ def test_a_lowered_capability_is_another_environment(monkeypatch: pytest.MonkeyP
     assert lowered.facts["vector_isa"] == "avx2"
 
 
+def test_a_program_that_is_not_python_shares_no_graphs_with_one_that_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inductor runs it to try the vector instructions: a graph that uses them would not compile in uWSGI."""
+    python = detect_with(AVX2, "cpu-x86_64", monkeypatch)
+    monkeypatch.setattr(sys, "executable", "/usr/bin/uwsgi")
+    server = detect_with(AVX2, "cpu-x86_64", monkeypatch)
+    assert python.facts["vector_isa"] == "avx2" and python.tag != server.tag
+    monkeypatch.setattr(sys, "executable", "/opt/venv/bin/uwsgi")
+    assert detect_with(AVX2, "cpu-x86_64", monkeypatch).tag == server.tag, "wherever it is installed"
+
+
+def test_which_program_it_is_matters_only_where_it_may_try_vector_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = detect_environment(H100), detect_with(frozenset(), "cpu-x86_64", monkeypatch)
+    monkeypatch.setattr(sys, "executable", "/usr/bin/uwsgi")
+    assert before == (detect_environment(H100), detect_with(frozenset(), "cpu-x86_64", monkeypatch))
+
+
 @pytest.mark.parametrize(
     ("machine", "flags", "capability", "sve_bytes", "expected"),
     [
