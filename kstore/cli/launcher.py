@@ -19,6 +19,8 @@ from kstore.deadline import signals_blocked
 _SHELL = "/bin/sh"
 _NOT_AS_PYTHON = signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD
 """Signals that Python, or who started us, has ignored; a command would inherit that."""
+_LISTENER = "LISTEN_PID"
+"""Names the process that systemd's sockets are for: sd_listen_fds(3)."""
 _STOPS = signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU
 
 
@@ -94,6 +96,8 @@ def _run(command: list[str], environ: dict[str, str], blocked: list[int]) -> int
             signal.signal(number, signal.SIG_IGN)
             signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    if environ.get(_LISTENER) == str(os.getppid()):  # Its sockets were inherited, too.
+        environ[_LISTENER] = str(os.getpid())
     try:
         return _execute(command, environ)
     except ValueError:  # a variable without a name

@@ -218,6 +218,16 @@ def test_no_process_is_left_where_there_is_no_command(cli: Cli) -> None:
     assert done.stdout == "3\nnone is left\n"
 
 
+@pytest.mark.parametrize("listener, expected", [("$$", "its own\n"), ("1", "another's\n")])
+def test_sockets_that_systemd_made_for_us_are_for_the_command(cli: Cli, listener: str, expected: str) -> None:
+    """It takes them if it finds its own process id: sd_listen_fds(3)."""
+    told = 'test $LISTEN_PID = $$ && echo its own || echo "another\'s"'
+    command = (sys.executable, "-m", "kstore", "exec", "my/v1", "--", "sh", "-c", told)
+    activate = ("sh", "-c", f'LISTEN_FDS=1 LISTEN_PID={listener} exec "$@"', "sh")
+    done = subprocess.run((*activate, *command), cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    assert done.stdout == expected
+
+
 def test_a_command_that_cannot_be_executed_is_126(cli: Cli) -> None:
     script = cli.folder / "script"
     script.write_text("#!/bin/sh\n")
