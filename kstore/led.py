@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator, Mapping, MutableMapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 from kstore.components.variables import read_managed, set_variables
@@ -94,7 +94,8 @@ def enter(key: str, before: Mapping[str, str], environ: Mapping[str, str]) -> Le
 
 def leave(lead: Lead, environ: MutableMapping[str, str]) -> None:
     """It ends. Compilers are led back to where they were led before, if that is still in use."""
-    _blocks.remove(lead.use)
+    with suppress(ValueError):  # A notebook may have loaded this module anew meanwhile.
+        _blocks.remove(lead.use)
     end_use(lead.use.key)
     _lead_back(lead, environ)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import importlib
 import logging
 import os
 import re
@@ -20,6 +21,7 @@ from typing import Any
 import pytest
 
 import kstore
+from kstore import led
 from kstore.errors import UsageError
 from kstore.report import CommitStatus
 from tests.trees import ENVIRONMENT, GPU, KEY, Tree, contents
@@ -111,6 +113,15 @@ def test_a_block_that_was_entered_in_itself_still_commits_when_the_process_is_to
             assert (published(settings), ended) == (1, [signal.SIGTERM])
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def test_modules_may_be_loaded_anew_in_a_block(tree: Tree, settings: dict[str, Any]) -> None:
+    """As notebooks do with those that have changed."""
+    with kstore.synchronized(KEY, **settings):
+        tree.wrapper("one")
+        importlib.reload(kstore)
+        importlib.reload(led)
+    assert published(settings) == 1
 
 
 def test_a_function_may_run_in_several_threads(tree: Tree, settings: dict[str, Any]) -> None:
