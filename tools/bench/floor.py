@@ -14,8 +14,8 @@ def run(what: str, source: Path, target: Path) -> float:
     """Seconds of making `target` from `source`.
 
     `what` is `copy` (folders, and an open, a write and a close for each file, which is read before), `link` (likewise,
-    but a hard link for each file that has another name), or `store` (256 folders, and for each file as in `copy`, which
-    is read meanwhile).
+    but a hard link for each file that has another name), or `store` (256 folders, and for each file, which is read
+    meanwhile, as in `copy`, but that it is whole before a link gives it its name).
     """
     command = [str(_program()), what, str(source), str(target)]
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)

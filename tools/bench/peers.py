@@ -204,9 +204,11 @@ class CopyFloor(Copy):
 
 
 class StoreFloor(CopyFloor):
-    """Likewise of a first commit that makes a file of each: it reads them all, and has as many folders as a store."""
+    """Likewise of a first commit that makes a file of each, which is whole before it has a name that replaces none: it
+    reads them all, and has as many folders as a store.
+    """
 
-    name = "bare read and create"
+    name = "bare read, write, link"
 
     def publish(self, worker: str, host: int = 0) -> Step:
         """One file after the other."""
