@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from tempfile import TemporaryDirectory
 
+from kstore import tables
 from kstore.calls import IS_COMPILED
 from kstore.components import Component
 from kstore.components.table import KSTORE_FOLDER
@@ -224,6 +225,11 @@ def _check_inotify() -> Check:
 
 
 def _check_calls() -> Check:
+    try:
+        tables.dump({}, 0)
+    except KstoreError as error:
+        found = f"no manifest can be made or read here: {error}"
+        return bad("system calls", found, "nothing is restored or committed: mount /proc, and allow memfd_create(2)")
     if IS_COMPILED:
         return ok("system calls", "made by the compiled module")
     found = "made by Python, one by one: kstore's module in C was not compiled when it was installed"

@@ -976,6 +976,16 @@ def test_without_the_compiled_module_restores_take_longer(published: Node, monke
     assert found["system calls"].verdict is Verdict.WARNING
 
 
+def test_a_container_that_has_no_files_in_memory_is_bad(published: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> int:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "memfd_create", refuse)
+    found = worst(published.store)["system calls"]
+    assert found.verdict is Verdict.BAD
+    assert "memfd_create" in found.found and "mount /proc" in found.advice
+
+
 def test_a_compiler_that_does_not_answer_is_named(published: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     def hang(_: object) -> Host:
         raise WaitTimeout("g++ has taken more than 30 s: nothing is known; see what ails it")
