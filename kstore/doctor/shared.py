@@ -7,7 +7,6 @@ import secrets
 from collections.abc import Iterator
 from functools import partial
 from itertools import accumulate
-from pathlib import Path
 
 from kstore.backends.base import STAGING
 from kstore.backends.publishing import CannotPublish, has_hard_links
@@ -16,6 +15,7 @@ from kstore.deadline import Waiting, within
 from kstore.doctor.check import Check, again, bad, ok, warning
 from kstore.errors import KstoreError, StoreFormatError
 from kstore.folders import nearest_existing
+from kstore.mounts import mounts
 from kstore.published.layers import attempt
 from kstore.settings import Mode
 from kstore.storage import ELSEWHERE, Storage
@@ -151,13 +151,7 @@ def _publishing(folder: str, prefix: str) -> Check | None:
 def _fuse_kind(folder: str) -> str:
     """Which kind of FUSE it is on, as `fuse.blobfuse2`; empty if it is on something else."""
     device = os.stat(folder).st_dev
-    number = f"{os.major(device)}:{os.minor(device)}".encode()
-    try:
-        lines = [line.split(b" ") for line in Path("/proc/self/mountinfo").read_bytes().splitlines()]
-    except OSError:  # not Linux
-        return ""
-    kinds = (os.fsdecode(line[line.index(b"-") + 1]) for line in lines if line[2] == number)
-    return next((kind for kind in kinds if kind.startswith("fuse")), "")
+    return next((m.kind for m in mounts() if m.device == device and m.kind.startswith("fuse")), "")
 
 
 def _check_room(store: Store) -> Check:

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable
 from contextlib import ExitStack
-from pathlib import Path
 
 from kstore.components import load_table
 from kstore.local.cacheroot import CacheRoot
 from kstore.local.found import Skipped
 from kstore.local.state import StateFolder
-
-_ESCAPED = re.compile(rb"\\([0-7]{3})")
-"""A blank in proc(5)'s list of mounts."""
+from kstore.mounts import mounts
 
 
 def find_elsewhere(root: CacheRoot, components: Iterable[str]) -> set[str]:
     """Components outside the cache root, or in a mount of their own in it: staging makes their folder."""
-    outside, mounts = root.outside, _mount_points()
-    here = _mount_of(root.state, mounts)
-    return {c for c in components if c in outside or _mount_of(root.folders[c], mounts) != here}
+    outside, points = root.outside, {mount.point for mount in mounts()}
+    here = _mount_of(root.state, points)
+    return {c for c in components if c in outside or _mount_of(root.folders[c], points) != here}
 
 
 def open_stages(
@@ -66,20 +62,12 @@ def clock_of(folder: str) -> int:
     return os.stat(folder).st_mtime_ns
 
 
-def _mount_of(path: str, mounts: set[str]) -> tuple[str, int]:
+def _mount_of(path: str, points: set[str]) -> tuple[str, int]:
     """Which mount, and which filesystem, `path` is in, or will be: one may be mounted twice, and be several."""
     path = os.path.realpath(path)
     while not os.path.exists(path):
         path = os.path.dirname(path)
     device = os.stat(path).st_dev
-    while path not in mounts and path != "/":
+    while path not in points and path != "/":
         path = os.path.dirname(path)
     return path, device
-
-
-def _mount_points() -> set[str]:
-    try:
-        lines = Path("/proc/self/mountinfo").read_bytes().splitlines()
-    except OSError:  # not Linux
-        return set()
-    return {os.fsdecode(_ESCAPED.sub(lambda found: bytes([int(found[1], 8)]), line.split(b" ")[4])) for line in lines}
