@@ -42,8 +42,12 @@ pytestmark = pytest.mark.usefixtures("host", "landed")
 
 @pytest.fixture
 def landed() -> Iterator[None]:
-    """No test leaves a lease that is renewed."""
+    """No test leaves a worker that waits, or a lease that is renewed."""
     yield
+    waiters = [thread for thread in threading.enumerate() if thread.name == Waiter.NAME]
+    for thread in waiters:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in waiters)
     flight._end_all()
     flight._flights.clear()
 
@@ -60,13 +64,16 @@ def is_held(node: Node) -> bool:
 class Waiter:
     """A worker that restores in a thread of its own."""
 
+    NAME = "waiter"
+
     def __init__(self, node: Node, wait: float = LONG, **choice: Any) -> None:
         self.node = node
         self.told: list[Awaited] = []
         self._waits = threading.Event()
         node.store.progress.on_wait = self._tell
         self._answer: Future[RestoreReport] = Future()
-        self._thread = threading.Thread(target=self._run, kwargs={"wait": wait, **choice}, daemon=True)
+        kwargs = {"wait": wait, **choice}
+        self._thread = threading.Thread(target=self._run, name=self.NAME, kwargs=kwargs, daemon=True)
         self._thread.start()
 
     def until_it_waits(self) -> Waiter:
@@ -366,9 +373,11 @@ def test_a_forked_child_does_not_release_what_its_parent_holds(tmp_path: Path) -
 def test_who_waits_is_told_since_when_it_is_compiled(tmp_path: Path) -> None:
     first = leader(tmp_path, lease_ttl=LONG)
     pass_time(first, 30)
-    (awaited,) = Waiter(Node(tmp_path, "waiter")).until_it_waits().told
+    waiter = Waiter(Node(tmp_path, "waiter")).until_it_waits()
+    (awaited,) = waiter.told
     assert time.monotonic() - awaited.since >= 30
     first.store.release(KEY)
+    assert waiter.result().leads
 
 
 # ---- The end of waiting
