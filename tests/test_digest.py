@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import ModuleType
 
 import pytest
 from blake3 import blake3
@@ -31,12 +32,18 @@ def by_the_library(contents: Sequence[bytes | memoryview]) -> bytes:
     return b"".join(blake3(data).digest() for data in contents)
 
 
-@pytest.fixture
-def wide() -> Digests:
-    module = pytest.importorskip(
-        "kstore.digest.wide", exc_type=ImportError, reason="not compiled, or this processor has no AVX-512"
+@pytest.fixture(scope="module")
+def module() -> ModuleType:
+    return pytest.importorskip(  # type: ignore[no-any-return]
+        "kstore.digest.wide", exc_type=ImportError, reason="not compiled, or this processor has no AVX2"
     )
-    return module.digest_each  # type: ignore[no-any-return]
+
+
+@pytest.fixture(params=[8, 16])
+def wide(module: ModuleType, request: pytest.FixtureRequest) -> Digests:
+    if request.param > module.MOST_LANES:
+        pytest.skip(f"this processor has no {request.param} lanes")
+    return lambda contents: module.digest_each(contents, request.param)
 
 
 @pytest.mark.parametrize("size", LENGTHS)
@@ -63,7 +70,7 @@ def test_any_contents(contents: list[bytes]) -> None:
 
 
 def test_what_is_large_takes_no_memory_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(digest, "digest_each", lambda contents: pytest.fail("its nodes are in memory"))
+    monkeypatch.setattr(digest, "digest_each", lambda *_: pytest.fail("its nodes are in memory"))
     large = bytes(2 << 20)
     assert digests_of([b"small", large]) == [digest_of(b"small"), digest_of(large)]
 
@@ -85,8 +92,14 @@ def test_what_is_no_bytes_is_refused_and_let_go_of(wide: Digests) -> None:
     data.append(0)  # which is not allowed while anybody looks at its bytes
 
 
+@pytest.mark.parametrize("lanes", [0, 4, 32])
+def test_what_the_processor_has_not_is_refused(module: ModuleType, lanes: int) -> None:
+    with pytest.raises(ValueError, match=f"no {lanes} lanes"):
+        module.digest_each([], lanes)
+
+
 def test_where_it_cannot_be_compiled_the_library_hashes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(digest, "digest_each", by_the_library)
+    monkeypatch.setattr(digest, "digest_each", lambda contents, _: by_the_library(contents))
     every = [content(size) for size in LENGTHS]
     assert digests_of(every) == [digest_of(data) for data in every]
     assert {len(name) for name in digests_of(every)} == {DIGEST_SIZE}

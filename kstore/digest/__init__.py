@@ -12,10 +12,11 @@ from collections.abc import Iterable, Sequence
 from blake3 import blake3
 
 try:
-    from kstore.digest.wide import digest_each
+    from kstore.digest.wide import MOST_LANES, digest_each
 except ImportError:
+    MOST_LANES = 1
 
-    def digest_each(contents: Sequence[bytes | bytearray | memoryview]) -> bytes:
+    def digest_each(contents: Sequence[bytes | bytearray | memoryview], lanes: int) -> bytes:
         """The digests, one after the other."""
         return b"".join(map(digest_of, contents))
 
@@ -36,7 +37,7 @@ def digests_of(contents: Sequence[bytes | bytearray | memoryview]) -> list[bytes
     """BLAKE3 of each. All of them are in memory anyway, and this takes a twelfth of that again."""
     if max(map(len, contents), default=0) > _MOST:
         return [*map(digest_of, contents)]
-    digests = digest_each(contents)
+    digests = digest_each(contents, MOST_LANES)
     return [digests[at : at + DIGEST_SIZE] for at in range(0, len(digests), DIGEST_SIZE)]
 
 
