@@ -136,7 +136,7 @@ def _publishing(folder: str, prefix: str) -> Check | None:
         if has_hard_links(f"{folder}/{prefix}-{secrets.token_hex(8)}") or not (kind := _fuse_kind(folder)):
             return None
     except CannotPublish as error:
-        return warning("writing", str(error.strerror), f"restores work, commits do not: {ELSEWHERE}")
+        return warning("writing", str(error.strerror), f"no commit can publish anything: {ELSEWHERE}")
     except OSError:  # Whether files can be made is looked at by itself.
         return None
     return warning(
