@@ -125,10 +125,11 @@ class Storage:
         finally:
             self.backend.delete(name)
 
-    def newest_whole(self, scope: Scope) -> tuple[int, Snapshot | None]:
+    def newest_whole(self, scope: Scope, taken: int = 0) -> tuple[int, Snapshot | None]:
         """The number of the newest generation, 0 for none, and the newest generation that can be restored.
 
-        A damaged one is passed over, for the one before it is better than none.
+        A damaged one is passed over, for the one before it is better than none. `taken` is a number that somebody has,
+        listed or not: NFS may go on listing a folder as it was.
 
         Raises:
             MissError: generations are listed that are not there.
@@ -136,6 +137,8 @@ class Storage:
         """
         for _ in range(_ATTEMPTS):
             generations = self.refs.generations_ahead(scope)
+            if taken > max(generations, default=0):
+                generations.append(taken)
             with suppress(MissError):  # gc has removed the newest since it was listed: there is a newer one
                 whole = (self.whole(scope, generation) for generation in reversed(generations))
                 return max(generations, default=0), next(filter(None, whole), None)

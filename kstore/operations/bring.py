@@ -142,7 +142,7 @@ class _BringIn:
         ahead = (*self._target.ahead, *self._notes.packs())
         self._uploader = Uploader(replace(self._target, ahead=ahead))
         for _ in range(_MAX_RACES):
-            theirs = self._newest()
+            theirs = Theirs(*newest_whole(self._storage, self._scope, self._taken))
             if not self._revives and theirs.snapshot and theirs.snapshot.ref.withdrawn:
                 raise Withdrawn
             proposal = self._propose(theirs)
@@ -152,13 +152,6 @@ class _BringIn:
             with suppress(StagingLost), self._storage.refs.reserve() as reserved:
                 self._upload_and_publish(theirs, proposal, lost, reserved)
         raise StoreUnavailable(f"{_MAX_RACES} attempts to publish {self._scope} each found the generation taken")
-
-    def _newest(self) -> Theirs:
-        generation, snapshot = newest_whole(self._storage, self._scope)
-        if generation < self._taken:
-            # NFS may go on listing a folder as it was; a name that is known is looked up.
-            return Theirs(self._taken, self._storage.snapshot(self._storage.refs.get(self._scope, self._taken)))
-        return Theirs(generation, snapshot)
 
     def _lost(self, theirs: Theirs) -> set[bytes]:
         """Digests of what comes that the newest generation needs and the store has lost."""

@@ -205,7 +205,7 @@ class _Commit:
                 known = self._storage.snapshot(ref)
             return Theirs(0 if ref.depth else ref.generation, or_below(self._storage, self._worker.scope, known))
         except IntegrityError:
-            return Theirs(*newest_whole(self._storage, self._worker.scope))
+            return Theirs(*newest_whole(self._storage, self._worker.scope, self._taken))
 
     def _newest_ref(self) -> Ref | None:
         ref = newest_ref(self._storage, self._worker.scope)

@@ -253,14 +253,16 @@ def are_present(storage: Storage, packs: Iterable[str]) -> bool:
 
 
 def _publish(storage: Storage, scope: Scope, upon: int | None, prepare: Callable[[int], Ref]) -> Ref | None:
+    taken = 0  # which need not be listed; see `Storage.newest_whole`
     for _ in range(_MAX_RACES):
         with suppress(StagingLost), storage.refs.reserve() as reserved:
             generations = storage.refs.generations(scope)
             if not generations and not storage.below.newest(scope):
                 raise MissError(f"nothing is published for {scope}; `kstore ls` lists what is")
-            parent = max(generations, default=0)
+            parent = max([taken, *generations])
             if upon not in (None, parent):
                 return None
             if storage.refs.publish(ref := prepare(parent), reserved):
                 return ref
+            taken = ref.generation
     raise StoreUnavailable(f"{_MAX_RACES} attempts to publish {scope} each found the generation taken")

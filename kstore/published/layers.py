@@ -152,9 +152,11 @@ def attempt(storage: Storage, look: Callable[[], Found], nothing: Found) -> Foun
 # ---- Which generation
 
 
-def newest_whole(storage: Storage, scope: Scope) -> tuple[int, Snapshot | None]:
-    """The number of the newest generation in `storage`, 0 for none, and the newest of the store in charge."""
-    number, snapshot = storage.newest_whole(scope)
+def newest_whole(storage: Storage, scope: Scope, taken: int = 0) -> tuple[int, Snapshot | None]:
+    """The number of the newest generation in `storage`, 0 for none, and the newest of the store in charge; `taken` as
+    there.
+    """
+    number, snapshot = storage.newest_whole(scope, taken)
     return number, or_below(storage, scope, snapshot)
 
 

@@ -17,7 +17,7 @@ import pytest
 from kstore.errors import IntegrityError, StoreFormatError, StoreUnavailable
 from kstore.report import CommitReport, CommitStatus, RestoreReport
 from tests.hostile.victim import Victim
-from tests.trees import Node, contents
+from tests.trees import KEY, Node, contents
 
 # ---- What is harmed
 
@@ -220,6 +220,17 @@ def test_a_generation_whose_manifest_is_harmed_is_passed_over(loose: Victim, har
 
 
 NO_FILES = ["a folder", "a pipe", "a socket", "a link to itself"]
+
+
+@pytest.mark.parametrize("harm", NO_FILES)
+def test_who_publishes_passes_over_what_is_in_the_place_of_a_ref(loose: Victim, harm: str) -> None:
+    """A folder is listed as none, and its number is taken all the same."""
+    with harmed(loose, KINDS["ref"], HARMS[harm]):
+        answer = loose.check_commit()
+    assert isinstance(answer, CommitReport)
+    assert (answer.status, answer.generation) == (CommitStatus.COMMITTED, 3)
+    with harmed(loose, KINDS["ref"], HARMS[harm]):
+        assert [ref.generation for ref in fresh(loose).store.quarantine(KEY)] == [3]
 
 
 @pytest.mark.parametrize("harm", ["empty", "half", "all but a page", "zeros", "deep nesting", *NO_FILES])
