@@ -10,7 +10,7 @@ Nothing that was published is lost, whoever commits when:
   made none of what is in its folder;
 - a new file in a slot that base already had, or of which ours has a published file, is a new guard variant, and is kept
   (at most `MAX_VARIANTS` a slot);
-- a file with a merger is merged by meaning;
+- a file with a merger is merged by meaning, also where only ours changed it: a worker may have made it anew;
 - where one side has a file and the other a folder, what is published stays, unless it is base's and ours replaced it:
   both at once could never be restored;
 - any other conflict keeps the published file.
@@ -46,7 +46,9 @@ class Merged:
     taken: list[str] = field(default_factory=list)
     """Paths whose entry is now ours."""
     to_merge: list[str] = field(default_factory=list)
-    """Paths that both sides changed and a merger must join; `files` still has the published entry."""
+    """Paths that a merger must join; `files` still has the published entry."""
+    prevailing: set[str] = field(default_factory=set)
+    """Those of them that only ours changed: where both say something else, ours holds."""
     declined: dict[str, bytes] = field(default_factory=dict)
     outdated: set[str] = field(default_factory=set)
     """Those of the declined that ours never changed: theirs replaced them or took them out."""
@@ -144,8 +146,10 @@ def _merge_file(merged: Merged, base: Files, theirs: Files, ours: Files, path: s
     """`was_declined` says that ours was never base's file: what base has and ours lacks was not taken out by ours."""
     published = theirs.get(path)
     is_base = published is None or published.digest == _digest(base, path)
-    if published and published.flags & ours[path].flags & _MERGE and (was_declined or not is_base):
+    if published and published.flags & ours[path].flags & _MERGE:
         merged.to_merge.append(path)
+        if is_base and not was_declined:
+            merged.prevailing.add(path)
     elif is_base:
         _take(merged, ours, path)
     else:

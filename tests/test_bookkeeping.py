@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from kstore.blobs.loose import blob_name
 from kstore.local.place import Placer
 from kstore.local.placed import Placed
 from kstore.operations.sources import Sources
@@ -86,6 +87,40 @@ def test_what_was_measured_during_a_restore_is_joined_with_what_is_published(
     fresh = Node(tmp_path, "fresh")
     fresh.restore()
     assert b"of first" in next((fresh.tree.root / "triton").glob("*/k.ptx")).read_bytes()
+
+
+def test_measurements_that_are_made_anew_keep_what_is_published(tmp_path: Path) -> None:
+    """Torch reads the file, measures for seconds, and replaces it: of two ranks of a root one's are gone from it."""
+    node = Node(tmp_path)
+    node.tree.timings({"one": 1.0})
+    node.commit()
+    node.tree.timings({"two": 2.0})
+    assert node.commit().new_files == 1
+    assert timings(node) == {"one": 1.0, "two": 2.0}
+    assert node.commit().status is CommitStatus.UNCHANGED
+
+
+def test_what_was_measured_anew_replaces_what_was_published(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    for value in (1.0, 2.0, 3.0):
+        node.tree.timings({"one": value})
+        assert (node.commit().new_files, node.commit().declined) == (1, 0)
+        assert timings(node) == {"one": value}
+
+
+@pytest.mark.parametrize("choice", [{}, {"components": ("triton",)}], ids=["damaged", "unmanaged"])
+def test_measurements_are_joined_with_those_that_a_restore_left_out(tmp_path: Path, choice: dict[str, Any]) -> None:
+    first = Node(tmp_path, "first")
+    first.tree.timings({"one": 1.0})
+    first.commit()
+    blob = tmp_path / "store" / blob_name(first.published()["inductor/cache/system"].digest)
+    away = blob.rename(tmp_path / "away")
+    assert Node(tmp_path, "second", **choice).restore().skipped
+    away.rename(blob)
+    second = Node(tmp_path, "second")
+    second.tree.timings({"two": 2.0})
+    second.commit()
+    assert timings(second) == {"one": 1.0, "two": 2.0}
 
 
 # ---- One root, several keys and stores

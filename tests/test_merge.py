@@ -258,10 +258,17 @@ def test_what_both_sides_changed_is_handed_to_the_merger() -> None:
         assert has_news(merged)
 
 
-def test_what_one_side_changed_needs_no_merger() -> None:
+def test_what_only_ours_changed_is_joined_and_prevails() -> None:
     base, ours = {"x": merged_by_meaning("a")}, {"x": merged_by_meaning("b")}
     merged = merge(base, base, ours, {})
-    assert (merged.files, merged.to_merge) == (ours, [])
+    assert (merged.files, merged.to_merge, merged.prevailing) == (base, ["x"], {"x"})
+    assert merge(base, base, ours, {"x": NOT_TAKEN}).prevailing == set()
+
+
+def test_what_only_theirs_changed_needs_no_merger() -> None:
+    base, theirs = {"x": merged_by_meaning("a")}, {"x": merged_by_meaning("b")}
+    merged = merge(base, theirs, base, {})
+    assert (merged.files, merged.to_merge) == (theirs, [])
 
 
 # ---- Properties: whatever the three sides are

@@ -17,8 +17,9 @@ _UNREADABLE = (ValueError, SyntaxError, TypeError, RecursionError, MemoryError, 
 
 def json_union(published: bytes, ours: bytes) -> bytes:
     """The union of two JSON objects, nested ones too; where both have a value, the published one stays."""
-    merged = _union(json.loads(published), json.loads(ours))
-    return json.dumps(merged, sort_keys=True).encode()
+    known = json.loads(published)
+    merged = _union(known, json.loads(ours))
+    return published if merged == known else json.dumps(merged, sort_keys=True).encode()
 
 
 def csv_union(published: bytes, ours: bytes) -> bytes:
@@ -27,9 +28,11 @@ def csv_union(published: bytes, ours: bytes) -> bytes:
     known = {tuple(row[:2]) for row in rows if row[:1] != ["Validator"]}
     if _validators(rows) != _validators(_rows(ours)):
         return published
-    rows += [row for row in _rows(ours) if row[:1] != ["Validator"] and tuple(row[:2]) not in known]
+    new = [row for row in _rows(ours) if row[:1] != ["Validator"] and tuple(row[:2]) not in known]
+    if not new:
+        return published
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
+    csv.writer(text, lineterminator="\n").writerows(rows + new)
     return text.getvalue().encode()
 
 
@@ -47,10 +50,13 @@ MERGERS: dict[str, Merger] = {"json_union": json_union, "csv_union": csv_union, 
 """By the name that the component table uses."""
 
 
-def merge_files(merger: str, published: bytes, ours: bytes) -> bytes:
-    """Merge two versions of a file; one that cannot be read gives way to the other."""
+def merge_files(merger: str, published: bytes, ours: bytes, *, prevails: bool = False) -> bytes:
+    """Merge two versions of a file; one that cannot be read gives way to the other.
+
+    Where both say something else the published version holds, or ours if it `prevails`.
+    """
     try:
-        return MERGERS[merger](published, ours)
+        return MERGERS[merger](ours, published) if prevails else MERGERS[merger](published, ours)
     except _UNREADABLE:
         return published if _readable(merger, published) else ours
 

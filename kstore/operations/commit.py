@@ -272,8 +272,9 @@ class _Commit:
             self._skipped.append(Skipped(path, str(reason)))
             self._is_complete = False
             return
-        data = merge_files(method, published, local)
-        merged.declined[path] = ours[path].digest
+        data = merge_files(method, published, local, prevails=path in merged.prevailing)
+        if data != local:
+            merged.declined[path] = ours[path].digest
         if data != published:
             entry = ours[path]._replace(digest=digest_of(data), size=len(data))
             proposal.contents[entry.digest] = data

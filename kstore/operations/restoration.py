@@ -204,7 +204,8 @@ class Restoration:
             untouched = Mark(placed.marked_ns, saved_ns) if placed.marked_ns else untouched
         base = Base(self._worker.storage.holder(self._ref).identity, self._snapshot)
         # What stays in the place of base's is no change of it: the next commit must not take it for one.
-        stayed = dict.fromkeys((*merged.to_merge, *placed.occupied, *self._hindered), NOT_TAKEN)
+        joined = set(merged.to_merge) - merged.prevailing
+        stayed = dict.fromkeys((*joined, *placed.occupied, *self._hindered), NOT_TAKEN)
         self._worker.state.save_base(
             base,
             merged.declined | stayed,

@@ -55,6 +55,18 @@ def test_merging_again_changes_nothing(published: dict[str, Any], ours: dict[str
     assert json_union(once, once) == once
 
 
+def test_what_adds_nothing_leaves_the_published_file_as_it_is() -> None:
+    published = b'{\n  "mm": {"b": NaN, "a": 0.2}\n}'
+    assert json_union(published, dump({"mm": {"a": 0.1}})) == published
+
+
+def test_what_only_ours_measured_anew_prevails() -> None:
+    published, ours = dump({"mm": {"a": 0.2, "b": 0.3}}), dump({"mm": {"a": 0.1}})
+    assert json.loads(merge_files("json_union", published, ours, prevails=True)) == {"mm": {"a": 0.1, "b": 0.3}}
+    whole = b'{"mm":  {"a": 0.1, "b": 0.3}}'
+    assert merge_files("json_union", published, whole, prevails=True) == whole
+
+
 # ---- CSV: the results of TunableOp
 
 VALIDATORS = "Validator,PT_VERSION,2.13.0\nValidator,GCN_ARCH_NAME,gfx942\n"
@@ -111,8 +123,16 @@ def test_an_unreadable_side_gives_way_to_the_other(merger: str) -> None:
     assert merge_files(merger, good, bad) == good
 
 
+@pytest.mark.parametrize("merger", MERGERS)
+def test_one_that_prevails_gives_way_as_well_if_it_cannot_be_read(merger: str) -> None:
+    bad = b"\xff\xfe{"
+    assert merge_files(merger, GOOD[merger], bad, prevails=True) == GOOD[merger]
+    assert merge_files(merger, bad, GOOD[merger], prevails=True) == GOOD[merger]
+
+
 def test_two_unreadable_sides_give_ours() -> None:
-    assert merge_files("json_union", b"{", b"[") == b"["
+    for prevails in (False, True):
+        assert merge_files("json_union", b"{", b"[", prevails=prevails) == b"["
 
 
 def test_what_is_nested_too_deeply_gives_way() -> None:

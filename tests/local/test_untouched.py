@@ -175,7 +175,7 @@ def test_files_that_are_changed_in_place_are_looked_at(tmp_path: Path, layout: s
     node.commit()
     other = Node(tmp_path, "other", layout=layout)
     other.restore()
-    assert json.loads(other.tree.read(path)) == {"b": 2}
+    assert json.loads(other.tree.read(path)) == {"a": 1, "b": 2}
 
 
 @pytest.mark.parametrize("restores", [1, 2])
