@@ -123,6 +123,19 @@ def test_measurements_are_joined_with_those_that_a_restore_left_out(tmp_path: Pa
     assert timings(second) == {"one": 1.0, "two": 2.0}
 
 
+@pytest.mark.parametrize("left", [b"", b"\0" * 9, b'{"one": 1.0, "tw'], ids=["nothing", "zeros", "its beginning"])
+def test_what_a_killed_writer_leaves_of_measurements_is_not_published(tmp_path: Path, left: bytes) -> None:
+    node = Node(tmp_path)
+    node.tree.timings({"one": 1.0})
+    node.commit()
+    torn = [node.tree.put(f"inductor/cache/{name}", left) for name in ("other", "system")]
+    report = node.commit()
+    assert (report.status, [skipped.path for skipped in report.skipped]) == (CommitStatus.UNCHANGED, torn)
+    assert timings(node) == {"one": 1.0}
+    node.restore()
+    assert json.loads(node.tree.read("inductor/cache/system")) == {"one": 1.0}
+
+
 # ---- One root, several keys and stores
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import errno
 import fcntl
+import json
 import os
 import stat
 import struct
@@ -29,6 +31,11 @@ _COUNT = 256
 """Files however small they are: nothing is done with the first of them before the last is read."""
 _AHEAD = 4
 """Batches that are read before they are asked for: who takes them waits for a frame of four to be compressed."""
+_PARSERS: dict[str, Callable[[bytes], object]] = {
+    "json_union": json.loads,
+    "literal_union": lambda data: ast.parse(data.decode(), mode="eval"),
+}
+"""By the merger of files that are dictionaries: each fails on the beginning of one."""
 _TOO_LARGE = Status(errno.EFBIG, 0, 0, 0, 0, 0)
 
 Item = TypeVar("Item")
@@ -144,6 +151,25 @@ def check_whole_object(data: bytes) -> None:
         if table and table + entry_size * entries <= len(data):
             return
     raise Unfinished("it is cut short")
+
+
+def check_whole_text(merger: str, data: bytes) -> None:
+    """A file that is merged by meaning may be written in its place: who is killed then leaves nothing, zeros, or the
+    beginning of a dictionary, on which its every reader fails. What has another form, as a later version's, is whole.
+
+    Raises:
+        Unfinished: `data` is such.
+    """
+    if not data.strip(b"\0"):
+        raise Unfinished("it is empty")
+    parse = _PARSERS.get(merger)
+    if parse and data.lstrip().startswith(b"{"):
+        try:
+            parse(data)
+        except (ValueError, SyntaxError) as error:
+            raise Unfinished("it is cut short") from error
+        except (RecursionError, MemoryError):
+            pass
 
 
 def is_at_work(path: str) -> bool:
