@@ -793,6 +793,42 @@ def test_a_damaged_generation_is_passed_over_and_the_next_commit_heals_the_key(t
     assert Tree(tmp_path / "third").has(second)
 
 
+@pytest.mark.parametrize("what", ["manifest", "ref"])
+def test_what_a_damaged_generation_had_comes_back_from_who_restores_the_one_before_first(
+    tmp_path: Path, what: str
+) -> None:
+    node, other = Node(tmp_path, layout="loose"), Node(tmp_path, "other", layout="loose")
+    node.tree.timings({"one": 0.5})
+    node.commit()
+    lost, shared = node.tree.kernel("lost"), other.tree.kernel("shared")
+    node.tree.timings({"one": 0.5, "two": 0.25})
+    other.commit()
+    node.tree.kernel("shared", "its own way")
+    assert node.commit().declined
+    for number in (2, 3):
+        ref = node.store.storage.refs.get(node.store.scope(KEY), number)
+        (node.location / (ref.name if what == "ref" else blob_name(ref.manifest))).write_bytes(b"garbage")
+    assert node.restore().generation == 1
+    assert json.loads(node.tree.read("inductor/cache/system")) == {"one": 0.5, "two": 0.25}
+    assert node.commit().new_files == 2 * GROUP_FILES + 1
+    third = Node(tmp_path, "third", layout="loose")
+    third.restore()
+    assert third.tree.has(lost) and third.tree.has(shared)
+    assert json.loads(third.tree.read("inductor/cache/system")) == {"one": 0.5, "two": 0.25}
+
+
+def test_what_was_taken_out_stays_out_though_an_earlier_generation_was_restored(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.tree.wrapper("good")
+    node.commit()
+    node.tree.wrapper("bad")
+    node.commit()
+    assert node.restore(generation=1).generation == 1
+    node.store.rollback(KEY, 1)
+    assert node.commit().new_files == 0
+    assert len(node.published()) == 1
+
+
 @pytest.mark.parametrize("repair", [False, True], ids=["passed over", "repaired"])
 @pytest.mark.parametrize("published", [1, 2], ids=["the only one", "the newest"])
 def test_what_a_damaged_generation_had_comes_back_although_others_committed_first(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Set
+from contextlib import suppress
 from functools import partial
 from itertools import chain
 from operator import attrgetter
@@ -190,9 +191,20 @@ class Restoration:
     def _compare(self) -> Merged:
         """What the root has that is not the store's: leftovers of an earlier run stay, and stay local."""
         base = self._base
-        if base is None or not remembers(self._snapshot, base):
+        if base is None or not remembers(self._snapshot, base) or self._has_lost(base):
             return merge({}, self._files, self._found.files, {})
         return merge(self._worker.files_of(base.manifest), self._files, self._found.files, self._state.declined)
+
+    def _has_lost(self, base: Snapshot) -> bool:
+        """Whether the store can give neither `base`, which came after what is restored, nor anything since: then nobody
+        took out what that had.
+        """
+        if base.ref.generation <= self._ref.generation or base.ref.depth != self._ref.depth:
+            return False
+        with suppress(KstoreError, OSError):
+            newest = self._worker.storage.holder(self._ref).newest_whole(self._ref.scope)[1]
+            return newest is None or newest.ref.generation < base.ref.generation
+        return False
 
     def _remember(self, merged: Merged, placed: Placed) -> None:
         old = self._base
