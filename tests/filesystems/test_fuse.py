@@ -51,7 +51,7 @@ def test_the_command_of_exec_runs_all_the_same(builder: Node, tmp_path: Path, te
     mount = tmp_path / "mount"
     variables = {
         "KSTORE_ROOT": str(mount), "KSTORE_CACHE_ROOT": str(tmp_path / "worker"), "KSTORE_MODE": "read",
-        "KSTORE_TIMEOUT": "1", "KSTORE_GPU": GPU, "KSTORE_ENVIRONMENT": ENVIRONMENT,
+        "KSTORE_TIMEOUT": "5", "KSTORE_GPU": GPU, "KSTORE_ENVIRONMENT": ENVIRONMENT,
     }  # fmt: skip
     command = (sys.executable, "-m", "kstore", "exec", KEY, "--", "sh", "-c", "echo runs; exit 7")
     with served(builder.location, mount, text) as server:
