@@ -35,6 +35,13 @@ _CLOSE_ON_EXEC = 1
 """MFD_CLOEXEC, memfd_create(2)."""
 _FORMAT = 0
 """LMDB 0.9's file format; py-lmdb 3 can also write one that older readers refuse."""
+_PAGE_SIZE = 4096
+"""Bytes. Left alone, LMDB goes by the pages of memory, which are of 64 KiB on some ARM servers: the same tables would
+give other bytes there, and a few rows many of them.
+"""
+_META_PAGE = struct.Struct("<QHHIIIQQIHHQQQQQIHHQQQQQQQ")
+"""`MDB_page` and `MDB_meta` in LMDB's mdb.c."""
+_EMPTY_TREE = 0, 0, 0, 0, 0, 2**64 - 1
 _READ_COUNT = 1024
 """Rows that are read in one go."""
 _WRITE_COUNT = 16384
@@ -54,6 +61,7 @@ def dump(tables: Mapping[str, Iterable[Row]], size: int) -> bytes:
         with _memory_file() as fd:
             _build(fd, tables, size)
             with open(fd, "rb", closefd=False) as file:
+                file.seek(0)
                 return file.read()
     except (lmdb.Error, OSError) as error:
         advice = "; see how much memory this process may take" if _errno(error) == errno.ENOMEM else ""
@@ -112,14 +120,23 @@ def _create_memory_file() -> int:
 
 
 def _build(fd: int, tables: Mapping[str, Iterable[Row]], size: int) -> None:
-    page = os.sysconf("SC_PAGE_SIZE")
     # Generous: LMDB's overhead is under a factor of three, and unused room takes no space in the file.
-    with _environment(fd, map_size=(4 * size // page + 16 * (len(tables) + 16)) * page) as env:
+    map_size = (4 * size // _PAGE_SIZE + 16 * (len(tables) + 16)) * _PAGE_SIZE
+    _write_all(fd, _empty_file(map_size))
+    with _environment(fd, map_size=map_size) as env:
         for name in sorted(tables):
             database = env.open_db(name.encode())
             for some in _stored(tables[name]):
                 with env.begin(write=True) as txn, txn.cursor(database) as cursor:
                     cursor.putmulti(some, append=True)
+
+
+def _empty_file(map_size: int) -> bytes:
+    """What LMDB itself makes of an empty file where pages of memory have that size: it keeps to those that it finds."""
+    flags = 0x4008  # MDB_NOSUBDIR, and MDB_INTEGERKEY of the tree of free pages
+    trees = _PAGE_SIZE, flags, *_EMPTY_TREE, 0, 0, *_EMPTY_TREE
+    pages = [_META_PAGE.pack(number, 0, 8, 0, 0xBEEFC0DE, 1, 0, map_size, *trees, 1, 0) for number in (0, 1)]
+    return b"".join(page.ljust(_PAGE_SIZE, b"\0") for page in pages)
 
 
 @contextmanager

@@ -2,8 +2,12 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
+import shutil
+import struct
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -32,6 +36,37 @@ def test_what_was_dumped_is_loaded(content: dict[str, dict[bytes, bytes]]) -> No
 def test_the_same_tables_give_the_same_bytes(content: dict[str, dict[bytes, bytes]]) -> None:
     reordered = {name: dict(reversed(table.items())) for name, table in reversed(content.items())}
     assert tablefiles.dump(content) == tablefiles.dump(reordered)
+
+
+LARGE_PAGES = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <unistd.h>
+long sysconf(int name) {
+    return name == _SC_PAGESIZE ? 65536 : ((long (*)(int))dlsym(RTLD_NEXT, "sysconf"))(name);
+}
+"""
+DUMPED = """
+import os, sys
+from kstore import tables
+assert os.sysconf("SC_PAGE_SIZE") == 65536
+sys.stdout.buffer.write(tables.dump({"t": [(b"%06d" % number, bytes(52)) for number in range(1000)]}, 58_000))
+"""
+
+
+def test_machines_with_larger_pages_give_the_same_bytes(tmp_path: Path) -> None:
+    """As GH200's kernels have, of 64 KiB."""
+    compiler = shlex.split(sysconfig.get_config_var("CC") or "cc")
+    if not shutil.which(compiler[0]):
+        pytest.skip("needs a C compiler")
+    library = str(tmp_path / "pages.so")
+    command = [*compiler, "-shared", "-fPIC", "-x", "c", "-", "-o", library, "-ldl"]
+    subprocess.run(command, input=LARGE_PAGES, text=True, check=True)
+    program = [sys.executable, "-c", DUMPED]
+    there = subprocess.run(program, env=os.environ | {"LD_PRELOAD": library}, capture_output=True, check=True).stdout
+    here = tablefiles.dump({"t": {b"%06d" % number: bytes(52) for number in range(1000)}})
+    assert there == here
+    assert struct.unpack_from("<I", here, 40) == (4096,)
 
 
 @pytest.mark.parametrize("size", [1, 510, 511, 512, 4096, 100_000])
