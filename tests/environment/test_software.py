@@ -271,9 +271,10 @@ def test_a_program_that_is_not_python_shares_no_graphs_with_one_that_is(monkeypa
 
 
 def test_which_program_it_is_matters_only_where_it_may_try_vector_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = detect_environment(H100), detect_with(frozenset(), "cpu-x86_64", monkeypatch)
+    without_any = [(AVX2, H100), (frozenset[str](), "cpu-x86_64")]
+    before = [detect_with(flags, gpu, monkeypatch) for flags, gpu in without_any]
     monkeypatch.setattr(sys, "executable", "/usr/bin/uwsgi")
-    assert before == (detect_environment(H100), detect_with(frozenset(), "cpu-x86_64", monkeypatch))
+    assert before == [detect_with(flags, gpu, monkeypatch) for flags, gpu in without_any]
 
 
 @pytest.mark.parametrize(
