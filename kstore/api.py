@@ -7,20 +7,19 @@ from __future__ import annotations
 
 import inspect
 import logging
-import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from enum import StrEnum
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from kstore.atend import AtEnd
+from kstore.block import OnError, discarded, is_failure, parse_on_error, parse_seconds, raised, tell_forked
 from kstore.deadline import is_interruption, is_ours, within
 from kstore.errors import UsageError, WaitTimeout, described, reason_of
 from kstore.led import end_use, leading
-from kstore.live.endings import OnTermination, has_ended
+from kstore.live.endings import OnTermination
 from kstore.origin import begin, origin_of
 from kstore.polls import check_wait
 from kstore.progress import Awaited
@@ -186,17 +185,6 @@ def _tell_committed(report: CommitReport) -> None:
         )  # fmt: skip
 
 
-class OnError(StrEnum):
-    """What becomes of what was compiled if the body raises."""
-
-    COMMIT = "commit"
-    """It is published: its kernels are good all the same."""
-    DISCARD = "discard"
-    """Nothing is published at the end. What was published live stays; what stays in the cache root goes with its next
-    commit.
-    """
-
-
 class watch:
     """Publish what is compiled under `key` from now on, while it is compiled; for who restores by hand.
 
@@ -318,45 +306,6 @@ class watch:
         else:
             seconds = self._grace_period if isinstance(error, KeyboardInterrupt) else self._timeout
             self._stop(seconds, self._strict and error is None)  # What the block raised must go on.
-
-
-def tell_forked(key: str, process: int) -> None:
-    """A child leaves a block that `process` entered. If that has ended, as where a daemon is made, nobody commits."""
-    if has_ended(process):
-        log.warning(
-            "kstore: nothing is committed to %s: this process was forked in its block, and the one that entered it has "
-            "ended; fork first, or run `kstore commit %s`", key, key,
-        )  # fmt: skip
-
-
-def raised(error: BaseException | None) -> BaseException | None:
-    """What the body raised. A generator that is closed before its end has raised nothing."""
-    return None if isinstance(error, GeneratorExit) else error
-
-
-def is_failure(error: BaseException | None) -> bool:
-    """Whether the body failed; `sys.exit()` is no failure."""
-    return error is not None and not (isinstance(error, SystemExit) and not error.code)
-
-
-def discarded(key: str) -> CommitReport:
-    """The report of who publishes nothing."""
-    return CommitReport(CommitStatus.DISCARDED, key)
-
-
-def parse_on_error(value: str) -> OnError:
-    """Raises UsageError if it is neither."""
-    try:
-        return OnError(value)
-    except ValueError:
-        raise UsageError(f"on_error is {value!r}; it must be {' or '.join(OnError)}") from None
-
-
-def parse_seconds(name: str, value: float) -> float:
-    """Raises UsageError if it is no time to wait for."""
-    if not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise UsageError(f"{name} is {value!r}; it must be a number of seconds above 0")
-    return float(value)
 
 
 def make_store(key: str, settings: dict[str, Any]) -> Store:

@@ -13,21 +13,9 @@ from functools import partial, wraps
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar, cast
 
-from kstore.api import (
-    OnError,
-    commit,
-    degrade,
-    discarded,
-    is_failure,
-    make_store,
-    parse_on_error,
-    parse_seconds,
-    raised,
-    restore,
-    tell_forked,
-    watch,
-)
+from kstore.api import commit, degrade, make_store, restore, watch
 from kstore.atend import AtEnd
+from kstore.block import OnError, discarded, is_failure, parse_on_error, parse_seconds, raised, tell_forked
 from kstore.deadline import is_ours, within
 from kstore.errors import KstoreError, MissError, UsageError
 from kstore.hits import UsageReport, unknowable, usage_of
