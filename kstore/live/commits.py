@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from contextlib import suppress
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
@@ -18,18 +19,14 @@ from kstore.deadline import Answer, Waiting, answer_within, block_signals, is_ap
 from kstore.errors import KstoreError, reason_of
 from kstore.live.endings import has_ended
 from kstore.live.imports import import_commit
-from kstore.live.places import Places
+from kstore.live.lookout import Lookout
 from kstore.live.schedule import SHARE, Plan, Schedule, Step
-from kstore.local.activity import Activity
-from kstore.local.watch import Blind, FolderWatch
 from kstore.report import CommitReport, CommitStatus, summed
 from kstore.store import Store
 
 log = logging.getLogger(__name__)
 
 _NICENESS = 10
-_BEAT = 2.5
-"""Seconds at most between two looks at a tree in which something changes."""
 IDLE = 86400.0
 """Seconds after which there is a round though nothing has changed: gc is to know that what a server runs on is used."""
 
@@ -47,14 +44,6 @@ class _Request(NamedTuple):
 
 
 _OWN_ACCORD = _Request()
-
-
-class _Seen(NamedTuple):
-    """What has changed in the cache root."""
-
-    changes: int
-    last: float
-    """When the last one was seen, by `time.monotonic`."""
 
 
 def _import_now() -> None:
@@ -82,23 +71,15 @@ class LiveCommits:
         """
         self.checkpoints: list[CommitReport] = []
         """What has been published so far, the oldest first."""
-        self._places = Places()
         self.store = store
         """What it commits to."""
         self._key = key
-        self._settle = settle
         self._every = every
         self._only_asked = only_asked
         self._schedule = Schedule(settle, every)
         self._requests: SimpleQueue[_Request | None] = SimpleQueue()
-        self._activity = Activity(())
-        self._found_at = 0.0
-        """When it was found out where to look, by `time.monotonic`."""
-        self._seen = _Seen(0, 0.0)
-        self._beat = settle
-        self._watch: FolderWatch | None = None
-        self._is_woken = False
-        self._is_blind = False
+        wake = partial(self._requests.put, None)
+        self._lookout = Lookout(store, key, settle=settle, every=every, wake=wake)
         self._is_unsure = False
         """Whether something may have been written in its place while a checkpoint was made, which nobody has seen."""
         self._is_held_up = False
@@ -127,7 +108,7 @@ class LiveCommits:
     @property
     def folders(self) -> list[str]:
         """Where it looks; none before that could be found out."""
-        return self._places.folders
+        return self._lookout.folders
 
     @property
     def is_here(self) -> bool:
@@ -184,14 +165,14 @@ class LiveCommits:
             self._begin()
             self._serve()
         finally:
-            self._stop_watch()
+            self._lookout.stop_watch()
             self._is_closed = True
             self._answer_what_is_left()
 
     def _begin(self) -> None:
         """Whatever fails here, the job's last commit is still to come."""
         try:
-            self._find_folders()
+            self._lookout.find_folders()
         except Exception as error:
             self._tell_trouble(error)
         with suppress(Exception):
@@ -225,39 +206,33 @@ class LiveCommits:
         except Exception as error:
             self._tell_trouble(error)
             with suppress(Exception):
-                self._stop_watch()
+                self._lookout.stop_watch()
             return None
 
     def _find_plan(self) -> Plan | None:
         """What comes next. If that is nothing, the watch is on from now on."""
-        if not self._places.folders or time.monotonic() - self._found_at >= self._every:
-            self._find_folders()
-        if self._is_woken:
-            self._stop_watch()
-            self._note(1)
-        if self._watch is None:
-            self._look()
-        plan = self._schedule.plan(*self._seen, time.monotonic())
-        if plan is None and self._watch is None and not self._is_blind:
-            self._start_watch()
-            self._look()  # Something may have come before it was on.
-            plan = self._schedule.plan(*self._seen, time.monotonic())
+        self._lookout.catch_up()
+        plan = self._schedule.plan(*self._lookout.seen, time.monotonic())
+        if plan is None and not (self._lookout.is_watching or self._lookout.is_blind):
+            plan = self._watch()
         if plan:
-            self._stop_watch()
-        elif self._watch and self._is_unsure:
+            self._lookout.stop_watch()
+        elif self._lookout.is_watching and self._is_unsure:
             return self._schedule.once_more(time.monotonic())
         return plan
 
-    def _find_folders(self) -> None:
-        self._found_at = time.monotonic()
-        if self._places.find(self.store, self._key):
-            self._stop_watch()
-            self._activity = Activity(self._places.folders)
+    def _watch(self) -> Plan | None:
+        """Have the watch on, if there can be one. What comes next if something has come before it was on."""
+        spent = time.thread_time()
+        self._lookout.start_watch()
+        self._schedule.spent(time.monotonic(), time.thread_time() - spent)
+        self._lookout.look()
+        return self._schedule.plan(*self._lookout.seen, time.monotonic())
 
     def _patience(self, plan: Plan | None, now: float) -> float | None:
         """Seconds after which there is something to do whoever asks; None for never."""
         if plan:
-            return max(min(plan.at - now, self._beat), 0.0)
+            return max(min(plan.at - now, self._lookout.beat), 0.0)
         if self._only_asked:
             return None
         return min(self._every, self._rest)
@@ -267,43 +242,8 @@ class LiveCommits:
         """Seconds after which there is a round though nothing has changed, for all that is seen: what is written in its
         place moves no folder's time, and what was left out may be finished.
         """
-        is_uneasy = self._is_blind or (self._last and self._last.skipped)
+        is_uneasy = self._lookout.is_blind or (self._last and self._last.skipped)
         return max(self._every, self._cost / SHARE) if is_uneasy else IDLE
-
-    def _look(self) -> None:
-        spent = time.thread_time()
-        self._note(self._activity.look())
-        # Twice in the time that it takes to settle, unless that is too much work.
-        self._beat = max(min(self._settle / 2, _BEAT), (time.thread_time() - spent) / SHARE)
-
-    def _note(self, changes: int) -> None:
-        if changes:
-            self._seen = _Seen(self._seen.changes + changes, time.monotonic())
-
-    def _start_watch(self) -> None:
-        spent = time.thread_time()
-        self._is_woken = False
-        self._watch = FolderWatch(self._places.folders, self._wake)
-        try:
-            if not is_apart():
-                raise Blind("gevent or eventlet has patched this process, so nothing can be watched")
-            self._watch.start()
-        except Blind as reason:
-            self._stop_watch()
-            self._is_blind = True
-            log.warning("%s; the cache root is looked through every %g s instead", reason, self._every)
-        self._schedule.spent(time.monotonic(), time.thread_time() - spent)
-
-    def _stop_watch(self) -> None:
-        watch, self._watch, self._is_woken = self._watch, None, False
-        if watch:
-            watch.stop()
-
-    def _wake(self) -> None:
-        """Called by the watch, in its thread, for each change; the first one is enough."""
-        if not self._is_woken:
-            self._is_woken = True
-            self._requests.put(None)
 
     def _next(self, patience: float | None) -> _Request | None:
         try:
@@ -312,8 +252,8 @@ class LiveCommits:
             return None
 
     def _round(self, step: Step, request: _Request = _OWN_ACCORD) -> None:
-        answer, self._worked_at, is_watched = request.answer, time.monotonic(), self._watch is not None
-        changes, spent = self._seen.changes, time.thread_time()
+        answer, self._worked_at, is_watched = request.answer, time.monotonic(), self._lookout.is_watching
+        changes, spent = self._lookout.seen.changes, time.thread_time()
         try:
             if step is Step.AHEAD:
                 self.store.upload_ahead(self._key)

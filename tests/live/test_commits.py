@@ -17,7 +17,7 @@ import pytest
 
 from kstore.digest import digest_of
 from kstore.errors import KstoreError, StoreUnavailable, WaitTimeout
-from kstore.live import commits, schedule
+from kstore.live import commits, lookout, schedule
 from kstore.live.commits import LiveCommits
 from kstore.local.watch import Blind
 from kstore.report import CommitReport, CommitStatus
@@ -74,7 +74,7 @@ def blind(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def watching(live: LiveCommits) -> bool:
     """Whether there is nothing to do but to watch."""
-    return live._watch is not None
+    return live._lookout.is_watching
 
 
 def files(node: Node) -> int:
@@ -97,14 +97,14 @@ def test_who_asks_while_the_thread_ends_has_an_answer(
     assert live.publish(PATIENCE).ok
     answers: list[CommitReport] = []
     asking = threading.Thread(target=lambda: answers.append(live.publish(PATIENCE)))
-    stop = live._stop_watch
+    stop = live._lookout.stop_watch
 
     def stop_once_asked() -> None:
         asking.start()
         until(lambda: not live._requests.empty())
         stop()
 
-    monkeypatch.setattr(live, "_stop_watch", stop_once_asked)
+    monkeypatch.setattr(live._lookout, "stop_watch", stop_once_asked)
     live.discard()
     live._thread.join(PATIENCE)
     asking.join(PATIENCE)
@@ -128,8 +128,8 @@ def test_while_nothing_changes_nothing_is_done(node: Node, start: Start, monkeyp
     until(lambda: watching(live) and not live._is_unsure)  # It looks once more when the watch is on.
     time.sleep(SOON)
     rounds = []
-    for step in ("_round", "_look"):
-        monkeypatch.setattr(live, step, lambda *what: rounds.append(what))
+    for of, step in ((live, "_round"), (live._lookout, "look")):
+        monkeypatch.setattr(of, step, lambda *what: rounds.append(what))
     time.sleep(5 * SOON)
     assert rounds == []
 
@@ -145,14 +145,14 @@ def test_while_files_keep_coming_it_is_published_every_so_often(node: Node, star
 def test_a_batch_is_uploaded_ahead_so_that_the_last_commit_only_publishes(
     node: Node, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(commits, "_BEAT", SOON)
+    monkeypatch.setattr(lookout, "_BEAT", SOON)
     monkeypatch.setattr(schedule, "BATCH", 8)
     monkeypatch.setattr(schedule, "SHARE", 1e9)
     uploads: list[str] = []
     upload = node.store.upload_ahead
     monkeypatch.setattr(node.store, "upload_ahead", lambda key: (upload(key), uploads.append(key)))
     live = start(settle=NEVER)
-    until(lambda: live._seen.changes)
+    until(lambda: live._lookout.seen.changes)
     node.tree.kernel("one")
     until(lambda: uploads)
     node.store.upload_ahead(KEY)  # what came after the batch, if anything
@@ -243,7 +243,7 @@ def test_a_store_that_hangs_holds_up_who_asks_no_longer_than_he_waits(
     node: Node, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     live = start(settle=NEVER)
-    until(lambda: live._seen.changes)
+    until(lambda: live._lookout.seen.changes)
     released = threading.Event()
     monkeypatch.setattr(node.store.storage, "open", lambda: released.wait(PATIENCE))
     with pytest.raises(WaitTimeout, match=r"committing to .* has taken more than 0\.01 s"):
@@ -309,7 +309,7 @@ def test_a_store_that_is_away_at_the_end_is_an_error_for_who_asks(node: Node, st
 
 def test_a_store_that_was_never_there_is_made(node: Node, start: Start) -> None:
     live = start(settle=NEVER)
-    until(lambda: live._seen.changes)
+    until(lambda: live._lookout.seen.changes)
     assert not node.location.exists()
     node.tree.wrapper("one")
     assert live.publish(PATIENCE).generation == 1
@@ -349,7 +349,8 @@ def test_where_all_threads_are_one_nothing_is_watched_and_the_job_keeps_its_prio
     node: Node, start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As where gevent has patched Python, and watchdog with it."""
-    monkeypatch.setattr(commits, "is_apart", lambda: False)
+    for module in (commits, lookout):
+        monkeypatch.setattr(module, "is_apart", lambda: False)
     monkeypatch.setattr(os, "setpriority", lambda *_: pytest.fail("the job's priority is changed"))
     node.tree.wrapper("one")
     live = start(every=SOON)
@@ -471,7 +472,7 @@ def test_trouble_with_looking_is_told_once_and_does_not_end_it(
         raise MemoryError("too little is left")
 
     with monkeypatch.context() as patch:
-        patch.setattr(commits.Activity, "look", refuse)
+        patch.setattr(lookout.Activity, "look", refuse)
         node.tree.wrapper("two")
         until(lambda: len(refused) > 2)
     until(lambda: files(node) == 2)
@@ -540,7 +541,7 @@ def test_who_asks_as_the_thread_dies_has_what_there_is_published(
 ) -> None:
     asked, answers = threading.Event(), list[CommitReport]()
     live = start(settle=NEVER)
-    until(lambda: live._seen.changes or watching(live))
+    until(lambda: live._lookout.seen.changes or watching(live))
 
     def die() -> None:
         asked.wait(PATIENCE)
@@ -587,7 +588,7 @@ def test_the_thread_has_a_low_priority_and_gets_no_signals(node: Node, start: St
     import signal
 
     live = start(settle=NEVER)
-    until(lambda: live._seen.changes)
+    until(lambda: live._lookout.seen.changes)
     task = Path(f"/proc/self/task/{live._thread.native_id}")
     blocked = int(next(line for line in (task / "status").read_text().splitlines() if "SigBlk" in line).split()[1], 16)
     assert blocked >> (signal.SIGTERM - 1) & 1

@@ -274,7 +274,7 @@ LIVE = START + "with kstore.synchronized(KEY, live=True, **late, **settings):\n 
 PLAIN = START + "with kstore.synchronized(KEY, **settings):\n    tree.wrapper(); wait()"
 WATCH = START + (
     "live = kstore.watch(KEY, **late, **settings)\n"
-    "while not live._live._seen.changes: time.sleep(0.01)\n"
+    "while not live._live._lookout.seen.changes: time.sleep(0.01)\n"
     "tree.wrapper(); wait()"
 )
 # A handler must not print() while the job does.
