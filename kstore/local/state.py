@@ -12,25 +12,23 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import NamedTuple
-
-import filelock
 
 from kstore.components.table import KSTORE_FOLDER
 from kstore.deadline import Waiting
 from kstore.digest import digest_of
 from kstore.environment import boot
-from kstore.errors import CacheRootError, IntegrityError, WaitTimeout
+from kstore.errors import CacheRootError, IntegrityError
 from kstore.files import NO_FILE, read_whole
 from kstore.local.cacheroot import CacheRoot
 from kstore.local.held import held
 from kstore.local.index import Index
 from kstore.local.lastrestore import LastRestore
-from kstore.local.leftovers import STAGE, sweep, sweep_elsewhere
+from kstore.local.leftovers import STAGE
+from kstore.local.locked import LockedFolder
 from kstore.local.record import (
     UNREADABLE,
     dump_ref,
@@ -41,7 +39,7 @@ from kstore.local.record import (
     replace_records,
 )
 from kstore.local.still import Still
-from kstore.local.turn import Turn, acquire
+from kstore.local.turn import Turn
 from kstore.local.untouched import UNMARKED, Mark
 from kstore.published.ref import Ref
 from kstore.published.snapshot import Snapshot
@@ -49,15 +47,7 @@ from kstore.scope import Scope
 
 log = logging.getLogger(__name__)
 
-LOCK_TIMEOUT = 600.0
-"""Seconds that a worker waits for another one that restores into or commits from the same root."""
-_TRY = 0.05
-"""Seconds until a worker that waits looks whether there is still something to wait for."""
 _HALF_A_DAY = 12 * 3600.0
-
-
-class Changed(Exception):
-    """Somebody else has worked on the root meanwhile."""
 
 
 class Base(NamedTuple):
@@ -109,108 +99,27 @@ class StillRoot(NamedTuple):
     """As in `State`."""
 
 
-class StateFolder:
+class StateFolder(LockedFolder):
     """The `.kstore` folder of one cache root."""
 
     def __init__(self, root: CacheRoot, rules: str, waiting: Waiting | None = None) -> None:
         """`rules` names the version of the component table: under other rules an index means nothing."""
-        self._waiting = waiting or Waiting()
-        self._folder = root.state
-        self._components = tuple(root.folders.values())
-        self._index = os.path.join(self._folder, f"index-{digest_of(rules.encode()).hex()[:8]}")
-        self._base = os.path.join(self._folder, "base")
-        self._sync = os.path.join(self._folder, "sync.json")
-        self._still = os.path.join(self._folder, f"still-{digest_of(rules.encode()).hex()[:8]}")
-        self._lease = os.path.join(self._folder, "lease")
+        folder, version = root.state, digest_of(rules.encode()).hex()[:8]
+        self._index = os.path.join(folder, f"index-{version}")
+        self._base = os.path.join(folder, "base")
+        self._sync = os.path.join(folder, "sync.json")
+        self._still = os.path.join(folder, f"still-{version}")
+        self._lease = os.path.join(folder, "lease")
+        super().__init__(folder, root.folders.values(), (self._index, self._base, self._sync), waiting or Waiting())
         self._placing = {"rules": rules, "components": dict(root.folders)}
-        self.last_restore = LastRestore(self._folder, self._base, self._placing)
+        self.last_restore = LastRestore(folder, self._base, self._placing)
         self._index_digest = b""
         self.own_until = 0.0
         """See `after_own_changes`."""
 
-    @cached_property
-    def _lock(self) -> filelock.BaseFileLock:
-        return filelock.FileLock(os.path.join(self._folder, "lock"))
-
-    @contextmanager
-    def locked(self, timeout: float = LOCK_TIMEOUT) -> Iterator[None]:
-        """Hold the root: one restore or commit at a time. The lock is on local disk, never on the store.
-
-        Raises:
-            WaitTimeout: somebody else held it for `timeout` seconds.
-            CacheRootError: the folder cannot be used.
-        """
-        with self.locked_unless(lambda: False, timeout):
-            yield
-
-    @contextmanager
-    def locked_unless(
-        self, is_done: Callable[[], bool], timeout: float = LOCK_TIMEOUT, ask: Callable[[], object] = lambda: None
-    ) -> Iterator[bool]:
-        """Hold the root, as `locked` does, unless whoever had it has done what it is for: whether it is held.
-
-        `ask` is called once it is known that somebody else has it.
-        """
-        is_held = self._acquire(timeout, is_done, ask)
-        try:
-            is_needed = is_held and not is_done()
-            if is_needed:
-                sweep(self._folder, LOCK_TIMEOUT)
-                for folder in self._components:
-                    sweep_elsewhere(os.path.join(folder, KSTORE_FOLDER))
-            yield is_needed
-        finally:
-            if is_held:
-                self._lock.release()
-
-    def _acquire(self, timeout: float, is_done: Callable[[], bool], ask: Callable[[], object]) -> bool:
-        until = time.monotonic() + timeout
-        with self._waiting.held_up(f"waiting for another process that has {self._lock.lock_file}"):
-            if self._try_to_acquire(0):
-                return True
-            ask()
-            while not self._try_to_acquire(min(timeout, _TRY)):
-                if is_done():
-                    return False
-                if time.monotonic() >= until:
-                    held = f"has held it for {timeout:.0f} s; see whether it hangs" if timeout else "has it right now"
-                    raise WaitTimeout(f"{self._lock.lock_file} is locked: another process {held}")
-        return True
-
-    def _try_to_acquire(self, timeout: float) -> bool:
-        try:
-            os.makedirs(self._folder, mode=0o700, exist_ok=True)
-        except OSError as error:
-            raise CacheRootError(f"the cache root cannot be used: {error}") from error
-        return acquire(self._lock, timeout)
-
-    @contextmanager
-    def lent(self) -> Iterator[None]:
-        """Let others have the root while this worker, who holds it, waits for something.
-
-        Raises:
-            Changed: somebody has restored or committed meanwhile; the root is held again.
-            WaitTimeout: somebody else held it for too long.
-        """
-        before = self._version()
-        self._lock.release()
-        yield
-        self._acquire(LOCK_TIMEOUT, lambda: False, lambda: None)
-        if self._version() != before:
-            raise Changed
-
     def turn(self, name: str) -> Turn:
         """For what several processes are to do to the root."""
         return Turn(self._folder, name)
-
-    def _version(self) -> list[tuple[int, int]]:
-        """Another one after every restore and commit that did anything."""
-        found = []
-        for path in (self._index, self._base, self._sync):
-            with suppress(FileNotFoundError):
-                status = os.stat(path)
-                found.append((status.st_ino, status.st_mtime_ns))
-        return found
 
     def load(self) -> State:
         """Read it; what is missing or damaged is as if it had never been written."""

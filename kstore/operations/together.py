@@ -13,7 +13,8 @@ from functools import partial
 from typing import Any
 
 from kstore.errors import IntegrityError, KstoreError, StoreUnavailable
-from kstore.local.state import LOCK_TIMEOUT, Changed, StateFolder
+from kstore.local.locked import LOCK_TIMEOUT, Changed
+from kstore.local.state import StateFolder
 from kstore.operations.request import Request, restore_report
 from kstore.operations.restore import Choice, choose, mark_restored, place, remember_miss, report_placed, wait_for
 from kstore.operations.slips import warn_of_another_key
