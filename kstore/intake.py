@@ -18,11 +18,11 @@ from kstore.blobs import BlobWriter, Layout
 from kstore.blobs.writers import LooseBlobWriter
 from kstore.condemned import has_lists
 from kstore.errors import KstoreError
+from kstore.layout import choose_layout
 from kstore.local.state import State
 from kstore.local.unread import StoreEach
 from kstore.published.layers import newest_ref
 from kstore.published.siblings import siblings
-from kstore.upload import choose_layout
 from kstore.worker import Worker
 
 log = logging.getLogger(__name__)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence, Set
 from contextlib import ExitStack, suppress
 from typing import Protocol
@@ -14,7 +13,7 @@ from kstore.blobs.writers import Read, put_many
 from kstore.condemned import Doomed, read_doomed
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError
-from kstore.local.link import Linker, LinkMode, probe
+from kstore.layout import choose_layout
 from kstore.progress import Progress
 from kstore.published.delta import difference, may_follow
 from kstore.published.leaning import kept_by, may_lean
@@ -340,29 +339,3 @@ class Uploader:
 
 def _without(blobs: Mapping[bytes, int], those: Set[bytes]) -> Mapping[bytes, int]:
     return {digest: size for digest, size in blobs.items() if digest not in those} if those else blobs
-
-
-def choose_layout(committer: Committer) -> Layout:
-    """Loose where the cache root can link or clone from the store, else packed."""
-    if committer.layout:
-        return committer.layout
-    with suppress(OSError):  # Of a full cache root is read all the same; what ails the store, writing to it will tell.
-        return Layout.PACKED if probe_link(committer).mode is LinkMode.COPY else Layout.LOOSE
-    return Layout.PACKED
-
-
-def probe_link(committer: Committer) -> Linker:
-    """The best way from the store to the cache root, found by trying.
-
-    Raises:
-        OSError: the store or the cache root cannot be written.
-    """
-    os.makedirs(committer.links_into, mode=0o700, exist_ok=True)
-    source = committer.storage.backend.staging_path()
-    committer.storage.backend.make_folder(os.path.dirname(source))
-    with open(source, "xb") as file:
-        file.write(b"probe")
-    try:
-        return probe(source, os.path.join(committer.links_into, os.path.basename(source)))
-    finally:
-        os.unlink(source)

@@ -13,11 +13,12 @@ import kstore
 from kstore.backends import PosixBackend
 from kstore.errors import StoreUnavailable
 from kstore.intake import Intake
+from kstore.layout import probe_link
 from kstore.published.ref import Ref
 from kstore.published.refs import Refs
 from kstore.report import CommitStatus, RestoreStatus
 from kstore.stats.record import finish, record
-from kstore.upload import Uploader, probe_link
+from kstore.upload import Uploader
 from tests.trees import KEY, Node, Tree, unmounted
 
 

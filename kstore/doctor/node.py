@@ -16,13 +16,13 @@ from kstore.doctor.check import Check, bad, ok, warning
 from kstore.doctor.published import Newest
 from kstore.errors import KstoreError
 from kstore.folders import nearest_existing
+from kstore.layout import probe_link
 from kstore.local.cacheroot import CacheRoot, Owner, expected_root, is_numbered, numbered_folder
-from kstore.local.link import Linker, LinkMode
+from kstore.local.link import LinkMode
 from kstore.published.snapshot import Snapshot
 from kstore.scope import Scope
 from kstore.settings import Mode
 from kstore.store import Store
-from kstore.upload import probe_link
 from kstore.words import files, size
 from kstore.worker import Worker
 
@@ -179,7 +179,7 @@ def _check_link(store: Store, worker: Worker) -> tuple[Check, bool]:
     if store.settings.mode is Mode.READ:
         return ok("link mode", "not tried: the mode is read"), False
     try:
-        linker: Linker = probe_link(worker)
+        linker = probe_link(worker)
     except (KstoreError, OSError) as error:
         why = getattr(error, "strerror", None) or error
         return warning("link mode", f"not tried: {why}", "commits will fail too; see above"), False
