@@ -41,7 +41,7 @@ def command(invocation: Invocation, key: str) -> int:
     """
     from kstore.published.scopes import missing
     from kstore.scope import check_key
-    from kstore.stats.space import space_of
+    from kstore.stats.accounts import space_of
     from kstore.storage import reporting_trouble
 
     output, store = invocation.output, invocation.store()

@@ -13,9 +13,9 @@ from kstore.gc import GcReport
 from kstore.progress import Progress
 from kstore.report import count_components
 from kstore.scope import Scope
+from kstore.stats.accounts import Accounts, Holding, holdings
 from kstore.stats.overview import Overview, Shelf, overview_with, restores_of
 from kstore.stats.pages import read_misses
-from kstore.stats.space import Accounts, Holding, holdings
 from kstore.stats.totals import Sample
 from kstore.storage import Storage
 

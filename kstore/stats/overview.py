@@ -11,8 +11,9 @@ from kstore.errors import IntegrityError, MissError
 from kstore.progress import Progress
 from kstore.published.ref import Ref
 from kstore.scope import Scope
+from kstore.stats.accounts import space_of
 from kstore.stats.pages import read_hits, read_misses
-from kstore.stats.space import Held, Space, space_of
+from kstore.stats.space import Held, Space
 from kstore.stats.totals import Totals, sum_of
 from kstore.storage import Storage
 

@@ -20,8 +20,8 @@ from kstore.htmlreport.facts import collect_facts
 from kstore.published.manifest import Entry, Manifest
 from kstore.published.ref import Ref
 from kstore.scope import Scope
+from kstore.stats.accounts import space_of
 from kstore.stats.overview import overview
-from kstore.stats.space import space_of
 from kstore.storage import Storage
 
 OWN, COMMON = 150, 50

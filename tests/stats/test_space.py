@@ -15,8 +15,9 @@ import pytest
 from kstore.environment import Host
 from kstore.gc import Policy
 from kstore.report import Count
+from kstore.stats.accounts import space_of
 from kstore.stats.overview import Shelf, overview
-from kstore.stats.space import Space, space_of
+from kstore.stats.space import Space
 from kstore.storage import Storage
 from kstore.store import Store
 from tests.layers.images import Fleet

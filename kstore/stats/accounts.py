@@ -1,0 +1,317 @@
+"""Whose bytes a store holds: by reading the manifest of every generation, and the index of every pack.
+
+What is counted is what gc goes by. An object, a pack or a loose blob, is needed if a generation needs it; a pack is
+deleted whole or not at all. So what a group alone needs is what gc frees, in the end, if the group is forgotten. A
+frame of a pack that others need too comes free only when gc rewrites the pack, as it does with one that is mostly
+dead.
+
+Which blob is whose is kept in a table on local disk: `digest · owner · kind` in order, so that the owners of a blob
+follow each other.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, suppress
+from itertools import chain, islice
+from types import TracebackType
+from typing import Generic, NamedTuple, Self
+
+from kstore.batches import MAX_COUNT
+from kstore.blobs.loose import FOLDER as LOOSE
+from kstore.blobs.packindex import Frame, pack_name
+from kstore.blobs.packreader import PackReader
+from kstore.digest import DIGEST_SIZE, HEXADECIMAL
+from kstore.errors import IntegrityError, MissError
+from kstore.gc.digests import DigestSet
+from kstore.gc.mark import Needs, needs_in
+from kstore.gc.seek import seek
+from kstore.progress import Progress
+from kstore.published.delta import read_manifest
+from kstore.published.manifest import Manifest
+from kstore.published.ref import Ref, RefState
+from kstore.report import Count
+from kstore.scope import Scope
+from kstore.stats.space import Group, Held, Space
+from kstore.storage import Storage
+from kstore.words import plural
+
+_OWNER = struct.Struct(">I")
+_SIZE = struct.Struct(">Q")
+_PINNED = 0
+"""Owner of what pinned generations need: no group frees it by being forgotten."""
+_MANIFEST = ""
+"""In the place of a component's name."""
+OTHER = "other"
+"""In the place of the names of all components but the first few hundred, for a manifest may name any."""
+_MOST_KINDS = 255
+
+
+class Holding(NamedTuple):
+    """One generation and all that it needs."""
+
+    ref: Ref
+    is_pinned: bool
+    manifest: Manifest
+    needs: Needs
+
+
+def holdings(
+    storage: Storage, scopes: Iterable[Scope], unreadable: list[str], progress: Progress | None = None
+) -> Iterator[Holding]:
+    """Every generation of these scopes that can be read; why others cannot is appended to `unreadable`."""
+    progress = progress or Progress()
+    for scope in scopes:
+        pins = storage.refs.pins(scope)
+        for number in storage.refs.generations(scope):
+            try:
+                ref = storage.refs.get(scope, number)
+                blobs = storage.blobs_anew()
+                manifest = Manifest.load(read_manifest(blobs, ref))
+                yield Holding(ref, number in pins, manifest, needs_in(blobs, ref, manifest))
+            except MissError:
+                continue  # removed since it was listed
+            except (IntegrityError, OSError) as error:
+                unreadable.append(f"generation {number} of {scope}: {error}")
+            progress.done += 1
+
+
+class Accounts(Generic[Group]):
+    """Counts holdings, each for the group that `by` says. To be used in a context."""
+
+    def __init__(self, storage: Storage, by: Callable[[Scope], Group]) -> None:
+        self._storage = storage
+        self._by = by
+        self._numbers: dict[Group, int] = {}
+        self._held: dict[int, Held] = {}
+        """By the number of the group."""
+        self._kinds: dict[str, int] = {_MANIFEST: 0}
+        self._packs: dict[str, set[int]] = {}
+        self._newest: dict[Scope, Ref] = {}
+        self._sought: set[str] = set()
+        """Packs that no ref names and that gc keeps for what is lacking."""
+        self.space: Space[Group] = Space()
+
+    def __enter__(self) -> Self:
+        self._open = ExitStack()
+        self._blobs = self._open.enter_context(DigestSet())
+        self._loose = self._open.enter_context(DigestSet())
+        self._leant = self._open.enter_context(DigestSet())
+        self._lacking = self._open.enter_context(DigestSet())
+        """What generations need, and have neither loose nor in their packs; `seek` uses it up."""
+        self._sought_for = self._open.enter_context(DigestSet())
+        """The same, to be kept."""
+        self._saved = self._open.enter_context(DigestSet())
+        """What of it is in a pack after all."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open.close()
+
+    def add(self, holding: Holding) -> None:
+        """Count one generation."""
+        ref, group = holding.ref, self._by(holding.ref.scope)
+        number = self._numbers.setdefault(group, len(self._numbers) + 1)
+        owners = [number, _PINNED] if holding.is_pinned else [number]
+        self._held[number] = self.space.groups.setdefault(group, Held())
+        size = sum(entry.size for entry in holding.manifest.entries())
+        for one in (self._held[number], self.space.whole):
+            one.generations += 1
+            one.live += ref.state is RefState.LIVE
+            one.artifacts += size
+        self._newest[ref.scope] = ref
+        for lacking in (self._lacking, self._sought_for):
+            lacking.add(holding.needs.lacking)
+        for owner in owners:
+            tail = _OWNER.pack(owner)
+            self._blobs.update({name[:DIGEST_SIZE] + tail + name[-1:]: size for name, size in self._rows(holding)})
+            self._loose.update({digest + tail: _SIZE.pack(size) for digest, size in holding.needs.loose.items()})
+            self._leant.update({digest + tail: _SIZE.pack(size) for digest, size in holding.needs.leant.items()})
+            for pack in ref.packs:
+                self._packs.setdefault(pack, set()).add(owner)
+
+    def _rows(self, holding: Holding) -> Iterator[tuple[bytes, bytes]]:
+        """(digest, kind) in one, and the size, of each blob."""
+        for digest, size in holding.ref.stored.items():
+            yield digest + b"\0", _SIZE.pack(size)
+        for files in (holding.manifest.files, *holding.manifest.hosts.values()):
+            for path, entry in files.items():
+                yield entry.digest + self._kind(path.partition("/")[0]), _SIZE.pack(entry.size)
+
+    def _kind(self, component: str) -> bytes:
+        if len(self._kinds) == _MOST_KINDS and component not in self._kinds:
+            component = OTHER
+        return bytes([self._kinds.setdefault(component, len(self._kinds))])
+
+    def finish(self, *, survey: bool = True) -> Space[Group]:
+        """What it comes to. Without `survey`, nothing is said of what no generation of those that were added needs."""
+        for scope, ref in self._newest.items():
+            for one in (self.space.groups[self._by(scope)], self.space.whole):
+                one.published |= ref.state is RefState.LIVE
+        for _, owners, kind, size in self._each(self._blobs):
+            for one in self._of(owners):
+                one.unique += size if kind else 0
+                one.manifests += 0 if kind else size
+        for _, owners, _, size in self._each(self._leant):
+            for one in self._of(owners):
+                one.elsewhere += size
+        self._seek()
+        self._count_loose()
+        for pack, owners in self._packs.items():
+            self._count_pack(pack, owners)
+        if survey:
+            self._survey()
+        return self.space
+
+    def blobs(self) -> Iterator[tuple[frozenset[Group], str, int]]:
+        """(groups that have it, component, bytes) of each blob; manifests left out."""
+        groups = {number: group for group, number in self._numbers.items()}
+        kinds = {number: kind for kind, number in self._kinds.items()}
+        for _, owners, kind, size in self._each(self._blobs):
+            if kind:
+                yield frozenset(groups[owner] for owner in owners - {_PINNED}), kinds[kind], size
+
+    def _seek(self) -> None:
+        """Find what generations lack in the packs of others: a repair has saved it there, and moved their own away."""
+        if len(self._lacking):
+            self._note_saved(list(self._packs))
+            self._sought = seek(self._storage, self._lacking, self._packs)
+            self._note_saved(self._sought)
+
+    def _note_saved(self, packs: Iterable[str]) -> None:
+        for pack in packs:
+            with suppress(IntegrityError, OSError):
+                digests = PackReader(self._storage.backend, pack).index.digests
+                found = self._loose.beginning(digest for digest in digests if digest in self._sought_for)
+                self._saved.add({name[:DIGEST_SIZE] for name in found})
+                self._packs.setdefault(pack, set()).update(map(_owner, found))
+
+    def _count_pack(self, pack: str, owners: set[int]) -> None:
+        try:
+            reader = PackReader(self._storage.backend, pack)
+            self._count_frames(reader, owners)
+            self._count_object(owners, reader.size)
+        except (IntegrityError, OSError) as error:
+            # One that a repair has moved away may be named by earlier generations still.
+            is_gone = isinstance(error, FileNotFoundError)
+            if not is_gone or any(pack in ref.packs for ref in self._newest.values()):
+                self.space.unreadable.append(f"pack {pack}: {error}")
+
+    def _count_loose(self) -> None:
+        lost = Count()
+        each = self._each(self._loose)
+        with DigestSet() as there:
+            for digests in self._storage.blobs.loose.folders():
+                there.add(digests)
+            while some := list(islice(each, MAX_COUNT)):
+                gone = set(there.absent(digest for digest, *_ in some))
+                saved = gone.difference(self._saved.absent(gone))
+                for digest, owners, _, size in some:
+                    if digest not in gone:
+                        self._count_copy(owners, size)
+                    elif digest not in saved:
+                        lost += Count(1, size)
+                        for one in self._of(owners):
+                            one.elsewhere += size
+        if lost.files:
+            blobs = plural(lost.files, "lost blob")
+            self.space.unreadable.append(f"{blobs}, {lost.bytes} bytes; `kstore verify` says of what")
+
+    def _count_copy(self, owners: set[int], size: int) -> None:
+        """A loose blob is an object that is its blob."""
+        self._count_object(owners, size)
+        for one in self._of(owners):
+            one.copies += size
+
+    def _count_object(self, owners: set[int], size: int) -> None:
+        for one in self._of(owners):
+            one.stored += size
+        if len(owners) == 1:
+            self._held[next(iter(owners))].alone += size
+            self.space.whole.alone += size
+
+    def _of(self, owners: set[int]) -> list[Held]:
+        """The whole and these."""
+        return [self.space.whole, *(self._held[owner] for owner in owners - {_PINNED})]
+
+    def _count_frames(self, reader: PackReader, owners: set[int]) -> None:
+        """What is needed of a pack that these need."""
+        index, first = reader.index, 0
+        for frame in index.frames:
+            blobs = slice(first, first + frame.blobs)
+            needing: dict[bytes, set[int]] = {}
+            for name in self._blobs.beginning(index.digests[blobs]):
+                needing.setdefault(name[:DIGEST_SIZE], set()).add(_owner(name))
+            for digest, size in zip(index.digests[blobs], index.sizes[blobs], strict=True):
+                for one in self._of(owners & needing[digest]) if digest in needing else ():
+                    one.copies += size
+            self._count_frame(frame, set[int]().union(*needing.values()), is_shared=len(owners) > 1)
+            first = blobs.stop
+
+    def _count_frame(self, frame: Frame, owners: set[int], *, is_shared: bool) -> None:
+        if not owners:
+            self.space.dead_frames += frame.packed_size
+        elif is_shared and len(owners) == 1:
+            self._held[next(iter(owners))].frames += frame.packed_size
+
+    def _each(self, table: DigestSet) -> Iterator[tuple[bytes, set[int], int, int]]:
+        """(digest, owners, kind, size) of each blob, once."""
+        before, owners, kind, size = b"", set[int](), 0, 0
+        for name, value in table.items():
+            if name[:DIGEST_SIZE] != before:
+                if before:
+                    yield before, owners, kind, size
+                before, owners = name[:DIGEST_SIZE], set()
+                kind, size = (name[-1] if len(name) > DIGEST_SIZE + _OWNER.size else 0), _SIZE.unpack(value)[0]
+            owners.add(_owner(name))
+        if before:
+            yield before, owners, kind, size
+
+    def _survey(self) -> None:
+        """Count what is in the store, and what of it is needed by none."""
+        needed = self._packs.keys() | self._sought
+        packs = {pack: pack in needed for pack in self._storage.blobs.packs()}
+        self._count_stored({pack_name(pack): is_needed for pack, is_needed in packs.items()})
+        for shard in list(self._storage.backend.list(LOOSE)):
+            self._count_stored(self._loose_in(f"{LOOSE}/{shard.name}"))
+
+    def _loose_in(self, shard: str) -> dict[str, bool]:
+        """The loose blobs of a folder, and whether anything needs them."""
+        names = {child.name for child in self._storage.backend.list(shard) if HEXADECIMAL.fullmatch(child.name)}
+        found = (needing.beginning(map(bytes.fromhex, names)) for needing in (self._loose, self._leant))
+        needed = {name[:DIGEST_SIZE].hex() for name in chain.from_iterable(found)}
+        return {f"{shard}/{name}": name in needed for name in names}
+
+    def _count_stored(self, names: Mapping[str, bool]) -> None:
+        # What gc has removed since is None.
+        stats = zip(names.values(), self._storage.backend.stat_many(list(names)), strict=True)
+        sizes = [(is_needed, found.size) for is_needed, found in stats if found]
+        unneeded = [size for is_needed, size in sizes if not is_needed]
+        self.space.objects += Count(len(sizes), sum(size for _, size in sizes))
+        self.space.unneeded += Count(len(unneeded), sum(unneeded))
+
+
+def _owner(name: bytes) -> int:
+    number: int = _OWNER.unpack_from(name, DIGEST_SIZE)[0]
+    return number
+
+
+def space_of(
+    storage: Storage,
+    by: Callable[[Scope], Group],
+    scopes: Iterable[Scope] | None = None,
+    progress: Progress | None = None,
+) -> Space[Group]:
+    """Whose bytes a store holds; of these scopes alone, if they are given.
+
+    Raises:
+        OSError: the store cannot be read.
+    """
+    with Accounts(storage, by) as accounts:
+        chosen = storage.refs.scopes() if scopes is None else scopes
+        for holding in holdings(storage, chosen, accounts.space.unreadable, progress):
+            accounts.add(holding)
+        return accounts.finish(survey=scopes is None)
