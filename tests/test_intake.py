@@ -18,7 +18,7 @@ from kstore.blobs.writers import LooseBlobWriter, PackedBlobWriter
 from kstore.calls import plain
 from kstore.digest import digest_of
 from kstore.errors import StoreUnavailable
-from kstore.local import finished
+from kstore.local import reading
 from kstore.operations.commit import _Commit
 from kstore.published.ref import folder_of
 from kstore.report import CommitStatus
@@ -175,7 +175,7 @@ def test_a_loose_blob_that_is_there_is_not_stored_again(linked: Node) -> None:
 
 def test_a_loose_blob_is_stored_by_the_thread_that_has_read_it(linked: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     threads = dict[str, int]()
-    read, put = finished.read_each, LooseBlobs.put_many
+    read, put = reading.read_each, LooseBlobs.put_many
 
     def note_read(paths: Sequence[str], sizes: Sequence[int]) -> Any:
         threads.update((os.path.basename(path), threading.get_ident()) for path in paths)
@@ -185,7 +185,7 @@ def test_a_loose_blob_is_stored_by_the_thread_that_has_read_it(linked: Node, mon
         threads.update((digest.hex(), threading.get_ident()) for digest, _ in blobs)
         return put(self, blobs)
 
-    monkeypatch.setattr(finished, "read_each", note_read)
+    monkeypatch.setattr(reading, "read_each", note_read)
     monkeypatch.setattr(LooseBlobs, "put_many", note_put)
     kernel, wrapper = linked.tree.kernel(), linked.tree.wrapper()
     linked.commit()
@@ -242,7 +242,7 @@ def test_a_full_store_is_not_asked_again_for_each_file(linked: Node, monkeypatch
     """Each error holds what could not be stored: all of a root would be in memory."""
     asked = list[int]()
     monkeypatch.setattr(LooseBlobs, "put_many", lambda self, blobs: asked.append(len(blobs)) or full())
-    monkeypatch.setattr(finished, "_COUNT", 1)
+    monkeypatch.setattr(reading, "_COUNT", 1)
     linked.tree.kernel()
     for name in "abcdefghijklmnopqrstuvwxyz":
         linked.tree.wrapper(name)

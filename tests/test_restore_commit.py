@@ -37,8 +37,8 @@ from kstore.errors import (
 )
 from kstore.job import synchronized
 from kstore.local import cacheroot
-from kstore.local.finished import Batch, read_in_batches
 from kstore.local.link import LinkMode
+from kstore.local.reading import Batch, read_in_batches
 from kstore.progress import Progress
 from kstore.published.manifest import Manifest
 from kstore.published.ref import Ref

@@ -19,9 +19,9 @@ import pytest
 from kstore.components import load_table
 from kstore.local import unread
 from kstore.local.cacheroot import CacheRoot
-from kstore.local.finished import Batch, Content, read_finished, read_in_batches
 from kstore.local.found import Scan
 from kstore.local.index import Index
+from kstore.local.reading import Batch, Content, read_finished, read_in_batches
 from kstore.local.scan import scan
 from kstore.local.state import StateFolder
 from kstore.local.unread import Offer, Unread
@@ -161,7 +161,7 @@ def failing_to_read(monkeypatch: pytest.MonkeyPatch, part: str, error: Exception
         return read_finished(path)
 
     monkeypatch.setattr("kstore.local.artifact.read_finished", read)
-    monkeypatch.setattr("kstore.local.finished._BATCH", 0)
+    monkeypatch.setattr("kstore.local.reading._BATCH", 0)
 
 
 def without_nameless(folder: Path) -> str:

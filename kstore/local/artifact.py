@@ -9,15 +9,9 @@ from typing import NamedTuple
 from kstore.calls import Status
 from kstore.components import Component, Kind
 from kstore.digest import digest_of
-from kstore.local.finished import (
-    Content,
-    Unfinished,
-    check_unlocked,
-    check_whole_object,
-    check_whole_text,
-    read_finished,
-)
+from kstore.local.finished import Unfinished, check_unlocked, check_whole_object, check_whole_text
 from kstore.local.index import Known
+from kstore.local.reading import Content, read_finished
 from kstore.local.relocate import to_stored
 from kstore.published.manifest import NEVER_IN_PLACE, Entry, Flag
 

@@ -15,9 +15,10 @@ from typing import NamedTuple
 from kstore.calls import Status
 from kstore.components import Component, Kind
 from kstore.local.artifact import is_plain, known_of, read_artifact
-from kstore.local.finished import Batch, Content, Unfinished, read_in_batches
+from kstore.local.finished import Unfinished
 from kstore.local.found import Listed, Scan, left_out
 from kstore.local.index import settled_before
+from kstore.local.reading import Batch, Content, read_in_batches
 
 StoreEach = Callable[[Sequence[tuple[bytes, bytes]]], None]
 """Takes digests and blobs in any thread, and in whatever order."""

@@ -20,8 +20,9 @@ from kstore.damaged import damage_mark, damaged_blobs
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError, StoreUnavailable
 from kstore.intake import Intake
-from kstore.local.finished import Unfinished, read_finished
+from kstore.local.finished import Unfinished
 from kstore.local.found import Scan, Skipped
+from kstore.local.reading import read_finished
 from kstore.local.state import State, StillRoot
 from kstore.merge import Merged, count_declined, merge, never_had
 from kstore.operations.memory import Memory, grown_from

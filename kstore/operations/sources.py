@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
-from kstore.local.finished import read_in_batches
+from kstore.local.reading import read_in_batches
 from kstore.published.manifest import Files, Flag
 from kstore.similarity import sorted_by_similarity
 from kstore.worker import Worker

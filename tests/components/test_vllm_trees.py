@@ -14,7 +14,7 @@ import pytest
 
 from kstore.calls import Status, read_each
 from kstore.components import load_table
-from kstore.local import finished
+from kstore.local import reading
 from kstore.published.manifest import Entry, Flag
 from kstore.report import CommitStatus
 from tests.components.serving_trees import Vllm
@@ -232,12 +232,12 @@ def test_a_list_is_never_published_without_what_it_lists(tmp_path: Path, monkeyp
             Vllm(node.tree.root / "vllm", {}).serve("listed", shapes=(SMALL, LARGE))
         return read_each(paths, sizes)
 
-    monkeypatch.setattr(finished, "read_each", compiling_meanwhile)
+    monkeypatch.setattr(reading, "read_each", compiling_meanwhile)
     report = node.commit()
     assert "files have come to its folder meanwhile" in {reason for _, reason in report.skipped}
     assert start(Node(tmp_path, "other"), "listed", SMALL)  # it starts
 
-    monkeypatch.setattr(finished, "read_each", read_each)
+    monkeypatch.setattr(reading, "read_each", read_each)
     node.commit()
     assert start(Node(tmp_path, "another"), "listed", SMALL, LARGE) == []
 

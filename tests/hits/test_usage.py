@@ -17,7 +17,8 @@ from kstore.errors import WaitTimeout
 from kstore.hits import Usage, UsageReport, unknowable, usage_of
 from kstore.hits.counters import Counters
 from kstore.hits.evidence import CHANGED_IN_PLACE, NO_ACCESS_TIMES, READ_BEFORE
-from kstore.local.finished import Unfinished, read_finished
+from kstore.local.finished import Unfinished
+from kstore.local.reading import read_finished
 from kstore.report import CommitReport, CommitStatus, RestoreReport, RestoreStatus
 from tests.trees import KEY, Node, failing_to_read, shared_object
 
