@@ -17,7 +17,7 @@ from kstore.environment import surroundings
 from kstore.errors import KstoreError
 from kstore.local.record import UNREADABLE
 from kstore.local.untouched import is_placed
-from kstore.operations.request import Request, restore_report
+from kstore.operations.request import Request, if_there, restore_report
 from kstore.published.layers import attempt, base_of, newest_ref
 from kstore.published.manifest import folders_of
 from kstore.published.ref import Ref
@@ -61,10 +61,9 @@ def _report(worker: Worker, request: Request, ref: Ref, answer: Mapping[str, Any
     is_same = answer["asked"] == _asked(worker, request)
     if not (is_same and worker.state.grew_from(answer["store"], ref) and _is_host(worker, answer)):
         return None
-    status = RestoreStatus(answer["status"])
     return restore_report(
         worker,
-        RestoreStatus.CURRENT if status is RestoreStatus.RESTORED else status,
+        if_there(RestoreStatus(answer["status"])),
         replace(ref, depth=answer["depth"]),
         files=answer["files"],
         bytes=answer["bytes"],

@@ -20,7 +20,7 @@ from kstore.blobs.batches import Fetch
 from kstore.components import load_table, method_of
 from kstore.components.mergers import merge_files
 from kstore.digest import digest_of
-from kstore.errors import IntegrityError, StoreUnavailable
+from kstore.errors import IntegrityError
 from kstore.merge import merge
 from kstore.operations.proposal import Theirs, apart
 from kstore.progress import Progress
@@ -29,6 +29,7 @@ from kstore.published.leaning import fetch, noted, standing
 from kstore.published.lost import lost_of
 from kstore.published.manifest import Entry, Files, Manifest, meta_of
 from kstore.published.ref import Ref
+from kstore.published.refs import MAX_RACES, outraced
 from kstore.ranks.board import FOLDER as NOTES
 from kstore.ranks.board import IMPORTED
 from kstore.report import CommitStatus
@@ -40,7 +41,6 @@ from kstore.used import mark_used
 
 log = logging.getLogger(__name__)
 
-_MAX_RACES = 1000
 _BATCH = 128 << 20
 """Bytes of blobs, before compression, that are stored at a time: what a kill can cost."""
 
@@ -141,7 +141,7 @@ class _BringIn:
         self._storage.create()
         ahead = (*self._target.ahead, *self._notes.packs())
         self._uploader = Uploader(replace(self._target, ahead=ahead))
-        for _ in range(_MAX_RACES):
+        for _ in range(MAX_RACES):
             theirs = Theirs(*newest_whole(self._storage, self._scope, self._taken))
             if not self._revives and theirs.snapshot and theirs.snapshot.ref.withdrawn:
                 raise Withdrawn
@@ -151,7 +151,7 @@ class _BringIn:
                 return self._report(theirs, proposal)
             with suppress(StagingLost), self._storage.refs.reserve() as reserved:
                 self._upload_and_publish(theirs, proposal, lost, reserved)
-        raise StoreUnavailable(f"{_MAX_RACES} attempts to publish {self._scope} each found the generation taken")
+        raise outraced(self._scope)
 
     def _lost(self, theirs: Theirs) -> set[bytes]:
         """Digests of what comes that the newest generation needs and the store has lost."""

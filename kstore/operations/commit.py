@@ -18,7 +18,7 @@ from kstore.components import method_of
 from kstore.components.mergers import merge_files
 from kstore.damaged import damage_mark, damaged_blobs
 from kstore.digest import digest_of
-from kstore.errors import IntegrityError, StoreUnavailable
+from kstore.errors import IntegrityError
 from kstore.intake import Intake
 from kstore.local.finished import Unfinished
 from kstore.local.found import Scan, Skipped
@@ -36,6 +36,7 @@ from kstore.published.leaning import fetch, noted, supports, supports_of
 from kstore.published.lost import lacks_pack, lost_of
 from kstore.published.manifest import Entry, Files, Flag, Manifest, unit_of
 from kstore.published.ref import Effort, Ref
+from kstore.published.refs import MAX_RACES, outraced
 from kstore.published.snapshot import Snapshot
 from kstore.report import CommitReport, CommitStatus, count_components
 from kstore.upload import Uploader
@@ -44,7 +45,6 @@ from kstore.worker import Worker
 log = logging.getLogger(__name__)
 
 _HOST, _MERGE = int(Flag.HOST), int(Flag.MERGE)
-_MAX_RACES = 1000
 
 
 def commit(worker: Worker) -> CommitReport:
@@ -150,7 +150,7 @@ class _Commit:
             self.memory.save_host(self._ours, self._foreign)
             self.memory.save_index(self._unsaved)
             self._unsaved = None
-        for _ in range(_MAX_RACES):
+        for _ in range(MAX_RACES):
             theirs = self._newest()
             proposal = self._propose(theirs)
             lost = self._lost(theirs.snapshot)
@@ -159,10 +159,7 @@ class _Commit:
             report = self._try_publish(theirs, proposal, lost)
             if report:
                 return report
-        raise StoreUnavailable(
-            f"{_MAX_RACES} attempts to publish {self._worker.scope} each found the generation taken; "
-            "see whether its refs can be listed"
-        )
+        raise outraced(self._worker.scope)
 
     def upload_ahead(self) -> tuple[str, ...]:
         """Upload what is new, but for files that are merged: what they become is not known yet."""

@@ -24,6 +24,11 @@ class Request(NamedTuple):
     """Whether this worker may become that one, if it has patience."""
 
 
+def if_there(status: RestoreStatus) -> RestoreStatus:
+    """What a restore that would end with `status` is called if all was in its place already."""
+    return RestoreStatus.CURRENT if status is RestoreStatus.RESTORED else status
+
+
 def restore_report(worker: Worker, status: RestoreStatus, ref: Ref | None = None, **fields: object) -> RestoreReport:
     """What became of it, with what is known of the worker."""
     first = worker.storage

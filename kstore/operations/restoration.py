@@ -21,7 +21,7 @@ from kstore.local.state import Base, State
 from kstore.local.untouched import UNMARKED, Mark
 from kstore.merge import NOT_TAKEN, Merged, merge
 from kstore.operations.displaced import put_right
-from kstore.operations.request import restore_report
+from kstore.operations.request import if_there, restore_report
 from kstore.operations.takeover import drop_foreign
 from kstore.operations.unchanged import remember_placed
 from kstore.operations.wanted import choose_wanted, hindered
@@ -139,11 +139,9 @@ class Restoration:
         there = {path for path in placed.occupied if os.path.isfile(self._worker.root.local_path(path))}
         missed = wanted.keys() - placed.paths - there | self._hindered.keys()
         linked = placed.modes[LinkMode.REFLINK] + placed.modes[LinkMode.HARDLINK]
-        if not wanted and status is RestoreStatus.RESTORED:
-            status = RestoreStatus.CURRENT
         return restore_report(
             self._worker,
-            status,
+            status if wanted else if_there(status),
             self._ref,
             files=len(self._files) + len(self._away),
             bytes=sum(map(attrgetter("size"), chain(self._files.values(), self._away.values()))),

@@ -18,7 +18,7 @@ from kstore.errors import IntegrityError, KstoreError, StoreUnavailable
 from kstore.local.headstart import HeadStart
 from kstore.local.state import Base
 from kstore.operations.another import Another, answer_of, look_again, still_stands
-from kstore.operations.request import Request, restore_report
+from kstore.operations.request import Request, if_there, restore_report
 from kstore.operations.restoration import Restoration
 from kstore.operations.slips import warn_of_another_key
 from kstore.operations.takeover import hand_over, take_over
@@ -184,7 +184,7 @@ def report_placed(worker: Worker, snapshot: Snapshot, status: RestoreStatus) -> 
     files = {p: e for p, e in worker.files_of(snapshot.manifest).items() if p.partition("/")[0] in known}
     return restore_report(
         worker,
-        RestoreStatus.CURRENT if status is RestoreStatus.RESTORED else status,
+        if_there(status),
         snapshot.ref,
         files=len(files),
         bytes=sum(entry.size for entry in files.values()),

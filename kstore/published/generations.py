@@ -26,13 +26,12 @@ from kstore.published.leaning import leaning, noted
 from kstore.published.lost import not_stored
 from kstore.published.manifest import Manifest, meta_of
 from kstore.published.ref import Ref, RefState
+from kstore.published.refs import MAX_RACES, outraced
 from kstore.scope import Scope
 from kstore.storage import Storage
 from kstore.words import plural
 
 log = logging.getLogger(__name__)
-
-_MAX_RACES = 1000
 
 
 def publish_empty(storage: Storage, scope: Scope, state: RefState, *, upon: int | None) -> Ref | None:
@@ -254,7 +253,7 @@ def are_present(storage: Storage, packs: Iterable[str]) -> bool:
 
 def _publish(storage: Storage, scope: Scope, upon: int | None, prepare: Callable[[int], Ref]) -> Ref | None:
     taken = 0  # which need not be listed; see `Storage.newest_whole`
-    for _ in range(_MAX_RACES):
+    for _ in range(MAX_RACES):
         with suppress(StagingLost), storage.refs.reserve() as reserved:
             generations = storage.refs.generations(scope)
             if not generations and not storage.below.newest(scope):
@@ -265,4 +264,4 @@ def _publish(storage: Storage, scope: Scope, upon: int | None, prepare: Callable
             if storage.refs.publish(ref := prepare(parent), reserved):
                 return ref
             taken = ref.generation
-    raise StoreUnavailable(f"{_MAX_RACES} attempts to publish {scope} each found the generation taken")
+    raise outraced(scope)

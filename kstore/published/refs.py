@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from kstore.backends import Backend, Upload
 from kstore.backends.base import NEAR, numbers_in
-from kstore.errors import IntegrityError, MissError, UsageError
+from kstore.errors import IntegrityError, MissError, StoreUnavailable, UsageError
 from kstore.files import CORRUPT, NO_FILE
 from kstore.published.ref import REFS, Ref, folder_of, load_ref, ref_name
 from kstore.scope import MAX_KEY_LENGTH, Scope
@@ -21,6 +21,8 @@ from kstore.threads import begin
 
 _PIN, _DROPPED = ".pin", ".dropped"
 _ATTEMPTS = 3
+MAX_RACES = 1000
+"""Attempts to publish a generation. Nobody loses so many to others: a folder does not list what is in it."""
 _MOST_BYTES = 4 << 20
 """Of a ref that names sixty thousand packs. A sparse file is as large as anybody likes."""
 
@@ -203,6 +205,13 @@ class Refs:
         """Every scope with a folder, in order; `under` a key prefix such as `my-model`."""
         for gpu in self.gpus():
             yield from walk_scopes(self._backend, REFS, gpu, under)
+
+
+def outraced(scope: Scope) -> StoreUnavailable:
+    """The error of who has lost `MAX_RACES`."""
+    return StoreUnavailable(
+        f"{MAX_RACES} attempts to publish {scope} each found the generation taken; see whether its refs can be listed"
+    )
 
 
 def _no_generation(scope: Scope, generation: int) -> MissError:
