@@ -35,8 +35,8 @@ _SMALL = 16 << 10
 class Intake:
     """Takes what a scan reads. A pack that nobody has finished when its context is left is not stored.
 
-    Loose blobs are stored at once, so a place for the ref is reserved before: what they were is relied upon only by who
-    publishes in that place.
+    Loose blobs are stored at once, so a place for the ref is reserved before the first of them: only who publishes in
+    that place may rely on them.
     """
 
     def __init__(self, worker: Worker, state: State | None = None) -> None:
@@ -87,15 +87,15 @@ class Intake:
 
     def store(self, blobs: Sequence[tuple[bytes, bytes]]) -> None:
         """Store some loose blobs at once, in this thread; nothing once they are discarded."""
-        written, writer = self.written, self.writer  # in this order: `discard` begins anew with them in the other
+        written, writer = self.written, self.writer  # in this order, for `discard` replaces them in the other
         if isinstance(writer, LooseBlobWriter):
             new = {digest: data for digest, data in blobs if digest not in written}  # Files may have the same content.
             written.update(new)
             writer.store([*new.items()])
 
     def offer(self, blobs: Sequence[tuple[bytes, bytes]], expected: int) -> StoreEach | None:
-        """Take some blobs, given with their digests. All that are offered have about so many bytes. Returns what stores
-        others where blobs are loose.
+        """Take some blobs, given with their digests. All that will be offered have about `expected` bytes. Returns what
+        may be given the others to store, where blobs are loose.
         """
         with self._discarding():
             if self._may_be_first and blobs:

@@ -159,9 +159,8 @@ class Uploader:
     def lacking(
         self, sizes: Mapping[bytes, int], theirs: Snapshot | None, base: Snapshot | None, lost: Set[bytes] = frozenset()
     ) -> Mapping[bytes, int]:
-        """Of blobs, given with their sizes in bytes, those that the store lacks, or that may not be relied upon, but
-        for what may be left below; those that are known to be `lost` in any case. There may be a hundred thousand: what
-        nothing is to be left out of is not copied.
+        """Of blobs, given with their sizes in bytes, those to upload: what the store lacks, what may not be relied upon
+        there, and what is `lost`. What may be left in a store below is none of it.
         """
         held = self._storage.blobs.digests_in
         self._lost = lost
@@ -239,9 +238,9 @@ class Uploader:
         return refused
 
     def _is_taken(self, digest: bytes, size: int) -> bool:
-        """Whether a blob's name as a loose one is or may be condemned, or is that of one that a restore could not read.
+        """Whether a blob must not be stored as a loose one: that name is or may be condemned, or a damaged blob has it.
 
-        Of what a damaged pack holds, which the ref goes on naming, gc would take a loose one for not needed.
+        Nor one that is lost in a pack which the ref goes on naming: gc would take it for not needed.
         """
         if digest in self._doomed.blobs or digest in self._altered:
             return True
@@ -288,9 +287,9 @@ class Uploader:
             return None
 
     def packs_of(self, manifest: Manifest, theirs: Snapshot | None) -> tuple[str, ...]:
-        """The packs that the blobs of a manifest, and what that follows on, may be in: what is in a pack that no
-        ref names is deleted by gc. For what the newest generation keeps only its own are named: of those that others
-        name gc may have made one, and deleted them.
+        """The packs that a ref has to name, for gc deletes what none names: all that may hold blobs of the manifest, or
+        the one that it follows on. What the newest generation keeps is looked for in that one's packs alone: others
+        that hold it may be gone, for gc makes one of many.
         """
         if not (theirs or self._ahead or self._relied or self._siblings):
             return self.packs
@@ -338,4 +337,5 @@ class Uploader:
 
 
 def _without(blobs: Mapping[bytes, int], those: Set[bytes]) -> Mapping[bytes, int]:
+    """No copy is made for nothing: there may be a hundred thousand."""
     return {digest: size for digest, size in blobs.items() if digest not in those} if those else blobs

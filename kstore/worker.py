@@ -90,7 +90,7 @@ class Worker:
 
     @cached_property
     def _host(self) -> Future[Host]:
-        """The same as `_foreseen`, but asked for by who needs it: by that `known_host` tells whether anybody did."""
+        """The same as `_foreseen`. That somebody has asked for this one tells `known_host` that it was needed."""
         return self._foreseen
 
     @cached_property
@@ -163,10 +163,8 @@ class Worker:
         return self.host.fingerprint if "_host" in self.__dict__ else state.host
 
     def foreign(self, state: State, found: Scan, *, built_here: bool = True) -> dict[str, bytes]:
-        """Host-bound artifacts, with their digests, that were in the root already when it was on another host.
-
-        A root on a node's disk outlives a new image or another processor: code built for one
-        must never reach the other. `built_here` says that some may have been built since it is on this one.
+        """Host-bound artifacts, with their digests, that were in the root already when it was on another host: see
+        `kstore.operations.takeover`. `built_here` says that some may have been built since it is on this one.
         """
         bound = {path: known.entry.digest for path, known in found.known.items() if known.entry.flags & _HOST}
         foreign = {path: digest for path, digest in state.foreign.items() if bound.get(path) == digest}

@@ -22,8 +22,10 @@ _CHECKSUM = 4
 def recover(
     file: IO[bytes], header: bytes, manifests: Sequence[tuple[bytes, int]], blobs: Sequence[tuple[bytes, int]]
 ) -> tuple[int, PackIndex]:
-    """How many bytes of `file` are as a bundle with this header, these manifests, each in a frame of its own, and these
-    blobs (digests and sizes) has them, and which of both those are. 0 if it is of something else.
+    """How many bytes of `file` are the beginning of a bundle of this header, these manifests and these blobs, and which
+    of both are in them. 0 if it is of something else.
+
+    Manifests and blobs are given by digest and size; each manifest is in a frame of its own.
     """
     planned = [*manifests, *blobs]
     bundle = BundleFile(file.fileno(), os.fstat(file.fileno()).st_size)

@@ -20,8 +20,8 @@ log = logging.getLogger(__name__)
 def seek(storage: Storage, lacking: DigestSet, named: Collection[str]) -> set[str]:
     """The packs to keep for what is `lacking`, which is used up, beside those that refs name, and that are kept anyway.
 
-    One that gc may be about to delete is kept, but does not do in the place of another, since another gc may be doing
-    it just now. Of the others one does for each blob: the first by name, for every gc must choose alike.
+    One for each blob is enough: the first by name, for every gc must choose alike. A pack that gc may be about to
+    delete is kept as well, but is not enough, since another gc may be deleting it just now.
     """
     if not len(lacking):
         return set()

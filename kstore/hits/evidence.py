@@ -1,10 +1,10 @@
 """Reads from the files of a cache root what was used and what is new.
 
-A file that was restored was created or linked then, which sets its status-change time, and Linux notes the first
-read of a file after that in its access time, also where it is mounted relatime (mount(8)). So a file whose access time
-is later than the end of the restore has been read since, and another has not. Of one that had been read before, within
-a day, nobody can tell. Whether access times are noted at all is seen by a file of kstore's own, which is written when a
-restore ends and read here.
+A restore creates or links a file, which sets its status-change time. Linux notes the first read after that in the
+file's access time, also where it is mounted relatime (mount(8)). So a file whose access time is later than the end of
+the restore has been read since, and another has not. Of one that had been read before, within a day, nobody can tell.
+Whether access times are noted at all is seen by a file of kstore's own, which is written when a restore ends and read
+here.
 
 A file that a compiler wrote since has a later status-change time and lacks the stamp that all bear which came from a
 store: links to a blob that others make or gc removes change the time of the file as well.

@@ -18,8 +18,8 @@ _TICK = 0.05
 
 
 def after_own_changes() -> float:
-    """kstore itself has just changed something in the root: only what is written later than this, by `time.monotonic`,
-    somebody else has written.
+    """kstore has just changed something in the root itself: what is written later than this, by `time.monotonic`, is
+    somebody else's.
     """
     return time.monotonic() + _TICK
 

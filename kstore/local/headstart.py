@@ -129,7 +129,7 @@ class HeadStart:
         self._begun: Begun | None = None
         self._is_over = False
         self._lock = threading.Lock()
-        """Who looks at a store that hangs may come back when nobody waits for it any more."""
+        """A thread that looks at a store which hangs may come back to `follow` when the restore is over."""
 
     def __enter__(self) -> Self:
         return self

@@ -1,7 +1,7 @@
 """What was hashed in a cache root and has not changed since: saves reading it again.
 
-A file whose status is the same is taken to be the same, unless it was so young when it was hashed that a later
-change could have left the same time on it (git's racy rule): such a file is not recorded, and hashed again.
+A file whose status is the same is taken to be the same. One that was so young when it was hashed that a later change
+could have left the same time on it (git's racy rule) is not recorded: it is hashed again.
 """
 
 from __future__ import annotations

@@ -103,9 +103,10 @@ class _Walk:
         self._index, self._base, self._untouched, self._found, self._began_ns = shared
         self._has_lists = bool(component.rules["lists"])
         self._listed: list[Listed] = []
+        """The folders that were listed."""
         self._groups: list[_Group] = []
         self._stood: list[Listed] = []
-        """The folders that were not, where files may list what is in them."""
+        """The folders that were taken as they were known, if files may list what is in them."""
         self._lists: list[tuple[str, Found]] = []
         """Files that list others."""
         self._names: dict[str, str] = {}
@@ -151,7 +152,9 @@ class _Walk:
             self._judge(self._groups.pop(), changed)
 
     def _judge_lists(self, changed: Set[str]) -> None:
-        """What a list names is beside it, or in a folder beside its own. Of what came there since, it may name some."""
+        """Leave out each list near which files have come since, for it may name them: what it names is beside it, or in
+        a folder beside its own.
+        """
         every = changed | _changed(self._stood) if self._lists else changed
         for path, into in self._lists:
             near = f"{path.rsplit('/', 2)[0]}/"

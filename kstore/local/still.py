@@ -36,9 +36,7 @@ class Times(NamedTuple):
     paths: bytes
     """Below a component's folder, "." for that itself, with a NUL between each two."""
     digest: str
-    """Of the paths and all their times that are to stand, hexadecimal: read and compared as one. Empty for folders that
-    bear a mark.
-    """
+    """Hexadecimal, of the paths and those times of theirs that are to stand. Empty for folders that bear a mark."""
 
 
 class Still(NamedTuple):

@@ -1,8 +1,11 @@
 """Files of a local cache root that a restore placed, and that have other content now.
 
-Only files that are never changed in place are looked at; what a compiler has put in their place is the worker's own.
-So a file counts as placed if its time bears its blob's stamp, if no name has come to its folder, or gone from it, since
-the restore, or if its status is that with which a scan found the right content.
+Only files that are never changed in place are looked at. What a compiler has put in the place of one is the worker's
+own, so a file counts as placed by a restore only if
+
+- its time bears its blob's stamp,
+- or no name has come to its folder, or gone from it, since the restore,
+- or its status is that with which a scan found the right content.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Of workers that start together in one cache root one restores; the others, who wait for the root, rely on it.
+"""Of workers that start together in one cache root one restores, and the others, who wait for the root, rely on that.
 
-They read nothing of the store, parse no manifest and run no compiler: what they report is in what that one noted. So it
-is for who comes later, as long as nothing has changed since, here or in the store.
+They read nothing of the store, parse no manifest and run no compiler: they report what that one has noted. So does who
+comes later, as long as nothing has changed since, here or in the store.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ class Theirs(NamedTuple):
     generation: int = 0
     """Its number; 0 if nothing is published in the store that is written."""
     snapshot: Snapshot | None = None
-    """It, or if it is damaged the newest one before it that is whole; where there is none, what a store below has."""
+    """That generation; if it is damaged, the newest whole one before it; if there is none, what a store below has."""
 
     @property
     def manifest(self) -> Manifest:

@@ -1,9 +1,9 @@
 """Whether what is new in a cache root is reason for a generation.
 
 Of some files a part is new in every process, whatever was restored: each start of a worker would publish a generation,
-and a key would grow for ever. So such news wait for others to be published with, as long as they are few, and little
-beside what is published of their kind. As little is a share of that, a key grows by them alone a few times, and then no
-more.
+and a key would grow for ever. So such news wait until something else is published, as long as they are few, and little
+beside what is published of their kind. What is little grows with that, so by such news alone a key grows a few times,
+and then no more.
 """
 
 from __future__ import annotations

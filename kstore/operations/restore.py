@@ -145,7 +145,7 @@ def _place(
     request: Request | None = None,
     head_start: HeadStart | None = None,
 ) -> RestoreReport:
-    """Others who come for the same `request` may rely on this restore, of that `name`: it began before it chose."""
+    """`name` is this restore's. It began before it chose, so others who come for the same `request` may rely on it."""
     state = worker.state.load()
     base = Base(worker.storage.holder(snapshot.ref).identity, snapshot)
     if state.base == base:

@@ -66,8 +66,9 @@ def remember_still(worker: Worker, report: CommitReport, found: Scan, began_ns: 
 def remember_placed(worker: Worker, manifest: Manifest, files: Files, placed: Placed, mark: Mark) -> None:
     """For the first commit after a restore that has put `files`, all that a manifest has, into their place.
 
-    What else is in the root is in folders that were not placed, or made another time of theirs. Where something was
-    found damaged that commit is to look, and where blobs are leant on: it must put back what the store below has lost.
+    Whatever else is in the root is in folders that were not placed, or has changed the time of one that was. What is
+    remembered holds while nothing was found damaged, and nothing is remembered of a generation that leans on a store
+    below: that commit must see what it can put back.
     """
     settled = placed.settled()
     is_told = all(path in settled for path, entry in files.items() if not entry.flags & NEVER_IN_PLACE)

@@ -1,8 +1,8 @@
 """Wait for a generation that another worker is compiling, or become the one who compiles.
 
 A poll reads: the newest claim of the lease first, the newest ref then. Who holds the lease publishes before releasing
-it. So if the lease was free and nothing was published after that, nobody is at work, and as taking it fails if anybody
-took it in between, whoever gets it is the only one.
+it. So if the lease was free, and there is nothing published after that, nobody is at work. Taking the lease fails if
+anybody took it in between, so whoever gets it is the only one.
 
 Whether a holder is gone is not a question of clocks: each waiter sees for itself, by its own monotonic clock, that
 nothing was renewed for as long as the holder said it would take. Only a claim that was there before the waiter came is

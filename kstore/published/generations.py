@@ -3,8 +3,8 @@
 They follow the rules of every commit: a place for the ref is reserved first, nothing is relied upon that gc may be
 about to delete, and what is condemned is copied into a pack of its own, which takes the place of a condemned one.
 
-What was decided by looking at the store holds `upon` the generation that was the newest then: if there is a later one,
-nothing is published, and nothing returned. What a user asks for holds upon any: `upon` is None.
+What gc or a repair has decided by looking at the store is published only `upon` the generation that was the newest
+then: if there is a later one, nothing is, and None is returned. What a user asks for holds upon any: `upon` is None.
 """
 
 from __future__ import annotations
@@ -201,8 +201,9 @@ def _manifest_of(storage: Storage, scope: Scope, generation: int) -> bytes:
 def _without(
     storage: Storage, ref: Ref, doomed: Doomed, sizes: dict[bytes, int], packs: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """Those of the packs of a generation that gc is not about to delete, after one more of what it needs of the others
-    and of doomed loose blobs, but for what is lost. A pack that cannot be read stays: what it holds is not known.
+    """The packs to name for a generation: those of `packs` that gc is not about to delete, after a new one of what it
+    needs of the others and of doomed loose blobs. What is lost is left out. A pack that cannot be read stays: what it
+    holds is not known.
     """
     blobs, troubles = storage.blobs_anew(), list[Exception]()
     left_out = {pack for pack in doomed.packs.intersection(packs) if blobs.can_read(pack)}

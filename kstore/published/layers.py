@@ -78,7 +78,9 @@ class Below:
         return self._storages[depth - 1]
 
     def newest(self, scope: Scope) -> Snapshot | None:
-        """The newest generation that can be read, of the first where that is no lost one; else a lost one, if any."""
+        """The newest generation that can be read, of the first store where that does not say that all was lost; else
+        one that says so, if any.
+        """
         found: Snapshot | None = None
         for storage in self.there:
             with _passing_over(storage):

@@ -164,8 +164,8 @@ def noted(
 ) -> Manifest:  # fmt: skip
     """A manifest that is to be published upon `theirs`, with what it leans on.
 
-    `offered` are the digests of what this commit brings, `below` those of them that it does not upload. Of the rest
-    that holds what held in `theirs`: all of a generation below is below.
+    `offered` are the digests of what this commit brings, `below` those of them that it does not upload. The rest is
+    where it was for `theirs`: all of it below, if that generation is in a store below.
     """
     lifted = theirs if theirs and theirs.ref.depth else None
     known: Mapping[str, Any] = theirs.manifest.meta if theirs and not lifted else {}

@@ -20,11 +20,14 @@ def lost_of(
     *,
     lacks: bool | None = None,
 ) -> set[bytes]:
-    """Of the blobs in `among`, with their sizes in bytes, those that a generation needs and has lost.
+    """Of the blobs in `among`, with their sizes in bytes, those that a generation needs and has lost:
 
-    That is what `verify` found damaged, or a restore has `missed`, and cannot be read now, what was in a pack that has
-    gone, and what no store has that the generation leans on. Of a generation in a store below it is only what a restore
-    has `missed`: that store is not ours. Whether it `lacks` a pack is asked unless it is known.
+    - what `verify` found damaged, or a restore has `missed`, if it cannot be read now either;
+    - what was in a pack that has gone;
+    - what it leans on and no store below has.
+
+    Of a generation in a store below, which is not ours, it is only what a restore has `missed`. Whether the generation
+    `lacks` a pack is asked unless it is known.
     """
     depth = snapshot.ref.depth
     noted = missed if depth else missed | damaged_blobs(storage.backend).keys()
