@@ -14,27 +14,23 @@ from dataclasses import replace
 from functools import cache, partial
 
 from kstore.backends import StagingLost, Upload
-from kstore.components import method_of
-from kstore.components.mergers import merge_files
 from kstore.damaged import damage_mark, damaged_blobs
-from kstore.digest import digest_of
 from kstore.errors import IntegrityError
 from kstore.intake import Intake
-from kstore.local.finished import Unfinished
 from kstore.local.found import Scan, Skipped
-from kstore.local.reading import read_finished
 from kstore.local.state import State, StillRoot
-from kstore.merge import Merged, count_declined, merge, never_had
+from kstore.merge import count_declined
 from kstore.operations.memory import Memory, grown_from
-from kstore.operations.proposal import Proposal, Theirs, apart, meta_by
+from kstore.operations.merging import Merging
+from kstore.operations.proposal import Proposal, Theirs, meta_by
 from kstore.operations.reason import is_reason
 from kstore.operations.slips import warn_of_published
 from kstore.operations.sources import Sources
 from kstore.operations.unchanged import commit_report, confirm, remember_still, unchanged_since
-from kstore.published.layers import newest_ref, newest_whole, or_below, remembers
-from kstore.published.leaning import fetch, noted, supports, supports_of
+from kstore.published.layers import newest_ref, newest_whole, or_below
+from kstore.published.leaning import noted, supports, supports_of
 from kstore.published.lost import lacks_pack, lost_of
-from kstore.published.manifest import Entry, Files, Flag, Manifest, unit_of
+from kstore.published.manifest import Flag, Manifest, unit_of
 from kstore.published.ref import Effort, Ref
 from kstore.published.refs import MAX_RACES, outraced
 from kstore.published.snapshot import Snapshot
@@ -124,7 +120,8 @@ class _Commit:
         self._state = state
         self._base = grown_from(worker, state)
         self.memory = Memory(worker, state, self._base, found)
-        self._declined, self._waiting = state.declined, state.waiting
+        self._merging = Merging(worker, state, self._base, intake.kept)
+        self._waiting = state.waiting
         self._ours = found.files
         self._found = found
         index = found.index_beside_base
@@ -183,12 +180,16 @@ class _Commit:
                 return not (damaged_blobs(self._storage.backend) and self._lost(self._base))
         return False
 
+    def _skip(self, *skipped: Skipped) -> None:
+        """Leave these to the next commit."""
+        self._skipped += skipped
+        self._is_complete = False
+
     def _leave_out_foreign(self) -> None:
         self._foreign = self._worker.foreign(self._state, self._found)
         if self._foreign:
             self._ours = {path: entry for path, entry in self._ours.items() if path not in self._foreign}
-            self._is_complete = False
-            self._skipped += (Skipped(path, "it was built on another host") for path in sorted(self._foreign))
+            self._skip(*(Skipped(path, "it was built on another host") for path in sorted(self._foreign)))
         else:
             bound = (path.partition("/")[0] for path, entry in self._ours.items() if entry.flags & _HOST)
             self._worker.mark_folders(bound)
@@ -213,80 +214,15 @@ class _Commit:
         return ref
 
     def _propose(self, theirs: Theirs) -> Proposal:
-        """Merge the portable files and, by themselves, those of this host."""
-        base = Manifest()
-        if self._base and self._grew_from_before(theirs):
-            base = self._base.manifest
-        else:  # What it lost against may be gone.
-            self._declined = {}
-        bound = {path: entry for path, entry in self._ours.items() if entry.flags & _HOST}
-        portable = {path: entry for path, entry in self._ours.items() if path not in bound} if bound else self._ours
-        proposal = Proposal(theirs.manifest.files, dict(theirs.manifest.hosts))
-        proposal.files = self._merge(proposal, theirs, base.files, portable)
-        if bound:
-            host = self._worker.host.fingerprint
-            proposal.hosts[host] = self._merge(proposal, theirs, base.hosts.get(host, {}), bound, host)
-        proposal.declined |= never_had(proposal.files, self._ours)
+        proposal = self._merging.propose(theirs, self._ours)
+        if proposal.skipped:
+            self._skip(*proposal.skipped)
         return proposal
 
     def _is_reason(self, theirs: Theirs, proposal: Proposal) -> bool:
         if self._worker.is_temporary:
             return bool(proposal.taken)
         return is_reason(self._worker.table, proposal.taken, self._ours, (theirs.snapshot, self._base))
-
-    def _grew_from_before(self, theirs: Theirs) -> bool:
-        """Whether what base has and theirs has not was taken out, and not just of another key, or damaged."""
-        if not self._base or not theirs.snapshot:
-            return False
-        base, newest = self._base.ref, theirs.snapshot.ref
-        if base.scope != newest.scope:  # A seed, which was withdrawn since as part of this key.
-            return bool(newest.withdrawn) and not newest.depth and newest.generation > self._state.seen
-        is_older = base.generation <= newest.generation or base.depth > newest.depth
-        return is_older and remembers(theirs.snapshot, self._base)
-
-    def _merge(self, proposal: Proposal, theirs: Theirs, base: Files, ours: Files, host: str = "") -> Files:
-        """Merge the files of a host, or the portable ones."""
-        published, beside = apart(proposal.files, proposal.hosts, host)
-        merged = merge(base, published, ours, self._declined, beside)
-        for path in merged.to_merge:
-            assert theirs.snapshot  # Who has published the other version.
-            self._merge_content(proposal, merged, ours, path, theirs.snapshot.ref)
-        proposal.taken += merged.taken
-        proposal.declined |= merged.declined
-        return merged.files
-
-    def _merge_content(self, proposal: Proposal, merged: Merged, ours: Files, path: str, newest: Ref) -> None:
-        """Join two versions of a file by their meaning."""
-        method = method_of(self._worker.table, "merge", path) or ""
-        try:
-            entry = merged.files[path]
-            published = fetch(self._storage, entry, newest)
-            local = self._read_scanned(path, ours[path])
-        except IntegrityError:
-            merged.files[path] = ours[path]
-            merged.taken.append(path)
-            return
-        except Unfinished as reason:
-            self._skipped.append(Skipped(path, str(reason)))
-            self._is_complete = False
-            return
-        data = merge_files(method, published, local, prevails=path in merged.prevailing)
-        if data != local:
-            merged.declined[path] = ours[path].digest
-        if data != published:
-            entry = ours[path]._replace(digest=digest_of(data), size=len(data))
-            proposal.contents[entry.digest] = data
-            merged.files[path] = entry
-            merged.taken.append(path)
-
-    def _read_scanned(self, path: str, entry: Entry) -> bytes:
-        """What the scan found there. A later version may list files that the scan has not found."""
-        if kept := self._intake.kept.get(entry.digest):
-            return kept
-        data, _, digest = read_finished(self._worker.root.local_path(path))
-        if digest != entry.digest:
-            raise Unfinished("it changed while it was merged")
-        return data
 
     def _try_publish(self, theirs: Theirs, proposal: Proposal, lost: set[bytes]) -> CommitReport | None:
         """Upload and publish; None to merge again: a file changed, or another worker was faster."""
@@ -352,8 +288,7 @@ class _Commit:
         """Files that changed since they were hashed wait for the next commit, with their groups."""
         units = {unit_of(path, entry) for path, entry in self._ours.items() if entry.digest in lost}
         self._ours = {p: entry for p, entry in self._ours.items() if unit_of(p, entry) not in units}
-        self._is_complete = False
-        self._skipped += (Skipped(unit, "it changed while it was uploaded") for unit in sorted(units))
+        self._skip(*(Skipped(unit, "it changed while it was uploaded") for unit in sorted(units)))
 
     def _unchanged(self, theirs: Theirs, proposal: Proposal) -> CommitReport:
         self._waiting = len(proposal.taken)
@@ -365,7 +300,7 @@ class _Commit:
 
     def _remember(self, theirs: Theirs, proposal: Proposal) -> None:
         """All of ours is in theirs, or declined: theirs is what the root grew from, from now on."""
-        news = theirs.snapshot is not self._base or proposal.declined != self._declined or not self._is_synced
+        news = theirs.snapshot is not self._base or proposal.declined != self._merging.declined or not self._is_synced
         if theirs.snapshot and news:
             self._save_base(theirs.snapshot, theirs.manifest, proposal)
 
@@ -387,7 +322,7 @@ class _Commit:
             new_files=len(proposal.taken) if proposal and status is CommitStatus.COMMITTED else 0,
             new_blobs=self._uploader.blobs,
             uploaded=self._uploader.bytes,
-            declined=count_declined(proposal.declined if proposal else self._declined),
+            declined=count_declined(proposal.declined if proposal else self._merging.declined),
             waiting=self._waiting,
             layout=self._uploader.layout or "",
             components=count_components(manifest.items()) if manifest else None,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kstore.creator import creator
 from kstore.digest import digest_of
+from kstore.local.found import Skipped
 from kstore.published.manifest import Files, Manifest, meta_of
 from kstore.published.ref import Effort, Ref
 from kstore.published.snapshot import Snapshot
@@ -80,6 +81,8 @@ class Proposal:
     declined: dict[str, bytes] = field(default_factory=dict)
     contents: dict[bytes, bytes] = field(default_factory=dict)
     """What mergers made, by digest."""
+    skipped: list[Skipped] = field(default_factory=list)
+    """What could not be merged, and waits for the next commit."""
 
 
 def apart(files: Files, hosts: Mapping[str, Files], host: str) -> tuple[Files, list[Files]]:

@@ -160,7 +160,7 @@ def test_what_was_quarantined_of_other_keys_is_looked_at_once(
 ) -> None:
     set_aside_blob(node.store.storage.backend, digest_of(b"of another key"))
     with monkeypatch.context() as patch:
-        patch.setattr("kstore.operations.commit.merge", None)  # Nor is that one merged.
+        patch.setattr("kstore.operations.merging.merge", None)  # Nor is that one merged.
         assert node.commit().status is CommitStatus.UNCHANGED
     assert [node.commit().status for _ in range(3)] == [CommitStatus.UNCHANGED] * 3
     assert len(scans) == 1

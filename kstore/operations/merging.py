@@ -1,0 +1,108 @@
+"""The merge of a commit: of base, theirs and ours it makes a proposal. The rules are those of `kstore.merge`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kstore.components import method_of
+from kstore.components.mergers import merge_files
+from kstore.digest import digest_of
+from kstore.errors import IntegrityError
+from kstore.local.finished import Unfinished
+from kstore.local.found import Skipped
+from kstore.local.reading import read_finished
+from kstore.local.state import State
+from kstore.merge import Merged, merge, never_had
+from kstore.operations.proposal import Proposal, Theirs, apart
+from kstore.published.layers import remembers
+from kstore.published.leaning import fetch
+from kstore.published.manifest import Entry, Files, Flag, Manifest
+from kstore.published.ref import Ref
+from kstore.published.snapshot import Snapshot
+from kstore.worker import Worker
+
+_HOST = int(Flag.HOST)
+
+
+class Merging:
+    """Of one commit, once for each attempt to publish."""
+
+    def __init__(self, worker: Worker, state: State, base: Snapshot | None, kept: Mapping[bytes, bytes]) -> None:
+        """`base` is what the root grew from. What `kept` holds, by digest, need not be read again."""
+        self._worker = worker
+        self._storage = worker.storage
+        self._seen = state.seen
+        self._base = base
+        self._kept = kept
+        self.declined = state.declined
+        """What ours had lost against before; nothing if that may be gone."""
+
+    def propose(self, theirs: Theirs, ours: Files) -> Proposal:
+        """Merge the portable files and, by themselves, those of this host."""
+        base = Manifest()
+        if self._base and self._grew_from_before(theirs):
+            base = self._base.manifest
+        else:  # What it lost against may be gone.
+            self.declined = {}
+        bound = {path: entry for path, entry in ours.items() if entry.flags & _HOST}
+        portable = {path: entry for path, entry in ours.items() if path not in bound} if bound else ours
+        proposal = Proposal(theirs.manifest.files, dict(theirs.manifest.hosts))
+        proposal.files = self._merge(proposal, theirs, base.files, portable)
+        if bound:
+            host = self._worker.host.fingerprint
+            proposal.hosts[host] = self._merge(proposal, theirs, base.hosts.get(host, {}), bound, host)
+        proposal.declined |= never_had(proposal.files, ours)
+        return proposal
+
+    def _grew_from_before(self, theirs: Theirs) -> bool:
+        """Whether what base has and theirs has not was taken out, and not just of another key, or damaged."""
+        if not self._base or not theirs.snapshot:
+            return False
+        base, newest = self._base.ref, theirs.snapshot.ref
+        if base.scope != newest.scope:  # A seed, which was withdrawn since as part of this key.
+            return bool(newest.withdrawn) and not newest.depth and newest.generation > self._seen
+        is_older = base.generation <= newest.generation or base.depth > newest.depth
+        return is_older and remembers(theirs.snapshot, self._base)
+
+    def _merge(self, proposal: Proposal, theirs: Theirs, base: Files, ours: Files, host: str = "") -> Files:
+        """Merge the files of a host, or the portable ones."""
+        published, beside = apart(proposal.files, proposal.hosts, host)
+        merged = merge(base, published, ours, self.declined, beside)
+        for path in merged.to_merge:
+            assert theirs.snapshot  # Who has published the other version.
+            self._merge_content(proposal, merged, ours, path, theirs.snapshot.ref)
+        proposal.taken += merged.taken
+        proposal.declined |= merged.declined
+        return merged.files
+
+    def _merge_content(self, proposal: Proposal, merged: Merged, ours: Files, path: str, newest: Ref) -> None:
+        """Join two versions of a file by their meaning."""
+        method = method_of(self._worker.table, "merge", path) or ""
+        try:
+            entry = merged.files[path]
+            published = fetch(self._storage, entry, newest)
+            local = self._read_scanned(path, ours[path])
+        except IntegrityError:
+            merged.files[path] = ours[path]
+            merged.taken.append(path)
+            return
+        except Unfinished as reason:
+            proposal.skipped.append(Skipped(path, str(reason)))
+            return
+        data = merge_files(method, published, local, prevails=path in merged.prevailing)
+        if data != local:
+            merged.declined[path] = ours[path].digest
+        if data != published:
+            entry = ours[path]._replace(digest=digest_of(data), size=len(data))
+            proposal.contents[entry.digest] = data
+            merged.files[path] = entry
+            merged.taken.append(path)
+
+    def _read_scanned(self, path: str, entry: Entry) -> bytes:
+        """What the scan found there. A later version may list files that the scan has not found."""
+        if kept := self._kept.get(entry.digest):
+            return kept
+        data, _, digest = read_finished(self._worker.root.local_path(path))
+        if digest != entry.digest:
+            raise Unfinished("it changed while it was merged")
+        return data
