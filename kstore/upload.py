@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence, Set
 from contextlib import ExitStack, suppress
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from kstore.blobs import BlobWriter, Layout
 from kstore.blobs.batches import Fetch, keepable
@@ -24,6 +24,9 @@ from kstore.published.siblings import siblings
 from kstore.published.snapshot import Snapshot
 from kstore.scope import Scope
 from kstore.storage import Storage
+
+if TYPE_CHECKING:
+    from kstore.intake import Intake
 
 log = logging.getLogger(__name__)
 
@@ -59,21 +62,6 @@ class Committer(Protocol):
         """How far the upload has come."""
 
 
-class Begun(Protocol):
-    """A pack, or loose blobs, that an upload has begun with. It is finished at most once."""
-
-    layout: Layout | None
-    writer: BlobWriter | None
-    written: set[bytes]
-    is_alone: bool
-
-    def settle(self) -> None:
-        """Wait until `written` tells what is there."""
-
-    def discard(self) -> None:
-        """Do without it."""
-
-
 _Put = Callable[[BlobWriter, Sequence[bytes]], set[bytes]]
 
 
@@ -90,8 +78,8 @@ class Uploader:
     What is condemned (`_doomed`) or could not be read by a restore (`_missed`) is none of it.
     """
 
-    def __init__(self, committer: Committer, begun: Begun | None = None, missed: Set[bytes] = frozenset()) -> None:
-        """`begun` is what is written for a key which has no generation.
+    def __init__(self, committer: Committer, begun: Intake | None = None, missed: Set[bytes] = frozenset()) -> None:
+        """`begun` may have begun to store a key that has no generation; what it has begun is finished at most once.
 
         What a restore has `missed` is not relied upon, wherever it seems to be, unless the newest generation has it
         where it can be read now.
