@@ -154,8 +154,10 @@ class Staging:
         if not wanted:
             return
         blobs = source.blobs
-        started = (_unlinked(wanted), begun) if begun else self._start_links(wanted, source, packs, placed, pool)
-        others, linking = started
+        if begun:
+            others, linking = _unlinked(wanted), begun
+        else:
+            others, linking = self._start_links(wanted, source, packs, placed, pool)
         paths = PathsOf(others, placed.paths)
         parts = blobs.parts(paths.sizes(), packs)
         copying = self._copy_pack(paths, parts, pool) if len(packs) == 1 else self._copy(paths, parts, pool)
@@ -191,11 +193,11 @@ class Staging:
         """A group with a missing file is not placed at all, nor is a list of files one of which is missing."""
         if placed.paths.issuperset(self._wanted):
             return
-        lost = self._wanted.keys() - placed.paths
-        placed.missed = {self._wanted[path].digest for path in lost}
-        units = {unit_of(path, self._wanted[path]) for path in lost if self._wanted[path].flags & _GROUP}
-        folders = {parent for path in lost for parent in parents_of(path)}
-        for path in sorted(lost):
+        missing = self._wanted.keys() - placed.paths
+        placed.missed = {self._wanted[path].digest for path in missing}
+        units = {unit_of(path, self._wanted[path]) for path in missing if self._wanted[path].flags & _GROUP}
+        folders = {parent for path in missing for parent in parents_of(path)}
+        for path in sorted(missing):
             placed.skipped.append(Skipped(path, f"blob {self._wanted[path].digest.hex()} is missing or damaged"))
         # vLLM's list is beside what it lists, and one folder beside Inductor's cache, which older versions listed.
         useless = [path for path in placed.paths if path.rsplit("/", 2)[0] in folders and lists(path)]

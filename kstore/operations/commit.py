@@ -284,9 +284,9 @@ class _Commit:
         ours = {entry.digest: entry.size for entry in self._ours.values()}
         return lost_of(self._storage, newest, ours, self._state.missed, lacks=self._lacks_pack(newest.ref))
 
-    def _leave_out(self, lost: set[bytes]) -> None:
+    def _leave_out(self, refused: set[bytes]) -> None:
         """Files that changed since they were hashed wait for the next commit, with their groups."""
-        units = {unit_of(path, entry) for path, entry in self._ours.items() if entry.digest in lost}
+        units = {unit_of(path, entry) for path, entry in self._ours.items() if entry.digest in refused}
         self._ours = {p: entry for p, entry in self._ours.items() if unit_of(p, entry) not in units}
         self._skip(*(Skipped(unit, "it changed while it was uploaded") for unit in sorted(units)))
 

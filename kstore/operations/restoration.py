@@ -137,7 +137,7 @@ class Restoration:
     def _report(self, status: RestoreStatus, wanted: Files, placer: Placer, placed: Placed) -> RestoreReport:
         self._skipped += sorted(set(self._hindered.values()))
         there = {path for path in placed.occupied if os.path.isfile(self._worker.root.local_path(path))}
-        missed = wanted.keys() - placed.paths - there | self._hindered.keys()
+        left_out = wanted.keys() - placed.paths - there | self._hindered.keys()
         linked = placed.modes[LinkMode.REFLINK] + placed.modes[LinkMode.HARDLINK]
         return restore_report(
             self._worker,
@@ -146,12 +146,12 @@ class Restoration:
             files=len(self._files) + len(self._away),
             bytes=sum(map(attrgetter("size"), chain(self._files.values(), self._away.values()))),
             placed=len(placed.paths),
-            left_out=len(missed) + len(self._away),
+            left_out=len(left_out) + len(self._away),
             link_mode=next((mode for mode in LinkMode if placed.modes[mode]), None),
             link_why=placer.link_why or (self._why_copied() if placed.paths and not linked else ""),
             used_modes={str(mode): count for mode, count in placed.modes.items()},
             components=count_components(
-                [item for item in self._files.items() if item[0] not in missed] if missed else self._files.items()
+                [item for item in self._files.items() if item[0] not in left_out] if left_out else self._files.items()
             ),
             skipped=(*self._skipped, *placed.skipped),
         )

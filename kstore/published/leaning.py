@@ -200,8 +200,8 @@ def unavailable(storage: Storage, snapshot: Snapshot, files: Files, local: Files
     """
     leant = leaning(snapshot.manifest)
     wanted = {p: e for p, e in files.items() if e.digest in leant and not _is_same(local.get(p), e)} if leant else {}
-    lost = absent(storage, snapshot.ref, {entry.digest: entry.size for entry in wanted.values()})
-    groups = {group_of(path, entry) for path, entry in wanted.items() if entry.digest in lost}
+    away = absent(storage, snapshot.ref, {entry.digest: entry.size for entry in wanted.values()})
+    groups = {group_of(path, entry) for path, entry in wanted.items() if entry.digest in away}
     return {path: entry for path, entry in files.items() if groups and group_of(path, entry) in groups}
 
 
