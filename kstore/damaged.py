@@ -88,7 +88,7 @@ def damage_mark(backend: Backend) -> str:
 
 
 def sweep_damaged(backend: Backend, is_needed: Callable[[bytes, bool], bool], before: int) -> None:
-    """Remove what no generation needs, and what was moved there `before` that, by the store's clock in nanoseconds.
+    """Remove what no generation needs and was moved there earlier than `before`, by the store's clock in nanoseconds.
 
     `is_needed` takes a digest, and whether it is a pack's.
     """

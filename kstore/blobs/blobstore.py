@@ -79,7 +79,7 @@ class BlobStore:
     @contextmanager
     def in_a_hurry(self) -> Iterator[None]:
         """In the block, what is not where it is expected is looked for in some packs only: a store may have ten
-        thousands. If one of these cannot be read, it counts as missing all the same: it would be there by chance.
+        thousands. What is in one that cannot be read counts as missing: it would have been there by chance.
         """
         self._search = search = _Search()
         try:

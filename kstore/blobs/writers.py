@@ -66,7 +66,7 @@ class BlobWriter(Protocol):
 
 
 def put_many(writer: BlobWriter, digests: Sequence[bytes], read: Read, progress: Progress, done: int = 0) -> set[bytes]:
-    """Store blobs; returns the digests of those that cannot be read. So many are `done` already."""
+    """Store blobs; returns the digests of those that cannot be read. Of all blobs `done` were stored before."""
     refused = set()
     progress.done, progress.total = done, done + len(digests)
     for digest, data in read(digests):

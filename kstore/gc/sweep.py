@@ -80,11 +80,11 @@ class Sweeper:
         self.swept = Swept()
 
     def prepare(self, before: int) -> None:
-        """Choose the lists to sweep, keep those from publishing who began before they were written, and look what is
-        there: only that may be condemned, for of what comes while gc marks nobody knows whether it is needed.
+        """Choose the lists to sweep, and keep those from publishing who began before these were written. And note what
+        is there: only that may be condemned, for of what comes while gc marks nobody knows whether it is needed.
 
-        To be called before marking. A list is ripe if its fence was put up `before` that, by the store's clock in
-        nanoseconds.
+        To be called before marking. A list is ripe if its fence was put up earlier than `before`, by the store's clock
+        in nanoseconds.
         """
         self._before = before
         self._choose_lists(before)

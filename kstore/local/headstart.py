@@ -63,7 +63,7 @@ class Begun:
         self.folders = set[str]()
         """Those that are being made, as artifact paths."""
         self.making: list[Future[None]] = []
-        """Done when so many of them are there."""
+        """Each is done when some of them are there."""
         self.linking: list[Future[Placed]] = []
         """What comes of the links."""
         self.stage = self._stack.enter_context(state.staging())

@@ -89,7 +89,7 @@ class Staging:
         self._missing = [folder for folder in self._folders if folder not in begun.folders] if begun else self._folders
         """The other folders."""
         self._made: list[Future[None]]
-        """Done when so many of these are there; `fill` has it begun."""
+        """Each is done when some of these are there; `fill` begins it."""
 
     def staged(self, path: str) -> str:
         """Where an artifact, or a folder of them, is being built."""
