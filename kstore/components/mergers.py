@@ -48,6 +48,11 @@ def literal_union(published: bytes, ours: bytes) -> bytes:
 
 MERGERS: dict[str, Merger] = {"json_union": json_union, "csv_union": csv_union, "literal_union": literal_union}
 """By the name that the component table uses."""
+_PARSERS: dict[str, Callable[[bytes], object]] = {
+    "json_union": json.loads,
+    "literal_union": lambda data: ast.parse(data.decode(), mode="eval"),
+}
+"""Of those for dictionaries: each fails on the beginning of one."""
 
 
 def merge_files(merger: str, published: bytes, ours: bytes, *, prevails: bool = False) -> bytes:
@@ -59,6 +64,19 @@ def merge_files(merger: str, published: bytes, ours: bytes, *, prevails: bool = 
         return MERGERS[merger](ours, published) if prevails else MERGERS[merger](published, ours)
     except _UNREADABLE:
         return published if _readable(merger, published) else ours
+
+
+def is_cut_short(merger: str, data: bytes) -> bool:
+    """Whether it is the beginning of a dictionary. What has another form, as a later version's, is whole."""
+    parse = _PARSERS.get(merger)
+    if parse and data.lstrip().startswith(b"{"):
+        try:
+            parse(data)
+        except (ValueError, SyntaxError):
+            return True
+        except (RecursionError, MemoryError):
+            pass
+    return False
 
 
 def _readable(merger: str, data: bytes) -> bool:
