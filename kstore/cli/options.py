@@ -304,7 +304,7 @@ def _alone(ctx: click.Context, param: click.Parameter, value: str) -> str:
     raise click.BadParameter(f"{value!r}: this command takes no KEY@N; {where}", ctx, param)
 
 
-group_option = click.option("--group", is_flag=True, help="All ranks of a torchrun job restore the same, or none does.")
+group_option = click.option("--group", is_flag=True, help="All ranks of a job restore the same, or none does.")
 key_argument = click.argument("key", callback=_alone, shell_complete=complete_key)
 optional_key_argument = click.argument("key", default="", callback=_alone, shell_complete=complete_key)
 pass_invocation = click.make_pass_decorator(Invocation, ensure=True)

@@ -7,7 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from kstore.digest import digest_of
 from kstore.errors import UsageError
@@ -15,6 +15,29 @@ from kstore.errors import UsageError
 _PROTOCOL = 1
 """Version of the notes on the board: another one does not read them."""
 _LOOPBACK = ("localhost", "127.", "::1")
+_TORCHRUN = "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"
+
+
+class _Launcher(NamedTuple):
+    """Of a program that starts the ranks of a job: the variables by which a rank knows itself."""
+
+    number: str
+    size: str
+    job: tuple[str, ...]
+    """These together tell a job from all others. Not all need be set."""
+
+
+_LAUNCHERS = (
+    # First, for Open MPI has Slurm start a daemon on each node, and its ranks inherit the variables of those.
+    _Launcher("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", ("PMIX_NAMESPACE",)),
+    # Not SLURM_NTASKS, which a batch script has, too: it is no rank.
+    _Launcher(
+        "SLURM_PROCID",
+        "SLURM_STEP_NUM_TASKS",
+        ("SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_RESTART_COUNT", "SLURM_STEP_ID"),
+    ),
+)
+_ADVICE = "start the job with torchrun, srun or mpirun, or initialise torch.distributed first"
 _calls: Counter[tuple[str, int, str]] = Counter()
 
 
@@ -41,7 +64,7 @@ def find_rank(environ: Mapping[str, str]) -> Rank:
     """The rank of this process; of a job of one if it is in no job.
 
     Raises:
-        UsageError: the variables of torchrun are malformed, or some are missing.
+        UsageError: the variables of who started it are malformed, or some of torchrun's are missing.
     """
     return _of_process_group() or _of_environment(environ)
 
@@ -59,20 +82,33 @@ def _of_process_group() -> Rank | None:
 
 
 def _of_environment(environ: Mapping[str, str]) -> Rank:
-    if not environ.get("WORLD_SIZE"):
-        return Rank(0, 1, "alone")
+    if all(environ.get(name) for name in _TORCHRUN):
+        # Not TORCHELASTIC_RESTART_COUNT: each agent counts for itself, and after the failure of one they differ.
+        address, port, run = environ["MASTER_ADDR"], environ["MASTER_PORT"], environ.get("TORCHELASTIC_RUN_ID", "")
+        return _rank(environ, "RANK", "WORLD_SIZE", (_host(address), port, run))
+    for launcher in () if _is_child_of_rank() else _LAUNCHERS:
+        if environ.get(launcher.size):
+            job = launcher.size, *(environ.get(name, "") for name in launcher.job)
+            return _rank(environ, launcher.number, launcher.size, job)
+    if environ.get("WORLD_SIZE"):
+        raise UsageError(f"{', '.join(_TORCHRUN)} do not say which rank this is, for not all are set; {_ADVICE}")
+    return Rank(0, 1, "alone")
+
+
+def _rank(environ: Mapping[str, str], number: str, size: str, job: tuple[str, ...]) -> Rank:
     try:
-        number, size = int(environ["RANK"]), int(environ["WORLD_SIZE"])
-        job = (_host(environ["MASTER_ADDR"]), environ["MASTER_PORT"], environ.get("TORCHELASTIC_RUN_ID", ""), str(size))
+        rank = Rank(int(environ[number]), int(environ[size]), "\n".join((*job, environ[size])))
     except (KeyError, ValueError) as error:
-        raise UsageError(
-            f"RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT do not say which rank this is: {error!r}; "
-            "start the job with torchrun, or initialise torch.distributed first"
-        ) from error
-    if not 0 <= number < size:
-        raise UsageError(f"there is no rank {number} of {size}: see RANK and WORLD_SIZE")
-    # Not TORCHELASTIC_RESTART_COUNT: each agent counts for itself, and after the failure of one they differ.
-    return Rank(number, size, "\n".join(job))
+        raise UsageError(f"{number} and {size} do not say which rank this is: {error!r}; {_ADVICE}") from error
+    if not 0 <= rank.number < rank.size:
+        raise UsageError(f"there is no rank {rank.number} of {rank.size}: see {number} and {size}")
+    return rank
+
+
+def _is_child_of_rank() -> bool:
+    """Whether a rank has made this process by multiprocessing: it has inherited the number of that one."""
+    multiprocessing = sys.modules.get("multiprocessing")
+    return multiprocessing is not None and multiprocessing.parent_process() is not None
 
 
 def _host(address: str) -> str:

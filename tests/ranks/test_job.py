@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import sys
+from multiprocessing.queues import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +14,11 @@ from kstore.errors import UsageError
 from kstore.ranks import find_rank
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
+SRUN = {
+    "SLURM_CLUSTER_NAME": "cluster", "SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0",
+    "SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "4",
+}  # fmt: skip
+MPIRUN = {"PMIX_NAMESPACE": "1859387393", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "5"}
 
 
 @pytest.fixture(autouse=True)
@@ -31,8 +38,53 @@ def test_the_variables_of_torchrun_say_it() -> None:
     assert (rank.number, rank.size, rank.group_store) == (3, 8, None)
 
 
+@pytest.mark.parametrize(("environ", "number", "size"), [(SRUN, 2, 4), (MPIRUN, 1, 5)], ids=["srun", "mpirun"])
+def test_so_do_those_of_srun_and_mpirun(environ: dict[str, str], number: int, size: int) -> None:
+    rank = find_rank(environ)
+    assert (rank.number, rank.size, rank.group_store) == (number, size, None)
+
+
+@pytest.mark.parametrize("inherited", [SRUN, MPIRUN, SRUN | MPIRUN], ids=["srun", "mpirun", "both"])
+def test_what_torchrun_started_goes_by_torchrun_wherever_that_was_started(inherited: dict[str, str]) -> None:
+    assert find_rank(inherited | TORCHRUN) == find_rank(TORCHRUN)
+
+
+def test_what_mpirun_started_within_a_job_of_slurm_goes_by_mpirun() -> None:
+    assert find_rank(SRUN | MPIRUN) == find_rank(MPIRUN)
+
+
+@pytest.mark.parametrize("lacking", ["RANK", "MASTER_ADDR"])
+def test_a_batch_script_may_set_some_of_torchruns_variables_for_all_ranks(lacking: str) -> None:
+    environ = {name: value for name, value in (TORCHRUN | SRUN).items() if name != lacking}
+    assert find_rank(environ) == find_rank(SRUN)
+
+
+def test_a_batch_script_is_no_rank() -> None:
+    assert find_rank({"SLURM_JOB_ID": "77", "SLURM_NTASKS": "4", "SLURM_PROCID": "0"}).size == 1
+
+
+def _size(environ: dict[str, str], answers: SimpleQueue[int]) -> None:
+    answers.put(find_rank(environ).size)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_what_a_rank_makes_by_multiprocessing_is_not_the_same_rank_again(method: str) -> None:
+    context = multiprocessing.get_context(method)
+    answers = context.SimpleQueue()
+    child = context.Process(target=_size, args=(SRUN, answers))
+    child.start()
+    assert answers.get() == 1
+    child.join()
+
+
 def test_a_process_without_them_is_alone() -> None:
     assert find_rank({}).size == 1
+
+
+@pytest.mark.parametrize("wrong", ["4", "-1", "", "two"])
+def test_a_rank_that_srun_cannot_have_given_is_the_callers_mistake(wrong: str) -> None:
+    with pytest.raises(UsageError, match="SLURM_PROCID"):
+        find_rank(SRUN | {"SLURM_PROCID": wrong})
 
 
 @pytest.mark.parametrize(
@@ -73,6 +125,16 @@ def test_all_ranks_of_a_job_name_their_agreements_alike() -> None:
 @pytest.mark.parametrize("name", ["MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "TORCHELASTIC_RUN_ID"])
 def test_another_job_names_them_otherwise(name: str) -> None:
     assert find_rank(TORCHRUN | {name: "77"}).job != find_rank(TORCHRUN).job
+
+
+@pytest.mark.parametrize("name", [*SRUN, "SLURM_RESTART_COUNT"])
+def test_another_step_of_slurm_names_them_otherwise(name: str) -> None:
+    is_another = name != "SLURM_PROCID"
+    assert (find_rank(SRUN | {name: "3"}).job != find_rank(SRUN).job) is is_another
+
+
+def test_another_run_of_mpirun_names_them_otherwise() -> None:
+    assert find_rank(MPIRUN | {"PMIX_NAMESPACE": "7"}).job != find_rank(MPIRUN).job
 
 
 def test_a_loopback_address_means_this_host_only(monkeypatch: pytest.MonkeyPatch) -> None:
