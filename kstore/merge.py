@@ -86,6 +86,23 @@ def never_had(published: Files, ours: Files) -> dict[str, bytes]:
     return {path: NOT_TAKEN for path, entry in published.items() if entry.flags & _MERGE and path not in ours}
 
 
+def still_declined(declined: Declined, base: Files, theirs: Files, ours: Files) -> dict[str, bytes]:
+    """What of the declined stays so though theirs did not grow from base, as base's generation is damaged or lost: what
+    base and theirs agree upon. Elsewhere that which ours had lost against may be gone.
+    """
+    declined = {path: digest for path, digest in declined.items() if _digest(ours, path) == digest}
+    if not declined:
+        return {}
+    every = chain(base.items(), theirs.items())
+    differing = [(path, entry) for path, entry in every if _digest(base, path) != _digest(theirs, path)]
+    units, folders = {unit_of(*item) for item in differing}, folders_of(path for path, _ in differing)
+    return {
+        path: digest
+        for path, digest in declined.items()
+        if unit_of(path, ours[path]) not in folders and units.isdisjoint((path, *parents_of(path)))
+    }
+
+
 def count_declined(declined: Declined) -> int:
     """How many files of ours did not get in."""
     return sum(digest != NOT_TAKEN for digest in declined.values())

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kstore.merge import MAX_VARIANTS, NOT_TAKEN, Merged, merge
+from kstore.merge import MAX_VARIANTS, NOT_TAKEN, Merged, merge, still_declined
 from kstore.published.manifest import Entry, Files, Flag, unit_of
 from tests.trees import entry, grouped
 
@@ -124,6 +124,25 @@ def test_what_only_theirs_changed_is_not_undone_by_the_next_merge() -> None:
     """The cache root still has the old file, which its new base does not explain."""
     merged = merge({"x": A}, {"x": B}, {"x": A}, {})
     assert not has_news(merge(merged.files, merged.files, {"x": A}, merged.declined))
+
+
+def test_where_base_was_lost_that_stays_declined_upon_which_it_agrees_with_theirs() -> None:
+    slot = "inductor/slot"
+    ours = {
+        "taken out": B,
+        "replaced": B,
+        "won by what is lost": B,
+        "folder": B,
+        "file/below": B,
+        f"{slot}/ours": variant("ours"),
+        **kernel("K", "ours"),
+        "another by now": C,
+    }
+    declined = {path: B.digest if path == "another by now" else entry.digest for path, entry in ours.items()}
+    base = {"replaced": A, "won by what is lost": A, "folder/x": A, "file": A, f"{slot}/theirs": variant("theirs")}
+    base |= kernel("K", "theirs", "ptx")
+    assert still_declined(declined, base, {"replaced": A, "new": A}, ours).keys() == {"taken out", "replaced"}
+    assert still_declined(declined, base, base, ours).keys() == ours.keys() - {"another by now"}
 
 
 def test_what_ours_never_changed_is_told_from_what_it_offered() -> None:

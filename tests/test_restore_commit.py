@@ -817,6 +817,43 @@ def test_what_a_damaged_generation_had_comes_back_from_who_restores_the_one_befo
     assert json.loads(third.tree.read("inductor/cache/system")) == {"one": 0.5, "two": 0.25}
 
 
+@pytest.mark.parametrize("restores", [False, True], ids=["commit", "restore first"])
+@pytest.mark.parametrize("take_out", ["rollback", "quarantine", "forget"])
+def test_what_was_taken_out_stays_out_though_a_generation_since_is_damaged(
+    tmp_path: Path, take_out: str, restores: bool
+) -> None:
+    node = Node(tmp_path)
+    node.tree.kernel("good")
+    node.commit()
+    node.tree.kernel("bad")
+    node.commit()
+    getattr(node.store, take_out)(KEY)
+    node.tree.kernel("new")
+    published = node.commit() and node.published()
+    (node.location / node.newest().name).write_bytes(b"")
+    if restores:
+        node.restore()
+    assert node.commit().new_files == GROUP_FILES
+    assert node.published() == published
+
+
+def test_what_was_taken_out_stays_out_though_a_generation_since_is_damaged_and_another_worker_went_on(
+    tmp_path: Path,
+) -> None:
+    node, other = Node(tmp_path), Node(tmp_path, "other")
+    node.tree.kernel("bad")
+    node.commit()
+    node.store.quarantine(KEY)
+    node.tree.kernel("new")
+    published = node.commit() and node.published()
+    (node.location / node.newest().name).write_bytes(b"")
+    other.tree.wrapper("its own")
+    other.commit()
+    assert node.commit().new_files == GROUP_FILES
+    assert node.published().items() > published.items()
+    assert len(node.published()) == GROUP_FILES + 1
+
+
 def test_what_was_taken_out_stays_out_though_an_earlier_generation_was_restored(tmp_path: Path) -> None:
     node = Node(tmp_path)
     node.tree.wrapper("good")

@@ -12,7 +12,7 @@ from kstore.local.finished import Unfinished
 from kstore.local.found import Skipped
 from kstore.local.reading import read_finished
 from kstore.local.state import State
-from kstore.merge import Merged, merge, never_had
+from kstore.merge import Merged, merge, never_had, still_declined
 from kstore.operations.proposal import Proposal, Theirs, apart
 from kstore.published.layers import remembers
 from kstore.published.leaning import fetch
@@ -34,16 +34,16 @@ class Merging:
         self._seen = state.seen
         self._base = base
         self._kept = kept
-        self.declined = state.declined
-        """What ours had lost against before; nothing if that may be gone."""
+        self.declined = self._declined = state.declined
+        """What ours had lost against before, as far as that is still there."""
 
     def propose(self, theirs: Theirs, ours: Files) -> Proposal:
         """Merge the portable files and, by themselves, those of this host."""
-        base = Manifest()
+        base, self.declined = Manifest(), self._declined
         if self._base and self._grew_from_before(theirs):
             base = self._base.manifest
-        else:  # What it lost against may be gone.
-            self.declined = {}
+        else:
+            self.declined = self._still_declined(theirs, ours)
         bound = {path: entry for path, entry in ours.items() if entry.flags & _HOST}
         portable = {path: entry for path, entry in ours.items() if path not in bound} if bound else ours
         proposal = Proposal(theirs.manifest.files, dict(theirs.manifest.hosts))
@@ -53,6 +53,12 @@ class Merging:
             proposal.hosts[host] = self._merge(proposal, theirs, base.hosts.get(host, {}), bound, host)
         proposal.declined |= never_had(proposal.files, ours)
         return proposal
+
+    def _still_declined(self, theirs: Theirs, ours: Files) -> dict[str, bytes]:
+        if not self._declined or not self._base or self._base.ref.scope != self._worker.scope:
+            return {}
+        files_of = self._worker.files_of
+        return still_declined(self._declined, files_of(self._base.manifest), files_of(theirs.manifest), ours)
 
     def _grew_from_before(self, theirs: Theirs) -> bool:
         """Whether what base has and theirs has not was taken out, and not just of another key, or damaged."""

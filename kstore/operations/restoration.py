@@ -19,7 +19,7 @@ from kstore.local.place import Placer
 from kstore.local.placed import Placed
 from kstore.local.state import Base, State
 from kstore.local.untouched import UNMARKED, Mark
-from kstore.merge import NOT_TAKEN, Merged, merge
+from kstore.merge import NOT_TAKEN, Merged, merge, still_declined
 from kstore.operations.displaced import put_right
 from kstore.operations.request import if_there, restore_report
 from kstore.operations.takeover import drop_foreign
@@ -188,10 +188,14 @@ class Restoration:
 
     def _compare(self) -> Merged:
         """What the root has that is not the store's: leftovers of an earlier run stay, and stay local."""
-        base = self._base
-        if base is None or not remembers(self._snapshot, base) or self._has_lost(base):
-            return merge({}, self._files, self._found.files, {})
-        return merge(self._worker.files_of(base.manifest), self._files, self._found.files, self._state.declined)
+        base, ours = self._base, self._found.files
+        if base is None or base.ref.scope != self._ref.scope:
+            return merge({}, self._files, ours, {})
+        declined, files_of = self._state.declined, self._worker.files_of
+        if not remembers(self._snapshot, base) or self._has_lost(base):
+            kept = still_declined(declined, files_of(base.manifest), self._files, ours) if declined else {}
+            return merge({}, self._files, ours, kept)
+        return merge(files_of(base.manifest), self._files, ours, declined)
 
     def _has_lost(self, base: Snapshot) -> bool:
         """Whether the store can give neither `base`, which came after what is restored, nor anything since: then nobody
