@@ -8,7 +8,7 @@ import click
 
 from kstore.cli.columns import Column
 from kstore.cli.options import ERROR, INTEGRITY, Command, Invocation, complete_key, on_store
-from kstore.errors import IntegrityError, KstoreError, StoreUnavailable
+from kstore.errors import IntegrityError, KstoreError, StoreFormatError, StoreUnavailable
 from kstore.words import age, size
 
 if TYPE_CHECKING:
@@ -69,8 +69,8 @@ def _newest(store: Store, prefix: str) -> tuple[list[Ref], list[KstoreError]]:
     for scope in sorted(scopes, key=lambda scope: (scope.key, scope.gpu, scope.environment)):
         try:
             ref = store.newest(scope)
-        except (IntegrityError, StoreUnavailable) as error:  # A store that has gone cannot be listed either.
-            untold.append(error)
+        except (IntegrityError, StoreFormatError, StoreUnavailable) as error:
+            untold.append(error)  # A store that has gone cannot be listed either.
         else:
             refs += [ref] if ref else []
     return refs, untold

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from kstore.blobs import Layout
-from kstore.errors import IntegrityError, MissError, StoreBelowMissing, StoreUnavailable, UsageError
+from kstore.errors import IntegrityError, MissError, StoreBelowMissing, StoreFormatError, StoreUnavailable, UsageError
 from kstore.folders import nearest_writable
 from kstore.local import cacheroot
 from kstore.operations.bring import Brought, Incoming, Target, Withdrawn, bring_in
@@ -42,7 +42,7 @@ class CopyReport:
     leaning: list[str] = field(default_factory=list)
     """Why others were not: they lean on stores that were not named, which is no damage."""
     unreadable: list[str] = field(default_factory=list)
-    """Why others were not: they cannot be read just now, which is none either."""
+    """Why others were not: they cannot be read just now, or a newer kstore wrote them; which is none either."""
 
     def as_json(self) -> dict[str, Any]:
         """For machines."""
@@ -65,9 +65,9 @@ def copy_keys(
     """Copy the keys, all if none are given, of every GPU and environment, or of those that are named.
 
     What the target has forgotten or quarantined is brought back only if its key is named. A scope that is damaged in
-    the source, or cannot be read just now, or leans on a store that was not named, is left out, and the report says
-    why. Where only the newest generation is damaged, the one before it is copied; but if its ref cannot be read, only
-    if the key is named.
+    the source, or cannot be read just now, or leans on a store that was not named, or that a newer kstore wrote in
+    either of them, is left out, and the report says why. Where only the newest generation is damaged, the one before
+    it is copied; but if its ref cannot be read, only if the key is named.
 
     Raises:
         MissError: the source has nothing of a key.
@@ -89,12 +89,12 @@ def copy_keys(
             report.damaged.append(f"{scope} is not copied: {error}")
         except StoreBelowMissing as error:
             report.leaning.append(f"{scope} is not copied: {error}")
-        except _SourceUnreadable as error:
+        except _ScopeUnreadable as error:
             report.unreadable.append(f"{scope} is not copied: {error}")
     return report
 
 
-class _SourceUnreadable(StoreUnavailable):
+class _ScopeUnreadable(StoreUnavailable):
     """Something of one scope: others may be there."""
 
 
@@ -105,8 +105,8 @@ def _reading(source: Storage) -> Iterator[None]:
             yield
     except StoreBelowMissing:
         raise
-    except StoreUnavailable as error:
-        raise _SourceUnreadable(str(error)) from error
+    except (StoreUnavailable, StoreFormatError) as error:
+        raise _ScopeUnreadable(str(error)) from error
 
 
 def _check_stores(source: Store, target: Store) -> None:
@@ -141,6 +141,8 @@ def _copy(source: Storage, target: Store, scope: Scope, report: CopyReport, *, r
             report.scopes.append(bring_in(target_of(target, scope), incoming, revives=revive))
         except Withdrawn:
             report.withdrawn.append(scope)
+        except StoreFormatError as error:  # Of a generation: the store has just been opened.
+            raise _ScopeUnreadable(f"in {target.location}, {error}") from error
 
 
 def _fetch(source: Storage, snapshot: Snapshot, wanted: Mapping[bytes, int]) -> Iterator[tuple[bytes, memoryview]]:

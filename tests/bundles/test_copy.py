@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from kstore.errors import MissError, StoreUnavailable, UsageError
 from kstore.gc import Policy
 from kstore.operations.copy import CopyReport, copy_keys
+from kstore.published.ref import FORMAT
 from kstore.report import CommitStatus
 from kstore.scope import Scope
 from kstore.upload import Uploader
@@ -161,6 +163,24 @@ def test_a_damaged_key_is_left_out_and_told(source: Node, target: Node) -> None:
     assert [brought.scope.key for brought in report.scopes] == ["good/key"]
     assert len(report.damaged) == 1 and KEY in report.damaged[0]
     assert target.store.newest(target.store.scope(KEY)) is None
+
+
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_what_a_newer_kstore_wrote_is_left_out_and_told_and_the_others_are_copied(
+    source: Node, target: Node, side: str
+) -> None:
+    source.commit("other/v1")
+    source.commit("z/v1")
+    copy(source, target, "other/v1")
+    node = source if side == "source" else target
+    ref = node.location / node.newest("other/v1").name
+    ref.chmod(0o644)
+    ref.write_text(json.dumps({**json.loads(ref.read_text()), "format": FORMAT + 1}))
+    report = copy(source, target)
+
+    assert sorted(brought.scope.key for brought in report.scopes) == [KEY, "z/v1"]
+    (why,) = report.unreadable
+    assert "other/v1" in why and "install the version that made it" in why
 
 
 def with_a_second_generation(source: Node) -> Node:

@@ -138,6 +138,19 @@ def test_a_damaged_ref_does_not_hide_the_others(cli: Cli) -> None:
     assert "warning: generation 1 of my/v1" in result.err
 
 
+def test_what_a_newer_kstore_wrote_does_not_hide_the_others(cli: Cli) -> None:
+    cli.publish("my/v1")
+    cli.publish("my/v2")
+    ref = cli.store / "refs" / GPU / "my/v1" / f"@{ENVIRONMENT}" / "1"
+    ref.chmod(0o644)
+    ref.write_text(ref.read_text().replace('"format": 1', '"format": 99'))
+    result = cli("ls")
+
+    assert result.code == 1
+    assert result.out.splitlines()[1].startswith("my/v2 ")
+    assert "warning: generation 1 of my/v1" in result.err and "install the version that made it" in result.err
+
+
 def test_a_ref_that_cannot_be_read_does_not_hide_the_others(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     cli.publish("my/v1")
     cli.publish("my/v2")
