@@ -10,7 +10,7 @@ from itertools import islice
 from kstore.blobs.blobstore import MOST_SEARCHED
 from kstore.damaged import damaged_blobs
 from kstore.doctor.check import SCOPE, WORKER, Check, again, bad, ok, warning
-from kstore.errors import KstoreError
+from kstore.errors import KstoreError, StoreFormatError
 from kstore.published.layers import newest_there, unforgotten
 from kstore.published.leaning import absent, leaning, leans_on, unavailable
 from kstore.published.ref import Ref, RefState
@@ -37,9 +37,11 @@ class Newest:
     snapshot: Snapshot | None
     """Of `own`, if that is live; else of the first of the others."""
     trouble: str = ""
-    """What is damaged in this worker's scope."""
+    """What is damaged in this worker's scope, or cannot be read."""
     choices: Sequence[Scope] = ()
     """What a worker without torch may choose from: the scopes, of the GPU that is set, that were not forgotten."""
+    is_newer: bool = False
+    """Whether the trouble is that a newer kstore wrote it."""
 
     @property
     def is_own(self) -> bool:
@@ -59,7 +61,7 @@ def newest_of(store: Store, key: str) -> Newest:
         others = dict(sorted(others.items(), key=lambda item: item[0].gpu != scope.gpu))
         newest, whole = newest_there(store.storage, scope)
     except (KstoreError, OSError) as error:
-        return Newest(None, {}, None, str(error))
+        return Newest(None, {}, None, str(error), is_newer=isinstance(error, StoreFormatError))
     trouble = "" if not newest or (whole and whole.ref.generation == newest) else f"generation {newest} is damaged"
     if whole and whole.ref.state is RefState.LIVE:
         return Newest(whole.ref, others, whole, trouble, to_choose)
@@ -97,6 +99,8 @@ def check_published(store: Store, key: str, newest: Newest) -> Iterator[Check]:
 def _check_generation(store: Store, key: str, newest: Newest) -> Iterator[Check]:
     ref = newest.own
     advice = f"`{again(store, 'verify', key, names=WORKER)}` says what can be saved"
+    if newest.is_newer:
+        advice = "until then this worker runs cold and publishes nothing for the key; or take another key"
     if newest.trouble and ref:
         yield warning("generation", f"{newest.trouble}, and {ref.generation} is restored instead", advice)
     elif newest.trouble:

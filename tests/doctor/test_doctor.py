@@ -477,6 +477,15 @@ def test_a_generation_that_cannot_be_read_is_bad(published: Node) -> None:
     assert "kstore verify" in worst(published.store)["generation"].advice
 
 
+def test_what_a_newer_kstore_published_is_no_damage(published: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kstore.published.ref.FORMAT", 0)
+
+    found = worst(published.store)["generation"]
+    assert found.verdict is Verdict.BAD
+    assert "install the version that made it" in found.found
+    assert "kstore verify" not in found.advice
+
+
 def test_a_pack_that_cannot_be_read_is_bad(tmp_path: Path) -> None:
     node = Node(tmp_path, "builder", layout="packed")
     node.tree.kernel()

@@ -79,6 +79,16 @@ def test_a_base_without_its_ref_is_none(root: CacheRoot, state: StateFolder) -> 
     assert damaged(root, "base", Manifest().dump()).base is None
 
 
+def test_a_base_that_a_newer_kstore_saved_is_none_and_told_in_words(
+    root: CacheRoot, state: StateFolder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    state.save_base(base(), DECLINED, host="a", synced=True)
+    monkeypatch.setattr("kstore.published.ref.FORMAT", 0)
+
+    assert StateFolder(root, "rules").load().base is None
+    assert "install the version that made it); it is merged as new" in caplog.text
+
+
 def test_no_temporary_file_stays(root: CacheRoot, state: StateFolder) -> None:
     for _ in range(2):
         state.save_index(INDEX)
