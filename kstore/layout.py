@@ -31,9 +31,10 @@ def probe_link(committer: Committer) -> Linker:
     os.makedirs(committer.links_into, mode=0o700, exist_ok=True)
     source = committer.storage.backend.staging_path()
     committer.storage.backend.make_folder(os.path.dirname(source))
-    with open(source, "xb") as file:
-        file.write(b"probe")
     try:
+        with open(source, "xb") as file:
+            file.write(b"probe")
         return probe(source, os.path.join(committer.links_into, os.path.basename(source)))
     finally:
-        os.unlink(source)
+        with suppress(FileNotFoundError):
+            os.unlink(source)

@@ -85,6 +85,17 @@ def test_a_full_store_costs_the_commit_and_not_the_job(
     assert kstore.commit("m", store=store, cache_root=tree.root, **SCOPE).status is CommitStatus.COMMITTED
 
 
+def test_commits_that_a_full_store_refuses_leave_nothing_there(volume: Path, tmp_path: Path) -> None:
+    """A job that runs on tries again for as long as it is full."""
+    tree, store = Tree(tmp_path / "root"), volume / "store"
+    tree.kernel("one")
+    kstore.Store(store).create()
+    fill(volume)
+    for _ in range(2):
+        assert kstore.commit("m", store=store, cache_root=tree.root, **SCOPE).status is CommitStatus.FAILED
+    assert not any((store / "tmp").iterdir())
+
+
 def out_of_inodes(volume: Path) -> None:
     found = os.statvfs(volume)
     remount(volume, f"nr_inodes={found.f_files - found.f_ffree}")
