@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from functools import cached_property, lru_cache
+from functools import lru_cache
 
 from kstore.components import load_table
 from kstore.components.variables import MANAGED
 from kstore.environment import Environment, detect_environment, gpu_slug
+from kstore.lazy import cached_property
 from kstore.led import led
 from kstore.settings import Settings, choose_settings, current_folder, read_defaults
 

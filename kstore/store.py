@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kstore.components import load_table
@@ -16,6 +16,7 @@ from kstore.components.variables import place_components, set_variables
 from kstore.deadline import Waiting
 from kstore.environment import Environment, key_facts
 from kstore.errors import AmbiguousScopeError, KstoreError
+from kstore.lazy import cached_property
 from kstore.local.cacheroot import CacheRoot, Owner, claim_root, make_usable, numbered_folder, owned_root
 from kstore.operations.slips import warn_of_moved
 from kstore.origin import Origin

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cache
 from typing import TYPE_CHECKING
 
 from kstore.components import Table, method_of
@@ -14,6 +14,7 @@ from kstore.deadline import Waiting
 from kstore.digest import digest_of
 from kstore.environment import Environment, Host, detect_host, host_hint, machine_of
 from kstore.files import read_whole
+from kstore.lazy import cached_property
 from kstore.local.cacheroot import CacheRoot
 from kstore.local.found import Scan
 from kstore.local.outside import mark_folders, moved_here

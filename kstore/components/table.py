@@ -8,12 +8,13 @@ import tomllib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cache
 from itertools import chain
 from typing import Any, NamedTuple
 
 from kstore.digest import digest_of
 from kstore.errors import UsageError
+from kstore.lazy import cached_property
 from kstore.packaged import read_packaged
 from kstore.published.manifest import Flag
 

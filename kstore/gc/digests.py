@@ -6,7 +6,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from functools import cached_property, partial
+from functools import partial
 from itertools import takewhile
 from types import TracebackType
 from typing import Self, TypeVar
@@ -14,6 +14,7 @@ from typing import Self, TypeVar
 import lmdb
 
 from kstore.errors import FileError
+from kstore.lazy import cached_property
 
 _MAP_SIZE = 1 << 20
 """Bytes of address space at first. It is doubled when they are full, for a process may be allowed a few GiB only."""

@@ -6,13 +6,13 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import cached_property
 
 import filelock
 
 from kstore.components.table import KSTORE_FOLDER
 from kstore.deadline import Waiting
 from kstore.errors import CacheRootError, WaitTimeout
+from kstore.lazy import cached_property
 from kstore.local.leftovers import sweep, sweep_elsewhere
 from kstore.local.turn import acquire
 

@@ -13,10 +13,10 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from functools import cached_property
 from typing import NamedTuple
 
 from kstore.calls import Status, utime_each
+from kstore.lazy import cached_property
 from kstore.local.index import Known, KnownFolder
 from kstore.published.manifest import NEVER_IN_PLACE, Files, Flag, parents_of
 from kstore.threads import submit

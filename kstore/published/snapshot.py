@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
 
 from kstore.errors import IntegrityError
+from kstore.lazy import cached_property
 from kstore.published.manifest import Manifest, Seen
 from kstore.published.ref import Ref
 from kstore.published.untrusted import check_manifest

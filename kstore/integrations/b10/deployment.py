@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,6 +19,7 @@ from kstore.integrations.b10.archives import Archives
 from kstore.integrations.b10.space import MIB, check_free, compressed_mb, free_mb
 from kstore.integrations.b10.status import CacheError, OperationStatus, log
 from kstore.integrations.b10.variables import TORCH_VARIABLE, VLLM_VARIABLE, Variables, key_of, store_location
+from kstore.lazy import cached_property
 from kstore.origin import begin, origin_of
 from kstore.published.layers import newest_whole
 from kstore.report import CommitStatus, RestoreReport, RestoreStatus

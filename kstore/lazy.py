@@ -1,0 +1,22 @@
+"""`functools.cached_property` as it is since Python 3.12: without a lock.
+
+Before, all objects of a class share one for each property, which is held while that is found out
+(python/cpython#87634). A child that is forked meanwhile, as beside a live commit that reads a manifest, would wait for
+it for ever.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from functools import cached_property as cached_property
+else:
+
+    class cached_property(functools.cached_property):
+        """Of threads that ask at once each finds it out, and all get what the first one has found."""
+
+        def __get__(self, instance: object, owner: type | None = None) -> Any:
+            """What was found, once it was asked for."""
+            return self if instance is None else vars(instance).setdefault(self.attrname, self.func(instance))
