@@ -8,6 +8,7 @@ import resource
 import subprocess
 import sys
 from contextlib import suppress
+from itertools import count, islice
 from pathlib import Path
 
 import pytest
@@ -48,10 +49,11 @@ def test_where_few_descriptors_are_free_nothing_is_left_on_disk(
 ) -> None:
     """However many it takes."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    limits, open_now = resource.getrlimit(resource.RLIMIT_NOFILE), max(map(int, os.listdir("/proc/self/fd")))
+    limits, open_now = resource.getrlimit(resource.RLIMIT_NOFILE), set(map(int, os.listdir("/proc/self/fd")))
     made = []
-    for more in range(8):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (open_now + more, limits[1]))
+    free = (number for number in count() if number not in open_now)
+    for first_beyond in islice(free, 8):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (first_beyond, limits[1]))
         try:
             with DigestSet() as found, suppress(FileError):
                 made.append(found.add(MANY[:1]))
