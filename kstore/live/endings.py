@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
+from kstore.live.forks import follow_forks, is_put_off
 from kstore.live.imports import import_commit
 
 _ENDINGS = (signal.SIGTERM, signal.SIGHUP)
@@ -46,6 +47,7 @@ class OnTermination:
         if threading.current_thread() is not threading.main_thread():
             return
         import_commit()
+        follow_forks()
         for number in _ENDINGS:
             before = signal.getsignal(number)
             is_native = before == signal.SIG_DFL and _is_caught(number)
@@ -71,8 +73,11 @@ class OnTermination:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         # A forked child, such as a data loader's, has inherited the handler and compiles nothing of its own.
+        publishes = self._is_active and os.getpid() == self._process
+        if publishes and is_put_off(number):
+            return
         try:
-            if self._is_active and os.getpid() == self._process:
+            if publishes:
                 with _log_deferred():
                     self._publish()
         finally:

@@ -1,0 +1,55 @@
+"""Signals that come while the job forks are handled when it has.
+
+Who forks holds locks meanwhile that a thread needs to commit, such as those of logging and of filelock: a handler that
+waits for the thread would wait in vain. And what a handler raises then, Python tells and forgets.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from functools import cache
+
+from kstore.threads import begin
+
+
+class _Fork:
+    """Whether the main thread, which handles all signals, forks just now."""
+
+    is_under_way = False
+
+    def __init__(self) -> None:
+        self.put_off: set[int] = set()
+        """What has come meanwhile."""
+
+    def start(self) -> None:
+        self.is_under_way = threading.current_thread() is threading.main_thread()
+
+    def end(self) -> None:
+        """Have what was put off sent again: this is still called by the fork, and it is to come after that."""
+        self.is_under_way = False
+        while self.put_off:
+            begin(os.kill, os.getpid(), self.put_off.pop())
+
+    def forget(self) -> None:
+        """For the child: the signals are its parent's."""
+        self.is_under_way = False
+        self.put_off.clear()
+
+
+_fork = _Fork()
+
+
+@cache
+def follow_forks() -> None:
+    """From now on. What is called first before a fork and last after it is what was registered last: all that commits
+    must have been imported.
+    """
+    os.register_at_fork(before=_fork.start, after_in_parent=_fork.end, after_in_child=_fork.forget)
+
+
+def is_put_off(number: int) -> bool:
+    """Whether a signal that has just come will come again, once the job has forked."""
+    if _fork.is_under_way:
+        _fork.put_off.add(number)
+    return _fork.is_under_way
