@@ -239,9 +239,18 @@ class watch:
         self._reads_only = store.settings.mode is Mode.READ
         self._termination = OnTermination(partial(self._publish, self._grace_period))
         if not self._reads_only:
+            self._begin()
+
+    def _begin(self) -> None:
+        """A signal's handler may raise meanwhile, and then nobody has this watch to stop it."""
+        try:
             self._live.start()
             self._termination.install()
             self._at_end = AtEnd(self._at_exit)
+        except BaseException:
+            self._live.discard()
+            self._termination.remove()
+            raise
 
     @property
     def checkpoints(self) -> tuple[CommitReport, ...]:

@@ -20,7 +20,7 @@ import pytest
 
 import kstore
 from kstore.deadline import Answer
-from kstore.live import endings
+from kstore.live import commits, endings
 from kstore.report import CommitStatus
 from tests.trees import ENVIRONMENT, GPU, KEY, Tree
 
@@ -255,6 +255,24 @@ def test_a_body_that_is_interrupted_has_the_grace_period(
             place.tree.wrapper("one")
             raise KeyboardInterrupt
     assert (waited[-1], place.published()) == (7, 1)
+
+
+def test_a_watch_whose_beginning_is_interrupted_leaves_no_thread_behind(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By Ctrl-C, which is blocked while the thread starts, and comes when it has."""
+
+    def start(thread: threading.Thread) -> None:
+        thread.start()
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(commits, "start", start)
+    before = set(threading.enumerate())
+    with pytest.raises(KeyboardInterrupt):
+        kstore.watch(KEY, **place.settings)
+    for thread in set(threading.enumerate()) - before:
+        thread.join(PATIENCE)
+    assert set(threading.enumerate()) <= before
 
 
 # ---- SIGTERM
