@@ -25,17 +25,18 @@ class _Launcher(NamedTuple):
     size: str
     job: tuple[str, ...]
     """These together tell a job from all others. Not all need be set."""
+    needs: tuple[str, ...] = ()
+    """It has not started this process if one of these is not set."""
 
 
+_SLURM = "SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_RESTART_COUNT", "SLURM_STEP_ID"
 _LAUNCHERS = (
     # First, for Open MPI has Slurm start a daemon on each node, and its ranks inherit the variables of those.
     _Launcher("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", ("PMIX_NAMESPACE",)),
+    # So does Hydra, the mpiexec of MPICH and Intel MPI; only the step of its daemons tells a job of its from another.
+    _Launcher("PMI_RANK", "PMI_SIZE", _SLURM, needs=("MPI_LOCALNRANKS", "SLURM_STEP_ID")),
     # Not SLURM_NTASKS, which a batch script has, too: it is no rank.
-    _Launcher(
-        "SLURM_PROCID",
-        "SLURM_STEP_NUM_TASKS",
-        ("SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_RESTART_COUNT", "SLURM_STEP_ID"),
-    ),
+    _Launcher("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", _SLURM),
 )
 _ADVICE = "start the job with torchrun, srun or mpirun, or initialise torch.distributed first"
 _calls: Counter[tuple[str, int, str]] = Counter()
@@ -87,11 +88,12 @@ def _of_environment(environ: Mapping[str, str]) -> Rank:
         address, port, run = environ["MASTER_ADDR"], environ["MASTER_PORT"], environ.get("TORCHELASTIC_RUN_ID", "")
         return _rank(environ, "RANK", "WORLD_SIZE", (_host(address), port, run))
     for launcher in () if _is_child_of_rank() else _LAUNCHERS:
-        if environ.get(launcher.size):
+        if all(environ.get(name) for name in (launcher.size, *launcher.needs)):
             job = launcher.size, *(environ.get(name, "") for name in launcher.job)
             return _rank(environ, launcher.number, launcher.size, job)
     if environ.get("WORLD_SIZE"):
-        raise UsageError(f"{', '.join(_TORCHRUN)} do not say which rank this is, for not all are set; {_ADVICE}")
+        missing = ", ".join(name for name in _TORCHRUN if not environ.get(name))
+        raise UsageError(f"WORLD_SIZE is set, but not {missing}: that does not say which rank this is; {_ADVICE}")
     return Rank(0, 1, "alone")
 
 

@@ -18,6 +18,8 @@ SRUN = {
     "SLURM_CLUSTER_NAME": "cluster", "SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0",
     "SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "4",
 }  # fmt: skip
+HYDRA = {"PMI_RANK": "5", "PMI_SIZE": "8", "MPI_LOCALNRANKS": "2"}
+"""Beside those of a step of Slurm's in which its daemons run, one on each node."""
 MPIRUN = {"PMIX_NAMESPACE": "1859387393", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "5"}
 
 
@@ -51,6 +53,21 @@ def test_what_torchrun_started_goes_by_torchrun_wherever_that_was_started(inheri
 
 def test_what_mpirun_started_within_a_job_of_slurm_goes_by_mpirun() -> None:
     assert find_rank(SRUN | MPIRUN) == find_rank(MPIRUN)
+
+
+def test_what_hydra_started_through_daemons_of_a_step_goes_by_hydra() -> None:
+    rank = find_rank(SRUN | HYDRA)
+    assert (rank.number, rank.size) == (5, 8)
+    assert rank.job == find_rank(SRUN | HYDRA | {"PMI_RANK": "0", "SLURM_PROCID": "0"}).job
+    assert rank.job != find_rank(SRUN | HYDRA | {"SLURM_STEP_ID": "1"}).job
+
+
+def test_what_hydra_started_without_slurm_has_no_job_that_could_be_named() -> None:
+    assert find_rank(HYDRA).size == 1
+
+
+def test_what_slurm_itself_tells_mpi_is_not_hydras() -> None:
+    assert find_rank(SRUN | {"PMI_RANK": "0", "PMI_SIZE": "1"}) == find_rank(SRUN)
 
 
 @pytest.mark.parametrize("lacking", ["RANK", "MASTER_ADDR"])
@@ -94,6 +111,12 @@ def test_variables_that_do_not_say_it_are_the_callers_mistake(wrong: dict[str, s
     environ = {name: value for name, value in (TORCHRUN | wrong).items() if value is not None}
     with pytest.raises(UsageError, match="rank"):
         find_rank(environ)
+
+
+def test_it_is_said_which_of_torchruns_variables_are_missing() -> None:
+    """Lightning's own launcher gives its children all but RANK."""
+    with pytest.raises(UsageError, match="not RANK: that"):
+        find_rank({name: value for name, value in TORCHRUN.items() if name != "RANK"})
 
 
 def test_an_initialised_process_group_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
