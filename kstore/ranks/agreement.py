@@ -131,7 +131,7 @@ class Agreement:
         troubles = []
         for rank in map(str, range(self._size)):
             vote = self._wait(partial(self._vote_or_verdict, rank))
-            if vote and "go" in vote:  # Somebody had to leave.
+            if vote and "go" in vote:  # Somebody had to leave, or nobody answers.
                 return vote
             if vote is None:
                 troubles.append(f"rank {rank} has not been heard of for {self._seconds:g} s")
@@ -143,7 +143,20 @@ class Agreement:
         return self._decide({"go": go, "why": "; ".join(troubles), "votes": votes})
 
     def _vote_or_verdict(self, rank: str) -> dict[str, Any] | None:
-        return self._read(self._name(rank), _VOTE) or self._read(self._name("verdict"), _VERDICT)
+        return self._read(self._name(rank), _VOTE) or self._read(self._name("verdict"), _VERDICT) or self._outdone()
+
+    def _outdone(self) -> dict[str, Any] | None:
+        """Rank 0: how it ends for this process where another one has made a newer offer, which the others answer.
+
+        Not written: whoever has voted for this offer is to begin again.
+        """
+        if self._has_newer_offer():
+            return {"go": False, "why": "another process is rank 0 as well", "votes": {}}
+        return None
+
+    def _has_newer_offer(self) -> bool:
+        newest = self._read(self._call, _OFFER)
+        return newest is not None and newest["nonce"] != self._offer.nonce
 
     def _decide(self, verdict: Mapping[str, Any]) -> dict[str, Any]:
         """Write the verdict unless there is one; returns the one that stands."""
@@ -151,7 +164,7 @@ class Agreement:
 
     def _verdict_or_newer_offer(self) -> dict[str, Any] | None:
         verdict = self._read(self._name("verdict"), _VERDICT)
-        if verdict is None and (newest := self._read(self._call, _OFFER)) and newest["nonce"] != self._offer.nonce:
+        if verdict is None and self._has_newer_offer():
             raise Superseded
         return verdict
 

@@ -202,6 +202,18 @@ def test_two_processes_that_claim_to_be_one_rank_do_not_both_restore(board: Boar
     assert [verdict.go for _, verdict in answers].count(True) <= 1
 
 
+def test_of_two_processes_that_claim_to_be_rank_0_one_gives_way_and_the_others_restore_with_the_other(
+    board: Board,
+) -> None:
+    """It would wait in vain for its whole time."""
+    first, second, follower = rank_of(board, 0, size=2), rank_of(board, 0, size=2), rank_of(board, 1, size=2)
+    first.offer(CHOICE)
+    second.offer(CHOICE)
+    assert first.vote() == Verdict(False, "another process is rank 0 as well")
+    answers = at_once([second.vote, lambda: take_part(follower)[1]])
+    assert answers == [GO, GO]
+
+
 def test_agreements_of_different_names_do_not_meet(board: Board) -> None:
     first, second = run(board, {0: "no space"}, call="first"), run(board, call="second")
     assert [verdict.go for _, verdict in first + second] == [False] * 3 + [True] * 3
