@@ -33,6 +33,8 @@ _SHARE, _SHARE_OF_RANK_0 = 0.9, 0.8
 """Of the time that the job waits for its restore: all must have agreed before anybody leaves, and rank 0 knows why."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5
 """Seconds between two looks at the board."""
+_SILENCE = 15.0
+"""Seconds that a rank waits for another one before it says so."""
 _NONCE = re.compile(r"[A-Za-z0-9-]{1,64}")
 _OFFER = {"nonce": str, "uniform": bool, "choice": dict}
 _VOTE = {"vote": str, "trouble": str}
@@ -82,6 +84,7 @@ class Agreement:
         self._uniform = uniform
         self._seconds = patience + seconds * (_SHARE if rank else _SHARE_OF_RANK_0)
         self._end = time.monotonic() + self._seconds if seconds else math.inf
+        self._silent_until = time.monotonic() + patience + _SILENCE
         self._vote = secrets.token_hex(8)
         self._offer = Offer("", uniform, {})
         self._refused: set[str] = set()
@@ -99,7 +102,7 @@ class Agreement:
         Raises:
             WaitTimeout: it has said nothing.
         """
-        offer = self._wait(self._new_offer)
+        offer = self._wait(self._new_offer, 0)
         if offer is None:
             raise WaitTimeout(
                 f"rank {self.rank} has waited {self._seconds:g} s for rank 0 to say what to restore; "
@@ -116,7 +119,7 @@ class Agreement:
             WaitTimeout: there was no verdict, and now there is one that nobody restores.
         """
         self._board.put(self._name(str(self.rank)), _dump({"vote": self._vote, "trouble": trouble}))
-        verdict = self._count() if self.rank == 0 else self._wait(self._verdict_or_newer_offer)
+        verdict = self._count() if self.rank == 0 else self._wait(self._verdict_or_newer_offer, 0)
         if verdict is None:
             verdict = self._decide({"go": False, "why": f"rank {self.rank} had to leave", "votes": {}})
             if not verdict["go"]:
@@ -129,8 +132,9 @@ class Agreement:
         """Rank 0: wait for all votes, and write the verdict."""
         votes: dict[str, str] = {}
         troubles = []
-        for rank in map(str, range(self._size)):
-            vote = self._wait(partial(self._vote_or_verdict, rank))
+        for number in range(self._size):
+            rank = str(number)
+            vote = self._wait(partial(self._vote_or_verdict, rank), number)
             if vote and "go" in vote:  # Somebody had to leave, or nobody answers.
                 return vote
             if vote is None:
@@ -187,13 +191,22 @@ class Agreement:
         note = self._board.get(name)
         return None if note is None else _load(note, shape)
 
-    def _wait(self, look: Callable[[], Found | None]) -> Found | None:
-        """What `look` finds; None if it has found nothing by the end."""
+    def _wait(self, look: Callable[[], Found | None], rank: int) -> Found | None:
+        """What `look` finds of that rank's; None if it has found nothing by the end."""
         pause = _FIRST_PAUSE
         while (found := look()) is None and time.monotonic() < self._end:
+            if time.monotonic() >= self._silent_until:
+                self._tell_of(rank)
             time.sleep(max(0.0, min(pause, self._end - time.monotonic())))
             pause = min(2 * pause, _LONGEST_PAUSE)
         return found
+
+    def _tell_of(self, rank: int) -> None:
+        """Say, once, which rank this one is waiting for."""
+        self._silent_until = math.inf
+        left = max(self._end - time.monotonic(), 0.0)
+        limit = f", for {left:.0f} s more at most" if left < math.inf else ""
+        log.warning("rank %d of %d is waiting for rank %d%s", self.rank, self._size, rank, limit)
 
 
 def describe(error: Exception) -> str:

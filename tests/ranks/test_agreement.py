@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kstore.errors import StoreUnavailable, WaitTimeout
-from kstore.ranks import Agreement, Board, StoreBoard, Superseded, Verdict
+from kstore.ranks import Agreement, Board, StoreBoard, Superseded, Verdict, agreement
 from kstore.storage import Storage
 from tests.ranks.fleet import at_once, outcome
 
@@ -212,6 +213,18 @@ def test_of_two_processes_that_claim_to_be_rank_0_one_gives_way_and_the_others_r
     assert first.vote() == Verdict(False, "another process is rank 0 as well")
     answers = at_once([second.vote, lambda: take_part(follower)[1]])
     assert answers == [GO, GO]
+
+
+@pytest.mark.parametrize(("missing", "waits"), [(0, 1), (1, 0)])
+def test_a_rank_that_waits_for_long_says_once_for_whom(
+    board: Board, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, missing: int, waits: int
+) -> None:
+    monkeypatch.setattr(agreement, "_SILENCE", 0.0)
+    rank = rank_of(board, waits, size=2, seconds=1)
+    with suppress(WaitTimeout):
+        take_part(rank)
+    (line,) = caplog.messages
+    assert line.startswith(f"rank {waits} of 2 is waiting for rank {missing}, for ")
 
 
 def test_agreements_of_different_names_do_not_meet(board: Board) -> None:
