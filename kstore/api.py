@@ -60,8 +60,8 @@ def restore(
         wait: if nothing is published, one of all workers that wait returns at once, to compile, and its report says
             that it `leads`. The others wait for what it commits: for up to so many seconds, beside `timeout`.
         group: all ranks of the job restore the generation that rank 0 chooses. The ranks are those of
-            torch.distributed if it is initialised, else what RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say.
-            All of them must call it, equally often for each key.
+            torch.distributed if it is initialised, else those that torchrun, mpirun or srun has started. All of them
+            must call it, equally often for each key.
         uniform: with `group`, no rank restores if one cannot.
         strict: raise instead of returning a `FAILED` or `TIMEOUT` status.
         settings: `gpu`, `environment`, `layout`, `mode`, `components`, `timeout`, `lease_ttl`, `stats`, `environ`, as
