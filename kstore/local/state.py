@@ -21,7 +21,7 @@ from kstore.components.table import KSTORE_FOLDER
 from kstore.deadline import Waiting
 from kstore.digest import digest_of
 from kstore.environment import boot
-from kstore.errors import CacheRootError, IntegrityError, KstoreError
+from kstore.errors import CacheRootError, IntegrityError, described
 from kstore.files import NO_FILE, read_whole
 from kstore.local.cacheroot import CacheRoot
 from kstore.local.held import held
@@ -149,8 +149,7 @@ class StateFolder(LockedFolder):
                 raise CacheRootError(
                     f"{self._folder} cannot be read: {error.strerror}; see its owner, and what ails its disk"
                 ) from error
-            found = error if isinstance(error, KstoreError) else repr(error)
-            log.warning("what %s grew from cannot be read (%s); it is merged as new", self._folder, found)
+            log.warning("what %s grew from cannot be read (%s); it is merged as new", self._folder, described(error))
         # A root that was moved holds the paths of another; power that fails empties files in folders whose times stand.
         if not is_here:
             state.index.folders.clear()
