@@ -88,6 +88,7 @@ class Agreement:
         self._vote = secrets.token_hex(8)
         self._offer = Offer("", uniform, {})
         self._refused: set[str] = set()
+        self._why_not_alone = f"another process is rank {rank} as well"
 
     def offer(self, choice: Mapping[str, Any]) -> Offer:
         """Rank 0: say what to restore."""
@@ -125,7 +126,7 @@ class Agreement:
             if not verdict["go"]:
                 raise WaitTimeout(f"rank {self.rank} has waited {self._seconds:g} s for the verdict of rank 0")
         if verdict["go"] and verdict["votes"].get(str(self.rank)) != self._vote:
-            return Verdict(False, f"another process is rank {self.rank} as well")
+            return Verdict(False, self._why_not_alone)
         return Verdict(verdict["go"], verdict["why"])
 
     def _count(self) -> dict[str, Any]:
@@ -155,7 +156,7 @@ class Agreement:
         Not written: whoever has voted for this offer is to begin again.
         """
         if self._has_newer_offer():
-            return {"go": False, "why": "another process is rank 0 as well", "votes": {}}
+            return {"go": False, "why": self._why_not_alone, "votes": {}}
         return None
 
     def _has_newer_offer(self) -> bool:
