@@ -10,7 +10,6 @@ import os
 import re
 import signal
 import threading
-import time
 import warnings
 from collections.abc import Callable, Generator, Iterator
 from functools import partial, wraps
@@ -25,6 +24,7 @@ from kstore import led
 from kstore.errors import UsageError
 from kstore.report import CommitStatus
 from tests.trees import ENVIRONMENT, GPU, KEY, Tree, contents
+from tests.waiting import until
 
 pytestmark = pytest.mark.usefixtures("host")
 
@@ -50,14 +50,6 @@ def handler() -> Iterator[None]:
 
 class OutOfMemory(Exception):
     """Of the job, which would try a smaller batch."""
-
-
-def until(condition: Callable[[], object]) -> None:
-    """Wait for it."""
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end, "it never came"
-        time.sleep(0.01)
 
 
 def published(settings: dict[str, Any]) -> int:

@@ -25,18 +25,11 @@ from kstore.upload import Uploader
 from kstore.used import last_used
 from tests.gc.stores import kernels, restored
 from tests.trees import KEY, Node, Tree, shared_object
+from tests.waiting import until
 
 PATIENCE = 60.0
 SOON, NEVER = 0.1, 3600.0
 Start = Callable[..., LiveCommits]
-
-
-def until(condition: Callable[[], object]) -> None:
-    """Wait for it."""
-    end = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < end, "it never came"
-        time.sleep(0.01)
 
 
 @pytest.fixture

@@ -16,7 +16,8 @@ from kstore.errors import UsageError
 from kstore.live import ready
 from kstore.live.ready import ReadyCommit, check_url
 from kstore.report import CommitReport, CommitStatus
-from tests.live.test_commits import PATIENCE, until
+from tests.live.test_commits import PATIENCE
+from tests.waiting import until
 
 REPORT = CommitReport(CommitStatus.COMMITTED, "my/v1")
 

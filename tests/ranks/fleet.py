@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from kstore.report import RestoreReport
-from tests.trees import KEY, Node
+from tests.compilers.programs import PATH
+from tests.trees import ENVIRONMENT, GPU, KEY, Node
 
 Answer = TypeVar("Answer")
 
@@ -41,6 +45,22 @@ class Job:
         """On all ranks; what each returns or raises."""
         works = [partial(rank.restore, key, group=True, **choice) for rank in self.ranks]
         return at_once([partial(outcome, work) for work in works])
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of this host that nobody listens on."""
+    with ExitStack() as probes:
+        sockets = [probes.enter_context(socket.socket()) for _ in range(count)]
+        for probe in sockets:
+            probe.bind(("127.0.0.1", 0))
+        return [int(probe.getsockname()[1]) for probe in sockets]
+
+
+def environ_of(folder: Path) -> dict[str, str]:
+    """Of a process that is to use the store in `folder`, and has none of the user's settings."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("KSTORE_", "TORCH", "TRITON_"))}
+    store = {"KSTORE_ROOT": str(folder / "store"), "KSTORE_GPU": GPU, "KSTORE_ENVIRONMENT": ENVIRONMENT}
+    return kept | store | PATH
 
 
 def publish(folder: Path, *kernels: str, key: str = KEY, name: str = "publisher") -> Node:

@@ -7,16 +7,16 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.compilers.programs import PATH, PROGRAMS
-from tests.ranks.fleet import publish
-from tests.trees import ENVIRONMENT, GPU, KEY, Node, contents
+from tests.compilers.programs import PROGRAMS
+from tests.ranks.fleet import environ_of, free_ports, publish
+from tests.trees import KEY, Node, contents
+from tests.waiting import until
 
 NODES = ("node-0", "node-1")
 TIMEOUT = 120
@@ -49,7 +49,7 @@ class Cluster:
             daemons.enter_context(self._daemon("slurmctld", "-D"))
             for node in NODES:
                 daemons.enter_context(self._daemon("slurmd", "-D", "-N", node))
-            until(lambda: self.run("sinfo", "-h", "-t", "idle", "-o", "%D").strip() == "2")
+            until(lambda: self.run("sinfo", "-h", "-t", "idle", "-o", "%D").strip() == "2", TIMEOUT)
             yield
 
     @contextmanager
@@ -87,21 +87,6 @@ class Cluster:
         (self.folder / "slurm.conf").write_text("\n".join((*lines, "")))
 
 
-def free_ports(count: int) -> list[int]:
-    with ExitStack() as probes:
-        sockets = [probes.enter_context(socket.socket()) for _ in range(count)]
-        for probe in sockets:
-            probe.bind(("127.0.0.1", 0))
-        return [int(probe.getsockname()[1]) for probe in sockets]
-
-
-def until(answer: Callable[[], object]) -> None:
-    end = time.monotonic() + TIMEOUT
-    while not answer():
-        assert time.monotonic() < end, "it has not come to that"
-        time.sleep(0.1)
-
-
 def need(*programs: str) -> None:
     for program in programs:
         if not shutil.which(program):
@@ -118,10 +103,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield made
 
 
-def environ_of(folder: Path) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("KSTORE_", "TORCH", "TRITON_"))}
-    scope = {"KSTORE_GPU": GPU, "KSTORE_ENVIRONMENT": ENVIRONMENT}
-    return kept | scope | PATH | {"KSTORE_ROOT": str(folder / "store"), "FOLDER": str(folder)}
+def job_environ(folder: Path) -> dict[str, str]:
+    return environ_of(folder) | {"FOLDER": str(folder)}
 
 
 def on_node(command: Sequence[str], node: str) -> list[str]:
@@ -131,7 +114,7 @@ def on_node(command: Sequence[str], node: str) -> list[str]:
 
 @pytest.fixture(params=["srun", "mpirun"])
 def launch(request: pytest.FixtureRequest, tmp_path: Path) -> Launch:
-    environ = environ_of(tmp_path)
+    environ = job_environ(tmp_path)
     if request.param == "srun":
         environ |= request.getfixturevalue("cluster").environ
         launcher, node = ["srun", "-N2", "-n4", "--ntasks-per-node=2", "-D", str(tmp_path)], "$SLURMD_NODENAME"
@@ -177,9 +160,9 @@ def test_what_a_cancelled_job_has_compiled_is_published(tmp_path: Path, cluster:
     command = on_node(kstore_exec("--no-live", "--", *program), "$SLURMD_NODENAME")
     job = subprocess.Popen(
         ["srun", "-N2", "-n2", "-J", "to-be-cancelled", "-D", str(tmp_path), *command],
-        env=environ_of(tmp_path) | cluster.environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        env=job_environ(tmp_path) | cluster.environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
-    until(lambda: all((tmp_path / f"made-{rank}").exists() for rank in range(2)))
+    until(lambda: all((tmp_path / f"made-{rank}").exists() for rank in range(2)), TIMEOUT)
     cluster.run("scancel", "-n", "to-be-cancelled")
     job.wait(TIMEOUT)
     last = Node(tmp_path, "last")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
 import subprocess
 import sys
 import threading
@@ -17,8 +15,8 @@ import psutil
 import pytest
 
 from kstore.store import Store
-from tests.compilers.programs import PATH, PROGRAMS
-from tests.ranks.fleet import publish
+from tests.compilers.programs import PROGRAMS
+from tests.ranks.fleet import environ_of, free_ports, publish
 from tests.trees import ENVIRONMENT, GPU, KEY, Node, contents
 
 PROGRAM = PROGRAMS / "restore_ranks.py"
@@ -41,35 +39,23 @@ GLOO_IS_EXHAUSTIVE = pytest.mark.parametrize(
 """Ranks of a process group each import torch, which takes most of a test's time."""
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def environ_of(folder: Path, node: str) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("KSTORE_", "TORCH", "TRITON_"))}
-    store = {"KSTORE_ROOT": str(folder / "store"), "KSTORE_CACHE_ROOT": str(folder / node)}
-    scope = {"KSTORE_GPU": GPU, "KSTORE_ENVIRONMENT": ENVIRONMENT}
-    python = PATH | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    return kept | store | scope | python
-
-
 def start(folder: Path, port: int, number: int, program: Sequence[str]) -> subprocess.Popen[str]:
     """One node."""
+    of_node = {"KSTORE_CACHE_ROOT": str(folder / NODES[number]), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    environ = environ_of(folder) | of_node
     torchrun = [
         sys.executable, "-m", "torch.distributed.run", f"--nnodes={len(NODES)}", f"--node-rank={number}",
         f"--nproc-per-node={RANKS_PER_NODE}", "--master-addr=127.0.0.1", f"--master-port={port}",
     ]  # fmt: skip
     return subprocess.Popen(
-        [*torchrun, *program], env=environ_of(folder, NODES[number]), cwd=folder, text=True,
+        [*torchrun, *program], env=environ, cwd=folder, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
 
 
 def torchrun(folder: Path, *program: str) -> str:
     """Run a job on all nodes; returns what it printed."""
-    port = free_port()
+    (port,) = free_ports(1)
     nodes = [start(folder, port, number, program) for number in range(len(NODES))]
     try:
         printed = [node.communicate(timeout=TIMEOUT)[0] for node in nodes]
