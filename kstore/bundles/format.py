@@ -23,7 +23,6 @@ from kstore.digest import DIGEST_SIZE, digest_of
 from kstore.errors import IntegrityError, StoreFormatError, UsageError, described
 from kstore.scope import Scope
 
-SUFFIX = ".kstore"
 FORMAT = 1
 COMPRESSOR = f"zstd {'.'.join(map(str, zstandard.ZSTD_VERSION))} level {LEVEL}"
 

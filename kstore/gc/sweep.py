@@ -7,7 +7,6 @@ process is killed, the next gc puts it back.
 
 from __future__ import annotations
 
-import logging
 import secrets
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -42,8 +41,6 @@ from kstore.gc.digests import DigestSet
 from kstore.gc.mark import Marked
 from kstore.gc.room import Room
 from kstore.report import Count
-
-log = logging.getLogger(__name__)
 
 _BATCH = 1 << 16
 

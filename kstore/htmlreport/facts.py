@@ -35,7 +35,6 @@ class _Kept:
     generations: list[Table] = field(default_factory=list)
     """Oldest first."""
     facts: Mapping[str, str] = field(default_factory=dict)
-    hosts: int = 0
 
     def add(self, holding: Holding) -> None:
         ref, manifest = holding.ref, holding.manifest
@@ -47,7 +46,7 @@ class _Kept:
             "pinned": holding.is_pinned, "components": components,
             "effort": ref.effort._asdict() if ref.effort else None,
         })  # fmt: skip
-        self.facts, self.hosts = _facts(manifest.meta) or self.facts, len(manifest.hosts)
+        self.facts = _facts(manifest.meta) or self.facts
 
 
 def collect_facts(storage: Storage, candidates: GcReport | None, progress: Progress | None = None) -> Table:

@@ -72,7 +72,6 @@ class Staging:
         since: float,
     ) -> None:
         """`folders` are all that `wanted` is in. The root was looked at `since`, by `time.monotonic`."""
-        self._root = root
         self._stages = stages
         self._writer = Writer(root, stages, self.staged, wanted)
         ago_ns = int((time.monotonic() - since) * _SECOND)

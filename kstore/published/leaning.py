@@ -6,7 +6,6 @@ hint. No commit relies on a flagged blob without looking, and who finds it in no
 
 from __future__ import annotations
 
-import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import suppress
@@ -18,8 +17,6 @@ from kstore.published.manifest import Entry, Files, Flag, Manifest, group_of, un
 from kstore.published.ref import Ref
 from kstore.published.snapshot import Snapshot
 from kstore.storage import Storage, reporting_trouble
-
-log = logging.getLogger(__name__)
 
 _STORES = "below"
 _BELOW = int(Flag.BELOW)

@@ -16,7 +16,6 @@ from kstore import tables
 from kstore.errors import IntegrityError, described
 from kstore.scope import Scope
 
-FORMAT = 1
 _RECORD = struct.Struct("<32sQqHBB")
 DEEPEST = 100
 """Folders in each other, a component's own left out: no compiler makes so many, and who looks through them takes some
