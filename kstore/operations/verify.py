@@ -36,9 +36,7 @@ _THREADS = 4
 _BATCH = 256
 
 
-def verify(
-    storage: Storage, scopes: Iterable[Scope], *, repair: bool = False, progress: Progress | None = None
-) -> VerifyReport:
+def verify(storage: Storage, scopes: Iterable[Scope], *, repair: bool, progress: Progress) -> VerifyReport:
     """Read every byte that the generations of `scopes` need; with `repair`, mend what can be.
 
     Stores below are read as well, for what the first leans on, and for generations of their own; they cannot be mended.
@@ -48,9 +46,9 @@ def verify(
     """
     started = time.perf_counter()
     report, scopes = VerifyReport(storage.location), tuple(scopes)
-    _verify(storage, scopes, report, progress or Progress(), repair=repair)
+    _verify(storage, scopes, report, progress, repair=repair)
     for below in storage.below.there:
-        _verify(below, scopes, report, progress or Progress(), repair=False)
+        _verify(below, scopes, report, progress, repair=False)
     report.seconds = time.perf_counter() - started
     return report
 
