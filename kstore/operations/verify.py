@@ -8,10 +8,12 @@ be read, for a server's trouble or another user's permissions, is no damage: it 
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 
+from kstore.batches import batches
 from kstore.blobs.loose import LooseBlobs, blob_name
 from kstore.blobs.packreader import PackReader
 from kstore.damaged import damaged_blobs
@@ -208,9 +210,9 @@ class _Verification:
         """What was in no pack, or must be loose, in parallel; then once more what could not be read."""
         loose = LooseBlobs(self._storage.backend)
         with Pool(_THREADS) as pool:
-            batches = list(self._unread())
-            reading = [submit(pool, _read, loose, batch) for batch in batches]
-            for batch, future in zip(batches, reading, strict=True):
+            unread = list(self._unread())
+            reading = [submit(pool, _read, loose, batch) for batch in unread]
+            for batch, future in zip(unread, reading, strict=True):
                 whole, _ = future.result()
                 again, unreadable = _read(loose, {d: size for d, size in batch.items() if d not in whole})
                 for digest in whole | again:
@@ -247,15 +249,13 @@ class _Verification:
                 del self.lost[digest]
 
     def _unread(self) -> Iterator[dict[bytes, int]]:
-        """Digests and sizes."""
-        batch: dict[bytes, int] = {}
-        for digest, size in self._needed.items():
-            if digest not in self._whole or digest in self._loose:
-                batch[digest] = int.from_bytes(size, "little")
-            if len(batch) == _BATCH:
-                yield batch
-                batch = {}
-        yield batch
+        """Digests and sizes, some at a time."""
+        unread = (
+            (digest, int.from_bytes(size, "little"))
+            for digest, size in self._needed.items()
+            if digest not in self._whole or digest in self._loose
+        )
+        return map(dict, batches(unread, sys.maxsize, _BATCH))
 
     def _count(self, digest: bytes, size: int) -> None:
         if self._whole.add([digest]):
