@@ -10,11 +10,12 @@ from sys import intern
 from kstore.published.manifest import Entry, Files
 
 
-def similarity(path: str, size: int) -> tuple[str, int, str]:
-    """Sorts artifacts of `size` bytes so that neighbours resemble each other: by suffix, then by size, for names say
+def by_similarity(item: tuple[str, Entry]) -> tuple[str, int, str]:
+    """Sort key for items of `Files`, so that neighbours resemble each other: by suffix, then by size, for names say
     less (Inductor's are hashes).
     """
-    return _suffix(path), size, path
+    path, entry = item
+    return _suffix(path), entry.size, path
 
 
 def suffix(name: str) -> str:
@@ -27,14 +28,8 @@ def _suffix(path: str) -> str:
 
 
 def sorted_by_similarity(paths: Iterable[str], files: Files) -> list[str]:
-    """The same for some of `files`, of which there may be a hundred thousand: nothing is made for each of them."""
+    """Some of `files` in the order of `by_similarity`, with nothing made for each: there may be a hundred thousand."""
     found = sorted(paths)
     found.sort(key=lambda path: files[path].size)
     found.sort(key=_suffix)
     return found
-
-
-def by_similarity(item: tuple[str, Entry]) -> tuple[str, int, str]:
-    """The same for an item of `Files`."""
-    path, entry = item
-    return similarity(path, entry.size)

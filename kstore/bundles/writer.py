@@ -25,7 +25,7 @@ from kstore.published.leaning import check_supported, fetch_many, standing
 from kstore.published.manifest import Manifest
 from kstore.published.ref import Ref
 from kstore.published.snapshot import Snapshot
-from kstore.similarity import similarity
+from kstore.similarity import by_similarity
 from kstore.storage import Storage
 
 _OF_THE_STORE = ("nonce", "parent")
@@ -66,9 +66,9 @@ class BundleWriter:
             data = portable(snapshot.checked).dump()
             self._manifests[digest_of(data)] = data
             contents.append(Content(snapshot.ref.scope, digest_of(data), len(data)))
-            for path, entry in snapshot.manifest.items():
-                found = similarity(path, entry.size)
-                entries[entry.digest] = min(entries.get(entry.digest, found), found)
+            for item in snapshot.manifest.items():
+                digest, found = item[1].digest, by_similarity(item)
+                entries[digest] = min(entries.get(digest, found), found)
         self._header = Header(self._refs[0].scope.key, tuple(contents))
         order = sorted(entries.items(), key=lambda item: (item[1], item[0]))
         self._blobs = [(digest, size) for digest, (_, size, _) in order]

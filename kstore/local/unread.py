@@ -31,7 +31,7 @@ _Row = tuple["Unread", bytes | None, Status, bytes]
 
 
 class Unread(NamedTuple):
-    """A file that has to be read. The first three sort it by `similarity`."""
+    """A file that has to be read. The first three fields sort it as `by_similarity` does."""
 
     suffix: str
     size: int
