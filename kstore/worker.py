@@ -133,6 +133,11 @@ class Worker:
         """The artifacts of a manifest that this host can use."""
         return manifest.for_host(self.host.fingerprint) if manifest.hosts else manifest.files
 
+    def managed_files_of(self, manifest: Manifest) -> Files:
+        """The same, of the components that this worker manages."""
+        managed = self.root.folders
+        return {path: entry for path, entry in self.files_of(manifest).items() if path.partition("/")[0] in managed}
+
     def bound_of(self, manifest: Manifest) -> Files:
         """The artifacts of a manifest that run only on hosts like this one."""
         return manifest.hosts.get(self.host.fingerprint, {}) if manifest.hosts else {}

@@ -35,8 +35,7 @@ def altered_files(worker: Worker, *, remove: bool) -> list[str]:
     base = worker.base(state)
     if base is None:
         return []
-    managed, published = worker.root.folders, worker.files_of(base.manifest)
-    files = {path: entry for path, entry in published.items() if path.partition("/")[0] in managed}
+    files = worker.managed_files_of(base.manifest)
     altered = _Placed(worker, state, base, files).altered()
     if remove:
         _remove(worker, files, {unit_of(path, files[path]) for path in altered})

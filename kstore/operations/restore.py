@@ -180,8 +180,7 @@ def report_placed(worker: Worker, snapshot: Snapshot, status: RestoreStatus) -> 
     is_placed = state.grew_from(worker.storage.holder(snapshot.ref).identity, snapshot.ref)
     if not (is_placed and state.last_restore.is_whole() and state.last_restore.host_hint() == worker.host_hint):
         return None
-    known = worker.root.folders
-    files = {p: e for p, e in worker.files_of(snapshot.manifest).items() if p.partition("/")[0] in known}
+    files = worker.managed_files_of(snapshot.manifest)
     return restore_report(
         worker,
         if_there(status),
