@@ -140,7 +140,7 @@ class _Commit:
         self._is_synced = state.synced and self._unsaved is None and not found.unsettled and is_supported
 
     def run(self) -> CommitReport:
-        if self._base and self._is_current():
+        if self._base and self._is_current(self._base):
             return self._report(CommitStatus.UNCHANGED, self._base.ref)
         self._leave_out_foreign()
         if self._unsaved:  # From now on what is new in the root looks as if it had been there for long.
@@ -171,13 +171,13 @@ class _Commit:
         uploader.upload(uploader.lacking(sources.sizes, theirs.snapshot, self._base), sources.read)
         return uploader.packs
 
-    def _is_current(self) -> bool:
-        """Whether the root has not changed since it was last committed, nor the store."""
-        if not self._is_synced or not self._base:
+    def _is_current(self, base: Snapshot) -> bool:
+        """Whether neither the root nor the store has changed since the root was last committed."""
+        if not self._is_synced:
             return False
         with suppress(IntegrityError):
-            if self._base.is_generation_of(self._newest_ref()) and not self._lacks_pack(self._base.ref):
-                return not (damaged_blobs(self._storage.backend) and self._lost(self._base))
+            if base.is_generation_of(self._newest_ref()) and not self._lacks_pack(base.ref):
+                return not (damaged_blobs(self._storage.backend) and self._lost(base))
         return False
 
     def _skip(self, *skipped: Skipped) -> None:
