@@ -319,8 +319,8 @@ class watch:
 
 def make_store(key: str, settings: dict[str, Any]) -> Store:
     """The store of a job's later steps for `key`. Raises UsageError for a name or a value that is no setting."""
-    _check_names({name: value for name, value in settings.items() if name not in ("store", "cache_root")})
     others = {name: value for name, value in settings.items() if name != "store"}
+    _check_names(others)
     return Store(settings.get("store"), origin=origin_of(key, _environ(settings)), **others)
 
 
@@ -334,7 +334,7 @@ def _tell_wait(key: str, seconds: float, awaited: Awaited) -> None:
 
 
 def _check_names(settings: dict[str, Any]) -> None:
-    unknown = settings.keys() - (inspect.signature(Store).parameters.keys() - {"root", "cache_root", "origin"})
+    unknown = settings.keys() - (inspect.signature(Store).parameters.keys() - {"root", "origin"})
     if unknown:
         raise UsageError(f"there is no setting {', '.join(sorted(unknown))}")
 
