@@ -25,7 +25,7 @@ class Origin:
     Nothing but plain data, so that a forked child goes on with it.
     """
 
-    def __init__(self, environ: Mapping[str, str] = os.environ, given: Mapping[str, object] | None = None) -> None:
+    def __init__(self, environ: Mapping[str, str], given: Mapping[str, object] | None = None) -> None:
         """Of what is `given`, None says nothing.
 
         Raises:

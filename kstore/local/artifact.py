@@ -33,10 +33,8 @@ class Artifact(NamedTuple):
     """Whether it holds the paths of another folder than the one that it is in."""
 
 
-def read_artifact(
-    component: Component, folder: str, relative: str, kind: Kind, content: Content | None = None
-) -> Artifact:
-    """Read the file `relative` in a component's folder, which is of that kind; `content` is what was read of it.
+def read_artifact(component: Component, folder: str, relative: str, kind: Kind, content: Content | None) -> Artifact:
+    """Read the file `relative` of that kind in a component's folder, unless `content` is what was read of it already.
 
     Raises:
         Unfinished: it is not finished, or cannot be understood.

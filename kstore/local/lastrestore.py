@@ -111,12 +111,12 @@ class LastRestore:
     def save(
         self,
         ref: Ref | None,
-        whole: str = "",
-        answer: Mapping[str, Any] | None = None,
+        whole: str,
+        answer: Mapping[str, Any] | None,
         *,
         scope: Scope,
-        store: str = "",
-        host_hint: str = "",
+        store: str,
+        host_hint: str,
     ) -> None:
         """Remember that a restore has ended, of the generation that is the base now; None for a miss.
 

@@ -141,7 +141,7 @@ def _place(
     snapshot: Snapshot,
     status: RestoreStatus,
     name: str,
-    before_move: Callable[[], None] = _at_once,
+    before_move: Callable[[], None],
     request: Request | None = None,
     head_start: HeadStart | None = None,
 ) -> RestoreReport:

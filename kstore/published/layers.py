@@ -243,7 +243,7 @@ def find(storage: Storage, scope: Scope, generation: int, manifest: str) -> Ref:
     return found[0] if found else storage.refs.get(scope, generation)
 
 
-def scopes(storage: Storage, under: str = "") -> Iterator[Scope]:
+def scopes(storage: Storage, under: str) -> Iterator[Scope]:
     """Every scope with a folder in a store once, forgotten and empty ones too; `under` is a key prefix: `my-model`."""
 
     def look() -> list[Scope]:

@@ -197,7 +197,7 @@ class Refs:
         """Every GPU that has refs."""
         return sorted(child.name for child in self._backend.list(REFS) if child.is_folder)
 
-    def parts(self, gpu: str, under: str = "") -> list[str]:
+    def parts(self, gpu: str, under: str) -> list[str]:
         """What keys below `under`, a key prefix such as `my-model`, go on with."""
         return [name for name in _parts(self._backend, REFS, gpu, under) if not name.startswith("@")]
 
