@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kstore.components.table import KSTORE_FOLDER
 from kstore.deadline import Waiting
@@ -129,7 +129,7 @@ class StateFolder(LockedFolder):
             state.index = Index.load(data)
             self._index_digest = digest
         try:
-            content = json.loads(read_whole(self._sync))
+            content = self._read_sync()
             state.host, state.foreign = str(content["host"]), _digests(content["foreign"])
             is_here = content.get("placing") == self._placing and content.get("boot") == boot()
             data = read_whole(self._base)
@@ -154,6 +154,10 @@ class StateFolder(LockedFolder):
         if not is_here:
             state.index.folders.clear()
         return state
+
+    def _read_sync(self) -> Any:
+        """What `save_base` said of the base; raises one of `UNREADABLE`."""
+        return json.loads(read_whole(self._sync))
 
     def save_still(self, still: Still, damage: str) -> None:
         """Remember that all of the root is in the base that is saved, declined or waiting, and nothing moves there.
@@ -180,7 +184,7 @@ class StateFolder(LockedFolder):
     def grew_from(self, store: str, ref: Ref) -> bool:
         """Whether the last restore or commit left the root with this generation as its base. Needs no lock."""
         with suppress(*UNREADABLE):
-            content = json.loads(read_whole(self._sync))
+            content = self._read_sync()
             is_here = content["store"] == store and content.get("placing") == self._placing
             return is_here and read_ref(content) == ref
         return False
@@ -200,7 +204,7 @@ class StateFolder(LockedFolder):
     def scope(self) -> Scope | None:
         """That of the generation that the root grew from; None if it has no base. Needs no lock."""
         with suppress(*UNREADABLE):
-            return read_ref(json.loads(read_whole(self._sync))).scope
+            return read_ref(self._read_sync()).scope
         return None
 
     def save_index(self, index: Index) -> int:
@@ -244,27 +248,27 @@ class StateFolder(LockedFolder):
     def doubt_base(self) -> None:
         """Remember that the store could not give what the root grew from, if it grew from anything."""
         with suppress(*UNREADABLE, CacheRootError):
-            content = json.loads(read_whole(self._sync))
+            content = self._read_sync()
             content["missed"] = sorted({*content.get("missed", ()), read_ref(content).manifest.hex()})
             replace_record(self._sync, json.dumps(content).encode())
 
     def save_host(self, fingerprint: str, foreign: Mapping[str, bytes]) -> None:
         """Remember this host, and that nothing but `foreign` is left in the root of those before it."""
         with suppress(*UNREADABLE, CacheRootError):
-            content = json.loads(read_whole(self._sync))
+            content = self._read_sync()
             content |= {"host": fingerprint, "foreign": _texts(foreign), "untouched": UNMARKED}  # said of that host's
             replace_record(self._sync, json.dumps(content).encode())
 
     def host(self) -> str:
         """`State.host`. Needs no lock."""
         with suppress(*UNREADABLE):
-            return str(json.loads(read_whole(self._sync))["host"])
+            return str(self._read_sync()["host"])
         return ""
 
     def was_moved(self) -> bool:
         """Whether the root was somewhere else, or its artifacts were placed by other rules, when its base was saved."""
         with suppress(*UNREADABLE):
-            return bool(json.loads(read_whole(self._sync)).get("placing") != self._placing)
+            return bool(self._read_sync().get("placing") != self._placing)
         return False
 
     def lease(self) -> str:
