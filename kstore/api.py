@@ -93,7 +93,7 @@ def restore(
 
 
 def _told(tell: Callable[[Report], None], report: Report) -> Report:
-    """The same report, in the log. A handler of the job's that fails is no trouble of the restore's or the commit's."""
+    """Log the report, and return it. A log handler of the job's that fails must not fail the restore or the commit."""
     with suppress(Exception):
         tell(report)
     return report
@@ -186,7 +186,7 @@ def _tell_committed(report: CommitReport) -> None:
 
 
 class watch:
-    """Publish what is compiled under `key` from now on, while it is compiled; for who restores by hand.
+    """Publish what is compiled under `key` from now on, while the job runs; for jobs that call `restore` themselves.
 
     ```python
     kstore.restore("my-model/v1")
@@ -242,7 +242,7 @@ class watch:
             self._begin()
 
     def _begin(self) -> None:
-        """A signal's handler may raise meanwhile, and then nobody has this watch to stop it."""
+        """Start. Undone if a signal's handler raises meanwhile: then nobody has this watch to stop it."""
         try:
             self._live.start()
             self._termination.install()

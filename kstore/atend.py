@@ -20,7 +20,7 @@ class AtEnd:
         self._finalizer: Any = finalize and finalize(None, function, exitpriority=0)
 
     def cancel(self) -> None:
-        """Do not call it: its work is done already, or not wanted any more."""
+        """Do not call the function: its work is done already, or no longer wanted."""
         atexit.unregister(self._function)
         if self._finalizer:
             self._finalizer.cancel()

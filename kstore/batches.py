@@ -9,12 +9,12 @@ from typing import TypeVar
 Item = TypeVar("Item")
 
 MAX_COUNT = 1024
-"""Files, and what is as many, of one batch however small they are: most may be empty."""
+"""The most files of one batch, however small they are: most may be empty."""
 
 
 def batches(items: Iterable[tuple[Item, int]], size: int, count: int = sys.maxsize) -> Iterator[list[tuple[Item, int]]]:
-    """Items, each with its size in bytes, in batches of up to `size` bytes and `count` items; a larger one is one by
-    itself.
+    """Items, each with its size in bytes, in batches of up to `size` bytes and `count` items. A larger item is a batch
+    of its own.
     """
     batch: list[tuple[Item, int]] = []
     total = 0

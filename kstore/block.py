@@ -25,7 +25,7 @@ class OnError(StrEnum):
 
 
 def parse_on_error(value: str) -> OnError:
-    """Raises UsageError if it is neither."""
+    """The choice that `value` names. Raises UsageError if it names none."""
     try:
         return OnError(value)
     except ValueError:
@@ -33,14 +33,16 @@ def parse_on_error(value: str) -> OnError:
 
 
 def parse_seconds(name: str, value: float) -> float:
-    """Raises UsageError if it is no time to wait for."""
+    """A number of seconds above 0. Raises UsageError for anything else."""
     if not isinstance(value, int | float) or not 0 < value < math.inf:
         raise UsageError(f"{name} is {value!r}; it must be a number of seconds above 0")
     return float(value)
 
 
 def tell_forked(key: str, process: int) -> None:
-    """A child leaves a block that `process` entered. If that has ended, as where a daemon is made, nobody commits."""
+    """Called in a child that leaves a block which `process` entered. Warns if that process has ended, as where a daemon
+    is made: then nobody commits.
+    """
     if has_ended(process):
         log.warning(
             "kstore: nothing is committed to %s: this process was forked in its block, and the one that entered it has "
@@ -59,5 +61,5 @@ def is_failure(error: BaseException | None) -> bool:
 
 
 def discarded(key: str) -> CommitReport:
-    """The report of who publishes nothing."""
+    """The report of a job that publishes nothing."""
     return CommitReport(CommitStatus.DISCARDED, key)

@@ -71,7 +71,7 @@ def write_lists(backend: Backend, entries: Sequence[Condemned]) -> None:
 
 
 def put_fence(backend: Backend, name: str) -> None:
-    """Name those who may have begun before they could read the list `name`."""
+    """Put up the fence of the list `name`: it names every commit that may have begun before it could read the list."""
     backend.put_if_absent(_fence_of(name), json.dumps(staged(backend)).encode())
 
 
@@ -84,7 +84,7 @@ def fenced_at(backend: Backend, name: str) -> int | None:
 
 
 def close_fence(backend: Backend, name: str) -> None:
-    """Nobody who began before the list `name` could be read publishes from now on.
+    """Keep every commit that began before the list `name` could be read from publishing.
 
     Raises:
         IntegrityError: the fence is damaged; it is taken down, to be put up anew.
@@ -101,7 +101,7 @@ def close_fence(backend: Backend, name: str) -> None:
 
 
 def take_down_fence(backend: Backend, name: str) -> None:
-    """What is on the list `name` then waits until a new fence is old enough."""
+    """Remove the fence of the list `name`. What is on the list then waits until a new fence is old enough."""
     backend.delete(_fence_of(name))
 
 
@@ -122,9 +122,9 @@ def staged(backend: Backend) -> list[str]:
 
 
 def has_leftovers(backend: Backend, before: int) -> bool:
-    """Whether anything in `tmp/` waits for a list, though nothing is condemned: what killed writers left goes when a
-    fence is closed that names it. If there are lists, it is named by no fence, and nobody has written to it since
-    `before`, by the store's clock in nanoseconds.
+    """Whether a list has to be written for what killed writers left in `tmp/`, though nothing is to be condemned: it
+    goes when a fence that names it is closed. Where there are lists, only that counts which no fence names, and to
+    which nobody has written since `before`, by the store's clock in nanoseconds.
     """
     names = staged(backend)
     if not (names and list_names(backend)):
@@ -161,7 +161,7 @@ def damaged_names(backend: Backend) -> list[str]:
 
 
 def give_up_list(backend: Backend, name: str) -> None:
-    """From now on nobody learns what is on a damaged list, and all know that there is one."""
+    """Rename a damaged list: nobody reads it any more, and everybody sees that there is one."""
     with suppress(FileNotFoundError):
         backend.move(name, name + _DAMAGED)
 
@@ -205,7 +205,7 @@ def load_list(name: str, data: bytes) -> list[Condemned]:
 
 @dataclass(frozen=True, slots=True)
 class Doomed:
-    """What must not be relied upon by a commit that begins now."""
+    """What a commit that begins now must not rely on."""
 
     packs: set[str] = field(default_factory=set)
     blobs: set[bytes] = field(default_factory=set)
@@ -215,8 +215,8 @@ class Doomed:
 
 
 def read_doomed(backend: Backend, among: Callable[[], Container[bytes]]) -> Doomed:
-    """Read all lists; of loose blobs only those in what `among` gives are kept, for there may be millions. It is asked
-    once, and only where any are listed.
+    """Read all lists. Of loose blobs only those that `among` returns are kept, for millions may be listed; it is called
+    once, and only where any are.
 
     Raises:
         OSError: they cannot be read.
@@ -235,7 +235,9 @@ def read_doomed(backend: Backend, among: Callable[[], Container[bytes]]) -> Doom
 
 
 def _entries(backend: Backend) -> Iterator[Condemned]:
-    """What is on any list. What was left on one that has gone since it was listed is on a new one by then."""
+    """What is on any list. If one has gone since they were listed they are listed again: what was left on it is on a
+    new one by then.
+    """
     read, has_gone = set[str](), True
     while has_gone:
         has_gone = False

@@ -28,7 +28,7 @@ def set_aside_blob(backend: Backend, digest: bytes) -> None:
 
 
 def drop_notes(backend: Backend, names: Iterable[str]) -> None:
-    """Of what was moved there for one blob, remove what only says that it is lost."""
+    """Of the files that were set aside for one blob, remove the empty ones, which only say that it is lost."""
     for name in names:
         with suppress(FileNotFoundError):
             if not backend.stat(name).size:
@@ -57,7 +57,7 @@ def set_aside_list(backend: Backend, name: str) -> None:
 
 
 def _name_for(backend: Backend, what: str) -> str:
-    """Where it is moved to now: a file that is moved keeps its time, so the name says when, by the store's clock."""
+    """A name to move it to now. A file that is moved keeps its time, so the name says when, by the store's clock."""
     return f"{FOLDER}/{what}.{backend.clock():x}.{secrets.token_hex(8)}"
 
 
@@ -82,7 +82,7 @@ def damaged_blobs(backend: Backend) -> dict[bytes, list[str]]:
 
 
 def damage_mark(backend: Backend) -> str:
-    """Another one whenever a blob was moved there or away since; `NO_DAMAGE` while there is none."""
+    """A text that changes whenever a blob is moved there or away; `NO_DAMAGE` while there is none."""
     names = sorted(name for names in damaged_blobs(backend).values() for name in names)
     return digest_of("\n".join(names).encode()).hex() if names else NO_DAMAGE
 

@@ -91,14 +91,14 @@ class Haste(NamedTuple):
     is_called_for: Callable[[], bool]
     """Asked every so often."""
     seconds: float
-    """As many are left from then on, at most."""
+    """At most so many are left from then on."""
 
 
 class Answer(Generic[Result]):
-    """What a thread answers to one that waits for it.
+    """What a thread answers to another one that waits for it.
 
-    Who waits holds nothing that the thread needs, as he would with a `Future`: a signal's handler that interrupts him
-    may wait for the same thread.
+    Unlike with a `Future`, the one that waits holds no lock that the answering thread needs: a signal's handler that
+    interrupts it may wait for the same thread.
     """
 
     def __init__(self) -> None:
@@ -268,8 +268,8 @@ _thread_here = _Thread()
 
 
 def block_signals() -> None:
-    """In a thread of kstore's, known as one from now on: signals are for the job's own, and one that hangs must not be
-    the one to get them.
+    """To be called first in a thread of kstore's: from now on it is known as one, and gets no signals. Those are for
+    the job's own threads; one that hangs must not be the one to get them.
     """
     if is_apart():
         _thread_here.is_ours = True
@@ -294,8 +294,8 @@ def is_ours() -> bool:
 
 
 def is_apart() -> bool:
-    """Whether this is another thread than the job's first. Where gevent or eventlet have patched Python all are that
-    one, by turns: what is said of a thread's signals and priority would be said of the job.
+    """Whether this is another thread than the job's first. Where gevent or eventlet have patched Python, all threads
+    are that one, by turns: to set the signals and priority of a thread would be to set those of the job.
     """
     return _thread.get_native_id() != os.getpid()
 

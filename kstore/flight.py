@@ -36,7 +36,7 @@ class Flight:
         start(self._thread)
 
     def end(self) -> None:
-        """Have it released; a guest leaves."""
+        """Have it released; a guest only stops to renew it."""
         self.leave() if self._is_guest else self.release()
 
     def release(self) -> None:

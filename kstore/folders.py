@@ -10,7 +10,7 @@ from kstore.calls import Listing, list_each, mkdir_each
 from kstore.threads import map_ahead
 
 _COUNT = 64
-"""Folders that are listed in one go: who looks through them waits for the first of these."""
+"""Folders that are listed in one go: nothing can be done before the first of these are."""
 
 
 def make_folders(paths: Sequence[str]) -> None:

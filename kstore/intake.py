@@ -40,7 +40,9 @@ class Intake:
     """
 
     def __init__(self, worker: Worker, state: State | None = None) -> None:
-        """With the state of a cache root that may be the first to be committed to its key."""
+        """With `state`, that of the cache root, this may be the first commit to its key: only then is anything stored
+        while the root is read.
+        """
         self._worker = worker
         self._may_be_first = state is not None and not (state.base or worker.ahead or worker.storage.below)
         self._known: set[bytes] = set()
@@ -80,7 +82,7 @@ class Intake:
             yield reserved
 
     def discard(self) -> None:
-        """Do without what was begun."""
+        """Give up what was begun."""
         self._open.close()
         self.writer = None
         self.written = set()
@@ -111,14 +113,14 @@ class Intake:
         return None
 
     def end(self) -> None:
-        """All was offered: a store that is far away is asked for much before anything else is to be uploaded."""
+        """All was offered: begin to store the rest now, for a store that is far away takes its time."""
         with self._discarding():
             if self.writer:
                 self.writer.flush()
 
     @contextmanager
     def _discarding(self) -> Iterator[None]:
-        """Do without what was begun if it fails: whether the store is needed will be known when all is merged."""
+        """Give up what was begun if it fails: whether the store is needed will be known when all is merged."""
         try:
             yield
         except (KstoreError, OSError) as error:
@@ -136,7 +138,7 @@ class Intake:
             self.written -= self.writer.found
 
     def _begin(self, expected: int) -> None:
-        """If it is the first."""
+        """Begin to store what is read, if the key has no generation yet."""
         storage = self._worker.storage
         if newest_ref(storage, self._worker.scope) is not None:
             return

@@ -1,4 +1,6 @@
-"""Where the compilers of this process are led: the variables are the same for all keys, so the last one has them."""
+"""Which cache root the compilers of this process are led into. The variables are the same for all keys, so they follow
+the key that was restored last.
+"""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ ELSEWHERE = "put the store on a filesystem that has one of them"
 """Advice where nothing can be published."""
 _SETTINGS = "kstore.json"
 _MOST_BYTES = 1 << 16
-"""Of that. A sparse file is as large as anybody likes."""
+"""The most of it that is read: a sparse file is as large as anybody likes."""
 _TAG = "CACHEDIR.TAG"
 _BEFORE_SETTINGS = {_TAG, STAGING, "lost+found"}
 """What may be in the folder of a store that is not made yet."""
@@ -219,7 +219,7 @@ class Storage:
             )
 
     def is_there(self) -> bool:
-        """Whether it is where it was just now, and not unmounted since it was opened."""
+        """Whether the store is still where it was when it was opened, and was not unmounted since."""
         return bool(self.settings) and self.backend.stat_many([_SETTINGS]) != [None]
 
     def is_made(self) -> bool:

@@ -63,8 +63,8 @@ class Pool(Executor):
 def map_ahead(
     function: Callable[[Item], Answer], items: Iterable[Item], ahead: int = 1, threads: int = 1
 ) -> Iterator[Answer]:
-    """What `function` answers for each item, in order. While one answer is made use of, so many threads find the next
-    ones; at most so many are held that lie `ahead`.
+    """What `function` returns for each item, in order. While the caller uses one answer, so many `threads` find the
+    next ones; at most `ahead` of them are held.
     """
     pool = Pool(threads)
     asked: deque[Future[Answer]] = deque()
@@ -88,14 +88,14 @@ def submit(pool: Executor, function: Callable[..., Answer], *arguments: Any) -> 
 
 
 def answer_now(function: Callable[[], Answer]) -> Future[Answer]:
-    """What `function` answers, or that it has failed; it is asked at once."""
+    """A future that is done: `function` is called at once, and may fail."""
     answer: Future[Answer] = Future()
     _answer(answer, function)
     return answer
 
 
 def begin(function: Callable[..., Answer], *arguments: Any) -> Future[Answer]:
-    """Have it done by a thread of its own, for which nobody has to wait: it may hang in a dead mount."""
+    """Call `function` in a thread of its own that nobody has to wait for: it may hang in a dead mount."""
     pool = Pool(1)
     answer = submit(pool, function, *arguments)
     pool.shutdown(wait=False)

@@ -141,7 +141,7 @@ class Uploader:
 
     @property
     def written(self) -> set[bytes]:
-        """What was begun with, as long as that is to be finished."""
+        """Digests of what the intake has stored already, as long as that is to be finished."""
         return self._begun.written if self._begun else set()
 
     def lacking(
@@ -325,5 +325,5 @@ class Uploader:
 
 
 def _without(blobs: Mapping[bytes, int], those: Set[bytes]) -> Mapping[bytes, int]:
-    """No copy is made for nothing: there may be a hundred thousand."""
+    """`blobs` without `those`. No copy is made for nothing: there may be a hundred thousand."""
     return {digest: size for digest, size in blobs.items() if digest not in those} if those else blobs

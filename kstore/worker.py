@@ -54,7 +54,7 @@ class Worker:
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
     """The variables that its compilers are run with."""
     key_facts: Callable[[], Mapping[str, object]] = dict
-    """Finds what of this process changes the keys compilers look under: for manifests alone."""
+    """Finds the facts about this process that change the keys under which compilers look: for manifests alone."""
     lease_ttl: float = 60.0
     """Seconds after which this worker counts as gone, if it compiles for others and does not say so."""
     built_under: Mapping[str, object] = field(default_factory=dict)
@@ -86,7 +86,7 @@ class Worker:
         _ = self._host
 
     def foresee_host(self) -> None:
-        """The same where it is likely to be needed, so that nobody waits for the compiler. It may be known in vain."""
+        """The same, where it is likely to be needed: so nobody waits for the compiler later, and it may be in vain."""
         _ = self._foreseen
 
     @cached_property
@@ -113,7 +113,7 @@ class Worker:
         return self._scan(state, self.base(state), offer)
 
     def scan_alone(self, state: State) -> Scan:
-        """Read the cache root for what it tells of itself: the store that it grew from may be away by now."""
+        """Read the cache root without a look at the store that it grew from, which may be away by now."""
         return self._scan(state, state.base.snapshot if state.base else None)
 
     def _scan(self, state: State, base: Snapshot | None, offer: Offer | None = None) -> Scan:
@@ -189,13 +189,13 @@ class Worker:
         return moved_here(self.root, machine_of(self.host_hint)) if self.root.outside else set()
 
     def mark_folders(self, components: Iterable[str] | None = None) -> None:
-        """Nothing of another machine is in the folders outside the cache root, or in those of `components`."""
+        """Note that what is in the folders outside the cache root, or in those of `components`, is of this machine."""
         if self.root.outside:
             mark_folders(self.root, machine_of(self.host_hint), components)
 
     def _was_elsewhere(self, state: State, *, built_here: bool) -> bool:
-        """Whether the root was on another host before. Where nobody had asked the compiler by then, what is seen
-        without it tells, for the worst that may come of that is a compile.
+        """Whether the root was on another host before. If nobody had asked the compiler by then, this goes by what is
+        seen without it: the worst that may come of that is a compile.
         """
         if state.host:
             return state.host != self.host.fingerprint
