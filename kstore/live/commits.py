@@ -1,6 +1,6 @@
 """The thread that uploads and publishes while a compiler runs.
 
-It is the only one that commits for its job: whoever wants a commit asks it, and waits as long as he likes. So two
+It is the only one that commits for its job: whoever wants a commit asks it, and waits as long as it likes. So two
 commits never wait for each other's lock, and a store that hangs holds up nobody but this thread.
 """
 
@@ -239,8 +239,8 @@ class LiveCommits:
 
     @property
     def _rest(self) -> float:
-        """Seconds after which there is a round though nothing has changed, for all that is seen: what is written in its
-        place moves no folder's time, and what was left out may be finished.
+        """Seconds after which there is a round though no change was seen: a file that is written in its place moves no
+        folder's time, and what was left out may be finished by now.
         """
         is_uneasy = self._lookout.is_blind or (self._last and self._last.skipped)
         return max(self._every, self._cost / SHARE) if is_uneasy else IDLE

@@ -1,4 +1,4 @@
-"""Where live commits look: folders, and which ones these are, for another may come into the place of one."""
+"""Where live commits look: folders, and their device and inode, for another folder may come into the place of one."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ class Schedule:
             self._since = None
 
     def spent(self, now: float, cost: float) -> None:
-        """So many seconds of the processor's time were used up for what is no round."""
+        """Something other than a round has cost so many seconds of the processor's time."""
         self._not_before = max(self._not_before, now + cost / SHARE)
 
     def failed(self, now: float) -> None:

@@ -55,11 +55,11 @@ def check_whole_object(data: bytes) -> None:
 
 
 def check_whole_text(merger: str, data: bytes) -> None:
-    """A file that is merged by meaning may be written in its place: who is killed then leaves nothing, zeros, or the
-    beginning of a dictionary, on which its every reader fails.
+    """A file that is merged by meaning may be written in its place: a writer that is killed leaves it empty, full of
+    zeros, or cut short, and every reader fails on that.
 
     Raises:
-        Unfinished: `data` is such.
+        Unfinished: `data` is one of these.
     """
     from kstore.components.mergers import is_cut_short  # which a restore need not wait for, if it meets no such file
 
@@ -70,7 +70,7 @@ def check_whole_text(merger: str, data: bytes) -> None:
 
 
 def is_at_work(path: str) -> bool:
-    """Whether what shows that a group is being written is not what somebody left there.
+    """Whether a file that shows that a group is being written is in use, and not just left behind.
 
     The lock of a torch extension stays from torch 2.14 on, and who builds holds it (`FileLock`). Before, it was there
     only while somebody built, and executable (`FileBaton`), which the other never is.
@@ -87,7 +87,9 @@ def is_at_work(path: str) -> bool:
 
 
 def is_recent(path: str) -> bool:
-    """A writer that was killed leaves its temporary name for ever; no file takes an hour to write."""
+    """Whether it changed within the last hour: no file takes longer to write, and what a killed writer leaves stays for
+    ever.
+    """
     try:
         return time.time() - os.lstat(path).st_mtime < _WRITING_TIME
     except OSError:

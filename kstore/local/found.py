@@ -139,8 +139,8 @@ class Scan(Found):
     """How many files were found, and are not in `known` any more."""
 
     def forget(self) -> None:
-        """Do without what only the index was for, once that is saved: a hundred thousand statuses. What a restore has
-        placed is needed until the base is.
+        """Forget the statuses that only the index needs, once that is saved: there may be a hundred thousand. What a
+        restore has placed is needed until the base is saved.
         """
         if not self.untouched:
             changing = {path: known for path, known in self.known.items() if not known.entry.flags & NEVER_IN_PLACE}

@@ -76,7 +76,7 @@ class Begun:
         return pool
 
     def drop(self) -> None:
-        """Do without it. A snapshot may live on that knows who was told of its rows: nothing stays in memory."""
+        """Give it up, and free its memory: a snapshot that lives on may still refer to this."""
         self._is_dropped = True
         self._stack.close()
         self.folders, self.making, self.linking = set(), [], []
@@ -170,7 +170,7 @@ class HeadStart:
 
 
 def _holds_anything(folder: str) -> bool:
-    """Whether somebody has been there, for all that can be seen."""
+    """Whether there is anything in a folder. One that cannot be read counts as if there were."""
     try:
         with os.scandir(folder) as entries:
             return any(True for _ in entries)

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 
 @contextmanager
 def held(path: str) -> Iterator[None]:
-    """Be at work on it. Where a filesystem has no locks, others take it for left over."""
+    """Mark it as being worked on in the block. Where a filesystem has no locks, others take it for left over."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         with suppress(OSError):

@@ -18,7 +18,7 @@ _LONGEST_RESTORE = 24 * 3600.0
 
 
 def sweep(parent: str, longest_wait: float) -> None:
-    """Remove what killed restores left, and not what those are at that have lent the root, from a state folder.
+    """Remove what killed restores left in a state folder, but nothing of a restore that has only lent the root.
 
     Nobody waits for a turn longer than `longest_wait` seconds.
     """

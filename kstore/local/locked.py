@@ -57,7 +57,7 @@ class LockedFolder:
     def locked_unless(
         self, is_done: Callable[[], bool], timeout: float = LOCK_TIMEOUT, ask: Callable[[], object] = lambda: None
     ) -> Iterator[bool]:
-        """Hold the root, as `locked` does, unless whoever had it has done what it is for: whether it is held.
+        """Hold the root, as `locked` does, unless `is_done` once another process had it. Yields whether it is held.
 
         `ask` is called once it is known that somebody else has it.
         """
@@ -110,7 +110,7 @@ class LockedFolder:
             raise Changed
 
     def _version(self) -> list[tuple[int, int]]:
-        """Another one after every restore and commit that did anything."""
+        """Differs after every restore and commit that did anything."""
         found = []
         for path in self._records:
             with suppress(FileNotFoundError):

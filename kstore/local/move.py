@@ -30,7 +30,7 @@ class Mover:
     ) -> None:
         """`staged` and `local` say where an artifact path, of a file or folder, is built and where it belongs.
 
-        `is_new` says whether that time of a file in its place, in nanoseconds, is of since the root was looked at.
+        `is_new` says whether something in its place, with that time in nanoseconds, is newer than the look at the root.
         """
         self._staged = staged
         self._local = local

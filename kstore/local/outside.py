@@ -23,7 +23,7 @@ def moved_here(root: CacheRoot, machine: str) -> set[str]:
 
 
 def mark_folders(root: CacheRoot, machine: str, components: Iterable[str] | None = None) -> None:
-    """Say that what is in the folders, or those of `components`, is of this one. What cannot be written is not said."""
+    """Mark the folders, or those of `components`, as this machine's. One that cannot be written gets no mark."""
     marked = _marked_folders(root)
     chosen = marked.keys() if components is None else marked.keys() & set(components)
     for folder in {marked[name] for name in chosen}:

@@ -79,9 +79,9 @@ def read_in_batches(
     """Read small files in order, each given as whatever it stands for, with its size in bytes; `paths_of` says where
     they are.
 
-    `read_finished` is to read, or says what is wrong with, what has an error: a large one, or one that has changed.
-    While one batch is made use of, a thread reads the next ones. With something else to be done `then` with each, two
-    threads read, and do that.
+    A file whose status has an error, as it is large or has changed, is left to `read_finished`, which reads it or says
+    what is wrong. While the caller uses one batch, a thread reads the next ones. With `then` there are two such
+    threads, which also call that with each batch.
     """
 
     def read(batch: list[tuple[Item, int]]) -> Batch[Item]:

@@ -110,7 +110,7 @@ class Staging:
         *,
         marks: bool,
     ) -> Placed:
-        """Take all from the store that has it; the others are asked for what they are known to have, and what lacks.
+        """Take all from `main`. The others are asked for what they are known to have, and for what is then missing.
 
         With `marks` the folders are marked, once all is there.
         """

@@ -118,7 +118,7 @@ class StateFolder(LockedFolder):
         """See `after_own_changes`."""
 
     def turn(self, name: str) -> Turn:
-        """For what several processes are to do to the root."""
+        """Something that several processes are to do to the root, and one does for all."""
         return Turn(self._folder, name)
 
     def load(self) -> State:

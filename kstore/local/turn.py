@@ -1,4 +1,4 @@
-"""For what several processes are to do to a cache root, and one does for all."""
+"""A turn: something that several processes are to do to a cache root, and that one of them does for all."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Turn:
                 self._lock.release()
 
     def wait(self, timeout: float) -> None:
-        """Until whoever has it is done, or dead, or it has taken too long, in seconds."""
+        """Wait until whoever has it is done, or dead, for up to `timeout` seconds."""
         with suppress(OSError), self._lock.acquire(timeout):
             pass
 
