@@ -93,7 +93,9 @@ class _Placed:
 
 
 def _fixed(worker: Worker, path: str, entry: Entry) -> Entry:
-    """What is executable is copied, and not flagged as what the rules say of it: that it is never changed in place."""
+    """The entry with the flag that it is never changed in place, if the rules say so: what is executable has lost it,
+    for it must be copied.
+    """
     component, _, relative = path.partition("/")
     if entry.mode & _EXECUTABLE and worker.table[component].kind(relative, 0, 0).flags & _LINK:
         return entry._replace(flags=entry.flags | _LINK)

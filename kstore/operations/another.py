@@ -72,7 +72,9 @@ def _report(worker: Worker, request: Request, ref: Ref, answer: Mapping[str, Any
 
 
 def _is_host(worker: Worker, answer: Mapping[str, Any]) -> bool:
-    """Two images on one node may share a cache root: each takes out what was built on the other."""
+    """Whether the answer is of a host like this one. Two images on one node may share a cache root, and each takes out
+    what was built on the other.
+    """
     if not answer["host"]:
         return bool(answer["hint"] == worker.host_hint)
     if answer["around"] == surroundings(worker.environ) != "":

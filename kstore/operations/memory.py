@@ -24,7 +24,7 @@ _HOST = int(Flag.HOST)
 
 
 class Memory:
-    """Of one commit."""
+    """What one commit leaves for the next."""
 
     def __init__(self, worker: Worker, state: State, base: Snapshot | None, found: Scan) -> None:
         """`base` is what the root grew from until now."""

@@ -25,7 +25,7 @@ _HOST = int(Flag.HOST)
 
 
 class Merging:
-    """Of one commit, once for each attempt to publish."""
+    """Merges for one commit, anew for each of its attempts to publish."""
 
     def __init__(self, worker: Worker, state: State, base: Snapshot | None, kept: Mapping[bytes, bytes]) -> None:
         """`base` is what the root grew from. What `kept` holds, by digest, need not be read again."""

@@ -44,7 +44,7 @@ class Choice(NamedTuple):
 
 
 def _at_once() -> None:
-    """Nobody else is to be asked."""
+    """For a restore that waits for nobody before it moves anything."""
 
 
 def restore(worker: Worker, request: Request) -> RestoreReport:
@@ -117,7 +117,7 @@ def wait_for(worker: Worker, request: Request) -> Waited:
 
 
 def mark_restored(worker: Worker, snapshot: Snapshot) -> None:
-    """Have its key stay where gc forgets what nobody uses."""
+    """Mark its key as used: gc may forget what nobody uses."""
     if _may_mark(worker) and not snapshot.ref.depth:
         mark_used(worker.storage.backend, snapshot.ref.scope)
 
@@ -163,7 +163,7 @@ def _place(
 def remember_restored(
     worker: Worker, ref: Ref | None, whole: str = "", answer: Mapping[str, object] | None = None, hint: str = ""
 ) -> None:
-    """For who asks later whether it was of use. If it cannot be written, nobody will know.
+    """Note a restore for whoever asks later whether it was of use. If that cannot be written, nobody will know.
 
     `hint` is of the host that the root is on, if that is not this one.
     """

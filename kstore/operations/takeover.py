@@ -19,9 +19,9 @@ log = logging.getLogger(__name__)
 
 
 def lock_and_hand_over(worker: Worker) -> None:
-    """Before a restore leads compilers into the root: the store may hang, and other ranks never answer.
+    """To be called before a restore leads compilers into the root: the store may hang, and other ranks never answer.
 
-    Who has the root is waited for only if that comes from elsewhere.
+    Another process that has the root is waited for only if the root comes from elsewhere.
     """
     with suppress(OSError, KstoreError):
         if _comes_from_elsewhere(worker):
@@ -32,7 +32,7 @@ def lock_and_hand_over(worker: Worker) -> None:
 
 
 def hand_over(worker: Worker) -> None:
-    """Nothing is restored, and the job goes on with what is in the root, which the caller has locked."""
+    """Take over the root, which the caller has locked, for a job that goes on with it: nothing is restored."""
     if take_over(worker):
         worker.state.last_restore.save_host_hint(worker.host_hint)
 

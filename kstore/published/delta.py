@@ -25,7 +25,7 @@ _MOST = 1 / 8
 _MAX_SIZE = 32 << 20
 """Bytes: both manifests are in memory at once."""
 _LARGEST = 1 << 30
-"""Bytes of a manifest: six million artifacts. A sparse file is as large as anybody likes."""
+"""The most bytes of a manifest, six million artifacts: a sparse file is as large as anybody likes."""
 _LEVEL = 6
 """The least at which zstd goes on looking in what comes before: 3 gives eight times the bytes."""
 _WINDOW_LOG = 26

@@ -104,7 +104,7 @@ def republish(
 
 
 def _lifted(storage: Storage, ref: Ref, parent: int) -> Ref:
-    """What a store below has, for a generation that leans on it."""
+    """A generation of a store below, as one of this store that leans on it."""
     snapshot = storage.snapshot(ref)
     manifest = snapshot.manifest
     meta = {**manifest.meta, **meta_of(ref.scope, parent)}

@@ -163,14 +163,14 @@ def newest_whole(storage: Storage, scope: Scope, taken: int = 0) -> tuple[int, S
 
 
 def or_below(storage: Storage, scope: Scope, snapshot: Snapshot | None) -> Snapshot | None:
-    """What is below if above there is nothing, or no more than that what there was is lost; else `snapshot`."""
+    """`snapshot`; if it is None, or says no more than that all was lost, what is below, if there is anything."""
     if snapshot and snapshot.ref.state is not RefState.LOST:
         return snapshot
     return storage.below.newest(scope) or snapshot
 
 
 def newest_there(storage: Storage, scope: Scope) -> tuple[int, Snapshot | None]:
-    """As `newest_whole`; where there is a store below, whatever ails `storage`."""
+    """As `newest_whole`, but where there is a store below, trouble with `storage` is passed over."""
     nothing: tuple[int, Snapshot | None] = (0, None)
     number, snapshot = attempt(storage, partial(storage.newest_whole, scope), nothing)
     return number, or_below(storage, scope, snapshot)

@@ -41,7 +41,7 @@ def supports(storage: Storage) -> list[str]:
 
 
 def supports_of(storage: Storage, manifest: Manifest) -> list[str]:
-    """The same of a generation that leans on any; when they are others, what it needs may have gone."""
+    """The same for a generation that leans on any, else none. Once they are others, what it needs may have gone."""
     return supports(storage) if leans_on(manifest) else []
 
 

@@ -18,8 +18,8 @@ from kstore.scope import Scope
 
 _RECORD = struct.Struct("<32sQqHBB")
 DEEPEST = 100
-"""Folders in each other, a component's own left out: no compiler makes so many, and who looks through them takes some
-of Python's stack for each.
+"""The most folders in each other, a component's own left out: no compiler makes so many, and to walk them takes some of
+Python's stack for each.
 """
 _HOSTS = "hosts/"
 _ROWS = 2048

@@ -19,7 +19,7 @@ REFS = "refs"
 _NAMED, _NAME_SIZE = 32, 8
 """Generations before it that a ref names, and the bytes of the digest of its manifest that each is named by."""
 _LARGEST = (1 << 63) - 1
-"""No size, or number of files, is."""
+"""No size or number of files is larger."""
 _YEAR_10000 = 253_402_300_800
 """In seconds since 1970: no later time can be shown to people."""
 

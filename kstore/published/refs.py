@@ -24,7 +24,7 @@ _ATTEMPTS = 3
 MAX_RACES = 1000
 """Attempts to publish a generation. Nobody loses so many to others: a folder does not list what is in it."""
 _MOST_BYTES = 4 << 20
-"""Of a ref that names sixty thousand packs. A sparse file is as large as anybody likes."""
+"""The most bytes of a ref, with the names of sixty thousand packs: a sparse file is as large as anybody likes."""
 
 
 class Refs:

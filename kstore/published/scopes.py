@@ -33,5 +33,5 @@ def scopes_of(storage: Storage, key: str, gpu: str | None, environment: str | No
 
 
 def missing(storage: Storage, key: str) -> MissError:
-    """What a command says that finds nothing of `key`."""
+    """The error of a command that finds nothing of `key`."""
     return MissError(f"nothing is published for {key} in {storage.location}; `kstore ls` lists what is")

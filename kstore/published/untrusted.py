@@ -12,7 +12,7 @@ from kstore.published.manifest import Files, Flag, Manifest, nearest_folders, wi
 
 _GROUP, _SLOT, _LINK = int(Flag.GROUP), int(Flag.SLOT), int(Flag.LINK)
 _PARTS = ("/./", "/../", f"/{KSTORE_FOLDER}/")
-"""That no path may have, with a "/" before and after it, beside an empty part and NUL."""
+"""What no path with a "/" before and after it may have in it. Nor may it have an empty part, or NUL."""
 _FLAGS, _UNIT = attrgetter("flags"), attrgetter("unit")
 _COUNT = 1024
 """Paths that are looked at in one go."""
