@@ -16,7 +16,7 @@ from kstore.digest import digest_of
 from kstore.errors import UsageError
 from kstore.lazy import cached_property
 from kstore.packaged import read_packaged
-from kstore.published.manifest import Flag
+from kstore.published.manifest import NEVER_LINKED, Flag
 
 KSTORE_FOLDER = ".kstore"
 """kstore's own folder in a cache root or a component: never an artifact."""
@@ -40,7 +40,6 @@ _WILDCARDS = {
     "/**/": "/(?:.*/)?", "**/": "(?:.*/)?", "/**": "/.*", "*": "[^/]*", "?": "[^/]", "[0-9]": "[0-9]",
 }  # fmt: skip
 _WILDCARD = re.compile(f"({'|'.join(map(re.escape, _WILDCARDS))})")
-_NEVER_LINKED = int(Flag.MERGE | Flag.RELOCATE | Flag.MTIME)
 _TEXTS = {
     "title": "", "variable": "", "value": "{folder}", "default": "", "pinned": "", "pinned_by": "", "within": "",
 }  # fmt: skip
@@ -135,7 +134,7 @@ class Kinds:
         flags = unit
         for (_, flag), group in zip(chain.from_iterable(self._parts.values()), groups, strict=True):
             flags |= flag if group is not None else 0
-        if flags & (_NEVER_LINKED | _MUTABLE):
+        if flags & (NEVER_LINKED | _MUTABLE):
             flags &= ~_LINK
         return Kind(flags & ~_OWN, depth + 1 if unit else 0, bool(flags & _LOCK), bool(flags & _UNUSUAL))
 

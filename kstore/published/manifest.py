@@ -51,6 +51,8 @@ class Flag(IntFlag):
 
 NEVER_IN_PLACE = int(Flag.LINK | Flag.RELOCATE)
 """Flags of files that are replaced when they change, so that their folder's times tell of it."""
+NEVER_LINKED = int(Flag.MERGE | Flag.RELOCATE | Flag.MTIME)
+"""Flags of files that never share the blob's inode: they are merged, or hold other bytes, or need their own time."""
 
 
 class Entry(NamedTuple):

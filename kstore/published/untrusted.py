@@ -8,7 +8,7 @@ from operator import attrgetter
 
 from kstore.components.table import KSTORE_FOLDER
 from kstore.errors import IntegrityError
-from kstore.published.manifest import Files, Flag, Manifest, nearest_folders, with_parents
+from kstore.published.manifest import NEVER_LINKED, Files, Flag, Manifest, nearest_folders, with_parents
 
 _GROUP, _SLOT, _LINK = int(Flag.GROUP), int(Flag.SLOT), int(Flag.LINK)
 _PARTS = ("/./", "/../", f"/{KSTORE_FOLDER}/")
@@ -16,7 +16,6 @@ _PARTS = ("/./", "/../", f"/{KSTORE_FOLDER}/")
 _FLAGS, _UNIT = attrgetter("flags"), attrgetter("unit")
 _COUNT = 1024
 """Paths that are looked at in one go."""
-_NEVER_LINKED = int(Flag.MERGE | Flag.RELOCATE | Flag.MTIME)
 
 
 def check_manifest(manifest: Manifest) -> None:
@@ -63,5 +62,5 @@ def check_entries(files: Files) -> None:
     columns = map(str.count, files, repeat("/")), map(_FLAGS, files.values()), map(_UNIT, files.values())
     for folders, flags, unit in set(zip(*columns, strict=True)):
         wrong_unit = flags & (_GROUP | _SLOT) and not 2 <= unit <= folders
-        if wrong_unit or (flags & _GROUP and flags & _SLOT) or (flags & _LINK and flags & _NEVER_LINKED):
+        if wrong_unit or (flags & _GROUP and flags & _SLOT) or (flags & _LINK and flags & NEVER_LINKED):
             raise IntegrityError(f"a manifest holds an entry with flags {flags} and unit {unit}; nothing is restored")
