@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from kstore.errors import IntegrityError, StoreBelowMissing
@@ -147,12 +148,17 @@ def standing(manifest: Manifest) -> Manifest:
     """The same artifacts for another store: what they leaned on means nothing there."""
     if not leans_on(manifest) and BASE not in manifest.meta:
         return manifest
+    return _changed(manifest, lambda entry: entry._replace(flags=entry.flags & ~_BELOW))
 
-    def unflagged(files: Files) -> Files:
-        return {path: entry._replace(flags=entry.flags & ~_BELOW) for path, entry in files.items()}
+
+def _changed(manifest: Manifest, change: Callable[[Entry], Entry]) -> Manifest:
+    """A manifest with every entry changed, and nothing in its meta that it leans on."""
+
+    def changed(files: Files) -> Files:
+        return {path: change(entry) for path, entry in files.items()}
 
     meta = {name: value for name, value in manifest.meta.items() if name not in (BASE, _STORES)}
-    return Manifest(unflagged(manifest.files), {h: unflagged(bound) for h, bound in manifest.hosts.items()}, meta)
+    return Manifest(changed(manifest.files), {host: changed(bound) for host, bound in manifest.hosts.items()}, meta)
 
 
 def noted(
@@ -168,25 +174,23 @@ def noted(
     known: Mapping[str, Any] = theirs.manifest.meta if theirs and not lifted else {}
     if not (lifted or below or known.keys() & {BASE, _STORES}):
         return manifest
-    here = offered - below
-
-    def flagged(files: Files) -> Files:
-        return {path: _flagged(entry, here, below, all_below=bool(lifted)) for path, entry in files.items()}
-
-    files, hosts = flagged(manifest.files), {host: flagged(bound) for host, bound in manifest.hosts.items()}
-    meta = {name: value for name, value in manifest.meta.items() if name not in (BASE, _STORES)}
+    flagged = _changed(manifest, partial(_flagged, here=offered - below, below=below, all_below=bool(lifted)))
+    meta = dict(flagged.meta)
     if base := lifted.ref.manifest.hex() if lifted else known.get(BASE):
         meta[BASE] = base
-    if any(entry.flags & _BELOW for entry in Manifest(files, hosts).entries()):
+    if any(entry.flags & _BELOW for entry in flagged.entries()):
         before = leans_on(theirs.manifest) if theirs else []
         new = [layer.location for layer in storage.below.there] if below or lifted else []
         meta[_STORES] = list(dict.fromkeys((*before, *new)))
-    return Manifest(files, hosts, meta)
+    return Manifest(flagged.files, flagged.hosts, meta)
 
 
 def _flagged(entry: Entry, here: Set[bytes], below: Set[bytes], *, all_below: bool) -> Entry:
-    is_below = entry.digest in below or (all_below and entry.digest not in here)
-    flags = entry.flags | _BELOW if is_below else entry.flags & ~_BELOW if entry.digest in here else entry.flags
+    flags = entry.flags
+    if entry.digest in below or (all_below and entry.digest not in here):
+        flags |= _BELOW
+    elif entry.digest in here:
+        flags &= ~_BELOW
     return entry if flags == entry.flags else entry._replace(flags=flags)
 
 
