@@ -62,12 +62,15 @@ class Mover:
             raise next(iter(self.refused.values()))
 
     def _move(self, top: str, folders: Collection[str]) -> None:
-        if top in self._files:
-            self._move_file(top)
-        elif top in folders:
-            self._swap_group(top)
-        else:
+        is_file = top in self._files
+        if not is_file and top not in folders:
             self._move_folder(top)
+        elif self._is_new(top):
+            self.occupied[top] = _WRITTEN
+        elif is_file:
+            self._move_file(top)
+        else:
+            self._swap_group(top)
 
     def _top(self, path: str, folders: Collection[str]) -> str:
         """What to move to bring `path`: the highest folder that is missing, its group's, or the file itself."""
@@ -82,9 +85,6 @@ class Mover:
         return unit
 
     def _move_file(self, path: str) -> None:
-        if self._is_new(path):
-            self.occupied[path] = _WRITTEN
-            return
         try:
             os.rename(self._staged(path), self._local(path))
         except OSError as error:
@@ -94,9 +94,6 @@ class Mover:
 
     def _swap_group(self, path: str) -> None:
         """Replace a group that is there: for an instant it is absent, never mixed."""
-        if self._is_new(path):
-            self.occupied[path] = _WRITTEN
-            return
         try:
             self._put_aside(path)
             os.rename(self._staged(path), self._local(path))
