@@ -74,10 +74,8 @@ class Mover:
 
     def _top(self, path: str, folders: Collection[str]) -> str:
         """What to move to bring `path`: the highest folder that is missing, its group's, or the file itself."""
-        end = path.find("/")
-        if path[:end] not in folders:
-            return path[:end]
         unit = group_of(path, self._files[path])
+        end = path.find("/")
         while 0 < end <= len(unit):
             if path[:end] not in folders:
                 return path[:end]
