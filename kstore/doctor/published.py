@@ -13,6 +13,7 @@ from kstore.doctor.check import SCOPE, WORKER, Check, again, bad, ok, warning
 from kstore.errors import KstoreError, StoreFormatError
 from kstore.published.layers import newest_there, unforgotten
 from kstore.published.leaning import absent, leaning, leans_on, unavailable
+from kstore.published.manifest import sizes_of
 from kstore.published.ref import Ref, RefState
 from kstore.published.snapshot import Snapshot
 from kstore.scope import Scope, choices
@@ -157,7 +158,7 @@ def _lost(store: Store, snapshot: Snapshot) -> list[bytes]:
     """The digests of all artifacts, but for those that the generation leans on, that no store here has a blob of."""
     leant, blobs = leaning(snapshot.manifest), store.storage.holder(snapshot.ref).blobs
     own = [entry for entry in snapshot.manifest.entries() if entry.digest not in leant]
-    away = absent(store.storage, snapshot.ref, {entry.digest: entry.size for entry in own})
+    away = absent(store.storage, snapshot.ref, sizes_of(own))
     if away:  # A restore looks in other packs too, though not in thousands.
         away -= blobs.digests_in(islice(blobs.packs_listed(), MOST_SEARCHED))
     return [entry.digest for entry in own if entry.digest in away]

@@ -22,7 +22,7 @@ from kstore.gc.seek import seek
 from kstore.progress import Progress
 from kstore.published.delta import read_manifest
 from kstore.published.leaning import leaning
-from kstore.published.manifest import Manifest
+from kstore.published.manifest import Manifest, sizes_of
 from kstore.published.ref import Ref, RefState, ref_name
 from kstore.report import Count
 from kstore.scope import Scope
@@ -104,8 +104,7 @@ def needs_of(storage: Storage, ref: Ref) -> Needs:
 
 def needs_in(blobs: BlobStore, ref: Ref, manifest: Manifest) -> Needs:
     """The same for a manifest that has been read."""
-    sizes = {entry.digest: entry.size for entry in manifest.entries()}
-    sizes |= ref.stored
+    sizes = sizes_of(manifest.entries()) | ref.stored
     inside = sizes.keys() & blobs.digests_in(ref.packs)
     leant = {digest: size for digest, size in leaning(manifest).items() if digest not in inside}
     loose = {digest: size for digest, size in sizes.items() if digest not in inside and digest not in leant}

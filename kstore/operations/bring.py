@@ -27,7 +27,7 @@ from kstore.progress import Progress
 from kstore.published.layers import newest_whole
 from kstore.published.leaning import fetch, noted, standing
 from kstore.published.lost import lost_of
-from kstore.published.manifest import Entry, Files, Manifest, meta_of
+from kstore.published.manifest import Entry, Files, Manifest, meta_of, sizes_of
 from kstore.published.ref import Ref
 from kstore.published.refs import MAX_RACES, outraced
 from kstore.ranks.board import FOLDER as NOTES
@@ -155,7 +155,7 @@ class _BringIn:
 
     def _lost(self, theirs: Theirs) -> set[bytes]:
         """Digests of what comes that the newest generation needs and the store has lost."""
-        sizes = {entry.digest: entry.size for entry in self._incoming.manifest.entries()}
+        sizes = sizes_of(self._incoming.manifest.entries())
         return lost_of(self._storage, theirs.snapshot, sizes) if theirs.snapshot else set()
 
     # ---- What is news
@@ -222,9 +222,9 @@ class _BringIn:
     def _wanted(self, theirs: Theirs, proposal: _Proposal, lost: set[bytes]) -> list[tuple[bytes, int]]:
         """Digests and sizes of what is to be uploaded, neighbours beside each other."""
         news = sorted(proposal.taken, key=by_similarity)
-        unknown = {entry.digest: entry.size for _, entry in news if entry.digest not in lost}
+        unknown = sizes_of(entry for _, entry in news if entry.digest not in lost)
         wanted = dict(self._uploader.lacking(unknown, theirs.snapshot, None))
-        wanted |= {e.digest: e.size for e in self._incoming.manifest.entries() if e.digest in lost}
+        wanted |= sizes_of(entry for entry in self._incoming.manifest.entries() if entry.digest in lost)
         return list(wanted.items())
 
     def _upload(self, wanted: list[tuple[bytes, int]], contents: Mapping[bytes, bytes], manifest: bytes) -> None:

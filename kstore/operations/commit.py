@@ -30,7 +30,7 @@ from kstore.operations.unchanged import commit_report, confirm, remember_still, 
 from kstore.published.layers import newest_ref, newest_whole, or_below
 from kstore.published.leaning import noted, supports, supports_of
 from kstore.published.lost import lacks_pack, lost_of
-from kstore.published.manifest import Flag, Manifest, unit_of
+from kstore.published.manifest import Flag, Manifest, sizes_of, unit_of
 from kstore.published.ref import Effort, Ref
 from kstore.published.refs import MAX_RACES, outraced
 from kstore.published.snapshot import Snapshot
@@ -281,7 +281,7 @@ class _Commit:
         """Digests of ours that the newest generation needs and the store has lost."""
         if newest is None:
             return set()
-        ours = {entry.digest: entry.size for entry in self._ours.values()}
+        ours = sizes_of(self._ours.values())
         return lost_of(self._storage, newest, ours, self._state.missed, lacks=self._lacks_pack(newest.ref))
 
     def _leave_out(self, refused: set[bytes]) -> None:

@@ -25,7 +25,7 @@ from kstore.operations.repair import Repair
 from kstore.operations.verified import Damage, VerifyReport
 from kstore.progress import Progress
 from kstore.published.leaning import leaning, leans_on
-from kstore.published.manifest import Manifest
+from kstore.published.manifest import Manifest, sizes_of
 from kstore.published.ref import Ref
 from kstore.scope import Scope
 from kstore.storage import Storage
@@ -145,7 +145,7 @@ class _Verification:
             return
         self._report.generations += 1
         self.refs.append(ref)
-        sizes = {entry.digest: entry.size for entry in manifest.entries()} | ref.stored
+        sizes = sizes_of(manifest.entries()) | ref.stored
         self._needed.update({digest: size.to_bytes(8, "little") for digest, size in sizes.items()})
         self._loose.add(self._must_be_loose(ref, manifest))
 

@@ -24,7 +24,7 @@ from kstore.errors import IntegrityError, MissError, StoreUnavailable
 from kstore.published.layers import ref_of
 from kstore.published.leaning import leaning, noted
 from kstore.published.lost import not_stored
-from kstore.published.manifest import Manifest, meta_of
+from kstore.published.manifest import Manifest, meta_of, sizes_of
 from kstore.published.ref import Ref, RefState
 from kstore.published.refs import MAX_RACES, outraced
 from kstore.scope import Scope
@@ -241,7 +241,7 @@ def _sizes(storage: Storage, ref: Ref) -> dict[bytes, int]:
     """Digest → bytes of what a generation needs in this store."""
     manifest = storage.snapshot(ref).manifest
     leant = leaning(manifest)
-    return {entry.digest: entry.size for entry in manifest.entries() if entry.digest not in leant} | ref.stored
+    return sizes_of(entry for entry in manifest.entries() if entry.digest not in leant) | ref.stored
 
 
 def are_present(storage: Storage, packs: Iterable[str]) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 
 from kstore.errors import IntegrityError, StoreBelowMissing
 from kstore.published.layers import BASE
-from kstore.published.manifest import Entry, Files, Flag, Manifest, group_of, unit_of
+from kstore.published.manifest import Entry, Files, Flag, Manifest, group_of, sizes_of, unit_of
 from kstore.published.ref import Ref
 from kstore.published.snapshot import Snapshot
 from kstore.storage import Storage, reporting_trouble
@@ -33,7 +33,7 @@ def leaning(manifest: Manifest) -> dict[bytes, int]:
     """Digests and sizes, in bytes, of the blobs that were not uploaded."""
     if not leans_on(manifest):
         return {}
-    return {entry.digest: entry.size for entry in manifest.entries() if entry.flags & _BELOW}
+    return sizes_of(entry for entry in manifest.entries() if entry.flags & _BELOW)
 
 
 def supports(storage: Storage) -> list[str]:
@@ -201,7 +201,7 @@ def unavailable(storage: Storage, snapshot: Snapshot, files: Files, local: Files
     """
     leant = leaning(snapshot.manifest)
     wanted = {p: e for p, e in files.items() if e.digest in leant and not _is_same(local.get(p), e)} if leant else {}
-    away = absent(storage, snapshot.ref, {entry.digest: entry.size for entry in wanted.values()})
+    away = absent(storage, snapshot.ref, sizes_of(wanted.values()))
     groups = {group_of(path, entry) for path, entry in wanted.items() if entry.digest in away}
     return {path: entry for path, entry in files.items() if groups and group_of(path, entry) in groups}
 

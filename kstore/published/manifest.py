@@ -86,6 +86,11 @@ def group_of(path: str, entry: Entry) -> str:
     return unit_of(path, entry) if entry.flags & _GROUP else path
 
 
+def sizes_of(entries: Iterable[Entry]) -> dict[bytes, int]:
+    """Digest → bytes of the blobs of these artifacts."""
+    return {entry.digest: entry.size for entry in entries}
+
+
 def parents_of(path: str) -> Iterator[str]:
     """The folders that an artifact or a folder is in, the nearest first."""
     while (cut := path.rfind("/")) > 0:
