@@ -148,9 +148,9 @@ def commit(
 def _commit(store: Store, key: str) -> CommitReport:
     report = store.commit(key)
     if _has_found_nothing(report):
-        from kstore.live.places import folders_of
+        from kstore.live.places import watched_folders
 
-        _tell_nothing(key, folders_of(store, key))
+        _tell_nothing(key, watched_folders(store, key))
     return report
 
 

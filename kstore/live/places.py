@@ -11,7 +11,7 @@ Identity = tuple[int, int]
 """Device and inode."""
 
 
-def folders_of(store: Store, key: str) -> list[str]:
+def watched_folders(store: Store, key: str) -> list[str]:
     """Where a commit of `key` looks: the cache root, and the folders of components elsewhere.
 
     Raises:
@@ -36,7 +36,7 @@ class Places:
         Raises:
             KstoreError: the cache root cannot be used.
         """
-        folders, before = folders_of(store, key), self._identities
+        folders, before = watched_folders(store, key), self._identities
         self._identities = {folder: _identity(folder) for folder in folders}
         # One that was not there may be by now: nobody has looked into another one.
         is_same = all(before.get(folder) in (None, found) for folder, found in self._identities.items())
