@@ -17,7 +17,7 @@ from kstore.files import read_whole
 from kstore.lazy import cached_property
 from kstore.local.cacheroot import CacheRoot
 from kstore.local.found import Scan
-from kstore.local.outside import mark_folders, moved_here
+from kstore.local.outside import mark_machine, moved_here
 from kstore.local.relocate import to_stored
 from kstore.local.scan import scan
 from kstore.local.state import State, StateFolder
@@ -188,10 +188,10 @@ class Worker:
         """Components in folders of their own that have come from another machine, without the cache root."""
         return moved_here(self.root, machine_of(self.host_hint)) if self.root.outside else set()
 
-    def mark_folders(self, components: Iterable[str] | None = None) -> None:
+    def mark_machine(self, components: Iterable[str] | None = None) -> None:
         """Note that what is in the folders outside the cache root, or in those of `components`, is of this machine."""
         if self.root.outside:
-            mark_folders(self.root, machine_of(self.host_hint), components)
+            mark_machine(self.root, machine_of(self.host_hint), components)
 
     def _was_elsewhere(self, state: State, *, built_here: bool) -> bool:
         """Whether the root was on another host before. If nobody had asked the compiler by then, this goes by what is

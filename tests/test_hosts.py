@@ -15,7 +15,7 @@ import pytest
 from kstore.environment import Host
 from kstore.errors import KstoreError
 from kstore.local.cacheroot import CacheRoot
-from kstore.local.outside import mark_folders, moved_here
+from kstore.local.outside import mark_machine, moved_here
 from kstore.operations.another import Another
 from kstore.operations.request import Request
 from kstore.operations.restore import report_placed
@@ -546,10 +546,10 @@ def test_of_components_in_each_others_folders_the_uppermost_tells_the_machine(tm
     volume = tmp_path / "volume"
     outer = CacheRoot(str(tmp_path / "root"), {"vllm": str(volume)}, {})
     nested = CacheRoot(str(tmp_path / "root"), {"vllm": str(volume), "inductor": str(volume / "a/inductor")}, {})
-    mark_folders(outer, "a")
-    mark_folders(nested, "a")
+    mark_machine(outer, "a")
+    mark_machine(nested, "a")
     assert moved_here(nested, "b") == {"vllm", "inductor"}
-    mark_folders(outer, "b")
+    mark_machine(outer, "b")
     assert moved_here(nested, "b") == set()
     assert [path.name for path in volume.rglob("*") if path.is_file()] == ["machine"]
 

@@ -22,7 +22,7 @@ def moved_here(root: CacheRoot, machine: str) -> set[str]:
     return {name for name, folder in _marked_folders(root).items() if _marked(folder) not in ("", machine)}
 
 
-def mark_folders(root: CacheRoot, machine: str, components: Iterable[str] | None = None) -> None:
+def mark_machine(root: CacheRoot, machine: str, components: Iterable[str] | None = None) -> None:
     """Mark the folders, or those of `components`, as this machine's. One that cannot be written gets no mark."""
     marked = _marked_folders(root)
     chosen = marked.keys() if components is None else marked.keys() & set(components)

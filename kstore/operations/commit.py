@@ -192,7 +192,7 @@ class _Commit:
             self._skip(*(Skipped(path, "it was built on another host") for path in sorted(self._foreign)))
         else:
             bound = (path.partition("/")[0] for path, entry in self._ours.items() if entry.flags & _HOST)
-            self._worker.mark_folders(bound)
+            self._worker.mark_machine(bound)
 
     def _newest(self) -> Theirs:
         try:

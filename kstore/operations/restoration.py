@@ -91,7 +91,7 @@ class Restoration:
         self._found = worker.scan(self._state)
         self._left = drop_foreign(worker, self._state, self._found)
         if not self._left:
-            worker.mark_folders()
+            worker.mark_machine()
         self._skipped += (Skipped(p, "it was built on another host, and cannot be removed") for p in sorted(self._left))
         if self._state.host and worker.state.last_restore.host_hint() != worker.host_hint:
             worker.ask_host()  # What is built from now on is of this one.

@@ -28,7 +28,7 @@ def lock_and_hand_over(worker: Worker) -> None:
             with worker.state.locked():
                 hand_over(worker)
         else:
-            worker.mark_folders()
+            worker.mark_machine()
 
 
 def hand_over(worker: Worker) -> None:
@@ -49,7 +49,7 @@ def take_over(worker: Worker) -> bool:
         if state.host:
             worker.state.save_host(worker.host.fingerprint, left)
         if not left:
-            worker.mark_folders()
+            worker.mark_machine()
         return not left
     return False
 
