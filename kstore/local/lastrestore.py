@@ -139,7 +139,7 @@ class LastRestore:
     def save_host_hint(self, hint: str) -> None:
         """Remember that the root is on another host now, if anything is remembered: not all is there for that one."""
         with suppress(*UNREADABLE, CacheRootError):
-            content = json.loads(read_whole(self._record))
+            content = self._read_record()
             replace_record(self._record, json.dumps({**content, "host": hint, "whole": ""}).encode())
 
     def is_whole(self) -> bool:
@@ -161,9 +161,13 @@ class LastRestore:
         """Of the host that it was made on, as `environment.host_hint` has it; empty if it is not known."""
         return self._seen("host")
 
+    def _read_record(self) -> Any:
+        """What `save` noted; raises one of `UNREADABLE`."""
+        return json.loads(read_whole(self._record))
+
     def _seen(self, what: str) -> str:
         with suppress(*UNREADABLE):
-            return str(json.loads(read_whole(self._record))[what])
+            return str(self._read_record()[what])
         return ""
 
     def has_base(self, ref: Ref) -> bool:
@@ -181,7 +185,7 @@ class LastRestore:
     def answer(self) -> tuple[Ref, Mapping[str, Any]] | None:
         """What the last restore has put here, all of it and where this worker would, and its answer; else None."""
         with suppress(*UNREADABLE):
-            last, content = self.begun(), json.loads(read_whole(self._record))
+            last, content = self.begun(), self._read_record()
             if last == content["whole"] != "" and content["answer"] and content["placing"] == self._placing:
                 return read_ref(content), content["answer"]
         return None
