@@ -36,7 +36,7 @@ class Flight:
         start(self._thread)
 
     def end(self) -> None:
-        """Have it released; a guest only stops to renew it."""
+        """Have it released, or, as a guest, only stop renewing it."""
         self.leave() if self._is_guest else self.release()
 
     def release(self) -> None:
@@ -49,7 +49,7 @@ class Flight:
         self._over.set()
 
     def wait(self) -> None:
-        """Until that is done, or takes too long."""
+        """Wait until that is done, or takes too long."""
         self._thread.join(_PATIENCE)
 
     def _run(self) -> None:

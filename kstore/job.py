@@ -289,7 +289,7 @@ class synchronized(ContextDecorator):
         self.committed = commit(self.key, **{**self._settings, "strict": False, "timeout": self._grace_period})
 
     def _commit_at_end(self, origin: Origin, process: int) -> None:
-        """Of a child that was forked in the block its parent commits what it compiled."""
+        """Commit, but not in a child that was forked in the block: its parent commits what it compiled."""
         if os.getpid() == process:
             self._commit_in_time(origin)
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 else:
 
     class cached_property(functools.cached_property):
-        """Of threads that ask at once each finds it out, and all get what the first one has found."""
+        """Threads that ask at once each find it out, and all get what the first one has found."""
 
         def __get__(self, instance: object, owner: type | None = None) -> Any:
             """What was found, once it was asked for."""

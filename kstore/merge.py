@@ -213,7 +213,7 @@ def _drop_replaced(merged: Merged, base: Files, theirs: Files, ours: Files) -> N
 
 
 def _decline_contradictions(merged: Merged, theirs: Files, ours: Files, beside: Sequence[Files]) -> None:
-    """Of what was taken, leave out each file that is a folder elsewhere, or is below a file, with its group or slot."""
+    """Leave out each file that was taken and is a folder elsewhere, or below a file, with its group or slot."""
     every = (merged.files, *beside)
     folders = folders_of(chain.from_iterable(every))
     both = {path for files in every for path in folders & files.keys()}

@@ -26,7 +26,7 @@ class Origin:
     """
 
     def __init__(self, environ: Mapping[str, str], given: Mapping[str, object] | None = None) -> None:
-        """Of what is `given`, None says nothing.
+        """None in what is `given` stands for a setting that is not.
 
         Raises:
             UsageError: the file that has the settings has unknown ones, or cannot be read.

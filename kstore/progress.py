@@ -20,7 +20,7 @@ class Awaited(NamedTuple):
 
 @dataclass(slots=True)
 class Progress:
-    """Of artifacts to place, or blobs to upload."""
+    """Counts artifacts to place, or blobs to upload."""
 
     done: int = 0
     total: int = 0

@@ -19,7 +19,7 @@ def by_similarity(item: tuple[str, Entry]) -> tuple[str, int, str]:
 
 
 def suffix(name: str) -> str:
-    """Of a file's name. A hundred thousand files have some ten."""
+    """What follows the last dot of a file's name. A hundred thousand files have some ten, each in memory once."""
     return intern(name.rpartition(".")[2]) if "." in name else ""
 
 

@@ -38,7 +38,7 @@ DEFAULT_GRACE = 3600
 """Seconds that superseded generations and condemned blobs are kept."""
 _FOR_EVER = 1 << 63
 Follow = Callable[[Ref], Seen | None]
-"""Asked of each ref that is read: returns who is told of its manifest's rows, or None."""
+"""Called with each ref that is read; returns what to call with the rows of its manifest, or None."""
 _LIMITS = {errno.EMFILE, errno.ENOMEM, errno.EFBIG}
 _MOUNT = "the mount, its space and its permissions"
 ELSEWHERE = "put the store on a filesystem that has one of them"

@@ -35,7 +35,7 @@ _WHOLE_EVERY = 8
 
 
 class Committer(Protocol):
-    """Whose blobs are uploaded: a `Worker`, or who has no cache root."""
+    """Whose blobs are uploaded: a `Worker`, or a `Target`, which has no cache root."""
 
     @property
     def storage(self) -> Storage:
@@ -147,8 +147,8 @@ class Uploader:
     def lacking(
         self, sizes: Mapping[bytes, int], theirs: Snapshot | None, base: Snapshot | None, lost: Set[bytes] = frozenset()
     ) -> Mapping[bytes, int]:
-        """Of blobs, given with their sizes in bytes, those to upload: what the store lacks, what may not be relied upon
-        there, and what is `lost`. What may be left in a store below is none of it.
+        """Which of these blobs, given with their sizes in bytes, to upload: what the store lacks, what may not be
+        relied upon there, and what is `lost`; but not what may be left in a store below.
         """
         held = self._storage.blobs.digests_in
         self._lost = lost

@@ -100,7 +100,7 @@ class Marker:
 
 
 def last_used(backend: Backend, scope: Scope) -> int:
-    """By the store's clock, in nanoseconds; 0 if it was never restored."""
+    """When a scope was last used, by the store's clock in nanoseconds; 0 if never."""
     with suppress(FileNotFoundError):
         return backend.stat(mark_name(scope)).mtime_ns
     return 0

@@ -57,7 +57,7 @@ def age(created: float) -> str:
 
 
 def waiting(awaited: Awaited) -> str:
-    """Who is waited for, since when he is at it, and what there is so far."""
+    """Who is waited for, for how long they have been at it, and what there is so far."""
     published = f"generation {awaited.generation} is published" if awaited.generation else "nothing is published"
     if not awaited.holder:
         return f"waiting for somebody to compile; {published} so far"

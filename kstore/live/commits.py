@@ -35,7 +35,7 @@ class _Request(NamedTuple):
     """What somebody wants of the thread."""
 
     answer: Answer[CommitReport] | None = None
-    """For who waits for it."""
+    """Where somebody waits for the report."""
     is_last: bool = False
     """Whether the thread is to end."""
     releases: bool = False
@@ -222,7 +222,7 @@ class LiveCommits:
         return plan
 
     def _watch(self) -> Plan | None:
-        """Have the watch on, if there can be one. What comes next if something has come before it was on."""
+        """Turn the watch on, if there can be one. Returns what comes next if something has come before it was on."""
         spent = time.thread_time()
         self._lookout.start_watch()
         self._schedule.spent(time.monotonic(), time.thread_time() - spent)

@@ -43,7 +43,7 @@ class OnTermination:
         """What was there where Python knew of nothing but a default."""
 
     def install(self) -> None:
-        """From now on."""
+        """Handle the signals from now on."""
         if threading.current_thread() is not threading.main_thread():
             return
         import_commit()

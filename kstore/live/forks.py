@@ -42,8 +42,8 @@ _fork = _Fork()
 
 @cache
 def follow_forks() -> None:
-    """From now on. What is called first before a fork and last after it is what was registered last: all that commits
-    must have been imported.
+    """Know of every fork from now on. What is registered last is called first before a fork and last after it, so all
+    that a commit needs must have been imported before.
     """
     os.register_at_fork(before=_fork.start, after_in_parent=_fork.end, after_in_child=_fork.forget)
 

@@ -29,7 +29,7 @@ class Seen(NamedTuple):
 
 
 class Lookout:
-    """Of one key. Only one thread calls it."""
+    """Looks at the folders of one key. Only one thread calls it."""
 
     def __init__(self, store: Store, key: str, *, settle: float, every: float, wake: Callable[[], None]) -> None:
         """`settle` and `every` are in seconds: see `Schedule`. `wake` is called, in another thread, when something
@@ -100,7 +100,7 @@ class Lookout:
             self.seen = Seen(self.seen.changes + changes, time.monotonic())
 
     def start_watch(self) -> None:
-        """Have the watch on from now on, if there can be one; else it is blind."""
+        """Turn the watch on, if there can be one; else it is blind."""
         self._is_woken = False
         self._watch = FolderWatch(self._places.folders, self._wake)
         try:
@@ -113,7 +113,7 @@ class Lookout:
             log.warning("%s; the cache root is looked through every %g s instead", reason, self._every)
 
     def stop_watch(self) -> None:
-        """Have it off, if it is on."""
+        """Turn it off, if it is on."""
         watch, self._watch, self._is_woken = self._watch, None, False
         if watch:
             watch.stop()

@@ -261,7 +261,7 @@ def make_usable(root: CacheRoot, table: Table, store: str, *, before_import: boo
 
 
 def check_room(folder: str) -> None:
-    """By writing: what a full disk or a quota takes is told by nothing else.
+    """See by writing whether there is room: nothing else tells of a full disk or a quota.
 
     Raises:
         OSError: nothing can be written there, or next to nothing.

@@ -121,7 +121,7 @@ class Begun:
 
 
 class HeadStart:
-    """Of one restore. Nothing is left of it when its context is left, but what was taken from it to its place."""
+    """The head start of one restore. After its context only what was moved to its place is left of it."""
 
     def __init__(self, root: CacheRoot, state: StateFolder) -> None:
         self._root = root
@@ -147,7 +147,7 @@ class HeadStart:
             begun.drop()
 
     def follow(self, blobs: BlobStore, ref: Ref) -> Seen | None:
-        """Begin with a generation whose artifacts are in `blobs`: returns who is to be told of its rows, if there is
+        """Begin with a generation whose artifacts are in `blobs`. Returns what to call with its rows, if there is
         anything to begin with. What was begun with an earlier one is dropped.
         """
         with self._lock:

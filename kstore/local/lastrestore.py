@@ -1,7 +1,6 @@
-"""What the last restore put into a cache root: for who asks whether it was of use, and for who came for the same.
+"""What the last restore put into a cache root: to tell whether it was of use, and for workers that came for the same.
 
-Who came for the same, and waits for the root, reads all this without its lock. That is safe for the order in which a
-restore writes:
+Those that wait for the root read all this without its lock. That is safe because a restore writes in this order:
 
 1. It takes the lock, and `begin` notes its name before it looks at the store or at the root. So it counts for those who
    had come by then: who comes later finds that name, and must not rely on what was looked at before.

@@ -48,7 +48,7 @@ def left_folders(parent: str, prefix: str) -> list[str]:
 
 
 def _is_old(path: str) -> bool:
-    """And a folder of this user's: in a temporary folder anybody may make what has such a name."""
+    """Whether it is a folder of this user's and a day old. In a temporary folder anybody may make such a name."""
     try:
         status = os.lstat(path)
     except OSError:

@@ -44,7 +44,7 @@ class Placed:
         return {path: file for path, file in self.known.items() if _tells(file)}
 
     def forget(self, occupied: Mapping[str, str], refused: Mapping[str, OSError]) -> None:
-        """Leave out what had to stay away from its place, a file or a folder, and say why."""
+        """Leave out the files and folders that could not be put in their place, and say why."""
         for path, reason in occupied.items():
             self.skipped.append(Skipped(path, reason))
             self.occupied |= self._in(path)

@@ -20,7 +20,7 @@ _BATCH = 1 << 20
 _COUNT = 256
 """Files however small they are: nothing is done with the first of them before the last is read."""
 _AHEAD = 4
-"""Batches that are read before they are asked for: who takes them waits for a frame of four to be compressed."""
+"""Batches that are read before they are asked for: the caller waits for a frame of four to be compressed."""
 _TOO_LARGE = Status(errno.EFBIG, 0, 0, 0, 0, 0)
 
 Item = TypeVar("Item")

@@ -228,7 +228,7 @@ class Staging:
         return placed
 
     def _wait(self, paths: Collection[str] | None = None) -> None:
-        """Until the folders of these artifacts are there; without any, until all are."""
+        """Wait until the folders of these artifacts are there; without any, until all are."""
         needed = len(self._made)
         if paths:
             last = max(path.rpartition("/")[0] for path in paths)

@@ -7,7 +7,7 @@ of all folders stand, each file is the one that was scanned; of those that are c
 What a restore has just placed is too young for that: a change within the same tick of the clock leaves the same time.
 But the restore gave its folders, and the files that are changed in place, modification times that no change leaves. So
 it is those that are to stand, and no status may have changed since all was in its place. A folder that only holds
-others may have got what is ignored: who loads what was restored makes lock files. For a commit it is enough that
+others may have got what is ignored: a job that loads what was restored makes lock files. For a commit it is enough that
 nothing came; for a restore, nothing may have gone either.
 """
 
@@ -204,7 +204,7 @@ def _by_component(paths: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _names(paths: Iterable[str]) -> bytes:
-    """Of one component's folders or files, below that."""
+    """The names of one component's folders or files below its own folder."""
     return os.fsencode("\0".join(path.partition("/")[2] or "." for path in paths))
 
 

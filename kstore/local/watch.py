@@ -114,7 +114,7 @@ class _LogFilter(logging.Filter):
 
 @cache
 def _ignore_warnings() -> None:
-    """Of a folder that appears while it is added twice: nobody's fault, and no harm.
+    """Silence the one about a folder that appears while it is added twice: nobody's fault, and no harm.
 
     Once in a process: whenever a filter is added, Python tells all warnings anew that it has told once.
     """

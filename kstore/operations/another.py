@@ -1,7 +1,7 @@
-"""Of workers that start together in one cache root one restores, and the others, who wait for the root, rely on that.
+"""Where workers start together in one cache root, one restores, and the others, which wait for the root, rely on that.
 
-They read nothing of the store, parse no manifest and run no compiler: they report what that one has noted. So does who
-comes later, as long as nothing has changed since, here or in the store.
+They read nothing of the store, parse no manifest and run no compiler: they report what that one has noted. So does a
+worker that comes later, as long as nothing has changed since, here or in the store.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Another:
     """A restore by another process into this worker's root, that may do for both."""
 
     def __init__(self, worker: Worker, request: Request) -> None:
-        """One that begins from now on counts: what an earlier one looked at may have changed since."""
+        """Only a restore that begins from now on counts: what an earlier one looked at may have changed since."""
         self._worker = worker
         self._request = request
         self._before = worker.state.last_restore.begun()
@@ -117,8 +117,8 @@ def _has_all(worker: Worker, ref: Ref) -> bool:
 
 
 def look_again(worker: Worker, snapshot: Snapshot, request: Request) -> str:
-    """Whether all is as this worker, who has the root, has restored it: the name of a restore that began now and found
-    it so; else empty.
+    """Look whether all is still as this worker, which has the root, has restored it. If so, returns the name of a
+    restore that began now and found it so; else an empty one.
     """
     if request.generation is not None or snapshot.ref.scope != worker.scope:
         return ""

@@ -166,7 +166,7 @@ def newest_live(storage: Storage, scope: Scope) -> tuple[Snapshot | None, str]:
 
 
 def target_of(store: Store, scope: Scope) -> Target:
-    """A scope of a store, as somebody sees it who has no cache root, but would have one here."""
+    """A scope of a store, for somebody who has no cache root, but would have one on this node."""
     folder = nearest_writable(store.settings.cache_root or str(cacheroot.NUMBERED_ROOTS))
     layout = store.settings.layout or (None if folder else Layout.PACKED)  # there is nowhere to link to
     return Target(store.storage, scope, layout, folder, store.progress)

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 def put_right(worker: Worker, found: Scan) -> None:
-    """Have the files that a scan found displaced say where they are. One that cannot be written stays as it is."""
+    """Write into the files that a scan found displaced where they are. One that cannot be written stays as it is."""
     displaced = [path for path in found.displaced if path in found.known]
     if not displaced:
         return

@@ -43,7 +43,7 @@ def is_reason(table: Table, taken: Sequence[str], ours: Files, published: Sequen
 
 
 def _kind_of(table: Table, path: str) -> _Kind | None:
-    """Of what may wait."""
+    """The kind of a file that may wait; None for any other."""
     kind = method_of(table, "waits", path)
     return (path.partition("/")[0], kind) if kind else None
 

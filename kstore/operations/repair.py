@@ -135,7 +135,7 @@ class Repair:
             return True
 
     def _publish_anew(self, ref: Ref) -> Ref | None:
-        """Of a generation that is not live only its state is needed."""
+        """Publish it without the damaged packs; of one that is not live only the state is needed."""
         if ref.state is RefState.LIVE:
             return republish(self._storage, ref, self._whole_packs, upon=ref.generation)
         if ref.state is RefState.LOST:

@@ -111,7 +111,7 @@ class Restoration:
         self._has_all = self._files is published
 
     def _tell_of_other_hosts(self, published: Files) -> None:
-        """Of what is only for other hosts: this one compiles its own, and a commit adds it."""
+        """Warn of what is only for other hosts: this one compiles its own, and a commit adds it."""
         hosts = self._snapshot.manifest.hosts.values()
         others = {path for path in chain.from_iterable(hosts) if path not in published}
         if others:

@@ -38,7 +38,7 @@ def hand_over(worker: Worker) -> None:
 
 
 def take_over(worker: Worker) -> bool:
-    """Leave nothing in the root that was built on another host, or names another place; whether that succeeded."""
+    """Take out of the root what was built on another host, or names another place. Returns whether that succeeded."""
     with suppress(OSError, KstoreError):
         if not _comes_from_elsewhere(worker):
             return True

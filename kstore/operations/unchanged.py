@@ -26,7 +26,7 @@ def unchanged_since(worker: Worker, known: StillRoot | None) -> CommitReport | N
     """The report of a commit that has nothing to do: neither the root nor the store has changed since a commit found
     nothing new, or a restore filled an empty root, and remembered what is `known`; else None.
 
-    That needs no lock: what is remembered is whole and stays true, and who changes the root moves its times.
+    That needs no lock: what is remembered is whole and stays true, and whoever changes the root moves its times.
     """
     base = base_of(worker.storage, known.base) if known else None
     if known is None or base is None or not known.still.holds(worker.root, worker.ignores):

@@ -111,7 +111,7 @@ def fetch_many(
 
 
 def _raise_first(troubles: Mapping[str, list[Exception]]) -> None:
-    """By where the stores are that had them, if any had."""
+    """Raise the first of these troubles, if there are any, as one with the store at its location."""
     for location, errors in troubles.items():
         for error in errors:
             with reporting_trouble(location, "read"):
@@ -119,7 +119,7 @@ def _raise_first(troubles: Mapping[str, list[Exception]]) -> None:
 
 
 def absent(storage: Storage, ref: Ref, leant: Mapping[bytes, int]) -> set[bytes]:
-    """Of blobs, with their sizes, that a generation leans on: those that no store here has."""
+    """Which of these blobs, with their sizes, that a generation leans on no store here has."""
     held = storage.below.held(leant)
     blobs = storage.holder(ref).blobs
     held |= blobs.digests_in(ref.packs) if len(held) < len(leant) else set()
@@ -195,7 +195,7 @@ def _flagged(entry: Entry, here: Set[bytes], below: Set[bytes], *, all_below: bo
 
 
 def unavailable(storage: Storage, snapshot: Snapshot, files: Files, local: Files) -> Files:
-    """Of `files`, which a generation has, those that no store here has a blob for, each with its group.
+    """Those of a generation's `files` that no store here has a blob for, each with its group.
 
     What is in the cache root already, `local`, is not looked for.
     """

@@ -1,4 +1,4 @@
-"""What a generation needs and has lost, as seen by a worker who has the files and can mend it."""
+"""What a generation needs and has lost, as seen by a worker that has the files and can mend it."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class Refs:
         self._backend = backend
         self._depth = depth
         self._ahead: tuple[Scope, int, Future[bytes]] | None = None
-        """A ref that is being read before anybody has asked for it, for who reads next."""
+        """A ref that is being read before anybody has asked for it, for the next read."""
 
     def generations(self, scope: Scope) -> list[int]:
         """Published generations, oldest first: one directory read."""
@@ -46,8 +46,8 @@ class Refs:
                 yield from numbers_in([child.name])
 
     def generations_ahead(self, scope: Scope) -> list[int]:
-        """The same for who reads the newest next. Where a network is between, the first that is listed is read before
-        the listing ends: there is seldom another.
+        """The same, where the newest is to be read next. Over a network the first that is listed is read before the
+        listing ends: there is seldom another.
         """
         began, found = time.monotonic(), list[int]()
         for number in self._listed(scope):
@@ -208,7 +208,7 @@ class Refs:
 
 
 def outraced(scope: Scope) -> StoreUnavailable:
-    """The error of who has lost `MAX_RACES`."""
+    """The error of a writer that has lost `MAX_RACES` times."""
     return StoreUnavailable(
         f"{MAX_RACES} attempts to publish {scope} each found the generation taken; see whether its refs can be listed"
     )
