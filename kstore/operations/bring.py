@@ -68,6 +68,7 @@ class Target:
     links_into: str
     progress: Progress
     ahead: tuple[str, ...] = ()
+    """Packs that an earlier attempt has stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +140,7 @@ class _BringIn:
 
     def run(self) -> Brought:
         self._storage.create()
-        ahead = (*self._target.ahead, *self._notes.packs())
-        self._uploader = Uploader(replace(self._target, ahead=ahead))
+        self._uploader = Uploader(replace(self._target, ahead=self._notes.packs()))
         for _ in range(MAX_RACES):
             theirs = Theirs(*newest_whole(self._storage, self._scope, self._taken))
             if not self._revives and theirs.snapshot and theirs.snapshot.ref.withdrawn:
