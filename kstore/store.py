@@ -17,7 +17,8 @@ from kstore.deadline import Waiting
 from kstore.environment import Environment, key_facts
 from kstore.errors import AmbiguousScopeError, KstoreError
 from kstore.lazy import cached_property
-from kstore.local.cacheroot import CacheRoot, Owner, claim_root, make_usable, numbered_folder, owned_root
+from kstore.local.cacheroot import CacheRoot, make_usable
+from kstore.local.numbered import Owner, claim_root, numbered_folder, owned_root
 from kstore.operations.slips import warn_of_moved
 from kstore.origin import Origin
 from kstore.polls import check_wait, polls

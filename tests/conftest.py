@@ -20,7 +20,7 @@ from kstore.components import load_table
 from kstore.components.variables import MANAGED
 from kstore.environment import Host
 from kstore.led import EXEC_KEY
-from kstore.local import cacheroot
+from kstore.local import numbered
 from kstore.settings import Settings, variables_of
 from kstore.stats.record import finish
 
@@ -104,7 +104,7 @@ def isolated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         # Set first, so that what a test lets kstore write there is undone as well.
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
-    monkeypatch.setattr(cacheroot, "NUMBERED_ROOTS", tmp_path / "roots")
+    monkeypatch.setattr(numbered, "NUMBERED_ROOTS", tmp_path / "roots")
     monkeypatch.setattr("kstore.origin._begun", {})
     monkeypatch.setattr("kstore.led._by_hand", {})
     monkeypatch.setattr("kstore.ranks.job._calls", Counter())

@@ -36,7 +36,7 @@ from kstore.errors import (
     WaitTimeout,
 )
 from kstore.job import synchronized
-from kstore.local import cacheroot
+from kstore.local import numbered
 from kstore.local.link import LinkMode
 from kstore.local.reading import Batch, read_in_batches
 from kstore.progress import Progress
@@ -630,7 +630,7 @@ def test_without_torch_an_environment_that_a_failed_commit_left_empty_is_none_to
 def test_without_torch_a_commit_goes_where_its_root_came_from_though_that_was_forgotten(
     first: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cacheroot, "NUMBERED_ROOTS", tmp_path / "numbered")
+    monkeypatch.setattr(numbered, "NUMBERED_ROOTS", tmp_path / "numbered")
     sidecar = Store(first.location, gpu=GPU, environ={})
     root = sidecar.restore(KEY).cache_root
     first.store.forget(KEY)

@@ -21,7 +21,7 @@ from kstore.words import plural, size
 
 if TYPE_CHECKING:
     from kstore.cli.output import Output
-    from kstore.local.cacheroot import Owner
+    from kstore.local.numbered import Owner
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +65,9 @@ def command(invocation: Invocation, key: str, every: bool, dry_run: bool, yes: b
 
 
 def _find(key: str | None, store: str | None) -> Iterator[_Root]:
-    from kstore.local import cacheroot
+    from kstore.local import numbered
 
-    for path, owner in chain.from_iterable(map(cacheroot.claimed_roots, cacheroot.numbered_bases())):
+    for path, owner in chain.from_iterable(map(numbered.claimed_roots, numbered.numbered_bases())):
         wanted = owner and key in (None, owner.key) and store in (None, owner.store)
         if owner and wanted and owner.uid == os.geteuid() and _is_own(path):
             yield _Root(path, owner, _size_of(path))
@@ -116,7 +116,8 @@ def _remove_all(output: Output, roots: list[_Root]) -> tuple[list[_Root], list[_
 
 def _remove(path: Path) -> None:
     """First the folder, then the claim on it: without a claim nobody would find what is left of the folder."""
-    from kstore.local.cacheroot import CacheRoot, release_root
+    from kstore.local.cacheroot import CacheRoot
+    from kstore.local.numbered import release_root
     from kstore.local.state import StateFolder
 
     if path.exists():

@@ -17,8 +17,9 @@ from kstore.doctor.published import Newest
 from kstore.errors import KstoreError
 from kstore.folders import nearest_existing
 from kstore.layout import probe_link
-from kstore.local.cacheroot import CacheRoot, Owner, expected_root, is_numbered, numbered_folder
+from kstore.local.cacheroot import CacheRoot
 from kstore.local.link import LinkMode
+from kstore.local.numbered import Owner, expected_root, is_numbered, numbered_folder
 from kstore.published.snapshot import Snapshot
 from kstore.scope import Scope
 from kstore.settings import Mode

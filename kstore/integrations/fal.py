@@ -29,7 +29,7 @@ from kstore.components.variables import is_pinned, read_managed
 from kstore.deadline import is_interruption, within
 from kstore.environment import gpu_slug
 from kstore.errors import KstoreError, UsageError, reason_of
-from kstore.local.cacheroot import make_private
+from kstore.local.numbered import make_private
 from kstore.origin import begin, origin_of
 from kstore.report import CommitReport, RestoreReport, RestoreStatus
 from kstore.scope import check_key

@@ -12,7 +12,7 @@ from typing import Any
 from kstore.blobs import Layout
 from kstore.errors import IntegrityError, MissError, StoreBelowMissing, StoreFormatError, StoreUnavailable, UsageError
 from kstore.folders import nearest_writable
-from kstore.local import cacheroot
+from kstore.local import numbered
 from kstore.operations.bring import Brought, Incoming, Target, Withdrawn, bring_in
 from kstore.operations.restore import readable
 from kstore.published.layers import or_below
@@ -167,7 +167,7 @@ def newest_live(storage: Storage, scope: Scope) -> tuple[Snapshot | None, str]:
 
 def target_of(store: Store, scope: Scope) -> Target:
     """A scope of a store, for somebody who has no cache root, but would have one on this node."""
-    folder = nearest_writable(store.settings.cache_root or str(cacheroot.NUMBERED_ROOTS))
+    folder = nearest_writable(store.settings.cache_root or str(numbered.NUMBERED_ROOTS))
     layout = store.settings.layout or (None if folder else Layout.PACKED)  # there is nowhere to link to
     return Target(store.storage, scope, layout, folder, store.progress)
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kstore.local.cacheroot import CacheRoot, Owner, claim_root, claimed_roots
+from kstore.local.cacheroot import CacheRoot
+from kstore.local.numbered import Owner, claim_root, claimed_roots
 from kstore.local.state import StateFolder
 from tests.cli.commandline import ENVIRONMENT, GPU, Cli
 

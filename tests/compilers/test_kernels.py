@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from kstore.components.table import Table, parse_table
-from kstore.local import cacheroot
+from kstore.local import numbered
 from kstore.report import CommitStatus, RestoreStatus
 from kstore.store import Store
 from tests.compilers.programs import GPU, Container, fingerprint, run_program, stored_bytes, worker
@@ -135,7 +135,7 @@ class Releases:
             self.run(release)
 
     def run(self, release: int) -> None:
-        shutil.rmtree(cacheroot.NUMBERED_ROOTS, ignore_errors=True)
+        shutil.rmtree(numbered.NUMBERED_ROOTS, ignore_errors=True)
         key = f"model/v{release}"
         environ = self.fleet.container.environ()
         nodes = [self.node(layout, environ) for layout in self.sizes]
@@ -159,7 +159,7 @@ class Releases:
 def releases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Releases]:
     folder = tmp_path_factory.mktemp("releases")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cacheroot, "NUMBERED_ROOTS", folder / "roots")
+        patch.setattr(numbered, "NUMBERED_ROOTS", folder / "roots")
         yield Releases(folder)
 
 
@@ -173,7 +173,7 @@ def test_ten_releases_take_the_room_of_two_and_a_half(releases: Releases, layout
 @pytest.mark.parametrize("layout", ["loose", "packed"])
 def test_a_release_seeded_from_the_one_before_compiles_only_what_changed(releases: Releases, layout: str) -> None:
     environ = releases.fleet.container.environ()
-    shutil.rmtree(cacheroot.NUMBERED_ROOTS, ignore_errors=True)
+    shutil.rmtree(numbered.NUMBERED_ROOTS, ignore_errors=True)
     node = releases.node(layout, environ)
     seeded = node.restore("model/next", seed="model/v1")
     report = releases.fleet.compile(environ, KERNELS_OF_A_RELEASE, 2)

@@ -22,7 +22,7 @@ from kstore.doctor import Check, Verdict, examine
 from kstore.environment import Environment, Host
 from kstore.environment.influences import have_same_keys, influence, influences
 from kstore.errors import StoreUnavailable, WaitTimeout
-from kstore.local import cacheroot
+from kstore.local import numbered
 from kstore.local.link import Linker, LinkMode
 from kstore.published.manifest import Manifest, Seen
 from kstore.settings import Mode
@@ -76,7 +76,7 @@ def test_a_root_with_the_kernels_of_another_key_is_a_warning(published: Node) ->
 def test_without_a_key_no_cache_root_is_claimed(
     published: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cacheroot, "NUMBERED_ROOTS", tmp_path / "numbered")
+    monkeypatch.setattr(numbered, "NUMBERED_ROOTS", tmp_path / "numbered")
     store = Store(published.location, gpu=GPU, environment="env", environ={})
 
     assert "generation" not in checks(store, "")
@@ -87,7 +87,7 @@ def test_nor_with_one_and_nothing_is_left_behind(
     published: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A root that root's doctor claims would give the user's job another one."""
-    monkeypatch.setattr(cacheroot, "NUMBERED_ROOTS", tmp_path / "numbered")
+    monkeypatch.setattr(numbered, "NUMBERED_ROOTS", tmp_path / "numbered")
     store = Store(published.location, gpu=GPU, environment=ENVIRONMENT, environ={})
     before = contents(tmp_path)
 
@@ -101,7 +101,7 @@ def test_nor_with_one_and_nothing_is_left_behind(
 def test_the_root_that_a_job_has_claimed_is_looked_at(
     published: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cacheroot, "NUMBERED_ROOTS", tmp_path / "numbered")
+    monkeypatch.setattr(numbered, "NUMBERED_ROOTS", tmp_path / "numbered")
     for key in ("other/v1", KEY):
         job = Store(published.location, gpu=GPU, environment=ENVIRONMENT, environ={})
         path = job.restore(key).cache_root
@@ -382,9 +382,9 @@ def test_what_is_said_of_a_forgotten_key_fills_it_anew(
     assert len(published.published()) == 1
 
     published.store.forget(KEY)
-    monkeypatch.setattr(cacheroot, "NUMBERED_ROOTS", tmp_path / "numbered")
-    numbered = Store(published.location, gpu=GPU, environment=ENVIRONMENT, environ={})
-    assert f"`kstore clean {KEY} --store {published.location}` on each worker" in worst(numbered)["generation"].advice
+    monkeypatch.setattr(numbered, "NUMBERED_ROOTS", tmp_path / "numbered")
+    anywhere = Store(published.location, gpu=GPU, environment=ENVIRONMENT, environ={})
+    assert f"`kstore clean {KEY} --store {published.location}` on each worker" in worst(anywhere)["generation"].advice
 
 
 def test_another_gpu_has_nothing_to_hit(published: Node, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -604,7 +604,7 @@ def test_a_cache_root_with_a_blank_costs_every_cpp_compile(published: Node) -> N
 def test_a_numbered_root_is_not_to_be_taken_from_whoever_has_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, user: str
 ) -> None:
-    monkeypatch.setattr(cacheroot, "NUMBERED_ROOTS", tmp_path / "numbered")
+    monkeypatch.setattr(numbered, "NUMBERED_ROOTS", tmp_path / "numbered")
     node = Node(tmp_path, f"numbered{user}/{ENVIRONMENT}/0")
     node.tree.kernel()
     node.commit()

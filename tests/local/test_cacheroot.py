@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from kstore.errors import CacheRootError
-from kstore.local import cacheroot
-from kstore.local.cacheroot import (
+from kstore.local import numbered
+from kstore.local.cacheroot import check_room
+from kstore.local.numbered import (
     Owner,
-    check_room,
     claim_root,
     claimed_roots,
     make_private,
@@ -176,8 +176,8 @@ def test_a_root_that_an_equal_key_made_meanwhile_is_shared(tmp_path: Path) -> No
     """Claimed and made between this worker's look at the folder and its own claim."""
     folder = tmp_path / "kstore/env"
     root = claim_root(folder, owner())
-    assert str(folder / str(cacheroot._claim_free(folder, owner(), set()))) == root
-    assert cacheroot._claim_free(folder, owner("other"), set()) == 1
+    assert str(folder / str(numbered._claim_free(folder, owner(), set()))) == root
+    assert numbered._claim_free(folder, owner("other"), set()) == 1
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="giving a folder to another user needs root")
@@ -186,7 +186,7 @@ def test_where_another_user_owns_the_shared_folder_the_roots_are_in_ones_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, foreign: str
 ) -> None:
     shared = tmp_path / "shared"
-    monkeypatch.setattr(cacheroot, "NUMBERED_ROOTS", shared)
+    monkeypatch.setattr(numbered, "NUMBERED_ROOTS", shared)
     assert numbered_folder("env") == shared / "env"
     (shared / "env").mkdir(parents=True)
     assert numbered_folder("env") == shared / "env"
@@ -213,7 +213,7 @@ def test_a_store_where_numbered_roots_would_be_is_left_as_it_is_and_can_be_used(
 ) -> None:
     node = Node(tmp_path)
     node.tree.kernel()
-    monkeypatch.setattr(cacheroot, "NUMBERED_ROOTS", node.location)
+    monkeypatch.setattr(numbered, "NUMBERED_ROOTS", node.location)
     store = Store(node.location, gpu=GPU, environment=ENVIRONMENT, environ={})
     for verb in (store.restore, store.commit):
         with pytest.raises(CacheRootError, match="set KSTORE_CACHE_ROOT"):

@@ -50,9 +50,9 @@ def theirs(tmp: Path, data: Path) -> Any:
 
 def ours(tmp: Path, data: Path) -> Any:
     """kstore's."""
-    from kstore.local import cacheroot
+    from kstore.local import numbered
 
-    cacheroot.NUMBERED_ROOTS = tmp / "kstore"
+    numbered.NUMBERED_ROOTS = tmp / "kstore"
     module: Any = importlib.import_module("kstore.integrations.fal")
     module.INDUCTOR_FOLDER = tmp / "inductor-cache"
     module.TRITON_FOLDER = tmp / "inductor-cache-triton"
