@@ -11,7 +11,6 @@ import marshal
 import os
 import signal
 from collections.abc import Iterable, Mapping, Sequence
-from types import TracebackType
 from typing import NoReturn, Self
 
 from kstore.deadline import signals_blocked
@@ -49,9 +48,7 @@ class Launcher:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._orders.close()
         self._failures.close()
         if self._is_waiting:

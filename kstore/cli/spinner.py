@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from types import TracebackType
 
 from kstore.progress import Progress
 from kstore.words import printable, waiting
@@ -26,9 +25,7 @@ class Spinner:
     def __enter__(self) -> None:
         self._thread.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Leaves no thread behind: a signal that the main thread then blocks and waits for could reach it."""
         self._done.set()
         self._thread.join()

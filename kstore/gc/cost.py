@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from types import TracebackType
 from typing import Self
 
 from kstore.errors import IntegrityError, MissError
@@ -31,9 +30,7 @@ class Costs:
             self._there.add(digests)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._open.close()
 
     def of(self, scope: Scope, generation: int) -> int:

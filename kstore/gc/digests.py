@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from itertools import takewhile
-from types import TracebackType
 from typing import Self, TypeVar
 
 import lmdb
@@ -42,9 +41,7 @@ class DigestSet:
             )  # fmt: skip
         return self._open.enter_context(env)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._open.close()
 
     def add(self, digests: Iterable[bytes]) -> list[bytes]:

@@ -15,7 +15,6 @@ from concurrent.futures import Future
 from contextlib import ExitStack
 from itertools import compress, islice
 from operator import not_
-from types import TracebackType
 from typing import Self
 
 from kstore.blobs import BlobStore
@@ -134,9 +133,7 @@ class HeadStart:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with self._lock:
             self._is_over = True
             self._drop()

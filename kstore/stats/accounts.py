@@ -15,7 +15,6 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from itertools import chain, islice
-from types import TracebackType
 from typing import Generic, NamedTuple, Self
 
 from kstore.batches import MAX_COUNT
@@ -106,9 +105,7 @@ class Accounts(Generic[Group]):
         """What of it is in a pack after all."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._open.close()
 
     def add(self, holding: Holding) -> None:
