@@ -43,7 +43,7 @@ def difference(data: bytes, base: bytes) -> bytes | None:
     parameters = zstandard.ZstdCompressionParameters.from_level(
         _LEVEL, window_log=min((len(data) + len(base)).bit_length(), _WINDOW_LOG), source_size=len(data)
     )
-    delta = zstandard.ZstdCompressor(dict_data=_before(base), compression_params=parameters).compress(data)
+    delta = zstandard.ZstdCompressor(dict_data=_dictionary(base), compression_params=parameters).compress(data)
     return delta if len(delta) <= min(len(data) * _MOST, len(data) - WORTHWHILE) else None
 
 
@@ -57,7 +57,7 @@ def follow(delta: bytes, base: bytes, size: int) -> bytes:
         # The size in the frame's own header is what zstd allocates, whatever limit it is given.
         if zstandard.frame_content_size(delta) != size:
             raise IntegrityError(f"a manifest's delta does not give the {size} bytes that it should")
-        inflater = zstandard.ZstdDecompressor(dict_data=_before(base), max_window_size=1 << _WINDOW_LOG)
+        inflater = zstandard.ZstdDecompressor(dict_data=_dictionary(base), max_window_size=1 << _WINDOW_LOG)
         return inflater.decompress(delta)
     except zstandard.ZstdError as error:
         raise IntegrityError(f"a manifest's delta cannot be decompressed: {error}") from error
@@ -95,5 +95,5 @@ def _read(blobs: BlobStore, ref: Ref) -> bytes:
     return data
 
 
-def _before(base: bytes) -> zstandard.ZstdCompressionDict:
+def _dictionary(base: bytes) -> zstandard.ZstdCompressionDict:
     return zstandard.ZstdCompressionDict(base, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
