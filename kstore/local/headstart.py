@@ -67,7 +67,7 @@ class Begun:
         """What comes of the links."""
         self.stage = self._stack.enter_context(state.staging())
         """The staging folder."""
-        self._maker, self._linker = self._pool(1), self._pool(2)
+        self._folder_pool, self._link_pool = self._pool(1), self._pool(2)
 
     def _pool(self, size: int) -> Pool:
         pool = Pool(size)
@@ -86,12 +86,12 @@ class Begun:
             return  # If there is a path that leads elsewhere, the manifest will be refused.
         new = with_parents(nearest) - self.folders
         self.folders |= new
-        self.making.append(submit(self._maker, make_folders, [f"{self.stage}/{path}" for path in sorted(new)]))
+        self.making.append(submit(self._folder_pool, make_folders, [f"{self.stage}/{path}" for path in sorted(new)]))
         if self._folder:
             if self._way is None:
-                self._way = submit(self._linker, self._find_way, self._folder, records)
+                self._way = submit(self._link_pool, self._find_way, self._folder, records)
             made = self._way, self.making[-1]
-            self.linking.append(submit(self._linker, self._link, self._folder, paths, records, *made))
+            self.linking.append(submit(self._link_pool, self._link, self._folder, paths, records, *made))
 
     def _link(
         self, folder: str, paths: Sequence[str], records: bytes, finding: Future[LinkMode], making: Future[None]

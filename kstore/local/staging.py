@@ -81,7 +81,7 @@ class Staging:
         """As artifact paths, each after those above it."""
         self._staged_folders = [self.staged(folder) for folder in self._folders]
         """Where they are being built, in the same order."""
-        self._begun: Sequence[Future[Placed]] = begun.linking if begun else ()
+        self._linking: Sequence[Future[Placed]] = begun.linking if begun else ()
         """What is being linked already."""
         self._making: Sequence[Future[None]] = begun.making if begun else ()
         """Done when the folders are there that somebody has begun to make."""
@@ -124,8 +124,8 @@ class Staging:
             below = {path: entry for path, entry in self._wanted.items() if entry.flags & _BELOW}
             for source in others() if below else ():
                 self._fill(below, source, source.blobs.packs_listed(), placed, pool, progress)
-            if self._begun:
-                self._fill(self._wanted, main, packs, placed, pool, progress, self._begun)
+            if self._linking:
+                self._fill(self._wanted, main, packs, placed, pool, progress, self._linking)
             if len(placed.paths) < len(self._wanted):
                 self._fill(self._wanted, main, packs, placed, pool, progress)
             for source in others() if len(placed.paths) < len(self._wanted) else ():
