@@ -37,21 +37,22 @@ def drop_notes(backend: Backend, names: Iterable[str]) -> None:
 
 def set_aside_pack(backend: Backend, pack_id: str) -> None:
     """Move a pack aside."""
-    name = _name_for(backend, f"pack-{pack_id}")
-    with suppress(FileNotFoundError):
-        backend.move(pack_name(pack_id), name)
+    _move_aside(backend, pack_name(pack_id), f"pack-{pack_id}")
 
 
 def set_aside_ref(backend: Backend, scope: Scope, generation: int) -> None:
     """Move a ref aside that is not the newest."""
-    name = _name_for(backend, f"ref-{generation}")
-    with suppress(FileNotFoundError):
-        backend.move(ref_name(scope, generation), name)
+    _move_aside(backend, ref_name(scope, generation), f"ref-{generation}")
 
 
 def set_aside_list(backend: Backend, name: str) -> None:
     """Move a list of what gc was about to delete aside."""
-    aside = _name_for(backend, f"list-{name.rpartition('/')[2].partition('.')[0]}")
+    _move_aside(backend, name, f"list-{name.rpartition('/')[2].partition('.')[0]}")
+
+
+def _move_aside(backend: Backend, name: str, what: str) -> None:
+    """Unless it has gone."""
+    aside = _name_for(backend, what)
     with suppress(FileNotFoundError):
         backend.move(name, aside)
 
