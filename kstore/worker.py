@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -48,11 +47,14 @@ class Worker:
     table: Table
     rules: str
     """Names the version of the component table."""
-    layout: Layout | None = None
+    layout: Layout | None
+    """How new blobs are stored; None to choose by what links."""
+    environ: Mapping[str, str]
+    """The variables that its compilers are run with."""
+    progress: Progress
+    waiting: Waiting
     may_write: bool = True
     """Whether anything may be written to the store."""
-    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
-    """The variables that its compilers are run with."""
     key_facts: Callable[[], Mapping[str, object]] = dict
     """Finds the facts about this process that change the keys under which compilers look: for manifests alone."""
     lease_ttl: float = 60.0
@@ -63,8 +65,6 @@ class Worker:
     """Whether the cache root is gone after one commit: nothing can wait in it for another one."""
     ahead: tuple[str, ...] = ()
     """Packs that were uploaded ahead of the commit; it may rely on those that it sees to be there."""
-    progress: Progress = field(default_factory=Progress)
-    waiting: Waiting = field(default_factory=Waiting)
 
     @cached_property
     def state(self) -> StateFolder:
