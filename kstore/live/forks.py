@@ -23,18 +23,24 @@ class _Fork:
         """What has come meanwhile."""
 
     def start(self) -> None:
-        self.is_under_way = threading.current_thread() is threading.main_thread()
+        if _is_main():  # Another thread may fork at the same time.
+            self.is_under_way = True
 
     def end(self) -> None:
         """Have what was put off sent again: this is still called by the fork, and it is to come after that."""
-        self.is_under_way = False
-        while self.put_off:
-            begin(os.kill, os.getpid(), self.put_off.pop())
+        if _is_main():
+            self.is_under_way = False
+            while self.put_off:
+                begin(os.kill, os.getpid(), self.put_off.pop())
 
     def forget(self) -> None:
         """For the child: the signals are its parent's."""
         self.is_under_way = False
         self.put_off.clear()
+
+
+def _is_main() -> bool:
+    return threading.current_thread() is threading.main_thread()
 
 
 _fork = _Fork()

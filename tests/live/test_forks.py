@@ -27,6 +27,30 @@ with kstore.synchronized(KEY, live=LIVE, grace_period=30, **settings):
     if not os.fork(): os._exit(0)
     for _ in range(600): time.sleep(0.1)
 """
+JOB_OF_TWO = """
+import os, signal, sys, threading, kstore
+from kstore.live.imports import import_commit
+from tests.trees import KEY, Tree
+import_commit()
+folder = sys.argv[1]
+settings = dict(store=folder + "/store", cache_root=folder + "/node", gpu="nvidia-test-sm90", environment="torch-test")
+def fork():
+    if pid := os.fork(): os.waitpid(pid, 0)
+    else: os._exit(0)
+def before():
+    # Called before what takes locks: all that does was imported earlier.
+    if threading.current_thread() is threading.main_thread():
+        other = threading.Thread(target=fork)
+        other.start()
+        other.join()
+        signal.raise_signal(signal.SIGTERM)
+os.register_at_fork(before=before)
+signal.signal(signal.SIGTERM, lambda *what: sys.exit(3))
+with kstore.synchronized(KEY, grace_period=30, **settings):
+    Tree(__import__("pathlib").Path(folder, "node")).kernel()
+    fork()
+    threading.Event().wait(30)
+"""
 
 
 @pytest.mark.parametrize("live", [False, True])
@@ -38,8 +62,17 @@ with kstore.synchronized(KEY, live=LIVE, grace_period=30, **settings):
 def test_a_job_that_is_told_to_end_while_it_forks_publishes_and_ends(
     tmp_path: Path, handler: str, code: int, live: bool
 ) -> None:
-    program = JOB.replace("HANDLER", handler).replace("LIVE", str(live))
-    command = [sys.executable, "-W", "ignore", "-c", program, str(tmp_path)]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    done = run(JOB.replace("HANDLER", handler).replace("LIVE", str(live)), tmp_path)
     assert done.returncode == code, done.stderr
     assert len(Node(tmp_path, "reader").published()) == 8
+
+
+def test_so_does_one_of_whose_threads_another_forks_meanwhile(tmp_path: Path) -> None:
+    done = run(JOB_OF_TWO, tmp_path)
+    assert done.returncode == 3, done.stderr
+    assert len(Node(tmp_path, "reader").published()) == 8
+
+
+def run(program: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-W", "ignore", "-c", program, str(folder)]
+    return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=PATIENCE, check=False)
