@@ -24,7 +24,7 @@ class _Launcher(NamedTuple):
     number: str
     size: str
     job: tuple[str, ...]
-    """These together tell a job from all others. Not all need be set."""
+    """These together tell a job from all others. Not all need be set, but one."""
     needs: tuple[str, ...] = ()
     """It has not started this process if one of these is not set."""
 
@@ -61,8 +61,12 @@ class Rank:
         return digest_of(f"{_PROTOCOL}\n{self.job}\n{key}\n{count}".encode()).hex()[:32]
 
 
+_ALONE = Rank(0, 1, "alone")
+"""It is in no job, or in one that nothing tells from others: two of those would answer each other."""
+
+
 def find_rank(environ: Mapping[str, str]) -> Rank:
-    """The rank of this process; of a job of one if it is in no job.
+    """The rank of this process; of a job of one if it is in no job, or in one that has no name.
 
     Raises:
         UsageError: the variables of who started it are malformed, or some of torchrun's are missing.
@@ -89,12 +93,14 @@ def _of_environment(environ: Mapping[str, str]) -> Rank:
         return _rank(environ, "RANK", "WORLD_SIZE", (_host(address), port, run))
     for launcher in () if _is_child_of_rank() else _LAUNCHERS:
         if all(environ.get(name) for name in (launcher.size, *launcher.needs)):
-            job = launcher.size, *(environ.get(name, "") for name in launcher.job)
-            return _rank(environ, launcher.number, launcher.size, job)
+            job = [environ.get(name, "") for name in launcher.job]
+            if not any(job):  # As in a container that was given nothing but the number and the size.
+                return _ALONE
+            return _rank(environ, launcher.number, launcher.size, (launcher.size, *job))
     if environ.get("WORLD_SIZE"):
         missing = ", ".join(name for name in _TORCHRUN if not environ.get(name))
         raise UsageError(f"WORLD_SIZE is set, but not {missing}: that does not say which rank this is; {_ADVICE}")
-    return Rank(0, 1, "alone")
+    return _ALONE
 
 
 def _rank(environ: Mapping[str, str], number: str, size: str, job: tuple[str, ...]) -> Rank:

@@ -66,6 +66,17 @@ def test_what_hydra_started_without_slurm_has_no_job_that_could_be_named() -> No
     assert find_rank(HYDRA).size == 1
 
 
+@pytest.mark.parametrize("of_daemon", [{}, SRUN], ids=["", "within slurm"])
+def test_what_mpirun_started_in_a_container_that_was_not_told_which_job_it_is_has_none(
+    of_daemon: dict[str, str],
+) -> None:
+    assert find_rank({name: value for name, value in MPIRUN.items() if name != "PMIX_NAMESPACE"} | of_daemon).size == 1
+
+
+def test_a_step_that_was_not_told_which_it_is_has_no_job() -> None:
+    assert find_rank({name: SRUN[name] for name in ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")}).size == 1
+
+
 def test_what_slurm_itself_tells_mpi_is_not_hydras() -> None:
     assert find_rank(SRUN | {"PMI_RANK": "0", "PMI_SIZE": "1"}) == find_rank(SRUN)
 
