@@ -253,8 +253,9 @@ def _shortened(answer: Answer[Result], seconds: float, haste: Haste) -> tuple[fl
 @contextmanager
 def signals_blocked() -> Iterator[None]:
     """Threads that are started meanwhile get no signals: they are for the job's own."""
-    before = _block()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     try:
+        _block()  # A signal's handler may raise in it, once they are blocked.
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -300,9 +301,8 @@ def is_apart() -> bool:
     return _thread.get_native_id() != os.getpid()
 
 
-def _block() -> set[int]:
-    """Returns the signals that were blocked before."""
-    return signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _OF_A_THREAD)
+def _block() -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _OF_A_THREAD)
 
 
 def _run(work: Callable[[], Result], answer: Answer[Result]) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from kstore.deadline import Abandoned, Answer, Haste, Waiting, block_signals, is_interruption, within
+from kstore.deadline import Abandoned, Answer, Haste, Waiting, block_signals, is_interruption, signals_blocked, within
 from kstore.errors import WaitTimeout
 
 SHORT = 0.01
@@ -154,3 +154,20 @@ def test_signals_are_blocked_in_threads_of_kstores_and_never_in_the_jobs_first()
     before, in_the_first, in_another = masks
     assert in_the_first == before
     assert {signal.SIGTERM, signal.SIGCHLD} <= in_another
+
+
+def test_a_handler_that_raises_as_signals_are_blocked_leaves_none_blocked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has come right before is handled in the call that blocks them."""
+    call, before = signal.pthread_sigmask, signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+    def interrupted(how: int, mask: set[int]) -> set[int]:
+        found = call(how, mask)
+        if how == signal.SIG_BLOCK and mask:
+            raise KeyboardInterrupt
+        return found
+
+    monkeypatch.setattr(signal, "pthread_sigmask", interrupted)
+    with pytest.raises(KeyboardInterrupt), signals_blocked():
+        pass
+    after = call(signal.SIG_SETMASK, before)
+    assert after == before
