@@ -41,7 +41,7 @@ from kstore.local.link import LinkMode
 from kstore.local.reading import Batch, read_in_batches
 from kstore.progress import Progress
 from kstore.published.manifest import Manifest
-from kstore.published.ref import Ref
+from kstore.published.ref import Ref, ref_name
 from kstore.report import CommitStatus, RestoreStatus
 from kstore.scope import Scope
 from kstore.store import Store
@@ -835,6 +835,27 @@ def test_what_was_taken_out_stays_out_though_a_generation_since_is_damaged(
         node.restore()
     assert node.commit().new_files == GROUP_FILES
     assert node.published() == published
+
+
+@pytest.mark.parametrize("asked_for", ["1, before what the root grew from", "2, from which it grew", "4, since"])
+def test_what_was_taken_out_stays_out_though_a_damaged_generation_was_asked_for(tmp_path: Path, asked_for: str) -> None:
+    """Nothing of what the root grew from is relied upon then, but it is known what that held."""
+    node, generation = Node(tmp_path), int(asked_for[0])
+    node.tree.kernel("good")
+    node.commit()
+    node.tree.kernel("bad")
+    node.commit()
+    node.store.forget(KEY)
+    node.tree.kernel("new")
+    published = {}
+    if generation == 4:
+        published = node.commit() and node.published()
+    (node.location / ref_name(node.store.scope(KEY), generation)).write_bytes(b"")
+    with pytest.raises(IntegrityError):
+        node.restore(generation=generation)
+    assert node.commit().new_files == GROUP_FILES
+    assert published in ({}, node.published())
+    assert len(node.published()) == GROUP_FILES
 
 
 def test_what_was_taken_out_stays_out_though_a_generation_since_is_damaged_and_another_worker_went_on(

@@ -20,7 +20,7 @@ from kstore.intake import Intake
 from kstore.local.found import Scan, Skipped
 from kstore.local.state import State, StillRoot
 from kstore.merge import count_declined
-from kstore.operations.memory import Memory, grown_from
+from kstore.operations.memory import Memory, relied_upon
 from kstore.operations.merging import Merging
 from kstore.operations.proposal import Proposal, Theirs, meta_by
 from kstore.operations.reason import is_reason
@@ -118,9 +118,10 @@ class _Commit:
         self._worker = worker
         self._storage = worker.storage
         self._state = state
-        self._base = grown_from(worker, state)
+        base = worker.base(state)
+        self._base = relied_upon(base, state)
         self.memory = Memory(worker, state, self._base, found)
-        self._merging = Merging(worker, state, self._base, intake.kept)
+        self._merging = Merging(worker, state, base, intake.kept)
         self._waiting = state.waiting
         self._ours = found.files
         self._found = found

@@ -89,7 +89,6 @@ class Memory:
             self.is_kept = False
 
 
-def grown_from(worker: Worker, state: State) -> Snapshot | None:
+def relied_upon(base: Snapshot | None, state: State) -> Snapshot | None:
     """What the root grew from, unless a restore could not read it in the store: then nothing of it is relied upon."""
-    base = worker.base(state)
     return None if base and base.ref.manifest in state.missed else base

@@ -28,7 +28,9 @@ class Merging:
     """Merges for one commit, anew for each of its attempts to publish."""
 
     def __init__(self, worker: Worker, state: State, base: Snapshot | None, kept: Mapping[bytes, bytes]) -> None:
-        """`base` is what the root grew from. What `kept` holds, by digest, need not be read again."""
+        """`base` is what the root grew from, though a restore could not read it in the store: what it held is known.
+        What `kept` holds, by digest, need not be read again.
+        """
         self._worker = worker
         self._storage = worker.storage
         self._seen = state.seen
@@ -55,10 +57,10 @@ class Merging:
         return proposal
 
     def _still_declined(self, theirs: Theirs, ours: Files) -> dict[str, bytes]:
-        if not self._declined or not self._base or self._base.ref.scope != self._worker.scope:
+        base, files_of = self._base, self._worker.files_of
+        if not self._declined or not base or base.ref.scope != self._worker.scope:
             return {}
-        files_of = self._worker.files_of
-        return still_declined(self._declined, files_of(self._base.manifest), files_of(theirs.manifest), ours)
+        return still_declined(self._declined, files_of(base.manifest), files_of(theirs.manifest), ours)
 
     def _grew_from_before(self, theirs: Theirs) -> bool:
         """Whether what base has and theirs has not was taken out, and not just of another key, or damaged."""
