@@ -328,6 +328,7 @@ def test_what_they_have_not_written_yet_or_downloaded_is_ignored(name: str, path
         ("flashinfer", "0.7.2/90a/cached_ops/op/.ninja_log"),
         ("cutedsl", "abc.o"),
         ("extensions", "py311_cu130/ext/build.ninja"),
+        ("tvmffi", "twice_0a1b/twice.so"),
         ("cuda", "0/1/abcdef"),
         ("tunableop", "tunableop_results0.csv"),
         ("tilelang", "kernels/abc/kernel.cu"),
@@ -337,7 +338,7 @@ def test_what_is_changed_in_place_is_never_linked(name: str, path: str) -> None:
     assert not load_table()[name].kind(path, 0, 0).flags & LINK
 
 
-@pytest.mark.parametrize("name", ["flashinfer", "extensions"])
+@pytest.mark.parametrize("name", ["flashinfer", "extensions", "tvmffi"])
 def test_times_matter_to_ninja(name: str) -> None:
     assert load_table()[name].kind("ext/build.ninja", 0, 0).flags & Flag.MTIME
     assert load_table()[name].ignores("ext/lock")

@@ -36,6 +36,7 @@ KINDS = {
     "cuda/0/1/abcdef": Kind.CUDA_KERNEL,
     "extensions/py311_cu130/mine/mine.so": Kind.NATIVE_OBJECT,
     "extensions/py311_cu130/mine/build.ninja": Kind.OTHER,
+    "tvmffi/twice_198ce7f90a4b51b3/twice.so": Kind.NATIVE_OBJECT,
     "inductor/dynamo/code_state_job_0.pkl": Kind.DYNAMO_STATE,
     "elsewhere/anything": Kind.OTHER,
 }

@@ -1,0 +1,15 @@
+"""Build a C++ function with TVM FFI, load and call it: prints what it says of 21."""
+
+from __future__ import annotations
+
+import tvm_ffi.cpp
+
+SOURCE = "int64_t twice(int64_t x) { return 2 * x; }"
+
+
+def main() -> None:
+    module = tvm_ffi.cpp.load_inline(name="twice", cpp_sources=SOURCE, functions="twice")
+    print(module.twice(21))
+
+
+main()
