@@ -159,5 +159,45 @@ def test_kernels_of_its_cute_dsl_are_complete_with_what_they_were_compiled_from(
     assert contents(other.tree.root / CUTE_DSL) == contents(node.tree.root / CUTE_DSL)
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        "cake_gdn/sm_100a/prefill-0f1e2d3c.cubin",  # _compile_cubin in jit.cake_gdn
+        "kda_ptx/chain-0f1e2d3c-ptxas13.2.sm_103a.cubin",  # _cubin in kda_kernels.ptx.static_runtime
+        "_flash_kda_nvrtc_cubins/0f1e2d3c.cubin",  # prepare_generated_flash_kda_cubin
+        "cake_fmha_request_ordered/decode_0f1e/decode.cubin",
+    ],
+)
+def test_machine_code_alone_is_published(tmp_path: Path, path: str) -> None:
+    node, other = Node(tmp_path), Node(tmp_path, "other")
+    node.tree.put(f"{ARCHITECTURE}/cached_ops/{path}", b"machine code")
+    node.tree.put(f"{ARCHITECTURE}/cached_ops/{path}.lock", b"")
+    assert node.commit().new_files == 1
+    other.restore()
+    assert other.tree.read(f"{ARCHITECTURE}/cached_ops/{path}") == b"machine code"
+
+
+@pytest.mark.parametrize(
+    ("folder", "link"),
+    [
+        # What its filter wrote lies beside a link to the headers it downloaded: were the first not restored, it would
+        # be written anew, and all that is built from it built again (gen_trtllm_gen_fused_moe_sm100_module).
+        ("generated/trtllm_export/moe", "flashinfer/trtllm/batched_gemm/trtllmGen_bmm_export"),
+        ("cached_ops/trtllm_fmha_v2", "src"),  # _setup_output_directory
+    ],
+)
+def test_links_that_it_makes_anew_keep_no_file_from_being_published(tmp_path: Path, folder: str, link: str) -> None:
+    node, other = Node(tmp_path), Node(tmp_path, "other")
+    for name in ("flashinferMetaInfo.h", "trtllm_fmha_v2.so"):
+        node.tree.put(f"{ARCHITECTURE}/{folder}/{name}", shared_object())
+    linked = node.tree.root / ARCHITECTURE / folder / link
+    linked.parent.mkdir(parents=True, exist_ok=True)
+    linked.symlink_to(tmp_path)
+    report = node.commit()
+    assert (report.new_files, report.skipped) == (2, ())
+    other.restore()
+    assert contents(other.tree.root) == contents(node.tree.root)
+
+
 def test_what_ninja_is_told_of_all_operations_together_is_no_operation() -> None:
     assert load_table()["flashinfer"].ignores("0.7.2/90a/cached_ops/tmp/")
