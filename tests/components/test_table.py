@@ -306,10 +306,15 @@ def test_a_kernel_that_is_being_written(triton: Component) -> None:
     ("name", "path"),
     [
         ("cutedsl", "tmp.pid_12_0f1e/"),  # save_ir in cutlass.base_dsl.cache_helpers
+        ("cutedsl", "cute_dsl_0f1e.json.tmp.12"),  # _persist_to_disk in helion.runtime.cute.launcher
         ("helion", "tmp.0f1e2d3c"),  # LocalAutotuneCache.put
         ("helion", "cute/0/tmp.pid_12_0f1e/"),
+        ("helion", "cute/0/cute_dsl_0f1e.json.tmp.12"),
         ("inductor", "helion/tmp.0f1e2d3c"),
         ("inductor", "gcc/"),  # install_gcc_via_conda
+        ("tilelang", f"0.1.15/linux-x86_64/kernels/{HEX}/.kernel.12_0f1e.tmp.cubin"),  # _save_cubin_to_cache_if_needed
+        ("flashinfer", "0.7.4/90a/cached_ops/blackwell_0f1e/kernel.12.tmp.cubin"),  # moe_ep's session
+        ("flashinfer", "0.7.4/90a/cached_ops/kda_tirx_0f1e/tmp_0f1e2d3/"),  # TemporaryDirectory in kda_kernels
     ],
 )
 def test_what_they_have_not_written_yet_or_downloaded_is_ignored(name: str, path: str) -> None:
