@@ -58,7 +58,7 @@ def place_components(
         folder = os.path.join(root, component.name)
         if own:
             variables[component.variable] = component.value.format(folder=folder)
-        elif component.is_folder:
+        elif names_folder(component, current or ""):
             folder = os.path.abspath(current or "")
         else:
             notes.append(f"{component.variable} is set: {component.title} is left to it")
@@ -123,6 +123,11 @@ def is_pinned(component: Component, environ: Mapping[str, str]) -> bool:
     default = default_folder(inductor)
     above = {default, os.path.abspath(environ.get(inductor.variable) or default)}
     return value != "" and value in {_filled_in(component.pinned, folder, number) for folder in above}
+
+
+def names_folder(component: Component, value: str) -> bool:
+    """Whether a value of the variable names a folder. The address of a bucket, which JAX takes, could be made one."""
+    return component.is_folder and "://" not in value
 
 
 def is_read_already(component: Component) -> bool:

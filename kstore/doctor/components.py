@@ -7,7 +7,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from kstore.components import Component, load_table
-from kstore.components.variables import Placement, is_pinned, is_read_already, place_components, read_managed
+from kstore.components.variables import (
+    Placement,
+    is_pinned,
+    is_read_already,
+    names_folder,
+    place_components,
+    read_managed,
+)
 from kstore.doctor.check import Check, bad, ok, warning
 from kstore.doctor.node import path_of
 from kstore.doctor.published import Newest
@@ -75,7 +82,7 @@ def _check_chosen(component: Component, value: str, published: int) -> Check:
     """A place that the user has named himself."""
     name, variable = component.name, component.variable
     found = f"{variable}={value} is the user's own and stays"
-    if component.is_folder:
+    if names_folder(component, value):
         trouble = _trouble_in(os.path.abspath(value), component)
         if trouble:
             return bad(name, f"{variable}={value}: {trouble}", f"name another folder, or unset {variable}")

@@ -57,6 +57,12 @@ def test_a_relative_folder_of_the_user_is_made_absolute(monkeypatch: pytest.Monk
     assert place({"TORCHINDUCTOR_CACHE_DIR": "usr/mine"}).folders == {"inductor": "/usr/mine"}
 
 
+def test_the_address_of_a_bucket_is_left_to_the_program_and_no_folder_is_made_of_it() -> None:
+    placement = place({"TRITON_CACHE_DIR": "gs://bucket/kernels"}, ["inductor", "triton"])
+    assert placement.folders == {"inductor": f"{ROOT}/inductor"}
+    assert placement.notes == ("TRITON_CACHE_DIR is set: Triton is left to it",)
+
+
 def test_what_kstore_set_is_overridden() -> None:
     environ: dict[str, str] = {}
     set_variables({"TORCHINDUCTOR_CACHE_DIR": "/roots/9/inductor"}, environ)
