@@ -99,7 +99,8 @@ def plain_calls(monkeypatch: pytest.MonkeyPatch) -> None:
 def isolated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No test sees the user's settings, or touches anything but its own folder."""
     for component in load_table().values():
-        monkeypatch.delenv(component.variable, raising=False)
+        for name in (component.variable, *component.along):
+            monkeypatch.delenv(name, raising=False)
     for name in (*OF_SETTINGS, MANAGED, EXEC_KEY):
         # Set first, so that what a test lets kstore write there is undone as well.
         monkeypatch.setenv(name, "")

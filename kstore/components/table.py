@@ -151,6 +151,8 @@ class Component:
     pinned: str
     pinned_by: str
     within: str
+    along: Mapping[str, str]
+    """Other variables, and what they are set to along with it, where nobody has set them."""
     rules: Mapping[str, Patterns] = field(repr=False)
     named: Mapping[str, tuple[tuple[Patterns, str], ...]] = field(repr=False)
     holds: tuple[tuple[Patterns, str], ...] = field(repr=False)
@@ -243,7 +245,7 @@ def parse_table(text: str) -> Table:
     """
     entries = tomllib.loads(text)
     for name, entry in entries.items():
-        unknown = set(entry) - set(_RULES) - set(_NAMED_RULES) - set(_TEXTS) - {"holds"}
+        unknown = set(entry) - set(_RULES) - set(_NAMED_RULES) - set(_TEXTS) - {"holds", "along"}
         if unknown:
             raise UsageError(f"component {name!r} has unknown rules: {', '.join(sorted(unknown))}")
     return {name: _component(name, _with_held(entry, entries)) for name, entry in entries.items()}
@@ -277,6 +279,7 @@ def _component(name: str, entry: Mapping[str, Any]) -> Component:
     texts = {key: str(entry.get(key, fallback)) for key, fallback in _TEXTS.items()}
     return Component(
         name=name,
+        along=dict(entry.get("along", {})),
         rules={rule: Patterns(entry.get(rule, _UNSAID.get(rule, ()))) for rule in _RULES},
         named={
             rule: tuple((Patterns([p]), method) for p, method in entry.get(rule, {}).items()) for rule in _NAMED_RULES

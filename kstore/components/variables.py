@@ -58,6 +58,8 @@ def place_components(
         folder = os.path.join(root, component.name)
         if own:
             variables[component.variable] = component.value.format(folder=folder)
+            along = component.along.items()
+            variables |= {name: text for name, text in along if environ.get(name) == managed.get(name)}
         elif names_folder(component, current or ""):
             folder = os.path.abspath(current or "")
         else:
@@ -69,7 +71,8 @@ def place_components(
     sharing = _sharing(table, folders, root)
     for name, other in sharing.items():
         folder = folders.pop(name)
-        variables.pop(table[name].variable, None)
+        for variable in (table[name].variable, *table[name].along):
+            variables.pop(variable, None)
         notes.append(
             f"{table[name].title} and {table[other].title} have one folder, {folder}: all in it is taken for "
             f"{table[other].title}'s; set {table[name].variable} to a folder of its own"

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 def warn_of_another_key(worker: Worker, request: Request) -> None:
     """A commit takes a whole root: what is in it of another key, GPU or environment would be published here as well."""
     scope, other = worker.scope, worker.state.scope()
-    if in_use := key_led_to(worker.root.variables, besides=scope.key):
+    if in_use := key_led_to(_places(worker), besides=scope.key):
         log.warning(
             "the cache root %s is in use for %s, and is used for %s as well: each publishes the kernels of both; "
             "give each key a cache root of its own",
@@ -37,6 +37,12 @@ def warn_of_another_key(worker: Worker, request: Request) -> None:
     if other is None or other == scope or other.key == request.seed:
         return
     _warn_of_kernels(worker, other, "is used for {} now: a commit publishes all of them under it")
+
+
+def _places(worker: Worker) -> dict[str, str]:
+    """The variables that lead into its root: what is set along with them is the same for every root."""
+    table, variables = worker.table, worker.root.variables
+    return {name: variables[name] for name in (component.variable for component in table.values()) if name in variables}
 
 
 def warn_of_published(worker: Worker, base: Base | None) -> None:

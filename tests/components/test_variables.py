@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from kstore.components import load_table
+from kstore.components.table import parse_table
 from kstore.components.variables import (
     MANAGED,
     Placement,
@@ -37,7 +38,8 @@ def test_every_component_goes_below_the_root() -> None:
     assert set(placement.folders) == set(load_table())
     assert len(set(placement.folders.values())) == len(load_table())
     assert all(folder.startswith(f"{ROOT}/") for folder in placement.folders.values())
-    assert set(placement.variables) == {component.variable for component in load_table().values()}
+    along = {variable for component in load_table().values() for variable in component.along}
+    assert set(placement.variables) == {component.variable for component in load_table().values()} | along
     assert placement.notes == ()
 
 
@@ -78,6 +80,32 @@ def test_children_inherit_what_kstore_set() -> None:
     child = dict(environ) | {"TORCHINDUCTOR_CACHE_DIR": "/mine"}
     placement = place(child, ["inductor", "triton"])
     assert placement.folders == {"inductor": "/mine", "triton": f"{ROOT}/triton"}
+
+
+SEVERAL = parse_table('[x]\nvariable = "X_DIR"\nalong = { X_OTHER = "none" }')
+
+
+@pytest.mark.parametrize(
+    ("environ", "variables"),
+    [
+        ({}, {"X_DIR": f"{ROOT}/x", "X_OTHER": "none"}),
+        ({"X_OTHER": "all"}, {"X_DIR": f"{ROOT}/x"}),
+        ({"X_OTHER": ""}, {"X_DIR": f"{ROOT}/x"}),
+        ({"X_DIR": "/mine"}, {}),
+    ],
+)
+def test_what_is_set_along_with_a_variable_is_set_where_nobody_has(
+    environ: dict[str, str], variables: dict[str, str]
+) -> None:
+    assert place_components(SEVERAL, ["x"], ROOT, environ, before_import=True).variables == variables
+
+
+def test_what_kstore_set_along_is_set_again() -> None:
+    environ: dict[str, str] = {}
+    for _ in range(2):
+        placement = place_components(SEVERAL, ["x"], ROOT, environ, before_import=True)
+        assert placement.variables == {"X_DIR": f"{ROOT}/x", "X_OTHER": "none"}
+        set_variables(placement.variables, environ)
 
 
 def test_setting_variables_notes_that_it_was_kstore() -> None:
