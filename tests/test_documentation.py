@@ -24,7 +24,7 @@ DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 COMPONENT_TABLE = ROOT / "kstore/components/components.toml"
 PATTERN_RULES = ("ignore", "busy", "group", "complete", "slot", "merge", "immutable", "mutable")
-PATTERN_RULES += ("relocate", "host_bound", "mtime", "lock", "holds", "lists")
+PATTERN_RULES += ("relocate", "host_bound", "mtime", "lock", "holds", "lists", "stream")
 
 PUBLIC = {name: getattr(kstore, name) for name in kstore.__all__}
 ERRORS = [error for error in PUBLIC.values() if isinstance(error, type) and issubclass(error, KstoreError)]

@@ -21,18 +21,21 @@ from kstore.published.manifest import NEVER_LINKED, Flag
 KSTORE_FOLDER = ".kstore"
 """kstore's own folder in a cache root or a component: never an artifact."""
 
-_RULES = ("ignore", "busy", "group", "complete", "slot", "immutable", "mutable", "host_bound", "mtime", "lists")
+_RULES = (
+    "ignore", "busy", "group", "complete", "slot", "immutable", "mutable", "host_bound", "mtime", "lists",
+    "stream",
+)  # fmt: skip
 _NAMED_RULES = ("merge", "relocate", "lock", "waits")
 _UNSAID = {"complete": ("*",)}
 # Plain ints: an operation on an enum costs a microsecond, and a tree has ten thousand files.
 _LINK = int(Flag.LINK)
-_MUTABLE, _LOCK, _UNUSUAL = 1 << 16, 1 << 17, 1 << 18
+_MUTABLE, _LOCK, _UNUSUAL, _STREAM = 1 << 16, 1 << 17, 1 << 18, 1 << 19
 """Beside those of manifests."""
-_OWN = _MUTABLE | _LOCK | _UNUSUAL
+_OWN = _MUTABLE | _LOCK | _UNUSUAL | _STREAM
 _FLAGS = (
     ("immutable", _LINK), ("host_bound", int(Flag.HOST)), ("mtime", int(Flag.MTIME)), ("merge", int(Flag.MERGE)),
     ("relocate", int(Flag.RELOCATE)), ("mutable", _MUTABLE), ("lock", _LOCK),
-    ("ignore", _UNUSUAL), ("busy", _UNUSUAL),
+    ("ignore", _UNUSUAL), ("busy", _UNUSUAL), ("stream", _STREAM),
 )  # fmt: skip
 _ANY_FOLDERS = r"(?>(?:.*/(?=[^/]+/?\Z))?)"
 """All but the last part of a path. There is one way to match that, so none is tried twice."""
@@ -55,6 +58,8 @@ class Kind(NamedTuple):
     """Whether its writer holds a lock."""
     is_unusual: bool
     """Whether it is ignored, or shows that a group is being written."""
+    is_stream: bool
+    """Whether its end tells that it is whole."""
 
 
 class Patterns:
@@ -136,7 +141,8 @@ class Kinds:
             flags |= flag if group is not None else 0
         if flags & (NEVER_LINKED | _MUTABLE):
             flags &= ~_LINK
-        return Kind(flags & ~_OWN, depth + 1 if unit else 0, bool(flags & _LOCK), bool(flags & _UNUSUAL))
+        said = (bool(flags & own) for own in (_LOCK, _UNUSUAL, _STREAM))
+        return Kind(flags & ~_OWN, depth + 1 if unit else 0, *said)
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ class Kind(StrEnum):
     AUTOTUNE = "autotune"
     """What was measured, or chosen by it."""
     COMPILED_MODEL = "compiled-model"
-    """Graphs that a serving engine or AOTInductor keeps in a form of its own."""
+    """Graphs that a serving engine, AOTInductor or XLA keeps in a form of its own."""
     NATIVE_OBJECT = "native-object"
     """Sources and objects of extensions."""
     DYNAMO_STATE = "dynamo-state"

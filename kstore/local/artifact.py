@@ -9,13 +9,20 @@ from typing import NamedTuple
 from kstore.calls import Status
 from kstore.components import Component, Kind
 from kstore.digest import digest_of
-from kstore.local.finished import Unfinished, check_unlocked, check_whole_object, check_whole_text
+from kstore.local.finished import (
+    Unfinished,
+    check_unlocked,
+    check_whole_object,
+    check_whole_stream,
+    check_whole_text,
+)
 from kstore.local.index import Known
 from kstore.local.reading import Content, read_finished
 from kstore.local.relocate import to_stored
 from kstore.published.manifest import NEVER_IN_PLACE, Entry, Flag
 
 _HOST, _LINK, _MERGE, _RELOCATE = int(Flag.HOST), int(Flag.LINK), int(Flag.MERGE), int(Flag.RELOCATE)
+_LOOKED_AT = _HOST | _MERGE | _RELOCATE
 _EXECUTABLE = 0o111
 _MODES = tuple(range(0o1000))
 """One number in memory for each mode, however many files have it."""
@@ -49,6 +56,8 @@ def read_artifact(component: Component, folder: str, relative: str, kind: Kind, 
         raise Unfinished("it is empty")
     if kind.flags & _HOST and relative.endswith(_OBJECT_FILES):
         check_whole_object(content.data)
+    if kind.is_stream:
+        check_whole_stream(content.data)
     if kind.flags & _MERGE:
         check_whole_text(component.method("merge", relative) or "", content.data)
     if not kind.flags & _RELOCATE:
@@ -63,7 +72,7 @@ def read_artifact(component: Component, folder: str, relative: str, kind: Kind, 
 
 def is_plain(kind: Kind, status: Status) -> bool:
     """Whether a file is for `read_artifact` what was read of it: there is nothing to look at, and nothing to change."""
-    return bool(status.size) and not (status.error or kind.has_lock or kind.flags & (_HOST | _MERGE | _RELOCATE))
+    return bool(status.size) and not (status.error or kind.has_lock or kind.is_stream or kind.flags & _LOOKED_AT)
 
 
 def known_of(

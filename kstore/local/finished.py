@@ -7,6 +7,8 @@ import os
 import struct
 import time
 
+from kstore.local.streams import is_whole
+
 _ELF = b"\x7fELF"
 _ELF64 = 2
 _SECTION_TABLE = struct.Struct("<Q")
@@ -66,6 +68,17 @@ def check_whole_text(merger: str, data: bytes) -> None:
     if not data.strip(b"\0"):
         raise Unfinished("it is empty")
     if is_cut_short(merger, data):
+        raise Unfinished("it is cut short")
+
+
+def check_whole_stream(data: bytes) -> None:
+    """A compressed file may be written in its place, too: who is killed then leaves its beginning, and nobody who finds
+    a file of that name writes it anew.
+
+    Raises:
+        Unfinished: `data` is not the whole of it.
+    """
+    if not is_whole(data):
         raise Unfinished("it is cut short")
 
 

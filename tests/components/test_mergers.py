@@ -110,9 +110,19 @@ def test_nothing_of_a_list_is_run() -> None:
     assert merge_files("literal_union", listed(8), b"__import__('os').abort()") == listed(8)
 
 
+# ---- When JAX has last read an entry
+
+
+@pytest.mark.parametrize("prevails", [False, True])
+def test_the_older_of_two_times_holds_whoever_has_changed_it(prevails: bool) -> None:
+    old, new = (ns.to_bytes(8, "little") for ns in (255, 256))
+    assert merge_files("oldest", old, new, prevails=prevails) == old
+    assert merge_files("oldest", new, old, prevails=prevails) == old
+
+
 # ---- Files that cannot be read
 
-GOOD = {"json_union": b'{"a": 1}', "csv_union": rows("Gemm,tn,G,0.5"), "literal_union": listed(8)}
+GOOD = {"json_union": b'{"a": 1}', "csv_union": rows("Gemm,tn,G,0.5"), "literal_union": listed(8), "oldest": bytes(8)}
 
 
 @pytest.mark.parametrize("merger", MERGERS)

@@ -107,7 +107,7 @@ def test_every_component_has_a_variable_and_a_folder_of_its_own() -> None:
         assert component.name == name
         assert component.title
         assert component.variable.isupper()
-        assert component.default
+        assert component.default or name == "jax"  # which keeps nothing where nobody says where
         assert "{folder}" in component.value
     variables = [component.variable for component in table.values()]
     assert len(set(variables)) == len(variables)

@@ -1,0 +1,53 @@
+"""Whether a compressed stream is whole. Its end is found, and where it can be, nothing is decompressed for that."""
+
+from __future__ import annotations
+
+import zlib
+
+_ZSTD = b"\x28\xb5\x2f\xfd"
+_BLOCK_HEADER, _CHECKSUM = 3, 4
+_RUN, _RESERVED = 1, 3
+_DICTIONARY_BYTES, _LENGTH_BYTES = (0, 1, 2, 4), (0, 2, 4, 8)
+_DEFLATE = 8
+_PIECE = 1 << 20
+
+
+def is_whole(data: bytes) -> bool:
+    """Whether it is one frame of zstd, or one stream of zlib, to its end, and nothing more. What has another form, as a
+    later version's, is whole.
+    """
+    if data.startswith(_ZSTD) or _ZSTD.startswith(data):
+        return _zstd_end(data) == len(data)
+    if data[0] & 15 == _DEFLATE and (len(data) == 1 or int.from_bytes(data[:2]) % 31 == 0):
+        return _is_whole_zlib(data)
+    return True
+
+
+def _zstd_end(data: bytes) -> int:
+    """Where the frame ends (RFC 8878): each of its blocks says how long it is, and whether it is the last. More than
+    there is if it is cut short, and -1 for what no writer leaves.
+    """
+    if len(data) <= len(_ZSTD):
+        return len(data) + 1
+    descriptor = data[len(_ZSTD)]
+    is_single, has_checksum = descriptor >> 5 & 1, descriptor >> 2 & 1
+    length = _LENGTH_BYTES[descriptor >> 6] or is_single
+    end, is_last = len(_ZSTD) + 1 + (1 - is_single) + _DICTIONARY_BYTES[descriptor & 3] + length, False
+    while not is_last and end + _BLOCK_HEADER <= len(data):
+        header = int.from_bytes(data[end : end + _BLOCK_HEADER], "little")
+        is_last, kind, size = bool(header & 1), header >> 1 & 3, header >> 3
+        if kind == _RESERVED:
+            return -1
+        end += _BLOCK_HEADER + (1 if kind == _RUN else size)
+    return end + _CHECKSUM * has_checksum if is_last else len(data) + 1
+
+
+def _is_whole_zlib(data: bytes) -> bool:
+    stream, left = zlib.decompressobj(), data
+    try:
+        while left and not stream.eof:
+            stream.decompress(left, _PIECE)
+            left = stream.unconsumed_tail
+    except zlib.error:
+        return False
+    return stream.eof and not stream.unused_data

@@ -1,0 +1,218 @@
+"""JAX's persistent cache: entries that are written in their place, and that nobody replaces."""
+
+from __future__ import annotations
+
+import random
+import zlib
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kstore.environment import Host
+from kstore.led import leading
+from kstore.local.streams import is_whole
+from kstore.store import Store
+from tests.compilers.programs import Container, run_program, worker
+from tests.trees import Node, contents
+
+NAME = "jit_f-14ac577cdb2ef6d986078b4054cc9893a9a14a16dbb0d8f37b89167c1f1aacdf"
+ENTRY, TIME = f"jax/{NAME}-cache", f"jax/{NAME}-atime"
+RANDOM = random.Random(0)
+EXECUTABLES = [b"", b"code", RANDOM.randbytes(300_000), bytes(400_000), RANDOM.randbytes(200_000) + bytes(200_000)]
+"""Of no, one and several blocks, raw ones and runs among them."""
+COMPRESSORS = {
+    "zstd": zstandard.ZstdCompressor().compress,
+    "with a checksum": zstandard.ZstdCompressor(write_checksum=True).compress,
+    "of unknown size": zstandard.ZstdCompressor(write_content_size=False).compress,
+    "in pieces": lambda data: (stream := zstandard.ZstdCompressor().compressobj()).compress(data) + stream.flush(),
+    "zlib": zlib.compress,
+}
+needs_jax = pytest.mark.skipif(find_spec("jax") is None, reason="jax is not installed")
+
+
+def time_of(ns: int) -> bytes:
+    return ns.to_bytes(8, "little")
+
+
+# ---- What is whole
+
+
+@pytest.mark.parametrize("compress", COMPRESSORS.values(), ids=COMPRESSORS)
+@given(executable=st.sampled_from(EXECUTABLES), data=st.data())
+def test_a_stream_is_whole_at_its_end_and_nowhere_else(compress: Any, executable: bytes, data: st.DataObject) -> None:
+    whole = compress(executable)
+    assert is_whole(whole)
+    assert not is_whole(whole[: data.draw(st.integers(0, len(whole) - 1))])
+    assert not is_whole(whole + b"\0")
+
+
+@pytest.mark.parametrize("compress", COMPRESSORS.values(), ids=COMPRESSORS)
+def test_a_stream_that_ends_in_zeros_is_not_whole(compress: Any) -> None:
+    """As after a power failure: the length is there, and the bytes are not."""
+    whole = compress(EXECUTABLES[2])
+    assert not is_whole(whole[:200_000] + bytes(len(whole) - 200_000))
+
+
+@given(st.binary(max_size=40))
+def test_whatever_follows_on_the_first_bytes_is_judged(data: bytes) -> None:
+    for begins in (b"", b"\x28\xb5\x2f\xfd", b"\x78\x9c"):
+        is_whole(begins + data)
+
+
+def test_what_has_another_form_is_whole() -> None:
+    assert is_whole(b"\x93 another form")
+
+
+# ---- What is published
+
+
+@pytest.mark.parametrize("compress", [COMPRESSORS["zstd"], zlib.compress])
+def test_an_entry_that_is_cut_short_is_never_published(tmp_path: Path, layout: str, compress: Any) -> None:
+    whole = compress(EXECUTABLES[2])
+    node, other = Node(tmp_path, layout=layout), Node(tmp_path, "other", layout=layout)
+    for size in (0, 1, 1000, len(whole) - 1):
+        node.tree.put(ENTRY, whole[:size])
+        report = node.commit()
+        assert report.new_files == 0
+        assert [skipped.path for skipped in report.skipped] == [ENTRY]
+    node.tree.put(ENTRY, whole)
+    assert node.commit().new_files == 1
+    other.tree.put(ENTRY, whole[:1000])
+    other.restore()
+    assert other.tree.read(ENTRY) == whole  # which JAX would never have replaced
+
+
+def test_entries_are_linked_and_any_host_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their names tell for which processor they are."""
+    node, other = Node(tmp_path), Node(tmp_path, "other")
+    monkeypatch.setattr("kstore.worker.detect_host", lambda _: Host("a" * 16, {"cpu": "a"}))
+    node.tree.put(ENTRY, zstandard.compress(b"code"))
+    node.commit()
+    monkeypatch.setattr("kstore.worker.detect_host", lambda _: Host("b" * 16, {"cpu": "b"}))
+    other.restore()
+    assert contents(other.tree.root) == contents(node.tree.root)
+    assert (other.tree.root / ENTRY).stat().st_nlink > 1
+
+
+def test_that_entries_were_read_is_nothing_to_publish(tmp_path: Path) -> None:
+    node, other = Node(tmp_path), Node(tmp_path, "other")
+    node.tree.put(ENTRY, zstandard.compress(b"code"))
+    node.tree.put(TIME, time_of(255))
+    assert node.commit().new_files == 2
+    for reader in (node, other, Node(tmp_path, "third")):
+        reader.restore()
+        assert (reader.tree.root / TIME).stat().st_nlink == 1  # JAX writes it in its place
+        (reader.tree.root / TIME).write_bytes(time_of(256))
+        assert reader.commit().new_files == 0
+    assert node.newest().generation == 1
+
+
+def test_what_xla_keeps_there_by_itself_is_ignored(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    for path in ("xla_gpu_per_fusion_autotune_cache_dir/tmp/x.textproto", "xla_gpu_kernel_cache_file", ".lockfile"):
+        node.tree.put(f"jax/{path}", b"x")
+    assert node.commit().new_files == 0
+
+
+def test_the_variables_that_jax_needs(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.restore()
+    assert node.environ["JAX_COMPILATION_CACHE_DIR"] == str(node.tree.root / "jax")
+    assert node.environ["JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES"] == "none"
+
+
+def test_two_roots_are_not_taken_for_one_because_both_have_the_same_setting(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    one, another = Node(tmp_path), Node(tmp_path, "another")
+    with leading("one/v1", one.environ, commits=True):
+        one.restore("one/v1")
+    another.restore("another/v1")
+    assert "is in use for" not in caplog.text
+
+
+# ---- Against JAX
+
+
+class Fleet:
+    """Workers with JAX, each with a cache root of its own."""
+
+    def __init__(self, folder: Path, layout: str) -> None:
+        self.folder = folder
+        self.layout = layout
+
+    def run(self, name: str, depth: int = 3, **variables: str) -> tuple[dict[str, Any], Store]:
+        """What the program says, and the worker's store, to which all is committed."""
+        environ = Container(self.folder).environ() | {"JAX_PLATFORMS": "cpu"} | variables
+        environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+        node = worker(self.folder / "store", self.folder / name, environ, self.layout)
+        node.restore("k")
+        report = run_program("compile_jax", "--depth", depth, environ=environ)
+        self.committed = node.commit("k")
+        return report, node
+
+
+@pytest.fixture
+def fleet(tmp_path: Path, layout: str) -> Fleet:
+    return Fleet(tmp_path, layout)
+
+
+@needs_jax
+@pytest.mark.compiler
+def test_another_cache_root_hits_and_compiles_only_what_is_new(fleet: Fleet) -> None:
+    cold, _ = fleet.run("a")
+    assert not cold["hits"] and cold["misses"] == fleet.committed.new_files > 0
+    warm, _ = fleet.run("b")
+    assert warm == {"result": cold["result"], "hits": cold["misses"], "misses": 0}
+    assert fleet.committed.new_files == 0
+    deeper, _ = fleet.run("c", depth=4)
+    assert deeper["misses"] == fleet.committed.new_files == 1
+
+
+@needs_jax
+@pytest.mark.compiler
+def test_a_bounded_cache_is_still_written_after_a_restore(fleet: Fleet) -> None:
+    bounded = {"JAX_COMPILATION_CACHE_MAX_SIZE": str(1 << 30)}
+    fleet.run("a", **bounded)
+    deeper, _ = fleet.run("b", depth=4, **bounded)
+    assert deeper["misses"] == 1
+    assert fleet.committed.new_files == 2
+    warm, _ = fleet.run("c", depth=4, **bounded)
+    assert not warm["misses"]
+    assert fleet.committed.new_files == 0
+
+
+@needs_jax
+@pytest.mark.compiler
+def test_an_entry_that_a_killed_process_left_is_replaced_by_the_published_one(fleet: Fleet) -> None:
+    fleet.run("a")
+    left = fleet.folder / "b" / "jax"
+    left.mkdir(parents=True)
+    for entry in (fleet.folder / "a" / "jax").glob("*-cache"):
+        (left / entry.name).write_bytes(entry.read_bytes()[:-1])
+    warm, _ = fleet.run("b")
+    assert not warm["misses"]
+
+
+@needs_jax
+@pytest.mark.compiler
+def test_jax_keeps_what_a_killed_process_left_so_that_must_not_be_published(tmp_path: Path) -> None:
+    """Else no worker of the fleet would ever have that entry."""
+    fleet = Fleet(tmp_path, "loose")
+    fleet.run("a")
+    entries = {path: path.read_bytes() for path in (tmp_path / "a" / "jax").glob("*-cache")}
+    (path := max(entries, key=lambda path: path.stat().st_size)).unlink()
+    path.write_bytes(entries[path][:-1])
+    environ = Container(tmp_path).environ() | {
+        "JAX_PLATFORMS": "cpu",
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES": "none",
+        "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "a" / "jax"),
+    }
+    assert run_program("compile_jax", environ=environ)["hits"] == len(entries) - 1
+    assert path.read_bytes() == entries[path][:-1]
