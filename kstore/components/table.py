@@ -41,6 +41,7 @@ _ANY_FOLDERS = r"(?>(?:.*/(?=[^/]+/?\Z))?)"
 """All but the last part of a path. There is one way to match that, so none is tried twice."""
 _WILDCARDS = {
     "/**/": "/(?:.*/)?", "**/": "(?:.*/)?", "/**": "/.*", "*": "[^/]*", "?": "[^/]", "[0-9]": "[0-9]",
+    "[0-9a-f]": "[0-9a-f]",
 }  # fmt: skip
 _WILDCARD = re.compile(f"({'|'.join(map(re.escape, _WILDCARDS))})")
 _TEXTS = {

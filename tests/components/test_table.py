@@ -60,6 +60,8 @@ def triton() -> Component:
         ("core.[0-9]*", "sub/core.12345", True),
         ("core.[0-9]*", "core.cubin", False),
         ("core.[0-9]*", "core.", False),
+        ("x_[0-9a-f]*", "x_e1", True),
+        ("x_[0-9a-f]*", "x_kernels", False),
         ("[ab]", "a", False),
     ],
 )
