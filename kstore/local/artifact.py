@@ -52,7 +52,7 @@ def read_artifact(component: Component, folder: str, relative: str, kind: Kind, 
         check_unlocked(f"{folder}/{lock.format(stem=name.partition('.')[0], folder=inside)}")
         content = None  # Whoever held its lock then may have been writing it.
     content = content or read_finished(f"{folder}/{relative}")
-    if not content.data and kind.flags & NEVER_IN_PLACE:
+    if not content.data and kind.flags in NEVER_IN_PLACE:
         raise Unfinished("it is empty")
     if kind.flags & _HOST and relative.endswith(_OBJECT_FILES):
         check_whole_object(content.data)

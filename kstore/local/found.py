@@ -98,7 +98,7 @@ class Found:
         """Whether the times of the folder that these files are in tell of them from now on."""
         for path in paths:
             known = self.known.get(path)
-            if known is None or not known.entry.flags & NEVER_IN_PLACE or path in self.unsettled:
+            if known is None or known.entry.flags not in NEVER_IN_PLACE or path in self.unsettled:
                 return False
         return True
 
@@ -143,7 +143,7 @@ class Scan(Found):
         restore has placed is needed until the base is saved.
         """
         if not self.untouched:
-            changing = {path: known for path, known in self.known.items() if not known.entry.flags & NEVER_IN_PLACE}
+            changing = {path: known for path, known in self.known.items() if known.entry.flags not in NEVER_IN_PLACE}
             self.forgotten += len(self.known) - len(changing)
             self.known = changing
 

@@ -1,7 +1,8 @@
-"""Artifacts that hold absolute paths are stored with a placeholder and written with the local folder.
+"""Artifacts that are stored in another form than the one they have in a cache root.
 
 Triton's `__grp__<kernel>.json` lists a kernel's files by absolute path, and Triton reads them from exactly
-there (`FileCacheManager.get_group`): moved as it is, a kernel is a miss, or is read from the old place.
+there (`FileCacheManager.get_group`): moved as it is, a kernel is a miss, or is read from the old place. It is stored
+with a placeholder, and written with the local folder. For ninja's log see `ninja`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import NamedTuple
+
+from kstore.local.ninja import for_inputs_here, with_inputs
 
 PLACEHOLDER = "@kstore-component@"
 _PLAIN = re.compile(r"[\w/.-]*", re.ASCII)
@@ -37,7 +40,7 @@ def to_stored(method: str, data: bytes, path: str, folder: str) -> Stored:
 
 def to_local(data: bytes, folder: str) -> bytes:
     """The form for a worker whose component lives in `folder`."""
-    return data.replace(PLACEHOLDER.encode(), _as_json(folder))
+    return for_inputs_here(data, folder).replace(PLACEHOLDER.encode(), _as_json(folder))
 
 
 @cache
@@ -70,4 +73,8 @@ def _below(folder: str, names: Iterable[str]) -> dict[str, str]:
     return {name: folder + name for name in names}
 
 
-_METHODS: dict[str, Callable[[bytes, str, str], Stored]] = {"triton_group": _triton_group}
+def _ninja_log(data: bytes, path: str, folder: str) -> Stored:
+    return Stored(with_inputs(data, path, folder), ())
+
+
+_METHODS: dict[str, Callable[[bytes, str, str], Stored]] = {"triton_group": _triton_group, "ninja_log": _ninja_log}

@@ -29,11 +29,11 @@ from kstore.local.found import BEING_WRITTEN, Found, Listed, Place, Scan, Skippe
 from kstore.local.index import Index, Known, KnownFolder, is_settled
 from kstore.local.unread import Offer, Reader, Unread
 from kstore.local.untouched import Untouched
-from kstore.published.manifest import DEEPEST, Entry, Files, Flag
+from kstore.published.manifest import DEEPEST, Entry, Files, Flag, is_list
 from kstore.similarity import suffix
 
 _File = tuple[Status, Kind]
-_GROUP, _LINK, _RELOCATE, _BELOW = int(Flag.GROUP), int(Flag.LINK), int(Flag.RELOCATE), int(Flag.BELOW)
+_GROUP, _LINK, _BELOW = int(Flag.GROUP), int(Flag.LINK), int(Flag.BELOW)
 _UNFINISHED, _CHANGED = "it is not finished", "it changed while it was read"
 _NOTHING_PLACED = Untouched()
 
@@ -274,7 +274,7 @@ class _Walk:
             return
         if self._has_lists and self._component.lists(path.partition("/")[2]):
             self._lists.append((path, into))
-        unread = self._unread_lists if kind.flags & _RELOCATE else self._unread
+        unread = self._unread_lists if is_list(kind.flags) else self._unread
         # Unread(…), with fewer steps of the interpreter: there are ten thousand.
         file = suffix(name), status.size, path, kind, self._component, listed
         unread.append(tuple.__new__(Unread, file))
@@ -283,7 +283,7 @@ class _Walk:
         """What the file's status tells of it, without reading it."""
         known = self._index.files.get(path)
         # What lists its group's files is read whenever its folder has changed: is all of it still there?
-        if known and not known.entry.flags & _RELOCATE and known.still_is(status):
+        if known and not is_list(known.entry.flags) and known.still_is(status):
             return known
         entry = self._base().get(path)
         return self._restored(entry, status) if entry else None

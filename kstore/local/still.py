@@ -161,7 +161,7 @@ def still_since(root: CacheRoot, found: Scan, started_ns: int) -> Still | None:
     # What is displaced is looked at again only for who restores, and puts it right.
     if found.skipped or found.busy or found.unsettled.difference(found.displaced):
         return None
-    in_place = (path for path, known in found.known.items() if not known.entry.flags & NEVER_IN_PLACE)
+    in_place = (path for path, known in found.known.items() if known.entry.flags not in NEVER_IN_PLACE)
     try:
         folders = _settled(root, found.folders, started_ns, follows=True)
         files = _settled(root, in_place, started_ns, follows=False)

@@ -86,7 +86,7 @@ class Untouched:
         for path, entry in self._files().items():
             folder, _, name = path.rpartition("/")
             files[folder].append(name)
-            if not entry.flags & NEVER_IN_PLACE:
+            if entry.flags not in NEVER_IN_PLACE:
                 changing.add(folder)
         for path in files:
             for folder in parents_of(path):

@@ -89,7 +89,7 @@ class Writer:
 
     def _known(self, paths: Sequence[str]) -> dict[str, Known]:
         """Those of these files that may be changed in place, for the index."""
-        changing = [path for path in paths if not self._wanted[path].flags & NEVER_IN_PLACE]
+        changing = [path for path in paths if self._wanted[path].flags not in NEVER_IN_PLACE]
         known = dict[str, Known]()
         for path, found in zip(changing, stat_each([self._staged(path) for path in changing]), strict=True):
             if not found.error:

@@ -56,7 +56,7 @@ class _Placed:
         self._worker = worker
         self._index = state.index
         fixed = {path: _fixed(worker, path, entry) for path, entry in files.items()}
-        self._files = {path: entry for path, entry in fixed.items() if entry.flags & NEVER_IN_PLACE}
+        self._files = {path: entry for path, entry in fixed.items() if entry.flags in NEVER_IN_PLACE}
         self._untouched = Untouched(worker.untouched(state, base), lambda: fixed)
 
     def altered(self) -> list[str]:

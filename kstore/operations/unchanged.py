@@ -71,7 +71,7 @@ def remember_placed(worker: Worker, manifest: Manifest, files: Files, placed: Pl
     below: that commit must see what it can put back.
     """
     settled = placed.settled()
-    is_told = all(path in settled for path, entry in files.items() if not entry.flags & NEVER_IN_PLACE)
+    is_told = all(path in settled for path, entry in files.items() if entry.flags not in NEVER_IN_PLACE)
     if is_told and not leans_on(manifest):
         in_place = {path: known.entry.mtime_ns for path, known in settled.items()}
         still = still_since_placed(worker.root, placed, in_place, mark)

@@ -34,7 +34,7 @@ class Flag(IntFlag):
     LINK = 1
     """Never changed in place: it may share its inode with the blob."""
     RELOCATE = 2
-    """Holds absolute paths: stored with a placeholder."""
+    """Stored in another form than the one it has in a cache root: see `kstore.local.relocate`."""
     MTIME = 4
     """Its modification time matters."""
     GROUP = 8
@@ -49,8 +49,16 @@ class Flag(IntFlag):
     """Its blob was not uploaded: a store below had it. A hint, for it may have been uploaded since."""
 
 
-NEVER_IN_PLACE = int(Flag.LINK | Flag.RELOCATE)
-"""Flags of files that are replaced when they change, so that their folder's times tell of it."""
+_LIST = int(Flag.RELOCATE | Flag.MTIME), int(Flag.RELOCATE)
+
+
+def is_list(flags: int) -> bool:
+    """Whether a file with these flags says which others are beside it. Ninja's log, whose time matters, does not."""
+    return flags & _LIST[0] == _LIST[1]
+
+
+NEVER_IN_PLACE = frozenset(flags for flags in range(1 << 8) if flags & Flag.LINK or is_list(flags))
+"""The flags of files that are replaced when they change, so that their folder's times tell of it."""
 NEVER_LINKED = int(Flag.MERGE | Flag.RELOCATE | Flag.MTIME)
 """Flags of files that never share the blob's inode: they are merged, or hold other bytes, or need their own time."""
 

@@ -1,0 +1,142 @@
+"""What ninja built, and from which files elsewhere.
+
+Ninja knows sources and headers by their times alone. On another worker a source of another release that is older than
+the object would be taken for the one that was compiled, and the old code would run. So ninja's log is stored with the
+names and a digest of all files outside its folder that the log's objects were built from. A worker with others gets
+an empty log, and ninja builds anew.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import stat
+import struct
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from functools import lru_cache
+
+from kstore.digest import digest_of, digest_of_parts
+from kstore.files import read_all
+
+log = logging.getLogger(__name__)
+
+_MARK = b"@kstore-inputs@"
+_ABSENT = bytes(32)
+"""In the place of a digest: there is no such file, or none that a compiler would read."""
+_LARGEST = 1 << 26
+"""Bytes; no source is larger."""
+_OF_ENVIRONMENT = "/torch/include/"
+"""Torch's headers, two thousand of them, are another environment's if they are others."""
+_DEPS_HEADER, _DEPS_VERSIONS = b"# ninjadeps\n", {3: 8, 4: 12}
+"""By version: the bytes in a record before what an output was built from, its own number and a time."""
+_WORD = struct.Struct("<I")
+_IS_DEPS = 1 << 31
+_EDGE = re.compile(r"^build (?:[^:$]|\$.)*: *\S+(.*)$", re.MULTILINE)
+_TOKEN = re.compile(r"(?:[^\s$]|\$.)+")
+_ESCAPE = re.compile(r"\$(.)")
+
+
+def with_inputs(data: bytes, path: str, folder: str) -> bytes:
+    """Ninja's log as it is stored: followed by what it was built from. `path` is its own, below `folder`.
+
+    Raises:
+        ValueError: the log is empty, or ninja would build something anew; or what ninja knows cannot be read.
+    """
+    if not data:
+        raise ValueError("it is empty")
+    place = f"{folder}/{path}".rpartition("/")[0]
+    paths = sorted({found for found in _inputs(place) if _OF_ENVIRONMENT not in found})
+    since = os.stat(f"{folder}/{path}").st_mtime_ns
+    for found in paths:
+        with suppress(OSError):
+            if os.stat(found).st_mtime_ns > since:
+                raise ValueError(f"{found} is newer than what was built from it")
+    return data + _MARK + json.dumps({"digest": _digest(paths).hex(), "paths": paths}).encode()
+
+
+def for_inputs_here(stored: bytes, folder: str) -> bytes:
+    """The log for a worker whose component lives in `folder`: empty if it has other sources or headers."""
+    data, mark, known = stored.rpartition(_MARK)
+    if not mark:
+        return stored
+    with suppress(ValueError, KeyError, TypeError, RecursionError):
+        content = json.loads(known)
+        if _digest(map(str, content["paths"])).hex() == content["digest"]:
+            return data
+    log.info("%s: built from other sources or headers than there are here, so ninja builds a module anew", folder)
+    return b""
+
+
+def _digest(paths: Iterable[str]) -> bytes:
+    return digest_of_parts(map(_digest_of_file, paths))
+
+
+def _digest_of_file(path: str) -> bytes:
+    try:
+        found = os.stat(path)
+        is_source = stat.S_ISREG(found.st_mode) and found.st_size <= _LARGEST
+        return _read(path, found.st_mtime_ns, found.st_size, found.st_ino) if is_source else _ABSENT
+    except (OSError, ValueError):
+        return _ABSENT
+
+
+@lru_cache(maxsize=4096)
+def _read(path: str, mtime_ns: int, size: int, inode: int) -> bytes:
+    """The digest of a file; of modules that include the same headers each is read once."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        return digest_of(read_all(fd, size))
+    finally:
+        os.close(fd)
+
+
+def _inputs(place: str) -> Iterator[str]:
+    """The files outside `place`, a folder where ninja builds, that what is there was built from."""
+    for name in (*_sources(f"{place}/build.ninja"), *_headers(f"{place}/.ninja_deps")):
+        path = os.path.normpath(os.path.join(place, name))
+        if not path.startswith(f"{place}/"):
+            yield path
+
+
+def _sources(path: str) -> Iterator[str]:
+    """What each rule of a build file names after its output: sources, and objects of the folder."""
+    with suppress(FileNotFoundError), open(path, encoding="utf-8", errors="surrogateescape") as file:
+        for edge in _EDGE.finditer(file.read().replace("$\n", " ")):
+            for token in _TOKEN.findall(edge[1]):
+                if token not in ("|", "||"):
+                    yield _ESCAPE.sub(r"\1", token)
+
+
+def _headers(path: str) -> list[str]:
+    """What the compiler told ninja that it has read, the sources among it.
+
+    The format is that of ninja's `deps_log.h`: records of paths, which are numbered in their order, and records of what
+    an output was built from. A record that is cut short is the last.
+
+    Raises:
+        ValueError: it is none, or of a version that is not known.
+    """
+    try:
+        with open(path, "rb") as file:
+            data = file.read()
+    except FileNotFoundError:
+        return []
+    at = len(_DEPS_HEADER) + _WORD.size
+    before = _DEPS_VERSIONS.get(int.from_bytes(data[at - _WORD.size : at], "little"))
+    if not data.startswith(_DEPS_HEADER) or before is None:
+        raise ValueError("the .ninja_deps beside it has a form that is not known")
+    paths, inputs = list[str](), set[int]()
+    while len(data) >= at + _WORD.size:
+        (size,) = _WORD.unpack_from(data, at)
+        start, at = at + _WORD.size, at + _WORD.size + (size & ~_IS_DEPS)
+        record = data[start:at]
+        if at > len(data):
+            break
+        if size & _IS_DEPS:
+            inputs.update(number for (number,) in _WORD.iter_unpack(record[before:]))
+        else:
+            paths.append(os.fsdecode(record[: -_WORD.size].rstrip(b"\0")))
+    return [paths[number] for number in inputs if number < len(paths)]

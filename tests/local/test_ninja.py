@@ -1,0 +1,193 @@
+"""What ninja built is used only beside the sources and headers that it was built from."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kstore.environment import Host
+from kstore.local.ninja import for_inputs_here, with_inputs
+from kstore.report import CommitStatus
+from tests.trees import HOUR, Node
+
+PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+LACKS = [name for name in ("ninja", "cc") if shutil.which(name, path=PATH) is None]
+FOLDER = "extensions/twice"
+LOG = f"{FOLDER}/.ninja_log"
+BUILD = """ninja_required_version = 1.3
+rule compile
+  command = cc -MMD -MF $out.d -fPIC -c $in -o $out
+  depfile = $out.d
+  deps = gcc
+rule link
+  command = cc -shared $in -o $out
+build twice.o: compile SOURCE
+build twice.so: link twice.o
+default twice.so
+"""
+pytestmark = [pytest.mark.compiler, pytest.mark.skipif(bool(LACKS), reason=f"{' and '.join(LACKS)} not installed")]
+
+
+@pytest.fixture(autouse=True)
+def known(host: Host) -> None:
+    """A host that is known without running the compiler."""
+
+
+def back_date(path: Path, seconds: float) -> None:
+    then = path.stat().st_mtime_ns - int(seconds * 1e9)
+    os.utime(path, ns=(then, then))
+
+
+class Release:
+    """The sources of one release of a program, unpacked from its image long before anything is built."""
+
+    def __init__(self, folder: Path) -> None:
+        self.source, self.header = folder / "src of it" / "twice.c", folder / "include" / "factor.h"
+        for file in (self.source, self.header):
+            file.parent.mkdir()
+        self.say("2")
+
+    def say(self, factor: str, *, age: float = HOUR) -> None:
+        self.put(self.header, f"#define FACTOR {factor}\n", age)
+        self.put(self.source, f'#include "{self.header}"\nint twice(int x) {{ return FACTOR * x; }}\n', age)
+
+    def put(self, path: Path, text: str, age: float = HOUR) -> None:
+        path.write_text(text)
+        back_date(path, age)
+
+    def build(self, node: Node) -> bool:
+        """Whether ninja had anything to do; what torch does when the extension is loaded."""
+        folder = node.tree.root / FOLDER
+        folder.mkdir(parents=True, exist_ok=True)
+        text = BUILD.replace("SOURCE", str(self.source).replace(" ", "$ "))
+        if not node.tree.has(f"{FOLDER}/build.ninja"):
+            (folder / "build.ninja").write_text(text)
+        command = ["ninja", "-v", "-C", str(folder)]
+        done = subprocess.run(command, env=os.environ | {"PATH": PATH}, capture_output=True, text=True, check=True)
+        return "no work to do" not in done.stdout
+
+
+@pytest.fixture
+def release(tmp_path: Path) -> Release:
+    return Release(tmp_path)
+
+
+@pytest.fixture
+def node(tmp_path: Path, release: Release, layout: str) -> Node:
+    """A worker that has published what it built."""
+    node = Node(tmp_path, layout=layout)
+    assert release.build(node)
+    for file in (node.tree.root / FOLDER).iterdir():  # What has just been written is read once more by the next commit.
+        back_date(file, 60)
+    assert node.commit().new_files == 5
+    return node
+
+
+@pytest.fixture
+def other(node: Node, tmp_path: Path, layout: str) -> Node:
+    return Node(tmp_path, "other", layout=layout)
+
+
+def test_a_worker_with_the_same_sources_builds_nothing(release: Release, node: Node, other: Node) -> None:
+    other.restore()
+    assert other.tree.read(LOG) == node.tree.read(LOG)
+    assert not release.build(other)
+    assert other.commit().status is CommitStatus.UNCHANGED
+
+
+@pytest.mark.parametrize("what", ["source", "header"])
+def test_a_worker_with_other_ones_builds_anew_though_they_are_older(
+    release: Release, node: Node, other: Node, tmp_path: Path, layout: str, what: str
+) -> None:
+    changed = release.source if what == "source" else release.header
+    release.put(changed, changed.read_text() + "// of another release\n")
+    other.restore()
+    assert other.commit().status is CommitStatus.UNCHANGED  # Nothing was built yet.
+    assert release.build(other)
+    assert other.commit().status is CommitStatus.COMMITTED
+    third = Node(tmp_path, "third", layout=layout)
+    third.restore()
+    assert not release.build(third)
+
+
+def test_a_worker_that_lacks_a_header_gets_an_empty_log(release: Release, node: Node, other: Node) -> None:
+    release.header.unlink()
+    other.restore()
+    assert other.tree.read(LOG) == b""
+
+
+def test_what_was_built_is_not_taken_for_that_of_sources_that_came_later(
+    release: Release, node: Node, other: Node
+) -> None:
+    """A root may outlive the image that its worker started from."""
+    release.say("3")
+    (node.tree.root / FOLDER / "lock").touch()  # Torch's; the folder has changed with it.
+    (node.tree.root / FOLDER / "lock").unlink()
+    assert node.commit().status is CommitStatus.UNCHANGED
+    other.restore()
+    assert release.build(other)
+
+
+def test_what_ninja_would_build_anew_waits(tmp_path: Path, release: Release) -> None:
+    node = Node(tmp_path)
+    release.build(node)
+    release.say("3", age=-HOUR)
+    report = node.commit()
+    assert report.new_files == 0
+    assert any("is newer than what was built from it" in skipped.reason for skipped in report.skipped)
+    release.say("3")
+    assert node.commit().new_files == 5
+
+
+def test_a_log_that_grows_in_its_place_is_published(release: Release, node: Node, tmp_path: Path) -> None:
+    log = node.tree.root / LOG
+    with log.open("ab") as file:
+        file.write(b"0\t1\t1\tanother.o\t0123456789abcdef\n")
+    report = node.commit()
+    assert (report.status, report.new_files) == (CommitStatus.COMMITTED, 5)
+
+
+def test_a_log_of_a_form_that_is_not_known_waits(tmp_path: Path, release: Release) -> None:
+    node = Node(tmp_path)
+    release.build(node)
+    deps = node.tree.root / FOLDER / ".ninja_deps"
+    deps.write_bytes(b"# ninjadeps\n" + (99).to_bytes(4, "little"))
+    assert node.commit().new_files == 0
+
+
+@pytest.mark.parametrize("cut", [1, 5, 13])
+def test_of_a_log_that_is_cut_short_the_rest_is_known(tmp_path: Path, release: Release, cut: int) -> None:
+    node = Node(tmp_path)
+    release.build(node)
+    deps = node.tree.root / FOLDER / ".ninja_deps"
+    deps.write_bytes(deps.read_bytes()[:-cut])
+    stored = with_inputs(node.tree.read(LOG), "twice/.ninja_log", str(node.tree.root / "extensions"))
+    assert str(release.source).encode() in stored  # which the build file names as well
+    assert for_inputs_here(stored, "") == node.tree.read(LOG)
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        b"",
+        b"[]",
+        b"{",
+        b'{"paths": 1, "digest": ""}',
+        b'{"paths": ["/dev/zero", "\\u0000"], "digest": "00"}',
+        b"[" * 9999,
+    ],
+)
+def test_what_no_commit_wrote_is_no_log(inputs: bytes) -> None:
+    assert for_inputs_here(b"log@kstore-inputs@" + inputs, "") == b""
+
+
+def test_a_pipe_in_the_place_of_a_source_holds_nobody_up(release: Release, node: Node, other: Node) -> None:
+    release.source.unlink()
+    os.mkfifo(release.source)
+    other.restore()
+    assert other.tree.read(LOG) == b""
