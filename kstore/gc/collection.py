@@ -89,7 +89,7 @@ class _Collection:
     def run(self) -> None:
         now = self._now()
         if not self._report.dry_run:
-            sweep_notes(self._storage.backend, now - int(self._report.grace * _SECOND))
+            sweep_notes(self._storage.backend, self._grace_before(now))
         self._collect(now, gone=self._retain(now))
         if self._policy.offline and self._report.status is GcStatus.COLLECTED:
             self._collect_condemned()
@@ -111,11 +111,14 @@ class _Collection:
                 "file there for that, in a dry run too: run it as a user who may write"
             ) from error
 
+    def _grace_before(self, now: int) -> int:
+        return now - int(self._report.grace * _SECOND)
+
     def _collect(self, now: int, gone: set[str]) -> None:
         with ExitStack() as open_sets:
             loose, packed, leant, lacking, there, listed = (open_sets.enter_context(DigestSet()) for _ in range(6))
             sweeper = Sweeper(self._storage.backend, there, listed, self._room, dry_run=self._report.dry_run)
-            before = now - int(self._report.grace * _SECOND)
+            before = self._grace_before(now)
             sweeper.prepare(now if self._policy.offline else before)
             marked = Marked(there, loose, packed, leant, lacking)
             mark(self._storage, gone, marked, self._progress)
@@ -139,7 +142,7 @@ class _Collection:
         if not self._report.dry_run:
             there = {scope for scope, history in histories.items() if not _is_forgotten(history)}
             sweep_stats(self._storage.backend, there.__contains__)
-            sweep_marks(self._storage.backend, there, now - int(self._report.grace * _SECOND))
+            sweep_marks(self._storage.backend, there, self._grace_before(now))
         for history in unused(histories.values(), self._policy, now):
             self._forget(history)
         decisions = [decision for history in histories.values() for decision in self._decide(history, now)]
