@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -67,7 +67,7 @@ class GcReport:
             "grace": self.grace,
             "generations": [_decision(decision) for decision in self.decisions],
             "forgotten": [scope.describe() for scope in self.forgotten],
-            **{name: _count(getattr(self, name)) for name in ("deleted", "condemned", "waiting", "live")},
+            **{name: asdict(getattr(self, name)) for name in ("deleted", "condemned", "waiting", "live")},
             "rewritten": self.rewritten,
             "excess": self.excess,
             "unreadable": self.unreadable,
@@ -80,7 +80,3 @@ class GcReport:
 def _decision(decision: Decision) -> dict[str, Any]:
     generation = decision.generation.number
     return {**decision.scope.describe(), "generation": generation, "stays": decision.stays, "why": decision.why}
-
-
-def _count(count: Count) -> dict[str, int]:
-    return {"files": count.files, "bytes": count.bytes}
