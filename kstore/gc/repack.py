@@ -59,12 +59,13 @@ def worth_rewriting(storage: Storage, marked: Marked) -> list[tuple[str, ...]]:
 
 def _smallest(packs: list[tuple[int, str]]) -> tuple[str, ...]:
     """Of packs, given with their sizes in bytes, all but the largest that are large compared with all before them."""
+    packs = sorted(packs)
     count = before = 0
-    for number, (size, _) in enumerate(sorted(packs), 1):
+    for number, (size, _) in enumerate(packs, 1):
         if size < _LARGE * before:
             count = number
         before += size
-    return tuple(pack for _, pack in sorted(packs)[:count])
+    return tuple(pack for _, pack in packs[:count])
 
 
 def _is_mostly_dead(storage: Storage, pack: str, marked: Marked) -> bool:
