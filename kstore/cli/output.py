@@ -37,7 +37,7 @@ class Output:
     verbosity: int = 0
     """-1 for errors only, 0, 1 for information, 2 for debugging."""
     stdout_is_lent: bool = False
-    """To a child: then data goes to stderr."""
+    """To a child, or to the file that is written: then data for people and machines goes to stderr."""
 
     def document(self, content: Mapping[str, Any]) -> None:
         """The command's data for machines: the only line on stdout. Where that is lent, it goes to stderr, behind a
@@ -59,8 +59,10 @@ class Output:
             click.echo(text, nl=False)
 
     def summary(self, text: str) -> None:
-        """What a command did; the only data that --quiet drops."""
-        if self.verbosity >= 0:
+        """What a command did; the only data that --quiet drops. It is talk where something else has stdout."""
+        if self.stdout_is_lent:
+            self.say(text)
+        elif self.verbosity >= 0:
             self.line(text)
 
     def table(self, columns: Sequence[Column], rows: Iterable[Sequence[str]], indent: int = 0) -> None:

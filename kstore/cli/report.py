@@ -53,8 +53,7 @@ def command(invocation: Invocation, path: str) -> int:
     if output.json:
         output.document({"store": store.location, "file": path, "bytes": len(page), "keys": keys})
     else:
-        tell = output.say if output.stdout_is_lent else output.summary
-        tell(f"{path}: {plural(keys, 'key')}, {size(len(page))}")
+        output.summary(f"{path}: {plural(keys, 'key')}, {size(len(page))}")
     return IntegrityError.exit_code if facts["unreadable"] else 0
 
 
