@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 
-_INTERRUPTED = 130
+INTERRUPTED = 130
+"""Exit code after Ctrl-C."""
 
 
 def main() -> None:
@@ -14,5 +15,5 @@ def main() -> None:
 
         code = run(sys.argv[1:])
     except KeyboardInterrupt:  # While it is loaded, or once it has said all.
-        code = _INTERRUPTED
+        code = INTERRUPTED
     sys.exit(code)

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import click
 
 from kstore import __version__
+from kstore.cli import INTERRUPTED
 from kstore.cli.group import CommandTable
 from kstore.cli.options import Invocation
 from kstore.cli.output import Output
@@ -19,7 +20,6 @@ from kstore.errors import KstoreError, UsageError
 NAME = "kstore"
 COMPLETE = "_KSTORE_COMPLETE"
 """The variable by which a shell asks what could come next."""
-INTERRUPTED = 130
 
 SECTIONS = {
     "Run a job": {
