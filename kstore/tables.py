@@ -19,6 +19,7 @@ from typing import TypeVar
 
 import lmdb
 
+from kstore.calls import write_all
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError, KstoreError
 from kstore.pages import check_pages
@@ -78,7 +79,7 @@ def load(data: bytes, take: Callable[[str, Iterator[Row]], Taken]) -> dict[str, 
     check_pages(data)
     try:
         with _memory_file() as fd:
-            _write_all(fd, data)
+            write_all(fd, data)
             with _environment(fd, readonly=True) as env:
                 return dict(_load_table(env, name, take) for name in _names(env))
     except (lmdb.Error, UnicodeDecodeError) as error:
@@ -122,7 +123,7 @@ def _create_memory_file() -> int:
 def _build(fd: int, tables: Mapping[str, Iterable[Row]], size: int) -> None:
     # Generous: LMDB's overhead is under a factor of three, and unused room takes no space in the file.
     map_size = (4 * size // _PAGE_SIZE + 16 * (len(tables) + 16)) * _PAGE_SIZE
-    _write_all(fd, _empty_file(map_size))
+    write_all(fd, _empty_file(map_size))
     with _environment(fd, map_size=map_size) as env:
         for name in sorted(tables):
             database = env.open_db(name.encode())
@@ -192,9 +193,3 @@ def _loaded(rows: Iterable[Row]) -> Iterator[Iterable[Row]]:
 def _names(env: lmdb.Environment) -> list[bytes]:
     with env.begin() as txn:
         return list(txn.cursor().iternext(keys=True, values=False))
-
-
-def _write_all(fd: int, data: bytes) -> None:
-    rest = memoryview(data)
-    while rest:
-        rest = rest[os.write(fd, rest) :]

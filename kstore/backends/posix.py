@@ -20,7 +20,7 @@ from pathlib import Path
 from kstore.backends.base import STAGING, Child, NewObject, StagingLost, Stat, check_name
 from kstore.backends.publishing import FILE_MODE, publish_file
 from kstore.backends.reading import OpenedFile, read_part
-from kstore.calls import Status, link_first, read_each, stat_each, times, unlink_each
+from kstore.calls import Status, link_first, read_each, stat_each, times, unlink_each, write_all
 from kstore.files import READ, NewFile, publish_files, write_files
 from kstore.folders import make_folder
 from kstore.threads import begin
@@ -291,9 +291,7 @@ class PosixUpload:
 
     def write(self, data: bytes | memoryview) -> None:
         """Append `data`."""
-        rest = memoryview(data)
-        while rest:
-            rest = rest[os.write(self._fd, rest) :]
+        write_all(self._fd, data)
 
     def publish(self, name: str) -> bool:
         """Link it to `name`; False if that name is taken."""

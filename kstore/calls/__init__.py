@@ -13,7 +13,7 @@ from functools import partial
 from itertools import starmap
 from typing import NamedTuple
 
-from kstore.calls.plain import CHANGED, LOOK, NO_FILE, SKIPPED, Look, bounded, open_unnoticed, times
+from kstore.calls.plain import CHANGED, LOOK, NO_FILE, SKIPPED, Look, bounded, open_unnoticed, times, write_all
 
 _FORM = 11
 try:
@@ -27,7 +27,7 @@ except ImportError:
 __all__ = [
     "CHANGED", "IS_COMPILED", "NO_FILE", "SKIPPED", "Listing", "Look", "NewFile", "Status", "clone_each", "link_each",
     "link_first", "link_rows", "list_each", "mkdir_each", "open_unnoticed", "publish_first", "read_each", "stat_each",
-    "times", "times_below", "unlink_each", "utime_each", "write_first", "write_rows",
+    "times", "times_below", "unlink_each", "utime_each", "write_all", "write_first", "write_rows",
 ]  # fmt: skip
 
 IS_COMPILED = _calls.__name__.endswith(".native")

@@ -156,7 +156,7 @@ def _write(path: str, data: memoryview, mode: int, mtime_ns: int) -> None:
     fd = os.open(path, _CREATE, mode)
     try:
         try:
-            _write_rest(fd, data)
+            write_all(fd, data)
             os.utime(fd, ns=times(mtime_ns))
         finally:
             os.close(fd)
@@ -241,7 +241,7 @@ def write_first(files: Sequence[NewFile]) -> tuple[int, int]:
         written = [os.write(fd, file.data) for fd, file in zip(descriptors, files, strict=True)]
         for fd, file, done in zip(descriptors, files, written, strict=True):
             if done < len(file.data):
-                _write_rest(fd, memoryview(file.data)[done:])
+                write_all(fd, memoryview(file.data)[done:])
         for fd, file in zip(descriptors, files, strict=True):
             if file.mtime_ns is not None:
                 os.utime(fd, ns=times(file.mtime_ns))
@@ -320,7 +320,9 @@ def _open_first(files: Sequence[NewFile], descriptors: list[int]) -> int:
     return 0
 
 
-def _write_rest(fd: int, rest: memoryview) -> None:
+def write_all(fd: int, data: bytes | memoryview) -> None:
+    """Write all of `data` to an open file, in as many calls as that takes."""
+    rest = memoryview(data)
     while rest:
         rest = rest[os.write(fd, rest) :]
 
