@@ -48,7 +48,7 @@ class OpenedFile:
     def read(self, offset: int, length: int) -> bytes:
         """Return `length` bytes (fewer at the end) from `offset`."""
         try:
-            return _read_fully(self._fd, offset, min(length, max(self.size - offset, 0)))
+            return read_fully(self._fd, offset, min(length, max(self.size - offset, 0)))
         except OSError as error:
             if error.errno != errno.ESTALE:
                 raise
@@ -70,7 +70,7 @@ def read_part(path: str, offset: int, length: int | None) -> bytes:
     fd = _open_to_read(path)
     try:
         left = max(os.fstat(fd).st_size - offset, 0)
-        return _read_fully(fd, offset, left if length is None else min(length, left))
+        return read_fully(fd, offset, left if length is None else min(length, left))
     finally:
         _close(fd, time.monotonic() - began)
 
@@ -98,7 +98,8 @@ def _open_to_read(path: str) -> int:
     return open_unnoticed(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
 
 
-def _read_fully(fd: int, offset: int, length: int) -> bytes:
+def read_fully(fd: int, offset: int, length: int) -> bytes:
+    """Return `length` bytes (fewer at the end) of an open file from `offset`, in as many calls as that takes."""
     data = os.pread(fd, length, offset)
     if len(data) == length or not data:
         return data

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+from kstore.backends.reading import read_fully
 
 
 class BundleFile:
@@ -18,13 +18,7 @@ class BundleFile:
 
     def read(self, offset: int, length: int) -> bytes:
         """`length` bytes, fewer at the end, from `offset`."""
-        wanted = min(length, max(self.size - offset, 0))
-        parts = []
-        while wanted and (data := os.pread(self._fd, wanted, offset)):
-            parts.append(data)
-            offset += len(data)
-            wanted -= len(data)
-        return b"".join(parts)
+        return read_fully(self._fd, offset, min(length, max(self.size - offset, 0)))
 
     def close(self) -> None:
         """Whoever has opened the file closes it."""
