@@ -19,7 +19,7 @@ _PREFIX, _SUFFIX = "cache_", ".latest.tar.gz"
 
 @dataclass(frozen=True, slots=True)
 class Archives:
-    """Those in the folder of a deployment."""
+    """The archives in the folder of a deployment, and what is known of them."""
 
     variables: Variables
     component: str
@@ -27,22 +27,15 @@ class Archives:
     built_under: Path
     """Where that was when they were made, and is again."""
 
-    def all(self) -> Iterator[Path]:
-        """Every one."""
-        return find_archives(self.variables.volume)
-
-    def own(self) -> Path | None:
-        """The one for this replica's hardware."""
-        return own_archive(self.variables.volume)
-
     def adopt(self, store: Store, key: str) -> bool:
-        """Publish what it holds, if nothing has ever been published; returns whether there is something now.
+        """Publish what the one for this replica's hardware holds, if nothing has ever been published. Returns whether
+        there is something now.
 
         One that cannot be read is told to the log and left alone: the replica compiles.
         """
         if (is_there := settled(store, key)) is not None:  # Another replica has imported it just now?
             return is_there
-        if not (archive := self.own()):
+        if not (archive := own_archive(self.variables.volume)):
             return False
         try:
             check_free(Path(tempfile.gettempdir()), self.variables.free_to_unpack_mb(archive), "unpacking it")

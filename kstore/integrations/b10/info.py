@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from kstore.integrations.b10.archives import key_in
+from kstore.integrations.b10.archives import find_archives, key_in, own_archive
 from kstore.integrations.b10.deployment import Deployment, local_files
 from kstore.integrations.b10.hardware import archive_key
 from kstore.integrations.b10.space import MIB
@@ -81,7 +81,7 @@ def _shared_size(deployment: Deployment) -> int | None:
     """Bytes of what a load would find; None for nothing."""
     if Path(deployment.store.location).is_dir() and (ref := deployment.store.newest(deployment.worker.scope)):
         return ref.size if ref.state is RefState.LIVE else None
-    archive = deployment.archives.own()
+    archive = own_archive(deployment.variables.volume)
     return archive.stat().st_size if archive else None
 
 
@@ -103,7 +103,7 @@ def _generation(ref: Ref, own: Scope) -> dict[str, Any]:
 
 
 def _archives(deployment: Deployment) -> list[dict[str, Any]]:
-    found = [(path, path.stat()) for path in deployment.archives.all()]
+    found = [(path, path.stat()) for path in find_archives(deployment.variables.volume)]
     own = archive_key() if found else None
     return [
         {
