@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from kstore.cli.output import Output
     from kstore.inspect.items import Artifact
 
-_TAB = 8
-
 
 @click.command("cat", cls=Command, exit_codes=ERROR | MISSING | INTEGRITY)
 @click.argument("key", metavar="KEY[@N]", shell_complete=complete_key)
@@ -34,12 +32,11 @@ def command(invocation: Invocation, key: str, path: str) -> None:
     where Triton's list of a kernel's files holds absolute paths, they have a placeholder.
     """
     from kstore.inspect.artifact import find_artifact, read_artifact
-    from kstore.inspect.choice import Wanted, choose_one
+    from kstore.inspect.choice import choose_one
     from kstore.inspect.sides import published_side
 
     output, store = invocation.output, invocation.store()
-    wanted = Wanted.parse(key, invocation.text("gpu"), invocation.text("environment"))
-    side = published_side(store, choose_one(store, wanted))
+    side = published_side(store, choose_one(store, invocation.wanted(key)))
     artifact = find_artifact(side, path)
     output.detail(f"{artifact.path} of {side.scope} generation {side.generation}")
     data = read_artifact(side, artifact)
@@ -60,7 +57,7 @@ def _show(output: Output, artifact: Artifact, data: bytes) -> None:
             f"{artifact.path} is binary, {size(len(data))}: not printed on a terminal; write it to a file with > FILE"
         )
     text = data.decode()
-    output.line(text.removesuffix("\n").expandtabs(_TAB))
+    output.line(text.removesuffix("\n").expandtabs())
 
 
 def _describe(artifact: Artifact, data: bytes) -> dict[str, object]:

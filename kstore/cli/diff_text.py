@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     Sides = tuple[Side, Side]
 
-_TAB = 8
 _COLORS = {"+": "green", "-": "red", "@": "cyan"}
 
 
@@ -50,7 +49,7 @@ def print_texts(output: Output, sides: Sides, path: str) -> bool:
         if not lines:
             output.say(f"{left.path} differs only in how it is laid out")
         for line in lines:
-            output.line(line.expandtabs(_TAB), _COLORS.get(line[:1], ""))
+            output.line(line.expandtabs(), _COLORS.get(line[:1], ""))
     return differ
 
 

@@ -76,16 +76,13 @@ def command(invocation: Invocation, key: str, path: str, name: str | None, under
 
     All of these are code: whoever loads one runs what the publishers of KEY have built. A mega-cache is pickled data.
     """
-    from kstore.inspect.choice import Wanted
-
     output, store = invocation.output, invocation.store()
     name = name or _format_of(path)
     options = {option: value for option, value in (("under", under), ("host", host)) if value is not None}
     for option in options.keys() - set(FORMATS[name].takes):
         raise UsageError(f"--{option} is not for the format {name}")
     output.stdout_is_lent = is_stdout(path)
-    wanted = Wanted.parse(key, invocation.text("gpu"), invocation.text("environment"))
-    refs, damaged = _choose(store, wanted)
+    refs, damaged = _choose(store, invocation.wanted(key))
     left_out: _LeftOut = ()
     with terminable(), output.working(f"exporting {key}", store.progress):
         if FORMATS[name].writer:
@@ -181,13 +178,13 @@ def _tell(output: Output, exported: Exported, path: str, name: str, left_out: _L
         output.warn(_OTHER_HOSTS)
     if output.json:
         return
-    tell = output.say if output.stdout_is_lent else output.summary
     if exported.resumed:
-        tell(f"went on with {path}.partial, of which {size(exported.resumed)} were whole")
+        output.summary(f"went on with {path}.partial, of which {size(exported.resumed)} were whole")
     for ref in exported.refs:
-        tell(f"exported {ref.scope} generation {ref.generation}: {amount(ref.files, ref.size)}")
+        output.summary(f"exported {ref.scope} generation {ref.generation}: {amount(ref.files, ref.size)}")
     if exported.bytes:
-        tell(f"{path} has {size(exported.bytes)}" if path != STDOUT else f"{size(exported.bytes)} went to stdout")
+        what = f"{path} has {size(exported.bytes)}" if path != STDOUT else f"{size(exported.bytes)} went to stdout"
+        output.summary(what)
 
 
 def _text(left_out: str | LeftOut) -> str:

@@ -47,12 +47,12 @@ def command(invocation: Invocation, key: str, path: str) -> None:
     file, with tabs between its path, bytes, where it is stored, the host that it is for, and its digest.
     """
     from kstore.inspect.artifact import find_artifacts
-    from kstore.inspect.choice import Wanted, choose_one
+    from kstore.inspect.choice import choose_one
     from kstore.inspect.places import places_of
     from kstore.inspect.sides import published_side
 
     output, store = invocation.output, invocation.store()
-    wanted = Wanted.parse(key, invocation.text("gpu"), invocation.text("environment"))
+    wanted = invocation.wanted(key)
     with output.working("reading the store"):
         ref = choose_one(store, wanted)
         side = published_side(store, ref)

@@ -15,6 +15,7 @@ from kstore.errors import UsageError
 from kstore.words import command_line, parse_duration, parse_size
 
 if TYPE_CHECKING:
+    from kstore.inspect.choice import Wanted
     from kstore.store import Store
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -45,6 +46,12 @@ class Invocation:
         """One of the settings that are text, if it was given."""
         value = self.settings.get(name)
         return None if value is None else str(value)
+
+    def wanted(self, key: str) -> Wanted:
+        """What `KEY` or `KEY@N` means, of the GPU and the environment that were given."""
+        from kstore.inspect.choice import Wanted
+
+        return Wanted.parse(key, self.text("gpu"), self.text("environment"))
 
     def again(self, command: str, *words: str, key: str = "", names: tuple[str, ...] = ("store",)) -> str:
         """Another command line, to be copied; of the settings `names` it has those that this one was given."""
