@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from kstore.doctor.check import Check, bad, ok, warning
 from kstore.doctor.components import check_components
 from kstore.doctor.published import Newest
-from kstore.environment import Host, detect_host
+from kstore.environment import Host, detect_host, is_cpu
 from kstore.environment.influences import (
     FOR_THE_CPU,
     KILL_SWITCHES,
@@ -57,7 +57,7 @@ def _check_host(store: Store, manifest: Manifest | None) -> Iterator[Check]:
 def _check_compiler(store: Store, host: Host) -> Check:
     if host.facts["compiler"] != "none":
         return ok("compiler", host.facts["compiler"])
-    if store.gpu.startswith("cpu-"):
+    if is_cpu(store.gpu):
         found = "there is none, and torch asks for one also where every object is restored"
         return bad("compiler", found, "install g++, or set CXX")
     return warning("compiler", "there is none", "Triton needs one where its launcher is not restored: install gcc")
@@ -106,7 +106,7 @@ def _check_influences(store: Store, manifest: Manifest | None) -> Iterator[Check
     there = manifest.meta.get("processors") if manifest else None
     if isinstance(there, int) and 0 < there < _MOST_PROCESSORS:
         said, names = [n for n in names if n in OF_THREADS], [n for n in names if n not in OF_THREADS]
-        if said or store.gpu.startswith("cpu-"):  # Hosts of one GPU may well have other processors.
+        if said or is_cpu(store.gpu):  # Hosts of one GPU may well have other processors.
             yield from _check_threads(store, threads(built, there), threads(ours, processors()))
     for name in names[:_MOST]:
         found = f"{_set(built.get(name))} where it was compiled, {_set(ours.get(name))} here"
@@ -124,7 +124,7 @@ def _check_threads(store: Store, there: int, here: int) -> Iterator[Check]:
 
 
 def _judge(store: Store, name: str) -> Callable[[str, str, str], Check]:
-    return warning if name in FOR_THE_CPU and not store.gpu.startswith("cpu-") else bad
+    return warning if name in FOR_THE_CPU and not is_cpu(store.gpu) else bad
 
 
 def _set(value: str | None) -> str:

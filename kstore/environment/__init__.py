@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kstore.environment.gpu import gpu_slug
+from kstore.environment.gpu import gpu_slug, is_cpu
 from kstore.environment.host import Host, boot, detect_host, host_hint, machine_of, surroundings
 from kstore.environment.influences import key_facts
 from kstore.environment.software import Environment, detect_environment, names_no_compiler
@@ -15,6 +15,7 @@ __all__ = [
     "detect_host",
     "gpu_slug",
     "host_hint",
+    "is_cpu",
     "key_facts",
     "machine_of",
     "names_no_compiler",

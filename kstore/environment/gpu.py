@@ -88,6 +88,11 @@ def gpu_slug(environ: Mapping[str, str] = os.environ) -> str:
     return f"cpu-{platform.machine().lower()}"
 
 
+def is_cpu(slug: str) -> bool:
+    """Whether `gpu_slug` gave this name for want of a GPU."""
+    return slug.startswith("cpu-")
+
+
 def _slug(vendor: str, name: str, architecture: str) -> str:
     words = [word for word in re.split(r"[^a-z0-9]+", name.lower()) if word]
     if words[:1] != [vendor]:  # "Tesla V100", and GeForce names of drivers before 470, have no vendor

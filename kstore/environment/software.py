@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kstore.digest import digest_of
+from kstore.environment.gpu import is_cpu
 from kstore.environment.interpreter import own_interpreter
 
 NONE = "none"
@@ -72,7 +73,7 @@ def detect_environment(gpu: str, environ: Mapping[str, str] = os.environ) -> Env
         "python": _binary_interface() or str(sys.implementation.cache_tag),
         "machine": platform.machine().lower(),
     }
-    if gpu.startswith("cpu-"):
+    if is_cpu(gpu):
         isa = vector_isa(facts["machine"], cpu_flags(), environ.get("ATEN_CPU_CAPABILITY"), _sve_bytes())
         facts["vector_isa"] = _as_tried(isa)
     return Environment(f"{_readable(facts)}-{digest_of_facts(facts)[:_TAG_DIGITS]}", facts)
