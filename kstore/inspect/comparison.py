@@ -161,7 +161,7 @@ def compare(store: Store, left: str | Wanted, right: str | Wanted | None = None)
     return compare_sides(*find_sides(store, left, right))
 
 
-def find_sides(store: Store, left: str | Wanted, right: str | Wanted | None = None) -> tuple[Side, Side]:
+def find_sides(store: Store, left: str | Wanted, right: str | Wanted | None) -> tuple[Side, Side]:
     """The two sides that `compare` compares; it raises the same."""
     one = Wanted.parse(left) if isinstance(left, str) else left
     other = Wanted.parse(right) if isinstance(right, str) else right

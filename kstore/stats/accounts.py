@@ -57,7 +57,7 @@ class Holding(NamedTuple):
 
 
 def holdings(
-    storage: Storage, scopes: Iterable[Scope], unreadable: list[str], progress: Progress | None = None
+    storage: Storage, scopes: Iterable[Scope], unreadable: list[str], progress: Progress | None
 ) -> Iterator[Holding]:
     """Every generation of these scopes that can be read; why others cannot is appended to `unreadable`."""
     progress = progress or Progress()
