@@ -1,4 +1,4 @@
-"""Many blobs in an order that somebody else chose, with no more of them in memory than has room."""
+"""Fetches many blobs in an order that the caller chose, with only so many of them in memory."""
 
 from __future__ import annotations
 
@@ -33,5 +33,5 @@ def fetch_in_order(wanted: Iterable[tuple[bytes, int]], fetch: Fetch) -> Iterato
 
 
 def keepable(data: memoryview) -> bytes | memoryview:
-    """The same bytes without what surrounds them: a small blob is a part of a frame that holds many."""
+    """The same bytes, copied if they are few: a small blob is a part of a frame, which it would keep in memory."""
     return data if len(data) >= FRAME_SIZE else bytes(data)

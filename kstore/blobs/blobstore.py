@@ -29,7 +29,7 @@ from kstore.threads import Pool, submit
 log = logging.getLogger(__name__)
 
 _Tell = Callable[[str, Exception], None]
-"""Is told what ails a pack."""
+"""Called with the id of a pack, and with what ails it."""
 _INDEX_THREADS = 8
 _ATTEMPTS = 2
 MOST_SEARCHED = 100
@@ -71,14 +71,14 @@ class BlobStore:
         self._readers: dict[str, PackReader] = {}
         self._tails = Tails()
         self._search: _Search | None = None
-        """Of who is in a hurry; None if all packs may be looked through."""
+        """How far an operation in a hurry looks; None if all packs may be looked through."""
         self._told: set[str] = set()
         """The packs of which the log says that they cannot be read."""
         self.loose = LooseBlobs(backend)
 
     @contextmanager
     def in_a_hurry(self) -> Iterator[None]:
-        """In the block, what is not where it is expected is looked for in some packs only: a store may have ten
+        """In the block, what is not where it is expected is looked for in some packs only: a store may have tens of
         thousands. What is in one that cannot be read counts as missing: it would have been there by chance.
         """
         self._search = search = _Search()
@@ -97,7 +97,7 @@ class BlobStore:
         return LooseBlobWriter(self.loose, asks=asks)
 
     def expect_pack(self) -> Callable[[], None]:
-        """One is to be stored soon; returns what waits until there is a folder for it."""
+        """Say that a pack is to be stored soon. Returns a function that waits until there is a folder for it."""
         return self._backend.make_ahead(FOLDER)
 
     def packs(self) -> list[str]:
@@ -105,7 +105,7 @@ class BlobStore:
         return [child.name for child in self._backend.list(FOLDER) if not child.is_folder]
 
     def packs_listed(self) -> list[str]:
-        """The same for who can do without: if they cannot be listed there are none, and a line in the log."""
+        """The same for callers that can do without: none, and a line in the log, if they cannot be listed."""
         try:
             return self.packs()
         except OSError as error:
@@ -147,7 +147,9 @@ class BlobStore:
             return None
 
     def _read_indexes(self, packs: Iterable[str]) -> None:
-        """Side by side, for each is several round trips to the store. What ails one will be known when it is used."""
+        """Read the indexes of packs side by side, for each is several round trips to the store. What ails one will be
+        known when it is used.
+        """
         unknown = [pack_id for pack_id in packs if not self.pack(pack_id).is_known]
         if len(unknown) < 2:
             return
@@ -210,7 +212,9 @@ class BlobStore:
 
     @staticmethod
     def _parts_of_pack(reader: PackReader, wanted: Mapping[bytes, int], tell: _Tell) -> Iterator[Part]:
-        """What is damaged, or cannot be read, costs its own part."""
+        """The parts of a pack that hold wanted blobs. What is damaged, or cannot be read, costs only its own part, and
+        `tell` is called.
+        """
 
         def load(part: Part) -> Iterator[Blob]:
             try:
@@ -225,7 +229,7 @@ class BlobStore:
             tell(reader.pack_id, error)
 
     def _tell(self, pack_id: str, error: Exception) -> None:
-        """Once a pack, however often it is tried."""
+        """Log that a pack cannot be read, as a warning once, however often it is tried."""
         level = logging.DEBUG if pack_id in self._told else logging.WARNING
         self._told.add(pack_id)
         log.log(level, "of pack %s not all can be read, its blobs are looked for elsewhere: %s", pack_id, error)
@@ -239,8 +243,8 @@ class BlobStore:
 
         Raises:
             IntegrityError: it is missing or damaged.
-            OSError, MemoryError: a place where it may be cannot be read just now, which is no damage. For who is in a
-                hurry only `packs` and the loose blobs are such places.
+            OSError, MemoryError: a place where it may be cannot be read just now, which is no damage. In a hurry only
+                `packs` and the loose blobs are such places.
         """
         troubles: list[Exception] = []
         for _ in range(_ATTEMPTS):
@@ -260,7 +264,7 @@ class BlobStore:
         def tell(pack_id: str, error: Exception) -> None:
             self._tell(pack_id, error)
             if isinstance(error, OSError) and error.errno not in NO_FILE:
-                error.__context__ = None  # It knows who raised it, who have the pack open.
+                error.__context__ = None  # An error keeps the frames that raised it, and these have the pack open.
                 troubles.append(error.with_traceback(None))
 
         for pack_id in packs:

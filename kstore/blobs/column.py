@@ -16,7 +16,7 @@ class Digests(Sequence[bytes]):
     """A list of digests that only grows."""
 
     def __init__(self, data: bytes | memoryview = b"") -> None:
-        """`data` is what those that are there already are together."""
+        """`data` has the first digests, one after the other."""
         self.data = bytearray(data)
         """All of them, one after the other."""
 
@@ -55,7 +55,7 @@ class Digests(Sequence[bytes]):
 
 
 def joined(digests: Sequence[bytes]) -> bytes | bytearray:
-    """What they are together, without a copy of each."""
+    """All of them, one after the other, without a copy of each."""
     return digests.data if isinstance(digests, Digests) else b"".join(digests)
 
 

@@ -2,7 +2,7 @@
 
 Each frame says by number which dictionary it was compressed with (RFC 8878, section 3.1.1.1.3). They belong to this
 package, for a store outlives a version of it: one that was ever used is never changed or removed, and another one gets
-another number. Whoever writes with that must raise `kstore.published.ref.FORMAT`, and comes a version after those that
+another number. A version that writes with that one must raise `kstore.published.ref.FORMAT`, and comes after one that
 can read it. `tools.dictionary` makes them.
 """
 
@@ -17,7 +17,7 @@ from kstore.packaged import read_packaged
 
 NONE = 0
 NEWEST = 0x6B730001
-"""Of the numbers that the RFC leaves to everybody."""
+"""One of the numbers that the RFC leaves to everybody."""
 _KNOWN = (NEWEST,)
 
 

@@ -18,7 +18,7 @@ from kstore.files import NO_FILE, READ, read_all
 log = logging.getLogger(__name__)
 
 _HEAD = struct.Struct(f"<I{DIGEST_SIZE - 4}x")
-"""Of a digest, what its stamp is made of."""
+"""The part of a digest that its stamp is made of."""
 FOLDER = "blobs"
 _BATCH = 1 << 20
 """Bytes of blobs that are read in one go."""
@@ -32,7 +32,7 @@ def blob_name(digest: bytes) -> str:
 
 
 def blob_path(folder: str, digest: bytes) -> str:
-    """Where its file is, or would be, in the folder of the loose blobs."""
+    """The path of a blob's file, in the folder of the loose blobs."""
     text = digest.hex()
     return f"{folder}/{text[:2]}/{text}"
 
@@ -46,7 +46,7 @@ def stamp(digest: bytes) -> int:
 
 
 def stamps(digests: Iterable[bytes]) -> Iterator[int]:
-    """The same of many."""
+    """The stamps of many blobs."""
     return (number % 999_999_999 + 1 for (number,) in _HEAD.iter_unpack(b"".join(digests)))
 
 
@@ -57,8 +57,8 @@ def bears_stamp(mtime_ns: int, digest: bytes) -> bool:
 
 
 def is_published(path: str, digest: bytes, size: int) -> bool:
-    """Read a file, to tell whether it is this blob of `size` bytes, as it was published: of one on a filesystem whose
-    times are coarse no stamp can be trusted.
+    """Whether a file is this blob of `size` bytes, as it was published. It is read, for on a filesystem whose times are
+    coarse no stamp can be trusted.
     """
     try:
         fd = open_unnoticed(path, READ)
@@ -86,12 +86,12 @@ class LooseBlobs:
         return not self.lacking({digest: size})
 
     def lacking(self, sizes: Mapping[bytes, int]) -> dict[bytes, int]:
-        """Of blobs, given with their sizes in bytes, those that are not here."""
+        """Those of these blobs, given with their sizes in bytes, that are not here."""
         return dict(blob for blob, status in self._look_for(sizes) if status is None or status.size != blob[1])
 
     def unreliable(self, sizes: Mapping[bytes, int]) -> tuple[dict[bytes, int], set[bytes]]:
-        """Of blobs, given with their sizes in bytes, those that are not here, and the digests of those that are and
-        were changed since: a compiler that writes into a file may have one in its hands that is linked to a blob.
+        """Those of these blobs, given with their sizes in bytes, that are not here, and the digests of those that are
+        here and were changed since: a compiler may write into a file that is linked to a blob.
         """
         away, altered = dict[bytes, int](), set[bytes]()
         for (digest, size), status in self._look_for(sizes):
@@ -106,14 +106,18 @@ class LooseBlobs:
             yield from zip(batch, self._backend.stat_many([blob_name(digest) for digest, _ in batch]), strict=True)
 
     def _is_damaged(self, digest: bytes, size: int) -> bool:
-        """Read it all: on a filesystem whose times are coarse, no stamp can be trusted."""
+        """Whether a blob is damaged. All of it is read: on a filesystem whose times are coarse, no stamp can be
+        trusted.
+        """
         try:
             return self.read(digest, size) is None
         except (OSError, MemoryError):
             return True
 
     def folders(self) -> Iterator[list[bytes]]:
-        """The digests of all that are here, folder by folder: first of those that gc has aside for a moment."""
+        """The digests of all blobs that are here, folder by folder, beginning with those that gc has aside for a
+        moment.
+        """
         for folder in (ASIDE, *(f"{FOLDER}/{shard.name}" for shard in self._backend.list(FOLDER))):
             names = (child.name.partition(".")[0] for child in self._backend.list(folder))
             yield [bytes.fromhex(name) for name in names if HEXADECIMAL.fullmatch(name)]
@@ -148,7 +152,9 @@ class LooseBlobs:
                 del data
 
     def _get_many(self, blobs: list[tuple[bytes, int]]) -> list[bytes | None]:
-        """Unverified. A large one is not among them: how large it is was only said."""
+        """The bytes of each, unverified; None where they cannot be read at once, or may be large: their size was only
+        said.
+        """
         if sum(size for _, size in blobs) > _BATCH:
             return [None] * len(blobs)
         try:
@@ -180,7 +186,7 @@ class LooseBlobs:
         return data if len(data) == size and digest_of(data) == digest else None
 
     def _get(self, digest: bytes, size: int) -> bytes:
-        """One byte more than wanted tells one that is too long."""
+        """The bytes of a blob, and one more if it is too long."""
         try:
             return self._backend.get(blob_name(digest), 0, size + 1)
         except FileNotFoundError:

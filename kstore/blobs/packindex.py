@@ -71,7 +71,7 @@ class Footer(NamedTuple):
 
     @property
     def body_size(self) -> int:
-        """Of the index before the footer."""
+        """Bytes of the index before the footer."""
         return NONCE_SIZE + self.blobs * DIGEST_SIZE + self.packed_columns
 
 

@@ -91,7 +91,7 @@ class Tails:
                 del self._frames[first], self._sizes[first]
 
     def take(self, pack: str, offset: int) -> memoryview | None:
-        """A frame, once."""
+        """A frame, which is no longer kept then; None if it is not here."""
         return self._frames.get(pack, {}).pop(offset, None)
 
     def has(self, pack: str, offset: int) -> bool:
@@ -217,7 +217,7 @@ class PackReader:
     def _load(
         self, source: _Source, frame: Frame, digests: Sequence[bytes], sizes: Sequence[int], chosen: Sequence[bool]
     ) -> Iterator[Blob]:
-        """Those blobs of a frame that are `chosen`, of all that are in it."""
+        """The `chosen` blobs of a frame. The digests, the sizes and what is chosen are given for all that are in it."""
         content = self._decompress(source, frame)
         ends = [*accumulate(sizes, initial=0)]
         wanted = [*compress(digests, chosen)]
@@ -242,7 +242,7 @@ class PackReader:
             raise OSError(errno.ENOMEM, f"no memory for a frame of {frame.size} bytes", self._name) from error
 
     def _decompress_in_chunks(self, source: _Source, frame: Frame) -> memoryview:
-        """Hold the large blob once, and neither its compressed form nor a second copy."""
+        """Decompress a large blob, with neither its compressed form nor a second copy of it in memory."""
         if frame.size > frame.packed_size * _MOST_TIMES:
             raise IntegrityError(f"a frame of {self._name} declares {frame.size} bytes")
         packed = _Section(source.read, frame.offset, frame.packed_size)
@@ -303,7 +303,7 @@ class _Source:
         return _read(file, self._name, offset, length)
 
     def close(self) -> None:
-        """Until something is read again."""
+        """Close the file, until something is read again."""
         self._file, self._lately = None, {}
 
 
@@ -352,6 +352,6 @@ class _Section:
 
 
 def _inflater(header: bytes | memoryview) -> zstandard.ZstdDecompressor:
-    """For the frame that begins with `header`."""
+    """A decompressor for the frame that begins with `header`."""
     number = zstandard.get_frame_parameters(header).dict_id
     return zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW, dict_data=dictionary(number))

@@ -111,7 +111,7 @@ class PackWriter:
         self._writing.result()
 
     def _warm_up(self) -> None:
-        """Have zstd read the dictionary, which takes milliseconds, while nothing waits for it."""
+        """Let zstd read the dictionary, which takes milliseconds, while nothing waits for it."""
         self._choose_level()
         self._compressor.compress(b"")
 
@@ -128,7 +128,7 @@ class PackWriter:
         self._index.frames.append(Frame(start, self.size - start, size, count))
 
     def _choose_level(self) -> None:
-        """A compressor holds megabytes: there is only one."""
+        """Take the compressor for the level that is due. There is only one, for each holds megabytes."""
         level = _FINE_LEVEL if self._taken < self._fine_size else LEVEL
         if level != self._level:
             # The window spans a frame: what a kernel resembles may be anywhere before it.

@@ -66,7 +66,7 @@ class BlobWriter(Protocol):
 
 
 def put_many(writer: BlobWriter, digests: Sequence[bytes], read: Read, progress: Progress, done: int = 0) -> set[bytes]:
-    """Store blobs; returns the digests of those that cannot be read. Of all blobs `done` were stored before."""
+    """Store blobs; returns the digests of those that cannot be read. `done` is how many were stored before."""
     refused = set()
     progress.done, progress.total = done, done + len(digests)
     for digest, data in read(digests):
@@ -83,8 +83,8 @@ class LooseBlobWriter:
     """Stores each blob as a file of its own, a batch of them at a time in each of two threads."""
 
     def __init__(self, loose: LooseBlobs, *, asks: bool) -> None:
-        """With `asks` nobody has asked yet which blobs are there already. It is asked of each batch, as long as some of
-        the one before were: asking takes a tenth of the time of storing.
+        """With `asks` it is not known yet which blobs are there already. That is asked of each batch, as long as some
+        of the one before were: asking takes a tenth of the time of storing.
         """
         self._loose = loose
         self._may_ask = self._asks = asks
@@ -194,7 +194,7 @@ class PackedBlobWriter:
         self._pack.add(digest, data)
 
     def flush(self) -> None:
-        """Have what was put compressed and written."""
+        """Compress and write what was put."""
         if self._pack:
             self._pack.close_frame()
 

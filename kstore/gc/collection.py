@@ -50,8 +50,8 @@ _LEASE_TTL = 3600.0
 
 
 def collect(storage: Storage, policy: Policy, *, dry_run: bool = False, progress: Progress | None = None) -> GcReport:
-    """Collect garbage once; with `policy.offline` both phases, one after the other, and though another gc seems to be
-    at work: it may have been killed.
+    """Collect garbage once. With `policy.offline` both phases follow each other, even if another gc seems to be at
+    work: that one may have been killed.
 
     Raises:
         UsageError: the policy's grace is too short.
@@ -95,7 +95,7 @@ class _Collection:
             self._collect_condemned()
 
     def _collect_condemned(self) -> None:
-        """At once: nobody uses the store."""
+        """Delete what was just condemned as well: nobody uses the store."""
         report = self._report
         if report.dry_run:
             report.deleted, report.condemned = report.deleted + report.condemned, Count()
@@ -152,7 +152,7 @@ class _Collection:
         return gone
 
     def _decide(self, history: History, now: int) -> list[Decision]:
-        """What is to stay is read only where something else may go."""
+        """Decide about the generations of one scope. Whether they can be read is asked only if one of them may go."""
         judge = partial(decide, history, self._policy.keep, self._report.grace, now)
         decisions = judge()
         if self._policy.max_size is None and all(decision.stays for decision in decisions):
@@ -199,8 +199,8 @@ class _Collection:
         return [Decision(d.scope, d.generation, Why.SIZE, False) if _name(d) in over else d for d in decisions]
 
     def _forget(self, history: History) -> None:
-        """Unless it was restored, pinned or committed since it was looked at, or its newest generation cannot be read:
-        then what is below may be in use, which would be hidden.
+        """Forget a key, unless it was restored, pinned or committed since it was looked at, or its newest generation
+        cannot be read: then a store below may have what is in use, and that would be hidden.
         """
         scope, upon = history.scope, history.newest.number
         pins = self._storage.refs.pins(scope)  # One may be left of a generation that has gone.

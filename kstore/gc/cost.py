@@ -16,7 +16,7 @@ _NOTHING = Needs((), {}, {}, {})
 
 
 class Costs:
-    """Asked of one generation after the other. To be used in a context."""
+    """Says what generations take, one after the other. To be used in a context."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
@@ -34,7 +34,7 @@ class Costs:
         self._open.close()
 
     def of(self, scope: Scope, generation: int) -> int:
-        """Bytes in the store that this generation needs, and none that was kept so far. What is lost takes no room."""
+        """Bytes in the store that this generation needs and none of those kept so far does, without what is lost."""
         self._asked, self._asked_packs = _NOTHING, set[str]()
         try:
             needs = needs_of(self._storage, self._storage.refs.get(scope, generation))
@@ -47,7 +47,7 @@ class Costs:
         return size + sum(size_of(self._storage, pack) for pack in packs)
 
     def keep(self) -> None:
-        """What was asked for last stays: others that need the same have it for nothing."""
+        """Note that the generation asked for last stays: what others share with it costs them nothing."""
         self._counted.add(self._asked.loose)
         self._sought.add(self._asked.lacking)
         self._packs |= self._asked_packs
@@ -62,7 +62,7 @@ class Costs:
 
 
 def size_of(storage: Storage, pack: str) -> int:
-    """Bytes of a pack as it is stored; an earlier generation may name one that a repair took away."""
+    """Bytes of a pack as it is stored; 0 if it has gone: an earlier generation may name one that a repair took away."""
     try:
         return storage.blobs.pack(pack).size
     except FileNotFoundError:

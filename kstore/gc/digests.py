@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class DigestSet:
-    """Digests, each with a few bytes of its own. In local temporary storage, gone when its context is left.
+    """Digests, each with a few bytes as its value, in local temporary storage. It is gone when its context is left.
 
     Raises, from every method that adds:
         FileError: there is no room for them, or not enough address space.
@@ -33,7 +33,7 @@ class DigestSet:
 
     @cached_property
     def _env(self) -> lmdb.Environment:
-        """Made when it is first needed: many a set stays empty."""
+        """The table, made when it is first needed: many sets stay empty."""
         with _telling(), _temporary_file() as path:
             env = lmdb.open(
                 os.fsencode(path), subdir=False, map_size=_MAP_SIZE, sync=False, metasync=False, lock=False,
@@ -81,7 +81,7 @@ class DigestSet:
             return found
 
     def absent(self, digests: Iterable[bytes]) -> list[bytes]:
-        """Of `digests`, those that are not in the set."""
+        """Those of `digests` that are not in the set."""
         if not len(self):
             return list(digests)
         with self._env.begin() as txn:
@@ -93,7 +93,7 @@ class DigestSet:
             yield from cursor.iternext()
 
     def beginning(self, prefixes: Iterable[bytes]) -> list[bytes]:
-        """What is in the set and begins with any of these."""
+        """The digests in the set that begin with any of these."""
         found: list[bytes] = []
         with self._env.begin() as txn, txn.cursor() as cursor:
             for prefix in prefixes:
@@ -115,7 +115,9 @@ def _put_all(items: list[tuple[bytes, bytes]], txn: lmdb.Transaction) -> None:
 
 @contextmanager
 def _temporary_file() -> Iterator[str]:
-    """Its name goes at once, for a gc may be killed; on NFS that leaves one which goes when it is closed."""
+    """The path of a new file that loses its name after the block, for a gc may be killed. On NFS that leaves another
+    name, which goes when the file is closed.
+    """
     fd, path = tempfile.mkstemp(prefix="kstore-gc-")
     os.close(fd)
     try:

@@ -39,11 +39,11 @@ class Needs:
     loose: dict[bytes, int]
     """Digest → size in bytes, of the blobs that are in none of the packs."""
     packed: dict[bytes, int]
-    """The same of those that are."""
+    """The same for the blobs that are in one of them."""
     leant: dict[bytes, int]
-    """The same of those that were not uploaded, for a store below had them: they may not be here."""
+    """The same for those that were not uploaded because a store below had them: they may not be here."""
     lacking: tuple[bytes, ...] = ()
-    """Of the loose ones, those that are not there: another pack may have them, for one of these cannot be read."""
+    """The loose ones that are not there, if one of the packs cannot be read: another pack may have them."""
 
 
 @dataclass(slots=True)
@@ -55,19 +55,19 @@ class Marked:
     loose: DigestSet
     packed: DigestSet
     leant: DigestSet
-    """Kept if they are here, and not counted."""
+    """What a store below had: kept if it is here, and not counted."""
     lacking: DigestSet
     """Needed by generations one of whose packs cannot be read, and neither in the others nor loose."""
     packs: dict[str, set[Ref]] = field(default_factory=dict)
     """Live pack → the refs that name it."""
     newest: set[Ref] = field(default_factory=set)
-    """Of each scope's, the last."""
+    """The last ref of each scope."""
     unread_packs: set[str] = field(default_factory=set)
     """Live packs that could not say, at least once, what they hold: nobody knows what of it is dead."""
     sought: set[str] = field(default_factory=set)
     """Live packs that no ref names: they hold what is lacking."""
     found: Count = field(default_factory=Count)
-    """Of the loose blobs that are needed those that were there: others are lost, or just came."""
+    """The loose blobs that are needed and were there: others are lost, or just came."""
     unreadable: list[str] = field(default_factory=list)
     """What cannot be read: it may need anything."""
 
@@ -88,7 +88,7 @@ class Marked:
         return any(digest in blobs for blobs in (self.loose, self.packed, self.leant))
 
     def dead(self, loose: Iterable[bytes]) -> list[bytes]:
-        """Of these loose blobs, those that no generation needs."""
+        """Those of these loose blobs that no generation needs."""
         return self.leant.absent(self.loose.absent(loose))
 
 
@@ -115,7 +115,7 @@ def needs_in(blobs: BlobStore, ref: Ref, manifest: Manifest) -> Needs:
 
 def is_whole(storage: Storage, scope: Scope, generation: int) -> bool:
     """Whether a generation can be read now: its ref and, unless it is empty, its manifest's bytes, and what its packs
-    hold. A pack that cannot be read is none that matters if all is elsewhere: a commit has brought it back.
+    hold. A pack that cannot be read does not matter if all it held is elsewhere: a commit has brought it back.
     """
     blobs = storage.blobs_anew()
     try:

@@ -26,7 +26,9 @@ class Policy:
     allow_live: bool = False
     """With `max_size`: keys may be forgotten altogether."""
     grace: float | None = None
-    """Only longer than the store's, unless `offline`."""
+    """Seconds between condemning and deleting: at least the store's, unless `offline`. None for the store's own; with
+    `offline`, for none at all.
+    """
     offline: bool = False
     """No worker uses the store now: both phases follow each other, and a shorter grace is safe."""
 
@@ -157,8 +159,8 @@ def _pairs(generations: tuple[Generation, ...]) -> Iterator[tuple[Generation, Ge
 
 
 def unused(histories: Iterable[History], policy: Policy, now: int) -> list[History]:
-    """Those to forget because nobody uses them. A key with a pinned generation is in use; one of which all is lost here
-    may be, in a store below.
+    """The keys to forget because nobody uses them. A key with a pinned generation is in use; one that has lost
+    everything here may be, in a store below.
     """
     if policy.unused is None:
         return []
@@ -172,8 +174,8 @@ def _may_forget(history: History) -> bool:
 
 
 def by_worth(histories: Mapping[Scope, History], decisions: Iterable[Decision]) -> list[Decision]:
-    """The generations that stay: what must stay first, then newest ones, then older ones. Those used last come first,
-    and of one key the later ones.
+    """The generations that stay: first those that must, then the newest ones, then older ones. Within each group those
+    that were used last come first, and of one key the later ones.
     """
 
     def rank(decision: Decision) -> tuple[int, int, int]:
@@ -200,8 +202,9 @@ def over_budget(
     allow_live: bool,
     keep: Callable[[], None] = lambda: None,
 ) -> tuple[list[Decision], int]:
-    """What a size limit takes, and how many bytes over it must stay all the same. What is pinned stays, with its key.
-    After what does not fit, something smaller may: a key that is larger than the limit does not take all others along.
+    """The generations that a size limit takes, and how many bytes over it must stay all the same. What is pinned stays,
+    with its key. Something smaller may fit after what does not: a key that is larger than the limit does not take all
+    others along.
 
     `costs` says, in the order of `by_worth`, what each generation takes beyond those before it that stay, in bytes.
     `keep` is called for each of these before the next one is asked for.

@@ -34,11 +34,11 @@ WORTHWHILE = 1 << 20
 MANY = 8
 """Packs from which on it is worth making one of them."""
 _FEWEST = 2
-"""Packs that one is made of, if others of them cannot be read."""
+"""The fewest packs that are worth making one of, where others of them cannot be read."""
 _SMALL = FRAME_SIZE
 """Bytes of a pack, as it is stored, from which on it is not merged with others."""
 _LARGE = 2
-"""Times the bytes of all smaller packs that a pack must have to stay by itself."""
+"""A pack stays by itself if it has so many times the bytes of all smaller ones together."""
 
 
 def worth_rewriting(storage: Storage, marked: Marked) -> list[tuple[str, ...]]:
@@ -58,7 +58,7 @@ def worth_rewriting(storage: Storage, marked: Marked) -> list[tuple[str, ...]]:
 
 
 def _smallest(packs: list[tuple[int, str]]) -> tuple[str, ...]:
-    """Of packs, given with their sizes in bytes, all but the largest that are large compared with all before them."""
+    """All packs but the largest that are large compared with all before them. Sizes are in bytes."""
     packs = sorted(packs)
     count = before = 0
     for number, (size, _) in enumerate(packs, 1):
@@ -104,7 +104,7 @@ def repack(storage: Storage, groups: Iterable[tuple[str, ...]], marked: Marked) 
 
 
 def _merge(storage: Storage, packs: tuple[str, ...], marked: Marked) -> tuple[list[str], tuple[str, ...]]:
-    """Write what is needed of some packs into a new one; those that are in it whole, and it.
+    """Write what is needed of some packs into a new one. Returns the packs that are in it whole, and the new one.
 
     The manifests of the newest generations have frames of their own, as a commit makes them. Those of earlier ones are
     left out: they stay where those generations look for them.
@@ -150,7 +150,9 @@ def _live_in(storage: Storage, pack: str, marked: Marked, but: set[bytes]) -> It
 
 
 def _republish(storage: Storage, ref: Ref, replaced: Mapping[str, tuple[str, ...]]) -> bool:
-    """False if it is not the newest any more: a commit that was faster names the old packs, which therefore stay."""
+    """Publish a generation again with its new packs. Returns False if it is not the newest any more: a commit that was
+    faster names the old packs, which therefore stay.
+    """
 
     def packs(ref: Ref) -> tuple[str, ...]:
         if not are_present(storage, {new for old in ref.packs for new in replaced.get(old, ())}):

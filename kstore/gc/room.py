@@ -1,4 +1,4 @@
-"""A store without room: whoever waits for some before he deletes waits for himself.
+"""What gc does in a store without room: it must not wait for some before it deletes, for only deleting makes room.
 
 So what gc has to write is left undone where there is no room for it, and what it may delete already is deleted. Nothing
 is deleted that would not be otherwise: a list without a fence is not ripe, what is on no list stays, and so does what
@@ -24,7 +24,7 @@ _NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 
 
 class Room:
-    """What one gc has found out of the room in its store."""
+    """What one gc has found out about the room in its store."""
 
     def __init__(self) -> None:
         self.lacking = ""
@@ -32,7 +32,7 @@ class Room:
 
     @contextmanager
     def needed(self) -> Iterator[None]:
-        """What is in it is left undone from where there is no room for it."""
+        """A block that ends where there is no room for what it writes; the rest of it is left undone."""
         try:
             yield
         except OSError as error:
@@ -44,7 +44,9 @@ class Room:
 
 @contextmanager
 def alone(lease: Lease, room: Room) -> Iterator[bool]:
-    """Whether no other gc is at work. Where there is no room to say so, two may be, and nothing is lost by it."""
+    """Hold gc's lease in the block; yields whether no other gc has it. Where there is no room for a lease two may run,
+    and nothing is lost by it.
+    """
     taken = True  # As it may be, though to take it fails or is interrupted.
     try:
         with room.needed():
@@ -70,7 +72,7 @@ def latest(storage: Storage, room: Room) -> int:
 
 
 def full(storage: Storage, room: Room, report: GcReport) -> StoreUnavailable:
-    """What to do about a store without room in which nothing may be deleted yet."""
+    """The error for a store without room in which nothing may be deleted yet. It says what to do."""
     where, later = storage.location, f"{report.grace:.0f} s"
     if report.waiting.files:
         what = (

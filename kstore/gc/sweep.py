@@ -71,14 +71,14 @@ class Sweeper:
         self._damaged: list[str] = []
         """Lists that nobody could read any more when marking began. All that may have been on them is condemned."""
         self._left: dict[str, list[Condemned]] = {}
-        """Ripe list → what is live of it still."""
+        """Ripe list → what of it is still live."""
         self._is_less = False
         """Whether any of them had more on it."""
         self.swept = Swept()
 
     def prepare(self, before: int) -> None:
-        """Choose the lists to sweep, and keep those from publishing who began before these were written. And note what
-        is there: only that may be condemned, for of what comes while gc marks nobody knows whether it is needed.
+        """Choose the lists to sweep, and keep commits that began before these were written from publishing. Note also
+        what is there: only that may be condemned, for nobody knows whether what comes while gc marks is needed.
 
         To be called before marking. A list is ripe if its fence was put up earlier than `before`, by the store's clock
         in nanoseconds.
@@ -132,7 +132,9 @@ class Sweeper:
             function(self._backend, what)
 
     def _in_room(self, name: str, function: Callable[[], None]) -> None:
-        """Once more, if there was none: its fence is closed, and leaves room for the folder `ASIDE` or for a list."""
+        """Call `function`, and once more if there was no room for what it writes. Before that the fence of the list
+        `name` is taken down if it is closed: that leaves room for the folder `ASIDE` or for a list.
+        """
         found = Room()
         with found.needed():
             function()
@@ -157,7 +159,7 @@ class Sweeper:
         self.swept.waiting = _more(self.swept.waiting, rest)
 
     def _keep(self, name: str, rest: list[Condemned], *, is_less: bool) -> None:
-        """What is left of a ripe list."""
+        """Note what is left of a ripe list; a list of which nothing is left is deleted."""
         if not rest:
             delete_list(self._backend, name)
             return
@@ -175,7 +177,7 @@ class Sweeper:
         self._left, self._is_less = {}, False
 
     def _delete_dead(self, entries: list[Condemned], marked: Marked) -> list[Condemned]:
-        """Returns those that are live: they stay on the list until they are dead."""
+        """Delete what is dead. Returns what is live: it stays on the list until it is dead."""
         live = []
         for entry in entries:
             if marked.is_live(entry):
@@ -185,7 +187,7 @@ class Sweeper:
         return live
 
     def _condemn(self, dead: Iterable[Condemned]) -> bool:
-        """Whether there were any."""
+        """Condemn what is on no list yet. Returns whether there was anything."""
         fresh = (entry for entry in dead if self._listed.value(_key(entry)) != _identity(entry))
         has_any = False
         while batch := list(islice(fresh, _BATCH)):
@@ -232,8 +234,9 @@ def _delete(backend: Backend, entry: Condemned) -> bool:
 
 
 def _put_back(backend: Backend, aside: str) -> None:
-    """As a new file, which no gc has condemned; if the name was taken meanwhile, that one is as good. One that was
-    altered does not bear the stamp, as before: who relies on blobs looks at it, and who links them does not take it.
+    """Put a blob back as a new file, which no gc has condemned; if its name was taken meanwhile, that file is as good.
+    An altered one does not get the stamp, as before: what relies on blobs looks for that, and what links them does not
+    take it.
     """
     try:
         digest = bytes.fromhex(aside.rpartition("/")[2].partition(".")[0])
