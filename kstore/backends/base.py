@@ -70,7 +70,7 @@ class Opened(Protocol):
         """Return `length` bytes (fewer at the end) from `offset`."""
 
     def close(self) -> None:
-        """Let go of it: no thread is reading, or will be. Errors know who raised them, and would hold it long."""
+        """Close it; no thread is reading, or will be. An error keeps the frames that raised it, and with them this."""
 
 
 class Upload(Protocol):
@@ -117,7 +117,7 @@ class Backend(Protocol):
         """Create an object. False if that name is taken; the object there stays."""
 
     def write_out(self, name: str) -> None:
-        """Have an object outlive a power cut of the storage as soon as that can be had without waiting."""
+        """Make an object outlive a power cut of the storage as soon as that can be done without waiting."""
 
     def put_many(self, objects: Sequence[NewObject]) -> list[bool]:
         """`put_if_absent` for many small objects, a few hundred at most; True for each that was created."""
@@ -126,16 +126,18 @@ class Backend(Protocol):
         """Start writing an object whose name is known only at its end. It is in `STAGING` when this returns."""
 
     def rely_on(self, name: str) -> None:
-        """This object is there as long as the storage is; "" if none is known. What is written where it has gone raises
+        """Take this object for a sign that the storage is there; "" if none is known. Writing where it has gone raises
         an OSError: a volume that is unmounted leaves a folder, and what is put there is lost.
         """
 
     def look_ahead(self, names: Sequence[str]) -> None:
-        """These are to be asked for soon. Where it takes long to find them, that begins now; nobody waits for it."""
+        """Say that these are to be asked for soon. Where it takes long to find them, that begins now, and is not waited
+        for.
+        """
 
     def make_ahead(self, folder: str) -> Callable[[], None]:
-        """Objects are to be made in this folder soon. Where it must be made for them, that begins now; returns what
-        waits until it is done, if that does not take long.
+        """Say that objects are to be made in this folder soon. Where it must be made for them, that begins now. Returns
+        a function that waits until it is done, if that does not take long.
         """
 
     def stat(self, name: str) -> Stat:
@@ -156,10 +158,10 @@ class Backend(Protocol):
         """Rename one object to a name that nobody else uses, in one step."""
 
     def clock(self) -> int:
-        """What time it is by the storage's own clock, in nanoseconds, though there may be no room for an object.
+        """The time by the storage's own clock, in nanoseconds, even where there is no room for an object.
 
         Raises:
-            OSError: it cannot be told so.
+            OSError: it cannot be told.
         """
 
 
@@ -173,7 +175,7 @@ class LocalPaths(Protocol):
 
 _NO_PARTS = {"", ".", ".."}
 _STAGED = re.compile(r"[^\0/\ud800-\udc7f\udd00-\udfff]{1,128}-[0-9a-f]{16}(\.[0-9]{1,9})?")
-"""Of a host, whatever it is called, and a nonce."""
+"""A host, whatever it is called, and a process; a nonce; and a number where there are several."""
 _MOST_DIGITS = 18
 
 

@@ -115,7 +115,9 @@ class PosixBackend:
         return created + self._put_staged(left) if left else created
 
     def _put_nameless(self, objects: Sequence[NewObject]) -> list[bool]:
-        """The first ones, without a name in `tmp/`: two changes of a folder fewer."""
+        """Create the first ones, without a name in `tmp/`: two changes of a folder fewer. Returns an answer for each
+        that could be tried so.
+        """
         staging, files = f"{self._prefix}{STAGING}", _new_files(objects, [self.path(item.name) for item in objects])
         answers, error = publish_files(staging, files)
         created = [not answer for answer in answers]
@@ -181,25 +183,25 @@ class PosixBackend:
             raise
 
     def look_ahead(self, names: Sequence[str]) -> None:
-        """Have the kernel learn the way to these names: over a network it asks for each folder on it."""
+        """Let the kernel learn the way to these names: over a network it asks for each folder on it."""
         begin(stat_each, [self.path(name) for name in names])
 
     def rely_on(self, name: str) -> None:
-        """Looked for before a folder is made. An empty mount point lacks every folder, `tmp/` first of all."""
+        """Look for this object before a folder is made. An empty mount point lacks every folder, and `tmp/` as well."""
         self._anchor = name
 
     def make_folder(self, path: str) -> None:
-        """Make one that turned out to be missing, and what is missing above it."""
+        """Make a folder that turned out to be missing, and what is missing above it."""
         if self._anchor and not os.path.exists(self.path(self._anchor)):
             raise OSError(errno.ENODEV, "the store has gone", path)
         make_folder(path)
 
     def make_ahead(self, folder: str) -> Callable[[], None]:
-        """Over a network each folder on the way to it takes as long as to make an object."""
+        """Begin to make a folder: over a network each one on the way to it takes as long as to make an object."""
         made = begin(self.make_folder, self.path(folder))
 
         def wait() -> None:
-            with suppress(OSError, TimeoutError):  # Who makes an object there says what is wrong.
+            with suppress(OSError, TimeoutError):  # Making an object there says what is wrong.
                 made.result(_PATIENCE)
 
         return wait
@@ -241,7 +243,7 @@ class PosixBackend:
             os.rename(source, to)
 
     def clock(self) -> int:
-        """What time it is, as whoever keeps the filesystem says when a folder is touched: no client names a time."""
+        """The time by the clock of the filesystem, which a folder shows when it is touched: no client names a time."""
         folder = f"{self._prefix}{STAGING}"
         try:
             os.utime(folder)

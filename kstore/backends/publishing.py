@@ -17,7 +17,7 @@ _RENAME_NOREPLACE = 1
 
 
 class CannotPublish(OSError):
-    """A filesystem, as that of an object store, where no name is taken for one writer only. The number of the error is
+    """The filesystem, such as that of an object store, gives no name to one writer only. The number of the error is
     that of the link: after EIO it may have been a server that was away (NFS, mounted soft).
     """
 
@@ -47,7 +47,7 @@ def has_hard_links(path: str) -> bool:
     and a name beside it, which nobody else uses.
 
     Raises:
-        CannotPublish: by neither.
+        CannotPublish: they are taken by neither.
         OSError: nothing can be written there.
     """
     names = path, f"{path}.1"
@@ -68,8 +68,8 @@ def _has_two_names(source: str) -> bool:
 
 
 def _link_anothers(source: str, target: str, refusal: OSError) -> bool:
-    """An NFS server that maps users (all_squash) makes our file another user's, and of others nobody may link what he
-    may not write (fs.protected_hardlinks, proc(5)).
+    """Publish a file that an NFS server which maps users (all_squash) has made another user's: it must be writable for
+    the moment, for nobody may link another's file that he may not write (fs.protected_hardlinks, proc(5)).
     """
     try:
         os.chmod(source, _WRITABLE_MODE)

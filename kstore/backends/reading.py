@@ -76,8 +76,8 @@ def read_part(path: str, offset: int, length: int | None) -> bytes:
 
 
 def _close(fd: int, took: float) -> None:
-    """Close a file that has been read. Where that took so many seconds, closing may as well cross a network, which
-    FUSE waits for: then nobody else does.
+    """Close a file that has been read. If opening or reading it took long (`took`, in seconds), so may closing, for
+    FUSE asks over the network then too: a thread does it, and nobody waits.
     """
     if took > NEAR and _CLOSING.acquire(blocking=False):
         begin(_close_aside, fd)
@@ -94,7 +94,7 @@ def _close_aside(fd: int) -> None:
 
 
 def _open_to_read(path: str) -> int:
-    """Nobody waits for the writer of a pipe that is in an object's place."""
+    """Open a file to read it, without waiting for the writer of a pipe that is in its place."""
     return open_unnoticed(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
 
 

@@ -1,4 +1,4 @@
-"""The artifacts of one generation as plain files, for who has no kstore: tar, compressed or not, and zip.
+"""The artifacts of one generation as plain files, for programs without kstore: tar, compressed or not, and zip.
 
 The same generation gives the same bytes: the order is fixed, and nothing says who made the archive, or when.
 """
@@ -150,7 +150,7 @@ def _read(files: list[tuple[str, Entry]], under: str, fetch: Fetch) -> Iterator[
 
 
 def _folder_of(component: str) -> str:
-    """Where a restore puts it below a cache root; what only a newer kstore knows, by its name."""
+    """The folder below a cache root where a restore puts a component; its name if only a newer kstore knows it."""
     known = load_table().get(component)
     return known.part_of(component) if known else component
 

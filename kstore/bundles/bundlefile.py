@@ -13,7 +13,7 @@ class BundleFile:
         self.size = size
 
     def open(self, name: str) -> BundleFile:
-        """All of it."""
+        """The whole bundle, whatever the name."""
         return self
 
     def read(self, offset: int, length: int) -> bytes:
@@ -21,4 +21,4 @@ class BundleFile:
         return read_fully(self._fd, offset, min(length, max(self.size - offset, 0)))
 
     def close(self) -> None:
-        """Whoever has opened the file closes it."""
+        """Do nothing: whoever has opened the file closes it."""

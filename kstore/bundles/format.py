@@ -56,7 +56,7 @@ class Header:
     compressor: str = COMPRESSOR
 
     def dump(self) -> bytes:
-        """As the bytes that begin the file."""
+        """The bytes that begin the file."""
         scopes = [
             {"gpu": c.scope.gpu, "environment": c.scope.environment, "manifest": c.manifest.hex(), "size": c.size}
             for c in self.contents
@@ -67,7 +67,7 @@ class Header:
 
     @property
     def nonce(self) -> bytes:
-        """Of the pack."""
+        """The nonce of the pack."""
         return digest_of(self.dump())[:NONCE_SIZE]
 
 

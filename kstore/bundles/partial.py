@@ -25,8 +25,8 @@ _BUSY = {errno.EAGAIN, errno.EACCES}
 
 @contextmanager
 def finished_as(path: str, *, resumable: bool) -> Iterator[IO[bytes]]:
-    """The file that is to become `path`. If it is `resumable`, it holds what an earlier writer left, and whoever fails
-    leaves what he has written; the position is at its beginning.
+    """The file that is to become `path`. If it is `resumable`, it holds what an earlier writer left, and a writer that
+    fails leaves what it has written; the position is at its beginning.
 
     What is no regular file, as a pipe, is written to as it is: it cannot be read. A link stays one.
 
@@ -87,7 +87,7 @@ def _opened(path: str) -> io.BufferedRandom:
         except BaseException:
             file.close()
             raise
-        file.close()  # Who held the lock has finished it since we opened it.
+        file.close()  # Another writer, which held the lock, has finished it since we opened it.
 
 
 def _lock(fd: int, path: str) -> None:

@@ -129,7 +129,7 @@ class BundleWriter:
 
 
 class _Sealed:
-    """What is written, to a stream and into the digest of the whole."""
+    """Writes to a stream, and adds it to the digest of the whole."""
 
     def __init__(self, stream: Sink) -> None:
         self._stream = stream
@@ -140,7 +140,7 @@ class _Sealed:
         self._hash.update(data)
 
     def hash(self, data: bytes) -> None:
-        """What is there already."""
+        """Add what is in the stream already to the digest."""
         self._hash.update(data)
 
     def digest(self) -> bytes:
@@ -148,7 +148,7 @@ class _Sealed:
 
 
 def portable(manifest: Manifest) -> Manifest:
-    """The same without what is its store's: equal contents are equal bytes."""
+    """The manifest without what it says of its store: equal contents are equal bytes."""
     manifest = standing(manifest)
     meta = {name: value for name, value in manifest.meta.items() if name not in _OF_THE_STORE}
     return Manifest(manifest.files, manifest.hosts, meta)

@@ -25,7 +25,9 @@ _PASSED_ON = frozenset(signal.valid_signals()) - _OUR_OWN
 ENDINGS = frozenset({signal.SIGTERM, signal.SIGINT})
 """What tells a job to end."""
 _NOT_OF_KERNEL = frozenset({signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP, signal.SIGWINCH, signal.SIGXCPU})
-"""The kernel sends the terminal's to the whole process group, and SIGXCPU for the time that we took ourselves."""
+"""Signals that are not passed on if the kernel sends them: those of the terminal go to the whole process group, and
+SIGXCPU is for the time that we took ourselves.
+"""
 _SI_KERNEL = 0x80
 """`si_code` of a signal that the kernel sent: sigaction(2)."""
 
@@ -62,7 +64,9 @@ def exit_code_of(error: OSError) -> int:
 
 
 def _wait(child: int, told: Callable[[int], object]) -> int:
-    """Signals are blocked and waited for, as this alone tells who sent one."""
+    """Wait until the child ends, and return its exit code. Signals are blocked and waited for, as this alone tells who
+    sent one.
+    """
     while True:
         received = signal.sigwaitinfo(_PASSED_ON | {signal.SIGCHLD})
         if received.si_signo == signal.SIGCHLD:
@@ -78,7 +82,9 @@ def _wait(child: int, told: Callable[[int], object]) -> int:
 
 
 def _pass_on(child: int, number: int) -> None:
-    """A command that has become another user, as sudo does, gets no signals from this one: it is waited for."""
+    """Send a signal on to the child. A command that has become another user, as sudo does, gets none from this one: it
+    is waited for.
+    """
     try:
         os.kill(child, number)
     except PermissionError:
@@ -86,7 +92,7 @@ def _pass_on(child: int, number: int) -> None:
 
 
 def _stop() -> None:
-    """Until SIGCONT comes, which is passed on then. Where SIGTSTP is ignored it stops neither us nor the command."""
+    """Stop until SIGCONT comes, which is passed on then. An ignored SIGTSTP stops neither us nor the command."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTSTP})
     signal.raise_signal(signal.SIGTSTP)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTSTP})

@@ -74,7 +74,7 @@ def _find(key: str | None, store: str | None) -> Iterator[_Root]:
 
 
 def _is_own(path: Path) -> bool:
-    """Whoever wrote the claim could have written any user's number, so the folder itself is asked."""
+    """Whether the folder is this user's, by its own status: whoever wrote the claim could have written any number."""
     try:
         found = path.lstat()
     except FileNotFoundError:

@@ -83,7 +83,7 @@ def _run(output: Output, store: Path, cache_root: Path, model: str) -> Run:
 
 
 def _environ() -> dict[str, str]:
-    """Without the user's caches and settings, and for the CPU."""
+    """The environment without the user's caches and settings, and for the CPU."""
     from kstore.components import load_table
 
     caches = {component.variable for component in load_table().values()}

@@ -85,7 +85,7 @@ def _side(output: Output, mark: str, side: Side) -> None:
 
 
 def _table(tallies: Iterable[Tally]) -> tuple[list[Column], list[list[str]]]:
-    """Without the columns that hold nothing but noughts."""
+    """The columns and rows of the table, without the columns that hold nothing but zeros."""
     changes = [change for change in Change if any(tally.different[change] for tally in tallies)]
     columns = [Column("COMPONENT", floor=9), Column("KIND", floor=10), Column("SAME", right=True)]
     columns += [Column(change.upper(), right=True) for change in changes]
@@ -177,7 +177,7 @@ def _change_of(field: Field) -> str:
 
 
 def _words_that_differ(left: str, right: str) -> str:
-    """Of two long lists, such as a CPU's features."""
+    """The words that differ between two long lists, such as a CPU's features."""
     one, other = left.split(), right.split()
     words = [f"-({word})" for word in one if word not in set(other)] + [
         f"+({word})" for word in other if word not in set(one)

@@ -54,7 +54,9 @@ def print_texts(output: Output, sides: Sides, path: str) -> bool:
 
 
 def _find_both(sides: Sides, path: str) -> tuple[Artifact, Artifact]:
-    """Each by what `path` says; where one side has nothing so called, what is compared with the other side's."""
+    """The artifact that `path` means on either side. Where one side has none of that name, it is the one that is
+    compared with the other side's.
+    """
     try:
         left = find_artifact(sides[0], path)
     except MissError as error:
@@ -74,7 +76,7 @@ def _counterpart(sides: Sides, position: int, other: Artifact, error: MissError)
 
 
 def _lines(sides: Sides, left: Artifact, right: Artifact) -> list[str] | None:
-    """Of a unified diff; None if there can be none."""
+    """The lines of a unified diff; None if there can be none."""
     if max(left.entry.size, right.entry.size) > MAX_COMPARED:
         return None
     one, other = (

@@ -81,7 +81,7 @@ class _Exec(Command):
         return rest
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
-        """As the usage line shows them."""
+        """The arguments as the usage line shows them."""
         return [*super().collect_usage_pieces(ctx), "-- CMD..."]
 
 
@@ -208,7 +208,9 @@ def _restore(
 def _find_usage(
     invocation: Invocation, store: Store, restored: RestoreReport, committed: CommitReport, commits: _Commits
 ) -> UsageReport:
-    """What became of what was restored, in a line if there was something. Who is told to end has no time for it."""
+    """Find out what became of what was restored, and say it in a line if there was something. A job that is told to end
+    has no time for it.
+    """
     from kstore.cli.sentences import used
     from kstore.deadline import within
     from kstore.hits import UsageReport, unknowable, usage_of
@@ -269,7 +271,9 @@ class _Commits:
             self.ready = start_ready_commit(self._output, self._live, ready_url, self._store.settings.timeout)
 
     def told(self, number: int) -> None:
-        """A signal has come. Who sent it may not wait for the command's end: what is there is committed at once."""
+        """Take note of a signal. Whoever sent it may not wait for the command's end: what is there is committed at
+        once.
+        """
         if number in ENDINGS:
             self.is_told_to_end = True
             moment = time.monotonic() if number == signal.SIGINT else math.inf
@@ -278,7 +282,9 @@ class _Commits:
                 self._live.checkpoint()
 
     def command_has_ended(self) -> None:
-        """A Ctrl-C that it has outlived did not end it, as at a prompt. A server may take long to end after SIGTERM."""
+        """Forget a Ctrl-C that the command has outlived, as at a prompt: it did not end it. A server may take long to
+        end after SIGTERM.
+        """
         if time.monotonic() - self._interrupted_at > _OUTLIVED:
             self.is_told_to_end = False
 

@@ -44,7 +44,7 @@ class CommandTable(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Written from the table: click would import every command for it."""
+        """Write the commands from the table: click would import every command for it."""
         width = max(map(len, self.table))  # What they do begins in one column in all sections.
         for heading, section in self.sections.items():
             with formatter.section(heading):

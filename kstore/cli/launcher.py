@@ -1,7 +1,7 @@
 """A process that becomes the command. It is made before the store is touched, so it has none of the store's files open.
 
-Whoever runs another program closes what is not for that, and FUSE asks its mount at each close. Where the mount hangs,
-nothing can interrupt it: a process that is made then never gets as far as the command.
+A process that runs another program first closes what is not for that, and FUSE asks its mount at each close. Where the
+mount hangs, nothing can interrupt that: a process that is made then never gets as far as the command.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kstore.deadline import signals_blocked
 
 _SHELL = "/bin/sh"
 _NOT_AS_PYTHON = signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD
-"""Signals that Python, or who started us, has ignored; a command would inherit that."""
+"""Signals that Python, or whatever started us, has ignored; a command would inherit that."""
 _LISTENER = "LISTEN_PID"
 """Names the process that systemd's sockets are for: sd_listen_fds(3)."""
 _STOPS = signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU
@@ -56,7 +56,7 @@ class Launcher:
             os.waitpid(self._process, 0)
 
     def run(self, command: Sequence[str], environ: Mapping[str, str], blocked: Iterable[int]) -> int:
-        """Have it become `command`, with these signals blocked; returns its process id.
+        """Let it become `command`, with these signals blocked; returns its process id.
 
         Raises:
             OSError: that cannot be run.
@@ -71,7 +71,7 @@ class Launcher:
 
 
 def _become_command(orders: int, failures: int) -> NoReturn:
-    """Wait for it. Without an order the other process has ended."""
+    """Wait for the order to become the command. If there is none, the other process has ended."""
     try:
         with open(orders, "rb") as file:
             order = file.read()
@@ -82,7 +82,7 @@ def _become_command(orders: int, failures: int) -> NoReturn:
 
 
 def _run(command: list[str], environ: dict[str, str], blocked: list[int]) -> int:
-    """Returns the number of the error for which it cannot be run."""
+    """Become the command; returns the number of the error for which it cannot be run."""
     for number in _NOT_AS_PYTHON:
         signal.signal(number, signal.SIG_DFL)
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
@@ -102,7 +102,9 @@ def _run(command: list[str], environ: dict[str, str], blocked: list[int]) -> int
 
 
 def _execute(command: list[str], environ: dict[str, str]) -> int:
-    """As execvp(3): a script without `#!` is for the shell, and what may not be executed is passed over."""
+    """Become the command, as execvp(3) does: a script without `#!` is for the shell, and what may not be executed is
+    passed over.
+    """
     name, folders = command[0], os.get_exec_path(environ)
     failure = errno.ENOENT
     for path in [name] if "/" in name else [os.path.join(folder, name) for folder in folders]:

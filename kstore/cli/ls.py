@@ -86,7 +86,7 @@ def _row(ref: Ref) -> tuple[str, ...]:
 
 
 def _print(output: Output, store: Store, refs: list[Ref]) -> None:
-    """A column that says the same of all is left out."""
+    """Print a table. The columns for states and for stores are there only if they tell something."""
     from kstore.published.ref import RefState
 
     columns, rows = [*_COLUMNS], list(map(_row, refs))

@@ -183,7 +183,7 @@ def _setting(name: str, metavar: str, text: str) -> Callable[[Function], Functio
 
 
 def _decorate(*decorators: Callable[[Function], Function]) -> Callable[[Function], Function]:
-    """All of them, in the order of the help."""
+    """One decorator that applies all of them, in the order of the help."""
 
     def decorate(function: Function) -> Function:
         for decorator in reversed(decorators):
@@ -194,7 +194,7 @@ def _decorate(*decorators: Callable[[Function], Function]) -> Callable[[Function
 
 
 def _output_options(stream: str) -> Callable[[Function], Function]:
-    """How much is said, and to whom."""
+    """Options that say how much is told, and to whom."""
     return _decorate(
         click.option("--json", is_flag=True, is_eager=True, callback=_set_json, expose_value=False,
                      help=f"One JSON object on {stream}."),
@@ -206,29 +206,29 @@ def _output_options(stream: str) -> Callable[[Function], Function]:
 
 
 def output_options(function: Function) -> Function:
-    """Of a command whose stdout is its own."""
+    """Output options of a command whose stdout is its own."""
     return _output_options("stdout")(function)
 
 
 def lent_output_options(function: Function) -> Function:
-    """Of one that lends it to a child."""
+    """Output options of a command that lends its stdout to a child."""
     return _output_options("stderr")(function)
 
 
 def store_option(function: Function) -> Function:
-    """Which store."""
+    """The option that names the store."""
     text = "The store, and after a colon others to read what it lacks; else KSTORE_ROOT, else /data/kstore."
     return _setting("--store", "DIR[:DIR]", text)(function)
 
 
 def cache_root_option(function: Function) -> Function:
-    """Which local folder."""
+    """The option that names the local folder."""
     text = "The local folder; else KSTORE_CACHE_ROOT, else a numbered one below /tmp/kstore."
     return _setting("--cache-root", "DIR", text)(function)
 
 
 def scope_options(function: Function) -> Function:
-    """Whose kernels, where detection would say something else."""
+    """Options that say whose kernels, where detection would say something else."""
     return _decorate(
         _setting("--gpu", "NAME", "Instead of the GPU that is detected; `kstore ls --json` has the names."),
         _setting("--environment", "TAG", "Instead of the installed software's."),
@@ -236,7 +236,7 @@ def scope_options(function: Function) -> Function:
 
 
 def choice_options(function: Function) -> Function:
-    """Whose kernels, of a command that takes all there are, or finds out which are meant."""
+    """Options that say whose kernels, for a command that takes all there are, or finds out which are meant."""
     return _decorate(
         _setting("--gpu", "NAME", "Only this GPU's; `kstore ls --json` has the names."),
         _setting("--environment", "TAG", "Only this software's; `kstore ls --json` has the tags."),
@@ -244,7 +244,7 @@ def choice_options(function: Function) -> Function:
 
 
 def layout_option(function: Function) -> Function:
-    """How new blobs are stored."""
+    """The option that says how new blobs are stored."""
     return click.option(
         "--layout", type=click.Choice(["auto", "loose", "packed"]), callback=_set, expose_value=False,
         help="How new files are stored: one by one, as one pack, or (auto) what suits the store's filesystem.",
@@ -252,7 +252,7 @@ def layout_option(function: Function) -> Function:
 
 
 def wait_options(function: Function) -> Function:
-    """Who compiles, and who waits."""
+    """Options that say who compiles, and who waits."""
     return _decorate(
         click.option("--wait", metavar="DURATION", callback=as_seconds_or_none,
                      help="If nothing is published: one worker compiles, the others wait so long for it (300, 5m)."),
@@ -273,7 +273,7 @@ def _as_url(ctx: click.Context, param: click.Parameter, value: str | None) -> st
 
 
 def live_options(function: Function) -> Function:
-    """When to commit what is still being compiled."""
+    """Options that say when to commit what is still being compiled."""
     return _decorate(
         click.option("--settle", metavar="DURATION", default="5s", show_default=True, callback=as_seconds,
                      help="Commit when nothing has changed for so long."),
@@ -298,7 +298,7 @@ def complete_key(ctx: click.Context, param: click.Parameter, incomplete: str) ->
 
 
 def _alone(ctx: click.Context, param: click.Parameter, value: str) -> str:
-    """Callback of a KEY of which no generation can be named by @N."""
+    """Callback of a KEY that takes no generation as @N."""
     if "@" not in value:
         return value
     places = {type(other): other for other in ctx.command.params if other.name == "generation"}
@@ -318,15 +318,15 @@ pass_invocation = click.make_pass_decorator(Invocation, ensure=True)
 
 
 def on_store(function: Callable[Concatenate[Invocation, P], R]) -> Callable[P, R]:
-    """What a command takes that works on a store."""
+    """The options and the invocation, for a command that works on a store."""
     return _decorate(store_option, output_options)(pass_invocation(function))
 
 
 def on_scope(function: Callable[Concatenate[Invocation, P], R]) -> Callable[P, R]:
-    """What a command takes that works on one key's kernels in it."""
+    """The options and the invocation, for a command that works on one key's kernels in a store."""
     return _decorate(store_option, choice_options, output_options)(pass_invocation(function))
 
 
 def on_worker(function: Callable[Concatenate[Invocation, P], R]) -> Callable[P, R]:
-    """What a command takes that works on a cache root as well."""
+    """The options and the invocation, for a command that works on a cache root as well."""
     return _decorate(store_option, cache_root_option, scope_options, output_options)(pass_invocation(function))

@@ -37,7 +37,7 @@ class Output:
     verbosity: int = 0
     """-1 for errors only, 0, 1 for information, 2 for debugging."""
     stdout_is_lent: bool = False
-    """To a child, or to the file that is written: then data for people and machines goes to stderr."""
+    """Whether a child, or the file that a command writes, has stdout: then all else goes to stderr."""
 
     def document(self, content: Mapping[str, Any]) -> None:
         """The command's data for machines: the only line on stdout. Where that is lent, it goes to stderr, behind a
@@ -82,7 +82,7 @@ class Output:
             self._talk(text)
 
     def detail(self, text: str) -> None:
-        """Talk for who asked for more."""
+        """Talk for those who asked for more."""
         if self.verbosity > 0:
             self._talk(text)
 
@@ -130,13 +130,13 @@ class Output:
         logger.setLevel(_LEVELS.get(self.verbosity, logging.DEBUG))
 
     def _talk(self, text: str) -> None:
-        """Nobody listening is no reason to fail."""
+        """Print talk. That nobody listens is no reason to fail."""
         with suppress(OSError):
             click.echo("\n".join(f"{PREFIX}{printable(line)}" for line in text.split("\n")), err=True)
 
 
 def _without_empty_errors(content: Any) -> Any:
-    """Whoever looks for an error finds one only where there was one."""
+    """The content without any `error` that is empty: whoever looks for one finds it only where there was one."""
     if isinstance(content, Mapping):
         return {name: _without_empty_errors(value) for name, value in content.items() if (name, value) != ("error", "")}
     return [_without_empty_errors(value) for value in content] if isinstance(content, list | tuple) else content

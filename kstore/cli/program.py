@@ -102,7 +102,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _output_of(arguments: list[str]) -> Output:
-    """Known before parsing, so that an error of parsing comes in the right form."""
+    """Where the output goes, known before parsing, so that an error of parsing comes in the right form."""
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
     return Output(command=arguments[0] if arguments[0] in COMMANDS else "", json="--json" in own)
 
@@ -129,7 +129,7 @@ def _run(arguments: list[str], output: Output) -> int:
 
 
 def _invoke(arguments: list[str], output: Output) -> int:
-    """As click's own `main`, which would turn a broken pipe and an interrupt into something else."""
+    """Do what click's own `main` does, which would turn a broken pipe and an interrupt into something else."""
     try:
         with program.make_context(NAME, arguments, obj=Invocation(output)) as context:
             code: Any = program.invoke(context)
@@ -139,7 +139,7 @@ def _invoke(arguments: list[str], output: Output) -> int:
 
 
 def _usage(error: click.ClickException) -> str:
-    """On one line: click lists choices below each other."""
+    """The message of a usage error on one line: click lists choices below each other."""
     context = getattr(error, "ctx", None)
     hint = f" (see `{context.command_path} --help`)" if context else ""
     message = " ".join(error.format_message().split())
@@ -147,7 +147,9 @@ def _usage(error: click.ClickException) -> str:
 
 
 def _interrupted(error: BaseException, output: Output) -> int:
-    """click reports Ctrl-C at a question as an abort, and the end of the input too."""
+    """Say that the command was interrupted; returns its exit code. click reports Ctrl-C at a question as an abort, and
+    the end of the input too.
+    """
     if isinstance(error, KeyboardInterrupt) or isinstance(error.__context__, KeyboardInterrupt):
         output.error(KeyboardInterrupt("interrupted"))
         return INTERRUPTED

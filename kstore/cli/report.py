@@ -58,7 +58,7 @@ def command(invocation: Invocation, path: str) -> int:
 
 
 def _check_target(path: Path) -> None:
-    """Before the whole store is read for it."""
+    """See that the page can be written, before the whole store is read for it."""
     if path.is_dir():
         raise UsageError(f"cannot write {path}: it is a folder; name a file in it")
     if not path.parent.is_dir():

@@ -24,7 +24,7 @@ _SHOWN = 3
 
 
 def restored(store: Store, report: RestoreReport, seed: str | None) -> str:
-    """One line."""
+    """What a restore did, in one line; `seed` is the key that would be started from if there is nothing else."""
     return _restored(store, report, seed) + _waited(report)
 
 
@@ -35,7 +35,6 @@ def _waited(report: RestoreReport) -> str:
 
 
 def _restored(store: Store, report: RestoreReport, seed: str | None) -> str:
-    """`seed` is the key that would be started from if there is nothing else."""
     if report.status is RestoreStatus.MISS and report.error:
         return f"no rank restores {report.key}: {report.error}"
     if report.withdrawn:
@@ -56,13 +55,15 @@ def _restored(store: Store, report: RestoreReport, seed: str | None) -> str:
 
 
 def _way_back(store: Store, report: RestoreReport | CommitReport) -> str:
-    """All stores are named: of what only one below has, the first one knows no earlier generation."""
+    """The command that takes back what withdrew a key. All stores are named: of what only one below has, the first one
+    knows no earlier generation.
+    """
     where = ("--store", ":".join(store.settings.store), "--gpu", report.gpu, "--environment", report.environment)
     return f"`{command_line('rollback', report.key, *where)}` takes that back, until gc has removed what it had"
 
 
 def check_required(store: Store, report: RestoreReport, seed: str | None) -> None:
-    """For --require.
+    """See that something was restored, as --require asks.
 
     Raises:
         MissError: nothing was there to restore.
@@ -78,7 +79,7 @@ def check_required(store: Store, report: RestoreReport, seed: str | None) -> Non
 
 
 def committed(store: Store, report: CommitReport, checkpoints: Sequence[CommitReport] = ()) -> str:
-    """One line; of a job's last commit, `checkpoints` are what the report sums up."""
+    """What a commit did, in one line. For a job's last commit, `checkpoints` are the ones that the report sums up."""
     if report.status is CommitStatus.READ_ONLY:
         return f"nothing is committed to {report.key}: the mode is read"
     if report.status is CommitStatus.UNCHANGED:
@@ -115,7 +116,7 @@ def _has_all(generation: int, declined: int, waiting: int = 0) -> str:
 
 
 def used(report: UsageReport) -> str:
-    """One line."""
+    """What was used of what was restored, in one line."""
     parts = [_used(name, usage) for name, usage in report.components.items()]
     why = f" ({report.why_unknown})" if report.why_unknown else ""
     return f"used of generation {report.generation}: {'; '.join(parts) or 'nothing'}{why}"
@@ -146,7 +147,7 @@ def not_held(left_out: LeftOut) -> str:
 
 
 def tell_components(output: Output, cache_root: str, components: Mapping[str, Count] | None) -> None:
-    """Where, and how much of each component."""
+    """Say where the cache root is, and how much of each component is in it."""
     rows = {"cache root": cache_root}
     rows |= {name: amount(count.files, count.bytes) for name, count in (components or {}).items()}
     width = max(map(len, rows))
@@ -155,7 +156,7 @@ def tell_components(output: Output, cache_root: str, components: Mapping[str, Co
 
 
 def tell_elsewhere(output: Output, store: Store, report: RestoreReport) -> None:
-    """Where else a key is published that is not for the GPU or the environment that was named: a slip, maybe."""
+    """Say where else a key is published that is not for the GPU or the environment that was named: a slip, maybe."""
     named = store.settings.gpu or store.settings.environment
     if named and report.status is RestoreStatus.MISS and not (report.withdrawn or report.error):
         with suppress(KstoreError):
@@ -165,7 +166,7 @@ def tell_elsewhere(output: Output, store: Store, report: RestoreReport) -> None:
 
 
 def tell_trouble(output: Output, report: RestoreReport | CommitReport) -> None:
-    """What is worth knowing about the environment, what was left out, and why."""
+    """Say what is worth knowing about the environment, what was left out, and why."""
     for note in getattr(report, "notes", ()):
         output.warn(note)
     _tell_skipped(output, report.skipped)

@@ -137,7 +137,7 @@ def _describe_ref(ref: Ref, is_pinned: bool) -> dict[str, object]:
 
 
 def _print(output: Output, shown: _Shown, *, has_several: bool) -> None:
-    """With the store that it is in, if there are several."""
+    """Print one scope, with the store that it is in if there are several."""
     output.line(shown.scope.key)
     for name, value in _facts(shown, has_several=has_several):
         output.line(f"  {name:<11}  {value}")

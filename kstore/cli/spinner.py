@@ -35,7 +35,7 @@ class Spinner:
             self._show()
 
     def _show(self) -> None:
-        """rich's own display has a thread that outlives it."""
+        """Draw until the work is done, without the thread of rich's own display, which outlives it."""
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn
         from rich.progress import Progress as Display

@@ -20,18 +20,18 @@ _STREAMS = {"stdin": "r", "stdout": "w", "stderr": "w"}
 
 
 def prepare_streams() -> None:
-    """See that all three can be used, whatever whoever started the program has closed."""
+    """Make all three usable, whichever of them were closed when the program was started."""
     for name, mode in _STREAMS.items():
         if getattr(sys, name) is None:
             setattr(sys, name, _open_nothing(mode))
     # An old locale must not turn an ellipsis into a failure.
     for stream in (sys.stdout, sys.stderr):
-        with suppress(AttributeError):  # of somebody's own
+        with suppress(AttributeError):  # It may be a stream of somebody's own.
             stream.reconfigure(errors="replace")  # type: ignore[union-attr]
 
 
 def is_stdout(path: str) -> bool:
-    """Also as /dev/stdout."""
+    """Whether a path means stdout, also as /dev/stdout."""
     with suppress(OSError):
         return path == STDOUT or os.path.samestat(os.stat(path), os.fstat(1))
     return False
@@ -80,7 +80,9 @@ class _Nothing(io.TextIOWrapper):
 
 
 def _open_nothing(mode: str) -> _Nothing:
-    """It takes the descriptor that is free, before a file of the store's or a socket can; a child gets it too."""
+    """A stream in the place of one that was closed. It takes the descriptor that is free, before a file of the store's
+    or a socket can; a child gets it too.
+    """
     descriptor = os.open(os.devnull, os.O_RDWR)
     os.set_inheritable(descriptor, True)
     return _Nothing(open(descriptor, f"{mode}b", closefd=False), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What ends a command that has no other to pass its signals on to yet."""
+"""Signals that end a command which has no other to pass them on to yet."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ class Terminated(BaseException):
 def terminable() -> Iterator[None]:
     """SIGTERM and SIGHUP end what is done meanwhile, unless whoever started us has them ignored.
 
-    Process 1 of a container gets no signal that it has no handler for; and a lease is given up only by who lives on.
+    Process 1 of a container gets no signal that it has no handler for; and only a process that lives on gives up its
+    lease.
 
     Raises:
         Terminated: one has come.

@@ -80,7 +80,7 @@ def command(
 def _report(
     output: Output, key: str, committed: CommitReport | None, ready: ReadyCommit | None = None, checkpoints: int = 0
 ) -> None:
-    """For --json."""
+    """Print the report, if it is to be JSON."""
     if output.json:
         reports = {"commit": committed and committed.as_json(), "ready": ready and ready_as_json(ready)}
         output.document({"key": key, **reports, "checkpoints": checkpoints})

@@ -147,7 +147,7 @@ def _tell_difference(output: Output, difference: Difference) -> None:
 
 
 def _wrap(output: Output, text: str, where: str = "") -> None:
-    """Indented, on one line with where to look if there is room, and no value cut in two."""
+    """Print a text indented, on one line with where to look if there is room, and with no value cut in two."""
     line = f"  {text}  {where}".rstrip()
     if len(line) <= screen_width():
         output.line(line)
@@ -157,7 +157,7 @@ def _wrap(output: Output, text: str, where: str = "") -> None:
 
 
 def _values(difference: Difference, width: int) -> tuple[str, str]:
-    """Both sides, of long ones the part where they begin to differ."""
+    """Both values; of long ones, the part where they begin to differ."""
     old, new = (" ".join(text.split()) if text else "" for text in (difference.stored, difference.fresh))
     shared = next((at for at, (one, other) in enumerate(zip(old, new, strict=False)) if one != other), 0)
     skipped = max(0, shared - _BEFORE)
