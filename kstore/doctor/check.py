@@ -57,7 +57,7 @@ def bad(name: str, found: str, advice: str) -> Check:
 
 
 def again(store: Store, command: str, key: str = "", *words: str, names: Sequence[str] = ("store",)) -> str:
-    """A command of kstore's, to be copied, with those of the settings of these names that nothing else tells it."""
+    """A kstore command line, to be copied. Of the settings `names` it has those that nothing else tells the command."""
     usual, options = Settings(), list[str]()
     for name in names:
         ((variable, value),) = variables_of(store.settings, [name]).items()

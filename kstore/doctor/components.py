@@ -26,10 +26,12 @@ from kstore.words import files
 
 
 def check_components(store: Store, key: str, newest: Newest | None) -> Iterator[Check]:
-    """Each that is not as kstore would have it, or that has published files which this worker does not restore."""
+    """Check each component; those are told that are not as kstore would have them, or have published files that this
+    worker does not restore.
+    """
     try:
         path = path_of(store, key)
-    except (KstoreError, OSError):  # which was told of the cache root
+    except (KstoreError, OSError):  # `check_node` has told of it.
         return
     table, managed = load_table(), store.settings.components
     placement = place_components(table, managed, path, store.environ, before_import=True)
@@ -57,7 +59,7 @@ def _unmanaged(name: str, count: int) -> Check:
 def _check_component(
     component: Component, placement: Placement, environ: Mapping[str, str], published: int
 ) -> Check | None:
-    """None if it is in the cache root."""
+    """Check one component; None if it is in the cache root."""
     name, variable, value = component.name, component.variable, environ.get(component.variable)
     if other := placement.sharing.get(name):
         return _sharing(component, load_table()[other], published)
@@ -79,7 +81,7 @@ def _sharing(component: Component, other: Component, published: int) -> Check:
 
 
 def _check_chosen(component: Component, value: str, published: int) -> Check:
-    """A place that the user has named himself."""
+    """Check a place that the user has named."""
     name, variable = component.name, component.variable
     found = f"{variable}={value} is the user's own and stays"
     if names_folder(component, value):

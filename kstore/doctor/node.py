@@ -81,7 +81,8 @@ def path_of(store: Store, key: str) -> str:
 
 
 def _worker_at(store: Store, key: str, path: str, stack: ExitStack) -> Worker:
-    """Nothing is claimed, made or left: where no job has been, a folder for as long as it is looked at is as good.
+    """A worker for that cache root, with nothing claimed, made or left: where no job has been, a folder that is there
+    for as long as it is looked at is as good.
 
     A root that the doctor claims, as root for one, would give the job another number, and its files another path.
     """
@@ -104,7 +105,7 @@ def _check_disk(path: str, newest: Newest | None, *, takes_all: bool) -> Iterato
 
 
 def _tells_news(path: str) -> bool:
-    """Whether a folder's time tells that a name came into it, which scans go by; so also where none can be made."""
+    """Whether a folder's time tells that a name came into it, which scans go by; True also where none can be made."""
     with suppress(OSError), TemporaryDirectory(prefix=".kstore-doctor-", dir=path) as folder:
         os.utime(folder, (_LONG_AGO, _LONG_AGO))
         os.mkdir(f"{folder}/name")
@@ -176,7 +177,7 @@ def _named(component: Component, folder: str) -> str:
 
 
 def _check_link(store: Store, worker: Worker) -> tuple[Check, bool]:
-    """And whether it is known that restores copy."""
+    """Check how files get from the store into the cache root. Returns also whether it is known that restores copy."""
     if store.settings.mode is Mode.READ:
         return ok("link mode", "not tried: the mode is read"), False
     try:

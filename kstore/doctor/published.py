@@ -32,9 +32,9 @@ class Newest:
     """What is published for a key."""
 
     own: Ref | None
-    """Of this worker's scope, the newest generation that can be read."""
+    """The newest generation of this worker's scope that can be read."""
     others: Mapping[Scope, Ref]
-    """Of other scopes, those with this worker's GPU first; only what is live."""
+    """The newest generations of other scopes that are live, those with this worker's GPU first."""
     snapshot: Snapshot | None
     """Of `own`, if that is live; else of the first of the others."""
     trouble: str = ""
@@ -116,7 +116,7 @@ def _check_generation(store: Store, key: str, newest: Newest) -> Iterator[Check]
 
 
 def _way_back(store: Store, key: str) -> str:
-    """From a key that was withdrawn: what workers still have of it, no commit publishes again."""
+    """The way back from a key that was withdrawn: what workers still have of it, no commit publishes again."""
     root = store.settings.cache_root
     clean = f"remove {root}" if root else f"`{again(store, 'clean', key)}`"
     back = again(store, "rollback", key, names=SCOPE)
@@ -139,7 +139,7 @@ def _check_contents(store: Store, key: str, newest: Newest) -> Iterator[Check]:
 
 
 def _check_stored(store: Store, key: str, snapshot: Snapshot) -> Iterator[Check]:
-    """By the names and sizes of packs and loose blobs."""
+    """Check by the names and sizes of packs and loose blobs whether all is stored."""
     ref, storage, is_noted = snapshot.ref, store.storage.holder(snapshot.ref), False
     broken = [pack for pack in ref.packs if not storage.blobs.can_read(pack)]
     if broken:
@@ -173,7 +173,7 @@ def _check_leaning(store: Store, snapshot: Snapshot) -> Iterator[Check]:
 
 
 def _check_choice(newest: Newest) -> Check:
-    """Without torch nobody knows what this worker is, and a restore takes what there is."""
+    """Check what can be chosen: without torch nobody knows what this worker is, and a restore takes what there is."""
     found = "torch is not installed here"
     if len(newest.choices) > 1:
         return bad("environment", f"{found}, and the key has several", f"choose: {choices(newest.choices)}")

@@ -102,7 +102,7 @@ def _check_writable(store: Store, key: str) -> Check:
 
 
 def _written(store: Store, key: str) -> Iterator[str]:
-    """The folders that a commit writes in, of those that may be there, and a restore for its mark."""
+    """The folders, if they are there, that a commit writes in, and a restore for its mark."""
     layout = store.settings.layout
     if layout is not Layout.LOOSE:
         yield "packs"
@@ -118,7 +118,7 @@ def _is_refused(folder: str) -> bool:
 
 
 def _makes_files(storage: Storage) -> bool:
-    """Whether it does, though it tells of no free inodes, as rclone's mounts do."""
+    """Whether files can be made, though the filesystem tells of no free inodes, as rclone's mounts do."""
     try:
         storage.clock()
     except (KstoreError, OSError):
@@ -155,7 +155,7 @@ def _fuse_kind(folder: str) -> str:
 
 
 def _check_room(store: Store) -> Check:
-    """What a commit needs; restores need none."""
+    """Check the room that a commit needs; restores need none."""
     status = os.statvfs(store.location)
     free = status.f_bavail * status.f_frsize
     found = f"{size(free)} free in {store.location}"

@@ -26,7 +26,7 @@ from kstore.store import Store
 
 _FREEZING = "TORCHINDUCTOR_FREEZING"
 _MOST_PROCESSORS = 1 << 20
-"""What more a manifest says of its builder is no number of processors."""
+"""The most that is believed: if a manifest says more of its builder, it is no number of processors."""
 _MOST = 20
 """Variables that are named: a manifest may hold any number."""
 
@@ -93,7 +93,7 @@ def _check_switches(environ: Mapping[str, str]) -> Iterator[Check]:
 
 
 def _check_influences(store: Store, manifest: Manifest | None) -> Iterator[Check]:
-    """Those that differ from the builder's, if it is known what they were there."""
+    """Check the variables that differ from the builder's; all that are set, if it is not known what they were there."""
     ours = influences(store.environ)
     theirs = manifest.meta.get("variables") if manifest else None
     if not isinstance(theirs, Mapping):
@@ -116,7 +116,7 @@ def _check_influences(store: Store, manifest: Manifest | None) -> Iterator[Check
 
 
 def _check_threads(store: Store, there: int, here: int) -> Iterator[Check]:
-    """What counts is how many torch has, whatever says so."""
+    """Check how many threads torch has, whatever says so."""
     if there != here:
         name, found = OF_THREADS[1], f"torch had {there} where it was compiled, and has {here} here"
         advice = f"give it {there}, by as many processors or by {name}: it changes the keys of {influence(name)}"

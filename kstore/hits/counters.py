@@ -28,7 +28,7 @@ class Counters:
 
     @classmethod
     def now(cls) -> Self:
-        """As torch has them; nothing if it has not been imported."""
+        """What torch has counted so far; nothing if it has not been imported."""
         counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
         # A graph and its AOT entry are compiled together: only what neither knows of the other is added.
         graphs = _sum(counters, _MISSES[:2])

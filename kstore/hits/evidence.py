@@ -2,7 +2,7 @@
 
 A restore creates or links a file, which sets its status-change time. Linux notes the first read after that in the
 file's access time, also where it is mounted relatime (mount(8)). So a file whose access time is later than the end of
-the restore has been read since, and another has not. Of one that had been read before, within a day, nobody can tell.
+the restore has been read since, and another has not. If it had been read within the day before, nobody can tell.
 Whether access times are noted at all is seen by a file of kstore's own, which is written when a restore ends and read
 here.
 
@@ -36,7 +36,7 @@ from kstore.worker import Worker
 
 _GROUP, _SLOT, _LINK = int(Flag.GROUP), int(Flag.SLOT), int(Flag.LINK)
 _BUILT = _LINK | int(Flag.HOST)
-"""What nobody changes who only uses it: an object that is written was compiled anew."""
+"""Files that use alone never changes: one that is written was compiled anew."""
 _DAY = 24 * 3600 * 10**9
 _COUNTED = "inductor"
 """The component that torch's counters are about."""
@@ -53,7 +53,8 @@ CHANGED_IN_PLACE = "kstore itself reads files that are changed in place"
 
 
 def usage_of(store: Store, key: str, counted: Counters | None = None) -> UsageReport:
-    """What became of what was last restored for `key` on this node. `counted`: by torch, in this process, since.
+    """What became of what was last restored for `key` on this node. `counted` is what torch has counted in this process
+    since then.
 
     Raises:
         KstoreError, OSError: the cache root cannot be used.
@@ -147,8 +148,8 @@ def _was_written_after(file: str, stored: Entry | None, mark_ns: int) -> bool:
 
 
 def _has_come_since(worker: Worker, path: str, placed: Files, mark_ns: int) -> bool:
-    """Whether anything of what a scan leaves out, a group or a file, was written since. What is changed in place may
-    have been by who used it.
+    """Whether anything of what a scan leaves out, a group or a file, was written since. Files that are changed in place
+    do not count: using them may have changed them.
     """
     local = worker.root.local_path(path)
     below = [f"{folder}/{name}" for folder, _, names in os.walk(local) for name in names]
@@ -204,7 +205,7 @@ class _Evidence:
         return self._is_unknown(READ_BEFORE) if None in answers else False
 
     def _is_unknown(self, why: str) -> bool | None:
-        """The answer of who cannot tell; the first reason is reported."""
+        """None, for what nobody can tell; the first reason is reported."""
         self._why_unknown = self._why_unknown or why
         return None
 
@@ -238,7 +239,9 @@ def _entries(files: Files, has_entries: bool) -> dict[str, list[str]]:
 
 
 def _is_of_entry(path: str, entry: Entry) -> bool:
-    """A serving engine has models beside the graphs that they were made of, and then asks only for them."""
+    """Whether a file is a part of an entry. A serving engine has models beside the graphs that they were made of, and
+    then asks only for them.
+    """
     is_model = entry.flags & _LINK and kind_of(path) is Kind.COMPILED_MODEL
     return bool(entry.flags & (_GROUP | _SLOT) or is_model)
 

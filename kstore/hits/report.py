@@ -10,15 +10,15 @@ from kstore.report import SCHEMA
 from kstore.words import plural
 
 DRIVER = "cuda"
-"""The component of what the CUDA driver keeps, for all libraries of a process. Some of it is new in every one, under
-names of its own and whatever was restored (seen with torch 2.11 on an H100): nothing of it tells of hits.
+"""The component of what the CUDA driver keeps, for all libraries of a process. Some of it is new in every process,
+under names of its own and whatever was restored (seen with torch 2.11 on an H100): nothing of it tells of hits.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Of one component. An entry is what a compiler looks up at once: torch's FX or AOT entry of a graph, a kernel with
-    its files, else a file.
+    """What became of one component. An entry is what a compiler looks up at once: torch's FX or AOT entry of a graph, a
+    kernel with its files, else a file.
     """
 
     restored: int = 0
@@ -68,19 +68,21 @@ class UsageReport:
 
     @property
     def has_failed(self) -> bool:
-        """Whether who requires hits did not get them. A cache that is switched off compiles without leaving a file."""
+        """Whether a job that requires hits did not get them. A cache that is switched off compiles without leaving a
+        file.
+        """
         return bool(self.missed or self.unused or self.is_gone)
 
     @property
     def failure(self) -> str:
-        """What to tell who required hits, and did not get them."""
+        """What to tell a job that required hits, and did not get them."""
         if self.missed:
             return f"{plural(self.missed, 'entry was', 'entries were')} compiled anew"
         return "nothing is left of what was restored" if self.is_gone else "nothing of what was restored was used"
 
     @property
     def doubt(self) -> str:
-        """What to tell who requires hits where nothing says whether there were any; else empty."""
+        """What to tell a job that requires hits where nothing says whether there were any; else empty."""
         if self.has_failed or not self.why_unknown or any(usage.hits for usage in self.components.values()):
             return ""
         return f"{self.key} was to hit, and whether it did cannot be told: {self.why_unknown}"

@@ -25,7 +25,7 @@ _JSON = (".json", ".best_config")
 def find_artifact(side: Side, text: str) -> Artifact:
     """The artifact whose path is `text`, or ends so; or the file of a kernel: `cpp_fused_add_0.main.cpp`.
 
-    Of one path's versions for several hosts it is this host's.
+    If there are versions for several hosts at one path, it is this host's.
 
     Raises:
         MissError: there is none.
@@ -49,7 +49,7 @@ def find_artifacts(side: Side, text: str) -> list[Artifact]:
 
 
 def read_artifact(side: Side, artifact: Artifact) -> bytes:
-    """Its bytes as they are stored: absolute paths of a relocated file are placeholders.
+    """The bytes of an artifact as they are stored: absolute paths of a relocated file are placeholders.
 
     Raises:
         MissError: they were left in a store below that is not here.
@@ -66,7 +66,7 @@ def read_artifact(side: Side, artifact: Artifact) -> bytes:
 
 
 def is_text(data: bytes) -> bool:
-    """Whether it is, and not binary."""
+    """Whether the bytes are text, and not binary."""
     try:
         return "\0" not in data.decode()
     except UnicodeDecodeError:
@@ -74,7 +74,7 @@ def is_text(data: bytes) -> bool:
 
 
 def text_of(path: str, data: bytes) -> str | None:
-    """It as text, JSON with a line for each value; None if it is binary."""
+    """The bytes as text, JSON with a line for each value; None if they are binary."""
     if not is_text(data):
         return None
     text = data.decode()
@@ -100,7 +100,7 @@ def _called(side: Side, text: str) -> list[Artifact]:
 
 
 def _by_path(side: Side, text: str) -> list[Artifact]:
-    """Exactly, else from the beginning of a part of the path on, else however its path ends."""
+    """The artifacts at that path, else those whose path ends with it as whole parts, else those whose path ends so."""
     exact = [artifact for artifact in side.artifacts if artifact.path == text]
     parts = [artifact for artifact in side.artifacts if artifact.path.endswith(f"/{text}")]
     return exact or parts or [artifact for artifact in side.artifacts if text and artifact.path.endswith(text)]
@@ -122,7 +122,7 @@ def _by_kernel(side: Side, text: str) -> list[Artifact]:
 
 
 def _listed(paths: list[str]) -> str:
-    """Without their folders, if that is enough to tell them apart."""
+    """The paths in one line, without their folders if that is enough to tell them apart."""
     names = [path.rpartition("/")[2] for path in paths]
     shown = names if len(set(names)) == len(names) else paths
     return ", ".join(shown[:_SHOWN]) + (f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else "")

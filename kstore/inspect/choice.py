@@ -79,7 +79,7 @@ def choose_two(store: Store, left: Wanted, right: Wanted) -> tuple[Ref, Ref]:
 
 
 def _closest(pairs: list[Pair]) -> list[Pair]:
-    """Those that have most in common."""
+    """The pairs that have most in common."""
     same_gpu = [(one, other) for one, other in pairs if one.gpu == other.gpu]
     same_software = [(one, other) for one, other in pairs if one.environment == other.environment]
     both = [pair for pair in same_gpu if pair in set(same_software)]

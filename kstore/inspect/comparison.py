@@ -63,18 +63,19 @@ class Difference:
     left: Item | None
     right: Item | None
     fields: tuple[Field, ...] = ()
-    """The parts of its configuration that differ; of one that only one side has, the main ones."""
+    """The parts of its configuration that differ; the main ones, if only one side has the item."""
     files: tuple[str, ...] = ()
     """Names of its files that differ, where both sides have the item."""
     calls: tuple[str, ...] = ()
     """The kernels that it calls, if it is a generated module."""
     other_code: bool | None = None
-    """Of a changed Triton kernel: whether its code is another one, or only comes from another line or path. None where
-    the source is the same to the byte, or cannot be read."""
+    """For a changed Triton kernel, whether its code is another one, or only comes from another line or path. None where
+    the source is the same to the byte, or cannot be read.
+    """
 
     @property
     def item(self) -> Item:
-        """The right one, if there is one."""
+        """The right item if there is one, else the left one."""
         item = self.right or self.left
         assert item
         return item

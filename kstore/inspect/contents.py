@@ -32,7 +32,7 @@ _PYTHON = ".py"
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """Of one item."""
+    """What is known of one item."""
 
     name: str = ""
     """The kernel's; empty if nothing tells it."""
@@ -45,7 +45,7 @@ class Content:
 
 
 UNKNOWN = Content()
-"""Of an item that no small file says anything of."""
+"""For an item that no small file says anything of."""
 _UNREAD = Content(is_readable=False)
 
 
@@ -83,7 +83,7 @@ def read_codes(items: Collection[Item], fetch: Fetch) -> dict[Item, bytes]:
 
 
 def _readable(fetch: Fetch, sizes: Sizes) -> Iterator[tuple[bytes, bytes]]:
-    """What just cannot be read is no more known than what is damaged."""
+    """Fetch what can be read. What cannot be read just now is left out, like what is damaged."""
     try:
         yield from fetch(sizes)
     except StoreUnavailable as error:
@@ -133,7 +133,7 @@ class _Reader:
         return Content(calls=tuple(definition.name for definition in found)) if found else Content(jitted_name(text))
 
     def content(self, item: Item) -> Content:
-        """What is known of it when all is read."""
+        """What is known of an item, once all is read."""
         if item in self._sources:
             return Content(self._names.get(self._sources[item], ""))
         return self._contents.get(item, _UNREAD)

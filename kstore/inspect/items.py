@@ -89,7 +89,7 @@ class Item:
         return self.unit + part.name if self.kind is Kind.CPP_KERNEL else _joined(self.unit, part.name)
 
     def _kernel(self) -> str:
-        """Triton names a kernel's files after it."""
+        """The name of a Triton kernel: its files are named after it."""
         lists = sorted(part.name for part in self.parts if part.name.startswith(_LIST))
         if lists:
             return lists[0].removeprefix(_LIST).removesuffix(_METADATA)
@@ -111,7 +111,7 @@ def items_of(artifacts: Iterable[Artifact]) -> Items:
 
 
 def _stem(path: str) -> str:
-    """Inductor names a kernel's source and its objects alike, up to the first "."."""
+    """What the paths of a C++ kernel's files begin with: Inductor names source and objects alike to the first dot."""
     folder, slash, name = path.rpartition("/")
     return folder + slash + name.partition(".")[0]
 

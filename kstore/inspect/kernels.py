@@ -103,14 +103,14 @@ def _scalars(data: bytes, left_out: set[str]) -> Configuration | None:
 
 
 def _bounded(value: Value) -> Value:
-    """JSON has no infinity, though Python reads one."""
+    """A value that is not too long, and that JSON can hold: it has no infinity, though Python reads one."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value[:_MAX_TEXT] if isinstance(value, str) else value
 
 
 def _flat(content: Mapping[str, object]) -> Iterator[tuple[str, Value]]:
-    """Scalars; those of an object within it under both names; lists of them as text."""
+    """The scalars of an object; those of an object within it under both names, and lists of them as text."""
     for name, value in content.items():
         if isinstance(value, Mapping):
             yield from ((f"{name}.{inner}", item) for inner, item in value.items() if _is_scalar(item))

@@ -102,7 +102,7 @@ def local_side(store: Store, scope: Scope, *, ask_host: bool) -> Side:
             f"there is no cache root of {scope.key} here; give two keys, or name the folder with --cache-root"
         )
     state = worker.state.load()
-    # Somebody may have written into a file: of that its folder's times, which a commit goes by, do not tell.
+    # Somebody may have written into a file. Its folder's times, which a commit goes by, do not tell of that.
     state.index.folders.clear()
     found = worker.scan(replace(state, untouched=UNMARKED))
     files = found.files

@@ -144,7 +144,7 @@ class Accounts(Generic[Group]):
         return bytes([self._kinds.setdefault(component, len(self._kinds))])
 
     def finish(self, *, survey: bool = True) -> Space[Group]:
-        """What it comes to. Without `survey`, nothing is said of what no generation of those that were added needs."""
+        """What it comes to. Without `survey`, nothing is counted that no generation of those that were added needs."""
         for scope, ref in self._newest.items():
             for one in (self.space.groups[self._by(scope)], self.space.whole):
                 one.published |= ref.state is RefState.LIVE
@@ -218,7 +218,7 @@ class Accounts(Generic[Group]):
             self.space.unreadable.append(f"{blobs}, {lost.bytes} bytes; `kstore verify` says of what")
 
     def _count_copy(self, owners: set[int], size: int) -> None:
-        """A loose blob is an object that is its blob."""
+        """Count a loose blob, which is an object and holds one blob."""
         self._count_object(owners, size)
         for one in self._of(owners):
             one.copies += size
@@ -231,11 +231,11 @@ class Accounts(Generic[Group]):
             self.space.whole.alone += size
 
     def _of(self, owners: set[int]) -> list[Held]:
-        """The whole and these."""
+        """The accounts to add to for these owners: theirs and that of the whole."""
         return [self.space.whole, *(self._held[owner] for owner in owners - {_PINNED})]
 
     def _count_frames(self, reader: PackReader, owners: set[int]) -> None:
-        """What is needed of a pack that these need."""
+        """Count the frames of a pack that these owners need."""
         index, first = reader.index, 0
         for frame in index.frames:
             blobs = slice(first, first + frame.blobs)

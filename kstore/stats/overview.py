@@ -19,7 +19,7 @@ from kstore.storage import Storage
 
 
 class Shelf(NamedTuple):
-    """What has one GPU and one key; its environments are taken together."""
+    """One GPU and one key; its environments are taken together."""
 
     gpu: str
     key: str
@@ -111,7 +111,7 @@ def overview(storage: Storage, key: str | None = None, progress: Progress | None
 
 
 def overview_with(storage: Storage, space: Space[Shelf], scopes: Iterable[Scope], key: str | None = None) -> Overview:
-    """The same, where the bytes of these scopes have been counted already."""
+    """The same as `overview`, where the bytes of these scopes have been counted already."""
     misses = {s: totals for s, totals in read_misses(storage.backend).items() if key in (None, s.key)}
     rows = _rows(storage, scopes, misses, space)
     whole = Row(sum_of(row.restores for row in rows.values()), held=space.whole)

@@ -1,9 +1,10 @@
 """Where the totals of restores are kept: `stats/<gpu>/<key>/@<environment>/<slot>.<n>`, a page each.
 
-A page is never replaced. Who adds to it reads number n and creates n + 1, which fails for all but one, and deletes
-what came before. So the name n + 1 may be free again, for who has read n long ago: whoever finds a newer page beside
-his own looks whether that has grown from it, by the mark that he has made. Who fails tries again in another slot, a
-few times. Where nobody else is at work one slot is used, and a scope has one file, however many workers it has.
+A page is never replaced. A worker that adds to it reads number n and creates n + 1, which fails for all but one, and
+deletes what came before. So the name n + 1 may be free again for a worker that has read n long ago: if it finds a newer
+page beside its own, it looks for the mark that it has made, to see whether the newer one has grown from its own. A
+worker that fails tries again in another slot, a few times. Where nobody else is at work one slot is used, and a scope
+has one file, however many workers it has.
 
 Misses are counted in slots that all scopes share: what is not published must leave no folder of its own, or the store
 would grow with every key that somebody asks for.
@@ -36,10 +37,10 @@ FORMAT = 1
 SLOTS = 16
 """Files of one folder at most, but for those that are about to be deleted."""
 MOST_SCOPES = 256
-"""On a page of misses; those that nobody has asked for the longest go first."""
+"""The most scopes on a page of misses; those that nobody has asked for the longest go first."""
 _TRIES = 4
 _MARKS = 32
-"""Who added to a page last: so many others may do so before somebody has looked whether it was in vain."""
+"""Marks on a page: so many others may add to it before a worker has looked whether it did so in vain."""
 _LARGEST_PAGE = 1 << 20
 """Bytes."""
 _LONGEST_MARK = 16
@@ -56,7 +57,7 @@ class Page:
 
     scopes: dict[Scope, Totals] = field(default_factory=dict)
     marks: list[str] = field(default_factory=list)
-    """Of those who added to it, the last ones last."""
+    """One of each worker that added to it, the last ones last."""
 
     def add(self, other: Page) -> None:
         """Count what others have counted."""
@@ -163,7 +164,7 @@ def _read_newest(backend: Backend, folder: str, slot: int, numbers: list[int]) -
 
 
 def _read(backend: Backend, name: str) -> Page:
-    """What is damaged, and was not just read badly, counts for nothing."""
+    """Read a page. One that is damaged, and was not just read badly, is empty."""
     for _ in range(2):
         if page := load_page(backend.get(name, 0, _LARGEST_PAGE)):
             return page

@@ -1,4 +1,4 @@
-"""Counts a restore in the store, when whoever asked for it has his answer.
+"""Counts a restore in the store, once the caller has its answer.
 
 A thread of its own does it, which nobody waits for but the end of the process, and that not long: a store that
 hangs, or may not be written, is no trouble of the job's.
@@ -31,7 +31,7 @@ _running: set[threading.Thread] = set()
 
 
 def record(store: Store, report: RestoreReport) -> None:
-    """Have a restore counted, unless the settings say that nothing is written for it."""
+    """Count a restore, in a thread, unless the settings say that nothing is written for it."""
     try:
         _record(store, report)
     except Exception as error:  # At the end of the interpreter no thread can be started.

@@ -16,7 +16,7 @@ from kstore.report import RestoreReport, RestoreStatus
 HITS = (RestoreStatus.RESTORED, RestoreStatus.CURRENT)
 """What is published for the key was restored."""
 COUNTED = (*HITS, RestoreStatus.SEEDED, RestoreStatus.MISS)
-"""Who cannot use the store cannot write to it either: other endings are not counted."""
+"""Endings that are counted. A worker that cannot use the store cannot write to it either."""
 NEWEST, SLOWEST = 8, 4
 """How many reports are kept."""
 _LONGEST = 200
@@ -116,7 +116,7 @@ class Totals:
         return sum(timing.count for timing in self.timings.values())
 
     def timing(self, status: RestoreStatus) -> Timing:
-        """Of those that ended so."""
+        """The timing of those that ended so."""
         return self.timings.get(status, Timing())
 
     def add_sample(self, sample: Sample) -> None:
@@ -141,7 +141,7 @@ class Totals:
         self.slowest = sorted((*self.slowest, *other.slowest), key=lambda sample: -sample.seconds)[:SLOWEST]
 
     def as_json(self) -> dict[str, Any]:
-        """As `load_totals` reads it."""
+        """The form that `load_totals` reads."""
         return asdict(self)
 
 
