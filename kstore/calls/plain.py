@@ -37,7 +37,7 @@ SKIPPED = -2
 LOOK = struct.Struct("=Qqq")
 _STATUS = struct.Struct("=5qQ")
 _ROW = struct.Struct("<32sQ8xHBx")
-"""Of a manifest's record, what is needed here: digest, size, mode and flags."""
+"""What is needed here of a manifest's record: digest, size, mode and flags."""
 NO_FILE = {errno.ENOENT, errno.EISDIR, errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.ESPIPE, errno.EINVAL}
 """What reading says of a name that is free, or taken by a folder, a pipe, a socket or a link to itself. Other trouble
 may pass.
@@ -228,7 +228,7 @@ def read_each(paths: Sequence[str], sizes: Sequence[int]) -> tuple[list[bytes], 
 
 
 def publish_first(folder: str, files: Sequence[NewFile]) -> tuple[bytes, int]:
-    """None: for who has not compiled the calls it is not worth its code."""
+    """Publish no file: where the calls are not compiled it is not worth its code."""
     return b"", errno.EOPNOTSUPP
 
 
@@ -284,9 +284,9 @@ def bounded(moment_ns: int) -> int:
 
 
 def open_unnoticed(path: str, flags: int) -> int:
-    """Open a file to read it, without a trace in its access time where that is allowed: it is its owner's to do so.
+    """Open a file to read it, without a trace in its access time where that is allowed, which it is to its owner.
 
-    What access times tell is which files a compiler has read, and a hard link has those of the store's blob.
+    Access times tell which files a compiler has read, and a hard link has those of the store's blob.
     """
     try:
         return os.open(path, flags | _NOATIME)

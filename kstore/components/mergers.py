@@ -62,7 +62,7 @@ _PARSERS: dict[str, Callable[[bytes], object]] = {
     "json_union": json.loads,
     "literal_union": lambda data: ast.parse(data.decode(), mode="eval"),
 }
-"""Of those for dictionaries: each fails on the beginning of one."""
+"""Parsers for those whose files are dictionaries: each fails on the beginning of one."""
 
 
 def merge_files(merger: str, published: bytes, ours: bytes, *, prevails: bool = False) -> bytes:

@@ -30,7 +30,7 @@ _UNSAID = {"complete": ("*",)}
 # Plain ints: an operation on an enum costs a microsecond, and a tree has ten thousand files.
 _LINK = int(Flag.LINK)
 _MUTABLE, _LOCK, _UNUSUAL, _STREAM = 1 << 16, 1 << 17, 1 << 18, 1 << 19
-"""Beside those of manifests."""
+"""Flags beside those of manifests."""
 _OWN = _MUTABLE | _LOCK | _UNUSUAL | _STREAM
 _FLAGS = (
     ("immutable", _LINK), ("host_bound", int(Flag.HOST)), ("mtime", int(Flag.MTIME)), ("merge", int(Flag.MERGE)),
@@ -93,7 +93,7 @@ class Patterns:
 
     @cached_property
     def fullmatch(self) -> Callable[[str], object]:
-        """Of a path below the component's folder, given with a final "/" if it is a folder's; false if none does."""
+        """Match a path below the component's folder, given with a final "/" if it is a folder's; false if none does."""
         return re.compile(self.text).fullmatch if self._patterns else _no_match
 
     def matches(self, path: str) -> bool:
@@ -123,8 +123,8 @@ class Kinds:
 
     @cached_property
     def _match(self) -> Callable[[str], re.Match[str] | None]:
-        """Has a group for each of the parts, which is there, and empty, if that matches the whole path. What leads to
-        several is matched once: in whatever way, it leaves the last part of the path.
+        """Match a path. There is a group for each of the parts, empty if that matches the whole path, else None. What
+        leads to several is matched once: in whatever way, it leaves the last part of the path.
         """
         ends = {lead: "".join(rf"(?=(?:{end}\Z())?)" for end, _ in parts) for lead, parts in self._parts.items()}
         return re.compile("".join(f"(?=(?:{lead}{end})?)" for lead, end in ends.items())).match
@@ -236,7 +236,7 @@ def load_table() -> Table:
 
 @cache
 def table_version() -> str:
-    """Changes with the table: what was learnt under other rules means nothing."""
+    """Names the table's content: what was learnt under other rules means nothing."""
     return digest_of(_table_text().encode()).hex()[:16]
 
 

@@ -81,7 +81,7 @@ def place_components(
 
 
 def _sharing(table: Table, folders: Mapping[str, str], root: str) -> dict[str, str]:
-    """Components whose folder is that of one before them, which would be stored twice, and of which."""
+    """Components whose folder is that of one before them, which would be stored twice, and which one that is."""
     if all(folder == table[name].part_of(os.path.join(root, name)) for name, folder in folders.items()):
         return {}  # Nobody chose any: that is asked in every commit.
     first: dict[str, str] = {}
@@ -104,7 +104,7 @@ def _moved(table: Table, folders: Mapping[str, str]) -> list[str]:
 
 
 def set_variables(variables: Mapping[str, str], environ: MutableMapping[str, str]) -> None:
-    """Set them, and note that it was kstore who did."""
+    """Set the variables, and note that kstore did."""
     environ.update(variables)
     managed = read_managed(environ) | dict(variables)
     environ[MANAGED] = "\n".join(f"{name}={value}".replace("\n", "\n\t") for name, value in sorted(managed.items()))
@@ -164,7 +164,9 @@ def _tmp() -> str:
 
 
 def _user() -> str:
-    """As torch names it: a uid without a name is `uid_<n>` (pytorch#140765), one of a domain has no backslash."""
+    """The user's name as torch writes it: a uid without a name is `uid_<n>` (pytorch#140765), one of a domain has no
+    backslash.
+    """
     try:
         return re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())
     except (KeyError, OSError, ModuleNotFoundError):

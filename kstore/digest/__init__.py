@@ -23,7 +23,7 @@ except ImportError:
 
 DIGEST_SIZE = 32
 HEXADECIMAL = re.compile(rf"[0-9a-f]{{{2 * DIGEST_SIZE}}}")
-"""What one is written as in names."""
+"""How a digest is written in names."""
 _MOST = 1 << 20
 """Bytes: what is larger fills a processor by itself, and the library takes no memory for it."""
 
@@ -42,7 +42,7 @@ def digests_of(contents: Sequence[bytes | bytearray | memoryview]) -> list[bytes
 
 
 def digest_of_parts(parts: Iterable[bytes | bytearray]) -> bytes:
-    """The same of what they are together."""
+    """BLAKE3 of the parts as one piece."""
     whole = blake3()
     for part in parts:
         whole.update(part)

@@ -284,7 +284,7 @@ def amd_slug(environ: Mapping[str, str], *, sysfs: Path = _SYSFS, node: Path = _
 
 
 def _visible(selection: str | None, gpus: list[_AmdGpu]) -> list[_AmdGpu]:
-    """An invalid entry hides itself and all after it."""
+    """The GPUs that a selection leaves. An invalid entry hides itself and all after it."""
     if selection is None:
         return gpus
     chosen: list[_AmdGpu] = []

@@ -53,7 +53,7 @@ def detect_host(environ: Mapping[str, str] = os.environ) -> Host:
     """Describe this host. Runs the compiler's driver, for some 3 ms; the answer is kept for the process.
 
     Raises:
-        WaitTimeout: the compiler does not answer. What is not known is no other host.
+        WaitTimeout: the compiler does not answer: that must not be taken for another host.
     """
     return _detect(tuple(_compiler_environment(environ).items()), _site_packages())
 
@@ -67,7 +67,7 @@ def boot() -> str:
 
 def surroundings(environ: Mapping[str, str] = os.environ) -> str:
     """Equal for processes that see the same processor, files and compiler: of one boot, one mount namespace, one root
-    folder, with the compiler's variables and torch alike. Without asking the compiler; empty if it cannot be known.
+    folder, with the compiler's variables and torch alike. The compiler is not asked; empty if it cannot be known.
     """
     try:
         root = os.stat("/")

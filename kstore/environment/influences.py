@@ -22,7 +22,7 @@ OFF = (
     "CUTLASS_EPILOGUE_FUSION", "ENABLE_PERSISTENT_TMA_MATMUL", "ENABLE_TEMPLATE_TMA_STORE",
     "ENABLE_TMA_LOAD_FOR_TEMPLATE_EPILOGUE",
 )  # fmt: skip
-"""Of torch._inductor.config too, where "0" is what they are by default."""
+"""Variables of torch._inductor.config as well, where "0" is their default."""
 INFLUENCES = {
     **dict.fromkeys(OFF, _GRAPHS),
     "CI": "AOT entries: it sets torch._functorch.config.error_on_custom_op_aliasing",
@@ -95,7 +95,7 @@ def processors() -> int:
 
 
 def threads(variables: Mapping[str, str], of: int) -> int:
-    """How many torch would have on so many processors: MKL, which it asks, has no more than these (Intel's manual,
+    """How many threads torch would have on `of` processors: MKL, which it asks, has no more than these (Intel's manual,
     MKL_DYNAMIC).
     """
     said = (variables.get(name, "").partition(",")[0].strip() for name in OF_THREADS)
@@ -103,7 +103,9 @@ def threads(variables: Mapping[str, str], of: int) -> int:
 
 
 def _may_influence(name: str) -> bool:
-    """Parsing the table takes a worker a millisecond, and most have no variable that is in it."""
+    """Whether a variable may change keys, told without parsing the table: that takes a worker a millisecond, and most
+    have no variable that is in it.
+    """
     return name in INFLUENCES or name.startswith(_INDUCTOR) or f'"{name}"' in _text()
 
 

@@ -117,7 +117,7 @@ def torch_folder() -> Path | None:
 
 
 def _folder_of(package: str) -> Path | None:
-    """The same of any package, found without the interpreter's lock for imports: a thread that commits for a signal's
+    """The folder of any package, found without the interpreter's lock for imports: a thread that commits for a signal's
     handler might not get that (see `live.imports`).
     """
     if (imported := sys.modules.get(package, ...)) is not ...:  # or something that stands in for it
@@ -173,7 +173,7 @@ def _triton_version() -> str:
 
 
 def _recorded_version() -> str:
-    """As it stands beside the package, where pip puts it; empty if it does not."""
+    """The version recorded beside the package, where pip puts it; empty if there is none."""
     folder = _folder_of("triton")
     records = _records(folder.parent) if folder else []
     return next(filter(None, map(_version_in, records)), "")
@@ -199,7 +199,7 @@ def _version_in(record: str) -> str:
 
 
 def _registered_version() -> str:
-    """As Python finds it wherever it is: that takes longer to import than a whole commit."""
+    """The version that Python finds wherever it is: that takes longer to import than a whole commit."""
     from importlib import metadata
 
     for name in _TRITON_DISTRIBUTIONS:
@@ -239,8 +239,9 @@ def vector_isa(machine: str, flags: frozenset[str], capability: str | None, sve_
 
 
 def _as_tried(isa: str) -> str:
-    """Inductor has the program of its process try the instructions, as Python. A server that has Python in it, such as
-    uWSGI, or a bundle may fail at that: then it goes without them, and shares no graphs with who does not.
+    """The instructions as a fact. Inductor has the program of its process try them, as Python. A server that has Python
+    in it, such as uWSGI, or a bundle may fail at that: then it goes without them, and shares no graphs with processes
+    that use them.
     """
     if isa == NONE or own_interpreter():
         return isa
@@ -248,7 +249,7 @@ def _as_tried(isa: str) -> str:
 
 
 def _supported_levels(machine: str, flags: frozenset[str], sve_bytes: int) -> list[str]:
-    """Best first."""
+    """The levels that a processor supports, best first."""
     if machine in ("x86_64", "amd64"):
         return [level for level, needed in _X86_LEVELS if needed <= flags]
     if machine in ("aarch64", "arm64"):

@@ -50,7 +50,7 @@ class _Kept:
 
 
 def collect_facts(storage: Storage, candidates: GcReport | None, progress: Progress | None = None) -> Table:
-    """Read all that a report shows; what gc would do is given, or None if nobody may ask it.
+    """Read all that a report shows. `candidates` is what gc would do; None if nobody may ask it.
 
     Raises:
         OSError: the store cannot be read.
@@ -131,5 +131,5 @@ def _facts(meta: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _short(text: str) -> str:
-    """Without halves of characters, which no file can hold."""
+    """A text that is not too long, without halves of characters, which no file can hold."""
     return text[:_LONGEST].encode("utf-8", "replace").decode()

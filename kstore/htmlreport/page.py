@@ -66,7 +66,7 @@ def _import_plotly() -> Any:
 
 
 def _script(text: str) -> str:
-    """As it can stand in a page: with the line ends that a browser makes of others, and nothing that ends it."""
+    """A script as it can stand in a page: with the line ends that a browser makes of others, without what ends it."""
     return text.replace("\r\n", "\n").replace("\r", "\n").replace("</script", "<\\/script").replace("<!--", "<\\!--")
 
 

@@ -135,7 +135,7 @@ class _Unpacking:
     left: dict[str, Skipped] = field(default_factory=dict)
     """By path: several devices may have it."""
     kernels: dict[str, dict[str, None]] = field(default_factory=dict)
-    """Triton's → the devices that have them, in order: the files of two must not mix."""
+    """Kernel of Triton's → the devices that have it, in order: the files of two must not mix."""
 
     def take(self, member: Member) -> None:
         """Write one file, or leave it out."""
@@ -163,7 +163,7 @@ class _Unpacking:
         self.left[path] = Skipped(path, why)
 
     def _linked(self, member: Member) -> Member:
-        """With the bytes that were unpacked under its first name; no file, if none were."""
+        """The member with the bytes that were unpacked under its first name; as it is, and no file, if none were."""
         _, _, source = self._place(_parts(member.link))
         if not source.is_file():
             return member
@@ -180,7 +180,7 @@ class _Unpacking:
         return "triton", path, self.root / _KERNELS / kernel[0] / device / "/".join(kernel[1:])
 
     def choose_kernels(self) -> None:
-        """Of each kernel that of the first device that has it whole, else of the first that has any of it."""
+        """Take each kernel from the first device that has it whole, else from the first that has any of it."""
         for kernel, devices in self.kernels.items():
             found = [folder for device in devices if (folder := self.root / _KERNELS / kernel / device).is_dir()]
             if found:
@@ -194,7 +194,7 @@ def _is_whole(kernel: Path) -> bool:
 
 
 def _parts(name: str) -> list[str]:
-    """Of a path in the archive.
+    """The parts of a path in the archive.
 
     Raises:
         ArchiveError: it leaves the archive's folder, or no compiler would write it.
@@ -214,7 +214,7 @@ def _is_ignored(component: Component, path: str) -> bool:
 
 
 def _write(member: Member, target: Path) -> None:
-    """To a name that is free: an archive that holds a name twice is refused."""
+    """Write a member to a name that is free: an archive that holds a name twice is refused."""
     make_folder(str(target.parent))
     left = member.size
     with member.open() as source, target.open("xb") as file:

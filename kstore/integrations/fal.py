@@ -161,7 +161,7 @@ def _is_users(name: str) -> bool:
 
 
 def _import_old(cache_key: str, key: str) -> bool:
-    """Import what fal has stored for a key that was never published here; whether there is something now."""
+    """Import what fal has stored for a key that was never published here. Returns whether there is something now."""
     try:
         store = make_store(key, _settings(key))
         work = partial(_adopt_first, store, cache_key, key)

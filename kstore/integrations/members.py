@@ -44,7 +44,7 @@ class Member(NamedTuple):
     link: str = ""
     """The first name of a file that has several, as where a restore has linked it: tar has its bytes there alone."""
     mode: int = 0
-    """Permission bits; those of a zip are nobody's: who unpacks one leaves them out."""
+    """Permission bits; those of a zip are left out, as whoever unpacks one does."""
 
 
 def members(archive: Path, stack: ExitStack, room: int) -> Iterator[Member]:
@@ -67,7 +67,7 @@ def members(archive: Path, stack: ExitStack, room: int) -> Iterator[Member]:
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    """A pipe too, without waiting until somebody writes to it."""
+    """Open a file. A pipe is opened too, without waiting until somebody writes to it."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 

@@ -2,7 +2,7 @@
 
 The notes of an earlier run of the same job may still be on the board, for nothing in the environment tells two runs
 apart. So an offer has a name of its own, a vote another one, and a verdict lists the votes that it was reached with:
-who is not among them has taken an old offer, and waits for the new one.
+a rank that is not among them has taken an old offer, and waits for the new one.
 
 The verdict is written by rank 0, once all have voted, or by whoever cannot wait any longer; the first one stands.
 So nobody leaves believing that no rank restores while the others do.
@@ -30,7 +30,9 @@ log = logging.getLogger(__name__)
 Found = TypeVar("Found")
 
 _SHARE, _SHARE_OF_RANK_0 = 0.9, 0.8
-"""Of the time that the job waits for its restore: all must have agreed before anybody leaves, and rank 0 knows why."""
+"""Shares of the time that the job waits for its restore: all must have agreed before anybody leaves, and rank 0 knows
+why.
+"""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5
 """Seconds between two looks at the board."""
 _SILENCE = 15.0
@@ -211,7 +213,7 @@ class Agreement:
 
 
 def describe(error: Exception) -> str:
-    """For the other ranks."""
+    """What an error says, for the other ranks."""
     return f"{reason_of(error)} (on {socket.gethostname()})"
 
 

@@ -14,7 +14,7 @@ from kstore.storage import Storage, reporting_trouble
 
 FOLDER = "groups"
 IMPORTED = "import-"
-"""What the name of a note begins with that is of a pack which an import has stored."""
+"""How the name of a note begins that names a pack which an import has stored."""
 _LOOKED = "seen"
 _NOTE = re.compile(rf"[0-9a-f]{{32}}(\..+)?|{IMPORTED}[0-9a-f]{{32}}-.+|{_LOOKED}")
 """A name that kstore makes in that folder: of an agreement's note, or one of the other two."""

@@ -19,7 +19,7 @@ _TORCHRUN = "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"
 
 
 class _Launcher(NamedTuple):
-    """Of a program that starts the ranks of a job: the variables by which a rank knows itself."""
+    """A program that starts the ranks of a job, by the variables in which it tells each rank which one it is."""
 
     number: str
     size: str
@@ -69,7 +69,7 @@ def find_rank(environ: Mapping[str, str]) -> Rank:
     """The rank of this process; of a job of one if it is in no job, or in one that has no name.
 
     Raises:
-        UsageError: the variables of who started it are malformed, or some of torchrun's are missing.
+        UsageError: the variables of the program that started it are malformed, or some of torchrun's are missing.
     """
     return _of_process_group() or _of_environment(environ)
 
@@ -120,5 +120,5 @@ def _is_child_of_rank() -> bool:
 
 
 def _host(address: str) -> str:
-    """All jobs of one node have the same loopback address, and so have those of all others."""
+    """An address that differs between nodes: a loopback address, which is the same on all, with this host's name."""
     return f"{address} {socket.gethostname()}" if address.startswith(_LOOPBACK) else address

@@ -111,7 +111,9 @@ class Deployment:
         return self.within("saving the compile cache", self._save)
 
     def prepare(self) -> None:
-        """Make sure that there can be a store, and that it has what b10-transfer has left; for who restores himself."""
+        """Make sure that there can be a store, and that it has what b10-transfer has left, for a caller that restores
+        by itself.
+        """
         if self._is_on_volume and self.store.settings.mode is not Mode.READ:
             self._make_volume()
         self.within("importing an archive", lambda: self.archives.adopt(self.store, self.key))
@@ -158,7 +160,7 @@ class Deployment:
         return Path(self.store.location).parent == self.variables.volume
 
     def _export(self) -> None:
-        """Into this process's environment, for the compilers in it and for its children."""
+        """Set the variables in this process's environment, for the compilers in it and for its children."""
         if self.store.settings.components == TORCH:
             changed = {name: self.environ[name] for name in (_TRITON_VARIABLE, MANAGED) if name in self.environ}
             changed[TORCH_VARIABLE] = os.environ.get(TORCH_VARIABLE) or str(self.variables.torch_cache_dir)
@@ -167,7 +169,7 @@ class Deployment:
     # ---- Room
 
     def _check_local_room(self) -> None:
-        """For what is missing here. Where nothing is, no room is needed."""
+        """See that there is room for what is missing here. Where nothing is, no room is needed."""
         worker = self.worker
         ref = self.store.newest(worker.scope)
         target = Path(next(iter(worker.root.folders.values())))
@@ -181,7 +183,9 @@ class Deployment:
         return all(os.path.lexists(root.local_path(path)) for path in known)
 
     def _check_shared_room(self) -> None:
-        """For what is new, and that it is not more than one save may add. Where nothing is, no room is needed."""
+        """See that there is room for what is new, and that it is not more than one save may add. Where nothing is new,
+        no room is needed.
+        """
         worker, variables = self.worker, self.variables
         volume, needed = Path(self.store.location), variables.free_volume_mb
         limit, files = variables.max_save_mb, dict(local_files(worker))

@@ -1,6 +1,6 @@
 """What b10-transfer takes for the environment of its archives: the GPU's name and the CUDA version, nothing else.
 
-Run as a program it prints that as JSON: who is not going to use CUDA itself does not start it in its own process.
+Run as a program it prints that as JSON: a process that is not going to use CUDA itself does not start it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def archive_key() -> str | None:
 
 
 def read_facts() -> dict[str, str | None]:
-    """Of the device that torch uses, or of the processor if it sees none."""
+    """The facts of the device that torch uses, or of the processor if it sees none."""
     import torch
 
     if torch.cuda.is_available():

@@ -55,7 +55,7 @@ def save_vllm_compile_cache() -> None:
     """Load vLLM's cache folder and Triton's, wait until the server is ready, and save what it has compiled.
 
     The server is to be started at the same time, and may compile what is just being restored. It finds every file
-    whole or not at all; who wants it to find them all uses `kstore-b10-compile-cache -- vllm serve …`.
+    whole or not at all. For it to find them all, use `kstore-b10-compile-cache -- vllm serve …`.
 
     Raises:
         SystemExit: with 2 if the server was not ready in time, with 1 if a variable is malformed.

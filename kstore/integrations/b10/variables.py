@@ -43,7 +43,11 @@ class Variables:
         return _SWITCH[text]
 
     def check_enabled(self) -> None:
-        """Raise unless it is."""
+        """See that the volume is there to be used.
+
+        Raises:
+            CacheValidationError: it is not.
+        """
         if not self.enabled:
             raise CacheValidationError("BASETEN_FS_ENABLED is not 1: there is no volume to share kernels on")
 
@@ -54,7 +58,7 @@ class Variables:
 
     @property
     def vllm_cache_root(self) -> Path:
-        """Where vLLM does; the bounds are those of `torch_cache_dir`."""
+        """Where vLLM has its cache on this replica; the bounds are those of `torch_cache_dir`."""
         default = default_folder(load_table()["vllm"])
         chosen = os.path.expanduser(self.environ.get(VLLM_VARIABLE) or default)
         return check_folder(VLLM_VARIABLE, chosen, _local_prefixes())

@@ -82,7 +82,7 @@ def _read_section(reader: BytesReader) -> Section:
 
 
 def _text(reader: BytesReader) -> str:
-    """Beyond the end of the data everything reads as empty, for ever."""
+    """Read a text. An empty one is an error: beyond the end of the data everything reads so, for ever."""
     text = reader.read_str()
     if not text:
         raise ValueError("it ends too early")

@@ -131,7 +131,7 @@ def _foreign(key: str) -> str:
 
 
 def _printable(text: str) -> str:
-    """The user's own job name is part of it."""
+    """The name of a file that has the user's own job name in it."""
     if not text.isprintable() or len(text.encode()) > _LONGEST:
         raise IntegrityError(f"a mega-cache holds the key {text!r}, which cannot be a file's name")
     return text
