@@ -32,7 +32,9 @@ class Stat(NamedTuple):
     size: int
     """Bytes."""
     mtime_ns: int
-    """By the storage's own clock, in nanoseconds since 1970. Never to be compared with another clock."""
+    """When it was last written, by the storage's own clock, in nanoseconds since 1970. Never to be compared with
+    another clock.
+    """
     inode: int = 0
     """Tells an object from one that took its name later; 0 where the storage has nothing like it."""
 

@@ -84,9 +84,9 @@ class PackIndex:
 
     frames: list[Frame] = field(default_factory=list)
     digests: Digests | list[bytes] = field(default_factory=Digests)
-    """In the order of their bytes."""
+    """Digests of the blobs, in the order of their bytes."""
     sizes: MutableSequence[int] = field(default_factory=partial(array, "Q"))
-    """Of the blobs, in the same order."""
+    """Bytes of each, in the same order."""
 
     def sizes_by_digest(self) -> dict[bytes, int]:
         """Every blob, with its bytes."""

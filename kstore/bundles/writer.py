@@ -38,7 +38,7 @@ class Exported:
     """What an export wrote."""
 
     refs: tuple[Ref, ...]
-    """With the amounts that were written."""
+    """The generations, with the amounts that were written."""
     blobs: int = 0
     """Different ones, the manifests included."""
     bytes: int = 0

@@ -101,7 +101,7 @@ def _confirmed(output: Output, roots: list[_Root]) -> bool:
 
 
 def _remove_all(output: Output, roots: list[_Root]) -> tuple[list[_Root], list[_Root]]:
-    """Those that were removed, and those that stay."""
+    """Remove cache roots; returns those that were removed, and those that stay."""
     removed: list[_Root] = []
     kept: list[_Root] = []
     for root in roots:

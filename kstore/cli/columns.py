@@ -23,7 +23,7 @@ class Column:
     floor: int = 0
     """To how many characters its cells may be shortened; 0 for not at all."""
     last_resort: bool = False
-    """Of columns that are equally wide, it is shortened last."""
+    """Whether it is shortened last of columns that are equally wide."""
 
 
 def terminal_width() -> int | None:

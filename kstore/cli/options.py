@@ -167,7 +167,7 @@ def _set_verbosity(ctx: click.Context, value: int) -> None:
 
 
 def refuse(why: str, *names: str) -> None:
-    """For options that can have no effect beside another, or without one: `why` says so.
+    """Refuse options that can have no effect beside another, or without one: `why` says so.
 
     Raises:
         UsageError: the command line has one of them.

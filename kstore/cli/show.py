@@ -47,7 +47,7 @@ class _Shown:
     pins: set[int] = field(default_factory=set)
     """Generations that gc keeps whatever it is told."""
     manifest: Manifest | None = None
-    """Of the newest generation that can be read."""
+    """The manifest of the newest generation that can be read."""
     troubles: list[KstoreError] = field(default_factory=list)
     """What is damaged of it, or cannot be read just now."""
     leans_on: list[str] = field(default_factory=list)

@@ -50,7 +50,7 @@ def writing_stdout() -> Iterator[None]:
 
 
 class Stdout(io.FileIO):
-    """For bytes that another program gets, as a file."""
+    """Stdout as a file, for bytes that another program gets."""
 
     def __init__(self) -> None:
         """Raises FileError: whoever started the program has closed it."""
@@ -59,7 +59,7 @@ class Stdout(io.FileIO):
         super().__init__(sys.stdout.fileno(), "wb", closefd=False)
 
     def write(self, data: Buffer, /) -> int:
-        """As a file does, but what fails is said."""
+        """Write as a file does, but say what fails."""
         with writing_stdout():
             return super().write(data)
 
@@ -76,7 +76,7 @@ def open_target(path: str, *, resumable: bool = False) -> AbstractContextManager
 
 
 class _Nothing(io.TextIOWrapper):
-    """In the place of a stream that was closed."""
+    """Stands in for a stream that was closed."""
 
 
 def _open_nothing(mode: str) -> _Nothing:

@@ -36,7 +36,7 @@ class Newest:
     others: Mapping[Scope, Ref]
     """The newest generations of other scopes that are live, those with this worker's GPU first."""
     snapshot: Snapshot | None
-    """Of `own`, if that is live; else of the first of the others."""
+    """The snapshot of `own`, if that is live; else of the first of the others."""
     trouble: str = ""
     """What is damaged in this worker's scope, or cannot be read."""
     choices: Sequence[Scope] = ()

@@ -34,7 +34,7 @@ class Wanted:
 
     @classmethod
     def parse(cls, text: str, gpu: str | None = None, environment: str | None = None, suffix: str = "") -> Wanted:
-        """From `KEY` or `KEY@GENERATION`.
+        """Read `KEY` or `KEY@GENERATION`.
 
         Raises:
             UsageError: it is neither.

@@ -37,7 +37,7 @@ class Content:
     name: str = ""
     """The kernel's; empty if nothing tells it."""
     configuration: Configuration = field(default_factory=dict)
-    """Of a Triton kernel, or what tuning chose."""
+    """The options of a Triton kernel, or what tuning chose."""
     calls: tuple[str, ...] = ()
     """The kernels that a generated module defines."""
     is_readable: bool = True

@@ -44,7 +44,7 @@ class Definition(NamedTuple):
 
     name: str
     digest: bytes
-    """Of its source."""
+    """The digest of its source."""
 
 
 def read_configuration(data: bytes) -> Configuration | None:

@@ -30,7 +30,7 @@ HOSTS = "hosts"
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two."""
+    """One of the two sides of a comparison."""
 
     label: str
     """How it was asked for: `my-model/v1@3`, or the path of the cache root."""

@@ -128,12 +128,12 @@ def unpack(archive: Path, root: Path, component: str, check: Callable[[], None])
 class _Unpacking:
     root: Path
     component: str
-    """Whose folder the archive is of."""
+    """The component whose folder the archive is of."""
     room: int
     """Bytes that may still be unpacked: a job needs the other half of the disk."""
     files: int = 0
     left: dict[str, Skipped] = field(default_factory=dict)
-    """By path: several devices may have it."""
+    """What was left out, by path: several devices may have it."""
     kernels: dict[str, dict[str, None]] = field(default_factory=dict)
     """Kernel of Triton's → the devices that have it, in order: the files of two must not mix."""
 

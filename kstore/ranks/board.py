@@ -20,7 +20,7 @@ _NOTE = re.compile(rf"[0-9a-f]{{32}}(\..+)?|{IMPORTED}[0-9a-f]{{32}}-.+|{_LOOKED
 """A name that kstore makes in that folder: of an agreement's note, or one of the other two."""
 _PREFIX = "kstore/"
 _MOST_BYTES = 1 << 20
-"""Of a note. A sparse file is as large as anybody likes."""
+"""The most bytes of a note: a sparse file is as large as anybody likes."""
 _STALE_FOR = 5.0
 """Seconds after which a rank that waits makes its client look at the folder afresh."""
 

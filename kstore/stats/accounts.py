@@ -84,7 +84,7 @@ class Accounts(Generic[Group]):
         self._by = by
         self._numbers: dict[Group, int] = {}
         self._held: dict[int, Held] = {}
-        """By the number of the group."""
+        """What each group has, by the group's number."""
         self._kinds: dict[str, int] = {_MANIFEST: 0}
         self._packs: dict[str, set[int]] = {}
         self._newest: dict[Scope, Ref] = {}

@@ -33,7 +33,7 @@ class Sample:
     status: RestoreStatus
     generation: int
     seconds: float
-    """Without the waiting."""
+    """What it took, without the waiting."""
     waited: float
     files: int
     """Artifacts that the generation has for the worker."""

@@ -33,7 +33,7 @@ class WhyReport:
     generation: int
     """What was restored; 0 for nothing."""
     graphs: tuple[Explanation, ...] = ()
-    """For each graph that was compiled anew."""
+    """One for each graph that was compiled anew."""
     entries: int = 0
     """FX and AOT entries that those graphs are in, which is what `kstore.hits` counts of them."""
     others: int = 0
@@ -41,7 +41,7 @@ class WhyReport:
     compared: int = 0
     """Graphs that were restored."""
     kernels: tuple[KernelExplanation, ...] = ()
-    """For each Triton kernel that was compiled anew."""
+    """One for each Triton kernel that was compiled anew."""
     unused: tuple[str, ...] = ()
     """Components of which entries were restored, and none was read."""
     bypassed: bool = False

@@ -74,7 +74,7 @@ def _flat(name: str, digest: str, value: str) -> dict[str, Attribute]:
 
 
 def _members(name: str, value: str) -> dict[str, Attribute]:
-    """Those of a dictionary; none if it is no small one."""
+    """The members of a dictionary; none if it is no small one."""
     if not value.startswith("{") or len(value) > _MAX_LITERAL:
         return {}
     try:

@@ -50,7 +50,7 @@ class KernelExplanation(NamedTuple):
 
     name: str
     path: str
-    """Of its metadata."""
+    """The path of its metadata."""
     reason: KernelReason
     closest: str = ""
     """Metadata of the stored kernel that it was compared with."""

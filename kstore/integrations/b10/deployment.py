@@ -58,7 +58,7 @@ class Deployment:
 
     @classmethod
     def of_torch(cls) -> Deployment:
-        """Of a program that compiles in this process.
+        """The deployment, for a program that compiles in this process.
 
         Raises:
             CacheValidationError: a variable is malformed.
@@ -74,7 +74,8 @@ class Deployment:
 
     @classmethod
     def of_vllm(cls) -> Deployment:
-        """Of a vLLM server that is not our child, and so has its caches where it looks for them by itself.
+        """The deployment, for a vLLM server that is not our child, and so has its caches where it looks for them by
+        itself.
 
         Raises:
             CacheValidationError, UsageError: as `of_torch` does.

@@ -30,7 +30,7 @@ class Readiness:
 
     @classmethod
     def of_environment(cls, environ: Mapping[str, str]) -> Readiness:
-        """As b10-compile-cache is told.
+        """What the variables of b10-compile-cache say.
 
         Raises:
             CacheValidationError: a variable is malformed.

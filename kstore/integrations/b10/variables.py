@@ -76,7 +76,7 @@ class Variables:
 
     @property
     def max_saves(self) -> int:
-        """For how many saves at a time there must be room on the volume (MAX_CONCURRENT_SAVES)."""
+        """How many saves at a time there must be room for on the volume (MAX_CONCURRENT_SAVES)."""
         return _capped("MAX_CONCURRENT_SAVES", self._number("MAX_CONCURRENT_SAVES", 50, int), MAX_CONCURRENT_SAVES_CAP)
 
     @property

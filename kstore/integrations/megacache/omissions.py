@@ -31,7 +31,7 @@ _TIMINGS = Reason("timings of GEMM choices", "max-autotune measures them again")
 _KERNELS = Reason("Triton kernels that no graph bundles", "Triton compiles them again")
 _OTHER = Reason("other files of TorchInductor", "a mega-cache has no kind for them")
 _SUFFIXES = {".py": _MODULES} | dict.fromkeys((".cpp", ".h", ".cu", ".so", ".load_ok", ".o", ".a"), _OBJECTS)
-"""Of files in `<xx>/`, where Inductor keeps what it generates."""
+"""Why files in `<xx>/`, where Inductor keeps what it generates, are left out, by their suffix."""
 
 
 def bundled_kernels(artifacts: Iterable[Artifact]) -> set[str]:
