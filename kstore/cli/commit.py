@@ -4,31 +4,12 @@ from __future__ import annotations
 
 import click
 
-from kstore.cli.options import (
-    ERROR,
-    HELD,
-    INTEGRITY,
-    WORKERS,
-    Command,
-    Invocation,
-    cache_root_option,
-    key_argument,
-    layout_option,
-    output_options,
-    pass_invocation,
-    scope_options,
-    store_option,
-)
+from kstore.cli.options import ERROR, HELD, INTEGRITY, WORKERS, Command, Invocation, key_argument, on_committer
 
 
 @click.command("commit", cls=Command, exit_codes=ERROR | INTEGRITY | HELD)
 @key_argument
-@store_option
-@cache_root_option
-@scope_options
-@layout_option
-@output_options
-@pass_invocation
+@on_committer
 def command(invocation: Invocation, key: str) -> None:
     """Publish what was compiled under KEY and the store lacks.
 

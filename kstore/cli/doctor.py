@@ -8,17 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kstore.cli.columns import wrapped
-from kstore.cli.options import (
-    Command,
-    Invocation,
-    cache_root_option,
-    layout_option,
-    optional_key_argument,
-    output_options,
-    pass_invocation,
-    scope_options,
-    store_option,
-)
+from kstore.cli.options import Command, Invocation, on_committer, optional_key_argument
 from kstore.cli.termination import terminable
 from kstore.words import plural
 
@@ -33,12 +23,7 @@ _EXIT_CODES = {"0": "nothing prevents hits", "1": "something does", "2": "usage"
 
 @click.command("doctor", cls=Command, exit_codes=_EXIT_CODES)
 @optional_key_argument
-@store_option
-@cache_root_option
-@scope_options
-@layout_option
-@output_options
-@pass_invocation
+@on_committer
 def command(invocation: Invocation, key: str) -> int:
     """Check all that hits depend on, from the store to the compiler.
 

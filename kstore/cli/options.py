@@ -327,6 +327,17 @@ def on_scope(function: Callable[Concatenate[Invocation, P], R]) -> Callable[P, R
     return _decorate(store_option, choice_options, output_options)(pass_invocation(function))
 
 
+def on_importer(function: Callable[Concatenate[Invocation, P], R]) -> Callable[P, R]:
+    """The options and the invocation, for a command that publishes what another cache has kept."""
+    return _decorate(store_option, scope_options, layout_option, output_options)(pass_invocation(function))
+
+
 def on_worker(function: Callable[Concatenate[Invocation, P], R]) -> Callable[P, R]:
     """The options and the invocation, for a command that works on a cache root as well."""
     return _decorate(store_option, cache_root_option, scope_options, output_options)(pass_invocation(function))
+
+
+def on_committer(function: Callable[Concatenate[Invocation, P], R]) -> Callable[P, R]:
+    """The options and the invocation, for a command that works on a cache root and may write to the store."""
+    options = store_option, cache_root_option, scope_options, layout_option, output_options
+    return _decorate(*options)(pass_invocation(function))

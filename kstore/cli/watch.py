@@ -9,19 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kstore.cli.child import ENDINGS
-from kstore.cli.options import (
-    Command,
-    Invocation,
-    cache_root_option,
-    key_argument,
-    layout_option,
-    live_options,
-    output_options,
-    pass_invocation,
-    ready_option,
-    scope_options,
-    store_option,
-)
+from kstore.cli.options import Command, Invocation, key_argument, live_options, on_committer, ready_option
 from kstore.cli.ready import ready_as_json, start_ready_commit, stop_ready_commit
 
 if TYPE_CHECKING:
@@ -38,12 +26,7 @@ log = logging.getLogger(__name__)
 @key_argument
 @live_options
 @ready_option
-@store_option
-@cache_root_option
-@scope_options
-@layout_option
-@output_options
-@pass_invocation
+@on_committer
 def command(
     invocation: Invocation, key: str, settle: int, every: int, grace_period: int, ready_url: str | None
 ) -> None:

@@ -8,16 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from kstore.cli.options import (
-    ERROR,
-    Command,
-    Invocation,
-    layout_option,
-    output_options,
-    pass_invocation,
-    scope_options,
-    store_option,
-)
+from kstore.cli.options import ERROR, Command, Invocation, on_importer
 from kstore.cli.termination import terminable
 from kstore.errors import ArchiveError, FileError, KstoreError, MissError
 from kstore.words import plural
@@ -43,11 +34,7 @@ class Zip(NamedTuple):
 @click.command("fal", cls=Command, exit_codes=_EXIT_CODES)
 @click.argument("folder", default="/data/inductor-caches", type=click.Path(file_okay=False, path_type=Path))
 @click.option("--gpu-folder", metavar="NAME", help="The folder of this GPU's zips in FOLDER; else as fal names it.")
-@store_option
-@scope_options
-@layout_option
-@output_options
-@pass_invocation
+@on_importer
 def command(invocation: Invocation, folder: Path, gpu_folder: str | None) -> int:
     """Import the zips that fal.toolkit keeps in FOLDER, by default /data/inductor-caches.
 

@@ -7,18 +7,7 @@ from typing import BinaryIO
 
 import click
 
-from kstore.cli.options import (
-    ERROR,
-    INTEGRITY,
-    Command,
-    Invocation,
-    key_argument,
-    layout_option,
-    output_options,
-    pass_invocation,
-    scope_options,
-    store_option,
-)
+from kstore.cli.options import ERROR, INTEGRITY, Command, Invocation, key_argument, on_importer
 from kstore.cli.termination import terminable
 from kstore.words import files
 
@@ -26,11 +15,7 @@ from kstore.words import files
 @click.command("megacache", cls=Command, exit_codes=ERROR | INTEGRITY)
 @click.argument("file", type=click.File("rb"))
 @key_argument
-@store_option
-@scope_options
-@layout_option
-@output_options
-@pass_invocation
+@on_importer
 def command(invocation: Invocation, file: BinaryIO, key: str) -> None:
     """Publish under KEY what torch.compiler.save_cache_artifacts wrote to FILE.
 
