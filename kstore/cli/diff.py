@@ -13,13 +13,9 @@ from kstore.cli.options import (
     MISSING,
     Command,
     Invocation,
-    cache_root_option,
-    choice_options,
     complete_key,
-    output_options,
-    pass_invocation,
+    on_scope_and_root,
     refuse,
-    store_option,
 )
 from kstore.errors import UsageError
 from kstore.words import plural
@@ -41,11 +37,7 @@ if TYPE_CHECKING:
 @click.option("--gpu2", metavar="NAME", help="The GPU of KEY2.")
 @click.option("--environment1", metavar="TAG", help="The environment of KEY1 alone.")
 @click.option("--environment2", metavar="TAG", help="The environment of KEY2.")
-@store_option
-@cache_root_option
-@choice_options
-@output_options
-@pass_invocation
+@on_scope_and_root
 def command(
     invocation: Invocation, left: str, right: str, stat: bool, name_only: bool, path: str | None, exit_code: bool,
     gpu1: str | None, gpu2: str | None, environment1: str | None, environment2: str | None,

@@ -327,6 +327,11 @@ def on_scope(function: Callable[Concatenate[Invocation, P], R]) -> Callable[P, R
     return _decorate(store_option, choice_options, output_options)(pass_invocation(function))
 
 
+def on_scope_and_root(function: Callable[Concatenate[Invocation, P], R]) -> Callable[P, R]:
+    """The options and the invocation, for a command that compares those with a cache root."""
+    return _decorate(store_option, cache_root_option, choice_options, output_options)(pass_invocation(function))
+
+
 def on_importer(function: Callable[Concatenate[Invocation, P], R]) -> Callable[P, R]:
     """The options and the invocation, for a command that publishes what another cache has kept."""
     return _decorate(store_option, scope_options, layout_option, output_options)(pass_invocation(function))

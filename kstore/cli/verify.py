@@ -13,13 +13,9 @@ from kstore.cli.options import (
     WORKERS,
     Command,
     Invocation,
-    cache_root_option,
-    choice_options,
+    on_scope_and_root,
     optional_key_argument,
-    output_options,
-    pass_invocation,
     refuse,
-    store_option,
 )
 from kstore.errors import IntegrityError
 from kstore.words import duration, plural, size
@@ -34,11 +30,7 @@ _SHOWN = 3
 @click.command("verify", cls=Command, exit_codes=ERROR | MISSING | INTEGRITY)
 @optional_key_argument
 @click.option("--repair", is_flag=True, help="Move aside what is damaged, and save what can be saved.")
-@store_option
-@cache_root_option
-@choice_options
-@output_options
-@pass_invocation
+@on_scope_and_root
 def command(invocation: Invocation, key: str, repair: bool) -> int:
     """Check every byte that KEY, or every key, needs.
 
