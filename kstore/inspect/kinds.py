@@ -50,10 +50,7 @@ class Kind(StrEnum):
 def kind_of(path: str) -> Kind:
     """What the artifact at `path`, `<component>/…`, is."""
     found = _expression().fullmatch(path)
-    return _KINDS[found.lastgroup] if found and found.lastgroup else Kind.OTHER
-
-
-_KINDS = {kind.name: kind for kind in Kind}
+    return Kind[found.lastgroup] if found and found.lastgroup else Kind.OTHER
 
 
 @cache
