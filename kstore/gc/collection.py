@@ -27,7 +27,7 @@ from kstore.gc.policy import (
 )
 from kstore.gc.repack import repack, worth_rewriting
 from kstore.gc.report import GcReport, GcStatus
-from kstore.gc.room import Room, alone, full, latest
+from kstore.gc.room import Room, alone, full, store_time
 from kstore.gc.sweep import Sweeper
 from kstore.lease import Lease
 from kstore.progress import Progress
@@ -100,11 +100,11 @@ class _Collection:
         if report.dry_run:
             report.deleted, report.condemned = report.deleted + report.condemned, Count()
         else:
-            self._collect(latest(self._storage, self._room), gone=set())
+            self._collect(store_time(self._storage, self._room), gone=set())
 
     def _now(self) -> int:
         try:
-            return latest(self._storage, self._room)
+            return store_time(self._storage, self._room)
         except OSError as error:
             raise StoreUnavailable(
                 f"cannot tell the time of the store at {self._storage.location}: {error.strerror or error}; gc makes a "

@@ -58,7 +58,7 @@ def alone(lease: Lease, room: Room) -> Iterator[bool]:
                 lease.release()
 
 
-def latest(storage: Storage, room: Room) -> int:
+def store_time(storage: Storage, room: Room) -> int:
     """What time it is by the store's own clock, in nanoseconds, or somewhat earlier: what is younger stays longer.
 
     Where there is no room for a file to read it from, a folder tells it; where there is none to touch that, it is when

@@ -194,17 +194,17 @@ class _Evidence:
     def _was_read(self, component: str, paths: Iterable[str]) -> bool | None:
         """Whether any of an entry's files has been read since the restore; None if nobody can tell."""
         if component in self._blind:
-            return self._is_unknown(NO_ACCESS_TIMES)
+            return self._cannot_tell(NO_ACCESS_TIMES)
         # A scan knows by their time those that are never changed in place, and reads the others.
         silent = [path for path in paths if self._run.old[path].flags & _LINK]
         if not silent:
-            return self._is_unknown(CHANGED_IN_PLACE)
+            return self._cannot_tell(CHANGED_IN_PLACE)
         answers = [self._file_was_read(path) for path in silent]
         if True in answers:
             return True
-        return self._is_unknown(READ_BEFORE) if None in answers else False
+        return self._cannot_tell(READ_BEFORE) if None in answers else False
 
-    def _is_unknown(self, why: str) -> bool | None:
+    def _cannot_tell(self, why: str) -> bool | None:
         """None, for what nobody can tell; the first reason is reported."""
         self._why_unknown = self._why_unknown or why
         return None

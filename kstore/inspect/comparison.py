@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _KEYED = {Kind.FX_GRAPH, Kind.AOT_ENTRY, Kind.TRITON_KERNEL, Kind.TRITON_HELPER, Kind.CPP_KERNEL}
 """Kinds whose paths hold the compiler's own key, so that the same path is the same question."""
 _SLOTS = {Kind.FX_GRAPH, Kind.AOT_ENTRY}
-_KINDS = {kind: position for position, kind in enumerate(Kind)}
+_KIND_ORDER = {kind: position for position, kind in enumerate(Kind)}
 
 
 class Change(StrEnum):
@@ -40,7 +40,7 @@ class Change(StrEnum):
     """The compiler's key is the same, so either is a hit, and the bytes are not: graphs are never built alike twice."""
 
 
-_CHANGES = {change: position for position, change in enumerate(Change)}
+_CHANGE_ORDER = {change: position for position, change in enumerate(Change)}
 
 
 class Field(NamedTuple):
@@ -284,7 +284,7 @@ def _same_part(one: Item, other: Item, path: str) -> str | None:
 
 
 def _order(difference: Difference) -> tuple[object, ...]:
-    return (_KINDS[difference.kind], _CHANGES[difference.change], difference.name, difference.item.unit)
+    return (_KIND_ORDER[difference.kind], _CHANGE_ORDER[difference.change], difference.name, difference.item.unit)
 
 
 def _tally(same: set[tuple[Kind, str]], differences: Iterable[Difference]) -> tuple[Tally, ...]:
@@ -295,7 +295,7 @@ def _tally(same: set[tuple[Kind, str]], differences: Iterable[Difference]) -> tu
     for difference in differences:
         key = (difference.component, difference.kind)
         tallies.setdefault(key, Tally(*key)).different[difference.change] += 1
-    return tuple(sorted(tallies.values(), key=lambda tally: (tally.component, _KINDS[tally.kind])))
+    return tuple(sorted(tallies.values(), key=lambda tally: (tally.component, _KIND_ORDER[tally.kind])))
 
 
 def _count(blobs: Mapping[bytes, int], digests: Iterable[bytes]) -> Count:

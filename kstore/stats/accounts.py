@@ -149,11 +149,11 @@ class Accounts(Generic[Group]):
             for one in (self.space.groups[self._by(scope)], self.space.whole):
                 one.published |= ref.state is RefState.LIVE
         for _, owners, kind, size in self._each(self._blobs):
-            for one in self._of(owners):
+            for one in self._held_by(owners):
                 one.unique += size if kind else 0
                 one.manifests += 0 if kind else size
         for _, owners, _, size in self._each(self._leant):
-            for one in self._of(owners):
+            for one in self._held_by(owners):
                 one.elsewhere += size
         self._seek()
         self._count_loose()
@@ -211,7 +211,7 @@ class Accounts(Generic[Group]):
                         self._count_copy(owners, size)
                     elif digest not in saved:
                         lost += Count(1, size)
-                        for one in self._of(owners):
+                        for one in self._held_by(owners):
                             one.elsewhere += size
         if lost.files:
             blobs = plural(lost.files, "lost blob")
@@ -220,17 +220,17 @@ class Accounts(Generic[Group]):
     def _count_copy(self, owners: set[int], size: int) -> None:
         """Count a loose blob, which is an object and holds one blob."""
         self._count_object(owners, size)
-        for one in self._of(owners):
+        for one in self._held_by(owners):
             one.copies += size
 
     def _count_object(self, owners: set[int], size: int) -> None:
-        for one in self._of(owners):
+        for one in self._held_by(owners):
             one.stored += size
         if len(owners) == 1:
             self._held[next(iter(owners))].alone += size
             self.space.whole.alone += size
 
-    def _of(self, owners: set[int]) -> list[Held]:
+    def _held_by(self, owners: set[int]) -> list[Held]:
         """The accounts to add to for these owners: theirs and that of the whole."""
         return [self.space.whole, *(self._held[owner] for owner in owners - {_PINNED})]
 
@@ -243,7 +243,7 @@ class Accounts(Generic[Group]):
             for name in self._blobs.beginning(index.digests[blobs]):
                 needing.setdefault(name[:DIGEST_SIZE], set()).add(_owner(name))
             for digest, size in zip(index.digests[blobs], index.sizes[blobs], strict=True):
-                for one in self._of(owners & needing[digest]) if digest in needing else ():
+                for one in self._held_by(owners & needing[digest]) if digest in needing else ():
                     one.copies += size
             self._count_frame(frame, set[int]().union(*needing.values()), is_shared=len(owners) > 1)
             first = blobs.stop
