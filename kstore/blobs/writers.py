@@ -9,7 +9,6 @@ from concurrent.futures import Future
 from contextlib import ExitStack
 from enum import StrEnum
 from functools import partial
-from types import TracebackType
 from typing import Protocol, Self
 
 from kstore.backends import Backend
@@ -48,9 +47,7 @@ class BlobWriter(Protocol):
 
     def __enter__(self) -> Self: ...
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
 
     def put(self, digest: bytes, data: bytes | memoryview) -> None:
         """Store one blob."""
