@@ -15,7 +15,9 @@ import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from kstore.backends.base import STAGING, Child, NewObject, StagingLost, Stat, check_name
 from kstore.backends.publishing import FILE_MODE, publish_file
@@ -31,6 +33,7 @@ _STALE_RETRIES = 9
 _PATIENCE = 5.0
 """Seconds for what was begun ahead."""
 _SECOND = 1_000_000_000
+Made = TypeVar("Made")
 
 
 class PosixBackend:
@@ -133,17 +136,10 @@ class PosixBackend:
         path = self.staging_path()
         staged = _new_files(objects, (f"{path}.{number}" for number in range(len(objects))))
         try:
-            self._write_staged(staged)
+            self.in_folder(staged[0].path, partial(write_files, staged))
             return self._publish_each([file.path for file in staged], [item.name for item in objects])
         finally:
             unlink_each([file.path for file in staged])  # What is published is, whatever is left in tmp/.
-
-    def _write_staged(self, files: Sequence[NewFile]) -> None:
-        try:
-            write_files(files)
-        except FileNotFoundError:
-            self.make_folder(os.path.dirname(files[0].path))
-            write_files(files)
 
     def _publish_each(self, staged: Sequence[str], names: Sequence[str]) -> list[bool]:
         targets = [self.path(name) for name in names]
@@ -158,11 +154,15 @@ class PosixBackend:
     def create_file(self, path: str) -> int:
         """A new file, open to be written."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        return self.in_folder(path, partial(os.open, path, flags, FILE_MODE))
+
+    def in_folder(self, path: str, make: Callable[[], Made]) -> Made:
+        """What `make` returns, which makes `path`; it is called again if the folder had to be made first."""
         try:
-            return os.open(path, flags, FILE_MODE)
+            return make()
         except FileNotFoundError:
             self.make_folder(os.path.dirname(path))
-            return os.open(path, flags, FILE_MODE)
+            return make()
 
     def upload(self) -> PosixUpload:
         """Start writing an object whose name is known only at its end."""
@@ -236,11 +236,7 @@ class PosixBackend:
     def move(self, name: str, target: str) -> None:
         """Rename one object to a name that nobody else uses."""
         source, to = self.path(name), self.path(target)
-        try:
-            os.rename(source, to)
-        except FileNotFoundError:
-            self.make_folder(os.path.dirname(to))
-            os.rename(source, to)
+        self.in_folder(to, partial(os.rename, source, to))
 
     def clock(self) -> int:
         """The time by the clock of the filesystem, which a folder shows when it is touched: no client names a time."""
@@ -307,11 +303,7 @@ class PosixUpload:
             moment = time.time_ns() // _SECOND * _SECOND + fraction_ns
             os.utime(self._path, ns=times(moment))
         target = self._backend.path(name)
-        try:
-            os.replace(self._path, target)
-        except FileNotFoundError:
-            self._backend.make_folder(os.path.dirname(target))
-            os.replace(self._path, target)
+        self._backend.in_folder(target, partial(os.replace, self._path, target))
         self._path = ""
 
     def _close(self) -> None:
