@@ -103,8 +103,9 @@ def _hint(compiler_environment: tuple[tuple[str, str], ...]) -> str:
     command = _compiler(dict(compiler_environment))
     compiler = NONE
     with suppress(OSError):
-        status = os.stat(command[0]) if command else None
-        compiler = f"{status.st_size} {status.st_mtime_ns}" if status else NONE
+        if command:
+            status = os.stat(command[0])
+            compiler = f"{status.st_size} {status.st_mtime_ns}"
     machine = digest_of_facts({"cpu": _reported_cpu(), "glibc": _glibc()})
     return f"{machine} {digest_of_facts({'compiler': compiler})}"
 
