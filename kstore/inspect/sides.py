@@ -110,22 +110,21 @@ def local_side(store: Store, scope: Scope, *, ask_host: bool) -> Side:
     host = worker.host.fingerprint if bound or ask_host else ""
     artifacts = tuple(Artifact(path, host if path in bound else "", entry) for path, entry in files.items())
     facts = _local_facts(worker, host)
-    return Side(worker.root.path, scope, 0, artifacts, facts, _LocalFiles(worker, artifacts), tuple(found.skipped))
+    return Side(worker.root.path, scope, 0, artifacts, facts, _local_fetch(worker, artifacts), tuple(found.skipped))
 
 
-class _LocalFiles:
-    """Reads artifacts of a cache root by digest, in the form in which they are stored."""
+def _local_fetch(worker: Worker, artifacts: tuple[Artifact, ...]) -> Fetch:
+    """What reads artifacts of a cache root by digest, in the form in which they are stored."""
+    by_digest = {artifact.entry.digest: artifact for artifact in artifacts}
 
-    def __init__(self, worker: Worker, artifacts: tuple[Artifact, ...]) -> None:
-        self._worker = worker
-        self._artifacts = {artifact.entry.digest: artifact for artifact in artifacts}
-
-    def __call__(self, wanted: Sizes) -> Iterator[tuple[bytes, bytes]]:
+    def fetch(wanted: Sizes) -> Iterator[tuple[bytes, bytes]]:
         for digest in wanted:
-            found = self._artifacts.get(digest)
-            data = self._worker.read_stored(found.path, found.entry) if found else None
+            found = by_digest.get(digest)
+            data = worker.read_stored(found.path, found.entry) if found else None
             if data is not None:
                 yield digest, data
+
+    return fetch
 
 
 def _artifacts(files: Files, hosts: Mapping[str, Files]) -> tuple[Artifact, ...]:
