@@ -72,7 +72,7 @@ class Opened(Protocol):
         """Return `length` bytes (fewer at the end) from `offset`."""
 
     def close(self) -> None:
-        """Close it; no thread is reading, or will be. An error keeps the frames that raised it, and with them this."""
+        """Close it, once no thread reads it any more. An error would hold it: it keeps the frames that raised it."""
 
 
 class Upload(Protocol):

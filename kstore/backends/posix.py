@@ -187,7 +187,7 @@ class PosixBackend:
         begin(stat_each, [self.path(name) for name in names])
 
     def rely_on(self, name: str) -> None:
-        """Look for this object before a folder is made. An empty mount point lacks every folder, and `tmp/` as well."""
+        """Look for it before a folder is made. An empty mount point lacks every folder, `tmp/` first of all."""
         self._anchor = name
 
     def make_folder(self, path: str) -> None:

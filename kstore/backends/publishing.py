@@ -17,8 +17,8 @@ _RENAME_NOREPLACE = 1
 
 
 class CannotPublish(OSError):
-    """The filesystem, such as that of an object store, gives no name to one writer only. The number of the error is
-    that of the link: after EIO it may have been a server that was away (NFS, mounted soft).
+    """The filesystem cannot give a name to one writer only, as that of an object store. The number of the error is that
+    of the link: after EIO it may have been a server that was away (NFS, mounted soft).
     """
 
 
