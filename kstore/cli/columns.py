@@ -26,6 +26,11 @@ class Column:
     """Whether it is shortened last of columns that are equally wide."""
 
 
+KEY = Column("KEY", floor=12, last_resort=True)
+GPU = Column("GPU", floor=9)
+ENVIRONMENT = Column("ENVIRONMENT", floor=11)
+
+
 def terminal_width() -> int | None:
     """Columns of the terminal, and never less than 80; None where stdout is no terminal."""
     try:

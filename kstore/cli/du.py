@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kstore.cli.columns import Column
+from kstore.cli.columns import KEY, Column
 from kstore.cli.options import ERROR, INTEGRITY, MISSING, Command, Invocation, on_store, optional_key_argument
 from kstore.errors import IntegrityError
 from kstore.words import amount, size
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from kstore.stats.space import Held, Space
 
 _COLUMNS = (
-    Column("KEY", floor=12, last_resort=True),
+    KEY,
     Column("GENS", right=True),
     Column("FILES' SIZE", right=True),
     Column("UNIQUE", right=True),

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kstore.cli.columns import Column
+from kstore.cli.columns import ENVIRONMENT, GPU, KEY, Column
 from kstore.cli.options import (
     ERROR,
     INTEGRITY,
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from kstore.gc.policy import Decision, Policy
 
 _COLUMNS = (
-    Column("KEY", floor=12, last_resort=True),
-    Column("GPU", floor=9),
-    Column("ENVIRONMENT", floor=11),
+    KEY,
+    GPU,
+    ENVIRONMENT,
     Column("GEN", right=True),
     Column("", floor=0),
     Column("WHY"),

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kstore.cli.columns import Column
+from kstore.cli.columns import ENVIRONMENT, GPU, KEY, Column
 from kstore.cli.options import ERROR, INTEGRITY, Command, Invocation, complete_key, on_store
 from kstore.errors import IntegrityError, KstoreError, StoreFormatError, StoreUnavailable
 from kstore.words import age, size
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from kstore.store import Store
 
 _COLUMNS = (
-    Column("KEY", floor=12, last_resort=True),
-    Column("GPU", floor=9),
-    Column("ENVIRONMENT", floor=11),
+    KEY,
+    GPU,
+    ENVIRONMENT,
     Column("GEN", right=True),
     Column("FILES", right=True),
     Column("SIZE", right=True),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kstore.cli.columns import Column
+from kstore.cli.columns import GPU, KEY, Column
 from kstore.cli.options import ERROR, INTEGRITY, MISSING, Command, Invocation, on_store, optional_key_argument
 from kstore.errors import IntegrityError, UsageError
 from kstore.words import age, duration, plural, size
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from kstore.stats.totals import Totals
 
 _COLUMNS = (
-    Column("KEY", floor=12, last_resort=True),
-    Column("GPU", floor=9),
+    KEY,
+    GPU,
     Column("HITS", right=True),
     Column("MISSES", right=True),
     Column("GENS", right=True),
