@@ -61,12 +61,17 @@ class _Device(NamedTuple):
 
 
 class _NvidiaGpu(NamedTuple):
+    """One GPU as NVML lists it."""
+
     uuid: str
     partitioned: bool
+    """Whether it is in MIG mode: its devices are then its instances."""
     devices: tuple[_Device, ...]
 
 
 class _AmdGpu(NamedTuple):
+    """One GPU as the kernel's compute topology lists it."""
+
     uuid: str
     slug: str
 

@@ -79,6 +79,8 @@ def collect(storage: Storage, policy: Policy, *, dry_run: bool = False, progress
 
 
 class _Collection:
+    """One gc of one store, which writes into its report what it does."""
+
     def __init__(self, storage: Storage, policy: Policy, report: GcReport, progress: Progress, room: Room) -> None:
         self._storage = storage
         self._policy = policy

@@ -105,6 +105,8 @@ def _telling(item: Item) -> Part | None:
 
 
 class _Reader:
+    """Takes in the telling files of a side's items, one after the other, and then says what is known of each item."""
+
     def __init__(self, items: Items) -> None:
         self._contents: dict[Item, Content] = {}
         self._sources: dict[Item, bytes] = {}

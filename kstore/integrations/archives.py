@@ -126,6 +126,8 @@ def unpack(archive: Path, root: Path, component: str, check: Callable[[], None])
 
 @dataclass(slots=True)
 class _Unpacking:
+    """Unpacks one archive, member by member."""
+
     root: Path
     component: str
     """The component whose folder the archive is of."""

@@ -15,6 +15,8 @@ _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
 class _Metric(NamedTuple):
+    """One figure, and where it comes from."""
+
     name: str
     kind: str
     text: str

@@ -86,6 +86,8 @@ def _is_fx(path: str) -> bool:
 
 
 class _Numbered(NamedTuple):
+    """A graph, and its attributes as numbers."""
+
     graph: Graph
     numbers: frozenset[int]
 
