@@ -191,13 +191,10 @@ class Sweeper:
         fresh = (entry for entry in dead if self._listed.value(_key(entry)) != _identity(entry))
         has_any = False
         while batch := list(islice(fresh, _BATCH)):
-            self._condemn_batch(batch)
+            self._write(write_lists, batch)
+            self.swept.condemned = _more(self.swept.condemned, batch)
             has_any = True
         return has_any
-
-    def _condemn_batch(self, batch: list[Condemned]) -> None:
-        self._write(write_lists, batch)
-        self.swept.condemned = _more(self.swept.condemned, batch)
 
     def _dead_packs(self, marked: Marked) -> Iterator[Condemned]:
         for digest in self._packs:
