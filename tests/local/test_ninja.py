@@ -115,6 +115,20 @@ def test_a_worker_with_other_ones_builds_anew_though_they_are_older(
     assert not release.build(third)
 
 
+def test_sources_are_known_also_where_the_compiler_tells_of_no_headers(
+    tmp_path: Path, release: Release, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As torch has it for ROCm."""
+    monkeypatch.setattr("tests.local.test_ninja.BUILD", BUILD.replace("  deps = gcc\n", ""))
+    node, other = Node(tmp_path), Node(tmp_path, "other")
+    release.build(node)
+    node.commit()
+    release.put(release.source, "int twice(int x) { return 3 * x; }\n")
+    other.restore()
+    assert other.tree.read(LOG) == b""
+    assert release.build(other)
+
+
 def test_a_worker_that_lacks_a_header_gets_an_empty_log(release: Release, node: Node, other: Node) -> None:
     release.header.unlink()
     other.restore()
