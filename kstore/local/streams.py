@@ -9,7 +9,8 @@ _BLOCK_HEADER, _CHECKSUM = 3, 4
 _RUN, _RESERVED = 1, 3
 _DICTIONARY_BYTES, _LENGTH_BYTES = (0, 1, 2, 4), (0, 2, 4, 8)
 _DEFLATE = 8
-_PIECE = 1 << 20
+_TAKEN, _MADE = 1 << 16, 1 << 20
+"""How many bytes are decompressed at once, and to how many at most."""
 
 
 def is_whole(data: bytes) -> bool:
@@ -43,11 +44,15 @@ def _zstd_end(data: bytes) -> int:
 
 
 def _is_whole_zlib(data: bytes) -> bool:
-    stream, left = zlib.decompressobj(), data
+    stream, view = zlib.decompressobj(), memoryview(data)
     try:
-        while left and not stream.eof:
-            stream.decompress(left, _PIECE)
-            left = stream.unconsumed_tail
+        for start in range(0, len(data), _TAKEN):
+            left: bytes | memoryview = view[start : start + _TAKEN]
+            while left and not stream.eof:
+                stream.decompress(left, _MADE)
+                left = stream.unconsumed_tail  # A copy: of all that is left it would take hours.
+            if stream.eof:
+                return not stream.unused_data and start + _TAKEN >= len(data)
     except zlib.error:
-        return False
-    return stream.eof and not stream.unused_data
+        pass
+    return False

@@ -64,6 +64,29 @@ def test_whatever_follows_on_the_first_bytes_is_judged(data: bytes) -> None:
         is_whole(begins + data)
 
 
+def test_of_a_long_stream_of_zlib_each_part_is_read_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is left of it is copied at each step: if that were all of it, a commit would take minutes for 100 MB."""
+    given: list[int] = []
+
+    class Counted:
+        def __init__(self) -> None:
+            self._stream = decompressobj()
+
+        def decompress(self, data: bytes, most: int) -> bytes:
+            given.append(len(data))
+            return self._stream.decompress(data, most)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._stream, name)
+
+    decompressobj = zlib.decompressobj
+    whole = zlib.compress((RANDOM.randbytes(1 << 15) + bytes(1 << 19)) * 64, 1)
+    monkeypatch.setattr(zlib, "decompressobj", Counted)
+    assert is_whole(whole)
+    assert len(whole) <= sum(given) < 8 * len(whole)
+    assert not is_whole(whole[:-1])
+
+
 def test_what_has_another_form_is_whole() -> None:
     assert is_whole(b"\x93 another form")
 
