@@ -6,7 +6,7 @@ import zlib
 
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _BLOCK_HEADER, _CHECKSUM = 3, 4
-_RUN, _RESERVED = 1, 3
+_RUN, _COMPRESSED, _RESERVED = 1, 2, 3
 _DICTIONARY_BYTES, _LENGTH_BYTES = (0, 1, 2, 4), (0, 2, 4, 8)
 _DEFLATE = 8
 _TAKEN, _MADE = 1 << 16, 1 << 20
@@ -26,7 +26,7 @@ def is_whole(data: bytes) -> bool:
 
 def _zstd_end(data: bytes) -> int:
     """Where the frame ends (RFC 8878): each of its blocks says how long it is, and whether it is the last. More than
-    there is if it is cut short, and -1 for what no writer leaves.
+    there is if it is cut short, and -1 for what no writer leaves, as where a power failure has left zeros.
     """
     if len(data) <= len(_ZSTD):
         return len(data) + 1
@@ -40,6 +40,8 @@ def _zstd_end(data: bytes) -> int:
         if kind == _RESERVED:
             return -1
         end += _BLOCK_HEADER + (1 if kind == _RUN else size)
+        if kind == _COMPRESSED and data[end - 2 : end] == b"\0\0":  # Codes end with a bit that is set (section 4.1).
+            return -1
     return end + _CHECKSUM * has_checksum if is_last else len(data) + 1
 
 
