@@ -16,7 +16,7 @@ import stat
 import struct
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from functools import lru_cache
+from functools import cache, lru_cache
 
 from kstore.digest import digest_of, digest_of_parts
 from kstore.files import read_all
@@ -28,8 +28,10 @@ _ABSENT = bytes(32)
 """In the place of a digest: there is no such file, or none that a compiler would read."""
 _LARGEST = 1 << 26
 """Bytes; no source is larger."""
-_OF_ENVIRONMENT = "/torch/include/"
-"""Torch's headers, two thousand of them, are another environment's if they are others."""
+_OF_ENVIRONMENT = "-packages/torch/include/"
+"""Torch's headers, two thousand of them, are another environment's if they are others. Not every folder of that name is
+torch's: it is where Python's packages are installed.
+"""
 _DEPS_HEADER, _DEPS_VERSIONS = b"# ninjadeps\n", {3: 8, 4: 12}
 """By version: the bytes in a record before what an output was built from, its own number and a time."""
 _WORD = struct.Struct("<I")
@@ -94,10 +96,14 @@ def _read(path: str, mtime_ns: int, size: int, inode: int) -> bytes:
 
 
 def _inputs(place: str) -> Iterator[str]:
-    """The files outside `place`, a folder where ninja builds, that what is there was built from."""
+    """The files outside `place`, a folder where ninja builds, that what is there was built from.
+
+    Links may lead to it, and what is in it be named without them.
+    """
+    place, folder_of = os.path.realpath(place), cache(os.path.realpath)
     for name in (*_sources(f"{place}/build.ninja"), *_headers(f"{place}/.ninja_deps")):
         path = os.path.normpath(os.path.join(place, name))
-        if not path.startswith(f"{place}/"):
+        if not f"{folder_of(os.path.dirname(path))}/".startswith(f"{place}/"):
             yield path
 
 
@@ -114,7 +120,7 @@ def _headers(path: str) -> list[str]:
     """What the compiler told ninja that it has read, the sources among it.
 
     The format is that of ninja's `deps_log.h`: records of paths, which are numbered in their order, and records of what
-    an output was built from. A record that is cut short is the last.
+    an output was built from, of which the last one counts. A record that is cut short ends it.
 
     Raises:
         ValueError: it is none, or of a version that is not known.
@@ -128,7 +134,7 @@ def _headers(path: str) -> list[str]:
     before = _DEPS_VERSIONS.get(int.from_bytes(data[at - _WORD.size : at], "little"))
     if not data.startswith(_DEPS_HEADER) or before is None:
         raise ValueError("the .ninja_deps beside it has a form that is not known")
-    paths, inputs = list[str](), set[int]()
+    paths, inputs = list[str](), dict[bytes, bytes]()
     while len(data) >= at + _WORD.size:
         (size,) = _WORD.unpack_from(data, at)
         start, at = at + _WORD.size, at + _WORD.size + (size & ~_IS_DEPS)
@@ -136,7 +142,11 @@ def _headers(path: str) -> list[str]:
         if at > len(data):
             break
         if size & _IS_DEPS:
-            inputs.update(number for (number,) in _WORD.iter_unpack(record[before:]))
+            inputs[record[: _WORD.size]] = record[before:]
         else:
             paths.append(os.fsdecode(record[: -_WORD.size].rstrip(b"\0")))
-    return [paths[number] for number in inputs if number < len(paths)]
+    try:
+        numbers = {number for record in inputs.values() for (number,) in _WORD.iter_unpack(record)}
+        return [paths[number] for number in numbers]
+    except (struct.error, IndexError) as error:
+        raise ValueError("the .ninja_deps beside it is damaged") from error

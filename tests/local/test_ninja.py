@@ -205,3 +205,51 @@ def test_a_pipe_in_the_place_of_a_source_holds_nobody_up(release: Release, node:
     os.mkfifo(release.source)
     other.restore()
     assert other.tree.read(LOG) == b""
+
+
+def test_what_is_built_beside_its_source_is_used_also_where_a_link_leads_to_it(
+    tmp_path: Path, release: Release
+) -> None:
+    """TVM FFI names its sources without links."""
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to("disk")
+    node = Node(tmp_path, "link/node")
+    release.source = tmp_path / "disk/node" / FOLDER / "twice.c"
+    release.source.parent.mkdir(parents=True)
+    release.say("2")
+    release.build(node)
+    assert node.commit().new_files == 6
+    shutil.rmtree(tmp_path / "disk/node")
+    Node(tmp_path, "link/node").restore()
+    assert not release.build(node)
+
+
+def test_the_header_of_what_was_compiled_before_is_not_asked_for(tmp_path: Path, release: Release) -> None:
+    node = Node(tmp_path)
+    release.build(node)
+    release.put(release.source, "int twice(int x) { return 2 * x; }\n", age=0)
+    assert release.build(node)
+    release.put(release.header, "", age=-HOUR)
+    assert node.commit().new_files == 5
+
+
+def test_only_installed_headers_of_torch_are_known_by_its_version(tmp_path: Path, release: Release) -> None:
+    node, other = Node(tmp_path), Node(tmp_path, "other")
+    release.header = tmp_path / "vendor/torch/include/factor.h"
+    release.header.parent.mkdir(parents=True)
+    release.say("2")
+    release.build(node)
+    node.commit()
+    release.say("3")
+    other.restore()
+    assert release.build(other)
+
+
+@pytest.mark.parametrize("record", [b"\x0d\0\0\x80" + bytes(13), b"\x10\0\0\x80" + bytes(12) + b"\xff\xff\0\0"])
+def test_a_damaged_log_waits(tmp_path: Path, release: Release, record: bytes) -> None:
+    node = Node(tmp_path)
+    release.build(node)
+    with (node.tree.root / FOLDER / ".ninja_deps").open("ab") as file:
+        file.write(record)
+    report = node.commit()
+    assert (report.new_files, report.ok) == (0, True)
