@@ -14,7 +14,7 @@ import os
 import re
 import stat
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import cache, lru_cache
 
@@ -40,6 +40,14 @@ _EDGE = re.compile(r"^build (?:[^:$]|\$.)*: *\S+(.*)$", re.MULTILINE)
 _TOKEN = re.compile(r"(?:[^\s$]|\$.)+")
 _ESCAPE = re.compile(r"\$(.)")
 
+Coming = Callable[[str], bytes | None]
+"""The digest of a file that is about to be placed in a component's folder, by its path there; None of others."""
+
+
+def nothing_comes(_: str) -> bytes | None:
+    """A log that is written by itself."""
+    return None
+
 
 def with_inputs(data: bytes, path: str, folder: str) -> bytes:
     """Ninja's log as it is stored: followed by what it was built from. `path` is its own, below `folder`.
@@ -56,24 +64,45 @@ def with_inputs(data: bytes, path: str, folder: str) -> bytes:
         with suppress(OSError):
             if os.stat(found).st_mtime_ns > since:
                 raise ValueError(f"{found} is newer than what was built from it")
-    return data + _MARK + json.dumps({"digest": _digest(paths).hex(), "paths": paths}).encode()
+    return data + _MARK + json.dumps({"digest": _digest(paths), "paths": paths}).encode()
 
 
-def for_inputs_here(stored: bytes, folder: str) -> bytes:
-    """The log for a worker whose component lives in `folder`: empty if it has other sources or headers."""
+def for_inputs_here(stored: bytes, folder: str, coming: Coming) -> bytes:
+    """The log for a worker whose component lives in `folder`: empty if it has other sources or headers. Those in that
+    folder may come with the log.
+    """
     data, mark, known = stored.rpartition(_MARK)
     if not mark:
         return stored
     with suppress(ValueError, KeyError, TypeError, RecursionError):
         content = json.loads(known)
-        if _digest(map(str, content["paths"])).hex() == content["digest"]:
+        if _digest(map(str, content["paths"]), _coming_to(folder, coming)) == content["digest"]:
             return data
     log.info("%s: built from other sources or headers than there are here, so ninja builds a module anew", folder)
     return b""
 
 
-def _digest(paths: Iterable[str]) -> bytes:
-    return digest_of_parts(map(_digest_of_file, paths))
+def _digest(paths: Iterable[str], coming: Coming = nothing_comes) -> str:
+    """Of the contents of files, in that order; of what is `coming`, where there is none."""
+    return digest_of_parts(_digest_or(path, coming(path)) for path in paths).hex()
+
+
+def _digest_or(path: str, comes: bytes | None) -> bytes:
+    found = _digest_of_file(path)
+    if comes is None or comes == found:
+        return found
+    return comes if found == _ABSENT else _ABSENT  # Which of two will be there is not known.
+
+
+def _coming_to(folder: str, coming: Coming) -> Coming:
+    """The same of paths that are not below `folder`, but full, and may lead there by links."""
+    top, folder_of = f"{os.path.realpath(folder)}/", cache(os.path.realpath)
+
+    def find(path: str) -> bytes | None:
+        place = f"{folder_of(os.path.dirname(path))}/"
+        return coming(place[len(top) :] + os.path.basename(path)) if place.startswith(top) else None
+
+    return find
 
 
 def _digest_of_file(path: str) -> bytes:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import NamedTuple
 
-from kstore.local.ninja import for_inputs_here, with_inputs
+from kstore.local.ninja import Coming, for_inputs_here, nothing_comes, with_inputs
 
 PLACEHOLDER = "@kstore-component@"
 _PLAIN = re.compile(r"[\w/.-]*", re.ASCII)
@@ -38,9 +38,9 @@ def to_stored(method: str, data: bytes, path: str, folder: str) -> Stored:
     return _METHODS[method](data, path, folder)
 
 
-def to_local(data: bytes, folder: str) -> bytes:
-    """The form for a worker whose component lives in `folder`."""
-    return for_inputs_here(data, folder).replace(PLACEHOLDER.encode(), _as_json(folder))
+def to_local(data: bytes, folder: str, coming: Coming = nothing_comes) -> bytes:
+    """The form for a worker whose component lives in `folder`, to which others may be `coming` with it."""
+    return for_inputs_here(data, folder, coming).replace(PLACEHOLDER.encode(), _as_json(folder))
 
 
 @cache

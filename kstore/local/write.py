@@ -73,11 +73,18 @@ class Writer:
         paths = [path for path, _ in contents]
         entries = [self._wanted[path] for path in paths]
         written = (
-            to_local(bytes(data), self._root.folders[path.partition("/")[0]]) if entry.flags & _RELOCATE else data
+            self._local_form(path.partition("/")[0], data) if entry.flags & _RELOCATE else data
             for (path, data), entry in zip(contents, entries, strict=True)
         )
         columns = zip(map(self._staged, paths), written, map(local_mode, entries), self._times_of(entries), strict=True)
         return [*map(partial(tuple.__new__, NewFile), columns)]
+
+    def _local_form(self, component: str, data: memoryview) -> bytes:
+        def coming(path: str) -> bytes | None:
+            entry = self._wanted.get(f"{component}/{path}")
+            return entry.digest if entry and not entry.flags & _RELOCATE else None
+
+        return to_local(bytes(data), self._root.folders[component], coming)
 
     def _times_of(self, entries: Sequence[Entry]) -> Iterator[int | None]:
         """The modification times that their files get, in nanoseconds; None for now."""

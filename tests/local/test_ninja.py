@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from kstore.digest import digest_of
 from kstore.environment import Host
-from kstore.local.ninja import for_inputs_here, with_inputs
+from kstore.local.ninja import for_inputs_here, nothing_comes, with_inputs
 from kstore.report import CommitStatus
 from tests.trees import HOUR, Node
 
@@ -182,7 +183,7 @@ def test_of_a_log_that_is_cut_short_the_rest_is_known(tmp_path: Path, release: R
     deps.write_bytes(deps.read_bytes()[:-cut])
     stored = with_inputs(node.tree.read(LOG), "twice/.ninja_log", str(node.tree.root / "extensions"))
     assert str(release.source).encode() in stored  # which the build file names as well
-    assert for_inputs_here(stored, "") == node.tree.read(LOG)
+    assert for_inputs_here(stored, "", nothing_comes) == node.tree.read(LOG)
 
 
 @pytest.mark.parametrize(
@@ -197,7 +198,7 @@ def test_of_a_log_that_is_cut_short_the_rest_is_known(tmp_path: Path, release: R
     ],
 )
 def test_what_no_commit_wrote_is_no_log(inputs: bytes) -> None:
-    assert for_inputs_here(b"log@kstore-inputs@" + inputs, "") == b""
+    assert for_inputs_here(b"log@kstore-inputs@" + inputs, "", nothing_comes) == b""
 
 
 def test_a_pipe_in_the_place_of_a_source_holds_nobody_up(release: Release, node: Node, other: Node) -> None:
@@ -253,3 +254,34 @@ def test_a_damaged_log_waits(tmp_path: Path, release: Release, record: bytes) ->
         file.write(record)
     report = node.commit()
     assert (report.new_files, report.ok) == (0, True)
+
+
+@pytest.mark.parametrize("inside", ["generated/twice.c", "twice.c"])
+def test_a_source_that_is_restored_too_counts_as_it_will_be(tmp_path: Path, release: Release, inside: str) -> None:
+    node = Node(tmp_path)
+    release.source = node.tree.root / "extensions" / inside
+    release.source.parent.mkdir(parents=True, exist_ok=True)
+    release.say("2")
+    release.build(node)
+    node.commit()
+    shutil.rmtree(node.tree.root)
+    again = Node(tmp_path)
+    again.restore()
+    assert not release.build(again)
+
+
+def test_a_source_that_is_restored_with_other_content_is_another(tmp_path: Path, release: Release) -> None:
+    """One worker has published it, and another what it has built from its own."""
+    node = Node(tmp_path)
+    release.source = node.tree.root / "extensions/generated/twice.c"
+    release.source.parent.mkdir(parents=True)
+    release.say("2")
+    release.build(node)
+    extensions, log = str(node.tree.root / "extensions"), node.tree.read(LOG)
+    stored = with_inputs(log, "twice/.ninja_log", extensions)
+    same, other = digest_of(release.source.read_bytes()), digest_of(b"other")
+    assert for_inputs_here(stored, extensions, {"generated/twice.c": same}.get) == log
+    assert for_inputs_here(stored, extensions, {"generated/twice.c": other}.get) == b""
+    release.source.unlink()
+    assert for_inputs_here(stored, extensions, {"generated/twice.c": same}.get) == log
+    assert for_inputs_here(stored, extensions, {"generated/twice.c": other}.get) == b""
