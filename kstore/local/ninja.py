@@ -17,6 +17,7 @@ import struct
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import cache, lru_cache
+from itertools import chain
 
 from kstore.digest import digest_of, digest_of_parts
 from kstore.files import read_all
@@ -36,9 +37,10 @@ _DEPS_HEADER, _DEPS_VERSIONS = b"# ninjadeps\n", {3: 8, 4: 12}
 """By version: the bytes in a record before what an output was built from, its own number and a time."""
 _WORD = struct.Struct("<I")
 _IS_DEPS = 1 << 31
-_EDGE = re.compile(r"^build (?:[^:$]|\$.)*: *\S+(.*)$", re.MULTILINE)
+_EDGE = re.compile(r"^build ((?:[^:$]|\$.)*): *\S+(.*)$", re.MULTILINE)
+_INCLUDES = re.compile(r"^(?:include|subninja) ", re.MULTILINE)
 _TOKEN = re.compile(r"(?:[^\s$]|\$.)+")
-_ESCAPE = re.compile(r"\$(.)")
+_ESCAPE = re.compile(r"\$([$: ])")
 
 Coming = Callable[[str], bytes | None]
 """The digest of a file that is about to be placed in a component's folder, by its path there; None of others."""
@@ -53,7 +55,8 @@ def with_inputs(data: bytes, path: str, folder: str) -> bytes:
     """Ninja's log as it is stored: followed by what it was built from. `path` is its own, below `folder`.
 
     Raises:
-        ValueError: the log is empty, or ninja would build something anew; or what ninja knows cannot be read.
+        ValueError: the log is empty, or ninja would build something anew; or what ninja knows, or what an object was
+            built from, cannot be read.
     """
     if not data:
         raise ValueError("it is empty")
@@ -61,9 +64,12 @@ def with_inputs(data: bytes, path: str, folder: str) -> bytes:
     paths = sorted({found for found in _inputs(place) if _OF_ENVIRONMENT not in found})
     since = os.stat(f"{folder}/{path}").st_mtime_ns
     for found in paths:
-        with suppress(OSError):
-            if os.stat(found).st_mtime_ns > since:
-                raise ValueError(f"{found} is newer than what was built from it")
+        try:
+            is_newer = os.stat(found).st_mtime_ns > since
+        except OSError as error:
+            raise ValueError(f"{found}, which it was built from, is not there any more") from error
+        if is_newer:
+            raise ValueError(f"{found} is newer than what was built from it")
     return data + _MARK + json.dumps({"digest": _digest(paths), "paths": paths}).encode()
 
 
@@ -130,23 +136,37 @@ def _inputs(place: str) -> Iterator[str]:
     Links may lead to it, and what is in it be named without them.
     """
     place, folder_of = os.path.realpath(place), cache(os.path.realpath)
-    for name in (*_sources(f"{place}/build.ninja"), *_headers(f"{place}/.ninja_deps")):
+    sources, outputs = _sources(f"{place}/build.ninja")
+    headers = _headers(f"{place}/.ninja_deps")
+    # It also knows of objects that are not built any more.
+    read = [names for output, names in headers.items() if outputs is None or output in outputs]
+    for name in chain(sources, *read):
         path = os.path.normpath(os.path.join(place, name))
         if not f"{folder_of(os.path.dirname(path))}/".startswith(f"{place}/"):
             yield path
 
 
-def _sources(path: str) -> Iterator[str]:
-    """What each rule of a build file names after its output: sources, and objects of the folder."""
-    with suppress(FileNotFoundError), open(path, encoding="utf-8", errors="surrogateescape") as file:
-        for edge in _EDGE.finditer(file.read().replace("$\n", " ")):
-            for token in _TOKEN.findall(edge[1]):
-                if token not in ("|", "||"):
-                    yield _ESCAPE.sub(r"\1", token)
+def _sources(path: str) -> tuple[list[str], set[str] | None]:
+    """What each rule of a build file names after its output, sources and objects of the folder; and all outputs, if it
+    names each in full.
+    """
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+            text = file.read().replace("$\n", " ")
+    except FileNotFoundError:
+        return [], None
+    edges = _EDGE.findall(text)
+    outputs = {os.path.normpath(output) for built, _ in edges for output in _tokens(built)}
+    is_told = not _INCLUDES.search(text) and not any("$" in output for output in outputs)
+    return [source for _, named in edges for source in _tokens(named)], outputs if is_told else None
 
 
-def _headers(path: str) -> list[str]:
-    """What the compiler told ninja that it has read, the sources among it.
+def _tokens(text: str) -> list[str]:
+    return [_ESCAPE.sub(r"\1", token) for token in _TOKEN.findall(text) if token not in ("|", "||")]
+
+
+def _headers(path: str) -> dict[str, list[str]]:
+    """What the compiler told ninja that it has read for each output, the sources among it.
 
     The format is that of ninja's `deps_log.h`: records of paths, which are numbered in their order, and records of what
     an output was built from, of which the last one counts. A record that is cut short ends it.
@@ -158,12 +178,12 @@ def _headers(path: str) -> list[str]:
         with open(path, "rb") as file:
             data = file.read()
     except FileNotFoundError:
-        return []
+        return {}
     at = len(_DEPS_HEADER) + _WORD.size
     before = _DEPS_VERSIONS.get(int.from_bytes(data[at - _WORD.size : at], "little"))
     if not data.startswith(_DEPS_HEADER) or before is None:
         raise ValueError("the .ninja_deps beside it has a form that is not known")
-    paths, inputs = list[str](), dict[bytes, bytes]()
+    paths, inputs = list[str](), dict[int, bytes]()
     while len(data) >= at + _WORD.size:
         (size,) = _WORD.unpack_from(data, at)
         start, at = at + _WORD.size, at + _WORD.size + (size & ~_IS_DEPS)
@@ -171,11 +191,11 @@ def _headers(path: str) -> list[str]:
         if at > len(data):
             break
         if size & _IS_DEPS:
-            inputs[record[: _WORD.size]] = record[before:]
+            inputs[int.from_bytes(record[: _WORD.size], "little")] = record[before:]
         else:
             paths.append(os.fsdecode(record[: -_WORD.size].rstrip(b"\0")))
     try:
-        numbers = {number for record in inputs.values() for (number,) in _WORD.iter_unpack(record)}
-        return [paths[number] for number in numbers]
+        numbers = {output: _WORD.iter_unpack(record) for output, record in inputs.items()}
+        return {paths[output]: [paths[number] for (number,) in each] for output, each in numbers.items()}
     except (struct.error, IndexError) as error:
         raise ValueError("the .ninja_deps beside it is damaged") from error

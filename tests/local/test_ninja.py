@@ -234,6 +234,23 @@ def test_the_header_of_what_was_compiled_before_is_not_asked_for(tmp_path: Path,
     assert node.commit().new_files == 5
 
 
+@pytest.mark.parametrize(
+    "change", [("twice.o", "./twice.o"), ("twice.o", "${x}.o"), ("rule", "include more\nrule"), None]
+)
+def test_headers_of_what_the_build_file_names_otherwise_count(
+    tmp_path: Path, release: Release, change: tuple[str, str] | None
+) -> None:
+    node = Node(tmp_path)
+    release.build(node)
+    build = node.tree.root / FOLDER / "build.ninja"
+    if change:
+        build.write_text(build.read_text().replace(*change))
+    else:
+        build.unlink()
+    stored = with_inputs(node.tree.read(LOG), "twice/.ninja_log", str(node.tree.root / "extensions"))
+    assert str(release.header).encode() in stored
+
+
 def test_only_installed_headers_of_torch_are_known_by_its_version(tmp_path: Path, release: Release) -> None:
     node, other = Node(tmp_path), Node(tmp_path, "other")
     release.header = tmp_path / "vendor/torch/include/factor.h"
@@ -285,3 +302,24 @@ def test_a_source_that_is_restored_with_other_content_is_another(tmp_path: Path,
     release.source.unlink()
     assert for_inputs_here(stored, extensions, {"generated/twice.c": same}.get) == log
     assert for_inputs_here(stored, extensions, {"generated/twice.c": other}.get) == b""
+
+
+def test_what_was_built_of_a_source_that_has_gone_waits(tmp_path: Path, release: Release) -> None:
+    """Of a source that is unpacked for each build, and removed after it, nobody could tell that it is another one."""
+    node = Node(tmp_path)
+    release.build(node)
+    release.source.unlink()
+    report = node.commit()
+    assert report.new_files == 0
+    assert any("is not there any more" in skipped.reason for skipped in report.skipped)
+
+
+def test_a_source_that_was_renamed_is_not_missed(tmp_path: Path, release: Release) -> None:
+    node = Node(tmp_path)
+    release.build(node)
+    release.source.rename(release.source.with_name("thrice.c"))
+    release.source = release.source.with_name("thrice.c")
+    build = node.tree.root / FOLDER / "build.ninja"
+    build.write_text(build.read_text().replace("twice.o", "thrice.o").replace("twice.c", "thrice.c"))
+    assert release.build(node)
+    assert node.commit().new_files == 6
