@@ -160,11 +160,16 @@ class Component:
     within: str
     along: Mapping[str, str]
     """Other variables, and what they are set to along with it, where nobody has set them."""
+    several: tuple[str, ...]
     rules: Mapping[str, Patterns] = field(repr=False)
     named: Mapping[str, tuple[tuple[Patterns, str], ...]] = field(repr=False)
     holds: tuple[tuple[Patterns, str], ...] = field(repr=False)
     """Folders that are the cache of another component, and which."""
     kinds: Kinds = field(repr=False)
+
+    def is_left_alone(self, environ: Mapping[str, str]) -> bool:
+        """Whether kstore does not choose its place, for a process with these variables is one of several."""
+        return any(environ.get(name) not in (None, "", "1") for name in self.several)
 
     @property
     def is_folder(self) -> bool:
@@ -252,7 +257,7 @@ def parse_table(text: str) -> Table:
     """
     entries = tomllib.loads(text)
     for name, entry in entries.items():
-        unknown = set(entry) - set(_RULES) - set(_NAMED_RULES) - set(_TEXTS) - {"holds", "along"}
+        unknown = set(entry) - set(_RULES) - set(_NAMED_RULES) - set(_TEXTS) - {"holds", "along", "several"}
         if unknown:
             raise UsageError(f"component {name!r} has unknown rules: {', '.join(sorted(unknown))}")
     return {name: _component(name, _with_held(entry, entries)) for name, entry in entries.items()}
@@ -287,6 +292,7 @@ def _component(name: str, entry: Mapping[str, Any]) -> Component:
     return Component(
         name=name,
         along=dict(entry.get("along", {})),
+        several=tuple(entry.get("several", ())),
         rules={rule: Patterns(entry.get(rule, _UNSAID.get(rule, ()))) for rule in _RULES},
         named={
             rule: tuple((Patterns([p]), method) for p, method in entry.get(rule, {}).items()) for rule in _NAMED_RULES

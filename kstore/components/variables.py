@@ -56,6 +56,8 @@ def place_components(
                     "what it read at import stays where it was; restore before importing it"
                 )
         folder = os.path.join(root, component.name)
+        if own and component.is_left_alone(environ):
+            continue
         if own:
             variables[component.variable] = component.value.format(folder=folder)
             along = component.along.items()

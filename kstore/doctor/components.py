@@ -68,7 +68,8 @@ def _check_component(
         found = f"{component.pinned_by} was imported before {variable} was set, and has read its default"
         return bad(name, found, "restore before importing it")
     if not value or pinned or read_managed(environ).get(variable) == value:
-        return None
+        is_alone = component.is_left_alone(environ)
+        return ok(name, f"{component.title} is left alone in one process of several") if is_alone else None
     return _check_chosen(component, value, published)
 
 

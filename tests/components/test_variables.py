@@ -100,6 +100,27 @@ def test_what_is_set_along_with_a_variable_is_set_where_nobody_has(
     assert place_components(SEVERAL, ["x"], ROOT, environ, before_import=True).variables == variables
 
 
+ALONE = parse_table('[x]\nvariable = "X_DIR"\nseveral = ["X_HOSTS", "X_SIZE"]')
+
+
+@pytest.mark.parametrize(
+    ("environ", "folders"),
+    [
+        ({"X_SIZE": "1", "X_HOSTS": ""}, {"x": f"{ROOT}/x"}),
+        ({"X_SIZE": "2"}, {}),
+        ({"X_HOSTS": "host-1:1234"}, {}),
+        ({"X_SIZE": "2", "X_DIR": "/mine"}, {"x": "/mine"}),
+    ],
+)
+def test_one_process_of_several_is_left_alone_unless_the_user_has_chosen(
+    environ: dict[str, str], folders: dict[str, str]
+) -> None:
+    placement = place_components(ALONE, ["x"], ROOT, environ, before_import=True)
+    assert placement.folders == folders
+    assert placement.variables.keys() == ({"X_DIR"} if folders == {"x": f"{ROOT}/x"} else set())
+    assert placement.notes == ()
+
+
 def test_what_kstore_set_along_is_set_again() -> None:
     environ: dict[str, str] = {}
     for _ in range(2):
