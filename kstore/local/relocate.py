@@ -2,7 +2,7 @@
 
 Triton's `__grp__<kernel>.json` lists a kernel's files by absolute path, and Triton reads them from exactly
 there (`FileCacheManager.get_group`): moved as it is, a kernel is a miss, or is read from the old place. It is stored
-with a placeholder, and written with the local folder. For ninja's log see `ninja`.
+with a placeholder, and written with the local folder. For ninja's log see `inputs`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import NamedTuple
 
-from kstore.local.ninja import Coming, for_inputs_here, nothing_comes, with_inputs
+from kstore.local.inputs import Coming, for_inputs_here, nothing_comes, with_inputs
 
 PLACEHOLDER = "@kstore-component@"
 _PLAIN = re.compile(r"[\w/.-]*", re.ASCII)

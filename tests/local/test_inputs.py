@@ -12,7 +12,7 @@ import pytest
 
 from kstore.digest import digest_of
 from kstore.environment import Host
-from kstore.local.ninja import for_inputs_here, nothing_comes, with_inputs
+from kstore.local.inputs import for_inputs_here, nothing_comes, with_inputs
 from kstore.report import CommitStatus
 from tests.trees import HOUR, Node
 
@@ -120,7 +120,7 @@ def test_sources_are_known_also_where_the_compiler_tells_of_no_headers(
     tmp_path: Path, release: Release, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As torch has it for ROCm."""
-    monkeypatch.setattr("tests.local.test_ninja.BUILD", BUILD.replace("  deps = gcc\n", ""))
+    monkeypatch.setattr("tests.local.test_inputs.BUILD", BUILD.replace("  deps = gcc\n", ""))
     node, other = Node(tmp_path), Node(tmp_path, "other")
     release.build(node)
     node.commit()
