@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from kstore.environment import Host
+from tests.components.units import NeverMixed
 from tests.trees import Node, contents, shared_object
 
 FOLDER = "extensions/twice"
@@ -32,21 +33,9 @@ def built(node: Node) -> dict[str, bytes]:
     return contents(node.tree.root / FOLDER)
 
 
-def test_source_and_objects_of_two_workers_are_never_mixed(tmp_path: Path) -> None:
-    base = Node(tmp_path, "base")
-    build(base, "source 1", "1")
-    base.commit()
-    changes_source, changes_flag = Node(tmp_path, "source"), Node(tmp_path, "flag")
-    for node in (changes_source, changes_flag):
-        node.restore()
-        assert built(node) == built(base)
-    build(changes_source, "source 2", "1")
-    build(changes_flag, "source 1", "2")
-    assert changes_flag.commit().new_files == 4
-    assert changes_source.commit().declined == 4
-    other = Node(tmp_path, "other")
-    other.restore()
-    assert built(other) == built(changes_flag)
+class TestSourceAndFlags(NeverMixed):
+    files = 4
+    build, built = staticmethod(build), staticmethod(built)
 
 
 def test_one_that_is_being_built_waits_for_the_next_commit(tmp_path: Path) -> None:

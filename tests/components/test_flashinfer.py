@@ -11,6 +11,7 @@ import pytest
 
 from kstore.components import load_table
 from kstore.environment import Host
+from tests.components.units import NeverMixed
 from tests.trees import Node, contents, shared_object
 
 ARCHITECTURE = "flashinfer/.cache/flashinfer/0.7.2/90a"
@@ -113,21 +114,9 @@ def test_sources_of_two_workers_are_never_mixed(tmp_path: Path) -> None:
     assert contents(other.tree.root) == contents(first.tree.root)
 
 
-def test_flags_and_objects_of_two_workers_are_never_mixed(tmp_path: Path) -> None:
-    base = Node(tmp_path, "base")
-    build(base, "1")
-    base.commit()
-    changes_compiler, changes_linker = Node(tmp_path, "compiler"), Node(tmp_path, "linker")
-    for node in (changes_compiler, changes_linker):
-        node.restore()
-        assert built(node) == built(base)
-    build(changes_compiler, "2")
-    build(changes_linker, "1", "2")
-    assert changes_linker.commit().new_files == 4
-    assert changes_compiler.commit().declined == 4
-    other = Node(tmp_path, "other")
-    other.restore()
-    assert built(other) == built(changes_linker)
+class TestFlagsOfCompilerAndLinker(NeverMixed):
+    files = 4
+    build, built = staticmethod(build), staticmethod(built)
 
 
 def test_one_that_is_not_linked_yet_waits_for_the_next_commit(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from kstore.environment import Host
 from kstore.report import CommitStatus
+from tests.components.units import NeverMixed
 from tests.trees import Node, contents, shared_object
 from tests.waiting import until
 
@@ -81,20 +82,9 @@ def test_one_whose_library_or_object_is_cut_short_waits(tmp_path: Path, name: st
     assert node.commit().new_files == 0
 
 
-def test_sources_and_objects_of_two_workers_are_never_mixed(tmp_path: Path) -> None:
-    base = Node(tmp_path, "base")
-    build(base, "source 1")
-    base.commit()
-    changes_source, changes_compiler = Node(tmp_path, "source"), Node(tmp_path, "compiler")
-    for node in (changes_source, changes_compiler):
-        node.restore()
-    build(changes_source, "source 2")
-    build(changes_compiler, "source 1", "clang++")
-    assert changes_compiler.commit().new_files == 5
-    assert changes_source.commit().declined == 5
-    other = Node(tmp_path, "other")
-    other.restore()
-    assert built(other) == built(changes_compiler)
+class TestSourceAndCompiler(NeverMixed):
+    files = 5
+    build, built = staticmethod(build), staticmethod(built)
 
 
 def test_what_sglang_builds_in_is_not_stored_but_the_library(tmp_path: Path) -> None:
