@@ -142,8 +142,8 @@ class Kinds:
             flags |= flag if group is not None else 0
         if flags & (NEVER_LINKED | _MUTABLE):
             flags &= ~_LINK
-        said = (bool(flags & own) for own in (_LOCK, _UNUSUAL, _STREAM))
-        return Kind(flags & ~_OWN, depth + 1 if unit else 0, *said)
+        has_lock, is_unusual, is_stream = bool(flags & _LOCK), bool(flags & _UNUSUAL), bool(flags & _STREAM)
+        return Kind(flags & ~_OWN, depth + 1 if unit else 0, has_lock, is_unusual, is_stream)
 
 
 @dataclass(frozen=True, slots=True)

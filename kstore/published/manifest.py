@@ -49,15 +49,16 @@ class Flag(IntFlag):
     """Its blob was not uploaded: a store below had it. A hint, for it may have been uploaded since."""
 
 
-_LIST = int(Flag.RELOCATE | Flag.MTIME), int(Flag.RELOCATE)
+# Plain ints: an operation on an enum costs a microsecond.
+_LINK, _RELOCATE, _MTIME = int(Flag.LINK), int(Flag.RELOCATE), int(Flag.MTIME)
 
 
 def is_list(flags: int) -> bool:
     """Whether a file with these flags says which others are beside it. Ninja's log, whose time matters, does not."""
-    return flags & _LIST[0] == _LIST[1]
+    return flags & (_RELOCATE | _MTIME) == _RELOCATE
 
 
-NEVER_IN_PLACE = frozenset(flags for flags in range(1 << 8) if flags & Flag.LINK or is_list(flags))
+NEVER_IN_PLACE = frozenset(flags for flags in range(1 << 8) if flags & _LINK or is_list(flags))
 """The flags of files that are replaced when they change, so that their folder's times tell of it."""
 NEVER_LINKED = int(Flag.MERGE | Flag.RELOCATE | Flag.MTIME)
 """Flags of files that never share the blob's inode: they are merged, or hold other bytes, or need their own time."""
