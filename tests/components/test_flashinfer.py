@@ -12,6 +12,7 @@ import pytest
 from kstore.components import load_table
 from kstore.environment import Host
 from tests.components.units import NeverMixed
+from tests.ninja import ENVIRON, needs
 from tests.trees import Node, contents, shared_object
 
 ARCHITECTURE = "flashinfer/.cache/flashinfer/0.7.2/90a"
@@ -51,10 +52,11 @@ def generate_and_build(node: Node, source: str, flag: str = "1") -> str:
     if not rules.exists():  # `JitSpec.build`
         folder.mkdir(parents=True, exist_ok=True)
         rules.write_text(f"rule compile\n  command = cp $in $out && : {flag}\nbuild {built}: compile {code}\n")
-    return subprocess.run(["ninja", "-C", folder, "-f", rules], check=True, capture_output=True, text=True).stdout
+    command = ["ninja", "-C", folder, "-f", rules]
+    return subprocess.run(command, env=ENVIRON, check=True, capture_output=True, text=True).stdout
 
 
-needs_ninja = pytest.mark.skipif(shutil.which("ninja") is None, reason="ninja is not installed")
+needs_ninja = needs()
 
 
 @needs_ninja

@@ -15,6 +15,7 @@ import pytest
 from kstore.environment import Host
 from kstore.report import CommitStatus
 from tests.components.units import NeverMixed
+from tests.ninja import ENVIRON, needs
 from tests.trees import Node, contents, shared_object
 from tests.waiting import until
 
@@ -120,11 +121,10 @@ def test_times_matter_to_ninja_and_what_it_writes_in_place_is_copied(tmp_path: P
 
 
 PROGRAM = Path(__file__).parents[1] / "programs" / "load_tvm_ffi.py"
-LACKS = [name for name in ("ninja", "c++") if shutil.which(name) is None]
 real = [
     pytest.mark.compiler,
     pytest.mark.skipif(importlib.util.find_spec("tvm_ffi") is None, reason="apache-tvm-ffi is not installed"),
-    pytest.mark.skipif(bool(LACKS), reason=f"{' and '.join(LACKS)} not installed"),
+    needs("c++"),
 ]
 
 
@@ -161,7 +161,7 @@ def compiler(tmp_path: Path) -> Compiler:
 def start(node: Node, compiler: Compiler) -> subprocess.Popen[str]:
     """A process that builds and loads the module, or only loads it, without importing torch."""
     own = {"CXX": str(compiler.path), "TVM_FFI_DISABLE_TORCH_C_DLPACK": "1"}
-    environ = os.environ | {"TVM_FFI_CACHE_DIR": str(node.tree.root / "tvmffi")} | own
+    environ = ENVIRON | {"TVM_FFI_CACHE_DIR": str(node.tree.root / "tvmffi")} | own
     command = [sys.executable, PROGRAM]
     return subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True, start_new_session=True)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,10 +13,9 @@ from kstore.digest import digest_of
 from kstore.environment import Host
 from kstore.local.inputs import for_inputs_here, nothing_comes, with_inputs
 from kstore.report import CommitStatus
+from tests.ninja import ENVIRON, needs
 from tests.trees import HOUR, Node
 
-PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-LACKS = [name for name in ("ninja", "cc") if shutil.which(name, path=PATH) is None]
 FOLDER = "extensions/twice"
 LOG = f"{FOLDER}/.ninja_log"
 BUILD = """ninja_required_version = 1.3
@@ -31,7 +29,7 @@ build twice.o: compile SOURCE
 build twice.so: link twice.o
 default twice.so
 """
-pytestmark = [pytest.mark.compiler, pytest.mark.skipif(bool(LACKS), reason=f"{' and '.join(LACKS)} not installed")]
+pytestmark = [pytest.mark.compiler, needs("cc")]
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +67,7 @@ class Release:
         if not node.tree.has(f"{FOLDER}/build.ninja"):
             (folder / "build.ninja").write_text(text)
         command = ["ninja", "-v", "-C", str(folder)]
-        done = subprocess.run(command, env=os.environ | {"PATH": PATH}, capture_output=True, text=True, check=True)
+        done = subprocess.run(command, env=ENVIRON, capture_output=True, text=True, check=True)
         return "no work to do" not in done.stdout
 
 
