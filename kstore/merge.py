@@ -121,7 +121,7 @@ def _take_new(merged: Merged, ours: Files) -> None:
         if entry.flags & _SLOT:
             slots[unit_of(path, entry)].append(path)
     in_slots = set(chain.from_iterable(slots.values()))
-    merged.files |= {path: entry for path, entry in ours.items() if path not in in_slots} if in_slots else ours
+    merged.files.update(((path, entry) for path, entry in ours.items() if path not in in_slots) if in_slots else ours)
     merged.taken += merged.files
     _merge_slots(merged, {}, {}, ours, slots)
 

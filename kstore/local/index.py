@@ -16,16 +16,17 @@ from typing import NamedTuple
 
 from kstore.calls import Status
 from kstore.errors import IntegrityError, described
-from kstore.published.manifest import Entry, pack_entries, unpack_entries
+from kstore.published.manifest import ENTRY_SIZE, Entry, pack_entries, unpack_entries
 
-_MAGIC = b"kstore index 2\n"
-_LENGTHS = struct.Struct("<4Q")
+_MAGIC = b"kstore index 3\n"
+_COUNTS = struct.Struct("<2Q")
+"""Of files and of folders."""
 _STATUS = struct.Struct("<QQ")
 _FOLDER = struct.Struct("<qqII")
 _ENTRY, _LOOK = attrgetter("entry"), attrgetter("size", "inode")
-_SEPARATOR = "\0"
-_NAMES = 4096
-"""That are written in one go."""
+_END = "\0"
+_SOME = 4096
+"""Records, or names, that are written in one go."""
 _TICK_NS = 100_000_000
 _COARSE_TICK_NS = 2_000_000_000
 
@@ -66,17 +67,15 @@ class Index:
     files: dict[str, Known] = field(default_factory=dict)
     folders: dict[str, KnownFolder] = field(default_factory=dict)
 
-    def dump(self) -> list[bytes]:
-        """As bytes, in parts: entries, statuses, folders, and the names of all of them. It is only ever read whole."""
+    def dump(self) -> Iterator[bytes]:
+        """As bytes, some at a time: entries, statuses, folders, and the names of them all. It is only read in full."""
         files, folders = self.files.values(), self.folders.values()
-        columns = (
-            b"".join(pack_entries(map(_ENTRY, files))),
-            b"".join(starmap(_STATUS.pack, map(_LOOK, files))),
-            b"".join(_FOLDER.pack(f.mtime_ns, f.ctime_ns, len(f.folders), len(f.files)) for f in folders),
-        )
+        yield _MAGIC + _COUNTS.pack(len(files), len(folders))
+        yield from _joined(pack_entries(map(_ENTRY, files)))
+        yield from _joined(starmap(_STATUS.pack, map(_LOOK, files)))
+        yield from _joined(_FOLDER.pack(f.mtime_ns, f.ctime_ns, len(f.folders), len(f.files)) for f in folders)
         below = ((path, *folder.folders, *folder.files) for path, folder in self.folders.items())
-        names = list(_encoded(chain(self.files, chain.from_iterable(below))))
-        return [_MAGIC, _LENGTHS.pack(*map(len, columns), sum(map(len, names))), *columns, *names]
+        yield from _encoded(chain(self.files, chain.from_iterable(below)))
 
     @classmethod
     def load(cls, data: bytes) -> Index:
@@ -87,11 +86,14 @@ class Index:
         """
         try:
             entries, statuses, folders, text = _sections(data)
-            names = iter(bytes(text).decode("utf-8", "surrogateescape").split(_SEPARATOR))
+            names = _names(text)
             pairs = zip(unpack_entries(entries), _STATUS.iter_unpack(statuses), strict=True)
             known = [Known(entry, size, inode) for entry, (size, inode) in pairs]
             files = dict(zip(_take(names, len(known)), known, strict=True))
-            return cls(files, dict(_take_folder(names, *found) for found in _FOLDER.iter_unpack(folders)))
+            index = cls(files, dict(_take_folder(names, *found) for found in _FOLDER.iter_unpack(folders)))
+            if next(names, None) is not None:
+                raise ValueError("it has more names than files and folders")
+            return index
         except (ValueError, struct.error) as error:
             raise IntegrityError(f"a local index of {len(data)} bytes cannot be read: {described(error)}") from error
 
@@ -111,22 +113,34 @@ def settled_before(now_ns: int) -> int:
     return now_ns - _COARSE_TICK_NS
 
 
+def _joined(records: Iterator[bytes]) -> Iterator[bytes]:
+    while some := b"".join(islice(records, _SOME)):
+        yield some
+
+
 def _encoded(names: Iterator[str]) -> Iterator[bytes]:
-    """Names as text, some at a time: it is not in memory twice."""
-    separator = b""
-    while some := list(islice(names, _NAMES)):
-        yield separator + _SEPARATOR.join(some).encode("utf-8", "surrogateescape")
-        separator = _SEPARATOR.encode()
+    """Names as text, each with its end."""
+    while some := list(islice(names, _SOME)):
+        yield (_END.join(some) + _END).encode("utf-8", "surrogateescape")
 
 
 def _sections(data: bytes) -> list[memoryview]:
-    start = len(_MAGIC) + _LENGTHS.size
+    start = len(_MAGIC) + _COUNTS.size
     if not data.startswith(_MAGIC) or len(data) < start:
         raise ValueError("it is none, or one of another kstore")
-    ends = list(accumulate(_LENGTHS.unpack_from(data, len(_MAGIC)), initial=start))
-    if ends[-1] != len(data):
+    files, folders = _COUNTS.unpack_from(data, len(_MAGIC))
+    columns = files * ENTRY_SIZE, files * _STATUS.size, folders * _FOLDER.size
+    ends = [*accumulate(columns, initial=start), len(data)]
+    if ends[-2] > ends[-1]:
         raise ValueError("it is cut short")
     return [memoryview(data)[start:end] for start, end in pairwise(ends)]
+
+
+def _names(text: memoryview) -> Iterator[str]:
+    *names, rest = str(text, "utf-8", "surrogateescape").split(_END)
+    if rest:
+        raise ValueError("it is cut short")
+    return iter(names)
 
 
 def _take(names: Iterator[str], count: int) -> tuple[str, ...]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, BinaryIO
 
 from kstore.digest import DIGEST_SIZE, digest_of, digest_of_parts
 from kstore.errors import CacheRootError, IntegrityError, StoreFormatError
@@ -31,14 +31,18 @@ def replace_record(path: str, *parts: bytes) -> None:
     _put_in_place(path)
 
 
-def replace_checked(path: str, parts: Sequence[bytes]) -> bytes:
-    """The same of a file that begins with the digest of what follows; returns that.
+def replace_checked(path: str, parts: Iterable[bytes]) -> bytes:
+    """The same for a file that begins with the digest of what follows; returns that. No part is held in memory.
 
     Raises:
         CacheRootError: it cannot be written.
     """
-    digest = digest_of_parts(parts)
-    replace_record(path, digest, *parts)
+    with _writing(path) as file:
+        file.write(bytes(DIGEST_SIZE))
+        digest = digest_of_parts(_each_written(file, parts))
+        file.seek(0)
+        file.write(digest)
+    _put_in_place(path)
     return digest
 
 
@@ -69,9 +73,21 @@ def replace_records(records: Mapping[str, bytes]) -> None:
 
 
 def _write(path: str, *parts: bytes) -> None:
+    with _writing(path) as file:
+        file.writelines(parts)
+
+
+@contextmanager
+def _writing(path: str) -> Iterator[BinaryIO]:
     # Only the holder of the lock writes: what a killed one leaves, the next write replaces.
     with _failing(path), open(f"{path}.new", "wb") as file:
-        file.writelines(parts)
+        yield file
+
+
+def _each_written(file: BinaryIO, parts: Iterable[bytes]) -> Iterator[bytes]:
+    for part in parts:
+        file.write(part)
+        yield part
 
 
 def _put_in_place(path: str) -> None:

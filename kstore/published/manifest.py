@@ -17,6 +17,8 @@ from kstore.errors import IntegrityError, described
 from kstore.scope import Scope
 
 _RECORD = struct.Struct("<32sQqHBB")
+ENTRY_SIZE = _RECORD.size
+"""Bytes of an entry's record."""
 DEEPEST = 100
 """The most folders in each other, a component's own left out: no compiler makes so many, and to walk them takes some of
 Python's stack for each.
