@@ -13,7 +13,7 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from functools import partial
 from itertools import chain, compress
 from typing import NamedTuple
@@ -29,7 +29,7 @@ from kstore.local.found import BEING_WRITTEN, Found, Listed, Place, Scan, Skippe
 from kstore.local.index import Index, Known, KnownFolder, is_settled
 from kstore.local.unread import Offer, Reader, Unread
 from kstore.local.untouched import Untouched
-from kstore.published.manifest import DEEPEST, Entry, Files, Flag, is_list
+from kstore.published.manifest import DEEPEST, Entry, Files, Flag, is_list, with_parents
 from kstore.similarity import suffix
 
 _File = tuple[Status, Kind]
@@ -73,13 +73,20 @@ def _is_there(folder: str) -> bool:
         return not isinstance(error, FileNotFoundError | NotADirectoryError)
 
 
-class _Group(NamedTuple):
-    """A group that may be whole."""
+class _Part(NamedTuple):
+    """A group, or everything in a component that is in no group."""
 
     place: Place
     found: Found
-    folders: list[Listed]
+    lists: list[Unread]
+    """The lists of files that have to be read. What they promise may be missing, and then the rest need not be read."""
     unread: list[Unread]
+    """What else has to be read."""
+
+    @property
+    def has_files(self) -> bool:
+        """Whether it has any, left out or not."""
+        return bool(self.found.known or self.lists or self.unread or self.found.skipped)
 
 
 class _Shared(NamedTuple):
@@ -98,49 +105,47 @@ class _Walk:
     def __init__(self, component: Component, folder: str, others: set[str], shared: _Shared) -> None:
         """`others` may be below this folder: those of other components, which are scanned by themselves, and stores."""
         self._component = component
-        self._component_folder = folder
         self._others = others
         self._index, self._base, self._untouched, self._found, self._began_ns = shared
         self._has_lists = bool(component.rules["lists"])
+        self._rest = _Part(Place(component.name, folder), self._found, [], [])
+        self._groups: list[_Part] = []
+        """Those that may be whole."""
         self._listed: list[Listed] = []
         """The folders that were listed."""
-        self._groups: list[_Group] = []
         self._stood: list[Listed] = []
         """The folders that were taken as they were known, if files may list what is in them."""
         self._lists: list[tuple[str, Found]] = []
         """Files that list others."""
         self._names: dict[str, str] = {}
         """Each once: a kernel has the same ones whatever it was compiled for."""
-        self._unread: list[Unread] = []
-        self._unread_lists: list[Unread] = []
-        """Of groups. What they promise may not be there, and then the rest need not be read."""
 
     def look(self) -> None:
         """Look at all folders."""
-        self._folders([Place(self._component.name, self._component_folder)], self._found)
+        self._folders([self._rest.place], self._rest)
 
     def unread_bytes(self) -> int:
-        """Of all that may have to be read."""
-        groups = chain.from_iterable(group.unread for group in self._groups)
-        return sum(file.size for file in chain(self._unread_lists, self._unread, groups))
+        """The size of everything that may have to be read."""
+        return sum(file.size for part in (self._rest, *self._groups) for file in chain(part.lists, part.unread))
 
-    def take_lists(self) -> list[Unread]:
+    def take_lists(self) -> Iterator[Unread]:
         """The lists that are to be read before it is known what else is."""
-        lists, self._unread_lists = self._unread_lists, []
-        return lists
+        for part in (self._rest, *self._groups):
+            yield from part.lists
+            part.lists.clear()
 
-    def take_unread(self) -> list[Unread]:
+    def take_unread(self) -> Iterator[Unread]:
         """What is to be read now that those were: nothing of a group that lacks what its list promises."""
         groups, self._groups = self._groups, []
-        unread, self._unread = self._unread, []
         for group in groups:
-            place, found, _, files = group
-            if (found.skipped or found.promised) and (problem := next(self._problems(found, files), None)):
-                self._leave_out(place, problem)
+            found = group.found
+            if (found.skipped or found.promised) and (problem := next(self._problems(group), None)):
+                self._leave_out(group.place, problem)
             else:
-                unread += files
-                self._groups.append(group._replace(unread=[]))
-        return unread
+                self._groups.append(group)
+        for part in (self._rest, *self._groups):
+            yield from part.unread
+            part.unread.clear()
 
     def judge(self) -> None:
         """Once all is read: which folders vouch for their files, and which groups and lists are whole."""
@@ -148,8 +153,9 @@ class _Walk:
         self._judge_lists(changed)
         for folder in self._listed:
             self._settle(folder)
+        changing = with_parents(changed)
         while self._groups:
-            self._judge(self._groups.pop(), changed)
+            self._judge(self._groups.pop(), changing)
 
     def _judge_lists(self, changed: Set[str]) -> None:
         """Leave out each list near which files have come since, for it may name them: what it names is beside it, or in
@@ -162,40 +168,39 @@ class _Walk:
                 del into.known[path]
                 into.skipped.append(Skipped(path, "files have come to its folder meanwhile"))
 
-    def _take_known(self, place: Place, folder: KnownFolder, into: Found) -> None:
-        into.settled_folders[place.path] = folder
+    def _take_known(self, place: Place, folder: KnownFolder, into: _Part) -> None:
+        into.found.settled_folders[place.path] = folder
         self._take_folder(place, folder, self._index.files.__getitem__, into)
 
-    def _take_placed(self, place: Place, folder: KnownFolder, into: Found) -> None:
-        into.untouched[place.path] = folder
+    def _take_placed(self, place: Place, folder: KnownFolder, into: _Part) -> None:
+        into.found.untouched[place.path] = folder
         self._take_folder(place, folder, self._untouched.known, into)
 
-    def _take_folder(self, place: Place, folder: KnownFolder, known: Callable[[str], Known], into: Found) -> None:
+    def _take_folder(self, place: Place, folder: KnownFolder, known: Callable[[str], Known], into: _Part) -> None:
         """Take a folder as it was, with what is known of its files."""
         self._found.folders.add(place.path)
         if self._has_lists:
-            self._stood.append(Listed(place, folder, into))
+            self._stood.append(Listed(place, folder, into.found))
         for name in folder.files:
             path = f"{place.path}/{name}"
-            into.known[path] = known(path)
+            into.found.known[path] = known(path)
         if folder.folders:
             self._folders([place.sub(name) for name in folder.folders], into)
 
-    def _take_listing(self, place: Place, listing: Listing, into: Found) -> None:
+    def _take_listing(self, place: Place, listing: Listing, into: _Part) -> None:
         """Take a folder as it was listed."""
         status = listing.status
         if not status.error or os.path.isdir(place.local):
             self._found.folders.add(place.path)
         if status.error:
-            into.skipped.append(left_out(place.path, status.as_error()))
+            into.found.skipped.append(left_out(place.path, status.as_error()))
             return
-        into.listed = True
-        folders, files = self._entries(place, listing, into)
-        found = KnownFolder(status.mtime_ns, status.ctime_ns, tuple(folders), tuple(files))
-        listed = Listed(place, found, into)
+        into.found.listed = True
+        folders, files = self._entries(place, listing, into.found)
+        listed = Listed(place, KnownFolder(status.mtime_ns, status.ctime_ns, tuple(folders), tuple(files)), into.found)
         self._listed.append(listed)
         for name, file in files.items():
-            self._file(listed, name, *file)
+            self._file(listed, name, *file, into)
         if folders:
             self._folders([place.sub(name) for name in folders], into, list(folders.values()))
 
@@ -226,7 +231,7 @@ class _Walk:
             self._found.busy.add(place.path)
         return self._component.ignores(below)
 
-    def _folders(self, places: Sequence[Place], into: Found, statuses: Sequence[Status] | None = None) -> None:
+    def _folders(self, places: Sequence[Place], into: _Part, statuses: Sequence[Status] | None = None) -> None:
         """Look at folders, and all below them; `statuses` are theirs, if they are known."""
         local = [place.local for place in places]
         ours = [path not in self._others for path in local]
@@ -244,14 +249,14 @@ class _Walk:
         unit = place.unit or self._component.unit(place.inside)
         return place if unit == place.unit else Place(place.path, place.top, unit, place.path.count("/"))
 
-    def _enter(self, place: Place, into: Found, take: Callable[[Found], None]) -> None:
+    def _enter(self, place: Place, into: _Part, take: Callable[[_Part], None]) -> None:
         """Take a folder and all below it, by itself if it is a group."""
         if place.unit == _GROUP and place.path.count("/") == place.depth:
             self._group(place, take)
         else:
             take(into)
 
-    def _remembered(self, place: Place, status: Status) -> Callable[[Found], None] | None:
+    def _remembered(self, place: Place, status: Status) -> Callable[[_Part], None] | None:
         """How to take a folder in which nothing has changed; None if it is to be listed."""
         known = self._index.folders.get(place.path)
         if known and not status.error and known.still_is(status):
@@ -259,22 +264,21 @@ class _Walk:
         placed = self._untouched.folder(place.path, status)
         return partial(self._take_placed, place, placed) if placed else None
 
-    def _file(self, listed: Listed, name: str, status: Status, kind: Kind) -> None:
+    def _file(self, listed: Listed, name: str, status: Status, kind: Kind, into: _Part) -> None:
         """Take what is known of a file; else it is to be read."""
-        place, _, into = listed
-        path = f"{place.path}/{name}"
+        path, found = f"{listed.place.path}/{name}", into.found
         if status.error:
-            into.skipped.append(left_out(path, status.as_error()))
+            found.skipped.append(left_out(path, status.as_error()))
             return
         if known := self._known(path, status):
-            self._take(path, known, into)
+            self._take(path, known, found)
             return
         if not stat.S_ISREG(status.mode):
-            into.skipped.append(Skipped(path, "it is no regular file"))
+            found.skipped.append(Skipped(path, "it is no regular file"))
             return
         if self._has_lists and self._component.lists(path.partition("/")[2]):
-            self._lists.append((path, into))
-        unread = self._unread_lists if is_list(kind.flags) else self._unread
+            self._lists.append((path, found))
+        unread = into.lists if is_list(kind.flags) else into.unread
         # Unread(…), with fewer steps of the interpreter: there are ten thousand.
         file = suffix(name), status.size, path, kind, self._component, listed
         unread.append(tuple.__new__(Unread, file))
@@ -307,40 +311,38 @@ class _Walk:
         if are_settled and into.vouches(f"{place.path}/{name}" for name in found.files):
             into.settled_folders[place.path] = found
 
-    def _group(self, place: Place, take: Callable[[Found], None]) -> None:
+    def _group(self, place: Place, take: Callable[[_Part], None]) -> None:
         """Look at a group, to take all of it or none. One that is not complete need not be read."""
-        group, folders, files, lists = Found(), len(self._listed), len(self._unread), len(self._unread_lists)
+        group = _Part(place, Found(), [], [])
         take(group)
-        if not group.listed and not group.skipped:
-            self._found.add(group)
-            return
-        unread = self._unread[files:]
-        del self._unread[files:]
-        # What completes a group is most often its list.
-        if problem := next(self._problems(group, [*self._unread_lists[lists:], *unread]), None):
-            if group.known or unread or group.skipped or self._unread_lists[lists:]:
+        if not group.found.listed and not group.found.skipped:
+            self._found.add(group.found)
+        elif problem := next(self._problems(group), None):
+            if group.has_files:
                 self._leave_out(place, problem)
-            del self._unread_lists[lists:]
         else:
-            self._groups.append(_Group(place, group, self._listed[folders:], unread))
+            self._groups.append(group)
 
-    def _problems(self, group: Found, unread: Iterable[Unread]) -> Iterator[str]:
-        paths = [*(file.path for file in unread), *group.known]
-        yield from (f"{path.rpartition('/')[2]}: {reason}" for path, reason in group.skipped)
-        for path in sorted(set(group.promised).difference(paths)) if group.promised else ():
+    def _problems(self, group: _Part) -> Iterator[str]:
+        found = group.found
+        # What completes a group is most often its list.
+        paths = [*(file.path for file in chain(group.lists, group.unread)), *found.known]
+        yield from (f"{path.rpartition('/')[2]}: {reason}" for path, reason in found.skipped)
+        for path in sorted(set(found.promised).difference(paths)) if found.promised else ():
             yield f"it lists {path}, which is not there"
         if not any(self._component.completes(path.partition("/")[2]) for path in paths):
             yield _UNFINISHED
 
-    def _judge(self, group: _Group, changed: Set[str]) -> None:
-        place, found, folders, _ = group
+    def _judge(self, group: _Part, changing: Set[str]) -> None:
+        """`changing` are all folders in which something has changed, and those above them."""
+        found = group.found
         # What becomes of a group is said of all its folders.
         found.settled_folders |= found.untouched
         found.untouched.clear()
         if found.skipped:
-            self._leave_out(place, next(self._problems(found, ())))
-        elif any(folder.place.path in changed for folder in folders):  # two writers' files are never mixed
-            self._leave_out(place, _CHANGED)
+            self._leave_out(group.place, next(self._problems(group)))
+        elif group.place.path in changing:  # two writers' files are never mixed
+            self._leave_out(group.place, _CHANGED)
         else:
             found.mark_host_bound()
             self._found.add(found)
