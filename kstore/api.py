@@ -57,11 +57,11 @@ def restore(
         cache_root: the local folder; by default a numbered one below /tmp/kstore.
         generation: exactly this generation, not the newest.
         seed: the key to start from if nothing is published for `key`.
-        wait: if nothing is published, one of all workers that wait returns at once, to compile, and its report says
-            that it `leads`. The others wait for what it commits: for up to so many seconds, beside `timeout`.
+        wait: if nothing is published, one of the workers that wait returns at once, to compile, and its report says
+            that it `leads`. The others wait for what it commits, for up to this many seconds beside `timeout`.
         group: all ranks of the job restore the generation that rank 0 chooses. The ranks are those of
-            torch.distributed if it is initialised, else those that torchrun, mpirun or srun has started. All of them
-            must call it, equally often for each key.
+            torch.distributed if it is initialised, else those that torchrun, mpirun or srun has started. All ranks
+            must call `restore`, equally often for each key.
         uniform: with `group`, no rank restores if one cannot.
         strict: raise instead of returning a `FAILED` or `TIMEOUT` status.
         settings: `gpu`, `environment`, `layout`, `mode`, `components`, `timeout`, `lease_ttl`, `stats`, `environ`, as
@@ -93,7 +93,7 @@ def restore(
 
 
 def _told(tell: Callable[[Report], None], report: Report) -> Report:
-    """Log the report, and return it. A log handler of the job's that fails must not fail the restore or the commit."""
+    """Log the report, and return it. If a log handler of the job fails, the restore or commit must not."""
     with suppress(Exception):
         tell(report)
     return report
@@ -132,7 +132,8 @@ def commit(
 ) -> CommitReport:
     """Publish what was compiled under `key` and the store lacks.
 
-    Arguments and errors are those of `restore`; what is not given is as it was when this process last restored the key.
+    Arguments and errors are those of `restore`. An argument that is not given is as it was when this process last
+    restored the key.
     """
     check_key(key)
     _check_names(settings)
@@ -195,13 +196,13 @@ class watch:
     print(live.stop().files)
     ```
 
-    It ends with `stop`, with the block if it is used in `with`, or with the process: it then publishes once more,
-    also on SIGTERM if it was made in the main thread. Never raises for trouble with the store.
+    It ends with `stop`, with the block if it is used in `with`, or with the process. It then publishes once more,
+    also on SIGTERM if it was made in the main thread. It never raises for trouble with the store.
 
     Args:
         key: as for `restore`.
-        settle: a checkpoint is published when nothing has changed for so many seconds;
-        every: and at least so many seconds after a change while files keep coming.
+        settle: a checkpoint is published when nothing has changed for this many seconds.
+        every: while files keep coming, one is published this many seconds after a change at the latest.
         on_error: `commit` or `discard`, if the block raises.
         grace_period: seconds for the last commit when the process is told to end.
         strict: `stop` raises instead of returning a `FAILED` or `TIMEOUT` status, and so does the end of the block,
@@ -242,7 +243,7 @@ class watch:
             self._begin()
 
     def _begin(self) -> None:
-        """Start. Undone if a signal's handler raises meanwhile: then nobody has this watch to stop it."""
+        """Start; undone if a signal handler raises meanwhile, because nobody then has this watch to stop it."""
         try:
             self._live.start()
             self._termination.install()
@@ -258,7 +259,7 @@ class watch:
         return tuple(self._live.checkpoints)
 
     def stop(self) -> CommitReport:
-        """Publish what is left, and end. Again, it returns the same report.
+        """Publish what is left, and end. Another call returns the same report.
 
         Raises:
             KstoreError: if `strict`.
@@ -302,7 +303,7 @@ class watch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if is_ours():  # Nobody has left it, but Python has removed it: that is what `_at_end` is for.
+        if is_ours():  # Nobody has left the block, but Python has removed it: `_at_end` is for that.
             return
         if not self._live.is_here:  # A child that was forked in the block; its parent commits what it compiled.
             tell_forked(self.key, self._live.process)
@@ -314,7 +315,7 @@ class watch:
             self._release()
         else:
             seconds = self._grace_period if isinstance(error, KeyboardInterrupt) else self._timeout
-            self._stop(seconds, self._strict and error is None)  # What the block raised must go on.
+            self._stop(seconds, self._strict and error is None)  # What the block raised must be passed on.
 
 
 def make_store(key: str, settings: dict[str, Any]) -> Store:

@@ -14,8 +14,8 @@ class AtEnd:
     def __init__(self, function: Callable[[], object]) -> None:
         self._function = function
         atexit.register(function)
-        # A child of multiprocessing ends by os._exit, which calls nothing that atexit knows of; it has imported this
-        # module. To import it everywhere would take milliseconds.
+        # A child of multiprocessing ends by os._exit, which calls nothing that atexit knows about. It has imported
+        # multiprocessing.util; importing that everywhere would take milliseconds.
         finalize = getattr(sys.modules.get("multiprocessing.util"), "Finalize", None)
         self._finalizer: Any = finalize and finalize(None, function, exitpriority=0)
 

@@ -19,7 +19,7 @@ class OnError(StrEnum):
     COMMIT = "commit"
     """It is published: its kernels are good all the same."""
     DISCARD = "discard"
-    """Nothing is published at the end. What was published live stays; what stays in the cache root goes with its next
+    """Nothing is published at the end. What was published live stays; what stays in the cache root is part of its next
     commit.
     """
 
@@ -40,8 +40,8 @@ def parse_seconds(name: str, value: float) -> float:
 
 
 def tell_forked(key: str, process: int) -> None:
-    """Called in a child that leaves a block which `process` entered. Warns if that process has ended, as where a daemon
-    is made: then nobody commits.
+    """Called in a child that leaves a block which `process` entered. Warns if that process has ended, as when a daemon
+    is made: nobody commits then.
     """
     if has_ended(process):
         log.warning(

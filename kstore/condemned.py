@@ -4,13 +4,13 @@ A list is an immutable file under `gc/condemned/`. What is on it is deleted by a
 grace later, if nothing refers to it then, and leaves the list only after that. A commit reads all lists before it
 decides what it need not upload.
 
-A commit that read them before a list was written must not publish once gc has found out what is needed. So every
-commit begins with a file in `tmp/`, which is to become its ref; a list comes with a fence, a file that names all
-that was in `tmp/` after the list could be read; and gc deletes those before it marks. A commit that began before
-the list either has published by then, and is seen, or never will, and begins again.
+A commit that read the lists before a new one was written must not publish once gc has found out what is needed. So
+every commit begins with a file in `tmp/` that is to become its ref. A list comes with a fence: a file that names
+everything that was in `tmp/` after the list could be read. gc deletes those files before it marks. A commit that
+began before the list has either published by then, and is seen, or never will, and begins again.
 
-What was on a damaged list is not known, so nothing may be relied upon until it is condemned anew. That is for a gc
-which begins when nobody can read the list any more: it gets another name first.
+Nobody knows what was on a damaged list, so nothing may be relied upon until that is condemned anew. A gc that begins
+when nobody can read the list any more does so: the list gets another name first.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _MAX_ENTRIES = 1 << 16
 
 
 class Condemned(NamedTuple):
-    """One object as it was when it was condemned. A name that was taken anew since then is not meant."""
+    """One object as it was when it was condemned. A new object under its name is not meant."""
 
     is_pack: bool
     digest: bytes
@@ -62,7 +62,7 @@ class Condemned(NamedTuple):
 
 
 def write_lists(backend: Backend, entries: Sequence[Condemned]) -> None:
-    """Condemn `entries`, from now on. Of none an empty list is written, for the sake of its fence."""
+    """Condemn `entries`, from now on. Without entries an empty list is written, for its fence."""
     for start in range(0, max(len(entries), 1), _MAX_ENTRIES):
         body = b"".join(_RECORD.pack(*entry) for entry in entries[start : start + _MAX_ENTRIES])
         name = f"{FOLDER}/{secrets.token_hex(16)}"
@@ -117,14 +117,14 @@ def fences(backend: Backend) -> list[str]:
 
 
 def staged(backend: Backend) -> list[str]:
-    """Names in `tmp/`: of what is being written, refs among it, and of what killed writers left."""
+    """Names in `tmp/`: of what is being written, refs included, and of what killed writers left."""
     return sorted(child.name for child in backend.list(STAGING) if not child.is_folder and is_staged(child.name))
 
 
 def has_leftovers(backend: Backend, before: int) -> bool:
-    """Whether a list has to be written for what killed writers left in `tmp/`, though nothing is to be condemned: it
-    goes when a fence that names it is closed. Where there are lists, only that counts which no fence names, and to
-    which nobody has written since `before`, by the store's clock in nanoseconds.
+    """Whether a list has to be written for what killed writers left in `tmp/`, even if nothing is to be condemned: a
+    file goes when a fence that names it is closed. If there are lists, only files count that no fence names, and that
+    nobody has written to since `before`, by the store's clock in nanoseconds.
     """
     names = staged(backend)
     if not (names and list_names(backend)):
@@ -151,12 +151,12 @@ def has_lists(backend: Backend) -> bool:
 
 
 def list_names(backend: Backend) -> list[str]:
-    """Every list, without those that were given up."""
+    """Every list, except those that were given up."""
     return [name for name in _all_names(backend) if not name.endswith(_DAMAGED)]
 
 
 def damaged_names(backend: Backend) -> list[str]:
-    """Where the lists are that were given up."""
+    """The lists that were given up."""
     return [name for name in _all_names(backend) if name.endswith(_DAMAGED)]
 
 
@@ -209,14 +209,14 @@ class Doomed:
 
     packs: set[str] = field(default_factory=set)
     blobs: set[bytes] = field(default_factory=set)
-    """Digests of loose blobs, of those only that were asked for."""
+    """Digests of loose blobs, but only of those that were asked about."""
     is_complete: bool = True
     """False if a list could not be read: then nothing may be relied upon."""
 
 
 def read_doomed(backend: Backend, among: Callable[[], Container[bytes]]) -> Doomed:
-    """Read all lists. Of loose blobs only those that `among` returns are kept, for millions may be listed; it is called
-    once, and only where any are.
+    """Read all lists. Loose blobs are kept only if `among` returns them, because millions may be listed. It is called
+    once, and only if any are listed.
 
     Raises:
         OSError: they cannot be read.
@@ -235,8 +235,8 @@ def read_doomed(backend: Backend, among: Callable[[], Container[bytes]]) -> Doom
 
 
 def _entries(backend: Backend) -> Iterator[Condemned]:
-    """What is on any list. If one has gone since they were listed they are listed again: what was left on it is on a
-    new one by then.
+    """What is on any list. If a list is gone since the listing, they are listed again: what was left on it is on a new
+    list by then.
     """
     read, has_gone = set[str](), True
     while has_gone:

@@ -19,7 +19,7 @@ NO_DAMAGE = ""
 
 
 def set_aside_blob(backend: Backend, digest: bytes) -> None:
-    """Move a loose blob aside; of one that is not there, remember that it is lost."""
+    """Move a loose blob aside; if it is not there, remember that it is lost."""
     name = _name_for(backend, digest.hex())
     try:
         backend.move(blob_name(digest), name)
@@ -51,19 +51,19 @@ def set_aside_list(backend: Backend, name: str) -> None:
 
 
 def _move_aside(backend: Backend, name: str, what: str) -> None:
-    """Unless it has gone."""
+    """Unless it is gone."""
     aside = _name_for(backend, what)
     with suppress(FileNotFoundError):
         backend.move(name, aside)
 
 
 def _name_for(backend: Backend, what: str) -> str:
-    """A name to move it to now. A file that is moved keeps its time, so the name says when, by the store's clock."""
+    """A name to move it to now. A moved file keeps its time, so the name says when that was, by the store's clock."""
     return f"{FOLDER}/{what}.{backend.clock():x}.{secrets.token_hex(8)}"
 
 
 def put_back(backend: Backend, digest: bytes, size: int, names: Iterable[str]) -> bool:
-    """Put a blob of `size` bytes back, as a new file that no gc has condemned, if any of these has its bytes."""
+    """Put a blob of `size` bytes back, as a new file that no gc has condemned, if any of `names` has its bytes."""
     for name in names:
         data = b""
         with suppress(OSError):
@@ -83,13 +83,13 @@ def damaged_blobs(backend: Backend) -> dict[bytes, list[str]]:
 
 
 def damage_mark(backend: Backend) -> str:
-    """A text that changes whenever a blob is moved there or away; `NO_DAMAGE` while there is none."""
+    """A text that changes whenever a blob is moved aside or away again; `NO_DAMAGE` while there is none."""
     names = sorted(name for names in damaged_blobs(backend).values() for name in names)
     return digest_of("\n".join(names).encode()).hex() if names else NO_DAMAGE
 
 
 def sweep_damaged(backend: Backend, is_needed: Callable[[bytes, bool], bool], before: int) -> None:
-    """Remove what no generation needs and was moved there earlier than `before`, by the store's clock in nanoseconds.
+    """Remove what no generation needs, if it was set aside earlier than `before`, by the store's clock in nanoseconds.
 
     `is_needed` takes a digest, and whether it is a pack's.
     """

@@ -23,11 +23,11 @@ from kstore.errors import WaitTimeout
 Result = TypeVar("Result")
 
 _LOOK = 0.1
-"""Seconds between two looks whether haste is called for."""
+"""Seconds between two checks whether haste is called for."""
 _LATE = 1.0
-"""Seconds: a wait that ends later than that was suspended with its process."""
+"""Seconds: a wait that ends this much too late was suspended with its process."""
 _MORE = 10.0
-"""Seconds, at most, that such a wait goes on for."""
+"""Seconds for which a suspended wait goes on, at most."""
 _OF_A_THREAD = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP, signal.SIGSYS}
 """Signals that a thread gets for what it does itself, such as reading memory that is not there."""
 _ADVICE = "see whether it hangs, or allow it more: KSTORE_TIMEOUT, and after a signal the grace period"
@@ -47,7 +47,7 @@ class Waiting:
 
     @contextmanager
     def held_up(self, what: str) -> Iterator[None]:
-        """Name what the operation waits for meanwhile, which is then what has taken too long."""
+        """Name what the operation waits for in the block: if it is late there, this is what has taken too long."""
         self._held_up = what
         try:
             yield
@@ -91,13 +91,13 @@ class Haste(NamedTuple):
     is_called_for: Callable[[], bool]
     """Asked every so often."""
     seconds: float
-    """At most so many are left from then on."""
+    """At most this many are left from then on."""
 
 
 class Answer(Generic[Result]):
     """What a thread answers to another one that waits for it.
 
-    Unlike with a `Future`, the one that waits holds no lock that the answering thread needs: a signal's handler that
+    Unlike with a `Future`, the waiting thread holds no lock that the answering thread needs: a signal handler that
     interrupts it may wait for the same thread.
     """
 
@@ -108,7 +108,7 @@ class Answer(Generic[Result]):
 
     @property
     def is_there(self) -> bool:
-        """Whether it was given."""
+        """Whether the answer was given."""
         return self._given is not None
 
     def give(self, result: Result) -> None:
@@ -128,7 +128,7 @@ class Answer(Generic[Result]):
         self._pending.release()
 
     def wait(self, seconds: float | None) -> bool:
-        """Whether it is there within so many seconds; None is no limit."""
+        """Whether the answer is there within this many seconds; None is no limit."""
         if not self.is_there and self._pending.acquire(timeout=-1 if seconds is None else seconds):
             self._pending.release()
         return self.is_there
@@ -142,10 +142,10 @@ class Answer(Generic[Result]):
 def within(
     seconds: float, waiting: Waiting, what: str, work: Callable[[], Result], haste: Haste | None = None
 ) -> Result:
-    """Return what `work` returns, or raise what it raises. 0 seconds are no limit. `what` is for the error.
+    """Return what `work` returns, or raise what it raises. 0 seconds mean no limit. `what` is for the error.
 
     Raises:
-        WaitTimeout: it has taken longer; it goes on in a thread that the interpreter's end does not wait for.
+        WaitTimeout: it has taken longer; `work` goes on in a thread that the interpreter's end does not wait for.
     """
     answer = Answer[Result]()
     thread = threading.Thread(target=_run, args=(work, answer), name="kstore", daemon=True)
@@ -171,7 +171,7 @@ def start(thread: threading.Thread) -> None:
 
 
 def check_may_start() -> None:
-    """See that a thread which is started now will run.
+    """Make sure that a thread which is started now will run.
 
     Raises:
         RuntimeError: it will not. At the end of the interpreter Python itself says so from version 3.12 on; before that
@@ -184,7 +184,7 @@ def check_may_start() -> None:
 def answer_within(
     seconds: float, waiting: Waiting, what: str, answer: Answer[Result], haste: Haste | None = None
 ) -> Result:
-    """The same for work that another thread does.
+    """As `within`, for work that another thread does.
 
     Raises:
         WaitTimeout: it has taken longer.
@@ -204,8 +204,8 @@ def answer_within(
 
 
 def _is_done(answer: Answer[Result], seconds: float | None) -> bool:
-    """Whether it is done within so many seconds; None is no limit. If the process was suspended meanwhile, so was the
-    work, and it gets a little more time.
+    """Whether the work is done within this many seconds; None is no limit. If the process was suspended meanwhile, so
+    was the work, and it gets a little more time.
     """
     started = time.monotonic()
     if answer.wait(seconds):
@@ -232,8 +232,8 @@ def _noting_interruption() -> Iterator[None]:
 
 
 def is_interruption(error: BaseException) -> bool:
-    """Whether something else raised it while this thread waited, such as a signal's handler for a limit of time: it is
-    the job's own. To be asked once.
+    """Whether something else raised `error` while this thread waited, such as a signal handler that limits the time:
+    the error is then the job's own. To be asked once.
     """
     found, _interrupted.error = _interrupted.error, None
     return found is error
@@ -252,10 +252,10 @@ def _shortened(answer: Answer[Result], seconds: float, haste: Haste) -> tuple[fl
 
 @contextmanager
 def signals_blocked() -> Iterator[None]:
-    """Threads that are started meanwhile get no signals: they are for the job's own."""
+    """Threads that are started in the block get no signals: those are for the job's own threads."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     try:
-        _block()  # A signal's handler may raise in it, once they are blocked.
+        _block()  # A signal handler may raise in it, once they are blocked.
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -269,8 +269,8 @@ _thread_here = _Thread()
 
 
 def block_signals() -> None:
-    """To be called first in a thread of kstore's: from now on it is known as one, and gets no signals. Those are for
-    the job's own threads; one that hangs must not be the one to get them.
+    """To be called first in a kstore thread: from now on it is known as one, and gets no signals. Those are for the
+    job's own threads: a thread that hangs must not be the one to get them.
     """
     if is_apart():
         _thread_here.is_ours = True
@@ -279,7 +279,7 @@ def block_signals() -> None:
 
 @contextmanager
 def _being_ours() -> Iterator[None]:
-    """Do in the job's thread what one of kstore's would do."""
+    """Do in the job's thread what a kstore thread would do."""
     before, _thread_here.is_ours = _thread_here.is_ours, True
     try:
         yield
@@ -288,15 +288,15 @@ def _being_ours() -> Iterator[None]:
 
 
 def is_ours() -> bool:
-    """Whether this is a thread of kstore's, or does its work. Python removes what nobody uses wherever it runs: the end
-    of a job's block would wait here for a lock that this thread holds.
+    """Whether this is a kstore thread, or does the work of one. Python removes what nobody uses in whatever thread runs
+    then: the end of a job's block would wait here for a lock that this thread holds.
     """
     return _thread_here.is_ours
 
 
 def is_apart() -> bool:
-    """Whether this is another thread than the job's first. Where gevent or eventlet have patched Python, all threads
-    are that one, by turns: to set the signals and priority of a thread would be to set those of the job.
+    """Whether this is a thread other than the job's first. Where gevent or eventlet have patched Python, all threads
+    are that one, by turns: setting the signals and priority of a thread would set those of the job.
     """
     return _thread.get_native_id() != os.getpid()
 

@@ -23,7 +23,7 @@ class StoreUnavailable(KstoreError):
 
 
 class StoreBelowMissing(StoreUnavailable):
-    """A generation leans on a store that was not named, or is not there."""
+    """A generation leans on a store that was not named, or that is not there."""
 
 
 class StoreFormatError(KstoreError):
@@ -37,7 +37,7 @@ class AmbiguousScopeError(KstoreError):
 
 
 class MissError(KstoreError):
-    """Nothing is published for what was asked, and the caller said that it must be."""
+    """Nothing is published for what was requested, and the caller said that something must be."""
 
     exit_code = 3
 
@@ -69,11 +69,11 @@ class ArchiveError(KstoreError):
 
 
 class PackageMissing(KstoreError):
-    """What was asked for needs a package that is not installed, or another version of it."""
+    """What was requested needs a package that is not installed, or another version of it."""
 
 
 def described(error: BaseException) -> str:
-    """What an error is, and says: in its repr may be all the bytes that could not be decoded."""
+    """What an error is, and says. Its repr might hold all the bytes that could not be decoded."""
     return f"{type(error).__name__}: {error}"
 
 

@@ -17,7 +17,7 @@ __all__ = [
 ]  # fmt: skip
 
 CORRUPT = {errno.EBADMSG, errno.EUCLEAN}
-"""What ext4 and XFS say of a file whose own record is damaged (EFSBADCRC, EFSCORRUPTED), until that is mended."""
+"""What ext4 and XFS say of a file whose own record is damaged (EFSBADCRC, EFSCORRUPTED), until it is repaired."""
 READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 """Nobody waits for the writer of a pipe."""
 
@@ -59,19 +59,19 @@ def write_files(files: Sequence[NewFile]) -> None:
 def write_rows(
     paths: Sequence[str], records: bytes, contents: Sequence[bytes | memoryview], stage: str, *, second_ns: int
 ) -> int:
-    """As `calls.write_rows`: returns how many were made. `write_files` makes the next one, or says why it cannot be."""
+    """As `calls.write_rows`: returns how many were made. `write_files` makes the next one, or raises why not."""
     with _turns.take(alone=False):
         return calls.write_rows(paths, records, contents, stage, second_ns=second_ns)[0]
 
 
 def publish_files(folder: str, files: Sequence[NewFile]) -> tuple[Sequence[int], int]:
-    """As `calls.publish_first`. `write_files` makes the next one, or says why it cannot be."""
+    """As `calls.publish_first`. `write_files` makes the next one, or raises why not."""
     with _turns.take(alone=False):
         return calls.publish_first(folder, files)
 
 
 class _Turns:
-    """Threads write side by side; but one that got no descriptor tries again alone, when no other has any."""
+    """Threads write side by side, but one that got no descriptor tries again alone, when no other thread has any."""
 
     def __init__(self) -> None:
         self.begin_anew()
@@ -103,7 +103,7 @@ os.register_at_fork(after_in_child=_turns.begin_anew)
 
 
 def _write_some(files: Sequence[NewFile]) -> int:
-    """The first ones: how many were made."""
+    """Write the first ones; returns how many were made."""
     with _turns.take(alone=False):
         done, error = write_first(files)
     if done or not error:
@@ -116,7 +116,7 @@ def _write_some(files: Sequence[NewFile]) -> int:
 
 
 def _no_descriptor(code: int, path: str) -> OSError:
-    """With advice where this process has too many files open. Of the whole system (ENFILE) the error's text says so."""
+    """With advice if this process has too many files open; if the whole system has (ENFILE), the text says so."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     what = f", of which this process may have {limit}: raise that limit (`ulimit -n`)"
     return OSError(code, f"{os.strerror(code)}{what if code == errno.EMFILE else ''}", path)

@@ -1,7 +1,7 @@
 """Single flight: this process compiles for all that wait, and says so for as long as it lives.
 
-A lease is renewed by a thread of its own until what was compiled is committed, or the process ends. That thread alone
-writes it: whoever wants it to be released asks, and does not wait long for a store that hangs.
+A lease is renewed by a thread of its own until what was compiled is committed, or the process ends. Only that thread
+writes it: whoever wants it released asks the thread, and does not wait long for a store that hangs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kstore.lease import Lease
 log = logging.getLogger(__name__)
 
 _RENEWALS = 3
-"""In the time in which a lease lapses."""
+"""Renewals in the time in which a lease lapses."""
 _PATIENCE = 5.0
 """Seconds that a release may take before the process goes on."""
 
@@ -40,11 +40,11 @@ class Flight:
         self.leave() if self._is_guest else self.release()
 
     def release(self) -> None:
-        """Have it released: the others wait no longer for this worker."""
+        """Have it released: the others no longer wait for this worker."""
         self._over.set()
 
     def leave(self) -> None:
-        """Renew it no longer: it lapses, unless another process goes on with it."""
+        """Stop renewing it: it lapses, unless another process goes on with it."""
         self._is_left = True
         self._over.set()
 
@@ -84,7 +84,7 @@ def begin(lease: Lease) -> None:
 
 
 def join(lease: Lease) -> None:
-    """Renew a lease that another process of the same worker has taken, as well as that one does."""
+    """Renew a lease that another process of the same worker has taken, beside that process."""
     if lease.nonce not in _flights:
         _end_with(os.getpid())
         _flights[lease.nonce] = Flight(lease, is_guest=True)
@@ -119,4 +119,4 @@ def _end_all() -> None:
         flight.wait()
 
 
-os.register_at_fork(after_in_child=_flights.clear)  # What a parent has taken its children do not give up.
+os.register_at_fork(after_in_child=_flights.clear)  # Children do not give up what their parent has taken.

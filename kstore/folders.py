@@ -14,7 +14,7 @@ _COUNT = 64
 
 
 def make_folders(paths: Sequence[str]) -> None:
-    """Make all of them, each after those above it. Any that are there already stay."""
+    """Make all of them, each after those above it. Any that exist already stay."""
     for path, error in zip(paths, mkdir_each(paths), strict=True):
         if error:
             make_folder(path)

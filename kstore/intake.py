@@ -1,8 +1,8 @@
 """What a commit's scan reads, on its way to the store: nothing is read twice that need not be.
 
-A key's first commit lacks nothing in the store that it could do without, so its pack, or its loose blobs, are written
-while the cache root is read. Of any other commit most is known already, and which part is not will be known when all is
-merged: until then small files are kept in memory. With those, opening takes longer than reading.
+What a key's first commit reads is new to the store, so its pack, or its loose blobs, are written while the cache root
+is read. Most of any other commit is known already, and which part is not will be known when everything is merged:
+until then small files are kept in memory, because opening them takes longer than reading them.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ _SMALL = 16 << 10
 
 
 class Intake:
-    """Takes what a scan reads. A pack that nobody has finished when its context is left is not stored.
+    """Takes what a scan reads. A pack that is not finished when the context is left is not stored.
 
-    Loose blobs are stored at once, so a place for the ref is reserved before the first of them: only who publishes in
-    that place may rely on them.
+    Loose blobs are stored at once, so a place for the ref is reserved before the first of them: only a commit that
+    publishes in that place may rely on them.
     """
 
     def __init__(self, worker: Worker, state: State | None = None) -> None:
-        """With `state`, that of the cache root, this may be the first commit to its key: only then is anything stored
-        while the root is read.
+        """With `state`, the state of the cache root, this may be the first commit to its key: only then is anything
+        stored while the root is read.
         """
         self._worker = worker
         self._may_be_first = state is not None and not (state.base or worker.ahead or worker.storage.below)
@@ -52,9 +52,9 @@ class Intake:
         self.kept: dict[bytes, bytes] = {}
         """Digest → what was kept."""
         self.layout: Layout | None = None
-        """How new blobs are stored, if that was found out."""
+        """How new blobs are stored, if that is known."""
         self.writer: BlobWriter | None = None
-        """The unfinished pack, or who stores loose blobs, if anything was begun."""
+        """The unfinished pack, or the writer of loose blobs, if anything was begun."""
         self.written: set[bytes] = set()
         """Digests of the blobs that were given to the writer."""
         self.is_alone = False
@@ -86,15 +86,15 @@ class Intake:
 
     def store(self, blobs: Sequence[tuple[bytes, bytes]]) -> None:
         """Store some loose blobs at once, in this thread; nothing once they are discarded."""
-        written, writer = self.written, self.writer  # in this order, for `discard` replaces them in the other
+        written, writer = self.written, self.writer  # in this order: `discard` replaces them in the other
         if isinstance(writer, LooseBlobWriter):
             new = {digest: data for digest, data in blobs if digest not in written}  # Files may have the same content.
             written.update(new)
             writer.store([*new.items()])
 
     def offer(self, blobs: Sequence[tuple[bytes, bytes]], expected: int) -> StoreEach | None:
-        """Take some blobs, given with their digests. All that will be offered have about `expected` bytes. Returns what
-        may be given the others to store, where blobs are loose.
+        """Take some blobs, given with their digests. Everything that will be offered has about `expected` bytes. If
+        blobs are loose, returns a function that stores the others.
         """
         with self._discarding():
             if self._may_be_first and blobs:
@@ -110,14 +110,14 @@ class Intake:
         return None
 
     def end(self) -> None:
-        """All was offered: begin to store the rest now, for a store that is far away takes its time."""
+        """Everything was offered: begin to store the rest now, because a store that is far away takes its time."""
         with self._discarding():
             if self.writer:
                 self.writer.flush()
 
     @contextmanager
     def _discarding(self) -> Iterator[None]:
-        """Give up what was begun if it fails: whether the store is needed will be known when all is merged."""
+        """Give up what was begun if it fails: whether the store is needed will be known when everything is merged."""
         try:
             yield
         except (KstoreError, OSError) as error:
@@ -125,7 +125,7 @@ class Intake:
             self.discard()
 
     def settle(self) -> None:
-        """Wait until what was begun is stored. Loose blobs that were there before are not of it.
+        """Wait until what was begun is stored. Loose blobs that were there before do not count.
 
         Raises:
             OSError: one cannot be stored.
@@ -148,10 +148,10 @@ class Intake:
             beside = siblings(storage, self._worker.scope)
             self.is_alone = not beside
             self._known = storage.blobs.digests_in(pack for ref in beside for pack in ref.packs)
-            expected = 0 if self._known else expected  # Nobody knows how much of it those have.
+            expected = 0 if self._known else expected  # Nobody knows how much of it those packs have.
         else:
             self._reserved = self._place.enter_context(storage.refs.reserve())
-            if has_lists(storage.backend):  # Of the names on them none may be taken, and there may be millions.
+            if has_lists(storage.backend):  # No name on them may be taken, and there may be millions.
                 return
         self._worker.progress.total = 0
         self.writer = self._open.enter_context(storage.blobs.writer(self.layout, asks=True, expected=expected))

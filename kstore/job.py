@@ -46,8 +46,8 @@ def _called(function: object) -> Iterator[object]:
 
 
 def _to_its_end(coroutine: Coroutine[Any, Any, Any], block: ExitStack) -> Coroutine[Any, Any, Any]:
-    """What runs what a decorated function has returned, in the block that it was called in. That ends also if nobody
-    ever runs it, as where a task is cancelled before its first step.
+    """A coroutine that runs what a decorated function has returned, in the block that it was called in. The block also
+    ends if nobody ever runs it, as when a task is cancelled before its first step.
     """
 
     async def run() -> Any:
@@ -60,7 +60,7 @@ def _to_its_end(coroutine: Coroutine[Any, Any, Any], block: ExitStack) -> Corout
 
 
 class _Entered(NamedTuple):
-    """One time that a block was entered; it may be entered in itself."""
+    """One time that a block was entered; it may be entered within itself."""
 
     restored: RestoreReport
     origin: Origin
@@ -69,8 +69,8 @@ class _Entered(NamedTuple):
     watch: watch | None
     termination: OnTermination
     at_end: AtEnd | None
-    """Commits if the block is still open then, as that of a generator which nobody has run to its end; a watch has its
-    own.
+    """Commits if the block is still open then, as the block of a generator that nobody has run to its end; a watch has
+    its own.
     """
     process: int
 
@@ -84,15 +84,15 @@ class synchronized(ContextDecorator):
     print(cache.restored.files, cache.committed.new_files)
     ```
 
-    A block of another key may be in it: what is compiled then is that one's, what is compiled afterwards this one's,
-    also if that one raised at its beginning.
+    A block of another key may be inside it: what is compiled there belongs to that key, and what is compiled afterwards
+    to this one, even if the inner block raised at its beginning.
 
-    It decorates a function as well, each call of which is a block of its own. Arguments are those of `restore`, and
-    with `live` those of `watch`: what is compiled is then published while the body runs. SIGTERM commits before it ends
-    the process. What the body raises goes on, also with `strict`: an error of the commit is then in the log.
+    It also decorates a function: each call is then a block of its own. Arguments are those of `restore`, and with
+    `live` those of `watch`: what is compiled is then published while the body runs. SIGTERM commits before it ends the
+    process. What the body raises is passed on, even with `strict`: an error of the commit is then in the log.
 
-    With `strict_hits`, it raises `MissError` if nothing can be restored, and at the end, when all is committed, if
-    something was compiled anew, or nothing of what was restored was used.
+    With `strict_hits`, it raises `MissError` if nothing can be restored. It also does so at the end, when everything is
+    committed, if something was compiled anew or nothing of what was restored was used.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class synchronized(ContextDecorator):
         self._ended: _Entered | None = None
 
     def __call__(self, function: Function) -> Function:
-        """Decorate it. If it returns a coroutine, as what another decorator made of one may, the block ends with that.
+        """Decorate it. If it returns a coroutine, as another decorator around one may, the block ends with that.
 
         Raises:
             UsageError: it is a coroutine or a generator, which runs when its caller has returned; or a class or a class
@@ -160,7 +160,7 @@ class synchronized(ContextDecorator):
         return cast("Function", call)
 
     def _recreate_cm(self) -> Self:
-        """Of ContextDecorator: for one call of the function, which may call itself, or run in several threads."""
+        """For ContextDecorator: one call of the function, which may call itself, or run in several threads."""
         return type(self)(**self._arguments)
 
     @property
@@ -203,7 +203,7 @@ class synchronized(ContextDecorator):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if sys.is_finalizing() or is_ours():
-            return  # Nobody has left it, but Python has removed it: that is what `at_end` is for.
+            return  # Nobody has left the block, but Python has removed it: `at_end` is for that.
         entered = self._entered[-1]
         if os.getpid() != entered.process:  # a child that was forked in the block; its parent commits what it compiled
             tell_forked(self.key, entered.process)
@@ -225,7 +225,7 @@ class synchronized(ContextDecorator):
             MissError: it was not used, or something was compiled anew, and that was to be an error.
         """
         self.usage = self._find_usage(entered.counted)
-        with suppress(Exception):  # A handler of the job's that fails is no trouble of the block's.
+        with suppress(Exception):  # A log handler of the job that fails is not the block's trouble.
             self._tell_usage()
         if self._strict_hits and self.usage.doubt:
             log.warning("%s", self.usage.doubt)
@@ -242,7 +242,7 @@ class synchronized(ContextDecorator):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        resume(self.key, entered.origin)  # A block in this one may have begun with the key anew.
+        resume(self.key, entered.origin)  # A block inside this one may have begun with the key anew.
         if entered.watch:
             entered.watch.__exit__(kind, error, trace)
             self.committed = entered.watch.stop()
@@ -253,7 +253,7 @@ class synchronized(ContextDecorator):
             elif isinstance(error, KeyboardInterrupt):
                 self._commit_in_time(entered.origin)
             else:
-                strict = self._settings["strict"] and error is None  # What the body raised must go on.
+                strict = self._settings["strict"] and error is None  # What the body raised must be passed on.
                 self.committed = commit(self.key, **{**self._settings, "strict": strict})
         finally:
             entered.termination.remove()
@@ -281,7 +281,7 @@ class synchronized(ContextDecorator):
 
     def _give_up_lease(self) -> None:
         store = self._store()
-        with suppress(KstoreError):  # Else the lease lapses.
+        with suppress(KstoreError):  # Otherwise the lease lapses.
             within(self._grace_period, store.waiting, "giving up the lease", partial(store.release, self.key))
 
     def _commit_in_time(self, origin: Origin) -> None:

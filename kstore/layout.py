@@ -17,7 +17,7 @@ def choose_layout(committer: Committer) -> Layout:
     """Loose where the cache root can link or clone from the store, else packed."""
     if committer.layout:
         return committer.layout
-    with suppress(OSError):  # Of a full cache root is read all the same; what ails the store, writing to it will tell.
+    with suppress(OSError):  # A full cache root is read all the same; writing to the store tells what is wrong with it.
         return Layout.PACKED if probe_link(committer).mode is LinkMode.COPY else Layout.LOOSE
     return Layout.PACKED
 

@@ -1,8 +1,8 @@
 """A lease: who does something that need not be done twice. Nothing relies on it for safety.
 
-It is a row of numbered files, the newest of which says who holds it. To take, renew or release it is to create the
-next number, which only one can: of many who find that a holder is gone, one takes its place, and a holder that was
-merely slow finds out when it renews. Numbers never go back: after a release the last file stays.
+It is a row of numbered files, the newest of which says who holds it. Taking, renewing or releasing it means creating
+the next number, which only one process can do: of many that find that a holder is gone, one takes its place, and a
+holder that was merely slow finds out when it renews. Numbers never go back: after a release the last file stays.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _KEPT = 2
 """Files that stay: a listing during which one appears and one goes still shows one of them."""
 _MOST_BYTES = 1 << 16
 _LONGEST = 30 * 86400.0
-"""Seconds: no worker claims longer than that to be away."""
+"""Seconds: no worker claims to be away for longer."""
 
 
 class Claim(NamedTuple):
@@ -40,7 +40,7 @@ class Claim(NamedTuple):
     ttl: float = 0.0
     """Seconds after which a holder that has not renewed it is gone."""
     held: float = 0.0
-    """Seconds that it had been held by then, by the holder's own clock."""
+    """Seconds for which it had been held by then, by the holder's own clock."""
     is_released: bool = False
 
 
@@ -68,14 +68,14 @@ class Lease:
         return Claim(number, ttl=self.ttl)
 
     def acquire(self) -> bool:
-        """Take it if nobody holds it, or its holder is gone by the store's own clock. Where that clock was ahead, a
-        claim is from the future, and would be held until then.
+        """Take it if nobody holds it, or its holder is gone by the store's own clock. If that clock was ahead, a claim
+        is from the future, and would otherwise be held until then.
         """
         newest = self.newest()
         return (not newest or newest.is_released or abs(self.age(newest)) > newest.ttl) and self.take(newest)
 
     def age(self, claim: Claim) -> float:
-        """Seconds since it was made, by the store's own clock: that is a write."""
+        """Seconds since it was made, by the store's own clock: asking that is a write."""
         try:
             made = self._backend.stat(self._name(claim.number)).mtime_ns
         except FileNotFoundError:  # it was renewed just now
@@ -83,12 +83,12 @@ class Lease:
         return (self._storage.clock() - made) / _SECOND
 
     def take(self, after: Claim | None) -> bool:
-        """Take it over from `after`, the newest claim as last seen. Of many who try, one succeeds."""
+        """Take it over from `after`, the newest claim as last seen. Of many that try, one succeeds."""
         self._since = time.monotonic()
         return self._put(after.number + 1 if after else 1)
 
     def renew(self) -> bool:
-        """Say that the holder is still there. False if it is ours no longer."""
+        """Say that the holder is still there. False if the lease is no longer ours."""
         newest = self.newest()
         if not newest:  # Its volume is away: what was written there will be back with it.
             return True
@@ -118,7 +118,7 @@ class Lease:
         if not self._backend.put_if_absent(self._name(number), json.dumps(content).encode()):
             return False
         *older, newest = sorted({*self._numbers(), number})
-        if newest != number:  # It was free again, for others have gone on from it meanwhile.
+        if newest != number:  # It was free again, since others have gone on from it meanwhile.
             self._backend.delete(self._name(number))
             return False
         for old in older[: 1 - _KEPT]:
@@ -133,7 +133,7 @@ class Lease:
 
 
 def _parse(number: int, data: bytes, ttl: float) -> Claim:
-    """One that cannot be read is somebody's all the same, for `ttl` seconds."""
+    """A claim that cannot be read is somebody's all the same, for `ttl` seconds."""
     try:
         content = json.loads(data)
         claim = Claim(

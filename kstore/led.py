@@ -23,7 +23,7 @@ class Use(NamedTuple):
 
     key: str
     variables: Mapping[str, str]
-    """What kstore had set when it was restored."""
+    """What kstore had set when the key was restored."""
 
 
 class Lead(NamedTuple):
@@ -63,7 +63,7 @@ def leading(key: str, environ: Mapping[str, str], *, commits: bool) -> Iterator[
 
 
 def key_led_to(variables: Mapping[str, str], besides: str) -> str:
-    """The key, `besides` one, whose commit is to come from the cache root that these variables lead to; else empty."""
+    """A key other than `besides` whose commit is to come from the cache root that the variables lead to; else empty."""
     uses = (use.key for use in _uses() if use.key != besides and use.variables.items() & variables.items())
     return next(uses, "")
 
@@ -75,7 +75,7 @@ def end_use(key: str) -> None:
 
 @contextmanager
 def entering(key: str, environ: MutableMapping[str, str]) -> Iterator[Mapping[str, str]]:
-    """A block is about to begin; yields the variables as they are before. If it cannot, all is as it was."""
+    """A block is about to begin; yields the variables as they are before. If it cannot begin, all is as it was."""
     before, by_hand = led(environ), _by_hand.get(key)
     try:
         yield before
@@ -95,8 +95,8 @@ def enter(key: str, before: Mapping[str, str], environ: Mapping[str, str]) -> Le
 
 
 def leave(lead: Lead, environ: MutableMapping[str, str]) -> None:
-    """It ends. Compilers are led back to where they were led before, if that is still in use."""
-    with suppress(ValueError):  # A notebook may have loaded this module anew meanwhile.
+    """The block ends. Compilers are led back to where they were led before, if that is still in use."""
+    with suppress(ValueError):  # A notebook may have reloaded this module meanwhile.
         _blocks.remove(lead.use)
     end_use(lead.use.key)
     _lead_back(lead, environ)
@@ -115,7 +115,7 @@ def _lead_back(lead: Lead, environ: MutableMapping[str, str]) -> None:
 
 
 def _displaced(before: Mapping[str, str], after: Mapping[str, str]) -> Use | None:
-    """The newest use of a cache root that compilers were led into `before`, and `after` not."""
+    """The newest use of a cache root that compilers were led into `before`, but not `after`."""
     left = {(name, value) for name, value in before.items() if after.get(name) != value}
     return next((use for use in reversed(_uses()) if left & use.variables.items()), None)
 
@@ -125,4 +125,4 @@ def _uses() -> list[Use]:
 
 
 _OF_EXEC = [Use(os.environ[EXEC_KEY], led(os.environ))] if EXEC_KEY in os.environ else []
-"""That of `kstore exec`, which runs this process, and commits what compilers write there."""
+"""The use by the `kstore exec` that runs this process, and commits what compilers write there."""

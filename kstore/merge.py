@@ -6,16 +6,16 @@ Nothing that was published is lost, whoever commits when:
 - a path that either side added is kept; one that ours lacks is kept;
 - a path of base that theirs no longer has stays gone, unless ours changed it;
 - what only ours changed is taken;
-- a group or slot that both sides added keeps the published one whole, also where the rules of another version of kstore
-  made none of what is in its folder;
+- of a group or slot that both sides added, the published one stays whole, even where the rules of another version of
+  kstore made no group or slot of what is in its folder;
 - a new file in a slot that base already had, or of which ours has a published file, is a new guard variant, and is kept
   (at most `MAX_VARIANTS` a slot);
-- a file with a merger is merged by meaning, also where only ours changed it: a worker may have made it anew;
+- a file with a merger is merged by meaning, even where only ours changed it: a worker may have made it anew;
 - where one side has a file and the other a folder, what is published stays, unless it is base's and ours replaced it:
   both at once could never be restored;
 - any other conflict keeps the published file.
 
-What ours offered and did not get in is *declined*. It is remembered with the cache root, for the next commit
+What ours offered and did not get in is *declined*. It is remembered with the cache root, because the next commit
 would otherwise see it as a change against its new base and offer it again.
 """
 
@@ -34,7 +34,7 @@ _GROUP, _SLOT, _MERGE = int(Flag.GROUP), int(Flag.SLOT), int(Flag.MERGE)
 Declined = Mapping[str, bytes]
 """Path → digest of what ours offered and did not get in, or `NOT_TAKEN`."""
 NOT_TAKEN = b""
-"""Ours never had what base has there: whatever ours has is no change of it."""
+"""Ours never had what base has there: whatever ours has there is no change of it."""
 
 
 @dataclass(slots=True)
@@ -48,10 +48,10 @@ class Merged:
     to_merge: list[str] = field(default_factory=list)
     """Paths that a merger must join; `files` still has the published entry."""
     prevailing: set[str] = field(default_factory=set)
-    """Those of them that only ours changed: where both say something else, ours holds."""
+    """Those of `to_merge` that only ours changed: where the two say different things, ours holds."""
     declined: dict[str, bytes] = field(default_factory=dict)
     outdated: set[str] = field(default_factory=set)
-    """Those of the declined that ours never changed: theirs replaced them or took them out."""
+    """Those of `declined` that ours never changed: theirs replaced them or took them out."""
 
 
 def merge(base: Files, theirs: Files, ours: Files, declined: Declined, beside: Sequence[Files] = ()) -> Merged:
@@ -73,22 +73,22 @@ def merge(base: Files, theirs: Files, ours: Files, declined: Declined, beside: S
             _merge_changed(merged, base, theirs, ours, changed, declined)
     else:
         _take_new(merged, ours)
-    if merged.taken and (theirs or any(beside)):  # else all of it is of one root, where nothing contradicts itself
+    if merged.taken and (theirs or any(beside)):  # else all of it is from one root, where nothing contradicts itself
         _drop_replaced(merged, base, theirs, ours)
         _decline_contradictions(merged, theirs, ours, beside)
     return merged
 
 
 def never_had(published: Files, ours: Files) -> dict[str, bytes]:
-    """What is merged by meaning and ours lacks. If ours has it at the next merge it was made without the published one,
-    and the two must be joined.
+    """What is merged by meaning and ours lacks. If ours has such a file at the next merge, it was made without the
+    published one, and the two must be joined.
     """
     return {path: NOT_TAKEN for path, entry in published.items() if entry.flags & _MERGE and path not in ours}
 
 
 def still_declined(declined: Declined, base: Files, theirs: Files, ours: Files) -> dict[str, bytes]:
-    """What of the declined stays so though theirs did not grow from base, as base's generation is damaged or lost: what
-    base and theirs agree upon. Elsewhere that which ours had lost against may be gone.
+    """What stays declined although theirs did not grow from base, because base's generation is damaged or lost: that on
+    which base and theirs agree. Elsewhere, what ours had lost against may be gone.
     """
     declined = {path: digest for path, digest in declined.items() if _digest(ours, path) == digest}
     if not declined:
@@ -115,7 +115,7 @@ def _outdated(base: Files, theirs: Files, ours: Files) -> list[str]:
 
 
 def _take_new(merged: Merged, ours: Files) -> None:
-    """Where nothing was, nothing is published and nothing was declined, all is new, be it a group's or not."""
+    """Where nothing was, nothing is published and nothing was declined, all is new, in a group or not."""
     slots: dict[str, list[str]] = defaultdict(list)
     for path, entry in ours.items():
         if entry.flags & _SLOT:
@@ -150,7 +150,7 @@ def _merge_changed(
 
 
 def _groups_around(theirs: Files, paths: Sequence[str]) -> dict[str, str]:
-    """Published groups that these files of ours are in, though by ours they are in none."""
+    """Published groups that these files of ours are in, though ours has them in none."""
     folders = {folder for path in paths for folder in parents_of(path)}
     tops = tuple(f"{folder}/" for folder in folders if "/" not in folder)
     grouped = (path for path, entry in theirs.items() if entry.flags & _GROUP and path.startswith(tops))
@@ -174,7 +174,7 @@ def _merge_file(merged: Merged, base: Files, theirs: Files, ours: Files, path: s
 
 
 def _merge_groups(merged: Merged, base: Files, theirs: Files, ours: Files, groups: Mapping[str, list[str]]) -> None:
-    """`groups` has all of ours in each."""
+    """`groups` has all files of ours in each."""
     of_theirs = _by_unit(theirs, groups)
     of_base = of_theirs if base is theirs else _by_unit(base, groups)
     for group, paths in sorted(groups.items()):
@@ -192,7 +192,7 @@ def _merge_slots(merged: Merged, base: Files, theirs: Files, ours: Files, slots:
     of_base, of_theirs = (_by_unit(files, slots) for files in (base, theirs))
     for slot, paths in sorted(slots.items()):
         published = of_theirs[slot]
-        # Who has one of them grew from it, though from another key, or it is not known any more.
+        # Ours grew from the slot if it has one of these, even by way of another key, or if that is no longer known.
         grew = of_base[slot] or any(_digest(ours, path) == theirs[path].digest for path in published)
         room = max(MAX_VARIANTS - len(published), 0) if grew or not published else 0
         # Oldest first: the entry that was there when the slot was first answered, then its variants.
@@ -204,7 +204,7 @@ def _merge_slots(merged: Merged, base: Files, theirs: Files, ours: Files, slots:
 
 
 def _drop_replaced(merged: Merged, base: Files, theirs: Files, ours: Files) -> None:
-    """Leave out base's files that nobody else has changed and in whose place ours has a folder, or a file above."""
+    """Leave out base's files that nobody else has changed and where ours has a folder, or a file above them."""
     gone = [p for p, e in base.items() if p not in ours and p in merged.files and _digest(theirs, p) == e.digest]
     folders = folders_of(ours) if gone else set()
     for path in gone:
@@ -213,7 +213,7 @@ def _drop_replaced(merged: Merged, base: Files, theirs: Files, ours: Files) -> N
 
 
 def _decline_contradictions(merged: Merged, theirs: Files, ours: Files, beside: Sequence[Files]) -> None:
-    """Leave out each file that was taken and is a folder elsewhere, or below a file, with its group or slot."""
+    """Leave out each taken file that is a folder elsewhere, or is below a file, with its group or slot."""
     every = (merged.files, *beside)
     folders = folders_of(chain.from_iterable(every))
     both = {path for files in every for path in folders & files.keys()}
@@ -246,7 +246,7 @@ def _content(files: Files, paths: Iterable[str]) -> set[tuple[str, bytes]]:
 
 
 def _by_unit(files: Files, units: Iterable[str]) -> Mapping[str, list[str]]:
-    """All that is in the folders of these units, also what is in no unit, or in another one, by itself: that was
+    """Everything in the folders of these units, including what is by itself in no unit, or in another one: that was
     committed by another version, which had other rules.
     """
     wanted = set(units)

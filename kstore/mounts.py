@@ -1,4 +1,4 @@
-"""What is mounted where, for all that this process sees: proc_pid_mountinfo(5)."""
+"""What is mounted where, as far as this process sees: proc_pid_mountinfo(5)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Mount(NamedTuple):
 
     point: str
     device: int
-    """As `os.stat` has it of what is in the filesystem."""
+    """As `os.stat` gives it for what is in the filesystem."""
     kind: str
     """Such as `ext4` or `fuse.sshfs`."""
 

@@ -1,6 +1,7 @@
 """What a process is like when it begins with a key, and which keys this process has begun with.
 
-A job may set variables, change its folder and write files while it runs: it means the same store, scope and folders.
+A job may set variables, change its folder and write files while it runs: it still means the same store, scope and
+folders.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from kstore.settings import Settings, choose_settings, current_folder, read_defa
 
 
 class Origin:
-    """The variables, the folder and the settings of a process, as they are now, and what they say of GPU and software;
-    and the settings that it was given with the key.
+    """The variables, the folder and the settings of a process, as they are now, and what they say about GPU and
+    software; and the settings that it was given with the key.
 
-    What kstore has set itself is left out: it says nothing of these, and differs from key to key.
-    Nothing but plain data, so that a forked child goes on with it.
+    What kstore has set itself is left out: it says nothing about these, and differs from key to key.
+    This is nothing but plain data, so that a forked child goes on with it.
     """
 
     def __init__(self, environ: Mapping[str, str], given: Mapping[str, object] | None = None) -> None:
@@ -32,7 +33,7 @@ class Origin:
             UsageError: the file that has the settings has unknown ones, or cannot be read.
         """
         self.source = environ
-        """Where they are: another mapping is another child's, though it may say the same."""
+        """Where the variables are: another mapping is another child's, even if it says the same."""
         of_the_key = {MANAGED: environ.get(MANAGED), **led(environ)}
         self._environ = _shared(frozenset(environ.items() - of_the_key.items()))
         self._folder = current_folder()
@@ -61,7 +62,7 @@ class Origin:
         return self._environments[gpu]
 
     def absolute(self, environ: Mapping[str, str]) -> Mapping[str, str]:
-        """`environ`, in which the folders that a user chose for components count from where the process was."""
+        """`environ`, with the folders that a user chose for components counted from where the process was."""
         names = {component.variable for component in load_table().values() if component.is_folder} & environ.keys()
         chosen = {name: environ[name] for name in names if environ[name] and not os.path.isabs(environ[name])}
         return {**environ, **{name: os.path.join(self._folder or "", folder) for name, folder in chosen.items()}}
@@ -69,17 +70,17 @@ class Origin:
 
 @lru_cache(maxsize=1)
 def _shared(variables: frozenset[tuple[str, str]]) -> Mapping[str, str]:
-    """A process that restores many keys has the same variables for all, but those that kstore sets."""
+    """A process that restores many keys has the same variables for all of them, except those that kstore sets."""
     return dict(variables)
 
 
 _MANY = 64
 _begun: dict[str, tuple[Origin, ...]] = {}
-"""By key, the last one last: a launcher restores one key for several children, each with variables of its own."""
+"""By key, the newest last: a launcher restores one key for several children, each with variables of its own."""
 
 
 def begin(key: str, environ: Mapping[str, str] = os.environ, given: Mapping[str, object] | None = None) -> Origin:
-    """This process restores `key`, with the settings that are `given`: what it does with the key from now on is meant
+    """This process restores `key`, with the settings that are `given`. What it does with the key from now on is meant
     as of now.
 
     Raises:
@@ -96,8 +97,8 @@ def resume(key: str, origin: Origin) -> None:
 
 
 def origin_of(key: str, environ: Mapping[str, str] = os.environ) -> Origin:
-    """This process as it restored `key` with these variables, or, where these or those are its own, with others; as it
-    is now if it did not. Raises UsageError, as `Origin`.
+    """This process as it restored `key` with these variables; else with others, if these or those are its own; else as
+    it is now. Raises UsageError, as `Origin`.
     """
     begun, is_own = _begun.get(key, ()), environ is os.environ
     same = [origin for origin in begun if origin.source is environ]

@@ -1,8 +1,8 @@
-"""Whether LMDB may be let at the bytes of a file.
+"""Whether LMDB may be given the bytes of a file.
 
 LMDB trusts every number in the file that it maps: one page number or offset that points elsewhere ends the process
 (SIGBUS, SIGSEGV, or an assertion's SIGABRT). A digest says that the bytes are those that somebody named, not that
-he meant well. So each page that a reader of the tables would come to is looked at first.
+they meant well. So each page that a reader of the tables would reach is looked at first.
 
 The format is that of LMDB 0.9 (`MDB_page`, `MDB_node`, `MDB_db` and `MDB_meta` in its mdb.c), on 64-bit machines.
 """
@@ -97,7 +97,7 @@ class _File:
         return children
 
     def _leaf(self, page: int, kind: int) -> list[int]:
-        """The tables' records, if `kind` says that there are such."""
+        """The tables' records, if `kind` says that there are any."""
         data, start, limit, head = self._data, page * self._size, self._size, _NODE.size
         total, found = 0, []
         for pointer in self._pointers(page, _LEAF):
@@ -137,7 +137,7 @@ class _File:
             self._visit(page)
 
     def _visit(self, page: int) -> None:
-        """No page is come to twice: a file takes no more time and memory than its size."""
+        """No page is reached twice: the time and memory that a file takes are limited by its size."""
         if not _META_PAGES <= page < self._count or page in self._seen:
             raise _Astray(f"page {page} is elsewhere")
         self._seen.add(page)

@@ -14,7 +14,7 @@ _FIRST, _LONGEST, _GROWTH = 0.1, 2.0, 1.3  # seconds, seconds, factor
 
 
 def check_wait(seconds: float) -> float:
-    """Return `seconds` if one can wait for so long.
+    """Return `seconds` if one can wait for that long.
 
     Raises:
         UsageError: it is negative, or no number.

@@ -11,7 +11,7 @@ class Awaited(NamedTuple):
     """Whom a restore waits for."""
 
     holder: str = ""
-    """`user@host` of who compiles; empty if nobody does, as far as is known."""
+    """`user@host` of the worker that compiles; empty if none does, as far as is known."""
     since: float = 0.0
     """When that began, by this process's `time.monotonic`."""
     generation: int = 0

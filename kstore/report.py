@@ -29,7 +29,7 @@ class RestoreStatus(StrEnum):
     FAILED = "failed"
     """The store or the cache root could not be used: `error` says why. The job goes on cold."""
     TIMEOUT = "timeout"
-    """It took too long, as where a mount hangs. The job goes on cold, and nothing is placed behind its back."""
+    """It took too long, as when a mount hangs. The job goes on cold, and nothing is placed behind its back."""
 
 
 class CommitStatus(StrEnum):
@@ -37,11 +37,11 @@ class CommitStatus(StrEnum):
 
     COMMITTED = "committed"
     UNCHANGED = "unchanged"
-    """There was nothing that is not published already; nothing was written."""
+    """There was nothing new to publish; nothing was written."""
     READ_ONLY = "read-only"
     """This worker is configured to restore only."""
     DISCARDED = "discarded"
-    """The job failed, and was to publish nothing then."""
+    """The job failed, and was to publish nothing in that case."""
     FAILED = "failed"
     """The store or the cache root could not be used: `error` says why. What was compiled stays local."""
     TIMEOUT = "timeout"
@@ -50,7 +50,7 @@ class CommitStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """Of artifacts."""
+    """How many artifacts, and their bytes."""
 
     files: int = 0
     bytes: int = 0
@@ -74,7 +74,7 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What another format got of a generation."""
+    """What another format got from a generation."""
 
     held: Count
     left_out: tuple[str | LeftOut, ...] = ()
@@ -105,7 +105,7 @@ class RestoreReport:
     link_why: str = ""
     """Why no better way worked."""
     used_modes: Mapping[str, int] | None = None
-    """How many artifacts came which way."""
+    """How many artifacts came in which way."""
     components: Mapping[str, Count] | None = None
     skipped: tuple[Skipped, ...] = ()
     notes: tuple[str, ...] = ()
@@ -114,7 +114,7 @@ class RestoreReport:
     waited: float = 0.0
     """Seconds that it waited for another worker's generation."""
     waited_for: str = ""
-    """`user@host` of that worker; empty if nobody said that he compiles."""
+    """`user@host` of that worker; empty if none said that it compiles."""
     leads: bool = False
     """Whether this worker compiles for others: they wait for what it commits."""
     withdrawn: str = ""
@@ -157,7 +157,7 @@ class CommitReport:
     uploaded: int = 0
     """Bytes written to the store."""
     waiting: int = 0
-    """Artifacts that are new and wait for other news to be published with: see the component table's `waits`."""
+    """New artifacts that wait for others to be published with: see `waits` in the component table."""
     declined: int = 0
     """Local artifacts that differ from published ones, which stay."""
     layout: str = ""
@@ -203,7 +203,7 @@ def count_components(entries: Iterable[tuple[str, Entry]]) -> dict[str, Count]:
 
 
 def _describe(report: RestoreReport | CommitReport) -> dict[str, Any]:
-    """Every field; an object is one where there is nothing to tell, too."""
+    """Every field; an object stays one where there is nothing to tell."""
     content = asdict(report)
     return content | {
         "components": content["components"] or {},

@@ -32,7 +32,7 @@ def check_key(key: str) -> str:
 
 
 def check_generation(generation: int | None) -> None:
-    """None leaves the choice to whom it is given.
+    """None leaves the choice to the operation.
 
     Raises:
         UsageError: it is not the number of a generation.
@@ -69,7 +69,7 @@ class Scope:
 
     @property
     def path(self) -> str:
-        """Its folder below `refs` and others. "@" keeps an environment apart from a longer key's next part."""
+        """The scope's folder below `refs` and others. "@" keeps an environment apart from a longer key's next part."""
         return f"{self.gpu}/{self.key}/@{self.environment}"
 
     def is_of(self, gpu: str | None, environment: str | None) -> bool:
@@ -85,5 +85,5 @@ class Scope:
 
 
 def choices(scopes: Iterable[Scope], suffix: str = "") -> str:
-    """As the command line takes them, by options that end in `suffix`."""
+    """The scopes as the command line takes them, in options that end in `suffix`."""
     return "; ".join(f"--gpu{suffix} {scope.gpu} --environment{suffix} {scope.environment}" for scope in scopes)

@@ -51,11 +51,11 @@ class Settings:
     """Whether restores are counted in the store."""
 
     def limit(self, patience: float) -> float:
-        """Seconds until a job gives up a restore that may wait so many for another worker; 0 for never."""
+        """Seconds until a job gives up a restore that may wait `patience` seconds for another worker; 0 for never."""
         return self.timeout and self.timeout + patience
 
     def check_writes(self, what: str) -> None:
-        """See that a store may be written; `what` is to be done to which.
+        """See that the store may be written; `what` says what is to be done to it.
 
         Raises:
             StoreUnavailable: it may only be read.
@@ -67,7 +67,7 @@ class Settings:
 log = logging.getLogger(__name__)
 
 Values = dict[str, tuple[Any, str, Path | None]]
-"""Of each setting that is given: its value, where that is from, and the folder from which relative paths count."""
+"""For each setting that is given: its value, where that is from, and the folder from which relative paths count."""
 
 _NAMES = tuple(field.name for field in fields(Settings))
 _VARIABLES = {name: f"KSTORE_{'ROOT' if name == 'store' else name.upper()}" for name in _NAMES}
@@ -77,11 +77,11 @@ _MOST_SECONDS = 3_153_600_000
 _FILES = ("kstore.toml", "pyproject.toml")
 _TABLE = b"tool.kstore"
 _NAME = b"kstore"
-"""What every way to write that has in it."""
+"""What every way to write that name has in it."""
 
 
 def load_settings(environ: Mapping[str, str] | None = None, folder: Path | None = None, **arguments: Any) -> Settings:
-    """Settings for a process in `folder`, from which relative paths count, but those in a file from the file's folder.
+    """Settings for a process in `folder`. Relative paths count from there, but those in a file from the file's folder.
     Arguments that are None are unset.
 
     Raises:
@@ -108,8 +108,8 @@ def choose_settings(defaults: Values, folder: Path | None, arguments: Mapping[st
 
 
 def misspelt(environ: Mapping[str, str]) -> dict[str, str]:
-    """Variables that are no settings and look like one, and which that is. Others are left alone: Kubernetes sets
-    `KSTORE_PORT` where a service is called kstore.
+    """Variables that are no settings but look like one, each with the one that it looks like. Others are left alone:
+    Kubernetes sets `KSTORE_PORT` where a service is called kstore.
     """
     from difflib import get_close_matches
 
@@ -141,7 +141,7 @@ def current_folder() -> Path | None:
 
 
 def _from_files(folder: Path) -> Values:
-    """The settings of the nearest file that has any, from `folder` upwards; the file, and its folder."""
+    """The settings of the nearest file that has any, from `folder` upwards, with the file and its folder."""
     owners = _trusted(folder)
     for parent in (folder, *folder.parents):
         for name in _FILES:
@@ -169,7 +169,7 @@ def _trusted(folder: Path) -> set[int]:
 
 
 def _is_file(path: Path) -> bool:
-    """A folder that this user may not look into has no settings for him."""
+    """A folder that a user may not look into has no settings for that user."""
     try:
         return path.is_file()
     except OSError as error:
@@ -180,7 +180,7 @@ def _is_file(path: Path) -> bool:
 def _section(path: Path, owners: Container[int]) -> dict[str, Any]:
     """The settings in a file. A pyproject.toml that is not TOML is another tool's trouble, not a job's.
 
-    What any other user wrote is passed over, or he could choose the store that this one loads code from.
+    What another user wrote is passed over: otherwise they could choose the store that this user loads code from.
     """
     import tomllib
 
@@ -287,7 +287,7 @@ def _as_path(value: object) -> str:
 
 
 def _check_no_url(text: str) -> None:
-    """Its colon would make two stores of it, of which the first is a folder `s3` here."""
+    """A URL's colon would make two stores of it, of which the first is a folder `s3` here."""
     if "://" in text:
         raise ValueError("it is a URL: name a folder, such as the one that it is mounted on")
 

@@ -1,5 +1,5 @@
-"""Which artifacts resemble each other: sorted by that, the same ones take a tenth of the bytes that they take in the
-order of their paths.
+"""Which artifacts resemble each other: sorted by that, they take a tenth of the bytes that they take in the order of
+their paths.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from kstore.published.manifest import Entry, Files
 
 
 def by_similarity(item: tuple[str, Entry]) -> tuple[str, int, str]:
-    """Sort key for items of `Files`, so that neighbours resemble each other: by suffix, then by size, for names say
-    less (Inductor's are hashes).
+    """Sort key for items of `Files`, so that neighbours resemble each other: by suffix, then by size, because names
+    say less (Inductor's are hashes).
     """
     path, entry = item
     return _suffix(path), entry.size, path
 
 
 def suffix(name: str) -> str:
-    """What follows the last dot of a file's name. A hundred thousand files have some ten, each in memory once."""
+    """What follows the last dot of a file's name: some ten for a hundred thousand files, each in memory once."""
     return intern(name.rpartition(".")[2]) if "." in name else ""
 
 

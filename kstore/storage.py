@@ -45,7 +45,7 @@ ELSEWHERE = "put the store on a filesystem that has one of them"
 """Advice where nothing can be published."""
 _SETTINGS = "kstore.json"
 _MOST_BYTES = 1 << 16
-"""The most of it that is read: a sparse file is as large as anybody likes."""
+"""The most of that file that is read: a sparse one is as large as anybody likes."""
 _TAG = "CACHEDIR.TAG"
 _BEFORE_SETTINGS = {_TAG, STAGING, "lost+found"}
 """What may be in the folder of a store that is not made yet."""
@@ -68,14 +68,14 @@ class Storage:
         self.trouble = ""
         """Why this store is passed over, where there are others below; empty if it is not. See `published.layers`."""
         self.patience = PATIENCE
-        """Seconds after which it is trouble that it does not answer."""
+        """Seconds without an answer that count as trouble."""
         self.must_exist = False
-        """Whether a store that is not there has gone, rather than never been made: then it is not made anew."""
+        """Whether a store that is not there is gone, rather than never made: then it is not made anew."""
         self._follow: Follow | None = None
         self._settings: dict[str, Any] = {}
 
     def blobs_anew(self) -> BlobStore:
-        """The same blobs, nothing of them known yet: what is known of packs takes memory, and may be out of date."""
+        """The same blobs, with nothing known about them yet: what is known takes memory, and may be out of date."""
         return BlobStore(self.backend)
 
     @property
@@ -93,7 +93,7 @@ class Storage:
 
     @property
     def was_found(self) -> bool:
-        """Whether it was there when it was looked at last."""
+        """Whether it was there when it was last looked at."""
         return bool(self._settings)
 
     @property
@@ -106,7 +106,7 @@ class Storage:
         """Seconds that superseded generations and condemned blobs are kept: all gcs must agree on it.
 
         Raises:
-            StoreFormatError: somebody has written there what is no time.
+            StoreFormatError: what somebody has written there is no time.
         """
         found = self.settings.get("grace", DEFAULT_GRACE)
         if type(found) not in (int, float) or not 0 <= found < _FOR_EVER:
@@ -128,8 +128,8 @@ class Storage:
     def newest_whole(self, scope: Scope, taken: int = 0) -> tuple[int, Snapshot | None]:
         """The number of the newest generation, 0 for none, and the newest generation that can be restored.
 
-        A damaged one is passed over, for the one before it is better than none. `taken` is a number that somebody has,
-        listed or not: NFS may go on listing a folder as it was.
+        A damaged one is passed over, because the one before it is better than none. `taken` is a number that somebody
+        has, listed or not: NFS may go on listing a folder as it was.
 
         Raises:
             MissError: generations are listed that are not there.
@@ -164,7 +164,7 @@ class Storage:
 
         Raises:
             StoreFormatError: the folder holds something else.
-            StoreUnavailable: it cannot be made, or has gone.
+            StoreUnavailable: it cannot be made, or is gone.
         """
         if self._settings:
             return False
@@ -191,7 +191,7 @@ class Storage:
         return created
 
     def look_ahead(self, scope: Scope) -> None:
-        """Its refs are about to be asked for, and then packs."""
+        """The refs of `scope` are about to be asked for, and then packs."""
         self.backend.look_ahead([folder_of(scope), packindex.FOLDER])
 
     def open(self) -> None:
@@ -205,10 +205,10 @@ class Storage:
         _ = self.settings
 
     def open_existing(self) -> None:
-        """The same, where nobody would make it now: a store that is missing must not look like an empty one.
+        """As `open`, where nobody would make the store now: a missing store must not look like an empty one.
 
         Raises:
-            StoreFormatError, StoreUnavailable: as `settings` does, and where there is none.
+            StoreFormatError, StoreUnavailable: as `settings` does, and if there is no store.
         """
         self.open()
         if not (self.settings or self.is_made()):
@@ -260,7 +260,7 @@ class Storage:
 
     def snapshot(self, ref: Ref) -> Snapshot:
         """The generation that `ref` publishes. If it is not live, and its manifest is lost, the snapshot has an empty
-        manifest instead, and its ref names that one: by it is known what grows from this generation.
+        manifest instead, and its ref names that one, by which it is known what grows from this generation.
 
         Raises:
             IntegrityError: its manifest is missing or damaged.
@@ -279,8 +279,8 @@ class Storage:
 
     @contextmanager
     def followed(self, follow: Follow) -> Iterator[None]:
-        """In the block, `follow` is called with the ref of each generation that is read; what it returns is told of the
-        manifest's rows while they are parsed.
+        """In the block, `follow` is called with the ref of each generation that is read; what it returns is called with
+        the manifest's rows while they are parsed.
         """
         self._follow = follow
         try:
@@ -307,7 +307,7 @@ def reporting_trouble(location: str, verb: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        path = error.filename2 or error.filename  # Of a link, what was to be made.
+        path = error.filename2 or error.filename  # For a link, what was to be made.
         raise StoreUnavailable(
             f"cannot {verb} the store at {location}: {error.strerror or error}{f' ({path})' if path else ''}; "
             f"{_advice(error)}"

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
 
 class Store:
-    """A store as one worker sees it: the settings say where its `Storage` is, the refs and blobs that all share, and
-    make a `Worker`: scope, cache root, host. The operations are given that worker, or the storage alone.
+    """A store as one worker sees it. The settings say where its `Storage` is (the refs and blobs that all share), and
+    make a `Worker` (scope, cache root, host). The operations are given that worker, or the storage alone.
 
     Every method but `release` raises a `KstoreError`: `StoreUnavailable`, `StoreFormatError`, `IntegrityError`,
     `CacheRootError`, `MissError`, `AmbiguousScopeError`, `WaitTimeout`; `UsageError` for a malformed key or setting.
@@ -65,7 +65,7 @@ class Store:
         environ: MutableMapping[str, str] = os.environ,
     ) -> None:
         """Settings that are not given come from `KSTORE_*`, kstore.toml or [tool.kstore], or their defaults. With
-        `origin`, these, the folder, the GPU and the software are what this process had when it began with a key.
+        `origin`, they, the folder, the GPU and the software are what this process had when it began with a key.
 
         `environ` is read, and gets the component variables on a restore. `timeout` is for callers that use
         `within`, as `kstore.restore` and `kstore.commit` do: the methods here wait for as long as it takes.
@@ -87,7 +87,7 @@ class Store:
 
     @property
     def location(self) -> str:
-        """Absolute path of the store's root: that of the one that is written."""
+        """Absolute path of the root of the store that is written."""
         return self.storage.location
 
     def create(self, grace: int = DEFAULT_GRACE) -> bool:
@@ -110,7 +110,7 @@ class Store:
         """Put what is published for `key` into the cache root, and set the component variables.
 
         With `generation`, exactly that one. With `seed`, start from that key if `key` has nothing yet. With `wait`,
-        where there is nothing yet, one of all who wait goes on at once to compile, and its report says that it
+        if there is nothing yet, one of the workers that wait goes on at once to compile, and its report says that it
         `leads`; the others wait for what it commits, for up to that many seconds. Without `lead` this worker only
         waits. With `group`, all ranks of the job restore what rank 0 chooses; with `uniform`, all of them or none.
         """
@@ -121,7 +121,7 @@ class Store:
             check_key(name)
         check_generation(generation)
         until, self.storage.trouble = time.monotonic() + check_wait(wait), ""
-        # Of a generation that was asked for, the packs may have been taken away by a repair.
+        # A repair may have taken away the packs of a generation that was asked for.
         hurry = self.storage.blobs.in_a_hurry() if generation is None else nullcontext()
         with reporting_trouble(self.location, "restore from"), hurry:
             if group and (report := self._restore_together(key, Request(generation, seed, wait, lead), uniform)):
@@ -167,8 +167,8 @@ class Store:
         return self._commit(key, self._committer(key))
 
     def release(self, key: str) -> None:
-        """Give up compiling `key` for others, as a commit does: one of them goes on with it. Trouble with that is none
-        of the caller's: the lease lapses.
+        """Give up compiling `key` for others, as a commit does: one of them goes on with it. Trouble with that does not
+        concern the caller: the lease lapses.
         """
         with suppress(OSError, KstoreError):
             self._release(self._committer(key))
@@ -215,17 +215,17 @@ class Store:
         return dict(self.worker(key, before_import=True).root.variables)
 
     def scopes(self, key: str | None = None) -> Iterator[Scope]:
-        """Every scope that has generations, forgotten ones too; of one key if given."""
+        """Every scope that has generations, including forgotten ones; of one key if given."""
         with reporting_trouble(self.location, "read"):
             yield from (scope for scope in scopes(self.storage, under=key or "") if key in (None, scope.key))
 
     def newest(self, scope: Scope) -> Ref | None:
-        """The newest generation of a scope, an empty one too, of the first store that has one."""
+        """The newest generation of a scope, even an empty one, from the first store that has one."""
         with reporting_trouble(self.location, "read"):
             return newest_ref(self.storage, scope)
 
     def generations(self, scope: Scope) -> list[Ref]:
-        """All generations of a scope, oldest first, empty ones too, of the first store that has any."""
+        """All generations of a scope, oldest first, including empty ones, from the first store that has any."""
         with reporting_trouble(self.location, "read"):
             return generations(self.storage, scope)
 
@@ -282,14 +282,14 @@ class Store:
             return roll_back(self.storage, self._one_scope(key), generation)
 
     def pin(self, key: str, generation: int) -> Scope:
-        """Keep a generation whatever gc is told; returns the scope that it is of."""
+        """Keep a generation whatever gc is told; returns the scope that it belongs to."""
         check_generation(generation)
         with self._maintaining("pin in"):
             pin(self.storage, scope := self._one_scope(key), generation)
             return scope
 
     def unpin(self, key: str, generation: int) -> Scope:
-        """Let gc decide about a generation again; returns the scope that it is of."""
+        """Let gc decide about a generation again; returns the scope that it belongs to."""
         check_generation(generation)
         with self._maintaining("unpin in"):
             unpin(self.storage, scope := self._one_scope(key), generation)
@@ -303,7 +303,7 @@ class Store:
             return [ref for scope in scopes if (ref := publish_empty(self.storage, scope, state, upon=None))]
 
     def _scopes_of(self, key: str) -> list[Scope]:
-        """Every scope of `key` that the settings do not exclude, forgotten ones too."""
+        """Every scope of `key` that the settings do not exclude, including forgotten ones."""
         return scopes_of(self.storage, check_key(key), self.settings.gpu, self.settings.environment)
 
     def _one_scope(self, key: str) -> Scope:
@@ -348,7 +348,7 @@ class Store:
         scope = self.scope(key)
         if before_import or self.knows_software:
             return self._worker(scope, before_import)
-        # What a sidecar without torch commits is of the software that its cache root was restored for.
+        # A sidecar without torch commits for the software that its cache root was restored for.
         worker = self._worker(scope if self.settings.cache_root else self._published_scope(scope, 0), before_import)
         base = worker.base(worker.state.load())
         return replace(worker, scope=base.ref.scope) if base and base.ref.scope.key == key else worker

@@ -37,7 +37,7 @@ _CLOSE_ON_EXEC = 1
 _FORMAT = 0
 """LMDB 0.9's file format; py-lmdb 3 can also write one that older readers refuse."""
 _PAGE_SIZE = 4096
-"""Bytes. Left alone, LMDB goes by the pages of memory, which are of 64 KiB on some ARM servers: the same tables would
+"""Bytes. Left alone, LMDB goes by the size of memory pages, which is 64 KiB on some ARM servers: the same tables would
 give other bytes there, and a few rows many of them.
 """
 _META_PAGE = struct.Struct("<QHHIIIQQIHHQQQQQIHHQQQQQQQ")
@@ -53,7 +53,7 @@ def dump(tables: Mapping[str, Iterable[Row]], size: int) -> bytes:
     """Return an LMDB file holding `tables`, the rows of each in the order of their keys. The same tables give the same
     bytes.
 
-    `size` is what all keys and values have at most, in bytes. No more than some of them are in memory at once.
+    `size` is the most that all keys and values have, in bytes. Only some of them are in memory at once.
 
     Raises:
         KstoreError: there is no memory for it.
@@ -88,7 +88,7 @@ def load(data: bytes, take: Callable[[str, Iterator[Row]], Taken]) -> dict[str, 
 
 
 def _errno(error: Exception) -> int:
-    """What the operating system said, which says nothing of the file; LMDB's own codes are negative."""
+    """What the operating system said, which says nothing about the file; LMDB's own codes are negative."""
     if isinstance(error, lmdb.MemoryError):
         return errno.ENOMEM
     return int(getattr(error, "code", getattr(error, "errno", None) or 0))
@@ -107,7 +107,7 @@ def _memory_file() -> Iterator[int]:
 
 
 def _create_memory_file() -> int:
-    """Pythons that were built for an older glibc, as uv's and conda's are, lack what theirs has (uv#15081).
+    """Pythons built for an older glibc, as uv's and conda's are, lack what this system's has (uv#15081).
 
     Raises:
         OSError: there can be none.
@@ -133,7 +133,7 @@ def _build(fd: int, tables: Mapping[str, Iterable[Row]], size: int) -> None:
 
 
 def _empty_file(map_size: int) -> bytes:
-    """What LMDB itself makes of an empty file where pages of memory have that size: it keeps to those that it finds."""
+    """What LMDB itself makes of an empty file where memory pages have that size: it keeps to the size that it finds."""
     flags = 0x4008  # MDB_NOSUBDIR, and MDB_INTEGERKEY of the tree of free pages
     trees = _PAGE_SIZE, flags, *_EMPTY_TREE, 0, 0, *_EMPTY_TREE
     pages = [_META_PAGE.pack(number, 0, 8, 0, 0xBEEFC0DE, 1, 0, map_size, *trees, 1, 0) for number in (0, 1)]

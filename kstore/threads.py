@@ -21,7 +21,7 @@ Answer = TypeVar("Answer")
 Item = TypeVar("Item")
 
 _PATIENCE = 5.0
-"""Seconds for threads to begin, for which they need the interpreter alone."""
+"""Seconds for threads to begin: all that they need for it is the interpreter."""
 _starting: set[_thread.LockType] = set()
 """A lock for each thread that was started and has not begun to run; the thread releases it when it does."""
 _is_ending = Event()
@@ -35,7 +35,7 @@ class Pool(Executor):
         """`size` is the number of threads."""
         self._size = size
         self._threads: list[_thread.LockType] = []
-        """A lock for each that was started, which it releases when it ends."""
+        """A lock for each thread that was started, which it releases when it ends."""
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
 
     def submit(self, function: Callable[..., Answer], /, *arguments: Any, **options: Any) -> Future[Answer]:
@@ -51,7 +51,7 @@ class Pool(Executor):
         return answer
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """End the threads, once all is done, or with `cancel_futures` once what has begun is."""
+        """End the threads once everything is done, or with `cancel_futures` once what has begun is done."""
         with suppress(Empty):
             while cancel_futures:
                 self._work.get_nowait()  # Its threads take from it too.
@@ -63,8 +63,8 @@ class Pool(Executor):
 def map_ahead(
     function: Callable[[Item], Answer], items: Iterable[Item], ahead: int = 1, threads: int = 1
 ) -> Iterator[Answer]:
-    """What `function` returns for each item, in order. While the caller uses one answer, so many `threads` find the
-    next ones; at most `ahead` of them are held.
+    """What `function` returns for each item, in order. While the caller uses one answer, this many `threads` find
+    the next ones; at most `ahead` of them are held.
     """
     pool = Pool(threads)
     asked: deque[Future[Answer]] = deque()
@@ -103,7 +103,7 @@ def begin(function: Callable[..., Answer], *arguments: Any) -> Future[Answer]:
 
 
 def _start(queue: SimpleQueue[Callable[[], None] | None]) -> _thread.LockType:
-    """Start a thread that does what comes in a queue; returns a lock that it releases when it ends.
+    """Start a thread that does the work in a queue; returns a lock that it releases when it ends.
 
     `Thread.start` would wait until the new thread runs, which then keeps the interpreter for up to 5 ms, with work that
     is not urgent. Without that wait a small model is restored in a tenth less time.
@@ -116,7 +116,7 @@ def _start(queue: SimpleQueue[Callable[[], None] | None]) -> _thread.LockType:
     _starting.add(has_begun)
     try:
         _thread.start_new_thread(_run, (queue, has_begun, has_ended))
-    except BaseException:  # such as what a signal's handler raises
+    except BaseException:  # such as what a signal handler raises
         _starting.discard(has_begun)
         raise
     if _is_ending.is_set():
@@ -160,7 +160,7 @@ def _work_off(queue: SimpleQueue[Callable[[], None] | None]) -> None:
     while work := queue.get():
         work()
         del work  # or what it works on would be held until there is more to do
-    # For the next thread: how many there are is not certain, for a signal's handler may raise while one is started.
+    # For the next thread: how many there are is uncertain, as a signal handler may raise while one is started.
     queue.put(None)
 
 
@@ -170,4 +170,4 @@ def _answer(answer: Future[Answer], function: Callable[[], Answer]) -> None:
     except BaseException as error:
         answer.set_exception(error)
     finally:
-        del answer, function  # An error knows this frame: they would hold each other, and all that was being done.
+        del answer, function  # An error refers to this frame: they would hold each other, and all that was being done.

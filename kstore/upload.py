@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _WHOLE_EVERY = 8
-"""Generations after which a manifest is stored whole again: a damaged one costs those that follow on it."""
+"""Generations after which a manifest is stored whole again: a damaged one costs all that follow on it."""
 
 
 class Committer(Protocol):
@@ -55,7 +55,7 @@ class Committer(Protocol):
 
     @property
     def ahead(self) -> tuple[str, ...]:
-        """Packs that were uploaded before; those are relied on that are there."""
+        """Packs that were uploaded before; those that are there are relied on."""
 
     @property
     def progress(self) -> Progress:
@@ -68,14 +68,14 @@ _Put = Callable[[BlobWriter, Sequence[bytes]], set[bytes]]
 class Uploader:
     """Brings the blobs of one commit into the store, in one attempt or more.
 
-    What an attempt relies on without uploading it: what the newest generation has, which keeps it; and what was
-    there, and not condemned, after a place for its ref was reserved. That is
+    An attempt relies on two things without uploading them: what the newest generation has, which keeps it, and what
+    was there, and not condemned, after a place for the attempt's ref was reserved. The latter is
 
     - in packs that this commit has written (`_stored`), or an earlier one of the same job (`_ahead`);
     - of the generation that the root grew from (`_relied`);
     - of the newest generations of the keys beside a new one (`_siblings`).
 
-    What is condemned (`_doomed`) or could not be read by a restore (`_missed`) is none of it.
+    What is condemned (`_doomed`) or could not be read by a restore (`_missed`) is not part of it.
     """
 
     def __init__(self, committer: Committer, begun: Intake | None = None, missed: Set[bytes] = frozenset()) -> None:
@@ -96,7 +96,7 @@ class Uploader:
         self._shadowed: set[bytes] = set()
         """What is lost, and seems to be in a pack of the newest generation."""
         self._altered: set[bytes] = set()
-        """What is there as a loose blob that somebody has changed."""
+        """What exists as a loose blob that somebody has changed."""
         self._stored: list[tuple[tuple[str, ...], set[bytes]]] = []
         """Packs, and the digests of what was stored with them; what was stored last is first."""
         self._lost: Set[bytes] = frozenset()
@@ -113,7 +113,7 @@ class Uploader:
         """That reached the store."""
 
     def begin(self, among: Callable[[], Container[bytes]], is_first: bool) -> None:
-        """Begin an attempt to commit blobs whose digests are in what `among` gives; `is_first` if the key is new."""
+        """Begin an attempt to commit blobs whose digests are in what `among` returns; `is_first` if the key is new."""
         self._storage.create()
         self.delta = None
         self.layout = self.layout or choose_layout(self._committer)
@@ -123,7 +123,7 @@ class Uploader:
         if self._begun:
             self._begun.settle()
         self._doomed = read_doomed(self._storage.backend, among)
-        if self._begun and self.layout is Layout.LOOSE:  # of which gc may have thought meanwhile that nobody needs them
+        if self._begun and self.layout is Layout.LOOSE:  # gc may have thought meanwhile that nobody needs them
             self._begun.written -= self._doomed.blobs if self._doomed.is_complete else self._begun.written.copy()
         self._stored = [(packs, blobs) for packs, blobs in self._stored if self._present(packs) == packs]
         self._ahead = self._present(self._committer.ahead)
@@ -131,7 +131,7 @@ class Uploader:
         if is_first and self.layout is Layout.PACKED and not (self._begun and self._begun.is_alone):
             found = siblings(self._storage, self._committer.scope)
             self._siblings = self._reliable(dict.fromkeys(pack for ref in found for pack in ref.packs))
-            # By clocks that need not agree: any of them would do, one of the last resembles this one most.
+            # The clocks need not agree: any of these would do, and one of the latest resembles this key most.
             self._sibling = max(found, key=lambda ref: ref.created, default=None)
 
     @property
@@ -179,7 +179,7 @@ class Uploader:
         meanwhile; the manifest is then not stored.
 
         Without a manifest, whatever has not changed is stored. A name that gc may delete is never taken again: what
-        is condemned as a loose blob goes into a pack. So does what is damaged as one.
+        is condemned as a loose blob goes into a pack. So does what is damaged as a loose blob.
         """
         progress, done = self._committer.progress, len(self.written)
         return self._upload(wanted, lambda to, chosen: put_many(to, chosen, read, progress, done), manifest)
@@ -228,7 +228,7 @@ class Uploader:
     def _is_taken(self, digest: bytes, size: int) -> bool:
         """Whether a blob must not be stored as a loose one: that name is or may be condemned, or a damaged blob has it.
 
-        Nor one that is lost in a pack which the ref goes on naming: gc would take it for not needed.
+        The same holds for one that is lost in a pack which the ref goes on naming: gc would think it not needed.
         """
         if digest in self._doomed.blobs or digest in self._altered:
             return True
@@ -257,16 +257,16 @@ class Uploader:
         return delta
 
     def _earlier(self, theirs: Snapshot | None, base: Snapshot | None) -> Ref | None:
-        """A generation whose manifest may be relied upon, by the rules for all that is not uploaded."""
+        """A generation whose manifest may be relied upon, by the rules for everything that is not uploaded."""
         ref = next((known.ref for known in (theirs, base) if known and not known.ref.depth), self._sibling)
         if ref is None or not self._doomed.blobs.isdisjoint(ref.stored):
             return None
         if ref is self._sibling and not ref.stored.keys() <= self._storage.blobs.digests_in(self._siblings):
-            return None  # Some of it is loose, and whether that is condemned was not asked.
+            return None  # Some of it is loose, and nobody has asked whether that is condemned.
         return ref if (theirs and ref is theirs.ref) or self._may_rely_on(ref) else None
 
     def _kept(self, digest: bytes, size: int, ref: Ref) -> bytes | None:
-        """A blob, from where gc keeps it for the generation; None if it is damaged there, or just somewhere else."""
+        """A blob, from where gc keeps it for the generation; None if it is damaged there, or is only elsewhere."""
         try:
             parts = self._storage.blobs.parts({digest: size}, ref.packs)
             return next((bytes(data) for part in parts for _, data in part.load()), None)
@@ -275,9 +275,9 @@ class Uploader:
             return None
 
     def packs_of(self, manifest: Manifest, theirs: Snapshot | None) -> tuple[str, ...]:
-        """The packs that a ref has to name, for gc deletes what none names: all that may hold blobs of the manifest, or
-        the one that it follows on. What the newest generation keeps is looked for in that one's packs alone: others
-        that hold it may be gone, for gc makes one of many.
+        """The packs that a ref has to name, as gc deletes those that no ref names: all that may hold blobs of the
+        manifest, or the manifest that it follows on. What the newest generation keeps is looked for in its packs alone:
+        others that hold it may be gone, because gc makes one pack of many.
         """
         if not (theirs or self._ahead or self._relied or self._siblings):
             return self.packs
@@ -295,14 +295,14 @@ class Uploader:
         return self._without_gone(named, needed, theirs) if theirs and self._lost else named
 
     def _left(self, needed: set[bytes], theirs: Snapshot | None) -> set[bytes]:
-        """What of it neither this commit has stored nor the newest generation keeps."""
+        """What of `needed` neither this commit has stored nor the newest generation keeps."""
         left = needed.difference(*(stored for _, stored in self._stored), kept_by(theirs), self.below)
         return left - theirs.ref.stored.keys() if theirs and not theirs.ref.depth else left
 
     def _without_gone(self, packs: tuple[str, ...], needed: set[bytes], theirs: Snapshot) -> tuple[str, ...]:
-        """A pack that has gone is named until all that it held is elsewhere, so that whoever has it brings it back."""
+        """A pack that is gone is named until all that it held is elsewhere, so that whoever has that brings it back."""
         blobs = self._storage.blobs
-        with suppress(OSError):  # What cannot be looked at now may have gone.
+        with suppress(OSError):  # What cannot be looked at now may be gone.
             there = tuple(pack for pack in packs if blobs.has_pack(pack))
             elsewhere = blobs.digests_in(there) | self.below
             entries = theirs.manifest.entries()
@@ -315,15 +315,15 @@ class Uploader:
         return tuple(pack for pack in packs if self._doomed.is_complete and pack not in self._doomed.packs)
 
     def _present(self, packs: tuple[str, ...]) -> tuple[str, ...]:
-        """Those to rely on of packs that may have gone. What has been deleted is on no list any more."""
+        """Those of `packs` to rely on, as some may be gone. What has been deleted is on no list any more."""
         return tuple(pack for pack in self._reliable(packs) if self._storage.blobs.has_pack(pack))
 
     def _may_rely_on(self, ref: Ref) -> bool:
-        """Whether all that the generation has is there, but for the condemned blobs. A repair may have moved a pack."""
+        """Whether all that the generation has is there, except the condemned blobs. A repair may have moved a pack."""
         is_reliable = not ref.depth and self._present(ref.packs) == ref.packs
         return is_reliable and self._doomed.is_complete and self._storage.refs.is_kept(ref)
 
 
 def _without(blobs: Mapping[bytes, int], those: Set[bytes]) -> Mapping[bytes, int]:
-    """`blobs` without `those`. No copy is made for nothing: there may be a hundred thousand."""
+    """`blobs` without `those`. No needless copy is made: there may be a hundred thousand."""
     return {digest: size for digest, size in blobs.items() if digest not in those} if those else blobs

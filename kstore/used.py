@@ -1,5 +1,5 @@
 """When a key was last restored, or confirmed by a commit that had nothing new: an empty file per scope, whose time is
-the store's. Best effort, for `gc --unused`. All are in one folder: far away, each that is to be made costs a restore.
+the store's. Best effort, for `gc --unused`. All are in one folder: far away, making another costs a restore.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ log = logging.getLogger(__name__)
 
 FOLDER = "used"
 _PATIENCE = 5.0
-"""Seconds: a store that can be read and does not take a mark costs a restore no more."""
+"""Seconds: the most that a store which can be read and takes no mark costs a restore."""
 
 
 def mark_used(backend: Backend, scope: Scope) -> None:
-    """Note that a scope was used just now; a store that cannot be written is none the worse."""
+    """Note that a scope was used just now; it does no harm if the store cannot be written."""
     name = mark_name(scope)
     try:
         if not (backend.put_if_absent(name, b"") or mark_used_again(backend, scope)):
-            backend.put(name, b"")  # Nobody but who made a mark may touch it.
+            backend.put(name, b"")  # Only the user that made a mark may touch it.
     except OSError as error:
         log.debug("%s cannot be marked as used: %s", scope, error)
 
 
 def mark_used_again(backend: Backend, scope: Scope) -> bool:
-    """The same of one that was used before; False if it was not, or another user has marked it."""
+    """As `mark_used`, for one that was used before; False if it was not, or another user has marked it."""
     try:
         return backend.touch(mark_name(scope))
     except OSError:
@@ -46,8 +46,8 @@ class Marker:
     """Marks scopes as used while a restore looks and fetches: that is several round trips to the store."""
 
     def __init__(self, backend: Backend, scope: Scope, *, is_idle: bool) -> None:
-        """`scope` is marked at once if it was restored before, or something was published, though there may be nothing
-        to restore by now. One that `is_idle` marks nothing.
+        """`scope` is marked at once if it was restored before, or something was published, even if there is nothing to
+        restore by now. A marker that `is_idle` marks nothing.
         """
         self._backend = backend
         self._scope = scope
@@ -69,7 +69,7 @@ class Marker:
             self._wait()  # Nothing may be written once a restore has ended: the store may be unmounted by then.
 
     def mark(self, scope: Scope) -> Callable[[], None]:
-        """Mark what is being restored; returns what waits until that is done, if it does not take long."""
+        """Mark what is being restored; returns a function that waits until that is done, but not for long."""
         if self._marked:
             self._marked = submit(self._pool, self._mark, scope, self._marked)
         return self._wait
@@ -107,8 +107,8 @@ def last_used(backend: Backend, scope: Scope) -> int:
 
 
 def sweep_marks(backend: Backend, scopes: Iterable[Scope], before: int) -> None:
-    """Remove the marks of all scopes but these, for others have nothing to restore any more, if they were made earlier
-    than `before`, by the store's clock in nanoseconds. What cannot be removed stays.
+    """Remove the marks of all scopes but these, as the others have nothing to restore any more, if they were made
+    earlier than `before`, by the store's clock in nanoseconds. What cannot be removed stays.
     """
     kept = set(map(mark_name, scopes))
     try:
@@ -122,5 +122,5 @@ def sweep_marks(backend: Backend, scopes: Iterable[Scope], before: int) -> None:
 
 
 def mark_name(scope: Scope) -> str:
-    """The object of which it is the time."""
+    """The object whose time is the mark."""
     return f"{FOLDER}/{digest_of(scope.path.encode()).hex()}"

@@ -17,7 +17,7 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?) *(s|m|min|h|d|w)?")
 _LONGEST = 36500 * 86400
 _LARGEST = 10**18
 _SHOWN = 40
-"""Characters of what is refused."""
+"""Characters shown of what is refused."""
 _SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
@@ -125,12 +125,12 @@ def shorten(text: str, width: int) -> str:
 
 
 def printable(text: str) -> str:
-    """Without what could steer a terminal: names in a store are anybody's."""
+    """Without what could steer a terminal: anybody may choose names in a store."""
     return "".join(character if character.isprintable() or character == "\n" else "\ufffd" for character in text)
 
 
 def in_line(text: str) -> str:
-    """The same, in one line: a name must not look like two."""
+    """As `printable`, in one line: a name must not look like two."""
     return printable(text).replace("\n", "\ufffd")
 
 

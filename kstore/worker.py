@@ -60,11 +60,11 @@ class Worker:
     lease_ttl: float = 60.0
     """Seconds after which this worker counts as gone, if it compiles for others and does not say so."""
     built_under: Mapping[str, object] = field(default_factory=dict)
-    """What its manifests say of the cache root, where its artifacts were built under another one."""
+    """What its manifests say about the cache root, if its artifacts were built under another one."""
     is_temporary: bool = False
     """Whether the cache root is gone after one commit: nothing can wait in it for another one."""
     ahead: tuple[str, ...] = ()
-    """Packs that were uploaded ahead of the commit; it may rely on those that it sees to be there."""
+    """Packs that were uploaded ahead of the commit; it may rely on those that it finds there."""
 
     @cached_property
     def state(self) -> StateFolder:
@@ -86,12 +86,12 @@ class Worker:
         _ = self._host
 
     def foresee_host(self) -> None:
-        """The same, where it is likely to be needed: so nobody waits for the compiler later, and it may be in vain."""
+        """As `ask_host`, where it is likely to be needed: nobody waits for the compiler later. It may be in vain."""
         _ = self._foreseen
 
     @cached_property
     def _host(self) -> Future[Host]:
-        """The same as `_foreseen`. That somebody has asked for this one tells `known_host` that it was needed."""
+        """The same as `_foreseen`. That this one was asked for tells `known_host` that the host was needed."""
         return self._foreseen
 
     @cached_property
@@ -100,7 +100,7 @@ class Worker:
 
     @property
     def store_found(self) -> str:
-        """Where the store is, if there was one when it was looked at last; else empty."""
+        """Where the store is, if there was one when it was last looked at; else empty."""
         return self.storage.location if self.storage.was_found else ""
 
     @property
@@ -123,7 +123,7 @@ class Worker:
         return scan(self.root, self.table, state.index, files, untouched, offer, stores)
 
     def untouched(self, state: State, base: Snapshot | None) -> Mark:
-        """`State.untouched`, unless it was said of another host than this: other files were placed there."""
+        """`State.untouched`, unless that was said of another host: other files were placed there."""
         if base is None or not state.untouched.mtime_ns:
             return UNMARKED
         is_other = base.manifest.hosts and state.host != self.host.fingerprint
@@ -143,7 +143,7 @@ class Worker:
         return manifest.hosts.get(self.host.fingerprint, {}) if manifest.hosts else {}
 
     def read_stored(self, path: str, entry: Entry) -> bytes | None:
-        """A file of the cache root, in the form in which it is stored; None if it is not what was scanned any more."""
+        """A file of the cache root, in the form in which it is stored; None if it is no longer what was scanned."""
         component, _, relative = path.partition("/")
         try:
             data = read_whole(self.root.local_path(path))
@@ -189,7 +189,7 @@ class Worker:
         return moved_here(self.root, machine_of(self.host_hint)) if self.root.outside else set()
 
     def mark_machine(self, components: Iterable[str] | None = None) -> None:
-        """Note that what is in the folders outside the cache root, or in those of `components`, is of this machine."""
+        """Note that what is in the folders outside the cache root, or in those of `components`, is this machine's."""
         if self.root.outside:
             mark_machine(self.root, machine_of(self.host_hint), components)
 
@@ -200,12 +200,12 @@ class Worker:
         if state.host:
             return state.host != self.host.fingerprint
         if built_here:
-            self.ask_host()  # from this commit on the root is of this one
+            self.ask_host()  # from this commit on the root is this host's
             return self._was_restored_elsewhere()
         return self.state.last_restore.host_hint() not in ("", self.host_hint)
 
     def _was_restored_elsewhere(self) -> bool:
-        """Whether no restore has found the root on this machine: the last one's may have built what is new in it."""
+        """Whether no restore has found the root on this machine: that of the last one may have built what is new."""
         hint = self.state.last_restore.host_hint()
         return bool(hint) and machine_of(hint) != machine_of(self.host_hint)
 
