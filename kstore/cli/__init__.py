@@ -1,4 +1,4 @@
-"""The command line. Nothing but click is loaded until a command runs, and its help never loads the store."""
+"""The command line. Only click is loaded until a command runs, and a command's help never loads the store."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ def main() -> None:
         from kstore.cli.program import run
 
         code = run(sys.argv[1:])
-    except KeyboardInterrupt:  # While it is loaded, or once it has said all.
+    except KeyboardInterrupt:  # During the import, or after all output.
         code = INTERRUPTED
     sys.exit(code)

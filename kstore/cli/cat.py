@@ -49,7 +49,7 @@ def command(invocation: Invocation, key: str, path: str) -> None:
 
 
 def _show(output: Output, artifact: Artifact, data: bytes) -> None:
-    """Print an artifact on a terminal, which the bytes of anybody's file must not steer."""
+    """Print an artifact on a terminal, which the bytes of an untrusted file must not steer."""
     from kstore.inspect.artifact import is_text
 
     if not is_text(data):

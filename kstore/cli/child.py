@@ -18,18 +18,18 @@ _OUR_OWN = frozenset({
     signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD, signal.SIGTTIN, signal.SIGTTOU, signal.SIGPIPE, signal.SIGXFSZ,
     signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP, signal.SIGSYS, signal.SIGABRT,
 })  # fmt: skip
-"""Those that cannot be caught, those that come of what we do ourselves with the terminal, a pipe or a file (the command
-gets its own), and faults.
+"""Signals that are not passed on: those that cannot be caught, those that our own use of the terminal, a pipe or a file
+causes (the command gets its own), and faults.
 """
 _PASSED_ON = frozenset(signal.valid_signals()) - _OUR_OWN
 ENDINGS = frozenset({signal.SIGTERM, signal.SIGINT})
-"""What tells a job to end."""
+"""Signals that tell a job to end."""
 _NOT_OF_KERNEL = frozenset({signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP, signal.SIGWINCH, signal.SIGXCPU})
 """Signals that are not passed on if the kernel sends them: those of the terminal go to the whole process group, and
-SIGXCPU is for the time that we took ourselves.
+SIGXCPU is about the CPU time that we used ourselves.
 """
 _SI_KERNEL = 0x80
-"""`si_code` of a signal that the kernel sent: sigaction(2)."""
+"""`si_code` of a signal sent by the kernel: sigaction(2)."""
 
 
 def run_child(
@@ -37,15 +37,15 @@ def run_child(
 ) -> int:
     """Run `command` with our terminal and files, pass signals on to it, and return its exit code as a shell would.
 
-    `told` is called with each signal that comes meanwhile, before it is passed on.
-    Ctrl-C, Ctrl-\\, Ctrl-Z and new sizes of the terminal are not: it sends them to the whole process group.
-    SIGTSTP stops us with the command.
-    Afterwards signals stay blocked, so that what follows can be finished; only SIGINT ends it, and SIGTSTP stops it.
+    `told` is called with each signal that arrives meanwhile, before it is passed on.
+    Ctrl-C, Ctrl-\\, Ctrl-Z and terminal resizes are not passed on: the terminal sends them to the whole process group.
+    SIGTSTP stops us together with the command.
+    Afterwards signals stay blocked, so that what follows can finish; only SIGINT ends it, and SIGTSTP stops it.
 
     Raises:
-        OSError: it cannot be started.
+        OSError: the command cannot be started.
     """
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a parent may have had it ignored: no child could be waited for
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a parent may have ignored it, and then no child can be waited for
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON | {signal.SIGCHLD})
     try:
         child = launcher.run(command, environ, before)
@@ -53,7 +53,7 @@ def run_child(
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         raise
     code = _wait(child, told)
-    signal.sigtimedwait({signal.SIGINT}, 0)  # one more Ctrl-C for the child that has just ended
+    signal.sigtimedwait({signal.SIGINT}, 0)  # drops one more Ctrl-C, meant for the child that has just ended
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTSTP})
     return code if code >= 0 else 128 - code
 
@@ -64,8 +64,8 @@ def exit_code_of(error: OSError) -> int:
 
 
 def _wait(child: int, told: Callable[[int], object]) -> int:
-    """Wait until the child ends, and return its exit code. Signals are blocked and waited for, as this alone tells who
-    sent one.
+    """Wait until the child ends, and return its exit code. Signals are blocked and waited for, because only this tells
+    who sent one.
     """
     while True:
         received = signal.sigwaitinfo(_PASSED_ON | {signal.SIGCHLD})
@@ -82,8 +82,8 @@ def _wait(child: int, told: Callable[[int], object]) -> int:
 
 
 def _pass_on(child: int, number: int) -> None:
-    """Send a signal on to the child. A command that has become another user, as sudo does, gets none from this one: it
-    is waited for.
+    """Send a signal on to the child. A command that has become another user, as sudo does, cannot get signals from us:
+    we wait for it.
     """
     try:
         os.kill(child, number)
@@ -92,14 +92,14 @@ def _pass_on(child: int, number: int) -> None:
 
 
 def _stop() -> None:
-    """Stop until SIGCONT comes, which is passed on then. An ignored SIGTSTP stops neither us nor the command."""
+    """Stop until SIGCONT arrives, which is then passed on. An ignored SIGTSTP stops neither us nor the command."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTSTP})
     signal.raise_signal(signal.SIGTSTP)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTSTP})
 
 
 def _reap(child: int) -> int | None:
-    """The child's exit code if it has ended. Orphans come here too where we are process 1 of a container."""
+    """The child's exit code if it has ended. Orphans are reaped here too if we are process 1 of a container."""
     with suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
             if ended[0] == child:

@@ -74,7 +74,7 @@ def _find(key: str | None, store: str | None) -> Iterator[_Root]:
 
 
 def _is_own(path: Path) -> bool:
-    """Whether the folder is this user's, by its own status: whoever wrote the claim could have written any number."""
+    """Whether the folder is this user's, by its own status: the writer of the claim could have put any number in it."""
     try:
         found = path.lstat()
     except FileNotFoundError:
@@ -83,7 +83,7 @@ def _is_own(path: Path) -> bool:
 
 
 def _size_of(path: Path) -> int:
-    """Bytes; a file that goes away meanwhile has none."""
+    """Size in bytes; a file that disappears meanwhile counts as none."""
     total = 0
     for folder, _, names in os.walk(path):
         for name in names:
@@ -101,7 +101,7 @@ def _confirmed(output: Output, roots: list[_Root]) -> bool:
 
 
 def _remove_all(output: Output, roots: list[_Root]) -> tuple[list[_Root], list[_Root]]:
-    """Remove cache roots; returns those that were removed, and those that stay."""
+    """Remove cache roots; returns those that were removed and those that stay."""
     removed: list[_Root] = []
     kept: list[_Root] = []
     for root in roots:
@@ -115,7 +115,7 @@ def _remove_all(output: Output, roots: list[_Root]) -> tuple[list[_Root], list[_
 
 
 def _remove(path: Path) -> None:
-    """First the folder, then the claim on it: without a claim nobody would find what is left of the folder."""
+    """Remove the folder, then the claim on it: without a claim nobody would find what is left of the folder."""
     from kstore.local.cacheroot import CacheRoot
     from kstore.local.numbered import release_root
     from kstore.local.state import StateFolder

@@ -1,4 +1,4 @@
-"""Tables, and what else must fit a terminal. Where there is none, nothing is cut."""
+"""Tables, and other output that must fit a terminal. If there is no terminal, nothing is cut."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Column:
     title: str
     right: bool = False
     floor: int = 0
-    """To how many characters its cells may be shortened; 0 for not at all."""
+    """The number of characters that its cells may be shortened to; 0 for not at all."""
     last_resort: bool = False
-    """Whether it is shortened last of columns that are equally wide."""
+    """Whether it is the last to be shortened among columns of equal width."""
 
 
 KEY = Column("KEY", floor=12, last_resort=True)
@@ -32,7 +32,7 @@ ENVIRONMENT = Column("ENVIRONMENT", floor=11)
 
 
 def terminal_width() -> int | None:
-    """Columns of the terminal, and never less than 80; None where stdout is no terminal."""
+    """Columns of the terminal, never less than 80; None if stdout is not a terminal."""
     try:
         return max(NARROW, os.get_terminal_size(sys.stdout.fileno()).columns)
     except (OSError, ValueError):
@@ -40,12 +40,12 @@ def terminal_width() -> int | None:
 
 
 def screen_width() -> int:
-    """Where sentences are wrapped: 80 columns where there is no terminal."""
+    """The column at which sentences are wrapped: 80 if there is no terminal."""
     return terminal_width() or NARROW
 
 
 def wrapped(text: str, first: str, rest: str) -> list[str]:
-    """Lines that fit the screen, which begin with `first` and then with `rest`. A path stays whole, however long."""
+    """Lines that fit the screen, beginning with `first` and then with `rest`. A path stays whole, however long."""
     return textwrap.wrap(
         text, screen_width(), initial_indent=first, subsequent_indent=rest, break_long_words=False,
         break_on_hyphens=False,
@@ -53,7 +53,7 @@ def wrapped(text: str, first: str, rest: str) -> list[str]:
 
 
 def cut(text: str, indent: int) -> str:
-    """As much of it as the terminal has room for behind `indent` characters; all of it where there is no terminal."""
+    """As much of the text as the terminal has room for after `indent` characters; all of it if there is no terminal."""
     width = terminal_width()
     return text if width is None else shorten(text, width - indent)
 
@@ -72,8 +72,8 @@ def render(columns: Sequence[Column], rows: Sequence[Sequence[str]], indent: int
         table.add_column(column.title, justify="right" if column.right else "left", no_wrap=True, width=width)
     for row in rows:
         table.add_row(*(Text(shorten(cell, width)) for cell, width in zip(row, widths, strict=True)))
-    # As wide as the table, or rich would cut numbers and headings to make it fit. Without a height it takes
-    # any terminal that is dumb for one of 80 columns.
+    # As wide as the table, or rich would cut numbers and headings to make it fit. Without a height, rich treats any
+    # dumb terminal as 80 columns wide.
     console = Console(
         file=sys.stdout, width=sum(widths) + _GAP * (len(widths) - 1), height=len(rows) + 1, highlight=False
     )
@@ -83,7 +83,7 @@ def render(columns: Sequence[Column], rows: Sequence[Sequence[str]], indent: int
 
 
 def fit(columns: Sequence[Column], rows: Sequence[Sequence[str]], room: int | None) -> list[int]:
-    """Widths that fit into `room`, if it is limited: the widest column that may be shortened loses first."""
+    """Widths that fit into `room`, if it is limited: the widest column that may be shortened gives way first."""
     widths = [max(map(len, cells)) for cells in zip([column.title for column in columns], *rows, strict=True)]
     excess = 0 if room is None else sum(widths) + _GAP * (len(columns) - 1) - room
     able = [i for i, column in enumerate(columns) if column.floor]

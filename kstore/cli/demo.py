@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _COLUMNS = (Column(""), Column("COLD", right=True), Column("RESTORED", right=True))
 
 Run = Mapping[str, Any]
-"""What `demo_program` said of one run."""
+"""What `demo_program` reported about one run."""
 
 
 @click.command("demo", cls=Command, exit_codes=ERROR)
@@ -58,7 +58,7 @@ def command(invocation: Invocation, keep: bool) -> None:
 
 
 def _compare(output: Output, folder: Path) -> tuple[Run, Run]:
-    """The two runs. Both have the cache root at the same path, as two workers would."""
+    """Do the two runs. Both have the cache root at the same path, as two workers would."""
     cache_root = folder / "cache"
     output.say("1/3 warming up the C++ compiler; this counts for neither run")
     _run(output, folder / "warm-up", cache_root, "trivial")
@@ -83,7 +83,7 @@ def _run(output: Output, store: Path, cache_root: Path, model: str) -> Run:
 
 
 def _environ() -> dict[str, str]:
-    """The environment without the user's caches and settings, and for the CPU."""
+    """The environment without the user's caches and settings, set for the CPU."""
     from kstore.components import load_table
 
     caches = {component.variable for component in load_table().values()}

@@ -2,9 +2,9 @@
 
     python -m kstore.cli.demo_program STORE CACHE_ROOT MODEL
 
-MODEL is `block`, or `trivial` for what only has to run the compilers once. The last line on stdout is JSON:
-`import` and `first_call` in seconds, `output` a digest of the exact result, `compiled` how many graphs
-torch could not find in its cache, and the reports `restore` and `commit`.
+MODEL is `block`, or `trivial` if the compilers only have to run once. The last line on stdout is JSON: `import` and
+`first_call` in seconds, `output` a digest of the exact result, `compiled` how many graphs torch could not find in its
+cache, and the reports `restore` and `commit`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ KEY = "demo"
 def main() -> None:
     """Run as a program."""
     store, cache_root, model = sys.argv[1:]
-    os.chdir(os.path.dirname(store))  # No kstore.toml of the user's is read there.
+    os.chdir(os.path.dirname(store))  # The user's kstore.toml is not read there.
     cache = kstore.synchronized(
         KEY, store=store, cache_root=cache_root, mode="readwrite", components=("inductor", "triton"), strict=True
     )

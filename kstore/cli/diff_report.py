@@ -25,9 +25,9 @@ _MARKS = {
     Change.REBUILT: ("=", "cyan"),
 }
 _STAGES = ("source", "ttir", "ttgir", "llir", "ptx", "amdgcn", "cubin", "hsaco")
-"""Forms of a Triton kernel, in the order in which each is made of the one before."""
+"""Forms of a Triton kernel, in order: each is made from the one before."""
 _SHOWN = 20
-"""Lines of a section, without --verbose."""
+"""Lines shown per section without --verbose."""
 _LONG = 60
 _LONGEST = 400
 
@@ -52,13 +52,13 @@ def describe(comparison: Comparison) -> dict[str, Any]:
 
 
 def print_names(output: Output, comparison: Comparison) -> None:
-    """The name of everything that differs, each once."""
+    """Print the name of everything that differs, each once."""
     for name in dict.fromkeys(in_line(difference.name) for difference in comparison.differences):
         output.line(name)
 
 
 def print_report(output: Output, comparison: Comparison, *, details: bool) -> None:
-    """For people: the numbers, then with `details` each difference and why."""
+    """For people: the numbers, then, with `details`, each difference and its reason."""
     _side(output, "-", comparison.left)
     _side(output, "+", comparison.right)
     output.line()
@@ -85,7 +85,7 @@ def _side(output: Output, mark: str, side: Side) -> None:
 
 
 def _table(tallies: Iterable[Tally]) -> tuple[list[Column], list[list[str]]]:
-    """The columns and rows of the table, without the columns that hold nothing but zeros."""
+    """The columns and rows of the table, without columns that hold only zeros."""
     changes = [change for change in Change if any(tally.different[change] for tally in tallies)]
     columns = [Column("COMPONENT", floor=9), Column("KIND", floor=10), Column("SAME", right=True)]
     columns += [Column(change.upper(), right=True) for change in changes]
@@ -141,7 +141,7 @@ def _calls(found: Difference) -> Iterator[str]:
 
 
 def _code(found: Difference) -> Iterator[str]:
-    """What is to be said of the files that differ."""
+    """What to say about the files that differ."""
     if found.change is Change.REBUILT:
         yield "the same key, other bytes"
     elif found.kind is Kind.TRITON_KERNEL:
@@ -155,7 +155,7 @@ def _code(found: Difference) -> Iterator[str]:
 def _cpp_code(found: Difference) -> str:
     if any(name.endswith(".cpp") for name in found.files):
         return "other source"
-    # Objects alone are bound to a host.
+    # Only objects are bound to a host.
     lacking = [side for side, item in (("left", found.left), ("right", found.right)) if item and not item.hosts]
     return f"the same source, no object on the {lacking[0]}" if lacking else "the same source, built otherwise"
 

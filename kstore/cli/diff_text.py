@@ -23,8 +23,8 @@ def print_texts(output: Output, sides: Sides, path: str) -> bool:
     """Compare the artifact that `path` means on either side; returns whether it differs.
 
     Raises:
-        MissError: a side has none such.
-        UsageError: it could be several.
+        MissError: a side has no such artifact.
+        UsageError: several artifacts could be meant.
         IntegrityError: its bytes are lost.
     """
     left, right = _find_both(sides, path)
@@ -54,8 +54,8 @@ def print_texts(output: Output, sides: Sides, path: str) -> bool:
 
 
 def _find_both(sides: Sides, path: str) -> tuple[Artifact, Artifact]:
-    """The artifact that `path` means on either side. Where one side has none of that name, it is the one that is
-    compared with the other side's.
+    """The artifact that `path` means on either side. If one side has none of that name, it is the one that is compared
+    with the other side's.
     """
     try:
         left = find_artifact(sides[0], path)
@@ -76,7 +76,7 @@ def _counterpart(sides: Sides, position: int, other: Artifact, error: MissError)
 
 
 def _lines(sides: Sides, left: Artifact, right: Artifact) -> list[str] | None:
-    """The lines of a unified diff; None if there can be none."""
+    """The lines of a unified diff; None if none can be made."""
     if max(left.entry.size, right.entry.size) > MAX_COMPARED:
         return None
     one, other = (

@@ -34,7 +34,7 @@ def command(invocation: Invocation, key: str) -> int:
 
     output, store = invocation.output, invocation.store()
     checks = []
-    with terminable():  # It tries things out in a temporary folder.
+    with terminable():  # The checks try things out in a temporary folder.
         for check in examine(store, key):
             checks.append(check)
             if not output.json:

@@ -45,6 +45,6 @@ def _sh_line(name: str, value: str) -> str:
 
 
 def _fish_line(name: str, value: str) -> str:
-    """Within single quotes, fish knows two escapes."""
+    """Quote for fish, which knows two escapes within single quotes."""
     escaped = value.replace("\\", "\\\\").replace("'", "\\'")
     return f"set -gx {name} '{escaped}'\n"

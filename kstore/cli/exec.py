@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("kstore")
 
 _OUTLIVED = 60.0
-"""Seconds after Ctrl-C, after which a command that still runs was not ended by it."""
+"""Seconds after a Ctrl-C: a command that still runs then was not ended by it."""
 _EXIT_CODES = {
     "N": "the command's own",
     "128+N": "signal N ended the command",
@@ -61,7 +61,7 @@ _EXIT_CODES = {
 
 
 class _Exec(Command):
-    """Takes the command from behind "--", so that no option of it is mistaken for one of ours."""
+    """Takes the command after "--", so that none of its options is mistaken for one of ours."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse what is before "--"."""
@@ -136,7 +136,7 @@ def command(
         refuse("is for commits while the command runs, which --no-live switches off", "settle", "every")
     if seed:
         check_key(seed)
-    store.scope(key)  # A bad key or setting stops here. What follows is trouble, which does not.
+    store.scope(key)  # A bad key or setting stops here. Trouble after this does not stop the run.
     commits = _Commits(output, store, key, grace_period)
     try:
         launcher = Launcher()
@@ -168,7 +168,7 @@ def _cannot_run(output: Output, program: list[str], error: OSError) -> int:
 
 
 def _verdict(output: Output, usage: UsageReport) -> int:
-    """The exit code for a command that succeeded, and was to hit."""
+    """The exit code for a command that succeeded and that was required to hit."""
     if usage.doubt:
         output.warn(usage.doubt)
     if not usage.has_failed:
@@ -208,8 +208,8 @@ def _restore(
 def _find_usage(
     invocation: Invocation, store: Store, restored: RestoreReport, committed: CommitReport, commits: _Commits
 ) -> UsageReport:
-    """Find out what became of what was restored, and say it in a line if there was something. A job that is told to end
-    has no time for it.
+    """Find out what became of what was restored, and if there was anything, say so in a line. A job that is told to end
+    has no time for this.
     """
     from kstore.cli.sentences import used
     from kstore.deadline import within
@@ -234,7 +234,7 @@ def _find_usage(
 
 
 class _Commits:
-    """What is committed while the command runs, and at its end."""
+    """The commits while the command runs, and at its end."""
 
     def __init__(self, output: Output, store: Store, key: str, grace_period: int) -> None:
         self._output = output
@@ -244,13 +244,13 @@ class _Commits:
         self._live: LiveCommits | None = None
         self._is_live = False
         self.is_told_to_end = False
-        """Whether a signal has come that ends jobs."""
+        """Whether a signal that ends jobs has arrived."""
         self._interrupted_at = 0.0
         self.ready: ReadyCommit | None = None
-        """What waits for the server to be ready, if that was asked for."""
+        """What waits for the server to be ready, if that was requested."""
 
     def as_json(self) -> dict[str, Any]:
-        """For machines: how many commits have published something, and when the server was ready."""
+        """For machines: how many commits published something, and when the server was ready."""
         return {"checkpoints": len(self._checkpoints), "ready": self.ready and ready_as_json(self.ready)}
 
     @property
@@ -271,7 +271,7 @@ class _Commits:
             self.ready = start_ready_commit(self._output, self._live, ready_url, self._store.settings.timeout)
 
     def told(self, number: int) -> None:
-        """Take note of a signal. Whoever sent it may not wait for the command's end: what is there is committed at
+        """Take note of a signal. Its sender might not wait for the command's end, so everything so far is committed at
         once.
         """
         if number in ENDINGS:
@@ -282,8 +282,8 @@ class _Commits:
                 self._live.checkpoint()
 
     def command_has_ended(self) -> None:
-        """Forget a Ctrl-C that the command has outlived, as at a prompt: it did not end it. A server may take long to
-        end after SIGTERM.
+        """Forget a Ctrl-C that the command has outlived, as at a prompt: it did not end the command. A server may take
+        long to end after SIGTERM.
         """
         if time.monotonic() - self._interrupted_at > _OUTLIVED:
             self.is_told_to_end = False
@@ -312,13 +312,13 @@ class _Commits:
 
         store = self._store
         commit = partial(self._live.publish, 0, is_last=True) if self._live else partial(store.commit, self._key)
-        # What the thread of live commits does is not given up: another may have asked for it as well.
+        # What the thread of live commits does is not given up: someone else may have requested it too.
         waiting = Waiting() if self._live else store.waiting
         haste = Haste(self._has_been_told, self._grace_period)
         return within(store.settings.timeout, waiting, f"committing to {store.location}", commit, haste)
 
     def _has_been_told(self) -> bool:
-        """Whether a signal that ends jobs waits to be seen: there is no command any more that would get it."""
+        """Whether a signal that ends jobs is pending: there is no longer a command that would get it."""
         self.is_told_to_end |= signal.sigtimedwait(ENDINGS, 0) is not None
         return self.is_told_to_end
 

@@ -36,14 +36,15 @@ class Format:
     """How a generation is written."""
 
     suffixes: tuple[str, ...]
-    """A file whose name ends so is of this format."""
+    """A file whose name ends in one of these is of this format."""
     writer: str = ""
-    """`module:function`, imported when it is chosen: (store, ref, stream) → `Written`. Empty for a bundle, which may
-    hold several generations."""
+    """`module:function`, imported when the format is chosen: (store, ref, stream) → `Written`. Empty for a bundle,
+    which may hold several generations.
+    """
     takes: tuple[str, ...] = ()
-    """The options, `under` or `host`, that the function has as arguments."""
+    """The options, `under` or `host`, that the function takes as arguments."""
     by_kind: bool = False
-    """What it leaves out is given by kind, as `LeftOut`s, and not by path."""
+    """Whether it reports what it leaves out by kind, as `LeftOut`s, and not by path."""
 
 
 _ARCHIVES = "kstore.bundles.archives"
@@ -105,7 +106,7 @@ def _format_of(path: str) -> str:
 
 
 def _choose(store: Store, wanted: Wanted) -> tuple[list[Ref], list[str]]:
-    """The generations that are meant, each of another scope, and what is damaged and was passed over for them."""
+    """The generations that are meant, each of a different scope, and the damaged ones that were passed over."""
     from kstore.operations.copy import newest_live
     from kstore.published.layers import ref_of
     from kstore.published.scopes import scopes_of
@@ -125,7 +126,7 @@ def _choose(store: Store, wanted: Wanted) -> tuple[list[Ref], list[str]]:
 
 
 def _with_files(ref: Ref) -> Ref:
-    """The ref itself. Raises MissError: it holds no files, and only says that its key was withdrawn."""
+    """The ref itself. Raises MissError if it holds no files and only says that its key was withdrawn."""
     from kstore.published.ref import RefState
 
     if ref.state is RefState.LIVE:
@@ -138,7 +139,7 @@ def _with_files(ref: Ref) -> Ref:
 
 
 def _check_alone(scopes: Sequence[Scope]) -> None:
-    """Raises AmbiguousScopeError: there are several."""
+    """Raises AmbiguousScopeError if there are several."""
     from kstore.scope import choices
 
     if len(scopes) > 1:

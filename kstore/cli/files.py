@@ -27,7 +27,7 @@ _COLUMNS = (
 )
 _ANY_HOST = "any"
 _SHOWN = 13
-"""Characters of a host or digest that a terminal gets."""
+"""Characters of a host or digest that are shown on a terminal."""
 _GAP = "  "
 
 
@@ -80,14 +80,14 @@ def _describe(store: Store, ref: Ref, placed: Iterator[tuple[Artifact, Place]]) 
 
 
 def _write(output: Output, placed: Iterator[tuple[Artifact, Place]]) -> None:
-    """Print the files for a program: in full, and each as soon as it is known."""
+    """Print the files for a program: in full, each as soon as it is known."""
     for (path, host, entry), place in placed:
         cells = in_line(path), str(entry.size), place, host or _ANY_HOST, entry.digest.hex()
         output.exact("\t".join(cells).encode() + b"\n")
 
 
 def _print(output: Output, artifacts: list[Artifact], placed: Iterator[tuple[Artifact, Place]]) -> None:
-    """Print the files for people: cut to the terminal's width, and begun before all are looked at."""
+    """Print the files for people: cut to the terminal's width, and starting before all have been looked at."""
     from kstore.inspect.places import Place
 
     if not artifacts:

@@ -1,4 +1,4 @@
-"""A group of commands, each in a module of its own that is imported when the command is run."""
+"""A group of commands, each in a module of its own that is imported when the command runs."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ class CommandTable(click.Group):
     commands_in: ClassVar[str]
     """The package of their modules."""
     table: ClassVar[Mapping[str, str]]
-    """Name → what it does."""
+    """Name → what the command does."""
     sections: ClassVar[Mapping[str, Mapping[str, str]]]
-    """The same below the headings of the help."""
+    """The same, under the headings of the help."""
     elsewhere: ClassVar[Mapping[str, str]] = {}
-    """Name → its module, where no module can have that name."""
+    """Name → its module, if no module can have that name."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The command that the first word names. A word that names none is told from what it may be meant for."""
+        """The command that the first word names; for any other word, an error suggests what may have been meant."""
         name = args[0]
         if not (name in self.table or name.startswith("-") or ctx.resilient_parsing):
             meant = get_close_matches(name, self.table)
@@ -44,8 +44,8 @@ class CommandTable(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the commands from the table: click would import every command for it."""
-        width = max(map(len, self.table))  # What they do begins in one column in all sections.
+        """Write the commands from the table: click would import every command to do so."""
+        width = max(map(len, self.table))  # The descriptions begin at one column in all sections.
         for heading, section in self.sections.items():
             with formatter.section(heading):
                 formatter.write_dl([(f"{name:<{width}}", text) for name, text in section.items()])

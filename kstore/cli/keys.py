@@ -14,7 +14,7 @@ _PATIENCE = 2.0
 
 
 def keys_beginning(invocation: Invocation, incomplete: str) -> list[str]:
-    """The keys of the store that begin so; none if there is any trouble: a shell is no place to report it."""
+    """The store's keys that begin with `incomplete`; none if there is any trouble: a shell is no place to report it."""
     from kstore.deadline import Waiting, within
 
     logging.disable()

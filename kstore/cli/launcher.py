@@ -1,7 +1,7 @@
 """A process that becomes the command. It is made before the store is touched, so it has none of the store's files open.
 
-A process that runs another program first closes what is not for that, and FUSE asks its mount at each close. Where the
-mount hangs, nothing can interrupt that: a process that is made then never gets as far as the command.
+A process that runs another program first closes the files that are not meant for it, and FUSE asks its mount at each
+close. If the mount hangs, nothing can interrupt that: a process made at that point never gets as far as the command.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from kstore.deadline import signals_blocked
 
 _SHELL = "/bin/sh"
 _NOT_AS_PYTHON = signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD
-"""Signals that Python, or whatever started us, has ignored; a command would inherit that."""
+"""Signals that Python, or whatever started us, ignores; a command would inherit that."""
 _LISTENER = "LISTEN_PID"
-"""Names the process that systemd's sockets are for: sd_listen_fds(3)."""
+"""Names the process that systemd's sockets are meant for: sd_listen_fds(3)."""
 _STOPS = signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU
 
 
@@ -30,12 +30,12 @@ class Launcher:
         """Make the process.
 
         Raises:
-            OSError: it cannot be made.
+            OSError: the process cannot be made.
         """
         orders, to_orders = os.pipe()
         from_failures, failures = os.pipe()
         self._orders, self._failures = open(to_orders, "wb"), open(from_failures, "rb")
-        with signals_blocked():  # It is to live until this process says what becomes of it.
+        with signals_blocked():  # It must live until this process decides its fate.
             self._process = os.fork()
             if not self._process:
                 os.close(to_orders)
@@ -56,10 +56,10 @@ class Launcher:
             os.waitpid(self._process, 0)
 
     def run(self, command: Sequence[str], environ: Mapping[str, str], blocked: Iterable[int]) -> int:
-        """Let it become `command`, with these signals blocked; returns its process id.
+        """Let the process become `command`, with these signals blocked; returns its process id.
 
         Raises:
-            OSError: that cannot be run.
+            OSError: the command cannot be run.
         """
         with self._orders:
             self._orders.write(marshal.dumps((list(command), dict(environ), [*map(int, blocked)])))
@@ -82,18 +82,19 @@ def _become_command(orders: int, failures: int) -> NoReturn:
 
 
 def _run(command: list[str], environ: dict[str, str], blocked: list[int]) -> int:
-    """Become the command; returns the number of the error for which it cannot be run."""
+    """Become the command; returns the number of the error if it cannot be run."""
     for number in _NOT_AS_PYTHON:
         signal.signal(number, signal.SIG_DFL)
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's own would run here.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's own handler would run here.
     for number in _STOPS:
         if signal.getsignal(number) is signal.SIG_DFL:
-            # One that came meanwhile stopped the other process, which goes on by now: to be ignored takes it away.
+            # A signal that came meanwhile stopped the other process, which is running again: ignoring the signal
+            # discards it.
             signal.signal(number, signal.SIG_IGN)
             signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-    if environ.get(_LISTENER) == str(os.getppid()):  # Its sockets were inherited, too.
+    if environ.get(_LISTENER) == str(os.getppid()):  # The sockets were inherited too.
         environ[_LISTENER] = str(os.getpid())
     try:
         return _execute(command, environ)
@@ -102,8 +103,8 @@ def _run(command: list[str], environ: dict[str, str], blocked: list[int]) -> int
 
 
 def _execute(command: list[str], environ: dict[str, str]) -> int:
-    """Become the command, as execvp(3) does: a script without `#!` is for the shell, and what may not be executed is
-    passed over.
+    """Become the command as execvp(3) does: a script without `#!` goes to the shell, and a file that may not be
+    executed is passed over.
     """
     name, folders = command[0], os.get_exec_path(environ)
     failure = errno.ENOENT

@@ -26,9 +26,9 @@ _COLUMNS = (
     Column("AGE", right=True),
 )
 _STATE = Column("STATE")
-"""Where a key was quarantined."""
+"""Shown if a key was quarantined."""
 _STORE = Column("STORE", floor=8)
-"""Where there are several."""
+"""Shown if there are several stores."""
 
 
 @click.command("ls", cls=Command, exit_codes=ERROR | INTEGRITY)
@@ -47,7 +47,7 @@ def command(invocation: Invocation, prefix: str) -> int:
         found, untold = _newest(store, prefix)
         refs = [ref for ref in found if ref.state is not RefState.FORGOTTEN]
         if not (found or untold or store.storage.below or store.storage.settings):
-            store.storage.is_made()  # Else the folder holds something else, and no advice to make one would help.
+            store.storage.is_made()  # Raises if the folder holds something else: advice to make a store would not help.
     for error in untold:
         output.warn(str(error))
     if output.json:
@@ -63,14 +63,14 @@ def command(invocation: Invocation, prefix: str) -> int:
 
 
 def _newest(store: Store, prefix: str) -> tuple[list[Ref], list[KstoreError]]:
-    """The newest generation of each scope, and why some cannot be told."""
+    """The newest generation of each scope, and why some cannot be determined."""
     refs, untold = [], list[KstoreError]()
     scopes = (scope for scope in store.scopes() if scope.key.startswith(prefix))
     for scope in sorted(scopes, key=lambda scope: (scope.key, scope.gpu, scope.environment)):
         try:
             ref = store.newest(scope)
         except (IntegrityError, StoreFormatError, StoreUnavailable) as error:
-            untold.append(error)  # A store that has gone cannot be listed either.
+            untold.append(error)  # A store that is gone cannot be listed either.
         else:
             refs += [ref] if ref else []
     return refs, untold
@@ -86,7 +86,7 @@ def _row(ref: Ref) -> tuple[str, ...]:
 
 
 def _print(output: Output, store: Store, refs: list[Ref]) -> None:
-    """Print a table. The columns for states and for stores are there only if they tell something."""
+    """Print a table. The columns for states and stores are present only if they tell something."""
     from kstore.published.ref import RefState
 
     columns, rows = [*_COLUMNS], list(map(_row, refs))

@@ -1,4 +1,4 @@
-"""What commands have in common: their options, and exit codes in their help."""
+"""What commands have in common: their options, and the exit codes in their help."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ class Invocation:
         return None if value is None else str(value)
 
     def wanted(self, key: str) -> Wanted:
-        """What `KEY` or `KEY@N` means, of the GPU and the environment that were given."""
+        """What `KEY` or `KEY@N` means, for the GPU and the environment that were given."""
         from kstore.inspect.choice import Wanted
 
         return Wanted.parse(key, self.text("gpu"), self.text("environment"))
 
     def again(self, command: str, *words: str, key: str = "", names: tuple[str, ...] = ("store",)) -> str:
-        """Another command line, to be copied; of the settings `names` it has those that this one was given."""
+        """Another command line, to be copied; it repeats those of the settings `names` that this one was given."""
         given = [(f"--{name.replace('_', '-')}", value) for name in names if (value := self.text(name))]
         return command_line(command, key, *words, *(word for pair in given for word in pair))
 
@@ -66,7 +66,7 @@ class Invocation:
         return Store(settings.pop("store", None), environ=environ, **settings)
 
     def variables(self, store: Store) -> dict[str, str]:
-        """What tells a command that uses kstore itself the settings of this command line."""
+        """The variables that pass the settings of this command line to a command that uses kstore itself."""
         from kstore.settings import variables_of
 
         return variables_of(store.settings, [name for name, value in self.settings.items() if value is not None])
@@ -80,13 +80,13 @@ class Command(click.Command):
         self._exit_codes = exit_codes
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run it, logging as its options say."""
+        """Run the command, logging as its options say."""
         invocation = ctx.ensure_object(Invocation)
         invocation.output.log()
         return super().invoke(ctx)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Below the options."""
+        """Write the exit codes below the options."""
         with formatter.section("Exit codes"):
             formatter.write_dl(list(self._exit_codes.items()))
 
@@ -119,7 +119,7 @@ def as_seconds_or_none(ctx: click.Context, param: click.Parameter, value: str | 
 
 
 def as_given_seconds(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
-    """The same where a number without a unit would be somebody's mistake: 30 seconds, where 30 days were meant."""
+    """The same, where a number without a unit is likely a mistake: 30 seconds where 30 days were meant."""
     _check_unit(ctx, param, value, "30d or 12h")
     return as_seconds_or_none(ctx, param, value)
 
@@ -167,7 +167,7 @@ def _set_verbosity(ctx: click.Context, value: int) -> None:
 
 
 def refuse(why: str, *names: str) -> None:
-    """Refuse options that can have no effect beside another, or without one: `why` says so.
+    """Refuse options that have no effect beside another one, or without one: `why` says so.
 
     Raises:
         UsageError: the command line has one of them.
@@ -183,7 +183,7 @@ def _setting(name: str, metavar: str, text: str) -> Callable[[Function], Functio
 
 
 def _decorate(*decorators: Callable[[Function], Function]) -> Callable[[Function], Function]:
-    """One decorator that applies all of them, in the order of the help."""
+    """One decorator that applies all of these, in the order of the help."""
 
     def decorate(function: Function) -> Function:
         for decorator in reversed(decorators):
@@ -194,7 +194,7 @@ def _decorate(*decorators: Callable[[Function], Function]) -> Callable[[Function
 
 
 def _output_options(stream: str) -> Callable[[Function], Function]:
-    """Options that say how much is told, and to whom."""
+    """Options that say how much is printed, and for whom."""
     return _decorate(
         click.option("--json", is_flag=True, is_eager=True, callback=_set_json, expose_value=False,
                      help=f"One JSON object on {stream}."),
@@ -228,7 +228,7 @@ def cache_root_option(function: Function) -> Function:
 
 
 def scope_options(function: Function) -> Function:
-    """Options that say whose kernels, where detection would say something else."""
+    """Options that say whose kernels, if detection would say something else."""
     return _decorate(
         _setting("--gpu", "NAME", "Instead of the GPU that is detected; `kstore ls --json` has the names."),
         _setting("--environment", "TAG", "Instead of the installed software's."),
@@ -236,7 +236,7 @@ def scope_options(function: Function) -> Function:
 
 
 def choice_options(function: Function) -> Function:
-    """Options that say whose kernels, for a command that takes all there are, or finds out which are meant."""
+    """Options that say whose kernels, for a command that takes all of them or finds out which are meant."""
     return _decorate(
         _setting("--gpu", "NAME", "Only this GPU's; `kstore ls --json` has the names."),
         _setting("--environment", "TAG", "Only this software's; `kstore ls --json` has the tags."),
@@ -328,7 +328,7 @@ def on_scope(function: Callable[Concatenate[Invocation, P], R]) -> Callable[P, R
 
 
 def on_scope_and_root(function: Callable[Concatenate[Invocation, P], R]) -> Callable[P, R]:
-    """The options and the invocation, for a command that compares those with a cache root."""
+    """The options and the invocation, for a command that compares one key's kernels with a cache root."""
     return _decorate(store_option, cache_root_option, choice_options, output_options)(pass_invocation(function))
 
 

@@ -37,18 +37,18 @@ class Output:
     verbosity: int = 0
     """-1 for errors only, 0, 1 for information, 2 for debugging."""
     stdout_is_lent: bool = False
-    """Whether a child, or the file that a command writes, has stdout: then all else goes to stderr."""
+    """Whether stdout belongs to a child, or to the file that a command writes: then everything else goes to stderr."""
 
     def document(self, content: Mapping[str, Any]) -> None:
-        """The command's data for machines: the only line on stdout. Where that is lent, it goes to stderr, behind a
-        line break: the last line of what the child wrote there may have none.
+        """The command's data for machines: the only line on stdout. If stdout is lent, it goes to stderr after a line
+        break, because the child's last line there might lack one.
         """
         with suppress(OSError) if self.stdout_is_lent else writing_stdout():
             told = {"schema": SCHEMA, "command": self.command, **_without_empty_errors(content)}
             click.echo("\n" * self.stdout_is_lent + json.dumps(told), err=self.stdout_is_lent)
 
     def line(self, text: str = "", color: str = "") -> None:
-        """Data for people: what was asked for. Coloured only on a terminal, and not with NO_COLOR."""
+        """Data for people: what was requested. Coloured only on a terminal, and not with NO_COLOR."""
         text = printable(text)
         with writing_stdout():
             click.echo(click.style(text, fg=color) if color and not os.environ.get("NO_COLOR") else text)
@@ -59,7 +59,7 @@ class Output:
             click.echo(text, nl=False)
 
     def summary(self, text: str) -> None:
-        """What a command did; the only data that --quiet drops. It is talk where something else has stdout."""
+        """What a command did; the only data that --quiet drops. It becomes talk if something else has stdout."""
         if self.stdout_is_lent:
             self.say(text)
         elif self.verbosity >= 0:
@@ -82,17 +82,17 @@ class Output:
             self._talk(text)
 
     def detail(self, text: str) -> None:
-        """Talk for those who asked for more."""
+        """Talk for users who asked for more."""
         if self.verbosity > 0:
             self._talk(text)
 
     def warn(self, text: str) -> None:
-        """Something went wrong, and the command goes on."""
+        """Report that something went wrong and the command goes on."""
         if self.verbosity >= 0:
             self._talk(f"warning: {text}")
 
     def error(self, error: BaseException, message: str = "") -> None:
-        """Why the command failed."""
+        """Say why the command failed."""
         message = message or reason_of(error)
         self._talk(message)
         if self.json:
@@ -100,14 +100,14 @@ class Output:
                 self.document({"error": {"type": type(error).__name__, "message": message}})
 
     def unexpected(self, error: Exception) -> None:
-        """A failure that nobody foresaw, an operating system's error most likely."""
+        """Report an unforeseen failure, most likely an operating system's error."""
         if self.verbosity > 0:
             self._talk("".join(traceback.format_exception(error)).rstrip())
         hint = "" if self.verbosity > 0 else "; -v shows where"
         self.error(error, f"{type(error).__name__}: {error}{hint}")
 
     def working(self, text: str, progress: Progress | None = None) -> AbstractContextManager[object]:
-        """Shows on a terminal that something takes its time; elsewhere one line says who is waited for."""
+        """Shows on a terminal that something takes time; elsewhere one line says who is being waited for."""
         if self.json or self.verbosity < 0:
             return nullcontext()
         if not sys.stderr.isatty():
@@ -122,7 +122,7 @@ class Output:
         self.say(waiting(awaited))
 
     def log(self) -> None:
-        """Send what the library logs to stderr, as much of it as was asked for."""
+        """Send the library's log to stderr, as much of it as was requested."""
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter(f"{PREFIX}%(message)s"))
         logger = logging.getLogger("kstore")
@@ -130,13 +130,13 @@ class Output:
         logger.setLevel(_LEVELS.get(self.verbosity, logging.DEBUG))
 
     def _talk(self, text: str) -> None:
-        """Print talk. That nobody listens is no reason to fail."""
+        """Print talk. If nobody listens, that is no reason to fail."""
         with suppress(OSError):
             click.echo("\n".join(f"{PREFIX}{printable(line)}" for line in text.split("\n")), err=True)
 
 
 def _without_empty_errors(content: Any) -> Any:
-    """The content without any `error` that is empty: whoever looks for one finds it only where there was one."""
+    """The content without empty `error` fields: a reader who looks for one finds it only if there was an error."""
     if isinstance(content, Mapping):
         return {name: _without_empty_errors(value) for name, value in content.items() if (name, value) != ("error", "")}
     return [_without_empty_errors(value) for value in content] if isinstance(content, list | tuple) else content

@@ -19,7 +19,7 @@ from kstore.errors import KstoreError, UsageError
 
 NAME = "kstore"
 COMPLETE = "_KSTORE_COMPLETE"
-"""The variable by which a shell asks what could come next."""
+"""The variable that a shell sets to ask what could come next."""
 
 SECTIONS = {
     "Run a job": {
@@ -62,9 +62,9 @@ SECTIONS = {
         "demo": "Compile a small model, restore it, and compare the two.",
     },
 }
-"""Heading in the help → name → what it does."""
+"""Heading in the help → name → what the command does."""
 COMMANDS = {name: text for section in SECTIONS.values() for name, text in section.items()}
-"""Name → what it does."""
+"""Name → what the command does."""
 
 
 class Commands(CommandTable):
@@ -102,7 +102,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _output_of(arguments: list[str]) -> Output:
-    """Where the output goes, known before parsing, so that an error of parsing comes in the right form."""
+    """Where the output goes. This is known before parsing, so that a parsing error is printed in the right form."""
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
     return Output(command=arguments[0] if arguments[0] in COMMANDS else "", json="--json" in own)
 
@@ -129,7 +129,7 @@ def _run(arguments: list[str], output: Output) -> int:
 
 
 def _invoke(arguments: list[str], output: Output) -> int:
-    """Do what click's own `main` does, which would turn a broken pipe and an interrupt into something else."""
+    """Do the work of click's own `main`, which would turn a broken pipe and an interrupt into something else."""
     try:
         with program.make_context(NAME, arguments, obj=Invocation(output)) as context:
             code: Any = program.invoke(context)
@@ -147,8 +147,8 @@ def _usage(error: click.ClickException) -> str:
 
 
 def _interrupted(error: BaseException, output: Output) -> int:
-    """Say that the command was interrupted; returns its exit code. click reports Ctrl-C at a question as an abort, and
-    the end of the input too.
+    """Say that the command was interrupted; returns its exit code. click reports both Ctrl-C at a question and the end
+    of the input as an abort.
     """
     if isinstance(error, KeyboardInterrupt) or isinstance(error.__context__, KeyboardInterrupt):
         output.error(KeyboardInterrupt("interrupted"))

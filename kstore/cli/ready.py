@@ -26,7 +26,7 @@ def start_ready_commit(output: Output, live: LiveCommits, url: str, seconds: flo
 
 
 def stop_ready_commit(output: Output, ready: ReadyCommit) -> None:
-    """The job has ended: ask no more."""
+    """Stop asking: the job has ended."""
     ready.stop()
     if ready.seconds is None:
         output.say(f"{ready.url} never answered 200")

@@ -44,7 +44,7 @@ def command(invocation: Invocation, path: str) -> int:
             store.storage.open_existing()
             candidates = store.gc(dry_run=True) if _may_write(store) else None
             facts = collect_facts(store.storage, candidates, store.progress)
-        page = make_page(facts).encode(errors="replace")  # A path need not be text.
+        page = make_page(facts).encode(errors="replace")  # A path need not be valid text.
     with terminable(), open_target(path) as file:
         file.write(page)
     for trouble in facts["unreadable"]:
@@ -58,7 +58,7 @@ def command(invocation: Invocation, path: str) -> int:
 
 
 def _check_target(path: Path) -> None:
-    """See that the page can be written, before the whole store is read for it."""
+    """Check that the page can be written, before the whole store is read for it."""
     if path.is_dir():
         raise UsageError(f"cannot write {path}: it is a folder; name a file in it")
     if not path.parent.is_dir():
@@ -66,7 +66,7 @@ def _check_target(path: Path) -> None:
 
 
 def _may_write(store: Store) -> bool:
-    """Whether gc can be asked what it would do: for the store's own time it makes a file."""
+    """Whether gc can be asked what it would do: it makes a file to learn the store's own time."""
     from kstore.settings import Mode
 
     if store.settings.mode is Mode.READ:

@@ -65,7 +65,7 @@ def command(
     work = partial(store.restore, key, lead=not require, **choice)
     with terminable():
         with output.working(f"restoring {key}", store.progress):
-            # In a thread of its own, for nothing can interrupt one that a mount holds up.
+            # In a thread of its own, because nothing can interrupt a thread that a mount holds up.
             limit = store.settings.limit(wait or 0)
             report = within(limit, store.waiting, f"restoring from {store.location}", work)
         record(store, report)

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from kstore.store import Store
 
 _SHOWN = 3
-"""How many are named where there may be many, such as of the files that were left out without --verbose."""
+"""How many items are named where there may be many, such as files that were left out, without --verbose."""
 
 
 def restored(store: Store, report: RestoreReport, seed: str | None) -> str:
-    """What a restore did, in one line; `seed` is the key that would be started from if there is nothing else."""
+    """What a restore did, in one line; `seed` is the key to start from if there is nothing else."""
     return _restored(store, report, seed) + _waited(report)
 
 
@@ -55,19 +55,19 @@ def _restored(store: Store, report: RestoreReport, seed: str | None) -> str:
 
 
 def _way_back(store: Store, report: RestoreReport | CommitReport) -> str:
-    """The command that takes back what withdrew a key. All stores are named: of what only one below has, the first one
-    knows no earlier generation.
+    """The command that undoes the withdrawal of a key. All stores are named, because the first one knows no earlier
+    generation of a key that only a store below has.
     """
     where = ("--store", ":".join(store.settings.store), "--gpu", report.gpu, "--environment", report.environment)
     return f"`{command_line('rollback', report.key, *where)}` takes that back, until gc has removed what it had"
 
 
 def check_required(store: Store, report: RestoreReport, seed: str | None) -> None:
-    """See that something was restored, as --require asks.
+    """Check that something was restored, as --require demands.
 
     Raises:
-        MissError: nothing was there to restore.
-        IntegrityError: nothing of what is there could be.
+        MissError: there was nothing to restore.
+        IntegrityError: nothing of what is published could be restored.
     """
     if report.left_out and not report.ok:
         raise IntegrityError(
@@ -79,7 +79,7 @@ def check_required(store: Store, report: RestoreReport, seed: str | None) -> Non
 
 
 def committed(store: Store, report: CommitReport, checkpoints: Sequence[CommitReport] = ()) -> str:
-    """What a commit did, in one line. For a job's last commit, `checkpoints` are the ones that the report sums up."""
+    """What a commit did, in one line. For a job's last commit, `checkpoints` are those that the report sums up."""
     if report.status is CommitStatus.READ_ONLY:
         return f"nothing is committed to {report.key}: the mode is read"
     if report.status is CommitStatus.UNCHANGED:
@@ -116,7 +116,7 @@ def _has_all(generation: int, declined: int, waiting: int = 0) -> str:
 
 
 def used(report: UsageReport) -> str:
-    """What was used of what was restored, in one line."""
+    """How much of what was restored was used, in one line."""
     parts = [_used(name, usage) for name, usage in report.components.items()]
     why = f" ({report.why_unknown})" if report.why_unknown else ""
     return f"used of generation {report.generation}: {'; '.join(parts) or 'nothing'}{why}"
@@ -156,7 +156,7 @@ def tell_components(output: Output, cache_root: str, components: Mapping[str, Co
 
 
 def tell_elsewhere(output: Output, store: Store, report: RestoreReport) -> None:
-    """Say where else a key is published that is not for the GPU or the environment that was named: a slip, maybe."""
+    """If a key is not published for the GPU or environment that was named, say where else it is: it may be a slip."""
     named = store.settings.gpu or store.settings.environment
     if named and report.status is RestoreStatus.MISS and not (report.withdrawn or report.error):
         with suppress(KstoreError):

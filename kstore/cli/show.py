@@ -41,7 +41,7 @@ class _Shown:
 
     scope: Scope
     store: str
-    """Where it is."""
+    """The store that it is in."""
     refs: list[Ref] = field(default_factory=list)
     """Newest first."""
     pins: set[int] = field(default_factory=set)
@@ -49,7 +49,7 @@ class _Shown:
     manifest: Manifest | None = None
     """The manifest of the newest generation that can be read."""
     troubles: list[KstoreError] = field(default_factory=list)
-    """What is damaged of it, or cannot be read just now."""
+    """What of it is damaged, or cannot be read just now."""
     leans_on: list[str] = field(default_factory=list)
     """The stores below that had some of its files when it was committed."""
 

@@ -10,11 +10,11 @@ from kstore.words import printable, waiting
 _PATIENCE = 1.0
 """Seconds before anything is shown."""
 _PERIOD = 0.1
-"""Seconds from one look to the next."""
+"""Seconds between looks."""
 
 
 class Spinner:
-    """Shows `text` on stderr, and a bar where the work says how far it is, once its block has taken a second."""
+    """Shows `text` on stderr, and a bar if the work says how far it is, once its block has taken a second."""
 
     def __init__(self, text: str, progress: Progress | None = None) -> None:
         self._text = text
@@ -26,7 +26,7 @@ class Spinner:
         self._thread.start()
 
     def __exit__(self, *_: object) -> None:
-        """Leaves no thread behind: a signal that the main thread then blocks and waits for could reach it."""
+        """Leave no thread behind: it could get a signal that the main thread then blocks and waits for."""
         self._done.set()
         self._thread.join()
 
@@ -35,7 +35,7 @@ class Spinner:
             self._show()
 
     def _show(self) -> None:
-        """Draw until the work is done, without the thread of rich's own display, which outlives it."""
+        """Draw until the work is done, without rich's own display thread, which would outlive it."""
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn
         from rich.progress import Progress as Display

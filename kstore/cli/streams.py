@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 STDOUT = "-"
-"""Its name where a command asks for a file."""
+"""The name of stdout where a command expects a file."""
 _STREAMS = {"stdin": "r", "stdout": "w", "stderr": "w"}
 
 
 def prepare_streams() -> None:
-    """Make all three usable, whichever of them were closed when the program was started."""
+    """Make all three usable, even those that were closed when the program was started."""
     for name, mode in _STREAMS.items():
         if getattr(sys, name) is None:
             setattr(sys, name, _open_nothing(mode))
     # An old locale must not turn an ellipsis into a failure.
     for stream in (sys.stdout, sys.stderr):
-        with suppress(AttributeError):  # It may be a stream of somebody's own.
+        with suppress(AttributeError):  # It may be somebody's own stream.
             stream.reconfigure(errors="replace")  # type: ignore[union-attr]
 
 
@@ -39,7 +39,7 @@ def is_stdout(path: str) -> bool:
 
 @contextmanager
 def writing_stdout() -> Iterator[None]:
-    """Say that it is stdout which cannot be written. That nobody reads it any more is no error to speak of."""
+    """Report that it is stdout that cannot be written. If nobody reads it any more, that is not reported."""
     try:
         yield
     except BrokenPipeError:
@@ -53,7 +53,7 @@ class Stdout(io.FileIO):
     """Stdout as a file, for bytes that another program gets."""
 
     def __init__(self) -> None:
-        """Raises FileError: whoever started the program has closed it."""
+        """Raises FileError if whoever started the program closed it."""
         if isinstance(sys.stdout, _Nothing):
             raise FileError("cannot write to stdout: it is closed; send it somewhere")
         super().__init__(sys.stdout.fileno(), "wb", closefd=False)
@@ -65,10 +65,10 @@ class Stdout(io.FileIO):
 
 
 def open_target(path: str, *, resumable: bool = False) -> AbstractContextManager[IO[bytes]]:
-    """The file that a command was asked to write, as `finished_as` has it; or stdout, if that is meant.
+    """The file that a command was asked to write, opened by `finished_as`; or stdout, if that is meant.
 
     Raises:
-        KstoreError: another process writes it, or it cannot be written.
+        KstoreError: another process is writing it, or it cannot be written.
     """
     from kstore.bundles.partial import finished_as
 
@@ -80,8 +80,8 @@ class _Nothing(io.TextIOWrapper):
 
 
 def _open_nothing(mode: str) -> _Nothing:
-    """A stream in the place of one that was closed. It takes the descriptor that is free, before a file of the store's
-    or a socket can; a child gets it too.
+    """A stream in the place of one that was closed. It takes the free descriptor before a store's file or a socket can;
+    a child inherits it too.
     """
     descriptor = os.open(os.devnull, os.O_RDWR)
     os.set_inheritable(descriptor, True)
@@ -91,7 +91,7 @@ def _open_nothing(mode: str) -> _Nothing:
 def flush_streams(code: int) -> int:
     """Flush here: at the interpreter's end a closed pipe would print a traceback, or replace the exit code.
 
-    Data that did not arrive is a failure; that nobody listens to talk is none.
+    Data that did not arrive is a failure; talk that nobody listens to is not.
     """
     _flush(sys.stderr)
     return code if _flush(sys.stdout) else code or 1

@@ -1,4 +1,4 @@
-"""Signals that end a command which has no other to pass them on to yet."""
+"""Signals that end a command which has no child to pass them on to yet."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _TERMINATIONS = (signal.SIGTERM, signal.SIGHUP)
 
 
 class Terminated(BaseException):
-    """A signal has come that ends this process."""
+    """A signal that ends this process has arrived."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"ended by {signal.Signals(number).name}")
@@ -22,15 +22,15 @@ class Terminated(BaseException):
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """SIGTERM and SIGHUP end what is done meanwhile, unless whoever started us has them ignored.
+    """Let SIGTERM and SIGHUP end the block, unless whoever started us ignores them.
 
     Process 1 of a container gets no signal that it has no handler for; and only a process that lives on gives up its
     lease.
 
     Raises:
-        Terminated: one has come.
+        Terminated: one has arrived.
     """
-    is_first = threading.current_thread() is threading.main_thread()  # Others may not set handlers.
+    is_first = threading.current_thread() is threading.main_thread()  # Other threads may not set handlers.
     handled = [number for number in _TERMINATIONS if is_first and signal.getsignal(number) is signal.SIG_DFL]
     for number in handled:
         signal.signal(number, _terminate)

@@ -42,7 +42,7 @@ def command(
 
     output, store = invocation.output, invocation.store()
     store.scope(key)  # A bad key or setting stops here.
-    # Blocked before any thread is started, and waited for, which process 1 of a container gets as well.
+    # Blocked before any thread is started, and waited for; this way process 1 of a container gets them too.
     hangup = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN else set()
     signal.pthread_sigmask(signal.SIG_BLOCK, endings := ENDINGS | hangup)
     if store.settings.mode is Mode.READ:
@@ -63,14 +63,14 @@ def command(
 def _report(
     output: Output, key: str, committed: CommitReport | None, ready: ReadyCommit | None = None, checkpoints: int = 0
 ) -> None:
-    """Print the report, if it is to be JSON."""
+    """Print the report, if JSON was requested."""
     if output.json:
         reports = {"commit": committed and committed.as_json(), "ready": ready and ready_as_json(ready)}
         output.document({"key": key, **reports, "checkpoints": checkpoints})
 
 
 def _finish(output: Output, live: LiveCommits, key: str, grace_period: int) -> CommitReport | None:
-    """Commit once more, or say why not: an error would only have the sidecar started again."""
+    """Commit once more, or say why not: an error would only make the sidecar start again."""
     from kstore.cli.sentences import committed, tell_trouble
 
     try:

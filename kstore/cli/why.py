@@ -157,7 +157,7 @@ def _wrap(output: Output, text: str, where: str = "") -> None:
 
 
 def _values(difference: Difference, width: int) -> tuple[str, str]:
-    """Both values; of long ones, the part where they begin to differ."""
+    """Both values; for long ones, the part where they begin to differ."""
     old, new = (" ".join(text.split()) if text else "" for text in (difference.stored, difference.fresh))
     shared = next((at for at, (one, other) in enumerate(zip(old, new, strict=False)) if one != other), 0)
     skipped = max(0, shared - _BEFORE)

@@ -25,7 +25,7 @@ class Sources(CommandTable):
     sections: ClassVar[dict[str, dict[str, str]]] = {"Sources": SOURCES}
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """A first word that names no source is the file of a bundle, or an option of that command."""
+        """A first word that does not name a source is a bundle's file, or an option of the `bundle` command."""
         if not args and not ctx.resilient_parsing:
             ctx.fail(f"name the FILE of a bundle, or another source: {', '.join(SOURCES)}")
         if args and args[0] not in {*SOURCES, *ctx.help_option_names}:

@@ -59,7 +59,7 @@ def command(invocation: Invocation, path: str, key: str | None) -> None:
 
 @contextmanager
 def _recognising(path: str, key: str | None) -> Iterator[None]:
-    """If the file is no bundle, but has the name of a mega-cache, say which command takes it."""
+    """If the file is not a bundle but is named like a mega-cache, say which command takes it."""
     try:
         yield
     except IntegrityError as error:

@@ -25,7 +25,7 @@ _EXIT_CODES = ERROR | {
 
 
 class Zip(NamedTuple):
-    """One of fal's archives, and the key that it is of."""
+    """One of fal's archives, and the key that it belongs to."""
 
     path: Path
     key: str
@@ -69,12 +69,12 @@ def command(invocation: Invocation, folder: Path, gpu_folder: str | None) -> int
 
 
 def find_zips(folder: Path, gpu_folder: str) -> tuple[list[Zip], list[Path]]:
-    """The zips of one GPU, those without a GPU of fal's earlier versions, and what is other GPUs'.
+    """The zips of one GPU, those that fal's earlier versions kept without a GPU, and those of other GPUs.
 
-    A key may begin as a folder of a GPU is named; where it could be either, it is taken for a GPU's.
+    A key may begin like the name of a GPU's folder; if it could be either, it is taken for a GPU's.
     """
     own, old, others = [], [], []
-    for path in sorted(filter(Path.is_file, folder.rglob("*.zip"))):  # A key's own folder may be called so.
+    for path in sorted(filter(Path.is_file, folder.rglob("*.zip"))):  # A key's own folder may end in .zip.
         first, *rest = path.relative_to(folder).with_suffix("").parts
         if rest and first == gpu_folder:
             own.append(Zip(path, "/".join(rest)))

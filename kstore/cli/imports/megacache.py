@@ -30,7 +30,7 @@ def command(invocation: Invocation, file: BinaryIO, key: str) -> None:
 
     output, store = invocation.output, invocation.store()
     check_mode(store)
-    name = file.name if isinstance(file.name, str) else "stdin"  # that was closed has a number for a name
+    name = file.name if isinstance(file.name, str) else "stdin"  # a closed stdin has a number for a name
     with terminable(), output.working(f"importing {name}"):
         imported = bring_in(store, file.read(), key, name)
     tell_trouble(output, imported.committed)

@@ -1,4 +1,4 @@
-"""The store that what another cache has kept is imported into."""
+"""The store that the contents of another cache are imported into."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from kstore.store import Store
 
 
 def check_mode(store: Store) -> None:
-    """See that this worker may write to it.
+    """Check that this worker may write to it.
 
     Raises:
-        StoreUnavailable: it only reads.
+        StoreUnavailable: this worker only reads.
     """
     store.settings.check_writes(f"import into the store at {store.location}")
 
 
 def check_target(store: Store) -> None:
-    """See that it may be written, and that it is known whose kernels they are.
+    """Check that it may be written, and that it is known whose kernels they are.
 
     Raises:
         StoreUnavailable: this worker only reads.
-        UsageError: there is no torch to ask, and nobody has said.
+        UsageError: there is no torch to ask, and the options do not say.
     """
     check_mode(store)
     if not store.knows_software:
