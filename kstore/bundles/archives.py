@@ -1,6 +1,6 @@
 """The artifacts of one generation as plain files, for programs without kstore: tar, compressed or not, and zip.
 
-The same generation gives the same bytes: the order is fixed, and nothing says who made the archive, or when.
+The same generation gives the same bytes: the order is fixed, and nothing says who made the archive or when.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _RELOCATE = int(Flag.RELOCATE)
 _PERMISSIONS = 0o777
 _CHUNK = 1 << 20
 _FIRST_IN_ZIP, _LAST_IN_ZIP = 315532800, 4354819198
-"""Seconds since 1970: a zip file knows the years 1980 to 2107."""
+"""Seconds since 1970: a zip file can hold the years 1980 to 2107."""
 
 
 class _File(NamedTuple):
@@ -49,15 +49,15 @@ class _File(NamedTuple):
 
 
 def export_tar(store: Store, ref: Ref, stream: IO[bytes], *, under: str = "", host: str = "") -> Written:
-    """Write the files of a generation as a tar archive, such that they work when unpacked in the folder `under`.
+    """Write the files of a generation as a tar archive, so that they work when unpacked in the folder `under`.
 
-    By default that is the cache root that they were built in. Host-bound files are those of the host whose
-    fingerprint begins with `host`; the others are left out.
+    The default is the cache root that they were built in. Host-bound files are those of the host whose fingerprint
+    begins with `host`; the others are left out.
 
     Raises:
         IntegrityError: a blob is missing or damaged, or the manifest holds what no commit makes.
         StoreBelowMissing: the generation leans on a store that was not named.
-        UsageError: there is no such host, or `under` is no absolute path.
+        UsageError: there is no such host, or `under` is not an absolute path.
     """
     files, written = _files(store, ref, under, host)
     with tarfile.open(fileobj=stream, mode="w|", format=tarfile.PAX_FORMAT) as archive:
@@ -69,7 +69,7 @@ def export_tar(store: Store, ref: Ref, stream: IO[bytes], *, under: str = "", ho
 
 
 def export_compressed_tar(store: Store, ref: Ref, stream: IO[bytes], *, under: str = "", host: str = "") -> Written:
-    """As `export_tar`, compressed by zstd."""
+    """As `export_tar`, compressed with zstd."""
     with zstandard.ZstdCompressor().stream_writer(stream, closefd=False) as compressed:
         return export_tar(store, ref, compressed, under=under, host=host)
 
@@ -78,10 +78,10 @@ def export_zip(store: Store, ref: Ref, stream: IO[bytes], *, under: str = "", ho
     """As `export_tar`, as a zip file.
 
     Raises:
-        UsageError: also where a name is no UTF-8; a zip file has no others.
+        UsageError: also if a name is not UTF-8; a zip file has no others.
     """
     files, written = _files(store, ref, under, host, is_text=True)
-    # Never sought in, so that a file and a pipe get the same bytes.
+    # There is no seeking, so a file and a pipe get the same bytes.
     with zipfile.ZipFile(_Pipe(stream), "w", zipfile.ZIP_DEFLATED) as archive:
         for file in files:
             moment = time.gmtime(min(max(file.mtime, _FIRST_IN_ZIP), _LAST_IN_ZIP))
@@ -120,7 +120,7 @@ def _check_text(paths: Iterable[str]) -> None:
 
 
 def _choose(manifest: Manifest, host: str) -> tuple[dict[str, Entry], list[str]]:
-    """The files that one host may use, and the paths of the host-bound ones of all others."""
+    """The files that one host may use, and the paths of all other hosts' host-bound files."""
     found = [name for name in manifest.hosts if host and name.startswith(host)]
     if host and len(found) != 1:
         there = f"there are: {', '.join(manifest.hosts)}" if manifest.hosts else "it has no C++ objects of any"
@@ -169,7 +169,7 @@ class _Reader:
 
 
 class _Pipe(io.RawIOBase):
-    """A stream in which nobody can seek."""
+    """A stream that cannot seek."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream

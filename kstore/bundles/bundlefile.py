@@ -21,4 +21,4 @@ class BundleFile:
         return read_fully(self._fd, offset, min(length, max(self.size - offset, 0)))
 
     def close(self) -> None:
-        """Do nothing: whoever has opened the file closes it."""
+        """Do nothing: whoever opened the file closes it."""

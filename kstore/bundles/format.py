@@ -2,10 +2,10 @@
 
     skippable frame [ header ] · zstd frame · … · skippable frame [ pack index ] · skippable frame [ seal ]
 
-Between the header and the seal it is a pack: first the manifests, then the blobs, each in the frames of a pack and
-named in its index; only that its nonce is the header's digest. The header says of which key, GPUs and environments.
-The seal is the digest of all bytes before it. All of it depends on nothing but what the generations hold, and on the
-version of zstd, which the header names, since another one may compress differently.
+Between the header and the seal it is a pack: first the manifests, then the blobs, all in the frames of a pack and named
+in its index. Only its nonce is special: the header's digest. The header names the key, GPUs and environments. The seal
+is the digest of all bytes before it. The bytes depend only on what the generations hold and on the version of zstd,
+which the header names because another version may compress differently.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Content(NamedTuple):
     manifest: bytes
     """Digest of its manifest."""
     size: int
-    """Bytes of that."""
+    """Size of the manifest in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ def load_header(read: Read) -> Header:
     """Read what `Header.dump` wrote.
 
     Raises:
-        IntegrityError: it is damaged, or this is no bundle.
+        IntegrityError: it is damaged, or this is not a bundle.
         StoreFormatError: a newer kstore wrote it.
     """
     start = read(0, _SKIPPABLE.size + len(_HEADER_MAGIC))
@@ -116,6 +116,6 @@ def _content(key: str, content: dict[str, Any]) -> Content:
 
 
 def seal(digest: bytes) -> bytes:
-    """What ends the file; `digest` is that of all before it."""
+    """The bytes that end the file; `digest` is that of everything before them."""
     body = _SEAL_MAGIC + digest
     return _SKIPPABLE.pack(_SKIPPABLE_MAGIC, len(body)) + body

@@ -1,4 +1,4 @@
-"""Import: check a bundle, then bring what it holds into a store, a scope at a time."""
+"""Import: check a bundle, then bring what it holds into a store, one scope at a time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ImportReport:
     store: str
     bundle: str
     key: str
-    """Under which it was published."""
+    """The key that it was published under."""
     scopes: tuple[Brought, ...]
 
     def as_json(self) -> dict[str, Any]:
@@ -38,13 +38,13 @@ class ImportReport:
 def import_bundle(
     store: Store, path: str, key: str | None = None, *, gpu: str | None = None, environment: str | None = None
 ) -> ImportReport:
-    """Publish what a bundle holds, under its own key or another one, of all its GPUs and environments or of one.
+    """Publish what a bundle holds, under its own key or another, for all its GPUs and environments or for one.
 
     `path` may be a pipe, and "-" is stdin.
 
     Raises:
         IntegrityError: it is damaged; nothing is published.
-        MissError: it holds nothing of that GPU or environment.
+        MissError: it holds nothing for that GPU or environment.
         FileError: the file cannot be read.
         StoreUnavailable, StoreFormatError: the store cannot be used.
         UsageError: the key is malformed.

@@ -1,6 +1,6 @@
-"""A file that appears under its name when it is finished; until then it is beside it, as `<name>.partial`.
+"""A file that appears under its name when it is finished; until then it is kept beside it as `<name>.partial`.
 
-What a killed writer left there is for the next one to go on from, or to begin anew. One process at a time writes it.
+The next writer goes on from what a killed writer left there, or begins anew. One process at a time writes it.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _BUSY = {errno.EAGAIN, errno.EACCES}
 @contextmanager
 def finished_as(path: str, *, resumable: bool) -> Iterator[IO[bytes]]:
     """The file that is to become `path`. If it is `resumable`, it holds what an earlier writer left, and a writer that
-    fails leaves what it has written; the position is at its beginning.
+    fails leaves what it has written; the position is at the beginning.
 
-    What is no regular file, as a pipe, is written to as it is: it cannot be read. A link stays one.
+    If `path` is not a regular file, such as a pipe, it is written to directly: it cannot be read. A link stays a link.
 
     Raises:
-        KstoreError: another process writes it, or it cannot be written.
+        KstoreError: another process is writing it, or it cannot be written.
     """
     path = os.path.realpath(path)
     if os.path.exists(path) and not stat.S_ISREG(os.stat(path).st_mode):
@@ -94,7 +94,7 @@ def _lock(fd: int, path: str) -> None:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        # Where there are no locks, as on some network filesystems, nobody is kept from anything.
+        # If there are no locks, as on some network filesystems, nobody is kept out.
         if error.errno in _BUSY:
             raise KstoreError(f"another process is writing {path}; let it finish, or choose another file") from error
 

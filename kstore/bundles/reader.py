@@ -28,7 +28,7 @@ class BundleReader:
 
     def __init__(self, path: str) -> None:
         """Raises:
-        KstoreError: it cannot be read, or comes through a pipe and there is no room for it.
+        KstoreError: it cannot be read, or it comes through a pipe and there is no room for it.
         """
         self.path = "stdin" if path == STDIN else path
         with self._reporting():
@@ -39,7 +39,7 @@ class BundleReader:
         self._file = BundleFile(fd, max(size - SEAL_SIZE, 0))
         self._pack = PackReader(self._file, os.path.basename(path))
         self.header = Header("", ())
-        """What it is of; known once it is checked."""
+        """What the bundle holds; known once it is checked."""
 
     def __enter__(self) -> Self:
         return self
@@ -82,7 +82,7 @@ class BundleReader:
         raise IntegrityError(f"the manifest of {content.scope} is missing")
 
     def fetch(self, wanted: Mapping[bytes, int]) -> Iterator[tuple[bytes, memoryview]]:
-        """Yield (digest, bytes) of the blobs that are wanted, by digest and size, in the order of the file."""
+        """Yield (digest, bytes) of the blobs that are wanted, given by digest and size, in the order of the file."""
         with self._reporting():
             yield from self._pack.fetch(wanted)
 
@@ -101,7 +101,7 @@ class BundleReader:
             raise IntegrityError("its bytes are not what it was sealed with")
 
     def _check_contents(self) -> None:
-        """The index names what the manifests need, each once and with one size, and nothing else."""
+        """Check that the index names what the manifests need, each blob once and with one size, and nothing else."""
         needed: dict[bytes, int] = {}
         for content in self.header.contents:
             _add(needed, content.manifest, content.size)

@@ -1,4 +1,4 @@
-"""What is whole of a bundle that a killed export left: its header and its frames, up to the first that is not."""
+"""The whole part of a bundle that a killed export left: its header and frames, up to the first that is not whole."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _CHECKSUM = 4
 def recover(
     file: IO[bytes], header: bytes, manifests: Sequence[tuple[bytes, int]], blobs: Sequence[tuple[bytes, int]]
 ) -> tuple[int, PackIndex]:
-    """How many bytes of `file` are the beginning of a bundle of this header, these manifests and these blobs, and which
-    of both are in them. 0 if it is of something else.
+    """How many bytes of `file` are the beginning of a bundle with this header, these manifests and these blobs, and
+    which manifests and blobs those bytes hold. 0 if it is the beginning of something else.
 
     Manifests and blobs are given by digest and size; each manifest is in a frame of its own.
     """
@@ -47,7 +47,7 @@ def recover(
 def _next_frame(
     bundle: BundleFile, offset: int, planned: Sequence[tuple[bytes, int]], first: int, manifests: int
 ) -> Frame | None:
-    """The frame at `offset`, if what is planned from number `first` on is as large as it says."""
+    """The frame at `offset`, if what is planned from number `first` on has the size that the frame declares."""
     packed_size = frame_size(bundle, offset)
     if not packed_size:
         return None
@@ -59,7 +59,7 @@ def _next_frame(
     while end < len(planned) and (end == first or total < size):
         total += planned[end][1]
         end += 1
-    # Empty ones come to a frame that has room, as in `PackWriter`.
+    # Empty ones go into a frame that has room, as in `PackWriter`.
     while manifests < end < len(planned) and total < FRAME_SIZE and not planned[end][1]:
         end += 1
     return Frame(offset, packed_size, size, end - first) if end > first and total == size else None
@@ -75,9 +75,9 @@ def _is_whole(bundle: BundleFile, frame: Frame, blobs: Sequence[tuple[bytes, int
 
 
 def frame_size(bundle: BundleFile, offset: int) -> int:
-    """Bytes of the zstd frame at `offset`; 0 if it is none, or cut short.
+    """Bytes of the zstd frame at `offset`; 0 if it is not a frame, or is cut short.
 
-    No header tells: they are counted from block to block (RFC 8878, section 3.1.1).
+    No header gives the number: the bytes are counted from block to block (RFC 8878, section 3.1.1).
     """
     header = bundle.read(offset, FRAME_HEADER)
     try:

@@ -1,4 +1,4 @@
-"""What comes through a pipe is kept in a temporary file: a bundle is read from any place in it, and twice."""
+"""Keeps what comes through a pipe in a temporary file: a bundle is read at arbitrary places, and twice."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Export: one key, with all GPUs and environments that were chosen, as one file.
 
 What is written depends on the manifests alone, not on how a store holds the blobs. So a file that a killed export left
-begins as the new one would: its frames are checked, and what is whole of them stays.
+begins as the new one would: its frames are checked, and those that are whole stay.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from kstore.similarity import by_similarity
 from kstore.storage import Storage
 
 _OF_THE_STORE = ("nonce", "parent")
-"""What a manifest says of the store that it is in, and not of what it holds."""
+"""What a manifest says about the store that it is in, and not about what it holds."""
 _CHUNK = 1 << 20
 
 
@@ -40,20 +40,20 @@ class Exported:
     refs: tuple[Ref, ...]
     """The generations, with the amounts that were written."""
     blobs: int = 0
-    """Different ones, the manifests included."""
+    """Distinct blobs, including the manifests."""
     bytes: int = 0
-    """Of the file."""
+    """Size of the file."""
     resumed: int = 0
-    """Bytes of it that an earlier export had written."""
+    """Bytes of the file that an earlier export had written."""
 
 
 class BundleWriter:
-    """Writes generations of one key, each of another scope."""
+    """Writes generations of one key, each of a different scope."""
 
     def __init__(self, storage: Storage, snapshots: Sequence[Snapshot], progress: Progress | None = None) -> None:
         """Raises:
         IntegrityError: a manifest cannot be read, or holds what no commit makes.
-        StoreBelowMissing: one leans on a store that was not named.
+        StoreBelowMissing: a generation leans on a store that was not named.
         """
         self._storage = storage
         self._refs = tuple(sorted((snapshot.ref for snapshot in snapshots), key=lambda ref: ref.scope))
@@ -74,7 +74,7 @@ class BundleWriter:
         self._blobs = [(digest, size) for digest, (_, size, _) in order]
 
     def write(self, stream: Sink) -> Exported:
-        """Write all of it.
+        """Write the whole bundle.
 
         Raises:
             IntegrityError: a blob is missing or damaged.
@@ -85,10 +85,10 @@ class BundleWriter:
         return self._write_from(sink, len(header), PackIndex())
 
     def resume(self, file: IO[bytes]) -> Exported:
-        """Write what is missing in `file`, or all of it if it is of something else.
+        """Write what is missing in `file`, or the whole bundle if `file` holds something else.
 
         Raises:
-            IntegrityError: as `write`.
+            IntegrityError: as in `write`.
         """
         header = self._header.dump()
         end, begun = recover(file, header, self._manifest_sizes(), self._blobs)
@@ -104,7 +104,7 @@ class BundleWriter:
         return exported
 
     def _write_from(self, sink: _Sealed, start: int, begun: PackIndex) -> Exported:
-        """Go on behind `start` bytes that hold the blobs of `begun`."""
+        """Go on after `start` bytes that hold the blobs of `begun`."""
         progress, done = self._progress, len(begun.digests)
         progress.total, progress.done = len(self._manifests) + len(self._blobs), done
         with PackWriter(sink, begun=begun, size=start, using=NONE) as pack:
@@ -129,7 +129,7 @@ class BundleWriter:
 
 
 class _Sealed:
-    """Writes to a stream, and adds it to the digest of the whole."""
+    """Writes to a stream, and adds what it writes to the digest of the whole."""
 
     def __init__(self, stream: Sink) -> None:
         self._stream = stream
@@ -140,7 +140,7 @@ class _Sealed:
         self._hash.update(data)
 
     def hash(self, data: bytes) -> None:
-        """Add what is in the stream already to the digest."""
+        """Add what is already in the stream to the digest."""
         self._hash.update(data)
 
     def digest(self) -> bytes:
@@ -148,7 +148,7 @@ class _Sealed:
 
 
 def portable(manifest: Manifest) -> Manifest:
-    """The manifest without what it says of its store: equal contents are equal bytes."""
+    """The manifest without what it says about its store: equal contents give equal bytes."""
     manifest = standing(manifest)
     meta = {name: value for name, value in manifest.meta.items() if name not in _OF_THE_STORE}
     return Manifest(manifest.files, manifest.hosts, meta)

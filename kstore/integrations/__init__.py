@@ -1,1 +1,1 @@
-"""The interfaces of other caches, on kstore: to change over, change the import."""
+"""The interfaces of other caches, backed by kstore: to switch, change the import."""

@@ -1,9 +1,9 @@
-"""Takes over an archive that another tool made of a cache folder: a zip, or a tar, compressed with gzip or not.
+"""Imports an archive that another tool made of a cache folder: a zip, or a tar, with or without gzip.
 
-An archive is a folder as it was at one moment on a host that nobody knows. So what it holds is unpacked into a
-private temporary cache root and committed from there as a worker's own would be: what is stored already is not stored
-again, and what is published stays. Inductor and Triton name their entries by what they were compiled from and with, so
-that an entry of another version is never found. Objects of a C++ compiler are not so named: they are left behind.
+An archive is a folder as it was at one moment on an unknown host. So its contents are unpacked into a private temporary
+cache root and committed from there like a worker's own: what is stored already is not stored again, and what is
+published stays. Inductor and Triton name their entries by what they were compiled from and with, so an entry of another
+version is never found. Objects of a C++ compiler are not named that way: they are left behind.
 """
 
 from __future__ import annotations
@@ -39,22 +39,23 @@ _HOST = int(Flag.HOST)
 _MAX_FILES = 1_000_000
 _MAX_DEPTH = 64
 _KERNELS = "triton-of-devices"
-"""Where Triton's kernels are until it is known which device's are taken."""
+"""Where Triton's kernels are kept until it is known which device's kernels are taken."""
 _OF_CONTENTS = CLASHES | {errno.ENAMETOOLONG, errno.EINVAL}
-"""Errors for which an archive is to blame: its names, or a place in it that no file can have."""
+"""Errors that an archive is to blame for: its names, or a place in it that no file can have."""
 
 
 def adopt(store: Store, key: str, archive: Path, *, built_under: Path, component: str = "inductor") -> CommitReport:
-    """Publish under `key` what `archive` holds, for the GPU and the environment that `store` is for.
+    """Publish under `key` what `archive` holds, for the GPU and the environment of `store`.
 
-    The archive's own top folder is an Inductor cache folder, as TORCHINDUCTOR_CACHE_DIR names it, and was at
+    The archive's top folder is an Inductor cache folder, as TORCHINDUCTOR_CACHE_DIR names it, which was at
     `built_under` where it was made; Triton's kernels are in `triton/<device>/` in it, or in `triton/`. It may be the
-    folder of another `component` instead, which is taken as it is. The report says under `skipped` what was left
-    behind. Nothing is done where the mode is `read`.
+    folder of another `component` instead, which is taken as it is. The report lists under `skipped` what was left
+    behind. Nothing is done if the mode is `read`.
 
     Raises:
-        ArchiveError: it is no archive, is damaged, or leaves its folder, or what it says it holds does not fit.
-        FileError: it cannot be read, or there is no room for what it holds.
+        ArchiveError: it is not an archive, is damaged, or leaves its folder, or the contents that it declares do not
+        fit.
+        FileError: it cannot be read, or there is no room for its contents.
         KstoreError: the store cannot be used.
         UsageError: the key is malformed.
     """
@@ -87,8 +88,8 @@ def adopt(store: Store, key: str, archive: Path, *, built_under: Path, component
 
 
 def settled(store: Store, key: str) -> bool | None:
-    """Whether there is something of a key; None if an archive of it may be taken: nothing was ever published, or it is
-    lost. What was forgotten or quarantined must not come back.
+    """Whether something of a key is published; None if an archive of it may be taken, because nothing was ever
+    published or it is lost. What was forgotten or quarantined must not come back.
     """
     newest = store.newest(store.scope(key))
     if newest is None or newest.state is RefState.LOST:
@@ -137,7 +138,7 @@ class _Unpacking:
     left: dict[str, Skipped] = field(default_factory=dict)
     """What was left out, by path: several devices may have it."""
     kernels: dict[str, dict[str, None]] = field(default_factory=dict)
-    """Kernel of Triton's → the devices that have it, in order: the files of two must not mix."""
+    """Triton kernel → the devices that have it, in order: the files of two must not mix."""
 
     def take(self, member: Member) -> None:
         """Write one file, or leave it out."""
@@ -165,14 +166,14 @@ class _Unpacking:
         self.left[path] = Skipped(path, why)
 
     def _linked(self, member: Member) -> Member:
-        """The member with the bytes that were unpacked under its first name; as it is, and no file, if none were."""
+        """The member with the bytes that were unpacked under its first name; unchanged, and no file, if none were."""
         _, _, source = self._place(_parts(member.link))
         if not source.is_file():
             return member
         return member._replace(size=source.stat().st_size, is_file=True, open=lambda: source.open("rb"))
 
     def _place(self, parts: list[str]) -> tuple[str, str, Path]:
-        """Component, path in it, and where that is unpacked. Inductor keeps Triton's kernels for each device apart."""
+        """Component, path in it, and where that is unpacked. Inductor keeps the Triton kernels of each device apart."""
         if self.component != "inductor" or parts[0] != "triton" or len(parts) < 3:
             path = "/".join(parts)
             return self.component, path, self.root / self.component / path
@@ -182,7 +183,7 @@ class _Unpacking:
         return "triton", path, self.root / _KERNELS / kernel[0] / device / "/".join(kernel[1:])
 
     def choose_kernels(self) -> None:
-        """Take each kernel from the first device that has it whole, else from the first that has any of it."""
+        """Take each kernel from the first device that has it whole, or else from the first that has any of it."""
         for kernel, devices in self.kernels.items():
             found = [folder for device in devices if (folder := self.root / _KERNELS / kernel / device).is_dir()]
             if found:

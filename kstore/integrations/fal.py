@@ -1,13 +1,13 @@
-"""The functions of `fal.toolkit` that share Inductor's cache, on a kstore store: to change over, change the import.
+"""The functions of `fal.toolkit` that share Inductor's cache, backed by a kstore store: to switch, change the import.
 
     from kstore.integrations.fal import synchronized_inductor_cache
 
-Names, signatures and meanings are those of fal 1.83. What fal has stored as one zip for each key is imported when a key
-is first loaded. Trouble with the store is one log line, never an exception.
+Names, signatures and meanings are those of fal 1.83. What fal stored as one zip for each key is imported when a key is
+first loaded. Trouble with the store is one log line, never an exception.
 
 Inductor's folder is the one that fal uses: a graph holds the path of the folder that it was built in, and looks there
-for the measured choices of its kernels, so an imported one is whole only there. All keys of a host share the folder,
-as they do with fal. Triton's kernels, which fal leaves to a folder in it, have one beside it.
+for the measured choices of its kernels, so an imported graph is whole only there. All keys of a host share the folder,
+as they do with fal. Triton's kernels, which fal leaves in a folder inside it, have a folder beside it.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ _READABLE = 100
 
 
 def get_gpu_type() -> str:
-    """The GPU that kernels are shared for, such as `nvidia-h100-80gb-hbm3-sm90`: its whole name and architecture."""
+    """The GPU that kernels are shared for, such as `nvidia-h100-80gb-hbm3-sm90`: its full name and architecture."""
     return load_settings().gpu or gpu_slug()
 
 
 def load_inductor_cache(cache_key: str) -> str:
     """Put what is stored for `cache_key` where Inductor and Triton look for it, and point them there.
 
-    Returns a hash of what was loaded; "" if nothing is stored, or the store cannot be used.
+    Returns a hash of what was loaded; "" if nothing is stored or the store cannot be used.
 
     Raises:
         UsageError: a setting is malformed.
@@ -70,9 +70,9 @@ def load_inductor_cache(cache_key: str) -> str:
 
 
 def sync_inductor_cache(cache_key: str, unpacked_dir_hash: str) -> None:
-    """Store what was compiled and is not stored yet; nothing is written where there is nothing new.
+    """Store what was compiled and is not stored yet; nothing is written if there is nothing new.
 
-    What is new is known better than `unpacked_dir_hash` can tell, so any will do.
+    kstore knows what is new better than `unpacked_dir_hash` can tell, so any value will do.
 
     Raises:
         UsageError: a setting is malformed.
@@ -83,7 +83,7 @@ def sync_inductor_cache(cache_key: str, unpacked_dir_hash: str) -> None:
 
 @contextmanager
 def synchronized_inductor_cache(cache_key: str) -> Iterator[None]:
-    """Load before the block and sync after it, also if it raises."""
+    """Load before the block and sync after it, even if it raises."""
     unpacked_dir_hash = load_inductor_cache(cache_key)
     try:
         yield
@@ -92,10 +92,10 @@ def synchronized_inductor_cache(cache_key: str) -> Iterator[None]:
 
 
 def store_key(cache_key: str) -> str:
-    """The key in the store: the same, unless it holds what a key of kstore's cannot; fal takes any text.
+    """The key in the store: the same, unless it holds what a kstore key cannot; fal takes any text.
 
     Raises:
-        UsageError: it is no text.
+        UsageError: it is not text.
     """
     try:
         return check_key(cache_key)
@@ -107,7 +107,7 @@ def store_key(cache_key: str) -> str:
 
 
 def old_gpu_type() -> str:
-    """fal's word for the GPU, which names the folder of its zips: the first after "NVIDIA", so that many share one."""
+    """fal's word for the GPU, which names the folder of its zips: the first after "NVIDIA", so many GPUs share one."""
     command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
     try:
         names = subprocess.run(command, capture_output=True, encoding="utf-8", check=False, timeout=60).stdout
@@ -138,7 +138,7 @@ def _settings(key: str) -> dict[str, Any]:
 
 
 def _variables(key: str) -> dict[str, str]:
-    """What points the compilers to fal's folders; nothing where the user has chosen others, or they cannot be used."""
+    """The variables that point the compilers to fal's folders; none if the user chose others or they cannot be used."""
     if origin_of(key).settings().cache_root:
         return {}
     folders = {"inductor": INDUCTOR_FOLDER, "triton": TRITON_FOLDER}
@@ -153,7 +153,7 @@ def _variables(key: str) -> dict[str, str]:
 
 
 def _is_users(name: str) -> bool:
-    """Whether the variable of a component holds a choice, not what kstore or an import of torch's has set."""
+    """Whether a component's variable holds a choice, not what kstore or an import of torch set."""
     component = load_table()[name]
     value = os.environ.get(component.variable)
     is_kstores = read_managed(os.environ).get(component.variable) == value
@@ -161,7 +161,7 @@ def _is_users(name: str) -> bool:
 
 
 def _import_old(cache_key: str, key: str) -> bool:
-    """Import what fal has stored for a key that was never published here. Returns whether there is something now."""
+    """Import what fal stored for a key that was never published here. Returns whether something is published now."""
     try:
         store = make_store(key, _settings(key))
         work = partial(_adopt_first, store, cache_key, key)
@@ -180,7 +180,7 @@ def _adopt_first(store: Store, cache_key: str, key: str) -> bool:
         return False
     from kstore.integrations.archives import settled
 
-    if (is_there := settled(store, key)) is not None:  # Another worker has imported it just now?
+    if (is_there := settled(store, key)) is not None:  # Has another worker imported it just now?
         return is_there
     candidates = (OLD_CACHES / folder / f"{cache_key}.zip" for folder in (old_gpu_type(), ""))
     archive = next((path for path in candidates if path.is_file()), None)
@@ -192,6 +192,6 @@ def _adopt_first(store: Store, cache_key: str, key: str) -> bool:
 
 
 def _hash(report: RestoreReport) -> str:
-    """Generations never change, so what names one names its content."""
+    """A hash of the generation's name: generations never change, so what names one names its content."""
     names = (report.store, report.gpu, report.key, report.environment, str(report.generation))
     return hashlib.sha256("\n".join(names).encode()).hexdigest()

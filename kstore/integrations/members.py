@@ -1,6 +1,6 @@
-"""What is in a zip, or in a tar that is compressed with gzip or not: one member after the other, however it was made.
+"""What is in a zip, or in a tar with or without gzip: one member after the other, however it was made.
 
-Nothing that an archive says of itself is believed: neither lengths nor names, nor that its headers end.
+Nothing that an archive says about itself is believed: not its lengths, not its names, not that its headers end.
 """
 
 from __future__ import annotations
@@ -21,37 +21,37 @@ from typing import IO, NamedTuple, cast
 from kstore.errors import ArchiveError
 
 MAX_READ = 4 << 20
-"""Bytes that are read at once. A member's headers have no more, all together."""
+"""Bytes that are read at once. All headers of a member together have no more."""
 DAMAGED = (
     zipfile.BadZipFile, tarfile.TarError, zlib.error, struct.error, EOFError, NotImplementedError, OverflowError,
     RuntimeError, ValueError, LookupError, gzip.BadGzipFile,
 )  # fmt: skip
 """What Python's own modules raise for an archive that is damaged, or made to do harm."""
 _ZIP, _GZIP = (b"PK\x03\x04", b"PK\x05\x06"), b"\x1f\x8b"
-"""How they begin. That something in it ends like a zip does not make a tar one."""
+"""How they begin. A tar does not become a zip because something in it ends like one."""
 
 
 class Member(NamedTuple):
-    """A file, a folder, or what is neither."""
+    """A file, a folder, or something else."""
 
     name: str
     size: int
     """Bytes, as declared."""
     is_file: bool
-    """Whether it is a plain file: no link, no device."""
+    """Whether it is a plain file: not a link, not a device."""
     is_folder: bool
     open: Callable[[], IO[bytes]]
     link: str = ""
-    """The first name of a file that has several, as where a restore has linked it: tar has its bytes there alone."""
+    """The first name of a file that has several, as when a restore linked it: a tar has its bytes only there."""
     mode: int = 0
-    """Permission bits; those of a zip are left out, as whoever unpacks one does."""
+    """Permission bits; those of a zip are left out, as they are by programs that unpack one."""
 
 
 def members(archive: Path, stack: ExitStack, room: int) -> Iterator[Member]:
-    """Each as it is read. No more than `room` bytes are uncompressed. `stack` closes what is opened.
+    """Each member as it is read. No more than `room` bytes are uncompressed. `stack` closes what is opened.
 
     Raises:
-        ArchiveError: it is no archive, or longer than that.
+        ArchiveError: it is not an archive, or longer than that.
         OSError, *DAMAGED: it cannot be read.
     """
     file = stack.enter_context(open(archive, "rb", opener=_open_at_once))
@@ -67,7 +67,7 @@ def members(archive: Path, stack: ExitStack, room: int) -> Iterator[Member]:
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    """Open a file. A pipe is opened too, without waiting until somebody writes to it."""
+    """Open a file. A pipe is opened too, without waiting for somebody to write to it."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 
@@ -82,15 +82,15 @@ def _of_zip(archive: zipfile.ZipFile) -> Iterator[Member]:
 
 def _of_tar(archive: tarfile.TarFile, file: _Bounded) -> Iterator[Member]:
     while info := file.as_header(archive.next):
-        archive.members.clear()  # type: ignore[attr-defined]  # It remembers every one,
-        archive.pax_headers = {}  # and what was said of all that follow.
+        archive.members.clear()  # type: ignore[attr-defined]  # It remembers every member,
+        archive.pax_headers = {}  # and what was said about all that follow.
         is_file = info.isreg() and not info.issparse()
         link = info.linkname if info.islnk() else ""
         yield Member(info.name, info.size, is_file, info.isdir(), partial(_open_member, archive, info), link, info.mode)
-    if file.last != bytes(tarfile.BLOCKSIZE):  # A header that it does not understand is an end for tarfile.
+    if file.last != bytes(tarfile.BLOCKSIZE):  # For tarfile, a header that it does not understand is the end.
         raise ArchiveError("it is damaged, or cut short")
     while file.read(MAX_READ):
-        pass  # gzip's checksum of all of it comes last.
+        pass  # gzip's checksum of everything comes last.
 
 
 def _open_member(archive: tarfile.TarFile, info: tarfile.TarInfo) -> IO[bytes]:
@@ -100,18 +100,18 @@ def _open_member(archive: tarfile.TarFile, info: tarfile.TarInfo) -> IO[bytes]:
 
 
 class _Bounded:
-    """A file of which only so much is read: tarfile takes headers of any length into memory."""
+    """A file that is read only up to a limit: tarfile takes headers of any length into memory."""
 
     def __init__(self, file: IO[bytes] | gzip.GzipFile, room: int) -> None:
         self._file = file
         self._room = room
         self._of_header: int | None = MAX_READ
-        """Bytes that may still be read of a member's headers; None where it is none that is read."""
+        """Bytes that may still be read of a member's headers; None while no headers are read."""
         self.last = b""
         """What was read last."""
 
     def as_header(self, read: Callable[[], tarfile.TarInfo | None]) -> tarfile.TarInfo | None:
-        """What `read` returns, which reads the headers of one member."""
+        """Return what `read` returns, which reads the headers of one member."""
         self._of_header = MAX_READ
         try:
             return read()
@@ -129,7 +129,7 @@ class _Bounded:
         return self.last
 
     def seek(self, position: int) -> int:
-        """Forwards, at the most to where reading ends."""
+        """Seek forwards, at most to where reading must end."""
         if position > self._room:
             raise ArchiveError("what it says it holds is more than half of the free space")
         return self._file.seek(position)

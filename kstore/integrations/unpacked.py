@@ -1,4 +1,4 @@
-"""A temporary cache root, for what another tool has stored: it is committed from there."""
+"""A temporary cache root for what another tool has stored: it is committed from there."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from kstore.local.held import held
 from kstore.local.leftovers import left_folders
 
 CLASHES = frozenset({errno.EEXIST, errno.ENOTDIR, errno.EISDIR})
-"""Errors of a name that is there twice, or is a file's and a folder's: what is unpacked is to blame."""
+"""Errors for a name that occurs twice, or for both a file and a folder: what is unpacked is to blame."""
 _PREFIX = "kstore-unpacked-"
 
 
 @contextmanager
 def temporary_root(what: str) -> Iterator[str]:
-    """A private folder, gone afterwards. What killed processes have left of such folders goes as well, a day later.
+    """A private folder, removed afterwards. Such folders that killed processes left are removed too, a day later.
 
     Raises:
-        FileError: there can be none to unpack `what` in.
+        FileError: no folder can be made to unpack `what` in.
     """
     try:
         # A thread that nobody waits for any more may still be writing when it is removed.

@@ -1,8 +1,8 @@
-"""The interface of Baseten's b10-transfer 0.4.1, on a store: to change over, change the import.
+"""The interface of Baseten's b10-transfer 0.4.1, backed by a store: to switch, change the import.
 
     from kstore.integrations.b10 import OperationStatus, load_compile_cache, save_compile_cache
 
-Nothing here but `save_vllm_compile_cache`, which is a program, raises: trouble is one line in the log, and
+Nothing here raises, except `save_vllm_compile_cache`, which is a program: trouble is one line in the log, and
 `OperationStatus.ERROR`.
 """
 

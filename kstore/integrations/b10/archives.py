@@ -1,4 +1,4 @@
-"""What b10-transfer itself has saved: one archive for each kind of GPU and CUDA version."""
+"""What b10-transfer itself saved: one archive for each kind of GPU and CUDA version."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ _PREFIX, _SUFFIX = "cache_", ".latest.tar.gz"
 
 @dataclass(frozen=True, slots=True)
 class Archives:
-    """The archives in the folder of a deployment, and what is known of them."""
+    """The archives in the folder of a deployment, and what is known about them."""
 
     variables: Variables
     component: str
     """What they are archives of: `inductor` or `vllm`."""
     built_under: Path
-    """Where that was when they were made, and is again."""
+    """Where that component was when they were made, and is again now."""
 
     def adopt(self, store: Store, key: str) -> bool:
-        """Publish what the one for this replica's hardware holds, if nothing has ever been published. Returns whether
-        there is something now.
+        """Publish the contents of the archive for this replica's hardware, if nothing was ever published. Returns
+        whether something is published now.
 
-        One that cannot be read is told to the log and left alone: the replica compiles.
+        An archive that cannot be read is logged and left alone: the replica compiles.
         """
-        if (is_there := settled(store, key)) is not None:  # Another replica has imported it just now?
+        if (is_there := settled(store, key)) is not None:  # Has another replica imported it just now?
             return is_there
         if not (archive := own_archive(self.variables.volume)):
             return False
@@ -55,7 +55,7 @@ def find_archives(folder: Path) -> Iterator[Path]:
 
 
 def own_archive(folder: Path) -> Path | None:
-    """The archive in `folder` for the hardware of this process, which is asked for only if there is any."""
+    """The archive in `folder` for the hardware of this process, which is determined only if there are archives."""
     found = {key_in(path.name): path for path in find_archives(folder)}
     return found.get(archive_key() or "") if found else None
 

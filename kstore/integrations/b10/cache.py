@@ -11,13 +11,13 @@ from kstore.integrations.b10.status import OperationStatus, never_raises
 
 @never_raises("load_compile_cache", lambda _: OperationStatus.ERROR)
 def load_compile_cache() -> OperationStatus:
-    """Put what replicas of this deployment have saved into torch's cache folder, beside what is there already.
+    """Put what replicas of this deployment have saved into torch's cache folder, beside what it already holds.
 
     It sets TORCHINDUCTOR_CACHE_DIR and TRITON_CACHE_DIR, unless they are set. If nothing was ever saved here, what
-    b10-transfer has saved is imported.
+    b10-transfer saved is imported.
 
     Returns:
-        SUCCESS: something was put there. SKIPPED: all was there already. DOES_NOT_EXIST: nothing was saved yet.
+        SUCCESS: something was put there. SKIPPED: everything was there already. DOES_NOT_EXIST: nothing was saved yet.
         ERROR: BASETEN_FS_ENABLED is not set, or it cannot be done; the log says why.
     """
     start_here()
@@ -26,7 +26,7 @@ def load_compile_cache() -> OperationStatus:
 
 @never_raises("save_compile_cache", lambda _: OperationStatus.ERROR)
 def save_compile_cache() -> OperationStatus:
-    """Save what was compiled and no replica has saved yet. Cheap if there is nothing: call it after every warm-up.
+    """Save what was compiled and no replica has saved yet. Cheap if there is nothing new: call it after every warm-up.
 
     Returns:
         SUCCESS: something was saved. SKIPPED: there was nothing new.
@@ -37,9 +37,9 @@ def save_compile_cache() -> OperationStatus:
 
 @never_raises("clear_local_cache", lambda _: False)
 def clear_local_cache() -> bool:
-    """Remove torch's cache folder of this replica, and the Triton kernels that a load keeps beside it.
+    """Remove this replica's torch cache folder, and the Triton kernels that a load keeps beside it.
 
-    A TRITON_CACHE_DIR of the user's own stays. Returns whether they are gone.
+    A TRITON_CACHE_DIR that the user set stays. Returns whether they are gone.
     """
     root = Deployment.of_torch().worker.root
     own = [folder for name, folder in root.folders.items() if name not in root.outside]

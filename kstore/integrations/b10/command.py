@@ -53,14 +53,14 @@ def main() -> int:
 
 
 def run_server(options: Sequence[str], program: Sequence[str]) -> int:
-    """`kstore exec` with the deployment's store and key; where there is no volume, the program alone."""
+    """`kstore exec` with the deployment's store and key; if there is no volume, the program alone."""
     if {"-h", "--help"}.intersection(options) or not program:
         print(HELP, end="", file=sys.stdout if program else sys.stderr)
         return 0 if program else USAGE
     deployment = _prepare()
     if deployment is None:
         return _replace_us(program)
-    # Where the server has its cache without us: what is there was built under that path.
+    # Where the server keeps its cache without us: its contents were built under that path.
     os.environ[VLLM_VARIABLE] = deployment.environ[VLLM_VARIABLE]
     stores = ":".join(deployment.store.settings.store)
     return run(["exec", deployment.key, "--store", stores, *options, "--", *program])
@@ -72,7 +72,7 @@ def _nothing(_: str) -> Deployment | None:
 
 @never_raises("the compile cache of this deployment", _nothing)
 def _prepare() -> Deployment | None:
-    """The deployment, with what b10-transfer has left imported into its store."""
+    """The deployment, once what b10-transfer left is imported into its store."""
     deployment = Deployment.of_vllm()
     deployment.variables.check_enabled()
     deployment.prepare()

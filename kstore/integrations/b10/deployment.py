@@ -53,7 +53,7 @@ class Deployment:
     store: Store
     key: str
     environ: MutableMapping[str, str]
-    """What `store` reads, and where a restore writes the variables that it sets."""
+    """The variables that `store` reads, and where a restore writes those that it sets."""
     archives: Archives
 
     @classmethod
@@ -62,19 +62,19 @@ class Deployment:
 
         Raises:
             CacheValidationError: a variable is malformed.
-            UsageError: a setting of kstore's is.
+            UsageError: a kstore setting is.
         """
         variables = Variables(os.environ)
         folder = variables.torch_cache_dir
-        # Written with a final "/", for else kstore would take torch's default for nobody's choice, and override it.
+        # Written with a final "/": otherwise kstore would take torch's default for nobody's choice, and override it.
         environ = dict(os.environ) | {TORCH_VARIABLE: f"{folder}/"}
         if Path(environ.get(_TRITON_VARIABLE, "/")).is_relative_to(folder):
-            del environ[_TRITON_VARIABLE]  # Inductor has set it, with its first kernel (CachingAutotuner).
+            del environ[_TRITON_VARIABLE]  # Inductor set it, with its first kernel (CachingAutotuner).
         return cls._of(variables, environ, TORCH, folder)
 
     @classmethod
     def of_vllm(cls) -> Deployment:
-        """The deployment, for a vLLM server that is not our child, and so has its caches where it looks for them by
+        """The deployment, for a vLLM server that is not our child, and so keeps its caches where it looks for them by
         itself.
 
         Raises:
@@ -99,7 +99,7 @@ class Deployment:
     # ---- What b10-transfer does
 
     def load(self) -> OperationStatus:
-        """Restore what is published; the first of all replicas imports what b10-transfer has left."""
+        """Restore what is published; the first of all replicas imports what b10-transfer left."""
         self.variables.check_enabled()
         try:
             return self.within("loading the compile cache", self._load)
@@ -112,15 +112,15 @@ class Deployment:
         return self.within("saving the compile cache", self._save)
 
     def prepare(self) -> None:
-        """Make sure that there can be a store, and that it has what b10-transfer has left, for a caller that restores
-        by itself.
+        """Make sure that there can be a store, and that it has what b10-transfer left, for a caller that restores by
+        itself.
         """
         if self._is_on_volume and self.store.settings.mode is not Mode.READ:
             self._make_volume()
         self.within("importing an archive", lambda: self.archives.adopt(self.store, self.key))
 
     def within(self, what: str, work: Callable[[], Answer]) -> Answer:
-        """Do what a volume that hangs must not hold up for ever."""
+        """Do work that a hanging volume must not hold up for ever."""
         return within(self.store.settings.timeout, self.store.waiting, what, work)
 
     def _load(self) -> OperationStatus:
@@ -131,7 +131,7 @@ class Deployment:
             report = self._restore()
             if report.status is RestoreStatus.MISS and self.archives.adopt(self.store, self.key):
                 report = self._restore()
-        except IntegrityError as error:  # What is compiled instead, a save can put there.
+        except IntegrityError as error:  # A save can store what is compiled instead.
             log.warning("kstore: nothing is loaded: %s", error)
             return OperationStatus.DOES_NOT_EXIST
         record(self.store, report)
@@ -149,7 +149,7 @@ class Deployment:
         return _SAVED[self.store.commit(self.key).status]
 
     def _make_volume(self) -> None:
-        """Make the folder in the volume; without one, what is saved would go with the container."""
+        """Make the folder in the volume; without a volume, what is saved would vanish with the container."""
         top = self.variables.volume.parents[-2]
         if not top.is_dir():
             raise StoreUnavailable(f"there is no volume at {top}; see whether it is mounted")
@@ -157,11 +157,11 @@ class Deployment:
 
     @property
     def _is_on_volume(self) -> bool:
-        """Whether the store is beside the archives, where kstore may make the folder for it."""
+        """Whether the store is beside the archives, where kstore may make its folder."""
         return Path(self.store.location).parent == self.variables.volume
 
     def _export(self) -> None:
-        """Set the variables in this process's environment, for the compilers in it and for its children."""
+        """Set the variables in this process's environment, for its compilers and its children."""
         if self.store.settings.components == TORCH:
             changed = {name: self.environ[name] for name in (_TRITON_VARIABLE, MANAGED) if name in self.environ}
             changed[TORCH_VARIABLE] = os.environ.get(TORCH_VARIABLE) or str(self.variables.torch_cache_dir)
@@ -170,7 +170,7 @@ class Deployment:
     # ---- Room
 
     def _check_local_room(self) -> None:
-        """See that there is room for what is missing here. Where nothing is, no room is needed."""
+        """Check that there is room for what is missing here. If nothing is, no room is needed."""
         worker = self.worker
         ref = self.store.newest(worker.scope)
         target = Path(next(iter(worker.root.folders.values())))
@@ -184,7 +184,7 @@ class Deployment:
         return all(os.path.lexists(root.local_path(path)) for path in known)
 
     def _check_shared_room(self) -> None:
-        """See that there is room for what is new, and that it is not more than one save may add. Where nothing is new,
+        """Check that there is room for what is new, and that it is not more than one save may add. If nothing is new,
         no room is needed.
         """
         worker, variables = self.worker, self.variables
@@ -203,7 +203,7 @@ class Deployment:
             raise CacheError(f"what is new takes {size:.1f} MiB compressed; MAX_CACHE_SIZE_MB allows {limit}")
 
     def _published(self, worker: Worker) -> set[str]:
-        """Paths of the newest generation, for whichever host."""
+        """Paths of the newest generation, for any host."""
         _, snapshot = newest_whole(self.store.storage, worker.scope)
         manifest = snapshot.manifest if snapshot else None
         return {path for path, _ in manifest.items()} if manifest else set()
@@ -215,7 +215,7 @@ class Deployment:
 
 
 def start_here() -> None:
-    """A load begins: the settings of this process are those of the folder that it is in now, also for later saves.
+    """Begin a load: the settings of this process are those of the folder that it is in now, for later saves too.
 
     Raises:
         CacheValidationError: a variable is malformed.
@@ -224,7 +224,7 @@ def start_here() -> None:
 
 
 def local_files(worker: Worker) -> Iterator[tuple[str, int]]:
-    """Artifact path and bytes of every file that may be stored, by its status alone."""
+    """Artifact path and size in bytes of every file that may be stored, by its status alone."""
     table = load_table()
     for name, top in worker.root.folders.items():
         for folder, folders, files in os.walk(top):

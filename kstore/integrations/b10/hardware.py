@@ -1,6 +1,6 @@
-"""What b10-transfer takes for the environment of its archives: the GPU's name and the CUDA version, nothing else.
+"""What b10-transfer treats as the environment of its archives: the GPU's name and the CUDA version, nothing else.
 
-Run as a program it prints that as JSON: a process that is not going to use CUDA itself does not start it.
+Run as a program, it prints these as JSON: a process that is not going to use CUDA itself does not start CUDA.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def archive_key() -> str | None:
 
 
 def read_facts() -> dict[str, str | None]:
-    """The facts of the device that torch uses, or of the processor if it sees none."""
+    """The facts of the device that torch uses, or of the processor if torch sees no device."""
     import torch
 
     if torch.cuda.is_available():
@@ -43,7 +43,7 @@ def read_facts() -> dict[str, str | None]:
 
 def _ask() -> dict[str, str | None]:
     interpreter = own_interpreter()
-    if not interpreter:  # Another Python's torch may be another one.
+    if not interpreter:  # Another Python may have a different torch.
         raise RuntimeError(f"{sys.executable} is not Python, so it cannot ask torch in a process of its own")
     done = subprocess.run([interpreter, "-P", __file__], capture_output=True, check=True, timeout=_TIMEOUT_S)
     facts: dict[str, str | None] = json.loads(done.stdout)

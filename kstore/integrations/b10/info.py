@@ -1,4 +1,4 @@
-"""What is there, for people and for logs."""
+"""What is present, for people and for logs."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def _no_list(error: str) -> dict[str, Any]:
 def get_cache_info() -> dict[str, Any]:
     """What this replica has, and what a load would find.
 
-    Sizes are in MiB, of the files as they are on a replica; that of an archive that is not imported yet is its own.
-    With `error`, and nothing found, if it cannot be looked at.
+    Sizes are in MiB, of the files as they are on a replica; an archive that is not imported yet counts with its own
+    size. If the caches cannot be examined, the answer has an `error`, and says that nothing was found.
     """
     deployment = Deployment.of_torch()
     files = dict(local_files(deployment.worker))
@@ -51,9 +51,9 @@ def get_cache_info() -> dict[str, Any]:
 
 @never_raises("list_available_caches", _no_list)
 def list_available_caches() -> dict[str, Any]:
-    """What was saved for each GPU and environment, the newest first, and which archives there are to be imported.
+    """What was saved for each GPU and environment, newest first, and which archives are there to be imported.
 
-    A row's `filename` is the ref of its newest generation, below the store, or the archive. Sizes are those of
+    A row's `filename` is the ref of its newest generation, relative to the store, or the archive. Sizes are as in
     `get_cache_info`.
     """
     deployment = Deployment.of_torch()
@@ -78,7 +78,7 @@ def _name(scope: Scope) -> str:
 
 
 def _shared_size(deployment: Deployment) -> int | None:
-    """Bytes of what a load would find; None for nothing."""
+    """Bytes that a load would find; None for nothing."""
     if Path(deployment.store.location).is_dir() and (ref := deployment.store.newest(deployment.worker.scope)):
         return ref.size if ref.state is RefState.LIVE else None
     archive = own_archive(deployment.variables.volume)

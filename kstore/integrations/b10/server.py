@@ -1,4 +1,4 @@
-"""For a vLLM server that somebody else starts: restore beside it, wait until it serves, save."""
+"""For a vLLM server that something else starts: restore beside it, wait until it serves, save."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Readiness:
 
     url: str
     timeout: float
-    """Seconds after which it is given up."""
+    """Seconds after which waiting is given up."""
     interval: float
-    """Seconds from one look to the next."""
+    """Seconds between looks."""
 
     @classmethod
     def of_environment(cls, environ: Mapping[str, str]) -> Readiness:
@@ -42,7 +42,7 @@ class Readiness:
         )
 
     def wait(self) -> bool:
-        """Wait for it; returns whether it is ready."""
+        """Wait for the server; returns whether it is ready."""
         end, opener = time.monotonic() + self.timeout, opener_of(self.url)
         while not is_ready(opener, self.url):
             if time.monotonic() >= end:
@@ -54,8 +54,8 @@ class Readiness:
 def save_vllm_compile_cache() -> None:
     """Load vLLM's cache folder and Triton's, wait until the server is ready, and save what it has compiled.
 
-    The server is to be started at the same time, and may compile what is just being restored. It finds every file
-    whole or not at all. For it to find them all, use `kstore-b10-compile-cache -- vllm serve …`.
+    The server should be started at the same time, and may compile what is just being restored. It finds every file
+    whole or not at all. For it to find every file, use `kstore-b10-compile-cache -- vllm serve …`.
 
     Raises:
         SystemExit: with 2 if the server was not ready in time, with 1 if a variable is malformed.

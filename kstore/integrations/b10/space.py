@@ -1,4 +1,4 @@
-"""How much room there is, and whether that is enough."""
+"""How much room there is, and whether it is enough."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def free_mb(path: Path) -> float:
 
 
 def check_free(path: Path, needed_mb: float, what: str) -> None:
-    """See that `needed_mb` MiB are free where `path` is.
+    """Check that `needed_mb` MiB are free where `path` is.
 
     Raises:
         CacheValidationError: they are not.
@@ -34,7 +34,7 @@ def check_free(path: Path, needed_mb: float, what: str) -> None:
 
 
 def compressed_mb(paths: Iterable[Path]) -> float:
-    """MiB that the files take in one compressed stream. One that has gone counts nothing."""
+    """MiB that the files take in one compressed stream. A file that is gone counts as nothing."""
     compressor = zstandard.ZstdCompressor().compressobj()
     return (sum(len(compressor.compress(data)) for data in _read(paths)) + len(compressor.flush())) / MIB
 

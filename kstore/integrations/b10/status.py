@@ -29,7 +29,7 @@ class OperationStatus(Enum):
 
 
 class CacheError(KstoreError):
-    """An operation failed. Logged, never raised to the caller; here for code that names it."""
+    """An operation failed. Logged, never raised to the caller; it exists for code that names it."""
 
 
 class CacheValidationError(CacheError):
@@ -37,7 +37,7 @@ class CacheValidationError(CacheError):
 
 
 class CacheOperationInterrupted(Exception):
-    """An operation was stopped. Nothing here raises it: room is looked for before an operation, not during it."""
+    """An operation was stopped. Nothing here raises it: room is checked before an operation, not during it."""
 
 
 def get_b10_logger(name: str) -> logging.Logger:

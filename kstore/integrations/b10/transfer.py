@@ -16,8 +16,8 @@ from kstore.integrations.b10.variables import Variables
 def transfer_file(source: str, dest: str) -> OperationStatus:
     """Copy the file `source` to `dest`, with its times and mode, making folders as needed.
 
-    `dest` appears when it is complete. Below B10FS_CACHE_DIR there must be as much room as before a save,
-    elsewhere MIN_LOCAL_SPACE_MB, or LOCAL_SPACE_ARCHIVE_MULTIPLIER times the file if that is more.
+    `dest` appears when it is complete. Below B10FS_CACHE_DIR there must be as much room as before a save; elsewhere
+    MIN_LOCAL_SPACE_MB, or LOCAL_SPACE_ARCHIVE_MULTIPLIER times the file if that is more.
     """
     variables, origin, target = Variables(os.environ), Path(source), Path(dest)
     if not origin.is_file():

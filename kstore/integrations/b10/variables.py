@@ -1,6 +1,6 @@
 """The environment variables of b10-transfer: their defaults, caps, and the folders that they may name.
 
-Each is read when it is needed, so that a malformed one fails only what depends on it.
+Each is read when it is needed, so a malformed one fails only what depends on it.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ class Variables:
 
     @property
     def enabled(self) -> bool:
-        """Whether the volume is there to be used (BASETEN_FS_ENABLED)."""
+        """Whether the volume may be used (BASETEN_FS_ENABLED)."""
         text = self.environ.get("BASETEN_FS_ENABLED", "0")
         if text not in _SWITCH:
             raise CacheValidationError(f"BASETEN_FS_ENABLED is {text!r}; it must be one of 0, 1, false, true")
         return _SWITCH[text]
 
     def check_enabled(self) -> None:
-        """See that the volume is there to be used.
+        """Check that the volume may be used.
 
         Raises:
-            CacheValidationError: it is not.
+            CacheValidationError: it may not.
         """
         if not self.enabled:
             raise CacheValidationError("BASETEN_FS_ENABLED is not 1: there is no volume to share kernels on")
 
     @property
     def torch_cache_dir(self) -> Path:
-        """Where torch compiles to on this replica."""
+        """The folder that torch compiles into on this replica."""
         return self._folder(TORCH_VARIABLE, default_torch_cache_dir(), _local_prefixes())
 
     @property
@@ -76,7 +76,7 @@ class Variables:
 
     @property
     def max_saves(self) -> int:
-        """How many saves at a time there must be room for on the volume (MAX_CONCURRENT_SAVES)."""
+        """How many saves at a time the volume must have room for (MAX_CONCURRENT_SAVES)."""
         return _capped("MAX_CONCURRENT_SAVES", self._number("MAX_CONCURRENT_SAVES", 50, int), MAX_CONCURRENT_SAVES_CAP)
 
     @property
@@ -90,8 +90,8 @@ class Variables:
         return self._number("MIN_LOCAL_SPACE_MB", 4096, int)
 
     def free_to_unpack_mb(self, archive: Path) -> float:
-        """MiB that must be free on the replica's disk for an archive: what is in it is taken to be so many times larger
-        (LOCAL_SPACE_ARCHIVE_MULTIPLIER).
+        """MiB that must be free on the replica's disk for an archive: its contents are assumed to be this many times
+        larger (LOCAL_SPACE_ARCHIVE_MULTIPLIER).
         """
         ratio = self._number("LOCAL_SPACE_ARCHIVE_MULTIPLIER", 5.0, float)
         return max(archive.stat().st_size / MIB * ratio, self.free_local_mb)
@@ -108,14 +108,14 @@ class Variables:
 
 
 def store_location(volume: Path, settings: Settings | None = None) -> str:
-    """The store that kstore's own settings name, by default those of this process now, else one beside the archives."""
+    """The store named by kstore's own settings, by default those of this process now; else one beside the archives."""
     chosen = (settings or load_settings()).store
     is_chosen = os.environ.get("KSTORE_ROOT") or chosen != Settings().store
     return ":".join(chosen) if is_chosen else str(volume / "kstore")
 
 
 def key_of(volume: Path) -> str:
-    """`b10/`, and where the deployment's folder is on its volume."""
+    """`b10/`, then the path of the deployment's folder on its volume."""
     folder = volume.relative_to(VOLUME) if volume.is_relative_to(VOLUME) else Path(volume.name)
     parts = ("".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in part) for part in folder.parts)
     return "/".join(["b10", *(part.lstrip(".") or "-" for part in parts)])
@@ -127,10 +127,10 @@ def default_torch_cache_dir() -> str:
 
 
 def check_folder(name: str, path: str, prefixes: Sequence[str]) -> Path:
-    """The absolute path, if it is below one of `prefixes` when all links are followed.
+    """The absolute path, if it is below one of `prefixes` after all links are followed.
 
     Raises:
-        CacheValidationError: it is not, or it climbs.
+        CacheValidationError: it is not, or it has "..".
     """
     if not path or path != path.strip() or ".." in Path(path).parts:
         raise CacheValidationError(f"{name} is {path!r}; it must be a folder, without '..'")

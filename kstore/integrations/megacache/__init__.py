@@ -1,4 +1,4 @@
-"""PyTorch's mega-cache: `torch.compiler.save_cache_artifacts` and `load_cache_artifacts`, with a store behind them.
+"""PyTorch's mega-cache: `torch.compiler.save_cache_artifacts` and `load_cache_artifacts`, backed by a store.
 
     from kstore.integrations import megacache
 
@@ -6,9 +6,9 @@
     warmup(torch.compile(model))
     megacache.save("my-model/v1")        # for data, info = torch.compiler.save_cache_artifacts()
 
-A mega-cache is one string of bytes with copies of some of torch's cache files. `export` makes one of a generation,
-`bring_in` publishes one. Both need torch, whose serialiser they use. What is in it is pickled: whoever loads it runs
-the code of whoever wrote it.
+A mega-cache is one string of bytes with copies of some of torch's cache files. `export` makes one from a generation,
+`bring_in` publishes one. Both need torch, whose serialiser they use. The contents are pickled: whoever loads them runs
+the code of whoever wrote them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The bytes of a mega-cache, read and written by torch's own serialiser: a checksum, a version, then sections.
 
-A section has a kind and any number of (key, content). Torch writes one for each kind whenever
-`save_cache_artifacts` is called, and of several sections of one kind its own loader keeps the last alone
+A section has a kind and any number of (key, content). Torch writes one section for each kind whenever
+`save_cache_artifacts` is called. If there are several of one kind, its own loader keeps only the last
 (`CacheArtifactManager.deserialize` makes a dict of them). Here all are read.
 """
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     Section = tuple[str, list[Artifact]]
 
 _DAMAGED = (AssertionError, RuntimeError, ValueError)
-"""What torch raises for bytes that are no mega-cache."""
+"""What torch raises for bytes that are not a mega-cache."""
 
 
 def check_torch() -> None:
@@ -32,10 +32,10 @@ def check_torch() -> None:
 
 
 def read(data: bytes, source: str = "") -> list[Artifact]:
-    """All entries of what came from `source`, in the order in which they were recorded. Nothing is unpickled.
+    """All entries of the data, in the order in which they were recorded. Nothing is unpickled. `source` is for errors.
 
     Raises:
-        IntegrityError: the bytes are damaged, or no mega-cache.
+        IntegrityError: the bytes are damaged, or not a mega-cache.
         PackageMissing: torch is not installed.
     """
     serialiser = _serialiser()
@@ -76,13 +76,13 @@ def _serialiser() -> type[AppendingByteSerializer[Section]]:
 
 
 def _read_section(reader: BytesReader) -> Section:
-    """As `_deserialize_single_cache` in torch.compiler._cache, which imports all of the compiler for it."""
+    """As `_deserialize_single_cache` in torch.compiler._cache, which imports the whole compiler to do this."""
     kind = _text(reader)
     return kind, [Artifact(kind, _text(reader), reader.read_bytes()) for _ in range(reader.read_uint64())]
 
 
 def _text(reader: BytesReader) -> str:
-    """Read a text. An empty one is an error: beyond the end of the data everything reads so, for ever."""
+    """Read a text. An empty one is an error: past the end of the data, every read returns one, for ever."""
     text = reader.read_str()
     if not text:
         raise ValueError("it ends too early")

@@ -1,7 +1,7 @@
 """What a mega-cache holds, and which file of torch's cache folder each entry is.
 
-Torch's own load writes each entry to that file (`populate_cache` of the subclasses of `CacheArtifact`), so entries
-and files are the same thing in two places. The paths are those of torch 2.13.
+Torch's own load writes each entry to that file (`populate_cache` of the subclasses of `CacheArtifact`), so entries and
+files are the same thing in two places. The paths are those of torch 2.13.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import NamedTuple
 from kstore.errors import IntegrityError
 
 COMPONENT = "inductor"
-"""All of them are below this component's folder."""
+"""The component whose folder all of them are below."""
 
 
 class Kind(StrEnum):
@@ -43,7 +43,7 @@ class Artifact(NamedTuple):
     content: bytes
 
 
-# Each names the key that torch would make the path of.
+# Each has a group for the key that torch would make the path from.
 _PATHS = {
     Kind.GRAPH: re.compile(r"fxgraph/[^/]+/(?P<key>[^/]+)/[^/]+"),
     Kind.AOT: re.compile(r"aotautograd/(?P<key>[^/]+)/[^/]+"),
@@ -51,10 +51,10 @@ _PATHS = {
     Kind.PROFILE: re.compile(r"dynamo/code_state_(?P<key>[^/]+)\.pkl"),
     Kind.PRECOMPILED: re.compile(r"dynamo/(?P<key>[^/]+)/entry"),
 }
-# Of what is one name in a path. It begins with no dot, so it cannot climb.
+# A key that is one name in a path. It does not begin with a dot, so it cannot climb.
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
 _LONGEST = 255
-"""Bytes of a name: NAME_MAX of Linux."""
+"""Bytes of a name: NAME_MAX on Linux."""
 _NOT_IN_NAMES = re.compile(r'[<>:"/\\|?*]')
 
 
@@ -70,7 +70,7 @@ def artifact_of(path: str) -> tuple[Kind, str] | None:
 
 
 def _is_text(path: str) -> bool:
-    """A mega-cache's keys are UTF-8, which a file's name need not be."""
+    """Whether the path is UTF-8, as a mega-cache's keys are; a file's name need not be."""
     try:
         path.encode()
     except UnicodeEncodeError:
@@ -88,7 +88,7 @@ def files_of(artifacts: Iterable[Artifact]) -> tuple[dict[str, bytes], tuple[Art
     unknown = []
     for artifact in artifacts:
         if artifact.kind in _PATHS:
-            # Of several with one name, such as states of one profile, the last is the newest: torch records in turn.
+            # Of several with one name, such as states of one profile, the last is the newest: torch records in order.
             files[_path_of(artifact)] = artifact.content
         else:
             unknown.append(artifact)
@@ -116,7 +116,7 @@ def _path_of(artifact: Artifact) -> str:
 
 
 def _content_name(content: bytes) -> str:
-    """As torch names what it writes (`sha256_hash` in torch._inductor.codecache)."""
+    """The name that torch gives what it writes (`sha256_hash` in torch._inductor.codecache)."""
     return base64.b32encode(hashlib.sha256(content).digest())[:51].decode().lower()
 
 
@@ -131,7 +131,7 @@ def _foreign(key: str) -> str:
 
 
 def _printable(text: str) -> str:
-    """The name of a file that has the user's own job name in it."""
+    """Check the name of a file that has the user's own job name in it."""
     if not text.isprintable() or len(text.encode()) > _LONGEST:
         raise IntegrityError(f"a mega-cache holds the key {text!r}, which cannot be a file's name")
     return text

@@ -1,4 +1,4 @@
-"""What of a generation a mega-cache cannot hold, and what becomes of it."""
+"""What a mega-cache cannot hold of a generation, and what becomes of it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _TIMINGS = Reason("timings of GEMM choices", "max-autotune measures them again")
 _KERNELS = Reason("Triton kernels that no graph bundles", "Triton compiles them again")
 _OTHER = Reason("other files of TorchInductor", "a mega-cache has no kind for them")
 _SUFFIXES = {".py": _MODULES} | dict.fromkeys((".cpp", ".h", ".cu", ".so", ".load_ok", ".o", ".a"), _OBJECTS)
-"""Why files in `<xx>/`, where Inductor keeps what it generates, are left out, by their suffix."""
+"""Why files in `<xx>/`, where Inductor keeps what it generates, are left out, by suffix."""
 
 
 def bundled_kernels(artifacts: Iterable[Artifact]) -> set[str]:
@@ -41,7 +41,7 @@ def bundled_kernels(artifacts: Iterable[Artifact]) -> set[str]:
 
 
 def left_out(manifest: Manifest, kernels: set[str]) -> tuple[LeftOut, ...]:
-    """What is not carried, the files of all hosts among it, by component and reason."""
+    """What is not carried, including the files of all hosts, by component and reason."""
     found: dict[tuple[str, Reason], list[Entry]] = {}
     for path, entry in _not_carried(manifest):
         if reason := _reason(path, entry, kernels):
@@ -59,7 +59,7 @@ def _not_carried(manifest: Manifest) -> Iterator[tuple[str, Entry]]:
 
 
 def _reason(path: str, entry: Entry, kernels: set[str]) -> Reason | None:
-    """Why the file at `path`, which is no entry itself, is left out; None if a graph brings it along."""
+    """Why the file at `path`, which is not an entry itself, is left out; None if a graph brings it along."""
     component, _, relative = path.partition("/")
     if component in (COMPONENT, "triton") and entry.flags & _GROUP:
         return None if unit_of(path, entry).rpartition("/")[2] in kernels else _KERNELS

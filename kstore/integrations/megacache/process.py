@@ -22,7 +22,7 @@ log = logging.getLogger("kstore")
 def load(key: str, **settings: Any) -> RestoreReport:
     """Instead of `torch.compiler.load_cache_artifacts`: put what is published for `key` into torch's cache folders.
 
-    Files in its cache folders are all that torch's own load leaves behind, so this is a restore. It may come after
+    Torch's own load leaves nothing behind but files in its cache folders, so this is a restore. It may come after
     `import torch`, and must come before the first compile. Arguments are those of `kstore.restore`.
 
     Raises:
@@ -35,9 +35,9 @@ def load(key: str, **settings: Any) -> RestoreReport:
 def save(key: str, *, strict: bool = False, **settings: Any) -> CommitReport:
     """Instead of `torch.compiler.save_cache_artifacts`: publish under `key` what this process compiled or found.
 
-    What torch has recorded is written into the cache root of `key`, where it is not there already, and the cache
-    root is committed. So what others have published stays, and where `load` or `kstore.restore` has led torch to that
-    cache root, what a mega-cache cannot hold is published too. Arguments are those of `kstore.commit`.
+    What torch has recorded is written into the cache root of `key`, unless it is there already, and the cache root is
+    committed. So what others have published stays. If `load` or `kstore.restore` led torch to that cache root, what a
+    mega-cache cannot hold is published too. Arguments are those of `kstore.commit`.
 
     Raises:
         UsageError: the key or a setting is malformed.

@@ -32,16 +32,16 @@ class Imported:
 
     committed: CommitReport
     entries: Mapping[str, int]
-    """How many were in it, by torch's name of their kind."""
+    """How many were in it, by torch's name for their kind."""
     left_out: tuple[LeftOut, ...]
     """Entries of kinds that torch itself does not have."""
 
 
 def export(store: Store, ref: Ref, stream: BinaryIO) -> Written:
-    """Write what `torch.compiler.load_cache_artifacts` takes; what it cannot hold is left out.
+    """Write what `torch.compiler.load_cache_artifacts` takes; what a mega-cache cannot hold is left out.
 
     Raises:
-        MissError: the generation holds nothing that a mega-cache could.
+        MissError: the generation holds nothing that a mega-cache can hold.
         IntegrityError: it is damaged, or holds what no commit makes. Nothing has been written then.
         StoreBelowMissing: the generation leans on a store that was not named.
         PackageMissing: torch is not installed.
@@ -61,14 +61,14 @@ def export(store: Store, ref: Ref, stream: BinaryIO) -> Written:
 
 
 def bring_in(store: Store, data: bytes, key: str, source: str = "") -> Imported:
-    """Publish a mega-cache under `key`, merged with what is published already. Nothing of it is unpickled.
+    """Publish a mega-cache under `key`, merged with what is published already. None of it is unpickled.
 
     `source` is the file that `data` was read from, for errors.
 
     It is committed from a temporary folder: neither the cache root nor a folder that the user chose is touched.
 
     Raises:
-        IntegrityError: the data is damaged, or no mega-cache. Nothing is published then.
+        IntegrityError: the data is damaged, or not a mega-cache. Nothing is published then.
         PackageMissing: torch is not installed.
         KstoreError: the store, or a temporary folder, cannot be written.
     """
@@ -118,11 +118,11 @@ def _committing_from(root: str, settings: Settings) -> Store:
 
 
 def _commit(store: Store, key: str) -> CommitReport:
-    """Publish what is in the temporary root. It is nowhere for long: what is published names no folder."""
+    """Publish what is in the temporary root. The root will not last, so the manifest names no folder."""
     from kstore.operations.commit import commit
 
     if store.settings.mode is Mode.READ:
-        return store.commit(key)  # which says so
+        return store.commit(key)  # which reports that
     nowhere: dict[str, object] = {"cache_root": "", "folders": {}}
     worker = replace(store.worker(key, before_import=False), is_temporary=True, built_under=nowhere)
     with reporting_trouble(store.location, "import into"):
@@ -131,7 +131,7 @@ def _commit(store: Store, key: str) -> CommitReport:
 
 
 def _unknown_kinds(artifacts: Iterable[Artifact]) -> Iterator[LeftOut]:
-    """Kinds that another package registered with torch."""
+    """Entries of kinds that another package registered with torch."""
     kinds: dict[str, list[int]] = {}
     for artifact in artifacts:
         kinds.setdefault(artifact.kind, []).append(len(artifact.content))

@@ -14,8 +14,8 @@ from kstore.components.variables import read_managed
 def unchosen(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment without the folders that the user chose: all components are then in the cache root.
 
-    A folder of the user's holds what any program left there, and a commit takes all of it. A mega-cache is what one
-    process used.
+    A user's folder holds what any program left there, and a commit takes all of it. A mega-cache is what one process
+    used.
     """
     managed = read_managed(environ)
     variables = {component.variable for component in load_table().values()}
@@ -23,10 +23,10 @@ def unchosen(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Make each file that is not there with the same bytes.
+    """Make each file, unless one with the same bytes is there.
 
-    It is replaced, not written over: it may share its inode with the store. The name that it has until then begins
-    with a dot, for Inductor unpickles every other file in the folder of a graph.
+    A file is replaced, not written over, because it may share its inode with the store. Its temporary name begins with
+    a dot, because Inductor unpickles every other file in the folder of a graph.
 
     Raises:
         OSError: one cannot be made.
