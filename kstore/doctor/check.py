@@ -38,7 +38,7 @@ class Check(NamedTuple):
 
 
 _LONGEST = 600
-"""Characters: what is named may come from a store, where anybody may have written anything."""
+"""Characters: text that is shown may come from a store, where anybody may have written anything."""
 
 
 def ok(name: str, found: str) -> Check:
@@ -57,7 +57,7 @@ def bad(name: str, found: str, advice: str) -> Check:
 
 
 def again(store: Store, command: str, key: str = "", *words: str, names: Sequence[str] = ("store",)) -> str:
-    """A kstore command line, to be copied. Of the settings `names` it has those that nothing else tells the command."""
+    """A kstore command line to copy, with those of the settings `names` that nothing else tells the command."""
     usual, options = Settings(), list[str]()
     for name in names:
         ((variable, value),) = variables_of(store.settings, [name]).items()

@@ -26,12 +26,12 @@ from kstore.words import files
 
 
 def check_components(store: Store, key: str, newest: Newest | None) -> Iterator[Check]:
-    """Check each component; those are told that are not as kstore would have them, or have published files that this
-    worker does not restore.
+    """Check each component, and report those that are not as kstore would have them, or that have published files that
+    this worker does not restore.
     """
     try:
         path = path_of(store, key)
-    except (KstoreError, OSError):  # `check_node` has told of it.
+    except (KstoreError, OSError):  # `check_node` has reported it.
         return
     table, managed = load_table(), store.settings.components
     placement = place_components(table, managed, path, store.environ, before_import=True)
@@ -82,7 +82,7 @@ def _sharing(component: Component, other: Component, published: int) -> Check:
 
 
 def _check_chosen(component: Component, value: str, published: int) -> Check:
-    """Check a place that the user has named."""
+    """Check a place that the user named."""
     name, variable = component.name, component.variable
     found = f"{variable}={value} is the user's own and stays"
     if names_folder(component, value):
@@ -96,7 +96,7 @@ def _check_chosen(component: Component, value: str, published: int) -> Check:
 
 
 def _trouble_in(folder: str, component: Component) -> str:
-    """What keeps compilers from their work in a folder, or will when they make it; empty if nothing does."""
+    """What keeps compilers from working in a folder, or will once they make it; empty if nothing does."""
     try:
         there = nearest_existing(folder)
         check_room(there)

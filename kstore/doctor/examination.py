@@ -1,4 +1,4 @@
-"""From the store to the compiler: the checks in the order in which a job meets what they look at."""
+"""The checks from the store to the compiler, in the order in which a job meets what they look at."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from kstore.store import Store
 
 
 def examine(store: Store, key: str = "") -> Iterator[Check]:
-    """All checks, each as soon as it is done; those of `key` too if one is given.
+    """All checks, each as soon as it is done; those of `key` too, if one is given.
 
-    In the process that compiles, it also sees whether torch was imported too early.
+    If run in the process that compiles, it also sees whether torch was imported too early.
 
     Raises:
         UsageError: the key or a setting is malformed.

@@ -31,17 +31,17 @@ _ANY_KEY = "doctor"
 _LONG_AGO = 1_000_000_000
 """Seconds since 1970."""
 _WITHOUT_PATHS = (2, 8)
-"""From this version of torch on no C++ kernel includes a header by its path in the cache root."""
+"""From this version of torch on, no C++ kernel includes a header by its path in the cache root."""
 _MIN_FREE = 1 << 30
-"""Bytes: a compile that runs out of space leaves damage that torch may not survive."""
+"""Bytes: a compile that runs out of space leaves damage that torch might not survive."""
 _WATCHES = "/proc/sys/fs/inotify/max_user_watches"
 _INSTANCES = "/proc/sys/fs/inotify/max_user_instances"
 _FEW_WATCHES = 8192
-"""As many folders as a large model's cache has."""
+"""As many folders as the cache of a large model has."""
 
 
 def check_node(store: Store, key: str, newest: Newest | None, *, may_link: bool) -> Iterator[Check]:
-    """What restores and compilers need of the local disk. `may_link` if there is a store to link from."""
+    """Check what restores and compilers need of the local disk. `may_link` says that there is a store to link from."""
     with ExitStack() as stack:
         try:
             path = path_of(store, key)
@@ -62,13 +62,13 @@ def check_node(store: Store, key: str, newest: Newest | None, *, may_link: bool)
 
 
 def _is_restored(store: Store, worker: Worker, newest: Newest | None) -> bool:
-    """Whether the cache root has it all."""
+    """Whether the cache root has all of the newest generation."""
     own = newest.own if newest else None
     return own is not None and worker.state.grew_from(store.storage.holder(own).identity, own)
 
 
 def _holds_any(root: CacheRoot) -> bool:
-    """Whether anything is in it. A commit of an empty one leaves that a base too."""
+    """Whether the cache root holds anything. A commit of an empty one leaves a base too."""
     return any(os.path.isdir(folder) and os.listdir(folder) for folder in root.folders.values())
 
 
@@ -81,10 +81,11 @@ def path_of(store: Store, key: str) -> str:
 
 
 def _worker_at(store: Store, key: str, path: str, stack: ExitStack) -> Worker:
-    """A worker for that cache root, with nothing claimed, made or left: where no job has been, a folder that is there
-    for as long as it is looked at is as good.
+    """A worker for that cache root, with nothing claimed, made or left: where no job has been, a folder that exists
+    only during the examination is as good.
 
-    A root that the doctor claims, as root for one, would give the job another number, and its files another path.
+    If the doctor claimed a root, for instance as the user root, the job would get another number, and its files another
+    path.
     """
     if not os.path.isdir(os.path.join(path, KSTORE_FOLDER)):
         path = stack.enter_context(TemporaryDirectory(prefix=".kstore-doctor-", dir=nearest_existing(path)))
@@ -105,7 +106,7 @@ def _check_disk(path: str, newest: Newest | None, *, takes_all: bool) -> Iterato
 
 
 def _tells_news(path: str) -> bool:
-    """Whether a folder's time tells that a name came into it, which scans go by; True also where none can be made."""
+    """Whether a folder's time changes when a name is added, as scans rely on; True also if no folder can be made."""
     with suppress(OSError), TemporaryDirectory(prefix=".kstore-doctor-", dir=path) as folder:
         os.utime(folder, (_LONG_AGO, _LONG_AGO))
         os.mkdir(f"{folder}/name")
@@ -114,7 +115,7 @@ def _tells_news(path: str) -> bool:
 
 
 def _check_key(path: str, key: str, other: Scope | None) -> Check | None:
-    """Whether the root is another key's; a seed's it may be until the first commit."""
+    """Whether the root is another key's; until the first commit it may be a seed's."""
     if not key or other is None or other.key == key:
         return None
     found = f"{path} has the kernels of {other.key}, and a commit publishes all of them under {key}"
@@ -147,7 +148,7 @@ def _check_root(path: str, worker: Worker, newest: Newest | None) -> Check:
 
 
 def _cost_elsewhere(torch: str) -> str:
-    """What it costs that artifacts were built in another folder, with that version of torch."""
+    """What it costs, with that version of torch, that artifacts were built in another folder."""
     numbers = re.match(r"(\d+)\.(\d+)", torch)
     if numbers and (int(numbers[1]), int(numbers[2])) < _WITHOUT_PATHS:
         return (
@@ -161,7 +162,7 @@ def _cost_elsewhere(torch: str) -> str:
 
 
 def _built_in(snapshot: Snapshot) -> tuple[str, dict[str, str]]:
-    """The builder's cache root, and where it had the components that it has files of; nothing if that is not known."""
+    """The builder's cache root, and where it had the components that it has files of; empty if that is not known."""
     meta = snapshot.manifest.meta
     root, folders = meta.get("cache_root"), meta.get("folders")
     if not isinstance(root, str) or not root:
@@ -177,7 +178,7 @@ def _named(component: Component, folder: str) -> str:
 
 
 def _check_link(store: Store, worker: Worker) -> tuple[Check, bool]:
-    """Check how files get from the store into the cache root. Returns also whether it is known that restores copy."""
+    """Check how files get from the store into the cache root. Also returns whether restores are known to copy."""
     if store.settings.mode is Mode.READ:
         return ok("link mode", "not tried: the mode is read"), False
     try:
@@ -191,7 +192,7 @@ def _check_link(store: Store, worker: Worker) -> tuple[Check, bool]:
 
 
 def _check_space(path: str, newest: Newest | None, *, takes_all: bool) -> Check:
-    """How much a restore takes is known only at its end, unless it `takes_all`: what is there, or linked, is free."""
+    """What a restore takes is known only at its end, unless it `takes_all`: what exists or is linked takes nothing."""
     status = os.statvfs(path)
     free, needed = status.f_bavail * status.f_frsize, newest.own.size if newest and newest.own else 0
     found, advice = f"{size(free)} free in {path}", "free some, or set KSTORE_CACHE_ROOT"

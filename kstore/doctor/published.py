@@ -24,7 +24,7 @@ from kstore.words import files, plural
 _NAMES = {"torch": "torch", "cuda": "CUDA", "hip": "HIP", "triton": "Triton", "python": "Python ABI"}
 _SHOWN = 4
 _LONGEST = 60
-"""Characters of what a manifest says of a builder."""
+"""Characters of what a manifest says about a builder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +34,13 @@ class Newest:
     own: Ref | None
     """The newest generation of this worker's scope that can be read."""
     others: Mapping[Scope, Ref]
-    """The newest generations of other scopes that are live, those with this worker's GPU first."""
+    """The newest generations of other scopes that are live; those with this worker's GPU come first."""
     snapshot: Snapshot | None
-    """The snapshot of `own`, if that is live; else of the first of the others."""
+    """The snapshot of `own`, if that is live; else of the first of `others`."""
     trouble: str = ""
-    """What is damaged in this worker's scope, or cannot be read."""
+    """What is damaged or cannot be read in this worker's scope."""
     choices: Sequence[Scope] = ()
-    """What a worker without torch may choose from: the scopes, of the GPU that is set, that were not forgotten."""
+    """What a worker without torch may choose from: scopes that were not forgotten, of the GPU that is set, if any."""
     is_newer: bool = False
     """Whether the trouble is that a newer kstore wrote it."""
 
@@ -56,7 +56,7 @@ def newest_of(store: Store, key: str) -> Newest:
     try:
         every = list(store.scopes(key))
         to_choose = unforgotten(store.storage, (s for s in every if not store.settings.gpu or s.gpu == scope.gpu))
-        if not store.knows_software and len(to_choose) == 1:  # It is what a restore takes.
+        if not store.knows_software and len(to_choose) == 1:  # A restore takes this one.
             (scope,) = to_choose
         others = {other: ref for other in every if other != scope and (ref := _live(store, other))}
         others = dict(sorted(others.items(), key=lambda item: item[0].gpu != scope.gpu))
@@ -70,7 +70,7 @@ def newest_of(store: Store, key: str) -> Newest:
 
 
 def _live(store: Store, scope: Scope) -> Ref | None:
-    with suppress(KstoreError, OSError):  # What others have is not this worker's trouble.
+    with suppress(KstoreError, OSError):  # Trouble in other scopes is not this worker's.
         ref = store.newest(scope)
         return ref if ref and ref.state is RefState.LIVE else None
     return None
@@ -86,7 +86,7 @@ def _snapshot(store: Store, refs: Mapping[Scope, Ref]) -> Snapshot | None:
 
 
 def check_published(store: Store, key: str, newest: Newest) -> Iterator[Check]:
-    """Whether there is something that could hit."""
+    """Check whether there is something that could hit."""
     scope = store.scope(key)
     yield from _check_generation(store, key, newest)
     yield from _check_contents(store, key, newest)
@@ -116,7 +116,7 @@ def _check_generation(store: Store, key: str, newest: Newest) -> Iterator[Check]
 
 
 def _way_back(store: Store, key: str) -> str:
-    """The way back from a key that was withdrawn: what workers still have of it, no commit publishes again."""
+    """The way back for a key that was withdrawn: no commit publishes again what workers still have of it."""
     root = store.settings.cache_root
     clean = f"remove {root}" if root else f"`{again(store, 'clean', key)}`"
     back = again(store, "rollback", key, names=SCOPE)
@@ -127,7 +127,7 @@ def _way_back(store: Store, key: str) -> str:
 
 
 def _check_contents(store: Store, key: str, newest: Newest) -> Iterator[Check]:
-    """Whether what it needs is there, as far as that can be told without reading all of it."""
+    """Check whether what it needs is there, as far as can be told without reading everything."""
     if newest.snapshot is None or not newest.is_own:
         return
     try:
@@ -139,7 +139,7 @@ def _check_contents(store: Store, key: str, newest: Newest) -> Iterator[Check]:
 
 
 def _check_stored(store: Store, key: str, snapshot: Snapshot) -> Iterator[Check]:
-    """Check by the names and sizes of packs and loose blobs whether all is stored."""
+    """Check by the names and sizes of packs and loose blobs whether everything is stored."""
     ref, storage, is_noted = snapshot.ref, store.storage.holder(snapshot.ref), False
     broken = [pack for pack in ref.packs if not storage.blobs.can_read(pack)]
     if broken:
@@ -155,11 +155,11 @@ def _check_stored(store: Store, key: str, snapshot: Snapshot) -> Iterator[Check]
 
 
 def _lost(store: Store, snapshot: Snapshot) -> list[bytes]:
-    """The digests of all artifacts, but for those that the generation leans on, that no store here has a blob of."""
+    """The digests of all artifacts that no store here has a blob of, except those that the generation leans on."""
     leant, blobs = leaning(snapshot.manifest), store.storage.holder(snapshot.ref).blobs
     own = [entry for entry in snapshot.manifest.entries() if entry.digest not in leant]
     away = absent(store.storage, snapshot.ref, sizes_of(own))
-    if away:  # A restore looks in other packs too, though not in thousands.
+    if away:  # A restore looks in other packs too, but not in thousands.
         away -= blobs.digests_in(islice(blobs.packs_listed(), MOST_SEARCHED))
     return [entry.digest for entry in own if entry.digest in away]
 
@@ -173,7 +173,7 @@ def _check_leaning(store: Store, snapshot: Snapshot) -> Iterator[Check]:
 
 
 def _check_choice(newest: Newest) -> Check:
-    """Check what can be chosen: without torch nobody knows what this worker is, and a restore takes what there is."""
+    """Check the choice: without torch the worker's environment is unknown, and a restore takes what there is."""
     found = "torch is not installed here"
     if len(newest.choices) > 1:
         return bad("environment", f"{found}, and the key has several", f"choose: {choices(newest.choices)}")
@@ -211,7 +211,7 @@ def _check_environment(store: Store, scope: Scope, newest: Newest) -> Check:
 
 
 def _setting(store: Store, name: str) -> str:
-    """What to correct: the variable, if that is where it is from, else the option, argument or file."""
+    """What to correct: the variable, if the value comes from there, else the option, argument or file."""
     ((variable, value),) = variables_of(store.settings, [name]).items()
     return variable if store.environ.get(variable) == value else f"the setting `{name}`"
 

@@ -27,11 +27,11 @@ _MIN_FREE = 1 << 30
 _SHOWN = 4
 """Folders that are named."""
 _PATIENCE = 30.0
-"""Seconds: whoever examines a mount that hangs wants to hear so."""
+"""Seconds: a user who examines a mount that hangs wants to be told."""
 
 
 def check_shared(store: Store, key: str) -> Iterator[Check]:
-    """What every key needs, and whether the folders of `key` can be written, if one is given."""
+    """Check what every key needs, and whether the folders of `key` can be written, if one is given."""
     try:
         is_made = _look(store)
     except StoreFormatError as error:
@@ -64,7 +64,7 @@ def check_shared(store: Store, key: str) -> Iterator[Check]:
 
 
 def _look(store: Store) -> bool:
-    """Whether it has been made. Where there is a store below, trouble is noted, as a restore does."""
+    """Whether the store has been made. If there is a store below, trouble is only noted, as in a restore."""
     look = partial(_is_made, store.storage)
     if store.storage.below:
         return attempt(store.storage, look, False)
@@ -102,7 +102,7 @@ def _check_writable(store: Store, key: str) -> Check:
 
 
 def _written(store: Store, key: str) -> Iterator[str]:
-    """The folders, if they are there, that a commit writes in, and a restore for its mark."""
+    """The folders that commits write in, and restores for their mark, if they exist."""
     layout = store.settings.layout
     if layout is not Layout.LOOSE:
         yield "packs"
@@ -113,12 +113,12 @@ def _written(store: Store, key: str) -> Iterator[str]:
 
 
 def _is_refused(folder: str) -> bool:
-    """Whether it is there and no file can be made in it."""
+    """Whether the folder exists and no file can be made in it."""
     return os.path.isdir(folder) and not os.access(folder, os.W_OK | os.X_OK)
 
 
 def _makes_files(storage: Storage) -> bool:
-    """Whether files can be made, though the filesystem tells of no free inodes, as rclone's mounts do."""
+    """Whether files can be made although the filesystem reports no free inodes, as rclone's mounts do."""
     try:
         storage.clock()
     except (KstoreError, OSError):
@@ -127,17 +127,17 @@ def _makes_files(storage: Storage) -> bool:
 
 
 def _publishing(folder: str, prefix: str) -> Check | None:
-    """What keeps a store in this folder from publishing each name once, if anything does; tried with a file.
+    """What keeps a store in this folder from publishing each name once, if anything does; tried out with a file.
 
-    Should this process be killed now, gc finds it in `tmp/`. Elsewhere its name is hidden: a first commit, which makes
-    the store, must not take it for something else that the folder holds.
+    If this process is killed now, gc finds the file in `tmp/`. Elsewhere its name is hidden: a first commit, which
+    makes the store, must not conclude that the folder holds something else.
     """
     try:
         if has_hard_links(f"{folder}/{prefix}-{secrets.token_hex(8)}") or not (kind := _fuse_kind(folder)):
             return None
     except CannotPublish as error:
         return warning("writing", str(error.strerror), f"no commit can publish anything: {ELSEWHERE}")
-    except OSError:  # Whether files can be made is looked at by itself.
+    except OSError:  # Whether files can be made is a check of its own.
         return None
     return warning(
         "writing",
@@ -149,7 +149,7 @@ def _publishing(folder: str, prefix: str) -> Check | None:
 
 
 def _fuse_kind(folder: str) -> str:
-    """Which kind of FUSE it is on, as `fuse.blobfuse2`; empty if it is on something else."""
+    """Which kind of FUSE the folder is on, such as `fuse.blobfuse2`; empty if it is on something else."""
     device = os.stat(folder).st_dev
     return next((m.kind for m in mounts() if m.device == device and m.kind.startswith("fuse")), "")
 

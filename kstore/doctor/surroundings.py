@@ -26,13 +26,13 @@ from kstore.store import Store
 
 _FREEZING = "TORCHINDUCTOR_FREEZING"
 _MOST_PROCESSORS = 1 << 20
-"""The most that is believed: if a manifest says more of its builder, it is no number of processors."""
+"""The most that is believed: if a manifest gives more for its builder, it is not a number of processors."""
 _MOST = 20
 """Variables that are named: a manifest may hold any number."""
 
 
 def check_surroundings(store: Store, key: str, newest: Newest | None) -> Iterator[Check]:
-    """The host, the component variables, and the variables that change keys."""
+    """Check the host, the component variables, and the variables that change keys."""
     manifest = newest.snapshot.manifest if newest and newest.snapshot and newest.is_own else None
     environ = store.environ
     yield from _check_host(store, manifest)
@@ -93,7 +93,7 @@ def _check_switches(environ: Mapping[str, str]) -> Iterator[Check]:
 
 
 def _check_influences(store: Store, manifest: Manifest | None) -> Iterator[Check]:
-    """Check the variables that differ from the builder's; all that are set, if it is not known what they were there."""
+    """Check the variables that differ from the builder's; if the builder's are not known, all that are set."""
     ours = influences(store.environ)
     theirs = manifest.meta.get("variables") if manifest else None
     if not isinstance(theirs, Mapping):
@@ -106,7 +106,7 @@ def _check_influences(store: Store, manifest: Manifest | None) -> Iterator[Check
     there = manifest.meta.get("processors") if manifest else None
     if isinstance(there, int) and 0 < there < _MOST_PROCESSORS:
         said, names = [n for n in names if n in OF_THREADS], [n for n in names if n not in OF_THREADS]
-        if said or is_cpu(store.gpu):  # Hosts of one GPU may well have other processors.
+        if said or is_cpu(store.gpu):  # Hosts with the same GPU may well have different processors.
             yield from _check_threads(store, threads(built, there), threads(ours, processors()))
     for name in names[:_MOST]:
         found = f"{_set(built.get(name))} where it was compiled, {_set(ours.get(name))} here"
@@ -116,7 +116,7 @@ def _check_influences(store: Store, manifest: Manifest | None) -> Iterator[Check
 
 
 def _check_threads(store: Store, there: int, here: int) -> Iterator[Check]:
-    """Check how many threads torch has, whatever says so."""
+    """Check how many threads torch has, whatever determines it."""
     if there != here:
         name, found = OF_THREADS[1], f"torch had {there} where it was compiled, and has {here} here"
         advice = f"give it {there}, by as many processors or by {name}: it changes the keys of {influence(name)}"

@@ -1,4 +1,4 @@
 """Looks into what is stored: what each artifact is, what its kernels are called, what differs between two caches.
 
-Pickled entries are never unpickled here: reading one runs code.
+Pickled entries are never unpickled here, because that runs code.
 """

@@ -1,4 +1,4 @@
-"""Finds one artifact of a side by its path, the end of its path, or its kernel's name; and makes text of it."""
+"""Finds one artifact of a side by its path, the end of its path, or its kernel's name; and turns it into text."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _JSON = (".json", ".best_config")
 
 
 def find_artifact(side: Side, text: str) -> Artifact:
-    """The artifact whose path is `text`, or ends so; or the file of a kernel: `cpp_fused_add_0.main.cpp`.
+    """The artifact whose path is or ends with `text`; or the file of a kernel: `cpp_fused_add_0.main.cpp`.
 
-    If there are versions for several hosts at one path, it is this host's.
+    If there are versions for several hosts at one path, this host's is taken.
 
     Raises:
         MissError: there is none.
@@ -39,7 +39,8 @@ def find_artifact(side: Side, text: str) -> Artifact:
 
 
 def find_artifacts(side: Side, text: str) -> list[Artifact]:
-    """All that `text` may mean: what a folder of that path holds, else whatever `find_artifact` could choose from.
+    """All artifacts that `text` can mean: the contents of a folder of that path, else all that `find_artifact` could
+    choose from.
 
     Raises:
         MissError: there is none.
@@ -49,7 +50,7 @@ def find_artifacts(side: Side, text: str) -> list[Artifact]:
 
 
 def read_artifact(side: Side, artifact: Artifact) -> bytes:
-    """The bytes of an artifact as they are stored: absolute paths of a relocated file are placeholders.
+    """The bytes of an artifact as stored: in a relocated file, placeholders stand for absolute paths.
 
     Raises:
         MissError: they were left in a store below that is not here.
@@ -66,7 +67,7 @@ def read_artifact(side: Side, artifact: Artifact) -> bytes:
 
 
 def is_text(data: bytes) -> bool:
-    """Whether the bytes are text, and not binary."""
+    """Whether the bytes are text, not binary."""
     try:
         return "\0" not in data.decode()
     except UnicodeDecodeError:
@@ -100,14 +101,16 @@ def _called(side: Side, text: str) -> list[Artifact]:
 
 
 def _by_path(side: Side, text: str) -> list[Artifact]:
-    """The artifacts at that path, else those whose path ends with it as whole parts, else those whose path ends so."""
+    """The artifacts at that path, else those whose path ends with it as whole parts, else those that end with it at
+    all.
+    """
     exact = [artifact for artifact in side.artifacts if artifact.path == text]
     parts = [artifact for artifact in side.artifacts if artifact.path.endswith(f"/{text}")]
     return exact or parts or [artifact for artifact in side.artifacts if text and artifact.path.endswith(text)]
 
 
 def _by_kernel(side: Side, text: str) -> list[Artifact]:
-    """Files of the kernels that `text`, up to the file's suffix, is the name of."""
+    """Files of the kernels that `text` names, with or without the file's suffix."""
     items = items_of(side.artifacts)
     named = [item for item in items.values() if item.kind in _NAMED]
     contents = read_contents(items, [item for item in named if item.kind is not Kind.TRITON_KERNEL], side.fetch)
@@ -122,14 +125,14 @@ def _by_kernel(side: Side, text: str) -> list[Artifact]:
 
 
 def _listed(paths: list[str]) -> str:
-    """The paths in one line, without their folders if that is enough to tell them apart."""
+    """The paths in one line, without their folders if the names alone tell them apart."""
     names = [path.rpartition("/")[2] for path in paths]
     shown = names if len(set(names)) == len(names) else paths
     return ", ".join(shown[:_SHOWN]) + (f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else "")
 
 
 def _near(side: Side, text: str) -> str:
-    """What else may have been meant."""
+    """What else might have been meant."""
     names = {artifact.path.rpartition("/")[2] for artifact in side.artifacts}
     near = difflib.get_close_matches(text.rpartition("/")[2], names, _NEAR)
     listed = f"; `kstore files {side.label}` lists them" if side.generation else ""

@@ -1,4 +1,4 @@
-"""Which generations `my-model/v1@3` and `my-model/v2` mean, where there are several GPUs and environments."""
+"""Which generations `my-model/v1@3` and `my-model/v2` mean, if there are several GPUs and environments."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Pair = tuple[Scope, Scope]
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What was asked for."""
+    """What was requested."""
 
     key: str
     generation: int | None = None
@@ -30,7 +30,7 @@ class Wanted:
     gpu: str | None = None
     environment: str | None = None
     suffix: str = ""
-    """What its options end in on the command line, where each side has its own."""
+    """The ending of its options on the command line, if each side has its own."""
 
     @classmethod
     def parse(cls, text: str, gpu: str | None = None, environment: str | None = None, suffix: str = "") -> Wanted:
@@ -60,11 +60,11 @@ def choose_one(store: Store, wanted: Wanted) -> Ref:
 
 
 def choose_two(store: Store, left: Wanted, right: Wanted) -> tuple[Ref, Ref]:
-    """The two generations that are meant: of one GPU and environment if there is one that has both.
+    """The two generations that are meant: of one GPU and environment, if any has both.
 
     Raises:
         MissError: one side has none.
-        AmbiguousScopeError: there are several pairs, and no one of them is this worker's.
+        AmbiguousScopeError: there are several pairs, and none, or more than one, is this worker's.
     """
     lefts, rights = _candidates(store, left), _candidates(store, right)
     pairs = _closest(list(product(lefts, rights)))
@@ -79,7 +79,7 @@ def choose_two(store: Store, left: Wanted, right: Wanted) -> tuple[Ref, Ref]:
 
 
 def _closest(pairs: list[Pair]) -> list[Pair]:
-    """The pairs that have most in common."""
+    """The pairs that have the most in common."""
     same_gpu = [(one, other) for one, other in pairs if one.gpu == other.gpu]
     same_software = [(one, other) for one, other in pairs if one.environment == other.environment]
     both = [pair for pair in same_gpu if pair in set(same_software)]

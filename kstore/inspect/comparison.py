@@ -29,7 +29,7 @@ class Change(StrEnum):
     """How an item differs, in the order of a report."""
 
     CHANGED = "changed"
-    """Both sides have one of this name, or path, and they do not mean the same."""
+    """Both sides have one of this name or path, and they do not mean the same."""
     REMOVED = "removed"
     """Only the left side has it."""
     ADDED = "added"
@@ -37,7 +37,7 @@ class Change(StrEnum):
     MOVED = "moved"
     """The same bytes are under another path."""
     REBUILT = "rebuilt"
-    """The compiler's key is the same, so either is a hit, and the bytes are not: graphs are never built alike twice."""
+    """The compiler's key is the same, so either is a hit, but the bytes differ: no two builds of a graph are alike."""
 
 
 _CHANGE_ORDER = {change: position for position, change in enumerate(Change)}
@@ -63,14 +63,14 @@ class Difference:
     left: Item | None
     right: Item | None
     fields: tuple[Field, ...] = ()
-    """The parts of its configuration that differ; the main ones, if only one side has the item."""
+    """The parts of its configuration that differ; the main ones if only one side has the item."""
     files: tuple[str, ...] = ()
-    """Names of its files that differ, where both sides have the item."""
+    """Names of its files that differ, if both sides have the item."""
     calls: tuple[str, ...] = ()
     """The kernels that it calls, if it is a generated module."""
     other_code: bool | None = None
-    """For a changed Triton kernel, whether its code is another one, or only comes from another line or path. None where
-    the source is the same to the byte, or cannot be read.
+    """For a changed Triton kernel, whether its code is different, or only comes from another line or path. None if the
+    source is the same to the byte, or cannot be read.
     """
 
     @property
@@ -82,7 +82,7 @@ class Difference:
 
     @property
     def component(self) -> str:
-        """The JIT cache that it is of."""
+        """The JIT cache that it belongs to."""
         return self.item.component
 
     def describe(self) -> dict[str, Any]:
@@ -103,7 +103,7 @@ class Difference:
 
 @dataclass(slots=True)
 class Tally:
-    """How many items of a component and kind are how different."""
+    """How many items of a component and kind differ, and how."""
 
     component: str
     kind: Kind
@@ -117,7 +117,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """All that two sides have in common and have not."""
+    """Everything that two sides have in common and do not have in common."""
 
     left: Side
     right: Side
@@ -130,15 +130,15 @@ class Comparison:
     only_left: Count
     only_right: Count
     unread: int = 0
-    """Items that could not be told more of, since the file that would tell is missing, too large, or broken."""
+    """Items that nothing more is known about, because the file that would tell is missing, too large, or broken."""
 
     @property
     def differ(self) -> bool:
-        """Whether any artifact does."""
+        """Whether any artifact differs."""
         return bool(self.differences)
 
     def counterpart(self, path: str) -> str | None:
-        """Where the other side has what one side has at `path`, if that is in an item that differs."""
+        """Where the other side has what one side has at `path`, if that belongs to an item that differs."""
         for difference in self.differences:
             if difference.left and difference.right:
                 for one, other in ((difference.left, difference.right), (difference.right, difference.left)):
@@ -150,8 +150,8 @@ class Comparison:
 def compare(store: Store, left: str | Wanted, right: str | Wanted | None = None) -> Comparison:
     """Compare two generations, given as `KEY` or `KEY@GENERATION`; or one with this node's cache root of its key.
 
-    Where a key has several GPUs and environments, the two that have most in common are compared, this worker's own
-    if there are several such pairs; a `Wanted` says which.
+    If a key has several GPUs and environments, the two that have the most in common are compared; if there are several
+    such pairs, this worker's own. A `Wanted` chooses.
 
     Raises:
         MissError: nothing is published there, or there is no cache root.
@@ -163,7 +163,7 @@ def compare(store: Store, left: str | Wanted, right: str | Wanted | None = None)
 
 
 def find_sides(store: Store, left: str | Wanted, right: str | Wanted | None) -> tuple[Side, Side]:
-    """The two sides that `compare` compares; it raises the same."""
+    """The two sides that `compare` compares; raises the same errors."""
     one = Wanted.parse(left) if isinstance(left, str) else left
     other = Wanted.parse(right) if isinstance(right, str) else right
     if other is not None:
@@ -175,7 +175,7 @@ def find_sides(store: Store, left: str | Wanted, right: str | Wanted | None) -> 
 
 
 def compare_sides(left: Side, right: Side) -> Comparison:
-    """Compare two sides, reading no more than the small files of what differs."""
+    """Compare two sides, reading only the small files of what differs."""
     lefts, rights = items_of(left.artifacts), items_of(right.artifacts)
     same = {key for key, item in lefts.items() if key in rights and rights[key].parts == item.parts}
     ours = _read(lefts, same, left)
@@ -203,7 +203,7 @@ def _read(items: Items, same: set[tuple[Kind, str]], side: Side) -> list[Named]:
 
 
 def _with_codes(differences: list[Difference], left: Side, right: Side) -> list[Difference]:
-    """Look into the code of the kernels that changed, where its bytes did."""
+    """Look into the code of the kernels that changed, if its bytes changed."""
     pairs = {(found.left, found.right) for found in differences if _may_have_other_code(found)}
     ours = read_codes([one for one, _ in pairs if one], left.fetch)
     theirs = read_codes([other for _, other in pairs if other], right.fetch)
@@ -268,7 +268,7 @@ def _main_options(kind: Kind, left: Named | None, right: Named | None) -> Iterat
 
 
 def _files(left: Item, right: Item) -> Iterator[str]:
-    """Names of the files that differ; those of slots are named by content."""
+    """Names of the files that differ; none for slots, whose files are named by content."""
     if left.kind in _SLOTS:
         return
     digests: dict[str, list[set[bytes]]] = {}

@@ -1,4 +1,4 @@
-"""What the small files of a side say of its items: names, configurations, which module calls which kernels."""
+"""What the small files of a side say about its items: names, configurations, which module calls which kernels."""
 
 from __future__ import annotations
 
@@ -32,27 +32,27 @@ _PYTHON = ".py"
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What is known of one item."""
+    """What is known about one item."""
 
     name: str = ""
-    """The kernel's; empty if nothing tells it."""
+    """The kernel's name; empty if unknown."""
     configuration: Configuration = field(default_factory=dict)
     """The options of a Triton kernel, or what tuning chose."""
     calls: tuple[str, ...] = ()
     """The kernels that a generated module defines."""
     is_readable: bool = True
-    """Whether the file that would tell could be had and understood."""
+    """Whether the file that would tell could be fetched and understood."""
 
 
 UNKNOWN = Content()
-"""For an item that no small file says anything of."""
+"""For an item that no small file says anything about."""
 _UNREAD = Content(is_readable=False)
 
 
 def read_contents(items: Items, wanted: Collection[Item], fetch: Fetch) -> dict[Item, Content]:
-    """Read what can be said of the `wanted` items of a side; all of its modules, if C++ kernels are to get their names.
+    """Read what can be said about the `wanted` items of a side; all of its modules too, if C++ kernels need names.
 
-    One batch, and nothing of it is kept but what is returned.
+    This is one batch; nothing is kept but what is returned.
     """
     telling = {item: part for item in wanted if (part := _telling(item))}
     reader = _Reader(items)
@@ -75,7 +75,7 @@ def _unread(item: Item) -> Content:
 
 
 def read_codes(items: Collection[Item], fetch: Fetch) -> dict[Item, bytes]:
-    """Digests of the code of Triton kernels, as far as it can be had: without the lines and paths it came from."""
+    """Digests of the code of Triton kernels, as far as it can be fetched, without the lines and paths it came from."""
     parts = {item: part for item in items if (part := item.code()) and part.size <= MAX_SOURCE}
     sizes = {part.digest: part.size for part in parts.values()}
     found = {digest: code_digest(data) for digest, data in _readable(fetch, sizes)}
@@ -105,7 +105,7 @@ def _telling(item: Item) -> Part | None:
 
 
 class _Reader:
-    """Takes in the telling files of a side's items, one after the other, and then says what is known of each item."""
+    """Takes in the telling files of a side's items, one after another, and then says what is known about each."""
 
     def __init__(self, items: Items) -> None:
         self._contents: dict[Item, Content] = {}
@@ -135,7 +135,7 @@ class _Reader:
         return Content(calls=tuple(definition.name for definition in found)) if found else Content(jitted_name(text))
 
     def content(self, item: Item) -> Content:
-        """What is known of an item, once all is read."""
+        """What is known about an item, once everything is read."""
         if item in self._sources:
             return Content(self._names.get(self._sources[item], ""))
         return self._contents.get(item, _UNREAD)

@@ -18,7 +18,7 @@ class Artifact(NamedTuple):
 
     path: str
     host: str
-    """Fingerprint of the hosts that it is for; empty for any."""
+    """Fingerprint of the hosts that it is for; empty for any host."""
     entry: Entry
 
     def describe(self) -> dict[str, Any]:
@@ -36,7 +36,7 @@ class Part(NamedTuple):
     """One file of an item."""
 
     name: str
-    """What tells it from the item's others: the end of its path, which two kernels of one name have in common."""
+    """What distinguishes it from the item's other files: the end of its path, which two kernels of one name share."""
     host: str
     digest: bytes
     size: int
@@ -49,17 +49,17 @@ class Item:
 
     kind: Kind
     unit: str
-    """The path of its folder, of its file, or what its files' paths begin with."""
+    """The path of its folder or its file, or what its files' paths begin with."""
     parts: frozenset[Part]
 
     @property
     def component(self) -> str:
-        """The JIT cache that it is of."""
+        """The JIT cache that it belongs to."""
         return self.unit.partition("/")[0]
 
     @property
     def label(self) -> str:
-        """Its name as far as paths tell it: the kernel's, the graph's key, else the path."""
+        """Its name as far as paths tell it: the kernel's name, the graph's key, or else the path."""
         if self.kind is Kind.TRITON_KERNEL:
             return self._kernel() or self.unit
         return self.unit.rpartition("/")[2] if self.kind in (Kind.FX_GRAPH, Kind.AOT_ENTRY) else self.unit
@@ -71,7 +71,7 @@ class Item:
 
     @property
     def hosts(self) -> set[str]:
-        """The hosts that any of it is bound to."""
+        """The hosts that any of its files is bound to."""
         return {part.host for part in self.parts if part.host}
 
     def metadata(self) -> Part | None:

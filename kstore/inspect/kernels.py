@@ -1,6 +1,6 @@
 """Names and configurations of kernels, read from the small text files that compilers leave beside them.
 
-What is read may be anybody's: nothing here is trusted to be well formed, short, or fit for a terminal.
+The files may be anybody's: nothing here is trusted to be well formed, short, or fit for a terminal.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ Value = str | int | float | bool | None
 Configuration = Mapping[str, Value]
 
 MAX_METADATA = 1 << 20
-"""Bytes: real metadata has one or two kB. What is larger is not read."""
+"""Bytes: real metadata has one or two kB. Anything larger is not read."""
 MAX_SOURCE = 2 << 20
-"""Bytes of generated code; what is larger is not read."""
+"""Bytes of generated code; anything larger is not read."""
 MAIN_OPTIONS = ("num_warps", "num_stages", "num_ctas")
-"""What tells one configuration of a kernel from another at a glance."""
+"""The options that tell one configuration of a kernel from another at a glance."""
 
 _MAX_FIELDS = 200
 _MAX_TEXT = 200
-# A digest over everything, the name that the file has already, and where libdevice was on the builder.
+# A digest over everything, the name that the file already has, and where libdevice was on the builder.
 _NOT_CONFIGURATION = {"hash", "name", "extern_libs"}
 # When and how a choice was made, not what was chosen.
 _NOT_CHOICE = {"configs_hash", "time_taken_ms", "triton_cache_hash", "found_by_coordesc"}
 _DEFINITION = re.compile(r"^(\w+) = async_compile\.\w+\(", re.MULTILINE)
 _JITTED = re.compile(r"^@triton\.jit\s*\ndef (\w+)\(", re.MULTILINE)
-# Behind what comes from there " loc(#loc7)" or " loc("x"(#loc))", and "#loc7 = loc("kernel.py":12:0)" on lines below.
+# A statement is followed by " loc(#loc7)" or " loc("x"(#loc))"; lines below say "#loc7 = loc("kernel.py":12:0)".
 _PLACE = re.compile(rb" loc\((?:#loc\d*|\"[^\"\n]*\"\(#loc\d*\))\)")
 _PLACES = re.compile(rb"#loc[^\n]*\n")
 _QUOTES = "'''"
@@ -53,7 +53,7 @@ def read_configuration(data: bytes) -> Configuration | None:
 
 
 def read_choice(data: bytes) -> Configuration | None:
-    """What a `.best_config` of Inductor's chose; None if it cannot be understood."""
+    """What an Inductor `.best_config` chose; None if it cannot be understood."""
     return _scalars(data, _NOT_CHOICE)
 
 
@@ -65,7 +65,7 @@ def chosen_kernel(data: bytes) -> str:
 
 
 def definitions(text: str) -> Iterator[Definition]:
-    """The kernels that a module of Inductor's hands to its compilers: `name = async_compile.triton('…', '''…''')`."""
+    """The kernels that an Inductor module hands to its compilers: `name = async_compile.triton('…', '''…''')`."""
     found = _DEFINITION.search(text)
     while found:
         start = text.find(_QUOTES, found.end(), found.end() + _MAX_ARGUMENTS)
@@ -76,18 +76,18 @@ def definitions(text: str) -> Iterator[Definition]:
 
 
 def jitted_name(text: str) -> str:
-    """The Triton kernel that a module of its own holds; empty if there is none."""
+    """The Triton kernel that has this module to itself; empty if there is none."""
     found = _JITTED.search(text)
     return found[1] if found else ""
 
 
 def source_digest(source: bytes) -> bytes:
-    """Names the C++ of a kernel, as its module holds it or as it is compiled: with bindings for Python behind it."""
+    """Names the C++ of a kernel, as its module holds it or as it is compiled, with bindings for Python after it."""
     return digest_of(source.partition(_BINDINGS)[0].strip())
 
 
 def code_digest(text: bytes) -> bytes:
-    """Names the code in Triton's `.source` or `.ttir`, whatever lines of which file it was written in."""
+    """Names the code in Triton's `.source` or `.ttir`, regardless of the file and lines that it was written in."""
     return digest_of(_PLACES.sub(b"", _PLACE.sub(b"", text)))
 
 
@@ -103,14 +103,14 @@ def _scalars(data: bytes, left_out: set[str]) -> Configuration | None:
 
 
 def _bounded(value: Value) -> Value:
-    """A value that is not too long, and that JSON can hold: it has no infinity, though Python reads one."""
+    """A value that is not too long, and that JSON can hold: JSON has no infinity, though Python reads one."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value[:_MAX_TEXT] if isinstance(value, str) else value
 
 
 def _flat(content: Mapping[str, object]) -> Iterator[tuple[str, Value]]:
-    """The scalars of an object; those of an object within it under both names, and lists of them as text."""
+    """The scalars of an object; those of a nested object under both names, and lists of scalars as text."""
     for name, value in content.items():
         if isinstance(value, Mapping):
             yield from ((f"{name}.{inner}", item) for inner, item in value.items() if _is_scalar(item))

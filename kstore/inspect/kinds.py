@@ -1,4 +1,4 @@
-"""What an artifact is, told from its path alone: `kinds.toml` says how.
+"""What an artifact is, judged by its path alone: `kinds.toml` says how.
 
 kind_of("inductor/fxgraph/mt/fmtr…/c6lv…") is Kind.FX_GRAPH
 """
@@ -18,32 +18,32 @@ class Kind(StrEnum):
     """What an artifact is, in the order in which people look at them."""
 
     FX_GRAPH = "fx-graph"
-    """A pickled graph, an answer to the key that its folder is named by."""
+    """A pickled graph, an answer to the key that its folder is named after."""
     AOT_ENTRY = "aot-entry"
-    """What AOTAutograd makes of one, likewise."""
+    """What AOTAutograd makes of a graph, also an answer to the key that its folder is named after."""
     TRITON_KERNEL = "triton-kernel"
-    """A file of a kernel that Triton compiled: its metadata, its forms from Triton's own to machine code."""
+    """A file of a kernel that Triton compiled: its metadata, or one of its forms from Triton's own to machine code."""
     TRITON_HELPER = "triton-helper"
-    """C code that Triton builds for itself, once a host."""
+    """C code that Triton builds for itself, once per host."""
     CPP_KERNEL = "cpp-kernel"
-    """C++ that Inductor generated, source or built."""
+    """C++ that Inductor generated, as source or built."""
     CUDA_KERNEL = "cuda-kernel"
     """CUDA code that is not Triton's: CUTLASS, DeepGEMM, CuTe DSL, the driver's own cache."""
     GENERATED_CODE = "generated-code"
-    """A Python module of Inductor's: a graph's, or the source of one Triton kernel."""
+    """An Inductor Python module: a graph's, or the source of one Triton kernel."""
     AUTOTUNE = "autotune"
-    """What was measured, or chosen by it."""
+    """What was measured, or chosen by measuring."""
     COMPILED_MODEL = "compiled-model"
-    """Graphs that a serving engine, AOTInductor or XLA keeps in a form of its own."""
+    """Graphs that a serving engine, AOTInductor or XLA keeps in its own form."""
     NATIVE_OBJECT = "native-object"
     """Sources and objects of extensions."""
     DYNAMO_STATE = "dynamo-state"
-    """What Dynamo learnt of dynamic shapes, and precompiled packages."""
+    """What Dynamo learnt about dynamic shapes, and precompiled packages."""
     OTHER = "other"
 
     @property
     def label(self) -> str:
-        """How people call several of them: "FX graphs"."""
+        """What people call several of them: "FX graphs"."""
         return _labels().get(self, "other files")
 
 

@@ -1,7 +1,7 @@
-"""Finds for each item of one side the one of the other side that it is to be compared with.
+"""Finds, for each item of one side, the item of the other side to compare it with.
 
-Paths alone would not do: a compiler names a kernel's folder by a digest of everything that made it, so one option more
-and the same kernel is under another path.
+Paths alone are not enough: a compiler names a kernel's folder by a digest of everything that made it, so one more
+option puts the same kernel under another path.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from kstore.inspect.contents import Content
 from kstore.inspect.items import Item
 
 _FEW = 2500
-"""Pairs of variants of one kernel, up to which each is compared with each."""
+"""The most pairs of variants of one kernel for which each variant is compared with each."""
 
 
 class Named(NamedTuple):
-    """An item and what is known of it."""
+    """An item and what is known about it."""
 
     item: Item
     content: Content
 
     @property
     def name(self) -> str:
-        """The kernel's; the graph's key; else the path."""
+        """The kernel's name, the graph's key, or else the path."""
         return self.content.name or self.item.label
 
 
@@ -34,9 +34,10 @@ Pair = tuple[Named | None, Named | None]
 
 
 def pair_items(lefts: Iterable[Named], rights: Iterable[Named]) -> Iterator[Pair]:
-    """All items of both, each once: in pairs, or alone.
+    """All items of both sides, each once: in pairs, or alone.
 
-    By path, else by bytes, else by name and configuration, else by name: of several variants those that differ least.
+    They are paired by path, else by bytes, else by name and configuration, else by name: of several variants, those
+    that differ least.
     """
     left, right = list(lefts), list(rights)
     for key in (_path, _bytes, _name_and_configuration):
@@ -54,7 +55,7 @@ def _bytes(named: Named) -> Hashable:
 
 
 def _name(named: Named) -> Hashable:
-    """Modules that call the same kernels are taken for versions of one."""
+    """Kind and name; modules that call the same kernels count as versions of one module."""
     return named.item.kind, named.content.calls or named.name
 
 
@@ -86,7 +87,7 @@ def _paired_by_name(lefts: list[Named], rights: list[Named]) -> Iterator[Pair]:
 
 
 def _nearest(lefts: list[Named], rights: list[Named]) -> Iterator[Pair]:
-    """Variants of one kernel: the nearest two first, then the nearest of what is left."""
+    """Pair the variants of one kernel: the nearest two first, then the nearest of what is left."""
     if len(lefts) * len(rights) > _FEW:
         yield from zip_longest(lefts, rights)
         return

@@ -1,4 +1,4 @@
-"""Where the blobs of one generation are: in its packs, by themselves, or left where a store below has them."""
+"""Where the blobs of one generation are: in its packs, loose, or left in a store below that has them."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ class Place(StrEnum):
     PACKED = "packed"
     """In a pack that the generation names."""
     LOOSE = "loose"
-    """A file of its own."""
+    """In a file of its own."""
     BELOW = "below"
-    """It was not uploaded, for a store below had it."""
+    """It was not uploaded, because a store below had it."""
     NOWHERE = "-"
-    """Neither: it is lost, or in a pack of others that the generation does not name."""
+    """None of these: it is lost, or in another generation's pack that this one does not name."""
 
 
 def places_of(storage: Storage, ref: Ref, artifacts: Iterable[Artifact]) -> Iterator[tuple[Artifact, Place]]:
-    """Each artifact of the generation with the place of its blob. A loose one is looked for only when its turn comes.
+    """Each artifact of the generation with the place of its blob. A loose blob is looked for only when its turn comes.
 
     Raises:
         StoreUnavailable: the store cannot be read.

@@ -25,7 +25,7 @@ Fetch = Callable[[Sizes], Iterator[tuple[bytes, bytes]]]
 
 _FACT_LENGTH = 4096
 HOSTS = "hosts"
-"""The fact that names the hosts that some of it is bound to."""
+"""The fact that names the hosts that some of the side's artifacts are bound to."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Side:
     """One of the two sides of a comparison."""
 
     label: str
-    """How it was asked for: `my-model/v1@3`, or the path of the cache root."""
+    """How it was requested: `my-model/v1@3`, or the path of the cache root."""
     scope: Scope
     generation: int
     """0 for a cache root."""
@@ -41,7 +41,7 @@ class Side:
     facts: Mapping[str, str]
     """About the software, the hosts and the paths that it was built with."""
     fetch: Fetch = field(repr=False, compare=False)
-    """Yields (digest, bytes) of the blobs that can be had, verified, in batches."""
+    """Yields (digest, bytes) of the blobs that can be fetched, verified, in batches."""
     skipped: tuple[Skipped, ...] = ()
     """What a cache root has that a commit would leave out."""
 
@@ -51,7 +51,7 @@ class Side:
         return {artifact.entry.digest: artifact.entry.size for artifact in self.artifacts}
 
     def for_host(self, host: str) -> Side:
-        """What a host of that fingerprint would restore of it."""
+        """What a host with that fingerprint would restore of it."""
         artifacts = tuple(artifact for artifact in self.artifacts if artifact.host in ("", host))
         is_bound = any(artifact.host for artifact in artifacts)
         others = {name: value for name, value in self.facts.items() if name != HOSTS}
@@ -69,7 +69,7 @@ class Side:
 
 
 def published_side(store: Store, ref: Ref) -> Side:
-    """A generation, with what it has for every host.
+    """A generation, with its artifacts for every host.
 
     Raises:
         IntegrityError: its manifest is lost.
@@ -91,7 +91,7 @@ def published_side(store: Store, ref: Ref) -> Side:
 
 
 def local_side(store: Store, scope: Scope, *, ask_host: bool) -> Side:
-    """This node's cache root for `scope`. Without `ask_host` this host is found out only if something is bound to it.
+    """This node's cache root for `scope`. Without `ask_host`, this host is detected only if something is bound to it.
 
     Raises:
         MissError: there is no such cache root.
@@ -102,7 +102,7 @@ def local_side(store: Store, scope: Scope, *, ask_host: bool) -> Side:
             f"there is no cache root of {scope.key} here; give two keys, or name the folder with --cache-root"
         )
     state = worker.state.load()
-    # Somebody may have written into a file. Its folder's times, which a commit goes by, do not tell of that.
+    # Somebody may have written into a file. Its folder's times, which a commit goes by, do not show that.
     state.index.folders.clear()
     found = worker.scan(replace(state, untouched=UNMARKED))
     files = found.files
@@ -114,7 +114,7 @@ def local_side(store: Store, scope: Scope, *, ask_host: bool) -> Side:
 
 
 def _local_fetch(worker: Worker, artifacts: tuple[Artifact, ...]) -> Fetch:
-    """What reads artifacts of a cache root by digest, in the form in which they are stored."""
+    """A function that reads artifacts of a cache root by digest, in the form in which they are stored."""
     by_digest = {artifact.entry.digest: artifact for artifact in artifacts}
 
     def fetch(wanted: Sizes) -> Iterator[tuple[bytes, bytes]]:
@@ -144,7 +144,7 @@ def _published_facts(scope: Scope, manifest: Manifest) -> dict[str, str]:
 
 def _local_facts(worker: Worker, host: str) -> dict[str, str]:
     facts = {"GPU": worker.scope.gpu, "environment": worker.scope.environment}
-    # Where another environment's kernels were restored to, this process cannot tell what they were built with.
+    # If another environment's kernels were restored into it, this process cannot tell what they were built with.
     if worker.environment.tag == worker.scope.environment:
         facts |= worker.environment.facts
     if host:

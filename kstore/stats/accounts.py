@@ -1,12 +1,12 @@
-"""Whose bytes a store holds: by reading the manifest of every generation, and the index of every pack.
+"""Whose bytes a store holds, found by reading the manifest of every generation and the index of every pack.
 
-What is counted is what gc goes by. An object, a pack or a loose blob, is needed if a generation needs it; a pack is
-deleted whole or not at all. So what a group alone needs is what gc frees, in the end, if the group is forgotten. A
-frame of a pack that others need too comes free only when gc rewrites the pack, as it does with one that is mostly
-dead.
+What is counted is what gc goes by. An object, that is a pack or a loose blob, is needed if a generation needs it; a
+pack is deleted whole or not at all. So what only one group needs is what gc frees, in the end, if that group is
+forgotten. A frame of a pack that others need too is freed only when gc rewrites the pack, as it does with one that is
+mostly dead.
 
-Which blob is whose is kept in a table on local disk: `digest · owner · kind` in order, so that the owners of a blob
-follow each other.
+A table on local disk holds which blob is whose: `digest · owner · kind` in order, so that the owners of a blob follow
+each other.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ from kstore.words import plural
 _OWNER = struct.Struct(">I")
 _SIZE = struct.Struct(">Q")
 _PINNED = 0
-"""Owner of what pinned generations need: no group frees it by being forgotten."""
+"""Owner of what pinned generations need: forgetting a group does not free it."""
 _MANIFEST = ""
-"""In the place of a component's name."""
+"""Takes the place of a component's name."""
 OTHER = "other"
-"""In the place of the names of all components but the first few hundred, for a manifest may name any."""
+"""Takes the place of the names of all components but the first few hundred, because a manifest may name any number."""
 _MOST_KINDS = 255
 
 
 class Holding(NamedTuple):
-    """One generation and all that it needs."""
+    """One generation and everything that it needs."""
 
     ref: Ref
     is_pinned: bool
@@ -59,7 +59,7 @@ class Holding(NamedTuple):
 def holdings(
     storage: Storage, scopes: Iterable[Scope], unreadable: list[str], progress: Progress | None
 ) -> Iterator[Holding]:
-    """Every generation of these scopes that can be read; why others cannot is appended to `unreadable`."""
+    """Every generation of these scopes that can be read; why others cannot be is appended to `unreadable`."""
     progress = progress or Progress()
     for scope in scopes:
         pins = storage.refs.pins(scope)
@@ -77,7 +77,7 @@ def holdings(
 
 
 class Accounts(Generic[Group]):
-    """Counts holdings, each for the group that `by` says. To be used in a context."""
+    """Counts holdings, each for the group that `by` gives. To be used as a context manager."""
 
     def __init__(self, storage: Storage, by: Callable[[Scope], Group]) -> None:
         self._storage = storage
@@ -89,7 +89,7 @@ class Accounts(Generic[Group]):
         self._packs: dict[str, set[int]] = {}
         self._newest: dict[Scope, Ref] = {}
         self._sought: set[str] = set()
-        """Packs that no ref names and that gc keeps for what is lacking."""
+        """Packs that no ref names and that gc keeps because they hold what generations lack."""
         self.space: Space[Group] = Space()
 
     def __enter__(self) -> Self:
@@ -98,11 +98,11 @@ class Accounts(Generic[Group]):
         self._loose = self._open.enter_context(DigestSet())
         self._leant = self._open.enter_context(DigestSet())
         self._lacking = self._open.enter_context(DigestSet())
-        """What generations need, and have neither loose nor in their packs; `seek` uses it up."""
+        """What generations need and have neither loose nor in their packs; `seek` uses it up."""
         self._sought_for = self._open.enter_context(DigestSet())
-        """The same, to be kept."""
+        """The same, kept."""
         self._saved = self._open.enter_context(DigestSet())
-        """What of it is in a pack after all."""
+        """What of it is in some pack after all."""
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -131,7 +131,7 @@ class Accounts(Generic[Group]):
                 self._packs.setdefault(pack, set()).add(owner)
 
     def _rows(self, holding: Holding) -> Iterator[tuple[bytes, bytes]]:
-        """(digest, kind) in one, and the size, of each blob."""
+        """(digest and kind joined, size) of each blob."""
         for digest, size in holding.ref.stored.items():
             yield digest + b"\0", _SIZE.pack(size)
         for files in (holding.manifest.files, *holding.manifest.hosts.values()):
@@ -144,7 +144,7 @@ class Accounts(Generic[Group]):
         return bytes([self._kinds.setdefault(component, len(self._kinds))])
 
     def finish(self, *, survey: bool = True) -> Space[Group]:
-        """What it comes to. Without `survey`, nothing is counted that no generation of those that were added needs."""
+        """The result. Without `survey`, only what the generations that were added need is counted."""
         for scope, ref in self._newest.items():
             for one in (self.space.groups[self._by(scope)], self.space.whole):
                 one.published |= ref.state is RefState.LIVE
@@ -164,7 +164,7 @@ class Accounts(Generic[Group]):
         return self.space
 
     def blobs(self) -> Iterator[tuple[frozenset[Group], str, int]]:
-        """(groups that have it, component, bytes) of each blob; manifests left out."""
+        """(groups that have it, component, bytes) of each blob, manifests left out."""
         groups = {number: group for group, number in self._numbers.items()}
         kinds = {number: kind for kind, number in self._kinds.items()}
         for _, owners, kind, size in self._each(self._blobs):
@@ -172,7 +172,7 @@ class Accounts(Generic[Group]):
                 yield frozenset(groups[owner] for owner in owners - {_PINNED}), kinds[kind], size
 
     def _seek(self) -> None:
-        """Find what generations lack in the packs of others: a repair has saved it there, and moved their own away."""
+        """Find in the packs of others what generations lack: a repair saved it there and moved their own packs away."""
         if len(self._lacking):
             self._note_saved(list(self._packs))
             self._sought = seek(self._storage, self._lacking, self._packs)
@@ -192,7 +192,7 @@ class Accounts(Generic[Group]):
             self._count_frames(reader, owners)
             self._count_object(owners, reader.size)
         except (IntegrityError, OSError) as error:
-            # One that a repair has moved away may be named by earlier generations still.
+            # Earlier generations may still name a pack that a repair moved away.
             is_gone = isinstance(error, FileNotFoundError)
             if not is_gone or any(pack in ref.packs for ref in self._newest.values()):
                 self.space.unreadable.append(f"pack {pack}: {error}")
@@ -218,7 +218,7 @@ class Accounts(Generic[Group]):
             self.space.unreadable.append(f"{blobs}, {lost.bytes} bytes; `kstore verify` says of what")
 
     def _count_copy(self, owners: set[int], size: int) -> None:
-        """Count a loose blob, which is an object and holds one blob."""
+        """Count a loose blob: an object that holds one blob."""
         self._count_object(owners, size)
         for one in self._held_by(owners):
             one.copies += size
@@ -231,7 +231,7 @@ class Accounts(Generic[Group]):
             self.space.whole.alone += size
 
     def _held_by(self, owners: set[int]) -> list[Held]:
-        """The accounts to add to for these owners: theirs and that of the whole."""
+        """The accounts to add to for these owners: their own and that of the whole."""
         return [self.space.whole, *(self._held[owner] for owner in owners - {_PINNED})]
 
     def _count_frames(self, reader: PackReader, owners: set[int]) -> None:
@@ -268,7 +268,7 @@ class Accounts(Generic[Group]):
             yield before, owners, kind, size
 
     def _survey(self) -> None:
-        """Count what is in the store, and what of it is needed by none."""
+        """Count what is in the store, and how much of it nothing needs."""
         needed = self._packs.keys() | self._sought
         packs = {pack: pack in needed for pack in self._storage.blobs.packs()}
         self._count_stored({pack_name(pack): is_needed for pack, is_needed in packs.items()})
@@ -283,7 +283,7 @@ class Accounts(Generic[Group]):
         return {f"{shard}/{name}": name in needed for name in names}
 
     def _count_stored(self, names: Mapping[str, bool]) -> None:
-        # What gc has removed since is None.
+        # None for what gc has removed since.
         stats = zip(names.values(), self._storage.backend.stat_many(list(names)), strict=True)
         sizes = [(is_needed, found.size) for is_needed, found in stats if found]
         unneeded = [size for is_needed, size in sizes if not is_needed]
@@ -302,7 +302,7 @@ def space_of(
     scopes: Iterable[Scope] | None = None,
     progress: Progress | None = None,
 ) -> Space[Group]:
-    """Whose bytes a store holds; of these scopes alone, if they are given.
+    """Whose bytes a store holds; only those of these scopes, if they are given.
 
     Raises:
         OSError: the store cannot be read.

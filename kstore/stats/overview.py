@@ -1,4 +1,4 @@
-"""All that is known of a store's use, by GPU and key: restores, commits, bytes."""
+"""Everything that is known about a store's use, by GPU and key: restores, commits, bytes."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class Shelf(NamedTuple):
 
 @dataclass(slots=True)
 class Commits:
-    """What is known of the commits of one shelf, from the refs that are kept."""
+    """What is known about the commits of one shelf, from the refs that are kept."""
 
     published: int = 0
-    """Generations that were ever published, those that gc has removed and empty ones included."""
+    """Generations that were ever published, including empty ones and those that gc has removed."""
     timed: int = 0
     """Generations that say what it took to commit them."""
     seconds: float = 0.0
-    """What they took, all together."""
+    """What they took altogether."""
     most: float = 0.0
     """The slowest of them, in seconds."""
     uploaded: int = 0
@@ -85,7 +85,7 @@ class Row:
 
 @dataclass(slots=True)
 class Overview:
-    """What is known of the use of a store, or of one key."""
+    """What is known about the use of a store, or of one key."""
 
     store: str
     key: str | None
@@ -101,7 +101,7 @@ class Overview:
 
 
 def overview(storage: Storage, key: str | None = None, progress: Progress | None = None) -> Overview:
-    """Read what a store says of its use; of one key alone, if given. Nothing is written.
+    """Read what a store says about its use; about one key alone, if given. Nothing is written.
 
     Raises:
         OSError: the store cannot be read.
@@ -111,7 +111,7 @@ def overview(storage: Storage, key: str | None = None, progress: Progress | None
 
 
 def overview_with(storage: Storage, space: Space[Shelf], scopes: Iterable[Scope], key: str | None = None) -> Overview:
-    """The same as `overview`, where the bytes of these scopes have been counted already."""
+    """The same as `overview`, if the bytes of these scopes have been counted already."""
     misses = {s: totals for s, totals in read_misses(storage.backend).items() if key in (None, s.key)}
     rows = _rows(storage, scopes, misses, space)
     whole = Row(sum_of(row.restores for row in rows.values()), held=space.whole)

@@ -1,15 +1,15 @@
-"""Where the totals of restores are kept: `stats/<gpu>/<key>/@<environment>/<slot>.<n>`, a page each.
+"""Where the totals of restores are kept: in pages, `stats/<gpu>/<key>/@<environment>/<slot>.<n>`.
 
-A page is never replaced. A worker that adds to it reads number n and creates n + 1, which fails for all but one, and
-deletes what came before. So the name n + 1 may be free again for a worker that has read n long ago: if it finds a newer
-page beside its own, it looks for the mark that it has made, to see whether the newer one has grown from its own. A
-worker that fails tries again in another slot, a few times. Where nobody else is at work one slot is used, and a scope
-has one file, however many workers it has.
+A page is never replaced. A worker that adds to it reads number n and creates n + 1, which fails for all workers but
+one, and deletes what came before. So the name n + 1 may be free again for a worker that read n long ago: if it finds a
+newer page beside its own, it looks there for the mark that it made, to see whether the newer page has grown from its
+own. A worker that fails tries again in another slot, a few times. As long as nobody else is adding, one slot is used,
+and a scope has one file, however many workers it has.
 
 Misses are counted in slots that all scopes share: what is not published must leave no folder of its own, or the store
-would grow with every key that somebody asks for.
+would grow with every key that somebody requests.
 
-Best effort, and read by people only: nothing that is restored, committed or deleted depends on it.
+Best effort, and read only by people: nothing that is restored, committed or deleted depends on it.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ log = logging.getLogger(__name__)
 
 FOLDER = "stats"
 MISSES = f"{FOLDER}/@misses"
-"""Where what is not published for a key is counted, and what was restored from another key instead."""
+"""Where restores are counted that found nothing published for a key, or restored from another key instead."""
 FORMAT = 1
 SLOTS = 16
-"""Files of one folder at most, but for those that are about to be deleted."""
+"""The most files in one folder, apart from those that are about to be deleted."""
 MOST_SCOPES = 256
-"""The most scopes on a page of misses; those that nobody has asked for the longest go first."""
+"""The most scopes on a page of misses; those that nobody has requested for the longest time go first."""
 _TRIES = 4
 _MARKS = 32
-"""Marks on a page: so many others may add to it before a worker has looked whether it did so in vain."""
+"""Marks on a page: this many others may add to it before a worker has checked whether its own addition was lost."""
 _LARGEST_PAGE = 1 << 20
 """Bytes."""
 _LONGEST_MARK = 16
@@ -48,7 +48,7 @@ _NAME = re.compile(r"([0-9]{1,2})\.([0-9]{1,18})", re.ASCII)
 
 
 class _Newer(Exception):
-    """A newer kstore wrote it."""
+    """A newer kstore wrote the page."""
 
 
 @dataclass(slots=True)
@@ -57,7 +57,7 @@ class Page:
 
     scopes: dict[Scope, Totals] = field(default_factory=dict)
     marks: list[str] = field(default_factory=list)
-    """One of each worker that added to it, the last ones last."""
+    """One for each worker that added to it, the latest last."""
 
     def add(self, other: Page) -> None:
         """Count what others have counted."""
@@ -92,19 +92,19 @@ def load_page(data: bytes) -> Page | None:
 
 
 def folder_of(scope: Scope) -> str:
-    """Where the restores of a scope are counted."""
+    """The folder where the restores of a scope are counted."""
     return f"{FOLDER}/{scope.path}"
 
 
 def add(backend: Backend, scope: Scope, sample: Sample) -> bool:
-    """Count one restore. False if others were at it each time that it was tried.
+    """Count one restore. False if others were adding each time that it was tried.
 
     Raises:
         OSError: the store cannot be written.
     """
     is_hit = sample.status in HITS
     folder = folder_of(scope) if is_hit else MISSES
-    # Not from `random`: its numbers are the job's own.
+    # Not from `random`: its sequence belongs to the job.
     return any(_add(backend, folder, secrets.randbelow(SLOTS) if number else 0, scope, sample)
                for number in range(_TRIES))  # fmt: skip
 
@@ -127,7 +127,7 @@ def _add(backend: Backend, folder: str, slot: int, scope: Scope, sample: Sample)
 
 
 def _is_kept(backend: Backend, folder: str, slot: int, number: int, mark: str) -> bool:
-    """Whether the page that was just made is the newest, or what that has grown from."""
+    """Whether the page that was just made is the newest one, or the newest one has grown from it."""
     numbers = _numbers(backend, folder).get(slot, [])
     with suppress(_Newer):
         return max(numbers, default=0) <= number or mark in _read_newest(backend, folder, slot, numbers).marks
@@ -140,7 +140,7 @@ def read_hits(backend: Backend, scope: Scope) -> Totals:
 
 
 def read_misses(backend: Backend) -> dict[Scope, Totals]:
-    """What was asked for and not published, by scope."""
+    """What was requested and not published, by scope."""
     return _read_folder(backend, MISSES).scopes
 
 
@@ -164,7 +164,7 @@ def _read_newest(backend: Backend, folder: str, slot: int, numbers: list[int]) -
 
 
 def _read(backend: Backend, name: str) -> Page:
-    """Read a page. One that is damaged, and was not just read badly, is empty."""
+    """Read a page. If it is damaged, and was not merely read badly, it counts as empty."""
     for _ in range(2):
         if page := load_page(backend.get(name, 0, _LARGEST_PAGE)):
             return page
@@ -172,7 +172,7 @@ def _read(backend: Backend, name: str) -> Page:
 
 
 def _numbers(backend: Backend, folder: str) -> dict[int, list[int]]:
-    """Slot → the numbers that are there, usually one."""
+    """Slot → the numbers that exist, usually one."""
     found: dict[int, list[int]] = {}
     for child in backend.list(folder):
         match = _NAME.fullmatch(child.name)
@@ -182,7 +182,7 @@ def _numbers(backend: Backend, folder: str) -> dict[int, list[int]]:
 
 
 def sweep_stats(backend: Backend, is_there: Callable[[Scope], bool]) -> None:
-    """Remove what was counted for scopes that are not there any more; what cannot be removed stays."""
+    """Remove what was counted for scopes that no longer exist; what cannot be removed stays."""
     try:
         for scope in _scopes(backend):
             folder = folder_of(scope)

@@ -1,6 +1,6 @@
 """An overview in the text format of Prometheus, for its node exporter's textfile collector or a push gateway.
 
-The format is a line per figure, and ours have two labels: that is not worth a dependency of every installation.
+The format is one line per figure, and ours have two labels: that is not worth a dependency for every installation.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class _Metric(NamedTuple):
     kind: str
     text: str
     values: Callable[[Row], dict[str, float]]
-    """Suffix of the name, and what follows the labels of GPU and key, → value."""
+    """Suffix of the name, with what follows the labels of GPU and key, → value."""
 
 
 def _results(row: Row) -> dict[str, float]:
@@ -67,7 +67,7 @@ _WHOLE = (
 
 
 def as_prometheus(found: Overview) -> str:
-    """The figures of an overview; those of the whole store too, unless it is of one key."""
+    """The figures of an overview; those of the whole store too, unless the overview is of one key."""
     return "".join(f"{line}\n" for line in _lines(found))
 
 

@@ -1,7 +1,7 @@
 """Counts a restore in the store, once the caller has its answer.
 
-A thread of its own does it, which nobody waits for but the end of the process, and that not long: a store that
-hangs, or may not be written, is no trouble of the job's.
+This happens in its own thread, which only the end of the process waits for, and not for long: a store that hangs, or
+may not be written, must not trouble the job.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ _running: set[threading.Thread] = set()
 
 
 def record(store: Store, report: RestoreReport) -> None:
-    """Count a restore, in a thread, unless the settings say that nothing is written for it."""
+    """Count a restore, in a thread, unless the settings say that nothing is to be written."""
     try:
         _record(store, report)
-    except Exception as error:  # At the end of the interpreter no thread can be started.
+    except Exception as error:  # While the interpreter ends, no thread can be started.
         log.debug("a restore of %s is not counted", report.key, exc_info=error)
 
 
 def _record(store: Store, report: RestoreReport) -> None:
     settings = store.settings
-    # Where another rank was in trouble nothing was missing.
+    # If another rank was in trouble, nothing was missing.
     if settings.mode is Mode.READ or not settings.stats or report.status not in COUNTED or report.error:
         return
     thread = threading.Thread(target=_work, args=(store.storage, report), name="kstore-stats", daemon=True)
     start(thread)
-    # Other threads that restore add to it meanwhile.
+    # Other threads that restore might add to it meanwhile.
     _running.difference_update([other for other in list(_running) if not other.is_alive()])
     if not _running:
         atexit.unregister(finish)
@@ -54,7 +54,7 @@ def _record(store: Store, report: RestoreReport) -> None:
 
 
 def finish(seconds: float = PATIENCE) -> None:
-    """Wait until all is counted, but not for long."""
+    """Wait until everything is counted, but not for long."""
     until = time.monotonic() + seconds
     while _running:
         _running.pop().join(max(0.0, until - time.monotonic()))
@@ -63,7 +63,7 @@ def finish(seconds: float = PATIENCE) -> None:
 def _work(storage: Storage, report: RestoreReport) -> None:
     block_signals()
     try:
-        if storage.is_there():  # What is not there is not made to count that it is missing.
+        if storage.is_there():  # A missing store is not made only to count a miss.
             add(storage.backend, Scope(report.gpu, report.key, report.environment), Sample.of(report))
     except Exception as error:
         log.debug("a restore of %s is not counted", report.key, exc_info=error)

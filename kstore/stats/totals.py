@@ -1,6 +1,6 @@
 """What restores add up to. Pure: reports in, totals out, and the totals of many as one.
 
-All of it comes from a store, which may hold anything: what makes no sense is refused, and nothing grows without bound.
+Everything comes from a store, which may hold anything: what makes no sense is refused, and nothing grows without bound.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kstore.creator import creator
 from kstore.report import RestoreReport, RestoreStatus
 
 HITS = (RestoreStatus.RESTORED, RestoreStatus.CURRENT)
-"""What is published for the key was restored."""
+"""Endings in which what is published for the key was restored."""
 COUNTED = (*HITS, RestoreStatus.SEEDED, RestoreStatus.MISS)
 """Endings that are counted. A worker that cannot use the store cannot write to it either."""
 NEWEST, SLOWEST = 8, 4
@@ -29,11 +29,11 @@ class Sample:
     """One restore."""
 
     at: float
-    """Seconds since 1970 by the worker's clock: for people only."""
+    """Seconds since 1970 by the worker's clock, for people only."""
     status: RestoreStatus
     generation: int
     seconds: float
-    """What it took, without the waiting."""
+    """What it took, without waiting."""
     waited: float
     files: int
     """Artifacts that the generation has for the worker."""
@@ -47,7 +47,7 @@ class Sample:
 
     @classmethod
     def of(cls, report: RestoreReport) -> Sample:
-        """What is kept of a report that was made just now. Where nothing that was restored is whole, it is a miss."""
+        """What is kept of a report that was made just now. If nothing that was restored is whole, it is a miss."""
         status = report.status if report.ok else RestoreStatus.MISS
         return cls(
             time.time(), status, report.generation, round(report.seconds, 4), round(report.waited, 1),
@@ -61,13 +61,13 @@ class Timing:
 
     count: int = 0
     seconds: float = 0.0
-    """All together."""
+    """Altogether."""
     least: float = 0.0
     most: float = 0.0
 
     @property
     def mean(self) -> float:
-        """Seconds that one took on average; 0 if there was none."""
+        """Average seconds per restore; 0 if there was none."""
         return self.seconds / self.count if self.count else 0.0
 
     def add(self, other: Timing) -> None:
@@ -84,7 +84,7 @@ class Totals:
     """What the restores of one scope, or of many, add up to."""
 
     since: float = 0.0
-    """When the first one was; 0 for never. By the clocks of the workers."""
+    """When the first one was, by the workers' clocks; 0 for never."""
     last: float = 0.0
     timings: dict[RestoreStatus, Timing] = field(default_factory=dict)
     placed: int = 0
@@ -102,21 +102,21 @@ class Totals:
 
     @property
     def misses(self) -> int:
-        """Those that found nothing to start from."""
+        """Restores that found nothing to start from."""
         return self.timing(RestoreStatus.MISS).count
 
     @property
     def seeded(self) -> int:
-        """Those that began with another key's."""
+        """Restores that began with another key's artifacts."""
         return self.timing(RestoreStatus.SEEDED).count
 
     @property
     def restores(self) -> int:
-        """All of them."""
+        """All restores."""
         return sum(timing.count for timing in self.timings.values())
 
     def timing(self, status: RestoreStatus) -> Timing:
-        """The timing of those that ended so."""
+        """The timing of restores that ended this way."""
         return self.timings.get(status, Timing())
 
     def add_sample(self, sample: Sample) -> None:
@@ -146,7 +146,7 @@ class Totals:
 
 
 def sum_of(many: Iterable[Totals]) -> Totals:
-    """All of them as one."""
+    """All totals as one."""
     whole = Totals()
     for totals in many:
         whole.add(totals)
