@@ -1,6 +1,6 @@
 """Which GPU the kernels are for, as one word made of the full device name and its architecture.
 
-Compilers build for the first visible device and put its name in their cache keys, so that is the one named.
+Compilers build for the first visible device and put its name in their cache keys, so that device is the one named.
 Nothing here imports torch or starts CUDA in this process: CUDA started by a parent is unusable in a fork.
 """
 
@@ -79,7 +79,7 @@ class _AmdGpu(NamedTuple):
 def gpu_slug(environ: Mapping[str, str] = os.environ) -> str:
     """Name the first GPU that a process with `environ` would see, such as `nvidia-h100-80gb-hbm3-sm90`.
 
-    The whole device name is in it, so that an RTX 6000 Ada and an RTX PRO 6000 do not meet. Never raises:
+    It contains the whole device name, so that an RTX 6000 Ada and an RTX PRO 6000 do not share a slug. Never raises:
     without a usable GPU the answer is `cpu-<machine>`.
     """
     for detect in (_initialized_torch_slug, nvidia_slug, amd_slug):
@@ -94,24 +94,24 @@ def gpu_slug(environ: Mapping[str, str] = os.environ) -> str:
 
 
 def is_cpu(slug: str) -> bool:
-    """Whether `gpu_slug` gave this name for want of a GPU."""
+    """Whether `gpu_slug` gave this name because there is no GPU."""
     return slug.startswith("cpu-")
 
 
 def _slug(vendor: str, name: str, architecture: str) -> str:
     words = [word for word in re.split(r"[^a-z0-9]+", name.lower()) if word]
-    if words[:1] != [vendor]:  # "Tesla V100", and GeForce names of drivers before 470, have no vendor
+    if words[:1] != [vendor]:  # "Tesla V100", and GeForce names from drivers before 470, have no vendor
         words.insert(0, vendor)
     return "-".join([*words, architecture])
 
 
-# ---- torch, where it has started CUDA already
+# ---- torch, if it has started CUDA already
 
 
 def _initialized_torch_slug(environ: Mapping[str, str]) -> str | None:
-    """Ask torch if it has CUDA running: which devices it sees was settled then, whatever was set since.
+    """Ask torch if it has CUDA running: the devices that it sees were settled then, whatever was set since.
 
-    ROCm goes through sysfs even then, because HIP takes device names from a file that not every image has.
+    ROCm goes through sysfs even then, because HIP takes device names from a file that some images lack.
     """
     torch: Any = sys.modules.get("torch")
     if torch is None or not _is_our_own(environ):
@@ -123,7 +123,7 @@ def _initialized_torch_slug(environ: Mapping[str, str]) -> str | None:
 
 
 def _is_our_own(environ: Mapping[str, str]) -> bool:
-    """Whether `environ` selects the devices that this process's own environment does, and not a child's."""
+    """Whether `environ` selects the same devices as this process's own environment, and not a child's."""
     names = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
     return environ is os.environ or all(environ.get(name) == os.environ.get(name) for name in names)
 
@@ -179,7 +179,7 @@ def _devices(gpus: Sequence[_NvidiaGpu]) -> list[_Device]:
 
 
 def _only(matches: list[_T]) -> list[_T]:
-    """A prefix that fits several devices is invalid, as one that fits none."""
+    """The one match, or nothing: a prefix that fits several devices is as invalid as one that fits none."""
     return matches if len(matches) == 1 else []
 
 
@@ -193,8 +193,8 @@ def _leading_integer(entry: str) -> int:
 def _nvml_gpus() -> list[_NvidiaGpu]:
     """All GPUs that this process may open, in bus order, as CUDA counts them."""
     if "pynvml" not in sys.modules:
-        ctypes.CDLL("libnvidia-ml.so.1")  # what it would load; it takes longer to import than a whole commit
-    pynvml = importlib.import_module("pynvml")  # without stubs, and only needed here
+        ctypes.CDLL("libnvidia-ml.so.1")  # what pynvml would load; importing pynvml takes longer than a whole commit
+    pynvml = importlib.import_module("pynvml")  # it has no stubs, and is needed only here
     pynvml.nvmlInit()
     try:
         gpus = [_nvml_gpu(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount())]
@@ -224,7 +224,7 @@ def _mig_instances(nvml: Any, handle: Any) -> list[Any] | None:
     """Handles of the MIG instances of a GPU in MIG mode, or None for a GPU that is whole."""
     try:
         current, _pending = nvml.nvmlDeviceGetMigMode(handle)
-    except nvml.NVMLError:  # most GPUs do not know MIG
+    except nvml.NVMLError:  # most GPUs do not support MIG
         return None
     if not current:
         return None
@@ -256,7 +256,7 @@ def _ask_driver(environ: Mapping[str, str]) -> str | None:
             command,
             env=dict(environ),
             stdin=subprocess.DEVNULL,
-            close_fds=False,  # In a vfork, which all threads wait for, a close may hang: FUSE asks the mount for each.
+            close_fds=False,  # In a vfork, which all threads wait for, a close may hang: FUSE asks the mount each time.
             capture_output=True,
             check=True,
             timeout=_DRIVER_TIMEOUT_S,
@@ -277,8 +277,8 @@ def _ask_driver(environ: Mapping[str, str]) -> str | None:
 def amd_slug(environ: Mapping[str, str], *, sysfs: Path = _SYSFS, node: Path = _KFD_NODE) -> str | None:
     """Name the device that HIP would number 0, or return None if it would see none.
 
-    ROCR_VISIBLE_DEVICES selects first; HIP_VISIBLE_DEVICES, or else CUDA_VISIBLE_DEVICES, selects among what
-    that left. sysfs shows every container all GPUs of the machine; `node` opens only where one was granted.
+    ROCR_VISIBLE_DEVICES selects first; HIP_VISIBLE_DEVICES, or else CUDA_VISIBLE_DEVICES, selects among what that left.
+    sysfs shows every container all GPUs of the machine; `node` can be opened only if one was granted.
     """
     if not os.access(node, os.R_OK | os.W_OK):
         return None
@@ -308,7 +308,7 @@ def _selected(entry: str, gpus: list[_AmdGpu]) -> list[_AmdGpu]:
 
 
 def _kfd_gpus(sysfs: Path) -> list[_AmdGpu]:
-    """The GPUs among the nodes of the kernel's compute topology, in its order, which is that of HIP."""
+    """The GPUs among the nodes of the kernel's compute topology, in its order, which is also HIP's."""
     nodes = sysfs / "class/kfd/kfd/topology/nodes"
     files = sorted(nodes.glob("*/properties"), key=lambda path: int(path.parent.name))
     gpus = [_kfd_gpu(sysfs, path) for path in files]
@@ -337,7 +337,7 @@ def _amd_name(sysfs: Path, values: Mapping[str, int]) -> str:
     """The name that the board carries, else its PCI device and revision.
 
     Not the marketing name: that comes from libdrm's table, whose presence and version differ between images.
-    The PCI address is used, as a compute partition's own DRM device has no name.
+    The PCI address is used because a compute partition's own DRM device has no name.
     """
     bus, function = values.get("location_id", 0) >> 8 & 0xFF, values.get("location_id", 0) & 0xFF
     address = f"{values.get('domain', 0):04x}:{bus:02x}:{function >> 3:02x}.{function & 7}"

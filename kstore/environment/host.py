@@ -1,8 +1,8 @@
 """The host as C++ code built on it sees it: which CPU, compiler and libraries a `.so` may rely on.
 
-Inductor compiles with `-march=native`, and leaves both what that means and the compiler's version out of the
-key of the `.so`. On another CPU such a file can die of an illegal instruction, and one built with a newer
-libstdc++ or glibc does not load at all. So these files are kept per host fingerprint.
+Inductor compiles with `-march=native`, and leaves both what that means and the compiler's version out of the key of the
+`.so`. On another CPU such a file can die of an illegal instruction, and one built with a newer libstdc++ or glibc does
+not load at all. So these files are kept per host fingerprint.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from kstore.environment.software import NONE, cpu_flags, digest_of_facts, torch_
 from kstore.errors import WaitTimeout
 
 _FINGERPRINT_DIGITS = 16
-_COMPILER_TIMEOUT_S = 30.0  # it answers in 5 ms; from a network filesystem, or on a loaded machine, it may take long
+_COMPILER_TIMEOUT_S = 30.0  # it answers in 5 ms; from a network filesystem, or on a loaded machine, it can take long
 _DESCRIBE_TARGET = ("-march=native", "-###", "-E", "-x", "c++", os.devnull)
-"""Only the driver runs: it says what it would call the compiler with, in a fifth of the time that `-v` takes."""
+"""Only the driver runs: it says how it would call the compiler, in a fifth of the time that `-v` takes."""
 _LIBSTDCXX = "libstdc++.so.6"
 _COMPILER_VARIABLES = (
     "CXX",
@@ -53,21 +53,21 @@ def detect_host(environ: Mapping[str, str] = os.environ) -> Host:
     """Describe this host. Runs the compiler's driver, for some 3 ms; the answer is kept for the process.
 
     Raises:
-        WaitTimeout: the compiler does not answer: that must not be taken for another host.
+        WaitTimeout: the compiler does not answer; that must not be taken for another host.
     """
     return _detect(tuple(_compiler_environment(environ).items()), _site_packages())
 
 
 def boot() -> str:
-    """Equal for all that happens between two starts of this machine; empty if it cannot be known."""
+    """The same text from one start of this machine to the next; empty if it cannot be known."""
     with suppress(OSError):  # not Linux
         return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
     return ""
 
 
 def surroundings(environ: Mapping[str, str] = os.environ) -> str:
-    """Equal for processes that see the same processor, files and compiler: of one boot, one mount namespace, one root
-    folder, with the compiler's variables and torch alike. The compiler is not asked; empty if it cannot be known.
+    """Equal for processes that see the same processor, files and compiler: same boot, same mount namespace, same root
+    folder, same compiler variables and torch. The compiler is not asked; empty if it cannot be known.
     """
     try:
         root = os.stat("/")
@@ -83,8 +83,8 @@ def surroundings(environ: Mapping[str, str] = os.environ) -> str:
 
 
 def host_hint(environ: Mapping[str, str] = os.environ) -> str:
-    """Equal for hosts that compiled C++ files run alike on, as far as that can be seen without running the compiler:
-    by its file, the processor's extensions and glibc. The answer is kept for the process.
+    """Equal for hosts that run the same compiled C++ files, as far as can be seen without running the compiler: by its
+    file, the processor's extensions and glibc. The answer is kept for the process.
     """
     return _hint(tuple(_compiler_environment(environ).items()))
 
@@ -117,7 +117,7 @@ def _detect(compiler_environment: tuple[tuple[str, str], ...], site_packages: st
 
 
 def _site_packages() -> str:
-    """Inductor names torch's headers by this path in the command line, which is part of the `.so` key."""
+    """Inductor names torch's headers by this path on the command line, which is part of the key of the `.so`."""
     torch = torch_folder()
     return str(torch.parent) if torch else sysconfig.get_path("purelib")
 
@@ -155,7 +155,7 @@ def _compiler(environ: Mapping[str, str]) -> list[str]:
 
 
 def _run(command: list[str], environ: Mapping[str, str]) -> str:
-    """All that it prints, in English; nothing if it cannot run."""
+    """Everything that the command prints, in English; nothing if it cannot run."""
     try:
         return subprocess.run(
             command,
@@ -179,7 +179,7 @@ def _run(command: list[str], environ: Mapping[str, str]) -> str:
 
 
 def _version(verbose: str) -> str:
-    """Such as "gcc version 12.2.0 (Debian 12.2.0-14)": what `--version` says, without one more run."""
+    """Such as "gcc version 12.2.0 (Debian 12.2.0-14)": what `--version` says, without another run."""
     match = re.search(r"^.*\b(?:gcc|clang) version .*$", verbose, re.MULTILINE)
     return match[0].strip() if match else NONE
 
@@ -187,7 +187,7 @@ def _version(verbose: str) -> str:
 def _target_options(verbose: str) -> str:
     """What `-march=native` stands for on this CPU; empty if the compiler does not say.
 
-    Every extension is listed either as present or as absent, so the present ones say it all.
+    Every extension is listed as either present or absent, so the present ones say everything.
     """
     for line in verbose.splitlines():
         if re.search(r"\bcc1plus\"? |\"-cc1\" ", line):
@@ -210,14 +210,14 @@ def _clang_options(words: list[str]) -> list[str]:
 
 
 def _reported_cpu() -> str:
-    """What the kernel says of the CPU; where it says nothing, no other host may be taken for this one."""
+    """What the kernel says about the CPU; if it says nothing, no other host may be taken for this one."""
     return " ".join(sorted(cpu_flags())) or f"unknown, of {platform.node()}"
 
 
 def _libstdcxx(command: list[str], verbose: str, environ: Mapping[str, str]) -> str:
     """File name with the full version, such as libstdc++.so.6.0.30.
 
-    gcc has said by then in which folders it looks for libraries, which is what a second run would do; clang has not.
+    gcc has already said in which folders it looks for libraries, which saves a second run; clang has not.
     """
     folders = re.search(r"^LIBRARY_PATH=(.+)$", verbose, re.MULTILINE)
     beside = (f"{folder}/{_LIBSTDCXX}" for folder in folders[1].split(os.pathsep)) if folders else ()

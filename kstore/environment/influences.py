@@ -1,7 +1,7 @@
 """Environment variables that change the keys under which torch and Triton look for what they compiled.
 
-Measured with torch 2.13: a tree that hits in full was looked up again with each variable set. What was read out of the
-two is in `influences.toml`.
+Measured with torch 2.13: a tree that hits in full was looked up again with each variable set. What was taken from the
+two themselves is in `influences.toml`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ INFLUENCES = {
 }
 """Variable → what it changes the key of."""
 OF_THREADS = ("MKL_NUM_THREADS", "OMP_NUM_THREADS")
-"""Those that say how many threads torch has, the first one that is set."""
+"""Those that say how many threads torch has; the first one that is set counts."""
 FOR_THE_CPU = {*OF_THREADS, "ATEN_CPU_CAPABILITY"}
 """They concern only graphs that have code for the CPU."""
 _DEFAULTS = dict.fromkeys(OFF, "0") | {"CXX": "g++", "TORCH_COMPILE_DEBUG": "0", "INDUCTOR_PROVENANCE": "0"}
@@ -51,7 +51,7 @@ KILL_SWITCHES = {
 }
 """Variable → the value with which a cache is not even asked."""
 _WORDS = {"1": "true", "on": "true", "0": "false", "off": "false"}
-"""What Triton reads alike in a key."""
+"""Values that Triton treats as equal in a key."""
 _LONGEST = 200
 
 
@@ -68,7 +68,7 @@ def _table() -> dict[str, set[str]]:
 
 
 def influence(name: str) -> str:
-    """What a variable changes the key of; empty for nothing that is known."""
+    """What a variable changes the key of; empty if nothing is known."""
     if name in KILL_SWITCHES or name in _table()["harmless"]:
         return ""
     if name in _table()["triton"]:
@@ -83,34 +83,34 @@ def influences(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def key_facts(environ: Mapping[str, str]) -> dict[str, object]:
-    """What of a process changes keys beside its software, for a manifest to say."""
+    """What changes keys in a process besides its software, for the manifest."""
     return {"variables": influences(environ), "processors": processors()}
 
 
 def processors() -> int:
-    """How many this process may run on; where the system refuses to tell, as in some containers, all there are."""
+    """How many processors this process may run on; all of them if the system does not say, as in some containers."""
     with suppress(AttributeError, OSError):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def threads(variables: Mapping[str, str], of: int) -> int:
-    """How many threads torch would have on `of` processors: MKL, which it asks, has no more than these (Intel's manual,
-    MKL_DYNAMIC).
+    """How many threads torch would have on `of` processors: torch asks MKL, which has no more than these (Intel's
+    manual, MKL_DYNAMIC).
     """
     said = (variables.get(name, "").partition(",")[0].strip() for name in OF_THREADS)
     return next((min(int(text), of) for text in said if text.isdecimal() and int(text)), of)
 
 
 def _may_influence(name: str) -> bool:
-    """Whether a variable may change keys, told without parsing the table: that takes a worker a millisecond, and most
-    have no variable that is in it.
+    """Whether a variable may change keys, judged without parsing the table: parsing costs a worker a millisecond, and
+    most have no variable that is in it.
     """
     return name in INFLUENCES or name.startswith(_INDUCTOR) or f'"{name}"' in _text()
 
 
 def have_same_keys(name: str, one: str | None, other: str | None) -> bool:
-    """Whether two values of a variable, None where it is not set, make the same keys."""
+    """Whether two values of a variable, None if it is not set, make the same keys."""
     return _meaning(name, one) == _meaning(name, other)
 
 
@@ -129,6 +129,6 @@ def _word(value: str) -> str:
 
 
 def is_switched_off(name: str, value: str | None) -> bool:
-    """Whether a kill switch stands so that a cache is not asked."""
+    """Whether a kill switch is set so that a cache is not asked."""
     word = _word(value or "")
     return {"yes": "true", "y": "true", "no": "false", "n": "false"}.get(word, word) == _word(KILL_SWITCHES[name])

@@ -9,10 +9,10 @@ _NAMES = ("python", "pypy")
 
 
 def own_interpreter() -> str:
-    """The program of this process, if that is Python; empty if it is another one that has Python in it.
+    """The program of this process if it is Python; empty if it is another program with Python embedded.
 
-    A bundle (PyInstaller's, cx_Freeze's) or a server (uWSGI) takes options of Python's for its own, or for none, and
-    starts the whole job once more: which would ask again.
+    A bundle (PyInstaller, cx_Freeze) or a server (uWSGI) takes Python's options for its own, or ignores them, and
+    starts the whole job once more, which would ask again.
     """
     program = sys.executable or ""
     is_python = os.path.basename(program).startswith(_NAMES) and not getattr(sys, "frozen", False)

@@ -18,7 +18,7 @@ from kstore.environment.gpu import is_cpu
 from kstore.environment.interpreter import own_interpreter
 
 NONE = "none"
-"""A fact about something that is not there."""
+"""The fact for something that is missing."""
 
 _TAG_DIGITS = 8
 _TAG_READABLE = 100  # characters; a folder name has at most 255, and no real version comes near
@@ -53,20 +53,20 @@ _X86_LEVELS: tuple[tuple[str, frozenset[str]], ...] = (
 
 
 class Environment(NamedTuple):
-    """A software environment. A worker never restores what another one's compilers built."""
+    """A software environment. A worker never restores what the compilers of another environment built."""
 
     tag: str
-    """Folder name: a readable part, "-", and a short digest of `facts`; of `[a-z0-9._+-]`."""
+    """Folder name: a readable part, "-", and a short digest of `facts`; made of `[a-z0-9._+-]`."""
     facts: Mapping[str, str]
-    """All that the digest covers, in full; what is missing is `none`."""
+    """Everything that the digest covers, in full; what is missing is `none`."""
 
 
 def detect_environment(gpu: str, environ: Mapping[str, str] = os.environ) -> Environment:
     """Describe the installed software, without importing torch; the answer is the same if it is imported.
 
-    A `cpu-*` slug in `gpu` adds the vector instructions that Inductor would use: it leaves them out of its
-    graph key, and a graph generated for AVX-512 that is loaded on another CPU ends in a C++ compile error,
-    not in a miss. With a GPU they stay out, or a fleet of equal GPUs with unequal CPUs would share nothing.
+    A `cpu-*` slug in `gpu` adds the vector instructions that Inductor would use. Inductor leaves them out of its graph
+    key, and a graph generated for AVX-512 that is loaded on another CPU ends in a C++ compile error, not in a miss.
+    With a GPU they stay out, or a fleet of equal GPUs with unequal CPUs would share nothing.
     """
     facts = _torch_facts() | {
         "triton": _triton_version(),
@@ -80,7 +80,7 @@ def detect_environment(gpu: str, environ: Mapping[str, str] = os.environ) -> Env
 
 
 def names_no_compiler(tag: str) -> bool:
-    """Whether an environment of that tag has neither torch nor Triton, but kstore alone."""
+    """Whether an environment with that tag has neither torch nor Triton, only kstore."""
     return tag.startswith(f"{_named('torch', NONE)}-{_named('triton', NONE)}-")
 
 
@@ -99,7 +99,7 @@ def _named(package: str, version: str) -> str:
 
 
 def _binary_interface() -> str:
-    """`SOABI`, from extension modules' suffix: `sysconfig` would load all of Python's build settings for it."""
+    """`SOABI`, from the suffix of extension modules: `sysconfig` would load all of Python's build settings for it."""
     return EXTENSION_SUFFIXES[0].strip(".").rpartition(".")[0]
 
 
@@ -117,8 +117,8 @@ def torch_folder() -> Path | None:
 
 
 def _folder_of(package: str) -> Path | None:
-    """The folder of any package, found without the interpreter's lock for imports: a thread that commits for a signal's
-    handler might not get that (see `live.imports`).
+    """The folder of any package, found without the interpreter's import lock: a thread that commits for a signal
+    handler might not get that lock (see `live.imports`).
     """
     if (imported := sys.modules.get(package, ...)) is not ...:  # or something that stands in for it
         file = getattr(imported, "__file__", None)
@@ -126,7 +126,7 @@ def _folder_of(package: str) -> Path | None:
     try:
         found = (finder.find_spec(package, None) for finder in sys.meta_path if hasattr(finder, "find_spec"))
         spec = next(filter(None, found), None)
-    except (ImportError, ValueError):  # of a finder that hides it
+    except (ImportError, ValueError):  # from a finder that hides it
         return None
     return Path(spec.origin).parent if spec and spec.origin else None
 
@@ -168,7 +168,7 @@ def _assigned(statement: ast.stmt) -> dict[str, object]:
 
 
 def _triton_version() -> str:
-    """Triton's version by its package metadata; builds for nightly torch and ROCm have their own names."""
+    """Triton's version from its package metadata; builds for nightly torch and ROCm have their own names."""
     return _recorded_version() or _registered_version()
 
 
@@ -180,7 +180,7 @@ def _recorded_version() -> str:
 
 
 def _records(installed: Path) -> list[str]:
-    """The metadata of Triton in a folder of packages, under whatever name it came."""
+    """Triton's metadata in a folder of packages, whatever the name of its distribution."""
     prefixes = tuple(f"{name.replace('-', '_')}-" for name in _TRITON_DISTRIBUTIONS)
     try:
         found = [name for name in os.listdir(installed) if name.startswith(prefixes) and name.endswith(".dist-info")]
@@ -199,7 +199,7 @@ def _version_in(record: str) -> str:
 
 
 def _registered_version() -> str:
-    """The version that Python finds wherever it is: that takes longer to import than a whole commit."""
+    """The version that Python finds, wherever it is: importing what finds it takes longer than a whole commit."""
     from importlib import metadata
 
     for name in _TRITON_DISTRIBUTIONS:
@@ -214,7 +214,7 @@ def _registered_version() -> str:
 
 
 def cpu_flags(cpuinfo: Path = _CPUINFO) -> frozenset[str]:
-    """Instruction set extensions as Linux names them; empty where it does not say."""
+    """Instruction set extensions as Linux names them; empty if it does not say."""
     try:
         with cpuinfo.open(encoding="utf-8", errors="replace") as lines:
             for line in lines:  # the first core's; a large machine has megabytes of them
@@ -227,7 +227,7 @@ def cpu_flags(cpuinfo: Path = _CPUINFO) -> frozenset[str]:
 
 
 def vector_isa(machine: str, flags: frozenset[str], capability: str | None, sve_bytes: int) -> str:
-    """The vector instructions that Inductor generates code for, by the rules of `pick_vec_isa` of torch 2.13.
+    """The vector instructions that Inductor generates code for, by the rules of `pick_vec_isa` in torch 2.13.
 
     `capability` is ATEN_CPU_CAPABILITY, which can lower the choice to AVX2 or to none; "avx512" means the
     best of AVX-512, and a value that the CPU lacks is ignored. `sve_bytes` is the length of an SVE vector.
@@ -239,9 +239,9 @@ def vector_isa(machine: str, flags: frozenset[str], capability: str | None, sve_
 
 
 def _as_tried(isa: str) -> str:
-    """The instructions as a fact. Inductor has the program of its process try them, as Python. A server that has Python
-    in it, such as uWSGI, or a bundle may fail at that: then it goes without them, and shares no graphs with processes
-    that use them.
+    """The instructions as a fact. Inductor tries them by running the program of its process as Python. A server with
+    Python embedded, such as uWSGI, or a bundle may fail at that: then it does without them, and shares no graphs with
+    processes that use them.
     """
     if isa == NONE or own_interpreter():
         return isa

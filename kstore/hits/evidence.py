@@ -1,17 +1,17 @@
 """Reads from the files of a cache root what was used and what is new.
 
 A restore creates or links a file, which sets its status-change time. Linux notes the first read after that in the
-file's access time, also where it is mounted relatime (mount(8)). So a file whose access time is later than the end of
-the restore has been read since, and another has not. If it had been read within the day before, nobody can tell.
-Whether access times are noted at all is seen by a file of kstore's own, which is written when a restore ends and read
-here.
+file's access time, even if mounted relatime (mount(8)). So a file whose access time is later than the end of the
+restore has been read since, and any other has not. If the file had been read within the day before, nobody can tell.
+Whether access times are noted at all is checked with a file of kstore's own, which is written when a restore ends and
+read here.
 
-A file that a compiler wrote since has a later status-change time and lacks the stamp that all bear which came from a
-store: links to a blob that others make or gc removes change the time of the file as well.
+A file that a compiler wrote since has a later status-change time and lacks the stamp that every file from a store
+bears. The stamp is needed because the time also changes when others make links to a blob, or gc removes them.
 
-A hard link shares its times with the blob: where another worker on this node reads the same blob meanwhile, it counts
-as read here too; kstore itself leaves no trace of what it reads. All processes that share a cache root share what it
-tells, since the last of them restored.
+A hard link shares its times with the blob: if another worker on this node reads the same blob meanwhile, it counts as
+read here too; kstore itself leaves no trace of what it reads. All processes that share a cache root share this
+evidence, counted from the last restore among them.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ _DAY = 24 * 3600 * 10**9
 _COUNTED = "inductor"
 """The component that torch's counters are about."""
 _PATIENCE = 10.0
-"""Seconds: a report is not worth more of a job's time, where somebody else holds the cache root."""
+"""Seconds: a report is not worth more of a job's time while somebody else holds the cache root."""
 _PERSONAL = ("inductor/dynamo/code_state_", f"{DRIVER}/")
-"""What is compiled by nobody: what one job has learnt of its shapes (`torch._dynamo.pgo`), under a name of its own, and
-what the CUDA driver keeps.
+"""What nobody compiles: what one job has learnt about its shapes (`torch._dynamo.pgo`), under its own name, and what
+the CUDA driver keeps.
 """
 NOTHING_RESTORED = "nothing was restored into this cache root"
 NO_ACCESS_TIMES = "the filesystem of the cache root notes no access times"
@@ -67,22 +67,22 @@ def usage_of(store: Store, key: str, counted: Counters | None = None) -> UsageRe
 
 
 def usage_in(worker: Worker, run: LastRun, counted: Counters | None = None) -> UsageReport:
-    """The same, of a run that was looked for already."""
+    """The same, for a run that was already found."""
     return _Evidence(worker, run).report(counted)
 
 
 def unknowable(restored: RestoreReport, committed: CommitReport) -> str:
-    """Why the cache root is not worth a look, or cannot be had; empty if it can tell what became of a restore."""
+    """Why the cache root is not worth a look, or is unavailable; empty if it can tell what became of a restore."""
     if restored.status in (RestoreStatus.FAILED, RestoreStatus.TIMEOUT):
-        return "the restore failed"  # What the root remembers is an earlier one.
+        return "the restore failed"  # The root remembers an earlier one.
     if committed.status is CommitStatus.TIMEOUT:
-        return "the commit hangs"  # And holds the root.
+        return "the commit hangs"  # And it holds the root.
     return ""
 
 
 @dataclass(frozen=True, slots=True)
 class LastRun:
-    """What a cache root tells of the time since its last restore."""
+    """What a cache root tells about the time since its last restore."""
 
     restored: Restored
     old: Files
@@ -90,21 +90,21 @@ class LastRun:
     new: Files
     """What has come since."""
     unfinished: tuple[str, ...] = ()
-    """What has come since and is not finished: groups that are not whole, and files, each by its artifact path."""
+    """What has come since and is not finished: groups that are not whole, and files, each given as an artifact path."""
 
     @property
     def published(self) -> Files:
-        """What was to be restored, but for what is bound to a host."""
+        """What was to be restored, except for what is bound to a host."""
         return self.restored.snapshot.manifest.files if self.restored.snapshot else {}
 
     @property
     def generation(self) -> int:
-        """What was restored; 0 for nothing."""
+        """The generation that was restored; 0 for none."""
         return self.restored.snapshot.ref.generation if self.restored.snapshot else 0
 
 
 def last_run(worker: Worker) -> LastRun | None:
-    """The run that goes on, or that has just ended, in the worker's cache root; None if nobody has restored into it.
+    """The run in the worker's cache root that goes on or has just ended; None if nobody has restored into it.
 
     Raises:
         KstoreError, OSError: the cache root cannot be used.
@@ -132,14 +132,14 @@ def last_run(worker: Worker) -> LastRun | None:
 
 
 def _is_copied(entry: Entry, restored: Entry | None) -> bool:
-    """Whether a graph is the one that was restored, whoever has written it since: compilers give it other bytes each
-    time, so these were copied, as by `torch.compiler.load_cache_artifacts`.
+    """Whether a graph is the one that was restored, whoever wrote it since: compilers give it different bytes each
+    time, so equal bytes were copied, as by `torch.compiler.load_cache_artifacts`.
     """
     return restored is not None and bool(restored.flags & _SLOT) and entry.digest == restored.digest
 
 
 def _was_written_after(file: str, stored: Entry | None, mark_ns: int) -> bool:
-    """Whether somebody else than kstore wrote a file since; `stored` is what a store has, or gets, in its place."""
+    """Whether something other than kstore wrote a file since; `stored` is what a store has, or gets, in its place."""
     with suppress(OSError):
         status = os.lstat(file)
         is_ours = status.st_nlink > 1 or (stored is not None and bears_stamp(status.st_mtime_ns, stored.digest))
@@ -148,8 +148,8 @@ def _was_written_after(file: str, stored: Entry | None, mark_ns: int) -> bool:
 
 
 def _has_come_since(worker: Worker, path: str, placed: Files, mark_ns: int) -> bool:
-    """Whether anything of what a scan leaves out, a group or a file, was written since. Files that are changed in place
-    do not count: using them may have changed them.
+    """Whether any part of something that a scan leaves out, a group or a file, was written since. Files that are
+    changed in place do not count: use might have changed them.
     """
     local = worker.root.local_path(path)
     below = [f"{folder}/{name}" for folder, _, names in os.walk(local) for name in names]
@@ -162,7 +162,7 @@ def _has_come_since(worker: Worker, path: str, placed: Files, mark_ns: int) -> b
 
 
 class _Evidence:
-    """What the files of one cache root tell of one run."""
+    """What the files of one cache root tell about one run."""
 
     def __init__(self, worker: Worker, run: LastRun) -> None:
         self._worker = worker
@@ -176,7 +176,7 @@ class _Evidence:
         usages = {name: self._usage(name, old[name], new[name]) for name in sorted({*old, *new, *unfinished})}
         if counted and (counted.hits or counted.misses):
             files = usages.get(_COUNTED, Usage())
-            # Other processes of the job compile too, and only the files tell of it.
+            # Other processes of the job compile too, and only the files show that.
             misses = max(counted.misses, files.misses)
             hits = files.hits if counted.bypassed and not counted.hits else counted.hits
             usages[_COUNTED] = Usage(files.restored, hits, misses, files.compiled, counted=True)
@@ -195,7 +195,7 @@ class _Evidence:
         """Whether any of an entry's files has been read since the restore; None if nobody can tell."""
         if component in self._blind:
             return self._cannot_tell(NO_ACCESS_TIMES)
-        # A scan knows by their time those that are never changed in place, and reads the others.
+        # A scan recognizes by their times the files that are never changed in place, and reads the others.
         silent = [path for path in paths if self._run.old[path].flags & _LINK]
         if not silent:
             return self._cannot_tell(CHANGED_IN_PLACE)
@@ -205,7 +205,7 @@ class _Evidence:
         return self._cannot_tell(READ_BEFORE) if None in answers else False
 
     def _cannot_tell(self, why: str) -> bool | None:
-        """None, for what nobody can tell; the first reason is reported."""
+        """None, because nobody can tell; the first reason is reported."""
         self._why_unknown = self._why_unknown or why
         return None
 
@@ -230,7 +230,7 @@ def _by_component(files: Files) -> dict[str, Files]:
 
 
 def _entries(files: Files, has_entries: bool) -> dict[str, list[str]]:
-    """What compilers look up at once: each kernel's folder, each graph; where there are none, each file."""
+    """What compilers look up at once: each kernel's folder, each graph; if there are none, each file."""
     found: dict[str, list[str]] = defaultdict(list)
     for path, entry in files.items():
         if not has_entries or _is_of_entry(path, entry):
@@ -239,8 +239,8 @@ def _entries(files: Files, has_entries: bool) -> dict[str, list[str]]:
 
 
 def _is_of_entry(path: str, entry: Entry) -> bool:
-    """Whether a file is a part of an entry. A serving engine has models beside the graphs that they were made of, and
-    then asks only for them.
+    """Whether a file is part of an entry. A serving engine has models beside the graphs that they were made from, and
+    then asks only for the models.
     """
     is_model = entry.flags & _LINK and kind_of(path) is Kind.COMPILED_MODEL
     return bool(entry.flags & (_GROUP | _SLOT) or is_model)

@@ -1,4 +1,4 @@
-"""All that is known of a store's use as one HTML page, which asks nobody for anything.
+"""Everything that is known about a store's use as one HTML page, which loads nothing from elsewhere.
 
 facts (what is shown, as plain data) → page (data, style and scripts in one file); report.js draws
 """

@@ -30,7 +30,7 @@ Table = dict[str, Any]
 
 @dataclass(slots=True)
 class _Kept:
-    """What is shown of one scope."""
+    """What is shown about one scope."""
 
     generations: list[Table] = field(default_factory=list)
     """Oldest first."""
@@ -50,7 +50,7 @@ class _Kept:
 
 
 def collect_facts(storage: Storage, candidates: GcReport | None, progress: Progress | None = None) -> Table:
-    """Read all that a report shows. `candidates` is what gc would do; None if nobody may ask it.
+    """Read everything that a report shows. `candidates` is what gc would do; None if gc may not be asked.
 
     Raises:
         OSError: the store cannot be read.
@@ -90,7 +90,7 @@ def _keys(found: Overview) -> list[Table]:
 
 
 def _sharing(accounts: Accounts[Shelf], shelves: Iterable[Shelf]) -> list[list[Any]]:
-    """[row, column, component, bytes]: what two shelves both have, and what each has, where row and column are one."""
+    """[row, column, component, bytes]: what two shelves both have, or, if row and column are the same, what one has."""
     numbers = {shelf: number for number, shelf in enumerate(shelves)}
     pairs: Counter[tuple[int, int, str]] = Counter()
     for groups, component, size in accounts.blobs():
@@ -102,7 +102,7 @@ def _sharing(accounts: Accounts[Shelf], shelves: Iterable[Shelf]) -> list[list[A
 
 
 def _restores(storage: Storage, scopes: Iterable[Scope]) -> list[Table]:
-    """The slowest restores that are known of each scope, the slowest of all first."""
+    """The slowest known restores of each scope, the slowest of all first."""
     misses = read_misses(storage.backend)
     found = [(scope, sample) for scope in scopes for sample in restores_of(storage, scope, misses).slowest]
     found.sort(key=lambda item: -item[1].seconds)

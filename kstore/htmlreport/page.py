@@ -1,7 +1,8 @@
 """One HTML file with everything in it: data, style, and scripts.
 
-The browser is told to run these two scripts and no other, and to load nothing: what a store holds may have been
-written to be run in it. The data is in an element that is not run, without a character that could end it.
+The browser is told to run these two scripts and no other, and to load nothing, because someone may have written text
+into a store in order to have it run in the browser. The data is in an element that is not run, without any character
+that could end it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _UNSAFE = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u202
 
 
 def make_page(facts: Mapping[str, Any]) -> str:
-    """The page that shows what `collect_facts` has found.
+    """The page that shows what `collect_facts` found.
 
     Raises:
         PackageMissing: plotly is not installed.
@@ -41,7 +42,7 @@ def make_page(facts: Mapping[str, Any]) -> str:
 
 
 def check_plotly() -> None:
-    """See that a page can be made, before the facts are collected for it.
+    """Check that a page can be made, before the facts are collected for it.
 
     Raises:
         PackageMissing: plotly is not installed.
@@ -66,7 +67,7 @@ def _import_plotly() -> Any:
 
 
 def _script(text: str) -> str:
-    """A script as it can stand in a page: with the line ends that a browser makes of others, without what ends it."""
+    """A script as it can stand in a page: with line ends as a browser reads them, without what would end it."""
     return text.replace("\r\n", "\n").replace("\r", "\n").replace("</script", "<\\/script").replace("<!--", "<\\!--")
 
 

@@ -1,6 +1,6 @@
 "use strict";
-// Draws the page from the facts in it, and draws it anew when a filter changes. Text of the facts is never HTML: it
-// goes into elements as text, and into plotly's labels, which know some tags, only through `plain`.
+// Draws the page from the facts in it, and redraws it when a filter changes. Text from the facts is never HTML: it goes
+// into elements as text, and into plotly's labels, which understand some tags, only through `plain`.
 (() => {
   const FACTS = JSON.parse(document.getElementById("facts").textContent);
   const GROWN = 8, SLOW = 15, ROWS = 200;
@@ -33,7 +33,7 @@
     const date = new Date(seconds * 1000);
     return Number.isNaN(date.getTime()) ? "?" : date.toISOString().slice(0, 16).replace("T", " ");
   };
-  // "a100" says enough of "nvidia-a100-sxm4-40gb-sm80", unless another GPU is called so.
+  // "a100" is enough for "nvidia-a100-sxm4-40gb-sm80", unless another GPU is called that too.
   const word = (gpu) => gpu.replace(/^(nvidia|amd|intel)-/, "").split("-")[0];
   const gpus = [...new Set(FACTS.scopes.map((scope) => scope.gpu))].sort();
   const short = (gpu) => (gpus.filter((other) => word(other) === word(gpu)).length > 1 ? gpu : word(gpu));
@@ -298,7 +298,7 @@
     }), "No generation would go.");
   }
 
-  // ---- All of it
+  // ---- Everything
 
   function drawAll() {
     const chosen = choose(), look = style();

@@ -12,24 +12,24 @@ from typing import NamedTuple
 from kstore.why.graphs import CODE, Graph
 
 _CODE_LINES = 12
-"""Lines of a graph's code that are shown of a difference."""
+"""Lines of a graph's code that are shown for a difference."""
 _COMPARED_LINES = 2000
-"""Lines of code that are compared; what two longer ones share costs seconds to find."""
+"""Lines of code that are compared; for longer code, finding what two graphs share takes seconds."""
 
 
 class Reason(StrEnum):
     """Why a graph was compiled anew."""
 
     DIFFERS = "differs"
-    """A stored graph has the same code, and was compiled under other circumstances."""
+    """A stored graph has the same code, but was compiled under other circumstances."""
     NEW_CODE = "new-code"
-    """No stored graph has its code; what is named is how it differs from the one most like it."""
+    """No stored graph has its code; the differences are those from the graph most like it."""
     GUARDS = "guards"
-    """A stored graph has the same key, and its guards did not hold: for other shapes, for one."""
+    """A stored graph has the same key, but its guards did not hold, for example because of other shapes."""
     MISSING = "missing"
-    """A stored AOT entry has the same graph, and its FX entry was not there: left out of the restore, or removed."""
+    """A stored AOT entry has the same graph, but its FX entry was not there: left out of the restore, or removed."""
     AUTOGRAD = "autograd"
-    """The graphs of an AOT entry are stored, and the entry has another key: AOTAutograd's own settings differ."""
+    """The graphs of an AOT entry are stored, but the entry has another key: AOTAutograd's own settings differ."""
     NOTHING = "nothing"
     """There was no graph to compare it with."""
     UNREADABLE = "unreadable"
@@ -46,10 +46,10 @@ class Difference(NamedTuple):
 
 
 class Explanation(NamedTuple):
-    """Why one graph was compiled anew, or, where its entry does not tell of graphs, that entry."""
+    """Why one graph was compiled anew, or, if its entry says nothing about graphs, why that entry was."""
 
     path: str
-    """An entry that it is in."""
+    """An entry that the graph is in."""
     reason: Reason
     closest: str = ""
     """The stored artifact that it was compared with."""
@@ -59,7 +59,7 @@ class Explanation(NamedTuple):
 def explain(fresh: Iterable[tuple[str, Sequence[Graph]]], stored: Collection[Graph]) -> list[Explanation]:
     """Explain each entry of `fresh`, paths with what was read from them: FX entries first, then AOT entries.
 
-    A graph of an AOT entry that an FX entry before it has too is explained there.
+    If an earlier FX entry also has a graph of an AOT entry, the graph is explained there.
     """
     known = {graph.digests for graph in stored}
     folders = {(graph.path.rpartition("/")[0], graph.digests) for graph in stored}
@@ -93,11 +93,11 @@ class _Numbered(NamedTuple):
 
 
 class _Index:
-    """Stored graphs, by what they share with others."""
+    """Stored graphs, indexed by what they share with others."""
 
     def __init__(self, stored: Collection[Graph]) -> None:
         self._numbers: dict[tuple[str, str], int] = defaultdict(count().__next__)
-        """A number for each attribute and digest: sets of those are compared fast."""
+        """A number for each attribute and digest: sets of numbers are fast to compare."""
         self._stored = [_Numbered(graph, self._numbered(graph)) for graph in stored]
         self._by_code: dict[str, list[_Numbered]] = defaultdict(list)
         for numbered in self._stored:
@@ -107,7 +107,7 @@ class _Index:
         return frozenset(map(self._numbers.__getitem__, graph.digests))
 
     def explain(self, graph: Graph) -> Explanation:
-        """Compare a graph with the stored one that has its code, or else most of it."""
+        """Compare a graph with the stored one that has its code, or else shares most with it."""
         closest = self._closest(graph)
         if closest is None:
             return Explanation(graph.path, Reason.NOTHING)
@@ -130,7 +130,7 @@ def _differences(stored: Graph, fresh: Graph) -> Iterable[Difference]:
 
 
 def code_difference(difference: Difference) -> list[str]:
-    """The lines of code that differ, as diff(1) shows them; the first few."""
+    """The first few lines of code that differ, as diff(1) shows them."""
     old, new = (text.splitlines()[:_COMPARED_LINES] for text in (difference.stored or "", difference.fresh or ""))
     changed = [line for line in difflib.unified_diff(old, new, n=0, lineterm="") if line[:1] in "+-"][2:]
     return changed[:_CODE_LINES]

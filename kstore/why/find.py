@@ -22,7 +22,7 @@ from kstore.worker import Worker
 
 _ENTRIES = (Kind.FX_GRAPH, Kind.AOT_ENTRY)
 _MAX_ENTRY = 256 << 20
-"""Bytes. Torch keeps constants in entries; one with more is not read, for it would be in memory as a whole."""
+"""Bytes. Torch keeps constants in entries; a larger entry is not read, because it would be in memory as a whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,21 +31,22 @@ class WhyReport:
 
     key: str
     generation: int
-    """What was restored; 0 for nothing."""
+    """The generation that was restored; 0 for none."""
     graphs: tuple[Explanation, ...] = ()
     """One for each graph that was compiled anew."""
     entries: int = 0
-    """FX and AOT entries that those graphs are in, which is what `kstore.hits` counts of them."""
+    """FX and AOT entries that those graphs are in; these are what `kstore.hits` counts."""
     others: int = 0
-    """Other artifacts that were not there before, but for those of kernels."""
+    """Other artifacts that were not there before, except those of kernels."""
     compared: int = 0
     """Graphs that were restored."""
     kernels: tuple[KernelExplanation, ...] = ()
     """One for each Triton kernel that was compiled anew."""
     unused: tuple[str, ...] = ()
-    """Components of which entries were restored, and none was read."""
+    """Components with restored entries of which none was read."""
     bypassed: bool = False
-    """Whether Inductor's code is published, or new, and no graph's entry: torch keeps none of what it cannot cache."""
+    """Whether Inductor's code is published or new but no graph's entry is: torch keeps none for what it cannot cache.
+    """
 
     def as_json(self) -> dict[str, Any]:
         """For machines."""
@@ -72,8 +73,8 @@ def find_reasons(store: Store, key: str, again: Callable[[str], str]) -> WhyRepo
     `again` gives another command's line for the same store, key and cache root, to be named in an error.
 
     Raises:
-        MissError: nobody has restored into its cache root, or nothing.
-        StoreFormatError, StoreUnavailable: nobody could, from this store.
+        MissError: nobody has restored into its cache root, or there was nothing to restore.
+        StoreFormatError, StoreUnavailable: nobody can restore from this store.
         KstoreError, OSError: the cache root cannot be used.
     """
     worker = store.local_worker(store.scope(key))
@@ -122,7 +123,7 @@ def _read(worker: Worker, paths: Iterable[str]) -> Iterator[tuple[str, list[Grap
             is_small = os.path.getsize(local) <= _MAX_ENTRY
             yield path, read_graphs(path, read_whole(local)) if is_small else []
         except OSError:
-            continue  # it has gone since it was listed
+            continue  # gone since it was listed
 
 
 def _read_small(worker: Worker, path: str) -> bytes | None:

@@ -1,9 +1,9 @@
-"""Reads from Inductor's entries what their keys were made of.
+"""Reads from Inductor's entries what their keys were made from.
 
-Torch keeps with each graph the lines that describe its key, one for each attribute: "[hash] name: value"
+With each graph torch keeps the lines that describe its key, one for each attribute: "[hash] name: value"
 (`FxGraphCachePickler.debug_lines`, `OutputCode._fx_graph_cache_debug_lines`; AOT entries hold those of their graphs).
-The entries are pickles, and whoever loads a pickle runs what is in it. So none is loaded: `pickletools.genops` walks
-through the opcodes of one as data and calls nothing, and the lines are plain strings among them.
+The entries are pickles, and loading a pickle runs what is in it. So none is loaded: `pickletools.genops` walks through
+the opcodes of one as data and calls nothing, and the lines are plain strings among them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 _LINE = re.compile(r"\[([a-z2-7]{40,64})\] ([^\s:\[]+(?:\[[^\]\n]*\])?): ?(.*)", re.DOTALL)
 _MAX_LITERAL = 64 << 10
-"""Characters of a dictionary that is taken apart: the parser recurses."""
+"""The most characters of a dictionary that is taken apart: the parser recurses."""
 CODE = "gm"
 """The attribute that is the graph's code, and the first of each graph's lines (`FxGraphHashDetails`)."""
 
@@ -25,12 +25,12 @@ class Attribute(NamedTuple):
     """One thing that a graph's key depends on."""
 
     digest: str
-    """Torch's, of the value; texts may hold addresses, and differ where values do not."""
+    """Torch's digest of the value; texts may hold addresses, and then differ although the values do not."""
     text: str
 
 
 class Graph(NamedTuple):
-    """What the key of one compiled graph was made of."""
+    """What the key of one compiled graph was made from."""
 
     path: str
     """The artifact that it was read from."""
@@ -38,14 +38,14 @@ class Graph(NamedTuple):
 
     @property
     def digests(self) -> frozenset[tuple[str, str]]:
-        """Name and digest of each attribute: two graphs with the same have the same key."""
+        """Name and digest of each attribute: two graphs that agree in these have the same key."""
         return frozenset((name, attribute.digest) for name, attribute in self.attributes.items())
 
 
 def read_graphs(path: str, data: bytes) -> list[Graph]:
     """The graphs of an FX or AOT entry: one for a forward or inference graph, one for a backward graph.
 
-    Empty if the bytes are no pickle, or one without such lines.
+    Empty if the bytes are not a pickle, or one without such lines.
     """
     graphs: list[dict[str, Attribute]] = []
     for text in _strings(data):
@@ -63,7 +63,7 @@ def read_graphs(path: str, data: bytes) -> list[Graph]:
 def _strings(data: bytes) -> Iterator[str]:
     try:
         yield from (argument for _, argument, _ in pickletools.genops(data) if isinstance(argument, str))
-    except (ValueError, TypeError, OverflowError, MemoryError, RecursionError):  # It is no pickle.
+    except (ValueError, TypeError, OverflowError, MemoryError, RecursionError):  # It is not a pickle.
         return
 
 
@@ -74,7 +74,7 @@ def _flat(name: str, digest: str, value: str) -> dict[str, Attribute]:
 
 
 def _members(name: str, value: str) -> dict[str, Attribute]:
-    """The members of a dictionary; none if it is no small one."""
+    """The members of a dictionary; none if it is not a dictionary, or not a small one."""
     if not value.startswith("{") or len(value) > _MAX_LITERAL:
         return {}
     try:

@@ -1,4 +1,4 @@
-"""What sets the attributes that torch's keys are made of: where to look when one differs."""
+"""What sets the attributes that torch's keys are made from: where to look when one differs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ AUTOGRAD = (
 
 
 def hint(name: str) -> str:
-    """What sets the attribute; empty if nobody wrote it down."""
+    """What sets the attribute; empty if it is not recorded here."""
     while name not in _HINTS and "." in name:
         name = name.rpartition(".")[0]
     return _HINTS.get(name, "")

@@ -1,8 +1,8 @@
 """Finds, for each Triton kernel that was compiled anew, the stored one of its name, and what keeps them apart. Pure.
 
-A kernel's key is made of its source with its first line's number, its options and target, the version of ptxas, of
-Triton itself, and some variables (`triton.compiler.compile`). Its metadata holds the options, the target, Triton's
-version and those variables, and beside it is its code.
+A kernel's key is made from its source with the number of its first line, its options and target, the versions of ptxas
+and of Triton itself, and some variables (`triton.compiler.compile`). Its metadata holds the options, the target,
+Triton's version and those variables; its code is beside the metadata.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _RESULTS = {
     "shared", "tmem_size",
     "global_scratch_size", "global_scratch_align", "profile_scratch_size", "profile_scratch_align",
 }  # fmt: skip
-"""What came out of the code, and in no key."""
+"""Fields that result from the code and are in no key."""
 _MOST = 64
 """Kernels of one name that are compared: autotuning compiles one under many configurations."""
 
@@ -32,13 +32,13 @@ class KernelReason(StrEnum):
     """Why a kernel was compiled anew."""
 
     OPTIONS = "options"
-    """A stored kernel of its name was compiled otherwise."""
+    """A stored kernel of its name was compiled differently."""
     CODE = "code"
-    """One was compiled the same way from other code."""
+    """A stored kernel was compiled the same way from other code."""
     PLACE = "place"
-    """One has the same code too: the number of its first line, ptxas or libdevice differs."""
+    """A stored kernel has the same code too: the number of its first line, ptxas or libdevice differs."""
     REPLACED = "replaced"
-    """It is the stored one, compiled again under the same key."""
+    """It is the stored kernel, compiled again under the same key."""
     NOTHING = "nothing"
     """No kernel of its name was restored."""
     UNREADABLE = "unreadable"
@@ -113,7 +113,7 @@ def _text(configuration: Configuration, name: str) -> str | None:
 
 
 def _code(path: str, read: Read) -> bytes | None:
-    """The digest of its code without places; None if Triton was told to keep only the binary."""
+    """The digest of the kernel's code without places; None if Triton was told to keep only the binary."""
     for suffix in (".source", ".ttir"):
         if (data := read(path.removesuffix(".json") + suffix)) is not None:
             return code_digest(data)
