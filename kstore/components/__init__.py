@@ -1,4 +1,4 @@
-"""What kstore knows of each JIT cache: a table, and the code that interprets it."""
+"""What kstore knows about each JIT cache: a table, and the code that interprets it."""
 
 from kstore.components.table import Component, Kind, Table, load_table, method_of
 

@@ -1,4 +1,4 @@
-"""Mutable files that are merged by meaning: what one writer added to them is never lost to another's copy."""
+"""Merges mutable files by meaning: what one writer added to them is never lost to another's copy."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _UNREADABLE = (ValueError, SyntaxError, TypeError, RecursionError, MemoryError, 
 
 
 def json_union(published: bytes, ours: bytes) -> bytes:
-    """The union of two JSON objects, nested ones too; where both have a value, the published one stays."""
+    """The union of two JSON objects, nested ones too; if both have a value, the published one stays."""
     known = json.loads(published)
     merged = _union(known, json.loads(ours))
     return published if merged == known else json.dumps(merged, sort_keys=True).encode()
 
 
 def csv_union(published: bytes, ours: bytes) -> bytes:
-    """The published rows, then ours whose first two columns are not among them (TunableOp's operator and shape)."""
+    """The published rows, then those of ours whose first two columns (TunableOp's operator and shape) are new."""
     rows = _rows(published)
     known = {tuple(row[:2]) for row in rows if row[:1] != ["Validator"]}
     if _validators(rows) != _validators(_rows(ours)):
@@ -38,8 +38,9 @@ def csv_union(published: bytes, ours: bytes) -> bytes:
 
 
 def literal_union(published: bytes, ours: bytes) -> bytes:
-    """The union of two dictionaries, each the literal that is a file of Python; of a key that both have, the published
-    value (`CompilerManager.save_to_file` in vLLM and SGLang: shape and number of a graph → its artifact beside it).
+    """The union of two dictionaries, each a literal that makes up a Python file; for a key that both have, the
+    published value (`CompilerManager.save_to_file` in vLLM and SGLang: shape and number of a graph → its artifact
+    beside it).
     """
     known, new = _dictionary(published), _dictionary(ours)
     if new.keys() <= known.keys():
@@ -48,8 +49,8 @@ def literal_union(published: bytes, ours: bytes) -> bytes:
 
 
 def oldest(published: bytes, ours: bytes) -> bytes:
-    """The older of two times, of eight bytes each (JAX's `LRUCache`): whoever reads an entry writes its time anew, and
-    that alone is nothing to publish.
+    """The older of two times, eight bytes each (JAX's `LRUCache`): whoever reads an entry writes its time anew, and
+    that alone is not worth publishing.
     """
     return min(published, ours, key=lambda data: struct.unpack("<Q", data))
 
@@ -57,18 +58,18 @@ def oldest(published: bytes, ours: bytes) -> bytes:
 MERGERS: dict[str, Merger] = {
     "json_union": json_union, "csv_union": csv_union, "literal_union": literal_union, "oldest": oldest,
 }  # fmt: skip
-"""By the name that the component table uses."""
+"""Mergers, by the name that the component table uses."""
 _PARSERS: dict[str, Callable[[bytes], object]] = {
     "json_union": json.loads,
     "literal_union": lambda data: ast.parse(data.decode(), mode="eval"),
 }
-"""Parsers for those whose files are dictionaries: each fails on the beginning of one."""
+"""Parsers for mergers whose files are dictionaries: each fails on a dictionary that is cut short."""
 
 
 def merge_files(merger: str, published: bytes, ours: bytes, *, prevails: bool = False) -> bytes:
     """Merge two versions of a file; one that cannot be read gives way to the other.
 
-    Where both say something else the published version holds, or ours if it `prevails`.
+    Where the two disagree, the published version holds, or ours if it `prevails`.
     """
     try:
         return MERGERS[merger](ours, published) if prevails else MERGERS[merger](published, ours)
@@ -77,7 +78,7 @@ def merge_files(merger: str, published: bytes, ours: bytes, *, prevails: bool = 
 
 
 def is_cut_short(merger: str, data: bytes) -> bool:
-    """Whether it is the beginning of a dictionary. What has another form, as a later version's, is whole."""
+    """Whether it is a dictionary cut short. A file of another form, such as a later version's, counts as whole."""
     parse = _PARSERS.get(merger)
     if parse and data.lstrip().startswith(b"{"):
         try:

@@ -1,4 +1,4 @@
-"""Reads the component table and answers, for one path, what its rules say."""
+"""Reads the component table and answers what its rules say about a path."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _FLAGS = (
     ("ignore", _UNUSUAL), ("busy", _UNUSUAL), ("stream", _STREAM),
 )  # fmt: skip
 _ANY_FOLDERS = r"(?>(?:.*/(?=[^/]+/?\Z))?)"
-"""All but the last part of a path. There is one way to match that, so none is tried twice."""
+"""Everything but the last part of a path. There is only one way to match that, so nothing is tried twice."""
 _WILDCARDS = {
     "/**/": "/(?:.*/)?", "**/": "(?:.*/)?", "/**": "/.*", "*": "[^/]*", "?": "[^/]", "[0-9]": "[0-9]",
     "[0-9a-f]": "[0-9a-f]",
@@ -50,23 +50,23 @@ _TEXTS = {
 
 
 class Kind(NamedTuple):
-    """What the table says of one file."""
+    """What the table says about one file."""
 
     flags: int
     unit: int
-    """How many leading parts of its path, the component's name included, name its group or slot; 0 for none."""
+    """How many leading parts of its path, including the component's name, name its group or slot; 0 for none."""
     has_lock: bool
     """Whether its writer holds a lock."""
     is_unusual: bool
     """Whether it is ignored, or shows that a group is being written."""
     is_stream: bool
-    """Whether its end tells that it is whole."""
+    """Whether its end shows that it is whole."""
 
 
 class Patterns:
-    """Matches where any of some `.gitignore`-like patterns does; none matches nothing.
+    """Matches a path that any of some `.gitignore`-like patterns matches; without patterns, matches nothing.
 
-    A worker uses few of the table's: each becomes an expression when it is needed.
+    A worker uses few of the table's patterns: they become an expression when needed.
     """
 
     def __init__(self, patterns: Iterable[str]) -> None:
@@ -77,8 +77,8 @@ class Patterns:
         return bool(self._patterns)
 
     def by_lead(self) -> Mapping[str, str]:
-        """Expressions that together match what the patterns do: for each beginning that some have in common, one of
-        all that may follow on it.
+        """Expressions that together match what the patterns match: for each beginning that some have in common, one
+        expression for everything that may follow it.
         """
         ends = defaultdict[str, list[str]](list)
         for pattern in self._patterns:
@@ -93,7 +93,7 @@ class Patterns:
 
     @cached_property
     def fullmatch(self) -> Callable[[str], object]:
-        """Match a path below the component's folder, given with a final "/" if it is a folder's; false if none does."""
+        """Match a path below the component's folder, with a final "/" for a folder; false if no pattern matches."""
         return re.compile(self.text).fullmatch if self._patterns else _no_match
 
     def matches(self, path: str) -> bool:
@@ -106,7 +106,7 @@ def _no_match(path: str) -> None:
 
 
 class Kinds:
-    """What the rules that tell of single files say of one: all in one match, for a tree has ten thousand files."""
+    """What the rules on single files say about one: all in one match, because a tree has ten thousand files."""
 
     def __init__(self, rules: Iterable[tuple[Patterns, int]]) -> None:
         self._rules = tuple(rules)
@@ -114,7 +114,7 @@ class Kinds:
 
     @cached_property
     def _parts(self) -> Mapping[str, list[tuple[str, int]]]:
-        """Lead → expressions of what may follow on it, and what each says."""
+        """Lead → expressions for what may follow it, and what each one means."""
         parts = defaultdict[str, list[tuple[str, int]]](list)
         for patterns, flag in self._rules:
             for lead, end in patterns.by_lead().items():
@@ -123,8 +123,8 @@ class Kinds:
 
     @cached_property
     def _match(self) -> Callable[[str], re.Match[str] | None]:
-        """Match a path. There is a group for each of the parts, empty if that matches the whole path, else None. What
-        leads to several is matched once: in whatever way, it leaves the last part of the path.
+        """Match a path. There is a group for each of the parts: empty if that part matches the whole path, else None. A
+        lead that several parts share is matched once: however it matches, it leaves the last part of the path.
         """
         ends = {lead: "".join(rf"(?=(?:{end}\Z())?)" for end, _ in parts) for lead, parts in self._parts.items()}
         return re.compile("".join(f"(?=(?:{lead}{end})?)" for lead, end in ends.items())).match
@@ -159,16 +159,16 @@ class Component:
     pinned_by: str
     within: str
     along: Mapping[str, str]
-    """Other variables, and what they are set to along with it, where nobody has set them."""
+    """Other variables, and what they are set to along with it, if nobody has set them."""
     several: tuple[str, ...]
     rules: Mapping[str, Patterns] = field(repr=False)
     named: Mapping[str, tuple[tuple[Patterns, str], ...]] = field(repr=False)
     holds: tuple[tuple[Patterns, str], ...] = field(repr=False)
-    """Folders that are the cache of another component, and which."""
+    """Folders that are another component's cache, and that component."""
     kinds: Kinds = field(repr=False)
 
     def is_left_alone(self, environ: Mapping[str, str]) -> bool:
-        """Whether kstore does not choose its place, for a process with these variables is one of several."""
+        """Whether kstore does not choose its place, because a process with these variables is one of several."""
         return any(environ.get(name) not in (None, "", "1") for name in self.several)
 
     @property
@@ -182,7 +182,7 @@ class Component:
         return bool(self.rules["host_bound"])
 
     def part_of(self, folder: str) -> str:
-        """Where the cache is in the folder that the variable names."""
+        """Where the cache is within the folder that the variable names."""
         return os.path.join(folder, self.within).rstrip("/")
 
     def ignores(self, path: str) -> bool:
@@ -196,7 +196,7 @@ class Component:
         return int(Flag.SLOT) if self.rules["slot"].matches(folder) else 0
 
     def is_busy(self, path: str) -> bool:
-        """Whether something in a group, folders with a final "/", shows that the group is being written."""
+        """Whether something in a group shows that the group is being written; folders are given with a final "/"."""
         return self.rules["busy"].matches(path)
 
     def completes(self, path: str) -> bool:
@@ -204,19 +204,19 @@ class Component:
         return self.rules["complete"].matches(path)
 
     def kind(self, path: str, unit: int, depth: int) -> Kind:
-        """What the rules say of a file in a unit (`Flag.GROUP`, `Flag.SLOT` or 0) that is `depth` folders deep."""
+        """What the rules say about a file in a unit (`Flag.GROUP`, `Flag.SLOT` or 0) that is `depth` folders deep."""
         return self.kinds.of(path, unit, depth)
 
     def lists(self, path: str) -> bool:
-        """Whether a file is a list of those beside it, none of which may be missing."""
+        """Whether a file is a list of files beside it, none of which may be missing."""
         return self.rules["lists"].matches(path)
 
     def held(self, folder: str) -> str | None:
-        """The component whose cache a folder is, given with a final "/"."""
+        """The component whose cache is in a folder, which is given with a final "/"."""
         return next((name for pattern, name in self.holds if pattern.matches(folder)), None)
 
     def method(self, rule: str, path: str) -> str | None:
-        """What a named rule (`merge`, `relocate`, `lock`, `waits`) says of a path."""
+        """What a named rule (`merge`, `relocate`, `lock`, `waits`) says about a path."""
         for pattern, method in self.named[rule]:
             if pattern.fullmatch(path):
                 return method
@@ -227,7 +227,7 @@ Table = Mapping[str, Component]
 
 
 def method_of(table: Table, rule: str, path: str) -> str | None:
-    """What a named rule says of an artifact path, which begins with its component's name; None if that is unknown."""
+    """What a named rule says about an artifact path, which begins with a component's name; None if that is unknown."""
     name, _, inside = path.partition("/")
     component = table.get(name)
     return component.method(rule, inside) if component else None
@@ -267,7 +267,7 @@ def _with_held(entry: Mapping[str, Any], entries: Mapping[str, Mapping[str, Any]
     """An entry with the rules of the components that it holds, each for its own folder.
 
     Raises:
-        UsageError: it holds a component that is not there.
+        UsageError: it holds a component that does not exist.
     """
     merged = dict(entry)
     for folder, name in entry.get("holds", {}).items():
@@ -282,7 +282,7 @@ def _with_held(entry: Mapping[str, Any], entries: Mapping[str, Mapping[str, Any]
 
 
 def _below(folder: str, pattern: str) -> str:
-    """The pattern of a component for its cache in `folder` of another one."""
+    """A component's pattern, for its cache in `folder` of another component."""
     is_anchored = "/" in pattern.rstrip("/")
     return folder + ("" if is_anchored else "**/") + pattern.lstrip("/")
 
@@ -304,7 +304,7 @@ def _component(name: str, entry: Mapping[str, Any]) -> Component:
 
 
 def _parts(pattern: str) -> tuple[str, str]:
-    """What many patterns have in common and is matched once for all of them, and the rest."""
+    """The beginning of a pattern, which many have in common and which is matched once for all of them, and the rest."""
     body = pattern.strip("/")
     lead, deep, name = body.rpartition("**/") if "/" in pattern.rstrip("/") else ("", "**/", body)
     end = "/" if pattern.endswith("/") else ""

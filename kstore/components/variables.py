@@ -1,8 +1,8 @@
-"""Which environment variables a worker needs, and where each component therefore is.
+"""Which environment variables a worker needs, and where each component is as a result.
 
-The user's own setting is respected. What kstore itself set, in this process or in a parent, is not the user's;
-nor is what torch wrote there: `import torch._dynamo` pins torch's default cache folder into the environment
-(`cache_dir` in torch._inductor.runtime.cache_dir_utils), and its first kernel a folder below for Triton.
+The user's own setting is respected. What kstore itself set, in this process or in a parent, is not the user's. Neither
+is what torch wrote there: `import torch._dynamo` pins torch's default cache folder into the environment (`cache_dir` in
+torch._inductor.runtime.cache_dir_utils), and its first kernel pins a folder below that for Triton.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import NamedTuple
 from kstore.components.table import Component, Table, load_table
 
 MANAGED = "KSTORE_MANAGED"
-"""Lists the variables that kstore set, `NAME=value` each, one a line: children must not take them for the user's. A
-line that begins with a tab belongs to the value before it.
+"""Lists the variables that kstore set, one `NAME=value` per line: children must not take them for the user's. A line
+that begins with a tab continues the value before it.
 """
 
 
@@ -29,10 +29,10 @@ class Placement(NamedTuple):
     folders: dict[str, str]
     """Component name → absolute folder of its artifacts."""
     variables: dict[str, str]
-    """What to set."""
+    """The variables to set."""
     notes: tuple[str, ...]
     sharing: Mapping[str, str]
-    """Component that is left out because its folder is another one's → that one."""
+    """Component that is left out because its folder is also another component's → that other component."""
 
 
 def place_components(
@@ -40,8 +40,8 @@ def place_components(
 ) -> Placement:
     """Decide for each named component.
 
-    `before_import` is True where the variables are about to be set: a default that an import pinned is then
-    overridden. It is False where artifacts are collected: they are where that default says.
+    `before_import` is True if the variables are about to be set: a default that an import pinned is then overridden. It
+    is False if artifacts are collected: they are where that default says.
     """
     managed = read_managed(environ)
     folders, variables, notes = dict[str, str](), dict[str, str](), list[str]()
@@ -83,19 +83,19 @@ def place_components(
 
 
 def _sharing(table: Table, folders: Mapping[str, str], root: str) -> dict[str, str]:
-    """Components whose folder is that of one before them, which would be stored twice, and which one that is."""
+    """Components whose folder is also that of an earlier component → that component: it would be stored twice."""
     if all(folder == table[name].part_of(os.path.join(root, name)) for name, folder in folders.items()):
-        return {}  # Nobody chose any: that is asked in every commit.
+        return {}  # Nobody chose any. A shortcut, because every commit asks.
     first: dict[str, str] = {}
     owners = {name: first.setdefault(os.path.realpath(folder), name) for name, folder in folders.items()}
     return {name: owner for name, owner in owners.items() if name != owner}
 
 
 def _moved(table: Table, folders: Mapping[str, str]) -> list[str]:
-    """Components whose variable an engine has set, in this process, to a folder of its own.
+    """Components whose variable an engine has set, in this process, to a folder of the engine's own.
 
     vLLM does so for Inductor when it compiles (`_support_torch_compile` sets TORCHINDUCTOR_CACHE_DIR), SGLang for
-    Inductor, Triton and DeepGEMM. What is there is the engine's: the next one looks for it there, and nowhere else.
+    Inductor, Triton and DeepGEMM. What is there is the engine's: the next engine looks for it there, and nowhere else.
     """
     return [
         name
@@ -113,14 +113,14 @@ def set_variables(variables: Mapping[str, str], environ: MutableMapping[str, str
 
 
 def read_managed(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that kstore set, and to what."""
+    """The variables that kstore set, with their values."""
     lines = environ.get(MANAGED, "").replace("\n\t", "\0").split("\n")  # No variable has a NUL.
     rows = (line.replace("\0", "\n").partition("=") for line in lines)
     return {name: value for name, equals, value in rows if equals}
 
 
 def is_pinned(component: Component, environ: Mapping[str, str]) -> bool:
-    """Whether the variable holds what torch writes there by itself, in this process or in a parent: no choice."""
+    """Whether the variable holds what torch writes there by itself, in this process or in a parent: nobody's choice."""
     value = environ.get(component.variable) or ""
     device = os.path.basename(value)
     number = device if device.isdecimal() else ""
@@ -131,12 +131,12 @@ def is_pinned(component: Component, environ: Mapping[str, str]) -> bool:
 
 
 def names_folder(component: Component, value: str) -> bool:
-    """Whether a value of the variable names a folder. The address of a bucket, which JAX takes, could be made one."""
+    """Whether a value of the variable names a folder. A bucket's address, which JAX takes, could be turned into one."""
     return component.is_folder and "://" not in value
 
 
 def is_read_already(component: Component) -> bool:
-    """Whether what pins the variable was imported in this process: it does not look again."""
+    """Whether the module that pins the variable was imported in this process: it does not look again."""
     return component.pinned_by in sys.modules
 
 
@@ -161,13 +161,13 @@ def _filled_in(text: str, inductor: str = "", device: str = "") -> str:
 def _tmp() -> str:
     try:
         return tempfile.gettempdir()
-    except FileNotFoundError:  # None can be written. Nothing is there then, whatever its name.
+    except FileNotFoundError:  # None can be written. Then nothing is there, whatever its name.
         return "/tmp"
 
 
 def _user() -> str:
-    """The user's name as torch writes it: a uid without a name is `uid_<n>` (pytorch#140765), one of a domain has no
-    backslash.
+    """The user's name as torch writes it: a uid without a name is `uid_<n>` (pytorch#140765), a domain user's name has
+    no backslash.
     """
     try:
         return re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())
