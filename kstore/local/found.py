@@ -14,12 +14,12 @@ from kstore.published.manifest import NEVER_IN_PLACE, Files, Flag
 BEING_WRITTEN = "it is being written"
 _HOST = int(Flag.HOST)
 _TICK = 0.05
-"""Seconds: times of files are told apart by 10 ms, and on a busy machine their clock is late by some more."""
+"""Seconds: the clock of file times ticks every 10 ms, and on a busy machine it is late by some more."""
 
 
 def after_own_changes() -> float:
-    """kstore has just changed something in the root itself: what is written later than this, by `time.monotonic`, is
-    somebody else's.
+    """The time, by `time.monotonic`, from which writes to the root are somebody else's: kstore has just made its last
+    change.
     """
     return time.monotonic() + _TICK
 
@@ -29,15 +29,15 @@ class Place(NamedTuple):
 
     path: str
     top: str
-    """Where its component is."""
+    """The component's local folder."""
     unit: int = 0
     """`Flag.GROUP` or `Flag.SLOT` inside one, else 0."""
     depth: int = 0
-    """How many folders deep that unit is below its component."""
+    """How many folders below its component that unit is."""
 
     @property
     def local(self) -> str:
-        """Where it is."""
+        """Its local path."""
         _, slash, inside = self.path.partition("/")
         return self.top + slash + inside
 
@@ -70,7 +70,7 @@ def left_out(path: str, error: Exception) -> Skipped:
 
 @dataclass(slots=True)
 class Found:
-    """What was found in a part of a cache root, such as a group: of those there may be ten thousand at once. Paths are
+    """What was found in a part of a cache root, such as a group; there may be ten thousand groups at once. Paths are
     artifact paths, `<component>/…`.
     """
 
@@ -79,23 +79,23 @@ class Found:
     """Files too young for their status to be trusted later."""
     settled_folders: dict[str, KnownFolder] = field(default_factory=dict)
     untouched: dict[str, KnownFolder] = field(default_factory=dict)
-    """Folders that are as a restore has placed them."""
+    """Folders that are still as a restore placed them."""
     skipped: list[Skipped] = field(default_factory=list)
     promised: list[str] = field(default_factory=list)
-    """Files that a `__grp__` file says are there, and that were not when its folder was listed."""
+    """Files that a group's list names, and that were missing when the folder was listed."""
     listed: bool = False
     """Whether any folder has changed since it was last scanned."""
 
     def doubt_if_young(self, path: str, began_ns: int) -> None:
-        """Note a known file as unsettled if it was so young when the scan began that a later change may leave the same
-        time on it: by now a tick may have passed in which it has changed.
+        """Note a known file as unsettled if it was so young when the scan began that a later change could leave the
+        same time on it: it may have changed within a tick of the clock.
         """
         entry = self.known[path].entry
         if not is_settled(entry.mtime_ns, began_ns) and not bears_stamp(entry.mtime_ns, entry.digest):
             self.unsettled.add(path)
 
     def vouches(self, paths: Iterable[str]) -> bool:
-        """Whether the times of the folder that these files are in tell of them from now on."""
+        """Whether from now on the times of the folder that these files are in tell whether they have changed."""
         for path in paths:
             known = self.known.get(path)
             if known is None or known.entry.flags not in NEVER_IN_PLACE or path in self.unsettled:
@@ -103,7 +103,7 @@ class Found:
         return True
 
     def mark_host_bound(self) -> None:
-        """One host-bound file makes its whole group so: it is restored whole or not at all."""
+        """If one file is host-bound, the whole group is: it is restored whole or not at all."""
         if any(known.entry.flags & _HOST for known in self.known.values()):
             for path, known in self.known.items():
                 self.known[path] = known._replace(entry=known.entry._replace(flags=known.entry.flags | _HOST))
@@ -117,7 +117,7 @@ class Found:
 
 
 class Listed(NamedTuple):
-    """A folder as it was before it was looked into."""
+    """A folder, with its times from before it was listed."""
 
     place: Place
     found: KnownFolder
@@ -126,21 +126,21 @@ class Listed(NamedTuple):
 
 @dataclass(slots=True)
 class Scan(Found):
-    """What was found in all of it."""
+    """What was found in the whole cache root."""
 
     began: float = field(default_factory=time.monotonic)
-    """When it began, by `time.monotonic`: what was written since may not be in it."""
+    """When the scan began, by `time.monotonic`: it may have missed what was written since."""
     folders: set[str] = field(default_factory=set)
     busy: set[str] = field(default_factory=set)
-    """Folders of the groups that somebody is writing."""
+    """Folders of groups that somebody is writing."""
     displaced: list[str] = field(default_factory=list)
-    """Files that hold the paths of another folder: the root was moved, or copied, since they were written."""
+    """Files that hold the paths of another folder: the root was moved or copied after they were written."""
     forgotten: int = 0
-    """How many files were found, and are not in `known` any more."""
+    """How many files were found and are no longer in `known`."""
 
     def forget(self) -> None:
-        """Forget the statuses that only the index needs, once that is saved: there may be a hundred thousand. What a
-        restore has placed is needed until the base is saved.
+        """Forget the statuses that only the index needs, once it is saved: there may be a hundred thousand. Those of
+        files that a restore placed are needed until the base is saved.
         """
         if not self.untouched:
             changing = {path: known for path, known in self.known.items() if known.entry.flags not in NEVER_IN_PLACE}
@@ -154,12 +154,12 @@ class Scan(Found):
 
     @property
     def index(self) -> Index:
-        """For the next scan. It is to be saved before anything else becomes known."""
+        """For the next scan. Save it before anything else becomes known."""
         return Index(_without(self.known, self.unsettled), self.settled_folders | self.untouched)
 
     @property
     def index_beside_base(self) -> Index:
-        """The same for a scan that has the same base: that tells of the folders that nobody has touched."""
+        """The same for a scan that has the same base, which describes the folders that nobody has touched."""
         if not self.untouched:
             return self.index
         files = {p: file for p, file in self.index.files.items() if p.rpartition("/")[0] not in self.untouched}
@@ -167,5 +167,5 @@ class Scan(Found):
 
 
 def _without(known: dict[str, Known], paths: Set[str]) -> dict[str, Known]:
-    """No copy is made for nothing: there may be a hundred thousand."""
+    """`known` without `paths`; not copied if there are none, because there may be a hundred thousand files."""
     return {path: file for path, file in known.items() if path not in paths} if paths else known

@@ -1,7 +1,7 @@
-"""What was hashed in a cache root and has not changed since: saves reading it again.
+"""Which files of a cache root were hashed and have not changed since: they need not be read again.
 
-A file whose status is the same is taken to be the same. One that was so young when it was hashed that a later change
-could have left the same time on it (git's racy rule) is not recorded: it is hashed again.
+A file whose status is unchanged is taken to be unchanged. A file that was so young when it was hashed that a later
+change could have left the same time on it (git's racy rule) is not recorded, and is hashed again.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from kstore.published.manifest import ENTRY_SIZE, Entry, pack_entries, unpack_en
 
 _MAGIC = b"kstore index 3\n"
 _COUNTS = struct.Struct("<2Q")
-"""Of files and of folders."""
+"""How many files and how many folders there are."""
 _STATUS = struct.Struct("<QQ")
 _FOLDER = struct.Struct("<qqII")
 _ENTRY, _LOOK = attrgetter("entry"), attrgetter("size", "inode")
 _END = "\0"
 _SOME = 4096
-"""Records, or names, that are written in one go."""
+"""How many records or names are written at once."""
 _TICK_NS = 100_000_000
 _COARSE_TICK_NS = 2_000_000_000
 
 
 class Known(NamedTuple):
-    """A file that was hashed, and how it looked then."""
+    """A file that was hashed, with its status at that time."""
 
     entry: Entry
     size: int
-    """Bytes of the file; `entry.size` is the blob's."""
+    """Bytes of the file; `entry.size` is the size of its blob."""
     inode: int
 
     def still_is(self, found: Status) -> bool:
@@ -45,18 +45,18 @@ class Known(NamedTuple):
 
 
 class KnownFolder(NamedTuple):
-    """A folder in which files are only ever created or replaced: while its own times stand, so do they."""
+    """A folder in which files are only ever created or replaced: while its times are unchanged, so are the files."""
 
     mtime_ns: int
     ctime_ns: int
-    """Of its last status change: a cleaner that removes a file and sets the other time back leaves another one."""
+    """Time of the last status change. A cleaner that removes a file and resets `mtime_ns` still changes this one."""
     folders: tuple[str, ...]
     """Names of its subfolders."""
     files: tuple[str, ...]
     """Names of its artifacts."""
 
     def still_is(self, found: Status) -> bool:
-        """Whether nothing has come, gone or been replaced in it since."""
+        """Whether nothing in it has been created, removed or replaced since."""
         return found.mtime_ns == self.mtime_ns and found.ctime_ns == self.ctime_ns
 
 
@@ -68,7 +68,7 @@ class Index:
     folders: dict[str, KnownFolder] = field(default_factory=dict)
 
     def dump(self) -> Iterator[bytes]:
-        """As bytes, some at a time: entries, statuses, folders, and the names of them all. It is only read in full."""
+        """Yield the file's bytes in pieces: entries, statuses, folders, and all names. It is only read in full."""
         files, folders = self.files.values(), self.folders.values()
         yield _MAGIC + _COUNTS.pack(len(files), len(folders))
         yield from _joined(pack_entries(map(_ENTRY, files)))
@@ -109,7 +109,7 @@ def is_settled(mtime_ns: int, now_ns: int | None = None) -> bool:
 
 
 def settled_before(now_ns: int) -> int:
-    """A time such that all before it, from 1970 on, are settled however coarse their filesystem's are."""
+    """A time such that all earlier ones since 1970 are settled, however coarse the filesystem's times are."""
     return now_ns - _COARSE_TICK_NS
 
 
@@ -119,7 +119,7 @@ def _joined(records: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _encoded(names: Iterator[str]) -> Iterator[bytes]:
-    """Names as text, each with its end."""
+    """The names as text, each terminated by a NUL."""
     while some := list(islice(names, _SOME)):
         yield (_END.join(some) + _END).encode("utf-8", "surrogateescape")
 

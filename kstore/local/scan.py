@@ -1,10 +1,10 @@
 """Reads a cache root: which artifacts are there, whole and finished, and what their bytes are called.
 
 A file whose status the index knows is not read again. A folder in which files are only ever created or replaced
-is not even listed again while its own times stand, or that which a restore gave it.
+is not even listed again while its own times, or the time that a restore gave it, are unchanged.
 
-All folders are looked at first, then the lists that groups have of their own files. What else has to be read is read in
-the order in which it compresses best, so that it can be uploaded meanwhile. At last it is said which groups are whole.
+All folders are looked at first, then the lists that groups keep of their own files. The remaining files are read in the
+order in which they compress best, so that they can be uploaded meanwhile. At the end each group is judged: is it whole?
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ def scan(
     offer: Offer | None = None,
     stores: Sequence[str] = (),
 ) -> Scan:
-    """Read all components of `root`. `base` gives what was restored into it; it is asked only for unknown files.
+    """Read all components of `root`. `base` gives what was restored into it; it is called only for unknown files.
 
-    `stores` may be in a folder that a user chose for a component: they are no artifacts.
+    `stores` are the roots of stores. They may be in a folder that a user chose for a component, and are not artifacts.
     """
     found, began_ns = Scan(), time.time_ns()
     shared = _Shared(index, base, untouched, found, began_ns)
@@ -66,7 +66,7 @@ def scan(
 
 
 def _is_there(folder: str) -> bool:
-    """Whether there is anything to scan. A folder that cannot be looked at is scanned, which names it as left out."""
+    """Whether there is anything to scan. A folder that cannot be examined is scanned, which reports it as left out."""
     try:
         return stat.S_ISDIR(os.stat(folder).st_mode)
     except OSError as error:
@@ -79,18 +79,18 @@ class _Part(NamedTuple):
     place: Place
     found: Found
     lists: list[Unread]
-    """The lists of files that have to be read. What they promise may be missing, and then the rest need not be read."""
+    """Lists of files, which have to be read first: if a promised file is missing, the rest need not be read."""
     unread: list[Unread]
-    """What else has to be read."""
+    """The other files that have to be read."""
 
     @property
     def has_files(self) -> bool:
-        """Whether it has any, left out or not."""
+        """Whether it has any files, including those that were left out."""
         return bool(self.found.known or self.lists or self.unread or self.found.skipped)
 
 
 class _Shared(NamedTuple):
-    """What the scans of all components know, and what becomes of them: see `scan`."""
+    """What the scans of all components share: see `scan`."""
 
     known: Index
     base: Callable[[], Files]
@@ -103,22 +103,22 @@ class _Walk:
     """The scan of one component."""
 
     def __init__(self, component: Component, folder: str, others: set[str], shared: _Shared) -> None:
-        """`others` may be below this folder: those of other components, which are scanned by themselves, and stores."""
+        """`others` are folders that may be below this one and are not part of it: other components, and stores."""
         self._component = component
         self._others = others
         self._index, self._base, self._untouched, self._found, self._began_ns = shared
         self._has_lists = bool(component.rules["lists"])
         self._rest = _Part(Place(component.name, folder), self._found, [], [])
         self._groups: list[_Part] = []
-        """Those that may be whole."""
+        """The groups that may be whole."""
         self._listed: list[Listed] = []
         """The folders that were listed."""
         self._stood: list[Listed] = []
-        """The folders that were taken as they were known, if files may list what is in them."""
+        """The folders that were taken from the index or a restore without listing, if files may list their contents."""
         self._lists: list[tuple[str, Found]] = []
         """Files that list others."""
         self._names: dict[str, str] = {}
-        """Each once: a kernel has the same ones whatever it was compiled for."""
+        """Each name once: kernels have the same file names whatever they were compiled for."""
 
     def look(self) -> None:
         """Look at all folders."""
@@ -129,13 +129,13 @@ class _Walk:
         return sum(file.size for part in (self._rest, *self._groups) for file in chain(part.lists, part.unread))
 
     def take_lists(self) -> Iterator[Unread]:
-        """The lists that are to be read before it is known what else is."""
+        """The lists, which are read first."""
         for part in (self._rest, *self._groups):
             yield from part.lists
             part.lists.clear()
 
     def take_unread(self) -> Iterator[Unread]:
-        """What is to be read now that those were: nothing of a group that lacks what its list promises."""
+        """The other files to read, once the lists were read; none of a group that lacks a file its list promises."""
         groups, self._groups = self._groups, []
         for group in groups:
             found = group.found
@@ -148,7 +148,7 @@ class _Walk:
             part.unread.clear()
 
     def judge(self) -> None:
-        """Once all is read: which folders vouch for their files, and which groups and lists are whole."""
+        """Decide, once everything is read, which folders vouch for their files and which groups and lists are whole."""
         changed = _changed(self._listed)
         self._judge_lists(changed)
         for folder in self._listed:
@@ -158,8 +158,8 @@ class _Walk:
             self._judge(self._groups.pop(), changing)
 
     def _judge_lists(self, changed: Set[str]) -> None:
-        """Leave out each list near which files have come since, for it may name them: what it names is beside it, or in
-        a folder beside its own.
+        """Leave out each list near which files have appeared since, because it may name them: what a list names is
+        beside it, or in a folder beside its own.
         """
         every = changed | _changed(self._stood) if self._lists else changed
         for path, into in self._lists:
@@ -177,7 +177,7 @@ class _Walk:
         self._take_folder(place, folder, self._untouched.known, into)
 
     def _take_folder(self, place: Place, folder: KnownFolder, known: Callable[[str], Known], into: _Part) -> None:
-        """Take a folder as it was, with what is known of its files."""
+        """Take a folder as it was, with what is known about its files."""
         self._found.folders.add(place.path)
         if self._has_lists:
             self._stood.append(Listed(place, folder, into.found))
@@ -205,7 +205,7 @@ class _Walk:
             self._folders([place.sub(name) for name in folders], into, list(folders.values()))
 
     def _entries(self, place: Place, listing: Listing, into: Found) -> tuple[dict[str, Status], dict[str, _File]]:
-        """The subfolders, and the files, that are not ignored."""
+        """The subfolders and files that are not ignored."""
         folders, files = dict[str, Status](), dict[str, _File]()
         inside, unit, depth, once = place.inside, place.unit, place.depth, self._names.setdefault
         is_folder, kind_of = stat.S_ISDIR, self._component.kinds.of
@@ -217,7 +217,7 @@ class _Walk:
                 continue
             if not is_file:
                 folders[once(name, name)] = status
-            elif status.error != errno.ENOENT:  # Of what has gone meanwhile nobody knows whether it was a folder.
+            elif status.error != errno.ENOENT:  # What is gone by now may have been a folder.
                 files[once(name, name)] = status, kind
         if folders and place.path.count("/") >= DEEPEST:
             into.skipped += (Skipped(f"{place.path}/{name}", "it is too deep") for name in folders)
@@ -225,14 +225,14 @@ class _Walk:
         return folders, files
 
     def _ignores_or_waits(self, place: Place, name: str, below: str, into: Found) -> bool:
-        """Whether something in a folder is ignored; what shows that a group is being written makes that wait."""
+        """Whether an entry of a folder is ignored. If it shows that its group is being written, the group waits."""
         if place.unit and self._component.is_busy(below) and is_at_work(f"{place.local}/{name}"):
             into.skipped.append(Skipped(f"{place.path}/{name}", BEING_WRITTEN))
             self._found.busy.add(place.path)
         return self._component.ignores(below)
 
     def _folders(self, places: Sequence[Place], into: _Part, statuses: Sequence[Status] | None = None) -> None:
-        """Look at folders, and all below them; `statuses` are theirs, if they are known."""
+        """Look at folders and everything below them; `statuses` are those of the folders, if known."""
         local = [place.local for place in places]
         ours = [path not in self._others for path in local]
         found = stat_each([*compress(local, ours)], follows=True) if statuses is None else compress(statuses, ours)
@@ -250,14 +250,14 @@ class _Walk:
         return place if unit == place.unit else Place(place.path, place.top, unit, place.path.count("/"))
 
     def _enter(self, place: Place, into: _Part, take: Callable[[_Part], None]) -> None:
-        """Take a folder and all below it, by itself if it is a group."""
+        """Take a folder and everything below it; a group becomes a part of its own."""
         if place.unit == _GROUP and place.path.count("/") == place.depth:
             self._group(place, take)
         else:
             take(into)
 
     def _remembered(self, place: Place, status: Status) -> Callable[[_Part], None] | None:
-        """How to take a folder in which nothing has changed; None if it is to be listed."""
+        """How to take a folder in which nothing has changed; None if it has to be listed."""
         known = self._index.folders.get(place.path)
         if known and not status.error and known.still_is(status):
             return partial(self._take_known, place, known)
@@ -265,7 +265,7 @@ class _Walk:
         return partial(self._take_placed, place, placed) if placed else None
 
     def _file(self, listed: Listed, name: str, status: Status, kind: Kind, into: _Part) -> None:
-        """Take what is known of a file; else it is to be read."""
+        """Take what is known about a file; otherwise note that it has to be read."""
         path, found = f"{listed.place.path}/{name}", into.found
         if status.error:
             found.skipped.append(left_out(path, status.as_error()))
@@ -279,24 +279,24 @@ class _Walk:
         if self._has_lists and self._component.lists(path.partition("/")[2]):
             self._lists.append((path, found))
         unread = into.lists if is_list(kind.flags) else into.unread
-        # Unread(…), with fewer steps of the interpreter: there are ten thousand.
+        # Unread(…), with fewer steps of the interpreter: there may be ten thousand.
         file = suffix(name), status.size, path, kind, self._component, listed
         unread.append(tuple.__new__(Unread, file))
 
     def _known(self, path: str, status: Status) -> Known | None:
-        """What the file's status tells of it, without reading it."""
+        """What the file's status tells about it, without reading it."""
         known = self._index.files.get(path)
-        # What lists its group's files is read whenever its folder has changed: is all of it still there?
+        # A list of a group's files is read whenever its folder has changed: do they all still exist?
         if known and not is_list(known.entry.flags) and known.still_is(status):
             return known
         entry = self._base().get(path)
         return self._restored(entry, status) if entry else None
 
     def _restored(self, entry: Entry, status: Status) -> Known | None:
-        """What a restore put here and nobody has changed: its time bears its digest's stamp."""
+        """A file that a restore put here and nobody has changed: its time bears its digest's stamp."""
         if not entry.flags & _LINK or entry.size != status.size or not bears_stamp(status.mtime_ns, entry.digest):
             return None
-        # Which store had its blob says nothing of what a commit finds.
+        # Which store had the blob then says nothing about what a commit finds.
         entry = entry._replace(mtime_ns=status.mtime_ns, flags=entry.flags & ~_BELOW)
         return Known(entry, status.size, status.inode)
 
@@ -305,14 +305,14 @@ class _Walk:
         into.doubt_if_young(path, self._began_ns)
 
     def _settle(self, listed: Listed) -> None:
-        """Remember a folder whose times alone vouch for its files from now on."""
+        """Remember a folder if its times alone vouch for its files from now on."""
         place, found, into = listed
         are_settled = is_settled(found.mtime_ns, self._began_ns) and is_settled(found.ctime_ns, self._began_ns)
         if are_settled and into.vouches(f"{place.path}/{name}" for name in found.files):
             into.settled_folders[place.path] = found
 
     def _group(self, place: Place, take: Callable[[_Part], None]) -> None:
-        """Look at a group, to take all of it or none. One that is not complete need not be read."""
+        """Look at a group, which is taken whole or not at all. An incomplete group need not be read."""
         group = _Part(place, Found(), [], [])
         take(group)
         if not group.found.listed and not group.found.skipped:
@@ -325,7 +325,7 @@ class _Walk:
 
     def _problems(self, group: _Part) -> Iterator[str]:
         found = group.found
-        # What completes a group is most often its list.
+        # The file that completes a group is most often its list, so lists come first.
         paths = [*(file.path for file in chain(group.lists, group.unread)), *found.known]
         yield from (f"{path.rpartition('/')[2]}: {reason}" for path, reason in found.skipped)
         for path in sorted(set(found.promised).difference(paths)) if found.promised else ():
@@ -334,9 +334,9 @@ class _Walk:
             yield _UNFINISHED
 
     def _judge(self, group: _Part, changing: Set[str]) -> None:
-        """`changing` are all folders in which something has changed, and those above them."""
+        """`changing` are all folders in which something has changed, and the folders that they are in."""
         found = group.found
-        # What becomes of a group is said of all its folders.
+        # All folders of a group share its fate.
         found.settled_folders |= found.untouched
         found.untouched.clear()
         if found.skipped:
@@ -354,6 +354,6 @@ class _Walk:
 
 
 def _changed(folders: Sequence[Listed]) -> set[str]:
-    """Those in which a file has come, gone or been replaced since."""
+    """Those in which a file has since been created, removed or replaced."""
     both = zip(folders, stat_each([folder.place.local for folder in folders], follows=True), strict=True)
     return {folder.place.path for folder, status in both if status.error or not folder.found.still_is(status)}

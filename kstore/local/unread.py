@@ -1,7 +1,7 @@
-"""What a scan has to read: some at a time, in the order in which it compresses best, so that it is uploaded meanwhile.
+"""Reads the files that a scan has to read: in batches, in the order that compresses best, uploading meanwhile.
 
-What is read is taken column by column: the interpreter takes few steps for each of ten thousand files. Only those that
-are stored otherwise than they are, or that a compiler may still be writing, are looked at one by one.
+A batch is handled column by column, so that the interpreter takes few steps for each of ten thousand files. Only files
+that are stored in another form, or that a compiler may still be writing, are handled one by one.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from kstore.local.index import settled_before
 from kstore.local.reading import Batch, Content, read_in_batches
 
 StoreEach = Callable[[Sequence[tuple[bytes, bytes]]], None]
-"""Takes digests and blobs in any thread, and in whatever order."""
+"""Takes digests with their blobs, in any thread and any order."""
 Offer = Callable[[Sequence[tuple[bytes, bytes]], int], StoreEach | None]
-"""Is given the digest and the stored form of what is read, some at a time, each once it is read; and about how many
-bytes all of it has. Returns what may be given the rest, if each is stored by itself.
+"""Called with the digests and stored forms of a batch that was read, and with about how many bytes all files have.
+Returns what to call with the remaining batches, if each blob is stored by itself.
 """
 _Row = tuple["Unread", bytes | None, Status, bytes]
-"""What a batch has in its columns."""
+"""One file of a batch, across its columns."""
 
 
 class Unread(NamedTuple):
@@ -42,7 +42,7 @@ class Unread(NamedTuple):
 
 
 class Reader:
-    """Reads for one scan."""
+    """Reads files for one scan."""
 
     def __init__(self, found: Scan, began_ns: int, offer: Offer | None, expected: int) -> None:
         """`began_ns` is when the scan began; there are about `expected` bytes to read."""
@@ -54,7 +54,7 @@ class Reader:
         self._store: StoreEach | None = None
 
     def read(self, files: Iterable[Unread]) -> None:
-        """Take all that are finished, and leave out the others."""
+        """Take all files that are finished, and leave out the others."""
         then = partial(_give_away, self._store) if self._store else None
         for batch in read_in_batches(_in_order(files), _local_paths, then):
             self._take(batch)
@@ -85,7 +85,7 @@ class Reader:
         return Batch(*zip(*left, strict=True)) if left else Batch((), (), (), ())
 
     def _read_alone(self, file: Unread, data: bytes | None, status: Status, digest: bytes) -> _Row | None:
-        """One file in the form in which it is stored; None if it is left out. What is given was read with the batch."""
+        """One file in the form in which it is stored; None if it is left out. The arguments are a row of the batch."""
         relative, (place, found, into) = file.path.partition("/")[2], file.folder
         content = None if status.error or data is None else Content(data, status, digest)
         try:
@@ -97,7 +97,7 @@ class Reader:
             into.promised += (f"{place.path}/{child}" for child in sorted(lacking))
         if artifact.is_displaced:
             self._found.displaced.append(file.path)
-            into.unsettled.add(file.path)  # or nobody would read it again, where a commit comes first
+            into.unsettled.add(file.path)  # otherwise nobody reads it again if a commit comes first
         return file, *artifact.content
 
 
@@ -106,7 +106,7 @@ def _are_plain(batch: Batch[Unread]) -> list[bool]:
 
 
 def _give_away(store: StoreEach, batch: Batch[Unread]) -> Batch[Unread]:
-    """Give away what is stored as it is, in the thread that has read it: nothing of that waits in memory."""
+    """Give away the files that are stored as they are, in the thread that has read them: none waits in memory."""
     plain = _are_plain(batch)
     blobs = compress(zip(batch.digests, batch.contents, strict=True), plain)
     store([(digest, data) for digest, data in blobs if data])
@@ -115,7 +115,7 @@ def _give_away(store: StoreEach, batch: Batch[Unread]) -> Batch[Unread]:
 
 
 def _in_order(files: Iterable[Unread]) -> Iterator[tuple[Unread, int]]:
-    """With their sizes, by similarity. What was read is not held any longer: there may be a hundred thousand."""
+    """The files with their sizes, by similarity. Each is let go of once it is read: there may be a hundred thousand."""
     left = [*files]
     for column in (2, 1, 0):  # one after the other: numbers and text compare faster than tuples of them
         left.sort(key=itemgetter(column), reverse=True)
