@@ -1,1 +1,1 @@
-"""What is done to a store. A package of its own, for `kstore.restore` and `kstore.commit` are functions."""
+"""What is done to a store. A package of its own, because `kstore.restore` and `kstore.commit` are functions."""

@@ -1,11 +1,11 @@
-"""Files of a local cache root that a restore placed, and that have other content now.
+"""Files of a local cache root that a restore placed and that now have different content.
 
-Only files that are never changed in place are looked at. What a compiler has put in the place of one is the worker's
-own, so a file counts as placed by a restore only if
+Only files that are never changed in place are looked at. If a compiler has replaced one, the replacement is the
+worker's own, so a file counts as placed by a restore only if
 
 - its time bears its blob's stamp,
-- or no name has come to its folder, or gone from it, since the restore,
-- or its status is that with which a scan found the right content.
+- or no name has been added to its folder, or removed from it, since the restore,
+- or its status is the one with which a scan found the right content.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _EXECUTABLE = 0o111
 
 
 def altered_files(worker: Worker, *, remove: bool) -> list[str]:
-    """The altered files of the worker's cache root; with `remove` they are taken out, each with its group, so that the
-    compiler or the next restore makes them anew.
+    """The altered files of the worker's cache root. With `remove`, they are taken out, each with its group, so that
+    the compiler or the next restore makes them anew.
     """
     state = worker.state.load()
     base = worker.base(state)
@@ -50,7 +50,7 @@ def _remove(worker: Worker, files: Files, units: set[str]) -> None:
 
 
 class _Placed:
-    """What a restore, or a commit, knew of the files of a root."""
+    """What a restore or a commit knew about the files of a root."""
 
     def __init__(self, worker: Worker, state: State, base: Snapshot, files: Files) -> None:
         self._worker = worker
@@ -60,11 +60,11 @@ class _Placed:
         self._untouched = Untouched(worker.untouched(state, base), lambda: fixed)
 
     def altered(self) -> list[str]:
-        """Those that have other content than their blob."""
+        """The files whose content differs from their blob."""
         return [path for path, entry in self._files.items() if self._is_altered(path, entry)]
 
     def _is_altered(self, path: str, entry: Entry) -> bool:
-        with suppress(OSError, MemoryError):  # What is not there, or just cannot be read, is not altered.
+        with suppress(OSError, MemoryError):  # A file that is missing, or just cannot be read, is not altered.
             stored = self._worker.read_stored(path, entry)
             if stored is not None:
                 return bool(entry.flags & _RELOCATE) and self._names_other_paths(path, stored)
@@ -73,12 +73,12 @@ class _Placed:
         return False
 
     def _names_other_paths(self, path: str, stored: bytes) -> bool:
-        """What a compiler writes of paths may look otherwise than what a restore does, and mean the same."""
+        """A compiler may write paths differently from a restore, and mean the same."""
         placed = to_local(stored, self._worker.root.folders[path.partition("/")[0]])
         return read_whole(self._worker.root.local_path(path)) != placed and self._is_in_untouched_folder(path)
 
     def _was_placed(self, path: str, entry: Entry) -> bool:
-        """Asked once it was read: a compiler may have replaced it meanwhile."""
+        """To be asked after the file was read: a compiler may have replaced it meanwhile."""
         found = Status.of(os.lstat(self._worker.root.local_path(path)))
         if entry.flags & _LINK and found.size == entry.size and bears_stamp(found.mtime_ns, entry.digest):
             return True
@@ -93,8 +93,8 @@ class _Placed:
 
 
 def _fixed(worker: Worker, path: str, entry: Entry) -> Entry:
-    """The entry with the flag that it is never changed in place, if the rules say so: what is executable has lost it,
-    for it must be copied.
+    """The entry, with the flag for files that are never changed in place if the rules say so. An executable file has
+    lost that flag, because it must be copied.
     """
     component, _, relative = path.partition("/")
     if entry.mode & _EXECUTABLE and worker.table[component].kind(relative, 0, 0).flags & _LINK:

@@ -1,7 +1,7 @@
-"""Where workers start together in one cache root, one restores, and the others, which wait for the root, rely on that.
+"""When workers start together in one cache root, one restores; the others wait for the root and rely on that.
 
-They read nothing of the store, parse no manifest and run no compiler: they report what that one has noted. So does a
-worker that comes later, as long as nothing has changed since, here or in the store.
+They read nothing from the store, parse no manifest and run no compiler: they report what the first one has noted. So
+does a worker that comes later, as long as nothing has changed since, here or in the store.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Another:
-    """A restore by another process into this worker's root, that may do for both."""
+    """A restore by another process into this worker's root, which may serve both."""
 
     def __init__(self, worker: Worker, request: Request) -> None:
         """Only a restore that begins from now on counts: what an earlier one looked at may have changed since."""
@@ -39,11 +39,11 @@ class Another:
         self.report: RestoreReport | None = None
 
     def ask(self) -> None:
-        """Whoever has the root may have begun before this worker came: let it look once more."""
+        """Whoever holds the root may have begun before this worker came: have it look once more."""
         self._worker.state.last_restore.ask()
 
     def has_restored(self) -> bool:
-        """Whether there was one, for the same request, and nobody has committed since."""
+        """Whether there was such a restore, for the same request, and nobody has committed since."""
         if self.report is None:
             with suppress(*UNREADABLE):  # what another version has noted is no answer
                 self.report = self._read()
@@ -55,8 +55,8 @@ class Another:
 
 
 def _report(worker: Worker, request: Request, ref: Ref, answer: Mapping[str, Any]) -> RestoreReport | None:
-    """The report of a worker that relies on the restore that `answer` is of; None if it came for something else, or
-    somebody has committed since.
+    """The report of a worker that relies on the restore that `answer` describes. None if that was for another request,
+    or if somebody has committed since.
     """
     is_same = answer["asked"] == _asked(worker, request)
     if not (is_same and worker.state.grew_from(answer["store"], ref) and _is_host(worker, answer)):
@@ -72,8 +72,8 @@ def _report(worker: Worker, request: Request, ref: Ref, answer: Mapping[str, Any
 
 
 def _is_host(worker: Worker, answer: Mapping[str, Any]) -> bool:
-    """Whether the answer is of a host like this one. Two images on one node may share a cache root, and each takes out
-    what was built on the other.
+    """Whether the answer comes from a host like this one. Two images on one node may share a cache root, and each takes
+    out what was built on the other.
     """
     if not answer["host"]:
         return bool(answer["hint"] == worker.host_hint)
@@ -83,11 +83,12 @@ def _is_host(worker: Worker, answer: Mapping[str, Any]) -> bool:
 
 
 def still_stands(worker: Worker, request: Request, ref: Ref, answer: Mapping[str, Any]) -> RestoreReport | None:
-    """The report of a restore that has nothing to do: all that the last one has placed is in its place, and nothing
-    newer is published; else None. `ref` and `answer` are the last one's. No manifest is parsed, no file looked at.
+    """The report of a restore that has nothing to do, because everything that the last one placed is in its place and
+    nothing newer is published; else None. `ref` and `answer` are those of the last restore. No manifest is parsed, and
+    no file is looked at.
 
     A folder of the user's may have been written on another machine since, which only its own mark tells. Twice a day
-    all is looked at, the manifest in the store too: where that is damaged, the next commit publishes it anew.
+    everything is looked at, including the manifest in the store: if that is damaged, the next commit publishes it anew.
     """
     if worker.root.outside or worker.state.is_old():
         return None
@@ -95,20 +96,20 @@ def still_stands(worker: Worker, request: Request, ref: Ref, answer: Mapping[str
         if answer["host"]:
             worker.ask_host()
         report = _report(worker, request, ref, answer)
-        # A compiler may have been replaced since, which nothing tells that is seen without asking it.
+        # The compiler may have been replaced since, and only asking it would tell.
         if report and _has_all(worker, ref) and answer["host"] in ("", worker.host.fingerprint):
             return report
     return None
 
 
 def _has_all(worker: Worker, ref: Ref) -> bool:
-    """Whether nothing has gone, and that is the newest generation."""
+    """Whether nothing is gone, and `ref` is the newest generation."""
     known = worker.state.still()
     if not (known and known.still.has_all(worker.root, worker.ignores) and worker.state.last_restore.has_base(ref)):
         return False
 
     def look() -> Ref | None:
-        with suppress(KstoreError):  # What is damaged is no trouble with the store: who restores passes it over.
+        with suppress(KstoreError):  # Damage is no trouble with the store: a restore passes it over.
             return newest_ref(worker.storage, worker.scope)
         return None
 
@@ -117,8 +118,8 @@ def _has_all(worker: Worker, ref: Ref) -> bool:
 
 
 def look_again(worker: Worker, snapshot: Snapshot, request: Request) -> str:
-    """Look whether all is still as this worker, which has the root, has restored it. If so, returns the name of a
-    restore that began now and found it so; else an empty one.
+    """Look whether everything is still as this worker, which holds the root, has restored it. If so, returns the name
+    of a restore that began now and found it so; else an empty string.
     """
     if request.generation is not None or snapshot.ref.scope != worker.scope:
         return ""
@@ -136,7 +137,7 @@ def look_again(worker: Worker, snapshot: Snapshot, request: Request) -> str:
 
 
 def answer_of(worker: Worker, request: Request, ref: Ref, report: RestoreReport, host: str) -> dict[str, Any]:
-    """What those are told who came for the same; `host` is the fingerprint of this one, if it matters."""
+    """What workers that came for the same are told; `host` is the fingerprint of this host, if it matters."""
     return {
         "asked": _asked(worker, request),
         "store": worker.storage.holder(ref).identity,

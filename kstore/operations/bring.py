@@ -1,8 +1,9 @@
 """Bring in what another store, or a bundle, has for a scope: merge → upload → publish, as a commit does.
 
-There is no cache root and no base: what comes is merged as the news of a worker that never restored. So nothing that is
-published is lost, and what came before brings nothing new. Blobs are stored in batches, and a note of what was stored
-is left in the store: whoever does it again after a kill relies on that, by the rules for what is uploaded ahead.
+There is no cache root and no base: what comes in is merged like the news of a worker that never restored. So nothing
+that is published is lost, and what was brought in before adds nothing new. Blobs are stored in batches, and a note of
+what was stored is left in the store: whoever repeats it after a kill relies on that, by the rules for what is uploaded
+ahead.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ _BATCH = 128 << 20
 
 @dataclass(frozen=True, slots=True)
 class Incoming:
-    """What is there to bring in."""
+    """What there is to bring in."""
 
     manifest: Manifest
     identity: bytes
@@ -87,7 +88,7 @@ class Brought:
     declined: int = 0
     """Artifacts that differ from published ones, which stay."""
     new_blobs: int = 0
-    """Blobs that the store did not have, the manifest among them."""
+    """Blobs that the store did not have, including the manifest."""
     uploaded: int = 0
     """Bytes written to the store."""
 
@@ -104,22 +105,22 @@ class _Proposal:
     files: Files
     hosts: dict[str, Files]
     taken: list[tuple[str, Entry]] = field(default_factory=list)
-    """What is news: several hosts may have a path."""
+    """What is news. Several hosts may have the same path."""
     declined: int = 0
     contents: dict[bytes, bytes] = field(default_factory=dict)
     """What mergers made, by digest."""
 
 
 class Withdrawn(Exception):
-    """The scope was forgotten or quarantined, and what comes is not to bring it back."""
+    """The scope was forgotten or quarantined, and what comes in is not to bring it back."""
 
 
 def bring_in(target: Target, incoming: Incoming, *, revives: bool = True) -> Brought:
-    """Publish what the scope lacks of what comes.
+    """Publish the part of what comes in that the scope lacks.
 
     Raises:
-        Withdrawn: without `revives`, where somebody has taken the scope out meanwhile, too; nothing is published.
-        IntegrityError: a blob that it needs is missing or damaged where it comes from; nothing is published.
+        Withdrawn: without `revives`, if the scope was taken out, even if only meanwhile; nothing is published.
+        IntegrityError: a blob that it needs is missing or damaged at its source; nothing is published.
         StoreUnavailable, OSError: the store cannot be used.
     """
     return _BringIn(target, incoming, revives).run()
@@ -154,7 +155,7 @@ class _BringIn:
         raise outraced(self._scope)
 
     def _lost(self, theirs: Theirs) -> set[bytes]:
-        """Digests of what comes that the newest generation needs and the store has lost."""
+        """Digests of incoming blobs that the newest generation needs and the store has lost."""
         sizes = sizes_of(self._incoming.manifest.entries())
         return lost_of(self._storage, theirs.snapshot, sizes) if theirs.snapshot else set()
 
@@ -180,7 +181,7 @@ class _BringIn:
         return merged.files
 
     def _merge_content(self, proposal: _Proposal, files: Files, ours: Entry, path: str, newest: Ref | None) -> bool:
-        """Join two versions of a file by their meaning; whether that is news."""
+        """Join two versions of a file by their meaning. Returns whether the result is news."""
         method = method_of(load_table(), "merge", path)
         if not method or not newest:
             return False
@@ -201,7 +202,7 @@ class _BringIn:
     # ---- Bringing it in
 
     def _upload_and_publish(self, theirs: Theirs, proposal: _Proposal, lost: set[bytes], reserved: Upload) -> None:
-        """Whether another writer was faster shows when what is the newest then is merged again."""
+        """Whether another writer was faster shows when the generation that is newest by then is merged again."""
         uploader = self._uploader
         among = {entry.digest for entry in self._incoming.manifest.entries()} | proposal.contents.keys()
         among |= theirs.snapshot.ref.stored.keys() if theirs.snapshot else set()
@@ -220,7 +221,7 @@ class _BringIn:
         self._taken = ref.generation
 
     def _wanted(self, theirs: Theirs, proposal: _Proposal, lost: set[bytes]) -> list[tuple[bytes, int]]:
-        """Digests and sizes of what is to be uploaded, neighbours beside each other."""
+        """Digests and sizes of what is to be uploaded, with similar blobs next to each other."""
         news = sorted(proposal.taken, key=by_similarity)
         unknown = sizes_of(entry for _, entry in news if entry.digest not in lost)
         wanted = dict(self._uploader.lacking(unknown, theirs.snapshot, None))
@@ -247,17 +248,17 @@ class _BringIn:
             )
 
     def _meta(self, theirs: Theirs) -> dict[str, Any]:
-        """What stays of who built it: of the published generation, if it holds anything."""
+        """What is kept about who built it: that of the published generation, if it holds anything."""
         manifest = theirs.manifest if theirs.manifest.entries() else self._incoming.manifest
         return {**manifest.meta, **meta_of(self._scope, theirs.generation)}
 
     def _report(self, theirs: Theirs, proposal: _Proposal) -> Brought:
-        """All of it is in the store now, or declined."""
+        """Everything is in the store now, or declined."""
         ref, told = theirs.snapshot and theirs.snapshot.ref, self._published or proposal
         if self._published:
             self._notes.remove()
         elif ref:
-            mark_used(self._storage.backend, self._scope)  # as a commit that has nothing new
+            mark_used(self._storage.backend, self._scope)  # as a commit with nothing new does
         return Brought(
             scope=self._scope,
             status=CommitStatus.COMMITTED if self._published else CommitStatus.UNCHANGED,
@@ -272,7 +273,7 @@ class _BringIn:
 
 
 class _Notes:
-    """Which packs hold what was stored of it, for whoever goes on. gc removes them when it is that old."""
+    """Notes on which packs hold what was stored already, for whoever goes on. gc removes them once they are old."""
 
     def __init__(self, target: Target, incoming: Incoming) -> None:
         self._backend = target.storage.backend
@@ -280,20 +281,20 @@ class _Notes:
         self._known: set[str] = set()
 
     def packs(self) -> tuple[str, ...]:
-        """Those that an earlier attempt stored."""
+        """The packs that an earlier attempt stored."""
         names = (child.name for child in self._backend.list(NOTES))
         self._known = {name.removeprefix(self._prefix) for name in names if name.startswith(self._prefix)}
         return tuple(sorted(self._known))
 
     def add(self, packs: tuple[str, ...]) -> None:
-        """Remember them."""
+        """Remember these packs."""
         for pack in packs:
             if pack not in self._known:
                 self._backend.put_if_absent(f"{NOTES}/{self._prefix}{pack}", b"")
                 self._known.add(pack)
 
     def remove(self) -> None:
-        """A ref names them now."""
+        """Forget the packs: a ref names them now."""
         for pack in self._known:
             with suppress(OSError):
                 self._backend.delete(f"{NOTES}/{self._prefix}{pack}")

@@ -2,7 +2,7 @@
 
 Correct without locks: blobs are written first, then the manifest that names them, then the ref that names the
 manifest, and a ref is created only if its generation does not exist. Whoever loses that race merges again with
-what the winner published. A commit that is killed anywhere leaves bytes that nothing refers to.
+what the winner published. A commit that is killed at any point leaves bytes that nothing refers to.
 """
 
 from __future__ import annotations
@@ -47,13 +47,12 @@ def commit(worker: Worker) -> CommitReport:
     """Publish what the worker's cache root has and the store lacks.
 
     Raises:
-        KstoreError: the store or the cache root cannot be used.
-        OSError: likewise.
+        KstoreError, OSError: the store or the cache root cannot be used.
     """
     started, began = time.perf_counter(), time.time()
     _expect_store(worker)
     known = None if worker.state.is_old() else worker.state.still()
-    report = unchanged_since(worker, known)  # who only looks need not wait for others
+    report = unchanged_since(worker, known)  # a commit that only looks need not wait for others
     if report is None:
         with worker.state.locked():
             report = _commit(worker, known, began)
@@ -61,11 +60,11 @@ def commit(worker: Worker) -> CommitReport:
 
 
 def _commit(worker: Worker, known: StillRoot | None, began: float) -> CommitReport:
-    """The same for a worker that holds the root, and has found it changed since `known` was remembered."""
+    """The same for a worker that holds the root and has found it changed since `known` was remembered."""
     was_old, now = worker.state.is_old(), worker.state.still()
     report = unchanged_since(worker, now) if now != known else None
     if report is None:
-        mark = damage_mark(worker.storage.backend)  # before it is known what of it is lost
+        mark = damage_mark(worker.storage.backend)  # before looking for what is lost
         state = worker.state.load()
         if not state.synced:
             worker.ask_host()
@@ -85,14 +84,13 @@ def _commit(worker: Worker, known: StillRoot | None, began: float) -> CommitRepo
 
 
 def upload_ahead(worker: Worker) -> tuple[str, ...]:
-    """Upload what a commit would add now, and publish nothing; returns the packs that hold it.
+    """Upload what a commit would add now, and publish nothing. Returns the packs that hold it.
 
-    What is uploaded is no more than likely to be there when it is published: see `Uploader`. Nothing is remembered
-    of the cache root.
+    What is uploaded is likely, but not certain, to be there when it is published: see `Uploader`. Nothing is
+    remembered about the cache root.
 
     Raises:
-        KstoreError: the store or the cache root cannot be used.
-        OSError: likewise.
+        KstoreError, OSError: the store or the cache root cannot be used.
     """
     with worker.state.locked():
         _expect_store(worker)
@@ -102,8 +100,8 @@ def upload_ahead(worker: Worker) -> tuple[str, ...]:
 
 
 def _expect_store(worker: Worker) -> None:
-    """A store that was there at the root's last restore and is not has gone: another one, in the folder that it was
-    mounted on, would hide what is committed from everybody.
+    """A store that was there at the root's last restore and is not there now is gone. Another one, made in the folder
+    that it was mounted on, would hide what is committed from everybody.
     """
     storage = worker.storage
     if worker.state.last_restore.found_store(storage.location) and not storage.settings:
@@ -127,7 +125,7 @@ class _Commit:
         self._found = found
         index = found.index_beside_base
         self._unsaved = index if index != state.index else None
-        """What is to be remembered of the root and is not yet."""
+        """What is to be remembered about the root and is not saved yet."""
         self._skipped = list(found.skipped)
         self._intake = intake
         self._uploader = Uploader(worker, intake, state.missed)
@@ -135,7 +133,7 @@ class _Commit:
         self._is_complete = True
         self._taken = 0
         self._lacks_pack = cache(partial(lacks_pack, self._storage))
-        """Of a newest generation; asked once for each, for it takes a system call for each pack."""
+        """For a newest generation. Asked once for each, because it takes one system call per pack."""
         self._published: Proposal | None = None
         is_supported = not state.supports or state.supports == supports(self._storage)
         self._is_synced = state.synced and self._unsaved is None and not found.unsettled and is_supported
@@ -144,7 +142,7 @@ class _Commit:
         if self._base and self._is_current(self._base):
             return self._report(CommitStatus.UNCHANGED, self._base.ref)
         self._leave_out_foreign()
-        if self._unsaved:  # From now on what is new in the root looks as if it had been there for long.
+        if self._unsaved:  # From now on, what is new in the root looks as if it had been there for long.
             self.memory.save_host(self._ours, self._foreign)
             self.memory.save_index(self._unsaved)
             self._unsaved = None
@@ -160,7 +158,7 @@ class _Commit:
         raise outraced(self._worker.scope)
 
     def upload_ahead(self) -> tuple[str, ...]:
-        """Upload what is new, but for files that are merged: what they become is not known yet."""
+        """Upload what is new, except files that are merged by meaning: what they become is not known yet."""
         self._leave_out_foreign()
         theirs = self._newest()
         proposal = self._propose(theirs)
@@ -201,7 +199,7 @@ class _Commit:
             if ref is None:
                 return Theirs()
             known = self._base if self._base and self._base.is_generation_of(ref) else None
-            if known is None or self._lacks_pack(ref):  # which may have held its manifest
+            if known is None or self._lacks_pack(ref):  # that pack may have held its manifest
                 known = self._storage.snapshot(ref)
             return Theirs(0 if ref.depth else ref.generation, or_below(self._storage, self._worker.scope, known))
         except IntegrityError:
@@ -210,7 +208,7 @@ class _Commit:
     def _newest_ref(self) -> Ref | None:
         ref = newest_ref(self._storage, self._worker.scope)
         if self._taken > (ref.generation if ref and not ref.depth else 0):
-            # NFS may go on listing a folder as it was; a name that is known is looked up.
+            # NFS may go on listing a folder as it was, but a known name is looked up.
             return self._storage.refs.get(self._worker.scope, self._taken)
         return ref
 
@@ -226,14 +224,14 @@ class _Commit:
         return is_reason(self._worker.table, proposal.taken, self._ours, (theirs.snapshot, self._base))
 
     def _try_publish(self, theirs: Theirs, proposal: Proposal, lost: set[bytes]) -> CommitReport | None:
-        """Upload and publish; None to merge again: a file changed, or another worker was faster."""
+        """Upload and publish. Returns None if it must merge again: a file changed, or another worker was faster."""
         self._storage.create()
         try:
             with self._intake.reservation() as reserved:
                 return self._upload_and_publish(theirs, proposal, lost, reserved)
         except StagingLost as error:
             log.debug("%s is merged again: %s", self._worker.scope, error)
-            # It may be a blob that was to be stored while the root was read, and the place reserved for all has gone.
+            # It may be a blob that was to be stored while the root was read; the place reserved for all is gone then.
             self._intake.discard()
             return None
 
@@ -259,8 +257,8 @@ class _Commit:
             return None
         self._published, self._waiting = proposal, 0
         if not self._storage.refs.is_newest(ref):
-            # Most likely another worker went on from it. But who was held up for hours may have taken a number that
-            # others had used, and gc removed, meanwhile: then what is the newest now lacks what is ours.
+            # Most likely another worker went on from it. But a worker that was held up for hours may have taken a
+            # number that others had used, and gc removed, meanwhile: then the newest generation lacks what is ours.
             self._taken = ref.generation
             return None
         self._save_base(Snapshot(ref, data), manifest, proposal)
@@ -272,14 +270,14 @@ class _Commit:
         return {entry.digest for entry in self._ours.values()}.union(proposal.contents, manifests)
 
     def _sources(self, proposal: Proposal, lost: set[bytes]) -> Sources:
-        """What this commit brings, but for what was begun with."""
+        """What this commit brings, except what was written while the root was read."""
         again, written = (path for path, entry in self._ours.items() if entry.digest in lost), self._uploader.written
         every = {*proposal.taken, *again} if lost else proposal.taken
         paths = [path for path in every if self._ours[path].digest not in written]
         return Sources(self._worker, self._ours, paths, proposal.contents, self._intake.kept)
 
     def _lost(self, newest: Snapshot | None) -> set[bytes]:
-        """Digests of ours that the newest generation needs and the store has lost."""
+        """Digests of blobs in ours that the newest generation needs and the store has lost."""
         if newest is None:
             return set()
         ours = sizes_of(self._ours.values())
@@ -300,7 +298,7 @@ class _Commit:
         return self._report(CommitStatus.UNCHANGED, ref, theirs.manifest, proposal)
 
     def _remember(self, theirs: Theirs, proposal: Proposal) -> None:
-        """All of ours is in theirs, or declined: theirs is what the root grew from, from now on."""
+        """All of ours is in theirs, or declined: from now on, theirs is what the root grew from."""
         news = theirs.snapshot is not self._base or proposal.declined != self._merging.declined or not self._is_synced
         if theirs.snapshot and news:
             self._save_base(theirs.snapshot, theirs.manifest, proposal)

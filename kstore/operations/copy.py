@@ -1,4 +1,4 @@
-"""Copy what one store has to another: of each scope its newest generation, merged with what is there already."""
+"""Copy what one store has to another: the newest generation of each scope, merged with what is there already."""
 
 from __future__ import annotations
 
@@ -36,13 +36,14 @@ class CopyReport:
     withdrawn: list[Scope] = field(default_factory=list)
     """Forgotten or quarantined in the target, and left so."""
     missing: list[str] = field(default_factory=list)
-    """Why the source has nothing of others that were named: it has forgotten or quarantined them."""
+    """Why the source has nothing of other scopes that were named: it has forgotten or quarantined them."""
     damaged: list[str] = field(default_factory=list)
-    """Why some could not be copied, and the newest generations that were passed over."""
+    """Why some scopes could not be copied, and the newest generations that were passed over."""
     leaning: list[str] = field(default_factory=list)
-    """Why others were not: they lean on stores that were not named, which is no damage."""
+    """Why other scopes were not copied: they lean on stores that were not named, which is no damage."""
     unreadable: list[str] = field(default_factory=list)
-    """Why others were not: they cannot be read just now, or a newer kstore wrote them; which is none either."""
+    """Why others were not copied: they cannot be read just now, or a newer kstore wrote them. That is no damage either.
+    """
 
     def as_json(self) -> dict[str, Any]:
         """For machines."""
@@ -62,12 +63,17 @@ class CopyReport:
 def copy_keys(
     source: Store, target: Store, keys: Sequence[str] = (), *, gpu: str | None = None, environment: str | None = None
 ) -> CopyReport:
-    """Copy the keys, all if none are given, of every GPU and environment, or of those that are named.
+    """Copy the keys (all if none are given) of every GPU and environment, or of those that are named.
 
-    What the target has forgotten or quarantined is brought back only if its key is named. A scope that is damaged in
-    the source, or cannot be read just now, or leans on a store that was not named, or that a newer kstore wrote in
-    either of them, is left out, and the report says why. Where only the newest generation is damaged, the one before
-    it is copied; but if its ref cannot be read, only if the key is named.
+    What the target has forgotten or quarantined is brought back only if its key is named. A scope is left out, and the
+    report says why, if
+
+    - it is damaged in the source, or cannot be read just now,
+    - it leans on a store that was not named,
+    - or a newer kstore wrote it, in either store.
+
+    If only the newest generation is damaged, the one before it is copied; but if the ref of the newest cannot be read,
+    only if the key is named.
 
     Raises:
         MissError: the source has nothing of a key.
@@ -79,7 +85,7 @@ def copy_keys(
         _check_stores(source, target)
         scopes = list(_scopes(source, keys, gpu, environment))
     for scope in scopes:
-        # What is known of packs is known of this scope's: memory does not grow with the store.
+        # Only what this scope's packs hold is remembered: memory does not grow with the store.
         source.storage.blobs, target.storage.blobs = (s.storage.blobs_anew() for s in (source, target))
         try:
             _copy(source.storage, target, scope, report, revive=bool(keys))
@@ -95,7 +101,7 @@ def copy_keys(
 
 
 class _ScopeUnreadable(StoreUnavailable):
-    """Something of one scope: others may be there."""
+    """Something of one scope cannot be read: other scopes may be readable."""
 
 
 @contextmanager
@@ -127,7 +133,7 @@ def _copy(source: Storage, target: Store, scope: Scope, report: CopyReport, *, r
     with _reading(source):
         snapshot, passed_over = newest_live(source, scope)
         if passed_over and not revive:
-            source.refs.newest(scope)  # One that is damaged may have withdrawn the key.
+            source.refs.newest(scope)  # Raises if it is damaged: it may have withdrawn the key.
     if passed_over:
         report.damaged.append(passed_over)
     if snapshot is None:
@@ -141,7 +147,7 @@ def _copy(source: Storage, target: Store, scope: Scope, report: CopyReport, *, r
             report.scopes.append(bring_in(target_of(target, scope), incoming, revives=revive))
         except Withdrawn:
             report.withdrawn.append(scope)
-        except StoreFormatError as error:  # Of a generation: the store has just been opened.
+        except StoreFormatError as error:  # Of a generation: the store itself has just been opened.
             raise _ScopeUnreadable(f"in {target.location}, {error}") from error
 
 
@@ -152,11 +158,11 @@ def _fetch(source: Storage, snapshot: Snapshot, wanted: Mapping[bytes, int]) -> 
 
 
 def newest_live(storage: Storage, scope: Scope) -> tuple[Snapshot | None, str]:
-    """The newest generation that is whole, None if there is none, or its key was forgotten or quarantined; and what was
-    passed over for it, in words.
+    """The newest generation that is whole, and what was passed over for it, in words. The generation is None if there
+    is none, or if its key was forgotten or quarantined.
 
     Raises:
-        IntegrityError: none of them can be read.
+        IntegrityError: none of its generations can be read.
     """
     newest, found = storage.newest_whole(scope)
     snapshot = readable(newest, or_below(storage, scope, found), scope)
@@ -166,7 +172,7 @@ def newest_live(storage: Storage, scope: Scope) -> tuple[Snapshot | None, str]:
 
 
 def target_of(store: Store, scope: Scope) -> Target:
-    """A scope of a store, for somebody who has no cache root, but would have one on this node."""
+    """A scope of a store, for somebody who has no cache root but would have one on this node."""
     folder = nearest_writable(store.settings.cache_root or str(numbered.NUMBERED_ROOTS))
     layout = store.settings.layout or (None if folder else Layout.PACKED)  # there is nowhere to link to
     return Target(store.storage, scope, layout, folder, store.progress)
@@ -174,7 +180,7 @@ def target_of(store: Store, scope: Scope) -> Target:
 
 @contextmanager
 def writing(store: Store) -> Iterator[None]:
-    """Look at the store anew, and say which one it is that cannot be written.
+    """Look at the store anew, and if it cannot be written, say which store that is.
 
     Raises:
         StoreUnavailable: it cannot be written, or must not be.

@@ -1,7 +1,7 @@
-"""A cache root that was moved or copied: what holds its path is written anew, or compilers go on using the old place.
+"""A moved or copied cache root: what holds its path is written anew, or compilers would go on using the old place.
 
-Triton reads a kernel's files from exactly where its list says they are. Moved, they are missed; copied, they are read
-from the root that the copy was made of, for as long as that is there.
+Triton reads a kernel's files from exactly where its list says they are. If they were moved, it misses them. If they
+were copied, it reads them from the original root, for as long as that exists.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 def put_right(worker: Worker, found: Scan) -> None:
-    """Write into the files that a scan found displaced where they are. One that cannot be written stays as it is."""
+    """Make the files that a scan found displaced say where they are. One that cannot be written stays as it is."""
     displaced = [path for path in found.displaced if path in found.known]
     if not displaced:
         return
@@ -40,14 +40,14 @@ def put_right(worker: Worker, found: Scan) -> None:
 def _rewrite(worker: Worker, found: Scan, path: str, staged: str) -> None:
     entry, local = found.known[path].entry, worker.root.local_path(path)
     stored = worker.read_stored(path, entry)
-    if stored is None:  # it has changed since: whoever wrote it wrote where it is
+    if stored is None:  # it has changed since, and whoever changed it wrote where it is
         return
     try:
         with open(staged, "wb") as file:
             file.write(to_local(stored, worker.root.folders[path.partition("/")[0]]))
             os.fchmod(file.fileno(), entry.mode)
         with worker.waiting.visible():
-            if not found.known[path].still_is(Status.of(os.lstat(local))):  # by a compiler, just now
+            if not found.known[path].still_is(Status.of(os.lstat(local))):  # a compiler has just replaced it
                 return
             os.replace(staged, local)
         status = os.stat(local)

@@ -1,6 +1,6 @@
 """What a commit leaves in the cache root's state folder, for the next one.
 
-Losing it costs time, never an artifact: where the root's disk is full, what was compiled is published all the same.
+Losing it costs time, never an artifact: if the root's disk is full, what was compiled is published all the same.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class Memory:
         self._base = base
         self._found = found
         self.is_kept = True
-        """Whether all could be written."""
+        """Whether everything could be written."""
 
     def save_host(self, ours: Files, foreign: Mapping[str, bytes]) -> None:
-        """Remember that the root is on another host now, if `ours` was built there, and what is of the one before."""
+        """Remember that the root is on another host now, if `ours` was built there, and what is from the one before."""
         if not self._state.host or not any(entry.flags & _HOST for entry in ours.values()):
-            return  # or a commit would wait for the compiler's answer
+            return  # otherwise a commit would wait for the compiler's answer
         host = self._worker.host.fingerprint
         if host != self._state.host:
             self._worker.state.save_host(host, foreign)
@@ -59,8 +59,8 @@ class Memory:
         is_complete: bool,
         waiting: int,
     ) -> None:
-        """Remember that the root grew from `snapshot`. `is_complete` says that all of it is in that, declined or
-        `waiting`.
+        """Remember that the root grew from `snapshot`. `is_complete` says that everything in the root is also in the
+        snapshot, declined or `waiting`.
         """
         worker = self._worker
         keeps_base = self._base is not None and self._base.is_generation_of(snapshot.ref)

@@ -1,4 +1,4 @@
-"""The merge of a commit: of base, theirs and ours it makes a proposal. The rules are those of `kstore.merge`."""
+"""The merge of a commit: it makes a proposal from base, theirs and ours. The rules are those of `kstore.merge`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Merging:
     """Merges for one commit, anew for each of its attempts to publish."""
 
     def __init__(self, worker: Worker, state: State, base: Snapshot | None, kept: Mapping[bytes, bytes]) -> None:
-        """`base` is what the root grew from, though a restore could not read it in the store: what it held is known.
+        """`base` is what the root grew from, even if a restore could not read it in the store: what it held is known.
         What `kept` holds, by digest, need not be read again.
         """
         self._worker = worker
@@ -37,7 +37,7 @@ class Merging:
         self._base = base
         self._kept = kept
         self.declined = self._declined = state.declined
-        """What ours had lost against before, as far as that is still there."""
+        """What ours had lost against before, as far as that still exists."""
 
     def propose(self, theirs: Theirs, ours: Files) -> Proposal:
         """Merge the portable files and, by themselves, those of this host."""
@@ -63,11 +63,11 @@ class Merging:
         return still_declined(self._declined, files_of(base.manifest), files_of(theirs.manifest), ours)
 
     def _grew_from_before(self, theirs: Theirs) -> bool:
-        """Whether what base has and theirs has not was taken out, and not just of another key, or damaged."""
+        """Whether what base has and theirs lacks was taken out, and is not just of another key, or damaged."""
         if not self._base or not theirs.snapshot:
             return False
         base, newest = self._base.ref, theirs.snapshot.ref
-        if base.scope != newest.scope:  # A seed, which was withdrawn since as part of this key.
+        if base.scope != newest.scope:  # Base is a seed, since withdrawn as part of this key.
             return bool(newest.withdrawn) and not newest.depth and newest.generation > self._seen
         is_older = base.generation <= newest.generation or base.depth > newest.depth
         return is_older and remembers(theirs.snapshot, self._base)
@@ -77,7 +77,7 @@ class Merging:
         published, beside = apart(proposal.files, proposal.hosts, host)
         merged = merge(base, published, ours, self.declined, beside)
         for path in merged.to_merge:
-            assert theirs.snapshot  # Who has published the other version.
+            assert theirs.snapshot  # It has the other version.
             self._merge_content(proposal, merged, ours, path, theirs.snapshot.ref)
         proposal.taken += merged.taken
         proposal.declined |= merged.declined
@@ -107,7 +107,7 @@ class Merging:
             merged.taken.append(path)
 
     def _read_scanned(self, path: str, entry: Entry) -> bytes:
-        """What the scan found there. A later version may list files that the scan has not found."""
+        """What the scan found there. A later version of the file may list files that the scan has not found."""
         if kept := self._kept.get(entry.digest):
             return kept
         data, _, digest = read_finished(self._worker.root.local_path(path))

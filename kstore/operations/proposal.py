@@ -36,7 +36,7 @@ class Theirs(NamedTuple):
 
     @property
     def line(self) -> int:
-        """Where the line of its successor begins: with the successor, if what is listed as the newest is damaged."""
+        """Where the line of its successor begins: with the successor, if the generation listed as newest is damaged."""
         ref = self.snapshot.ref if self.snapshot else None
         if ref and ref.depth and not self.generation:
             return 0
@@ -44,14 +44,14 @@ class Theirs(NamedTuple):
 
     @property
     def lineage(self) -> tuple[bytes, ...]:
-        """That of its successor."""
+        """The lineage of its successor."""
         ref = self.snapshot.ref if self.snapshot else None
         return ref.leads_to() if ref and not ref.depth and ref.generation == self.generation else ()
 
     def successor(
         self, scope: Scope, manifest: Manifest, data: bytes, uploader: Uploader, effort: Effort | None = None
     ) -> Ref:
-        """The next generation, of a manifest that is stored as `data`; `uploader` has brought in what it needs."""
+        """The next generation, whose manifest is stored as `data`; `uploader` has brought in what it needs."""
         return Ref(
             scope=scope,
             generation=self.generation + 1,
@@ -86,13 +86,13 @@ class Proposal:
 
 
 def apart(files: Files, hosts: Mapping[str, Files], host: str) -> tuple[Files, list[Files]]:
-    """Of the sets of files of a manifest that of one host, or with "" the portable one; and all others."""
+    """The set of files that a manifest has for one host, or with "" the portable set; and all its other sets."""
     sets = {"": files, **hosts}
     return sets.pop(host, {}), list(sets.values())
 
 
 def meta_by(worker: Worker, theirs: Theirs, proposal: Proposal) -> dict[str, Any]:
-    """What a manifest says of its generation that a worker makes."""
+    """What a manifest made by a worker says about its generation."""
     host = {"host": dict(worker.host.facts)} if proposal.hosts else {}
     return {
         **meta_of(worker.scope, theirs.generation),

@@ -1,9 +1,9 @@
 """Whether what is new in a cache root is reason for a generation.
 
-Of some files a part is new in every process, whatever was restored: each start of a worker would publish a generation,
-and a key would grow for ever. So such news wait until something else is published, as long as they are few, and little
-beside what is published of their kind. What is little grows with that, so by such news alone a key grows a few times,
-and then no more.
+Of some kinds of files, a few are new in every process, whatever was restored: each start of a worker would publish a
+generation, and a key would grow for ever. So such news waits until something else is published, as long as it is few
+files, and little compared with what is published of their kind. What counts as little grows with that, so such news
+alone makes a key grow a few times, and then no more.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from kstore.published.manifest import Entry, Files
 from kstore.published.snapshot import Snapshot
 
 _LITTLE = 1 / 8
-"""Less than this share of what is published of the kind, both in files and in bytes."""
+"""Little is less than this share of what is published of the kind, both in files and in bytes."""
 _FEW, _SMALL = 32, 4 << 20
-"""Files and bytes, and no more: a new driver makes all anew, and a key may hold what several before it made."""
+"""Files and bytes that are never little: a new driver makes all anew, and a key may hold what several drivers made."""
 _Kind = tuple[str, str]
 """A component, and what its rule `waits` calls it."""
 _FILES, _SIZE = attrgetter("files"), attrgetter("size")
@@ -31,8 +31,8 @@ class _Amount(NamedTuple):
 
 
 def is_reason(table: Table, taken: Sequence[str], ours: Files, published: Sequence[Snapshot | None]) -> bool:
-    """Whether to publish what was `taken` of ours: some of it waits for nothing, or it is much, whatever of `published`
-    it is beside. So what waited does not bring back a key that was forgotten.
+    """Whether to publish what was `taken` of ours: some of it waits for nothing, or it is much compared with each of
+    `published`. So what waited does not bring back a key that was forgotten.
     """
     waiting = set[_Kind]()
     for path in taken:
@@ -58,6 +58,6 @@ def _is_much(
 
 
 def _amount(table: Table, kind: _Kind, items: Iterable[tuple[str, Entry]]) -> _Amount:
-    lead = f"{kind[0]}/"  # Few of ten thousand are of the component: the others need no match.
+    lead = f"{kind[0]}/"  # Few of ten thousand belong to the component: the others need no match.
     sizes = [entry.size for path, entry in items if path.startswith(lead) and _kind_of(table, path) == kind]
     return _Amount(len(sizes), sum(sizes))

@@ -1,8 +1,9 @@
 """Repair: what `verify` found damaged goes to `quarantine/`, and what is whole is published without it.
 
-Only newest generations are published again, for those are restored; what is whole of a pack that earlier ones name is
-saved for them. A damaged pack that a newest one still names in the end, because it could not be published again, stays
-where it is. What is lost and lies whole in `quarantine/` is put back: it could just not be read when it was moved.
+Only newest generations are published again, because those are restored. For earlier ones, what is whole in a pack that
+they name is saved. A damaged pack that a newest generation still names in the end, because that could not be published
+again, stays where it is. A lost blob that lies whole in `quarantine/` is put back: it just could not be read when it
+was moved.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ log = logging.getLogger(__name__)
 
 _MAX_RACES = 100
 _LATER = (IntegrityError, MissError, StoreUnavailable)
-"""What keeps one generation from being published again, and no other."""
+"""What keeps one generation, and no other, from being published again."""
 
 
 class Repair:
     """One repair of one store."""
 
     def __init__(self, storage: Storage, packs: Iterable[str], lost: Mapping[bytes, int], whole: DigestSet) -> None:
-        """`packs` are damaged; `lost` are blobs, with their sizes, that are not whole where they must be, and `whole`
+        """`packs` are damaged. `lost` are blobs, with their sizes, that are not whole where they must be; `whole` are
         those that are whole anywhere.
         """
         self._storage = storage
@@ -48,7 +49,7 @@ class Repair:
         """Digests of the lost blobs that are loose again."""
 
     def run(self, broken: Iterable[tuple[Scope, int]], verified: Container[Scope] = ()) -> bool:
-        """Mend what can be; `broken` are generations. Of the scopes that were `verified` it is known what they need.
+        """Mend what can be mended; `broken` are generations. What the scopes that were `verified` need is known.
         Returns whether nothing is left in the way.
         """
         self._give_up(self._lost)
@@ -58,13 +59,13 @@ class Repair:
         for pack in sorted(self._packs - named):
             self._save(pack)  # for earlier generations: gc keeps what they need wherever it is
             set_aside_pack(self._backend, pack)
-        self._replace_all()  # Somebody may have published meanwhile what names one of them, as a rollback does.
+        self._replace_all()  # Somebody may have published a generation that names one of them, as a rollback does.
         self._drop_needless(is_all_known=all(scope in verified for scope in self._storage.refs.scopes()))
         return not named and not left
 
     def _drop_needless(self, *, is_all_known: bool) -> None:
-        """Delete what is in quarantine of blobs that are whole where they must be. A key of which that is not known may
-        lack as a loose one what is in a pack of another.
+        """Delete from quarantine the blobs that are whole where they must be. A key whose needs are not known may lack
+        as a loose blob what is in a pack of another key.
         """
         for digest, names in damaged_blobs(self._backend).items():
             if digest in self._back or (is_all_known and digest in self._whole and digest not in self._lost):
@@ -72,7 +73,7 @@ class Repair:
                     self._backend.delete(name)
 
     def _give_up(self, lost: dict[bytes, int]) -> None:
-        """Leave blobs to whoever has them, but for those that can be stored anew."""
+        """Leave blobs to whoever has them, except those that can be stored anew."""
         noted = damaged_blobs(self._backend) if lost else {}
         for digest in sorted(lost):
             set_aside_blob(self._backend, digest)
@@ -83,8 +84,8 @@ class Repair:
         self._lost = {digest: size for digest, size in (self._lost | lost).items() if digest not in back}
 
     def _put_back(self, lost: Mapping[bytes, int]) -> set[bytes]:
-        """Store anew what lies whole in quarantine, as what a commit healed just before it was moved there, or is whole
-        in a pack of another generation.
+        """Store anew what lies whole in quarantine, such as what a commit healed just before it was moved there, or
+        what is whole in a pack of another generation.
         """
         kept = damaged_blobs(self._backend)
         back = {d for d, size in sorted(lost.items()) if put_back(self._backend, d, size, kept.get(d, ()))}
@@ -96,7 +97,7 @@ class Repair:
         return back
 
     def _pass_over(self, scope: Scope, generation: int) -> bool:
-        """Publish what can be read as the newest, if the damaged one is that, and take it out. False if it stays."""
+        """If the damaged generation is the newest, publish what can be read; then take it out. False if it stays."""
         try:
             with reporting_trouble(self._storage.location, "read"):
                 _, snapshot = self._storage.newest_whole(scope)
@@ -116,7 +117,7 @@ class Repair:
             self._replace(scope)
 
     def _replace(self, scope: Scope) -> None:
-        """Publish anew what names a damaged pack, other keys and what was committed since it was read included."""
+        """Publish anew what names a damaged pack, including other keys and what was committed since it was read."""
         for _ in range(_MAX_RACES):
             with suppress(IntegrityError, MissError):
                 ref = self._storage.refs.newest(scope)
@@ -125,7 +126,7 @@ class Repair:
             return
 
     def _republish(self, ref: Ref) -> bool:
-        """False if it is not the newest any more."""
+        """False if it is no longer the newest."""
         try:
             with reporting_trouble(self._storage.location, "read"):
                 self._storage.snapshot(ref)
@@ -135,7 +136,7 @@ class Repair:
             return True
 
     def _publish_anew(self, ref: Ref) -> Ref | None:
-        """Publish it without the damaged packs; of one that is not live only the state is needed."""
+        """Publish it without the damaged packs. If it is not live, only its state is needed."""
         if ref.state is RefState.LIVE:
             return republish(self._storage, ref, self._whole_packs, upon=ref.generation)
         if ref.state is RefState.LOST:
@@ -144,20 +145,20 @@ class Repair:
 
     def _whole_packs(self, ref: Ref) -> tuple[str, ...]:
         """Where the blobs of a generation are, without the damaged packs. Called once a place for its ref is reserved:
-        what was saved before may be gone since.
+        what was saved earlier may be gone by then.
         """
         named = dict.fromkeys(new for old in ref.packs for new in (self._save(old) if old in self._packs else (old,)))
         return (*named, *self._found_elsewhere(ref, tuple(named)))
 
     def _save(self, pack: str) -> tuple[str, ...]:
-        """Copy what is whole of a damaged pack into a new one, once for all keys."""
+        """Copy what is whole in a damaged pack into a new one, once for all keys."""
         if pack not in self._saved or not are_present(self._storage, self._saved[pack]):
             self._saved[pack] = self._copy(PackReader(self._backend, pack).salvage())
         return self._saved[pack]
 
     def _found_elsewhere(self, ref: Ref, packs: tuple[str, ...]) -> tuple[str, ...]:
-        """Copy what a generation needs, and these packs lack, from packs that may go with earlier ones. What none of
-        them has is given up: it may be of a key that was not verified.
+        """Copy what a generation needs and these packs lack from packs that may go with earlier generations. What none
+        of them has is given up: it may belong to a key that was not verified.
 
         Raises:
             StoreUnavailable: some of it may be where nothing can be read just now.
@@ -178,7 +179,7 @@ class Repair:
         """Write blobs into a pack, as far as they are whole.
 
         Raises:
-            OSError: they cannot be read just now, or not be written: none of them is to be given up.
+            OSError: they cannot be read just now, or cannot be written; none of them is to be given up.
         """
         with self._storage.blobs.writer(Layout.PACKED) as writer:
             try:
@@ -192,7 +193,7 @@ class Repair:
             return writer.finish()
 
     def _named(self) -> set[str]:
-        """The damaged packs that a newest generation names still."""
+        """The damaged packs that a newest generation still names."""
         named = set[str]()
         for scope in self._storage.refs.scopes() if self._packs else ():
             with suppress(IntegrityError, MissError):

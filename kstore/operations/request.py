@@ -1,4 +1,4 @@
-"""What a restore is asked for, and what it answers."""
+"""What is requested of a restore, and what it answers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Request(NamedTuple):
-    """What a restore is asked for."""
+    """What is requested of a restore."""
 
     generation: int | None = None
     """Exactly this one; None for the newest."""
@@ -25,15 +25,15 @@ class Request(NamedTuple):
 
 
 def if_there(status: RestoreStatus) -> RestoreStatus:
-    """What a restore that would end with `status` is called if all was in its place already."""
+    """What a restore that would end with `status` is called if everything was in its place already."""
     return RestoreStatus.CURRENT if status is RestoreStatus.RESTORED else status
 
 
 def restore_report(worker: Worker, status: RestoreStatus, ref: Ref | None = None, **fields: object) -> RestoreReport:
-    """What became of it, with what is known of the worker."""
+    """What became of the restore, with what is known about the worker."""
     first = worker.storage
     storage = first.holder(ref) if ref else first
-    # What is wrong with the first one has been told when that was found out.
+    # What is wrong with the first one was told when it was found out.
     instead = f"the store at {first.location} cannot be used; what is in {storage.location} is restored instead"
     return RestoreReport(
         status=status,

@@ -53,11 +53,11 @@ class Restoration:
         self._has_all = False
         """Whether that is all that the generation has for this worker."""
         self._away: Files = {}
-        """What no store here has the blobs of."""
+        """Files whose blobs no store here has."""
         self._hindered: dict[str, Skipped] = {}
-        """What is neither in its place nor can be put there, and why."""
+        """What is not in its place and cannot be put there, and why."""
         self._left: dict[str, bytes] = {}
-        """What another host has left, and cannot be removed, with its digests."""
+        """What another host has left and cannot be removed, with its digests."""
         self._skipped: list[Skipped] = []
         self._seen = self._newest_of_own() if snapshot.ref.scope != worker.scope else 0
 
@@ -66,7 +66,7 @@ class Restoration:
         return attempt(self._worker.storage, lambda: max(refs.generations(scope), default=0), 0)
 
     def run(self, status: RestoreStatus, before_move: Callable[[], None]) -> RestoreReport:
-        """Do it; what was to be done is called `status`. See `Placer.place` for `before_move`, and what it raises."""
+        """Restore; `status` names what was to be done. See `Placer.place` for `before_move`, and what it raises."""
         self._look()
         merged = self._compare()
         merged.files.clear()  # nothing is published: `_files` has what is to be here
@@ -94,7 +94,7 @@ class Restoration:
             worker.mark_machine()
         self._skipped += (Skipped(p, "it was built on another host, and cannot be removed") for p in sorted(self._left))
         if self._state.host and worker.state.last_restore.host_hint() != worker.host_hint:
-            worker.ask_host()  # What is built from now on is of this one.
+            worker.ask_host()  # What is built from now on is from this one.
         put_right(worker, self._found)
         if manifest.hosts:
             worker.ask_host()
@@ -111,7 +111,7 @@ class Restoration:
         self._has_all = self._files is published
 
     def _tell_of_other_hosts(self, published: Files) -> None:
-        """Warn of what is only for other hosts: this one compiles its own, and a commit adds it."""
+        """Warn about what is only for other hosts: this one compiles its own, and a commit adds that."""
         hosts = self._snapshot.manifest.hosts.values()
         others = {path for path in chain.from_iterable(hosts) if path not in published}
         if others:
@@ -119,8 +119,8 @@ class Restoration:
             log.warning("left out: %s, built for other hosts than this one", what)
 
     def _nearest(self, wanted: Files) -> Set[str] | None:
-        """The nearest folders of what is wanted, if that is all that the manifest has, and nothing that is of this host
-        takes the place of what is of any.
+        """The nearest folders of what is wanted, if that is all that the manifest has, and nothing for this host takes
+        the place of what is for any host.
         """
         manifest, bound = self._snapshot.manifest, self._worker.bound_of(self._snapshot.manifest)
         is_whole = self._has_all and len(wanted) == len(manifest.files) + len(bound)
@@ -162,7 +162,7 @@ class Restoration:
         return "none of them may be linked: they change, or are executable"
 
     def _leave_away(self) -> Files:
-        """Take out what no store here has the blobs of, and take what the store below has instead, if anything."""
+        """Take out files whose blobs no store here has, and take what the store below has instead, if anything."""
         storage, snapshot, known = self._worker.storage, self._snapshot, self._worker.root.folders
         away = unavailable(storage, snapshot, self._files, self._found.files)
         if not away:
@@ -198,8 +198,8 @@ class Restoration:
         return merge(files_of(base.manifest), self._files, ours, declined)
 
     def _has_lost(self, base: Snapshot) -> bool:
-        """Whether the store can give neither `base`, which came after what is restored, nor anything since: then nobody
-        took out what that had.
+        """Whether the store can give neither `base`, which came after what is restored, nor anything newer: then nobody
+        took out what `base` had.
         """
         if base.ref.generation <= self._ref.generation or base.ref.depth != self._ref.depth:
             return False
@@ -217,7 +217,7 @@ class Restoration:
             saved_ns = self._worker.state.save_index(Index(index.files | placed.settled(), index.folders))
             untouched = Mark(placed.marked_ns, saved_ns) if placed.marked_ns else untouched
         base = Base(self._worker.storage.holder(self._ref).identity, self._snapshot)
-        # What stays in the place of base's is no change of it: the next commit must not take it for one.
+        # What stays in the place of base's files is no change to them: the next commit must not take it for one.
         joined = set(merged.to_merge) - merged.prevailing
         stayed = dict.fromkeys((*joined, *placed.occupied, *self._hindered), NOT_TAKEN)
         self._worker.state.save_base(
@@ -235,7 +235,7 @@ class Restoration:
             remember_placed(self._worker, self._snapshot.manifest, self._files, placed, untouched)
 
     def _missed(self, placed: Placed) -> set[bytes]:
-        """What this restore could not read, or an earlier one, and nobody has read since."""
+        """What this restore, or an earlier one, could not read, and nobody has read since."""
         if not (placed.missed or self._state.missed):
             return set()
         read = {self._files[path].digest for path in placed.paths}

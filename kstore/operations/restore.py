@@ -1,7 +1,7 @@
 """Restore: ref → manifest → blobs → files.
 
-`restore` waits if it is told to, and locks the cache root. `choose` finds the generation: the newest, the one asked
-for, or a seed's. `place`, which ranks that restore together call by itself, brings it in: a `Restoration` scans the
+`restore` waits if it is told to, and locks the cache root. `choose` finds the generation: the newest, the requested
+one, or a seed's. `place`, which ranks that restore together call directly, brings it in: a `Restoration` scans the
 root, fetches what is missing, moves it into its place, and remembers that.
 """
 
@@ -36,11 +36,11 @@ class Choice(NamedTuple):
     """What is to be restored."""
 
     snapshot: Snapshot | None = None
-    """None if nothing is."""
+    """None if there is nothing to restore."""
     status: RestoreStatus = RestoreStatus.MISS
     """What a restore of it is called."""
     withdrawn: str = ""
-    """What was done to the key, `forgotten` or `quarantined`, so that nothing is."""
+    """What was done to the key, `forgotten` or `quarantined`, so that there is nothing to restore."""
 
 
 def _at_once() -> None:
@@ -48,10 +48,10 @@ def _at_once() -> None:
 
 
 def restore(worker: Worker, request: Request) -> RestoreReport:
-    """Put the artifacts of the newest generation, or of the one asked for, into the cache root.
+    """Put the artifacts of the newest generation, or of the requested one, into the cache root.
 
     Raises:
-        MissError: a generation was asked for and is not there.
+        MissError: a generation was requested that does not exist.
         IntegrityError: the ref or the manifest is damaged.
         KstoreError, OSError: the store or the cache root cannot be used.
     """
@@ -71,7 +71,7 @@ def _restore(worker: Worker, request: Request) -> RestoreReport:
         with marker, HeadStart(worker.root, worker.state) as head_start:
             warn_of_another_key(worker, request)
             if last and (report := still_stands(worker, request, *last)):
-                worker.state.last_restore.was_asked()  # Who waits for the root finds the same.
+                worker.state.last_restore.was_asked()  # Whoever waits for the root finds the same.
                 remember_restored(worker, last[0], name, last[1])
                 return report
             worker.foresee_host()
@@ -92,7 +92,7 @@ def _restore(worker: Worker, request: Request) -> RestoreReport:
 
 
 def remember_miss(worker: Worker) -> None:
-    """There is nothing to restore: what is of another host or place is put right all the same."""
+    """There is nothing to restore: what comes from another host or place is put right all the same."""
     before = worker.state.last_restore.host_hint()
     hint = worker.host_hint if take_over(worker) else before  # The next restore tries once more.
     remember_restored(worker, None, hint=hint)
@@ -110,7 +110,7 @@ def _choose_or_doubt(worker: Worker, request: Request) -> Choice:
 
 
 def wait_for(worker: Worker, request: Request) -> Waited:
-    """Wait until there is something to restore, for as long as asked for."""
+    """Wait until there is something to restore, for as long as requested."""
     if not request.patience or worker.storage.trouble:
         return Waited()
     return wait(worker, request.generation, request.patience, lead=request.lead)
@@ -131,7 +131,7 @@ def place(
 ) -> RestoreReport:
     """Put the artifacts of a generation into the cache root, which the caller has locked.
 
-    `before_move` is called once, when all is fetched and verified and none of it is in its place yet.
+    `before_move` is called once, when everything is fetched and verified and nothing is in its place yet.
     """
     return _place(worker, snapshot, status, worker.state.last_restore.begin(worker.store_found), before_move)
 
@@ -145,7 +145,7 @@ def _place(
     request: Request | None = None,
     head_start: HeadStart | None = None,
 ) -> RestoreReport:
-    """`name` is this restore's. It began before it chose, so others who come for the same `request` may rely on it."""
+    """`name` is this restore's. It began before it chose, so others that come for the same `request` may rely on it."""
     state = worker.state.load()
     base = Base(worker.storage.holder(snapshot.ref).identity, snapshot)
     if state.base == base:
@@ -163,9 +163,9 @@ def _place(
 def remember_restored(
     worker: Worker, ref: Ref | None, whole: str = "", answer: Mapping[str, object] | None = None, hint: str = ""
 ) -> None:
-    """Note a restore for whoever asks later whether it was of use. If that cannot be written, nobody will know.
+    """Note a restore for whoever asks later whether it was of use. If the note cannot be written, nobody will know.
 
-    `hint` is of the host that the root is on, if that is not this one.
+    `hint` is that of the host that the root is on, if that is not this one.
     """
     storage = worker.storage
     with suppress(OSError, KstoreError):
@@ -175,7 +175,7 @@ def remember_restored(
 
 
 def report_placed(worker: Worker, snapshot: Snapshot, status: RestoreStatus) -> RestoreReport | None:
-    """The report of who finds that another process of this host has just placed a generation, all of it; else None."""
+    """The report if another process of this host is found to have just placed all of a generation; else None."""
     state = worker.state
     is_placed = state.grew_from(worker.storage.holder(snapshot.ref).identity, snapshot.ref)
     if not (is_placed and state.last_restore.is_whole() and state.last_restore.host_hint() == worker.host_hint):
@@ -214,10 +214,10 @@ def _newest(worker: Worker, scope: Scope) -> Choice:
 
 
 def readable(generation: int, snapshot: Snapshot | None, scope: Scope) -> Snapshot | None:
-    """The newest generation that is whole, where `generation` is the newest; None if there is none.
+    """The newest generation that is whole, where `generation` is the number of the newest; None if there is none.
 
     Raises:
-        IntegrityError: there is one, and none can be read.
+        IntegrityError: there are generations, and none can be read.
     """
     if generation and snapshot is None:
         raise IntegrityError(f"no generation of {scope} can be read; see `kstore verify {scope.key}`")

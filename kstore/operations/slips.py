@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 def warn_of_another_key(worker: Worker, request: Request) -> None:
-    """A commit takes a whole root: what is in it of another key, GPU or environment would be published here as well."""
+    """Warn of a root that has files of another key, GPU or environment: a commit would publish them here as well."""
     scope, other = worker.scope, worker.state.scope()
     if in_use := key_led_to(_places(worker), besides=scope.key):
         log.warning(
@@ -40,13 +40,13 @@ def warn_of_another_key(worker: Worker, request: Request) -> None:
 
 
 def _places(worker: Worker) -> dict[str, str]:
-    """The variables that lead into its root: what is set along with them is the same for every root."""
+    """The variables that lead into the worker's root: what is set along with them is the same for every root."""
     table, variables = worker.table, worker.root.variables
     return {name: variables[name] for name in (component.variable for component in table.values()) if name in variables}
 
 
 def warn_of_published(worker: Worker, base: Base | None) -> None:
-    """Warn of what is wrong with what was just committed from a root that had grown from `base`."""
+    """Warn about what is wrong with what was just committed from a root that had grown from `base`."""
     _warn_of_grown(worker, base)
     if names_no_compiler(worker.scope.environment):
         log.warning(
@@ -58,7 +58,7 @@ def warn_of_published(worker: Worker, base: Base | None) -> None:
 
 
 def _warn_of_grown(worker: Worker, base: Base | None) -> None:
-    """Warn that these were another key's kernels, unless a restore for this key has told so."""
+    """Warn that these were another key's kernels, unless a restore for this key has already said so."""
     scope, other = worker.scope, base.snapshot.ref.scope if base else None
     if other and other != scope and worker.state.last_restore.scope() != scope.path:
         _warn_of_kernels(worker, other, "all of them are published under {} now")
@@ -78,8 +78,8 @@ def _warn_of_kernels(worker: Worker, other: Scope, what: str) -> None:
 
 
 def warn_of_moved(worker: Worker | None) -> None:
-    """Warn that a job has led a compiler elsewhere since kstore led it into the root, where what it had written stays
-    out. To be called at the last commit, since torch leads it elsewhere for a while (`fresh_cache`).
+    """Warn that a job has led a compiler elsewhere since kstore led it into the root: what it had written there is left
+    out. To be called at the last commit, because torch leads it elsewhere for a while (`fresh_cache`).
     """
     if worker is None:
         return
@@ -97,7 +97,7 @@ def _holds_files(folder: str) -> bool:
 
 @cache
 def _tell_moved(variable: str, ours: str, folder: str) -> None:
-    """Once a process."""
+    """Once per process."""
     log.warning(
         "%s leads to %s since kstore had set it: what compilers had written to %s, or kstore had restored there, is "
         "neither used nor committed; set it before the restore, or not at all",
@@ -107,7 +107,7 @@ def _tell_moved(variable: str, ours: str, folder: str) -> None:
 
 @cache
 def _warn_of_umask(location: str) -> None:
-    """Once a process. What the umask says of a user's files holds, though the store's folder lets others in."""
+    """Once per process. What the umask says about a user's files holds even if the store's folder lets others in."""
     with suppress(OSError):
         umask, mode = _umask(), os.stat(location).st_mode
         if umask & mode & (stat.S_IRGRP | stat.S_IROTH):
@@ -119,6 +119,6 @@ def _warn_of_umask(location: str) -> None:
 
 
 def _umask() -> int:
-    """That of this process, as Linux tells it (proc_pid_status(5)): to ask the process is to set another one."""
+    """The umask of this process, as Linux tells it (proc_pid_status(5)): asking the process would set another one."""
     with open("/proc/self/status", encoding="ascii", errors="replace") as status:
         return next((int(line.split()[1], 8) for line in status if line.startswith("Umask:")), 0)

@@ -14,7 +14,7 @@ _RELOCATE = int(Flag.RELOCATE)
 
 
 class Sources:
-    """Each blob once, neighbours beside each other."""
+    """Each blob once, with similar blobs next to each other."""
 
     def __init__(
         self,
@@ -24,7 +24,7 @@ class Sources:
         contents: Mapping[bytes, bytes],
         kept: Mapping[bytes, bytes],
     ) -> None:
-        """What is at these `paths` of `ours` is brought, and what `contents` holds; what `kept` holds need not be read
+        """What is at these `paths` of `ours` is brought, and what `contents` holds. What `kept` holds need not be read
         again.
         """
         self._worker = worker
@@ -32,14 +32,14 @@ class Sources:
         self._held = {**kept, **contents}
         self._paths: dict[bytes, str] = {}
         self.sizes = {digest: len(data) for digest, data in contents.items()}
-        """Of all of them, in bytes."""
+        """The sizes of all of them, in bytes."""
         for path in sorted_by_similarity(paths, ours):
             entry = ours[path]
             self._paths.setdefault(entry.digest, path)
             self.sizes.setdefault(entry.digest, entry.size)
 
     def read(self, digests: Iterable[bytes]) -> Iterator[tuple[bytes, bytes | None]]:
-        """Yield each blob with its digest; None if it cannot be had any more, or is no longer what was hashed."""
+        """Yield each blob with its digest; None if it can no longer be read, or is no longer what was hashed."""
         for is_stored, group in groupby(digests, self._is_stored):
             if is_stored:
                 yield from self._read_as_it_is(group)
@@ -49,7 +49,7 @@ class Sources:
                     yield digest, self._read(digest) if held is None else held
 
     def _is_stored(self, digest: bytes) -> bool:
-        """Whether a file holds just what is stored."""
+        """Whether a file holds exactly what is stored."""
         return digest not in self._held and not self._ours[self._paths[digest]].flags & _RELOCATE
 
     def _read_as_it_is(self, digests: Iterable[bytes]) -> Iterator[tuple[bytes, bytes | None]]:

@@ -1,6 +1,6 @@
-"""A cache root that comes from another host: what was built there must not be loaded here, nor published as this one's.
+"""A cache root from another host: what was built there must not be loaded here, nor published as built here.
 
-A root on a node's disk outlives a new image or another processor, and a volume goes from node to node.
+A root on a node's disk outlives a change of image or processor, and a volume moves from node to node.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ log = logging.getLogger(__name__)
 
 
 def lock_and_hand_over(worker: Worker) -> None:
-    """To be called before a restore leads compilers into the root: the store may hang, and other ranks never answer.
+    """To be called before a restore leads compilers into the root: the store may hang, and other ranks may not answer.
 
-    Another process that has the root is waited for only if the root comes from elsewhere.
+    Another process that holds the root is waited for only if the root comes from elsewhere.
     """
     with suppress(OSError, KstoreError):
         if _comes_from_elsewhere(worker):
@@ -32,7 +32,7 @@ def lock_and_hand_over(worker: Worker) -> None:
 
 
 def hand_over(worker: Worker) -> None:
-    """Take over the root, which the caller has locked, for a job that goes on with it: nothing is restored."""
+    """Take over the root, which the caller has locked, for a job that goes on with it though nothing is restored."""
     if take_over(worker):
         worker.state.last_restore.save_host_hint(worker.host_hint)
 
@@ -55,8 +55,8 @@ def take_over(worker: Worker) -> bool:
 
 
 def _comes_from_elsewhere(worker: Worker) -> bool:
-    """Whether the root may have been on another host, or in another place: of a new one nothing is remembered. Or a
-    component's folder outside it has been.
+    """Whether the root, or a component's folder outside it, may have been on another host or in another place. Nothing
+    is remembered about a new root.
     """
     hint = worker.state.last_restore.host_hint()
     is_other = (hint or worker.state.host()) and hint != worker.host_hint
@@ -64,7 +64,7 @@ def _comes_from_elsewhere(worker: Worker) -> bool:
 
 
 def drop_foreign(worker: Worker, state: State, found: Scan) -> dict[str, bytes]:
-    """Take out what was built on another host, before anybody loads it; returns what cannot be, with its digests."""
+    """Take out what was built on another host, before anybody loads it. Returns what cannot be taken out."""
     left = {}
     for path, digest in worker.foreign(state, found, built_here=False).items():
         try:

@@ -1,6 +1,7 @@
 """Restore on all ranks of a job: rank 0 chooses the generation, and all restore exactly that one, or none does.
 
-A rank says that it is ready when all is fetched, verified and staged beside its place. Then only renames are left.
+A rank says that it is ready when everything is fetched, verified and staged beside its place. Then only renames are
+left.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def find_board(rank: Rank, storage: Storage, *, may_write: bool) -> Board:
     """Where the ranks of a job leave notes for each other.
 
     Raises:
-        StoreUnavailable: that is the store, which this worker may not write.
+        StoreUnavailable: they would use the store, which this worker may not write.
     """
     if rank.group_store:
         return GroupBoard(rank.group_store)
@@ -50,9 +51,9 @@ def find_board(rank: Rank, storage: Storage, *, may_write: bool) -> Board:
 
 
 def restore_together(ready: Callable[[], Worker], agreement: Agreement, request: Request) -> RestoreReport:
-    """Restore as one rank of a job. `ready` makes the worker; what it raises is told to the other ranks.
+    """Restore as one rank of a job. `ready` makes the worker; the other ranks are told about what it raises.
 
-    Rank 0 alone waits for another job that compiles, or leads: the other ranks wait for rank 0.
+    Only rank 0 waits for another job that compiles, or leads: the other ranks wait for rank 0.
 
     Raises:
         WaitTimeout: the other ranks could not be waited for any longer.
@@ -85,14 +86,14 @@ class _RankRestore:
 
     @contextmanager
     def noting_trouble(self) -> Iterator[None]:
-        """The others must hear of it before this rank gives up."""
+        """Keep what is raised: the other ranks must hear of it before this rank gives up."""
         try:
             yield
         except Exception as error:
             self._trouble = error
 
     def choose(self) -> None:
-        """Rank 0 alone."""
+        """For rank 0 only."""
         assert self.worker
         self.waited = wait_for(self.worker, self._request)
         warn_of_another_key(self.worker, self._request)
@@ -157,11 +158,11 @@ class _RankRestore:
 
     def _agree(self) -> None:
         assert self.worker
-        self.worker.waiting.check()  # Whoever has been given up is not ready.
+        self.worker.waiting.check()  # A restore that was given up is not ready.
         self._vote()
 
     def _vote(self, trouble: str = "") -> str:
-        """Returns what kept other ranks from restoring, if that did not keep all from it."""
+        """Returns what kept other ranks from restoring, if it did not keep all of them from it."""
         self._has_voted = True
         verdict = self._agreement.vote(trouble)
         if not verdict.go and not trouble:
@@ -187,8 +188,8 @@ def _read_choice(worker: Worker, offer: Offer, seed: str | None) -> Choice:
     """What rank 0 has chosen, from this rank's store.
 
     Raises:
-        MissError, IntegrityError: it is not there, or something else is.
-        StoreUnavailable: rank 0 has other hardware, software, or another store.
+        MissError, IntegrityError: it is not there, or something else is there instead.
+        StoreUnavailable: rank 0 has other hardware, other software, or another store.
     """
     wanted: Mapping[str, Any] = offer.choice
     if not wanted.keys() - {"withdrawn"}:

@@ -1,4 +1,4 @@
-"""A commit for which there is nothing to do: it asks for times, and looks neither at files nor at what is published."""
+"""A commit with nothing to do: it asks for times, and looks neither at files nor at what is published."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ from kstore.worker import Worker
 
 
 def unchanged_since(worker: Worker, known: StillRoot | None) -> CommitReport | None:
-    """The report of a commit that has nothing to do: neither the root nor the store has changed since a commit found
-    nothing new, or a restore filled an empty root, and remembered what is `known`; else None.
+    """The report of a commit that has nothing to do; else None.
 
-    That needs no lock: what is remembered is whole and stays true, and whoever changes the root moves its times.
+    There is nothing to do if neither the root nor the store has changed since `known` was remembered, by a commit that
+    found nothing new or by a restore that filled an empty root. That needs no lock: what is remembered is whole and
+    stays true, and whoever changes the root moves its times.
     """
     base = base_of(worker.storage, known.base) if known else None
     if known is None or base is None or not known.still.holds(worker.root, worker.ignores):
@@ -53,10 +54,10 @@ def confirm(worker: Worker) -> None:
 
 
 def remember_still(worker: Worker, report: CommitReport, found: Scan, began_ns: int, mark: str) -> None:
-    """For the next commit, if all that the scan `found`, which began at `began_ns`, is published, declined or waiting.
+    """Remember the root for the next commit, if all that the scan `found` is published, declined or waiting.
 
-    `mark` is that of what was in quarantine before it was looked for what the store has lost of it. Nothing is
-    remembered of an empty root, which is likely to be the wrong one: every commit is to say so.
+    The scan began at `began_ns`. `mark` is that of what was in quarantine before the commit looked for what the store
+    has lost. Nothing is remembered of an empty root, which is likely to be the wrong one: every commit is to say so.
     """
     if report.ok and report.found and not report.skipped and (still := still_since(worker.root, found, began_ns)):
         with suppress(CacheRootError, OSError):
@@ -64,11 +65,11 @@ def remember_still(worker: Worker, report: CommitReport, found: Scan, began_ns: 
 
 
 def remember_placed(worker: Worker, manifest: Manifest, files: Files, placed: Placed, mark: Mark) -> None:
-    """For the first commit after a restore that has put `files`, all that a manifest has, into their place.
+    """Remember the root for the next commit, after a restore has put `files`, all that a manifest has, in their place.
 
     Whatever else is in the root is in folders that were not placed, or has changed the time of one that was. What is
-    remembered holds while nothing was found damaged, and nothing is remembered of a generation that leans on a store
-    below: that commit must see what it can put back.
+    remembered holds as long as no damage is found. Nothing is remembered of a generation that leans on a store below:
+    the next commit must see what it can put back.
     """
     settled = placed.settled()
     is_told = all(path in settled for path, entry in files.items() if entry.flags not in NEVER_IN_PLACE)
@@ -80,7 +81,7 @@ def remember_placed(worker: Worker, manifest: Manifest, files: Files, placed: Pl
 
 
 def commit_report(worker: Worker, status: CommitStatus, ref: Ref | None, **fields: Any) -> CommitReport:
-    """The report of a commit after which `ref` is the newest generation, with what is known of the worker."""
+    """The report of a commit after which `ref` is the newest generation, with what is known about the worker."""
     return CommitReport(
         status=status,
         key=worker.scope.key,

@@ -19,7 +19,7 @@ class Damage(NamedTuple):
     paths: tuple[str, ...] = ()
     """The artifacts that are lost."""
     store: str = ""
-    """Where it is; of what is elsewhere, where that was."""
+    """Where it is. For what is elsewhere, where that was."""
 
     def as_json(self) -> dict[str, Any]:
         """For machines."""
@@ -39,11 +39,11 @@ class VerifyReport:
     store: str = ""
     generations: int = 0
     blobs: int = 0
-    """Different ones that the generations need, those included that are damaged."""
+    """Different blobs that the generations need, including damaged ones."""
     read: int = 0
-    """Those of them that are whole. Lost ones are not, nor what only a store below has that was not given."""
+    """Those of them that are whole: not lost ones, and not those that only a store below has which was not given."""
     bytes: int = 0
-    """That were read and hashed, decompressed."""
+    """Bytes that were read and hashed, decompressed."""
     packs: list[str] = field(default_factory=list)
     """Ids of the packs that are damaged or missing."""
     unreadable: list[str] = field(default_factory=list)
@@ -56,14 +56,15 @@ class VerifyReport:
     """Files of the local cache root that were altered in place."""
     repaired: bool = False
     is_mendable: bool = False
-    """Whether a repair had, or has, anything to do: else what is lost is known, and no damaged file is in its place."""
+    """Whether a repair had, or has, anything to do. If not, what is lost is known, and no damaged file is in its place.
+    """
     is_newest_damaged: bool = False
     """Whether newest generations are damaged: earlier ones are not restored, and a repair leaves them to gc."""
     seconds: float = 0.0
 
     @property
     def ok(self) -> bool:
-        """Whether everything is whole that should be in the stores that were given."""
+        """Whether everything that should be in the given stores is whole."""
         return not (self.is_damaged or self.unreadable)
 
     @property
@@ -73,8 +74,8 @@ class VerifyReport:
 
     @property
     def is_gc_stopped(self) -> bool:
-        """Whether the store that is written has a generation that cannot be read at all: until a repair has moved it
-        aside gc deletes nothing, for it may need anything.
+        """Whether the store that is written has a generation that cannot be read at all. Until a repair has moved it
+        aside, gc deletes nothing, since it may need anything.
         """
         return any(damage.reason and damage.store == self.store for damage in self.damage)
 

@@ -1,8 +1,8 @@
-"""Verify: every byte that a generation needs, against its digest; and repair what can be.
+"""Verify every byte that a generation needs against its digest, and repair what can be repaired.
 
-Repair moves what is damaged to `quarantine/`, saves what is whole of a damaged pack, and publishes what is readable
-again where a ref or a manifest is lost. The next commit of a worker that has a lost blob puts it back. What just cannot
-be read, for a server's trouble or another user's permissions, is no damage: it is reported, and left alone.
+Repair moves what is damaged to `quarantine/`, saves what is whole in a damaged pack and, where a ref or a manifest is
+lost, publishes again what is readable. The next commit of a worker that has a lost blob puts it back. What just cannot
+be read, because of a server's trouble or another user's permissions, is no damage: it is reported, and left alone.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _BATCH = 256
 
 
 def verify(storage: Storage, scopes: Iterable[Scope], *, repair: bool, progress: Progress) -> VerifyReport:
-    """Read every byte that the generations of `scopes` need; with `repair`, mend what can be.
+    """Read every byte that the generations of `scopes` need; with `repair`, mend what can be mended.
 
     Stores below are read as well, for what the first leans on, and for generations of their own; they cannot be mended.
 
@@ -75,7 +75,7 @@ class _Verification:
         self, storage: Storage, report: VerifyReport, needed: DigestSet, loose: DigestSet, whole: DigestSet,
         progress: Progress,
     ) -> None:  # fmt: skip
-        """The sets are filled: with what is `needed`, what of it must be `loose`, and what is `whole` anywhere."""
+        """The sets are filled: with what is `needed`, what of that must be `loose`, and what is `whole` anywhere."""
         self._storage = storage
         self._report = report
         self._needed = needed
@@ -83,7 +83,7 @@ class _Verification:
         self._whole = whole
         self._progress = progress
         self.refs: list[Ref] = []
-        """Of the generations whose manifests can be read."""
+        """The refs of the generations whose manifests can be read."""
         self.lost: dict[bytes, int] = {}
         """Digest → size of the blobs that are needed and not whole where they must be."""
         self._hidden: set[bytes] = set()
@@ -124,14 +124,14 @@ class _Verification:
         return any(d not in noted or d in self._whole or self._is_in_place(d) for d in self.lost)
 
     def _is_in_place(self, digest: bytes) -> bool:
-        """Whether a loose blob is there, in whatever state."""
+        """Whether a loose blob is in its place, in whatever state."""
         with suppress(OSError):
             self._storage.backend.stat(blob_name(digest))
             return True
         return False
 
     def _newest(self) -> dict[Scope, Ref]:
-        """Of each scope."""
+        """The newest ref of each scope."""
         return {ref.scope: ref for ref in sorted(self.refs, key=lambda ref: ref.generation)}
 
     def _survey(self, scope: Scope, generation: int) -> None:
@@ -158,9 +158,9 @@ class _Verification:
             self._report.unreadable.append(f"generation {generation} of {scope}: {reason_of(trouble)}")
 
     def _must_be_loose(self, ref: Ref, manifest: Manifest) -> set[bytes]:
-        """What a generation needs and none of its packs has: it is linked from there, and gc keeps it nowhere else.
+        """What a generation needs and none of its packs has: it is linked when loose, and gc keeps it nowhere else.
 
-        Where a pack does not say what it has, that is nothing.
+        If a pack does not say what it has, that is nothing.
         """
         blobs = self._storage.blobs_anew()
         with suppress(MemoryError):
@@ -170,7 +170,7 @@ class _Verification:
 
     def _check_pack(self, pack: str) -> None:
         reader = PackReader(self._storage.backend, pack)
-        trouble = self._read_pack(reader) and self._read_pack(reader)  # It may pass.
+        trouble = self._read_pack(reader) and self._read_pack(reader)  # The trouble may pass.
         if trouble is None or not self._is_named(pack) or self._was_moved(pack):
             return
         log.warning("pack %s: %s", pack, reason_of(trouble))
@@ -181,16 +181,16 @@ class _Verification:
             self._hidden |= self._held(reader)
 
     def _is_named(self, pack: str) -> bool:
-        """Whether a generation that names it is still there: gc may have removed all of them since they were read."""
+        """Whether a generation that names it still exists: gc may have removed all of them since they were read."""
         return any(self._storage.refs.exists(ref) for ref in self.refs if pack in ref.packs)
 
     def _was_moved(self, pack: str) -> bool:
-        """Whether a pack that only earlier generations name is not there, as after a repair: what they lack is told."""
+        """Whether a pack that only earlier generations name is missing, as after a repair: what they lack is told."""
         is_newest = any(pack in ref.packs for ref in self._newest().values())
         return not is_newest and not self._storage.blobs.has_pack(pack)
 
     def _read_pack(self, reader: PackReader) -> Exception | None:
-        """What keeps all of it from being whole."""
+        """What keeps the pack from being whole; None if nothing does."""
         try:
             wanted = set(reader.index.digests)
             for digest, data in reader.salvage():
@@ -201,13 +201,13 @@ class _Verification:
         return IntegrityError(f"damaged in {plural(len(wanted), 'blob')}") if wanted else None
 
     def _held(self, reader: PackReader) -> set[bytes]:
-        """What a pack may hold: anything, where not even its index can be read."""
+        """What a pack may hold: anything, if not even its index can be read."""
         with suppress(IntegrityError, OSError, MemoryError):
             return set(reader.index.digests)
         return {digest for digest, _ in self._needed.items()}
 
     def _read_loose(self) -> None:
-        """What was in no pack, or must be loose, in parallel; then once more what could not be read."""
+        """Read what was in no pack, or must be loose, in parallel; then once more what could not be read."""
         loose = LooseBlobs(self._storage.backend)
         with Pool(_THREADS) as pool:
             unread = list(self._unread())
@@ -222,7 +222,7 @@ class _Verification:
                 self.lost.update({digest: batch[digest] for digest in gone})
 
     def _read_elsewhere(self) -> list[Exception]:
-        """What gc keeps in other packs for generations one of whose own cannot be read: a repair has saved it there.
+        """Read what gc keeps in other packs for generations that have an unreadable one: a repair has saved it there.
         Returns what keeps packs from being read just now.
         """
         wanted = {digest: size for digest, size in self.lost.items() if digest not in self._loose}
@@ -242,14 +242,14 @@ class _Verification:
         self.lost = lost
 
     def _read_below(self) -> None:
-        """What this store lacks."""
+        """Read what this store lacks."""
         for blobs in self._storage.below.blobs() if self.lost else ():
             for digest, data in blobs.fetch_many(dict(self.lost), blobs.packs()):
                 self._count(digest, len(data))
                 del self.lost[digest]
 
     def _unread(self) -> Iterator[dict[bytes, int]]:
-        """Digests and sizes, some at a time."""
+        """Digests and sizes of what is still to be read, some at a time."""
         unread = (
             (digest, int.from_bytes(size, "little"))
             for digest, size in self._needed.items()
@@ -298,5 +298,5 @@ def _read(loose: LooseBlobs, batch: Mapping[bytes, int]) -> tuple[set[bytes], di
 
 
 def _is_damage(trouble: Exception) -> bool:
-    """Whether something is gone or wrong, and will be: what else keeps it from being read may pass."""
+    """Whether something is gone or wrong, and will stay so: anything else that keeps it from being read may pass."""
     return isinstance(trouble, IntegrityError) or (isinstance(trouble, OSError) and trouble.errno in NO_FILE)

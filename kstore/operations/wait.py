@@ -1,12 +1,13 @@
-"""Wait for a generation that another worker is compiling, or become the one who compiles.
+"""Wait for a generation that another worker is compiling, or become the one that compiles.
 
-A poll reads: the newest claim of the lease first, the newest ref then. Who holds the lease publishes before releasing
-it. So if the lease was free, and there is nothing published after that, nobody is at work. Taking the lease fails if
-anybody took it in between, so whoever gets it is the only one.
+A poll reads the newest claim of the lease first, and then the newest ref. The holder of the lease publishes before
+releasing it. So if the lease was free, and after that nothing is found to be published, nobody is at work. Taking the
+lease fails if anybody took it in between, so whoever gets it is the only one.
 
-Whether a holder is gone is not a question of clocks: each waiter sees for itself, by its own monotonic clock, that
-nothing was renewed for as long as the holder said it would take. Only a claim that was there before the waiter came is
-compared once with the store's clock, lest a lease left behind long ago costs every newcomer its time.
+Whether a holder is gone is not a question of comparing clocks: each waiter sees for itself, by its own monotonic clock,
+that nothing was renewed for as long as the holder said it would take. Only a claim that was there before the waiter
+came is compared once with the store's clock, so that a lease left behind long ago does not cost every newcomer its
+time.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from kstore.worker import Worker
 log = logging.getLogger(__name__)
 
 _DENIED = {errno.EROFS, errno.EACCES, errno.EPERM}
-"""What a store says that may not be written."""
+"""What a store that may not be written says."""
 
 
 class Waited(NamedTuple):
@@ -40,7 +41,7 @@ class Waited(NamedTuple):
 
     seconds: float = 0.0
     holder: str = ""
-    """`user@host` of who compiled when last seen; empty if nobody did."""
+    """`user@host` of whoever compiled when last seen; empty if nobody did."""
     leads: bool = False
     """Whether this worker compiles for the others."""
 
@@ -52,17 +53,18 @@ class Waited(NamedTuple):
 def wait(worker: Worker, generation: int | None, seconds: float, *, lead: bool) -> Waited:
     """Return as soon as there is something to restore, or this worker leads, or `seconds` are over.
 
-    With `generation`, wait for that one. Who waits for one, or may not write, never leads, nor without `lead`.
+    With `generation`, wait for that one. A worker that waits for one, or may not write, or is without `lead`, never
+    leads.
 
     Raises:
         OSError: the store cannot be read.
-        Abandoned: nobody waits any more for this restore.
+        Abandoned: nobody waits for this restore any more.
     """
     return _Wait(worker, generation, lead and worker.may_write and not generation).run(seconds)
 
 
 def lease_of(storage: Storage, scope: Scope, ttl: float, nonce: str = "") -> Lease:
-    """The lease of who compiles for a scope."""
+    """The lease of the worker that compiles for a scope."""
     return Lease(storage, scope.path, ttl, nonce)
 
 
@@ -72,7 +74,7 @@ class _Wait:
         self._generation = generation
         self._may_lead = may_lead
         self._cannot_lead = False
-        """Whether the store is in trouble that others have as well: it is full, for one."""
+        """Whether the store is in trouble that others have as well: for example, it is full."""
         self._lease = lease_of(worker.storage, worker.scope, worker.lease_ttl)
         self._claim: Claim | None = None
         self._seen_at = self._since = 0.0
@@ -99,7 +101,7 @@ class _Wait:
 
     def _is_free(self, *, is_new: bool) -> bool:
         """Whether nobody holds the lease, or its holder is gone."""
-        # A claim does not vanish, but with its volume, and that may be away for a moment.
+        # A claim vanishes only with its volume, and that may be away for a moment.
         before, self._claim = self._claim, self._lease.newest(self._claim) or self._claim
         claim = self._claim
         if not claim or claim.is_released:
@@ -172,7 +174,7 @@ class _Wait:
         return True
 
     def _check_trouble(self, error: OSError) -> None:
-        """Who may not write to the store waits as a reader does."""
+        """A worker that may not write to the store waits as a reader does."""
         if error.errno in _DENIED:
             self._may_lead = False
             log.warning(

@@ -1,4 +1,4 @@
-"""Which artifacts a restore places, of those that a generation has."""
+"""Which of a generation's artifacts a restore places."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _GROUP = int(Flag.GROUP)
 def choose_wanted(files: Files, found: Scan, merged: Merged) -> Files:
     """The artifacts to place: those that are missing, or that the store has since replaced.
 
-    What the worker changed itself stays, and all of a group that is being written. A group is placed whole, or not, and
-    never in the place of a folder that holds something else.
+    What the worker changed itself stays, and so does all of a group that is being written. A group is placed whole or
+    not at all, and never in the place of a folder that holds something else.
     """
     if not (found.known or found.busy or merged.declined):
         return files
@@ -29,7 +29,7 @@ def choose_wanted(files: Files, found: Scan, merged: Merged) -> Files:
     others = {folder for path in single for folder in parents_of(path)} if groups else set()
     replaced = groups - kept - found.busy - others
     whole = {p: e for p, e in files.items() if e.flags & _GROUP and unit_of(p, e) in replaced}
-    # Nor is a file added to a group that stays, though by the rules of who published it that is none.
+    # Nor is a file added to a group that stays, even if that is no group by the publisher's rules.
     known = ((path, found.known[path].entry) for path in keep if path in found.known)
     closed = found.busy | {unit_of(path, entry) for path, entry in known if entry.flags & _GROUP}
     rest = {p: e for p, e in wanted.items() if not e.flags & _GROUP and closed.isdisjoint(parents_of(p))}
@@ -37,7 +37,7 @@ def choose_wanted(files: Files, found: Scan, merged: Merged) -> Files:
 
 
 def hindered(files: Files, found: Scan, wanted: Files) -> dict[str, Skipped]:
-    """The artifacts that are neither there nor wanted, and why: something else is in the place of their group, or the
+    """The artifacts that are neither present nor wanted, and why: something else is in the place of their group, or the
     folder that they belong to is being written.
     """
     missing = files.keys() - found.known.keys() - wanted.keys() if len(wanted) < len(files) else ()
