@@ -1,7 +1,7 @@
 """A manifest stored as what it adds to an earlier one: one more kernel does not cost the list of all others again.
 
-A delta is a zstd frame that follows on the bytes of the earlier manifest, as `zstd --patch-from` makes them. What it
-follows on is always stored whole, so two reads give any manifest, however many generations lie between.
+A delta is a zstd frame that follows on the bytes of the earlier manifest, as `zstd --patch-from` makes them. The
+manifest it follows on is always stored whole, so two reads give any manifest, however many generations lie between.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ log = logging.getLogger(__name__)
 WORTHWHILE = 64 << 10
 """Bytes that a delta must save, before compression: below that, a second read costs more."""
 _MOST = 1 / 8
-"""Of the manifest's size. Compressed by itself, a manifest takes some three times that."""
+"""The most, as a share of the manifest's size. Compressed by itself, a manifest takes about three times that."""
 _MAX_SIZE = 32 << 20
 """Bytes: both manifests are in memory at once."""
 _LARGEST = 1 << 30
-"""The most bytes of a manifest, six million artifacts: a sparse file is as large as anybody likes."""
+"""The most bytes of a manifest, enough for six million artifacts: a sparse file can have any size."""
 _LEVEL = 6
-"""The least at which zstd goes on looking in what comes before: 3 gives eight times the bytes."""
+"""The lowest level at which zstd goes on looking in what comes before: 3 gives eight times the bytes."""
 _WINDOW_LOG = 26
 
 
 def may_follow(size: int, base_size: int) -> bool:
-    """Whether a manifest may be stored as what it adds to another, by their bytes."""
+    """Whether a manifest may be stored as what it adds to another, by the sizes of both in bytes."""
     return size >= WORTHWHILE and max(size, base_size) <= _MAX_SIZE
 
 
 def difference(data: bytes, base: bytes) -> bytes | None:
-    """`data` as what it adds to `base`; None if it is better stored whole."""
+    """`data` as what it adds to `base`. None if it is better stored whole."""
     if not may_follow(len(data), len(base)):
         return None
     parameters = zstandard.ZstdCompressionParameters.from_level(
@@ -51,7 +51,7 @@ def follow(delta: bytes, base: bytes, size: int) -> bytes:
     """The `size` bytes that `difference` made `delta` of.
 
     Raises:
-        IntegrityError: it is something else.
+        IntegrityError: `delta` is something else.
     """
     try:
         # The size in the frame's own header is what zstd allocates, whatever limit it is given.
@@ -64,11 +64,11 @@ def follow(delta: bytes, base: bytes, size: int) -> bytes:
 
 
 def read_manifest(blobs: BlobStore, ref: Ref) -> bytes:
-    """The manifest that a ref names; an empty one instead if that is lost of a generation that is not live: what such a
-    one stands for, its ref says.
+    """The manifest that a ref names. If that is lost and the generation is not live, an empty one instead: the ref says
+    what such a generation stands for.
 
     Raises:
-        IntegrityError: it, or what it follows on, is missing or damaged.
+        IntegrityError: the manifest, or the one it follows on, is missing or damaged.
         OSError, MemoryError: it cannot be read just now.
     """
     try:

@@ -4,7 +4,8 @@ They follow the rules of every commit: a place for the ref is reserved first, no
 about to delete, and what is condemned is copied into a pack of its own, which takes the place of a condemned one.
 
 What gc or a repair has decided by looking at the store is published only `upon` the generation that was the newest
-then: if there is a later one, nothing is, and None is returned. What a user asks for holds upon any: `upon` is None.
+then: if there is a later one, nothing is published, and None is returned. What a user requests holds upon any
+generation: `upon` is None.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def publish_empty(storage: Storage, scope: Scope, state: RefState, *, upon: int 
 
 
 def publish_loss(storage: Storage, scope: Scope, *, upon: int) -> Ref | None:
-    """Publish that nothing is left of a scope: whoever still has what there was brings it back."""
+    """Publish that nothing is left of a scope: whoever still has what it held brings that back."""
     return _publish_empty(storage, scope, RefState.LOST, upon, line=upon + 1)
 
 
@@ -63,18 +64,21 @@ def republish(
     upon: int | None,
     after_loss: bool = False,
 ) -> Ref | None:
-    """Publish what a generation holds as the newest one of its scope. `packs` says where its blobs are by now, and is
-    asked once a place for the ref is reserved; without it they are looked for.
+    """Publish what a generation holds as the newest one of its scope.
 
-    `upon` is what has to be the newest still. Who gives it, gc or a repair, does not use the key by that.
+    `packs` says where its blobs are by now, and is asked once a place for the ref is reserved; without it they are
+    looked for.
 
-    `after_loss` is for one that takes the place of a damaged one: whoever still has what was in that brings it back.
+    `upon` is the generation that must still be the newest. It is given by gc and repairs, which do not use the key by
+    publishing.
 
-    Blobs that are lost stay so: whoever restores it leaves out their groups.
+    `after_loss` is for one that takes the place of a damaged one: whoever still has what that held brings it back.
+
+    Blobs that are lost stay lost: a restore leaves out their groups.
 
     Raises:
-        MissError: the generation has gone.
-        IntegrityError: its manifest is damaged, or a list of what gc is about to delete.
+        MissError: the generation is gone.
+        IntegrityError: its manifest, or a list of what gc is about to delete, is damaged.
         StoreUnavailable: a blob that must be copied cannot be read just now.
     """
 
@@ -140,8 +144,8 @@ def roll_back(storage: Storage, scope: Scope, generation: int | None) -> Ref:
 
 
 def _lost_files(storage: Storage, ref: Ref) -> int:
-    """How many artifacts of a generation of this store are lost. What only packs of others have is not: it is looked
-    for there.
+    """How many artifacts of a generation of this store are lost. What only packs of other generations have is not lost:
+    it is looked for there.
     """
     lost = not_stored(storage, ref, _sizes(storage, ref))
     lost -= storage.blobs.digests_in(storage.blobs.packs_listed()) if lost else set()
@@ -149,12 +153,12 @@ def _lost_files(storage: Storage, ref: Ref) -> int:
 
 
 def _before_newest(storage: Storage, scope: Scope) -> Ref:
-    """The last generation that can be read and holds something else than the newest one; of several, the last one of
-    which nothing is lost, if there is one. Where others had to be passed over, the log says which it is.
+    """The last generation that can be read and does not hold the same as the newest one. Of several, it is the last one
+    that has lost nothing, if there is one. If others had to be passed over, the log says which generation it is.
 
     Raises:
         MissError: there is none.
-        IntegrityError: there are earlier ones, and none that can be read.
+        IntegrityError: there are earlier ones, and none of them can be read.
     """
     *earlier, newest = storage.refs.generations(scope) or [0]
     replaced = _manifest_of(storage, scope, newest) if newest else b""
@@ -190,7 +194,7 @@ def _last_whole(storage: Storage, scope: Scope, earlier: list[int], replaced: by
 
 
 def _manifest_of(storage: Storage, scope: Scope, generation: int) -> bytes:
-    """The digest of what a generation holds; empty, and a line in the log, if its ref is damaged."""
+    """The digest of what a generation holds. If its ref is damaged, it is empty and the log says so."""
     try:
         return storage.refs.get(scope, generation).manifest
     except IntegrityError as error:
@@ -201,9 +205,10 @@ def _manifest_of(storage: Storage, scope: Scope, generation: int) -> bytes:
 def _without(
     storage: Storage, ref: Ref, doomed: Doomed, sizes: dict[bytes, int], packs: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """The packs to name for a generation: those of `packs` that gc is not about to delete, after a new one of what it
-    needs of the others and of doomed loose blobs. What is lost is left out. A pack that cannot be read stays: what it
-    holds is not known.
+    """The packs to name for a generation: a new one, and then those of `packs` that gc is not about to delete.
+
+    The new one has what the generation needs of the other packs and of doomed loose blobs. What is lost is left out. A
+    pack that cannot be read stays: what it holds is not known.
     """
     blobs, troubles = storage.blobs_anew(), list[Exception]()
     left_out = {pack for pack in doomed.packs.intersection(packs) if blobs.can_read(pack)}
@@ -222,8 +227,8 @@ def _without(
 
 
 def _gathered(storage: Storage, ref: Ref) -> tuple[str, ...]:
-    """The packs of a generation, and one more of what is in none of them, but in others of the store: what a repair has
-    saved of a damaged pack, which an earlier ref cannot name.
+    """The packs of a generation, and one more with what is in none of them but in other packs of the store: what a
+    repair has saved of a damaged pack, where an earlier ref cannot name it.
     """
     blobs = storage.blobs_anew()
     if all(map(blobs.can_read, ref.packs)):
@@ -245,8 +250,8 @@ def _sizes(storage: Storage, ref: Ref) -> dict[bytes, int]:
 
 
 def are_present(storage: Storage, packs: Iterable[str]) -> bool:
-    """Whether packs that no ref names yet are there to stay: if one was written before a place for the ref that will
-    name it was reserved, gc may have condemned it, or deleted it, meanwhile. To be asked after that.
+    """Whether packs that no ref names yet are there to stay. To be asked once a place for the ref that will name them
+    is reserved: gc may have condemned or deleted a pack that was written before that.
     """
     doomed = read_doomed(storage.backend, tuple)
     return doomed.is_complete and all(p not in doomed.packs and storage.blobs.has_pack(p) for p in packs)

@@ -1,11 +1,11 @@
-"""Stores below the one that is written, as an image brings them along. They are only read.
+"""Stores below the one that is written, such as those that an image brings along. They are only read.
 
-The store in charge of a scope is the first with a generation of it that can be read. So an empty generation above, of
-a key that was forgotten or quarantined, hides what is below. That a repair found nothing left of a key hides nothing:
-nobody took it out.
+The store in charge of a scope is the first that has a readable generation of it. So an empty generation above, of a
+key that was forgotten or quarantined, hides what is below. One which says that a repair found nothing left of a key
+hides nothing: nobody took the key out.
 
-A store numbers its own generations. That of a store above which grew from one below names that by its manifest's
-digest, in its own manifest, and has a line that begins with 0.
+A store numbers its own generations. A generation that grew from one in a store below names that one in its manifest,
+by its manifest's digest, and has a line that begins with 0.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ BASE = "base"
 
 
 class Below:
-    """The stores below one, in their order. Nothing is ever written to them, and trouble with them is nobody's."""
+    """The stores below one, in their order. Nothing is ever written to them, and one with trouble is passed over."""
 
     def __init__(self, above: Storage, storages: Sequence[Storage]) -> None:
         self._above = above
@@ -59,7 +59,7 @@ class Below:
 
     @property
     def there(self) -> tuple[Storage, ...]:
-        """Those that are here, for not every image has one; none by another name, for no store may lean on itself."""
+        """Those that are here: not every image has one. None is here under two names: no store may lean on itself."""
         found = [self._above]
         for storage in self._readable:
             if storage.place is None or storage.place not in [other.place for other in found]:
@@ -74,12 +74,12 @@ class Below:
         return self._found
 
     def at(self, depth: int) -> Storage:
-        """The one with so many stores above it."""
+        """The one with this many stores above it."""
         return self._storages[depth - 1]
 
     def newest(self, scope: Scope) -> Snapshot | None:
-        """The newest generation that can be read, of the first store where that does not say that all was lost; else
-        one that says so, if any.
+        """The newest readable generation, of the first store where that does not say that all was lost; else one that
+        says so, if any.
         """
         found: Snapshot | None = None
         for storage in self.there:
@@ -91,11 +91,11 @@ class Below:
         return found
 
     def blobs(self, depth: int = 0) -> list[BlobStore]:
-        """The blobs of those that are deeper than `depth`, in their order."""
+        """The blobs of the stores that are deeper than `depth`, in their order."""
         return [storage.blobs for storage in self._storages[depth:] if storage in self.there]
 
     def held(self, sizes: Mapping[bytes, int]) -> set[bytes]:
-        """Of these blobs, given with their sizes in bytes, those that one of them has."""
+        """Those of these blobs, given with their sizes in bytes, that one of the stores has."""
         found: set[bytes] = set()
         for storage in self.there if sizes else ():
             with _passing_over(storage):
@@ -126,13 +126,13 @@ def _passing_over(storage: Storage) -> Iterator[None]:
 
 
 def layers(storage: Storage) -> tuple[Storage, ...]:
-    """All that can be read, the first one first."""
+    """All stores that can be read, the first one first."""
     below = storage.below.there
     return below if storage.trouble else (storage, *below)
 
 
 def attempt(storage: Storage, look: Callable[[], Found], nothing: Found) -> Found:
-    """What `look` finds in `storage`. Where there is a store below, trouble is noted, and `nothing` is found.
+    """What `look` finds in `storage`. If there is a store below, trouble is noted, and `nothing` is returned.
 
     A store that hangs is trouble as well, after its `patience`.
     """
@@ -155,29 +155,30 @@ def attempt(storage: Storage, look: Callable[[], Found], nothing: Found) -> Foun
 
 
 def newest_whole(storage: Storage, scope: Scope, taken: int = 0) -> tuple[int, Snapshot | None]:
-    """The number of the newest generation in `storage`, 0 for none, and the newest of the store in charge; `taken` as
-    there.
+    """The number of the newest generation in `storage`, 0 for none, and the newest whole one of the store in charge.
+
+    `taken` is that of `Storage.newest_whole`.
     """
     number, snapshot = storage.newest_whole(scope, taken)
     return number, or_below(storage, scope, snapshot)
 
 
 def or_below(storage: Storage, scope: Scope, snapshot: Snapshot | None) -> Snapshot | None:
-    """`snapshot`; if it is None, or says no more than that all was lost, what is below, if there is anything."""
+    """`snapshot`; but if it is None, or only says that all was lost, what is below, if there is anything."""
     if snapshot and snapshot.ref.state is not RefState.LOST:
         return snapshot
     return storage.below.newest(scope) or snapshot
 
 
 def newest_there(storage: Storage, scope: Scope) -> tuple[int, Snapshot | None]:
-    """As `newest_whole`, but where there is a store below, trouble with `storage` is passed over."""
+    """Like `newest_whole`, but if there is a store below, trouble with `storage` is passed over."""
     nothing: tuple[int, Snapshot | None] = (0, None)
     number, snapshot = attempt(storage, partial(storage.newest_whole, scope), nothing)
     return number, or_below(storage, scope, snapshot)
 
 
 def newest_ref(storage: Storage, scope: Scope) -> Ref | None:
-    """The newest generation of the scope, an empty one too; None if no store has one.
+    """The newest generation of the scope, even an empty one; None if no store has one.
 
     Raises:
         MissError, IntegrityError, StoreFormatError: as `Refs.newest`.
@@ -197,7 +198,7 @@ def in_charge(storage: Storage, scope: Scope) -> Storage:
 
 
 def _hides_below(storage: Storage, scope: Scope) -> bool:
-    """Whether it has a generation, and the newest says more than that all was lost. One that is damaged may."""
+    """Whether the store has a generation, and the newest says more than that all was lost. A damaged one may."""
     try:
         ref = storage.refs.newest(scope)
     except IntegrityError:
@@ -206,12 +207,12 @@ def _hides_below(storage: Storage, scope: Scope) -> bool:
 
 
 def has_generations(storage: Storage, scope: Scope) -> bool:
-    """Whether the store in charge has any. A commit that failed leaves an empty folder."""
+    """Whether the store in charge has any generations. A failed commit leaves an empty folder."""
     return bool(in_charge(storage, scope).refs.generations(scope))
 
 
 def generations(storage: Storage, scope: Scope) -> list[Ref]:
-    """All generations of the store in charge, oldest first, empty ones too."""
+    """All generations of the store in charge, oldest first, including empty ones."""
     refs = in_charge(storage, scope).refs
     return [refs.get(scope, number) for number in refs.generations(scope)]
 
@@ -221,7 +222,7 @@ def ref_of(storage: Storage, scope: Scope, generation: int) -> Ref:
 
     Raises:
         MissError: it has no such generation.
-        StoreUnavailable: whether `storage` is in charge cannot be told: numbers mean nothing in another store.
+        StoreUnavailable: whether `storage` is in charge is not known, and numbers mean nothing in another store.
     """
     if storage.trouble:
         raise StoreUnavailable(storage.trouble)
@@ -229,7 +230,7 @@ def ref_of(storage: Storage, scope: Scope, generation: int) -> Ref:
 
 
 def find(storage: Storage, scope: Scope, generation: int, manifest: str) -> Ref:
-    """The generation whose manifest has this digest, in hex, from any store; else what has its number.
+    """The generation whose manifest has this digest, in hex, from any store; else one with its number.
 
     Raises:
         MissError: no store has one of that number.
@@ -244,7 +245,7 @@ def find(storage: Storage, scope: Scope, generation: int, manifest: str) -> Ref:
 
 
 def scopes(storage: Storage, under: str) -> Iterator[Scope]:
-    """Every scope with a folder in a store once, forgotten and empty ones too; `under` is a key prefix: `my-model`."""
+    """Every scope with a folder in a store, each once, even if forgotten or empty; `under` is a prefix: `my-model`."""
 
     def look() -> list[Scope]:
         _ = storage.settings
@@ -259,7 +260,7 @@ def scopes(storage: Storage, under: str) -> Iterator[Scope]:
 
 
 def unforgotten(storage: Storage, among: Iterable[Scope]) -> list[Scope]:
-    """The scopes that have a generation and were not forgotten. One whose newest cannot be read was not."""
+    """The scopes that have a generation and were not forgotten, including those whose newest one cannot be read."""
     return [scope for scope in among if not attempt(storage, partial(_is_gone, storage, scope), False)]
 
 
@@ -286,7 +287,7 @@ def base_of(storage: Storage, base: Base | None) -> Snapshot | None:
 def remembers(newest: Snapshot, base: Snapshot) -> bool:
     """Whether what `base` has and `newest` lacks was taken out on purpose.
 
-    A line that began below remembers the generation that its manifest names, or all if that names none: forgetting and
+    A line that began below remembers the generation that its manifest names, or all if it names none: forgetting or
     quarantining a key takes out what any image has.
     """
     if newest.ref.depth == base.ref.depth:

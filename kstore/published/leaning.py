@@ -1,7 +1,8 @@
 """What a generation leans on: blobs that were not uploaded, because a store below has them.
 
 Their entries are flagged (`Flag.BELOW`), and the manifest names, for people, where those stores were. The flag is a
-hint. No commit relies on a flagged blob without looking, and who finds it in no store below puts back what it has.
+hint. No commit relies on a flagged blob without looking, and a worker that finds it in no store below puts back what
+it has.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ def leaning(manifest: Manifest) -> dict[bytes, int]:
 
 
 def supports(storage: Storage) -> list[str]:
-    """The stores below that are here."""
+    """The identities of the stores below that are here."""
     return [layer.identity for layer in storage.below.there]
 
 
 def supports_of(storage: Storage, manifest: Manifest) -> list[str]:
-    """The same for a generation that leans on any, else none. Once they are others, what it needs may have gone."""
+    """The same for a generation that leans on any, else none. Once they change, what it needs may be gone."""
     return supports(storage) if leans_on(manifest) else []
 
 
@@ -56,7 +57,7 @@ def kept_by(snapshot: Snapshot | None) -> set[bytes]:
 def may_lean(storage: Storage, theirs: Snapshot | None) -> bool:
     """Whether a commit upon `theirs` may leave what is below where it is.
 
-    If workers of two images did, each would lack what the other has, and take its own for it, for ever.
+    If workers of two images did so, each would lack what the other has, and use its own instead, for ever.
     """
     if theirs is None or theirs.ref.depth:
         return bool(storage.below)
@@ -65,7 +66,7 @@ def may_lean(storage: Storage, theirs: Snapshot | None) -> bool:
 
 
 def unsupported(storage: Storage, snapshot: Snapshot, among: Mapping[bytes, int]) -> set[bytes]:
-    """Of the blobs in `among`, with their sizes, those that a generation leans on and no store below has."""
+    """Those of the blobs in `among`, given with their sizes, that a generation leans on and no store below has."""
     leant = leaning(snapshot.manifest)
     wanted = {digest: size for digest, size in among.items() if digest in leant} if leant else {}
     return wanted.keys() - storage.below.held(wanted)
@@ -111,7 +112,7 @@ def fetch_many(
 
 
 def _raise_first(troubles: Mapping[str, list[Exception]]) -> None:
-    """Raise the first of these troubles, if there are any, as one with the store at its location."""
+    """Raise the first of these troubles, if there are any, as trouble with the store at its location."""
     for location, errors in troubles.items():
         for error in errors:
             with reporting_trouble(location, "read"):
@@ -119,7 +120,7 @@ def _raise_first(troubles: Mapping[str, list[Exception]]) -> None:
 
 
 def absent(storage: Storage, ref: Ref, leant: Mapping[bytes, int]) -> set[bytes]:
-    """Which of these blobs, with their sizes, that a generation leans on no store here has."""
+    """Those of the blobs that a generation leans on, given with their sizes, that no store here has."""
     held = storage.below.held(leant)
     blobs = storage.holder(ref).blobs
     held |= blobs.digests_in(ref.packs) if len(held) < len(leant) else set()
@@ -127,10 +128,10 @@ def absent(storage: Storage, ref: Ref, leant: Mapping[bytes, int]) -> set[bytes]
 
 
 def check_supported(storage: Storage, snapshot: Snapshot, wanted: Mapping[bytes, int] | None = None) -> None:
-    """Look whether what a generation leans on is here, of all its blobs or of those that are wanted, with their sizes.
+    """Look whether the blobs that a generation leans on are here: all, or those `wanted`, given with their sizes.
 
     Raises:
-        StoreBelowMissing: some of it is not.
+        StoreBelowMissing: some of them are not.
     """
     leant = leaning(snapshot.manifest)
     leant = {d: size for d, size in leant.items() if wanted is None or d in wanted}
@@ -152,7 +153,7 @@ def standing(manifest: Manifest) -> Manifest:
 
 
 def _changed(manifest: Manifest, change: Callable[[Entry], Entry]) -> Manifest:
-    """A manifest with every entry changed, and nothing in its meta that it leans on."""
+    """A manifest with every entry changed, and without what its meta says about leaning."""
 
     def changed(files: Files) -> Files:
         return {path: change(entry) for path, entry in files.items()}
@@ -165,10 +166,10 @@ def noted(
     storage: Storage, manifest: Manifest, theirs: Snapshot | None, offered: Set[bytes] = frozenset(),
     below: Set[bytes] = frozenset(),
 ) -> Manifest:  # fmt: skip
-    """A manifest that is to be published upon `theirs`, with what it leans on.
+    """A manifest that is to be published upon `theirs`, with a note of what it leans on.
 
     `offered` are the digests of what this commit brings, `below` those of them that it does not upload. The rest is
-    where it was for `theirs`: all of it below, if that generation is in a store below.
+    where it was for `theirs`: entirely below, if that generation is in a store below.
     """
     lifted = theirs if theirs and theirs.ref.depth else None
     known: Mapping[str, Any] = theirs.manifest.meta if theirs and not lifted else {}

@@ -20,14 +20,14 @@ def lost_of(
     *,
     lacks: bool | None = None,
 ) -> set[bytes]:
-    """Of the blobs in `among`, with their sizes in bytes, those that a generation needs and has lost:
+    """Those of the blobs in `among`, given with their sizes in bytes, that a generation needs and has lost:
 
     - what `verify` found damaged, or a restore has `missed`, if it cannot be read now either;
-    - what was in a pack that has gone;
+    - what was in a pack that is gone;
     - what it leans on and no store below has.
 
-    Of a generation in a store below, which is not ours, it is only what a restore has `missed`. Whether the generation
-    `lacks` a pack is asked unless it is known.
+    For a generation in a store below, which is not ours, that is only what a restore has `missed`. Whether the
+    generation `lacks` a pack is looked up unless it is known.
     """
     depth = snapshot.ref.depth
     noted = missed if depth else missed | damaged_blobs(storage.backend).keys()
@@ -41,7 +41,7 @@ def lost_of(
 
 
 def lacks_pack(storage: Storage, ref: Ref) -> bool:
-    """Whether a pack that a generation of this store needs has gone. An error says nothing of that."""
+    """Whether a pack that a generation of this store needs is gone. An error says nothing about that."""
     try:
         return not ref.depth and not all(map(storage.blobs.has_pack, ref.packs))
     except OSError:
@@ -49,13 +49,13 @@ def lacks_pack(storage: Storage, ref: Ref) -> bool:
 
 
 def not_stored(storage: Storage, ref: Ref, blobs: Mapping[bytes, int]) -> set[bytes]:
-    """Those that are neither loose nor in a pack of the generation."""
+    """The blobs that are neither loose nor in a pack of the generation."""
     packed = storage.blobs.digests_in(ref.packs) if blobs else set()
     return set(storage.blobs.loose.lacking({digest: size for digest, size in blobs.items() if digest not in packed}))
 
 
 def _unreadable(storage: Storage, ref: Ref, blobs: Mapping[bytes, int]) -> set[bytes]:
-    """Those that cannot be read where the generation, or a store below, has them. An error says no more than damage."""
+    """Blobs that cannot be read where the generation, or a store below, has them. An error says no more than damage."""
     if not blobs:
         return set()
     left = blobs.keys() - _readable(storage.holder(ref).blobs.parts(blobs, ref.packs))

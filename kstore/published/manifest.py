@@ -1,4 +1,4 @@
-"""What one generation holds: artifact path → blob, and facts about who built it. Immutable, itself a blob."""
+"""What one generation holds: artifact path → blob, and facts about who built it. Immutable, and itself a blob."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _RECORD = struct.Struct("<32sQqHBB")
 ENTRY_SIZE = _RECORD.size
 """Bytes of an entry's record."""
 DEEPEST = 100
-"""The most folders in each other, a component's own left out: no compiler makes so many, and to walk them takes some of
-Python's stack for each.
+"""The most folders inside each other, without a component's own: no compiler makes so many, and walking them takes some
+of Python's stack for each.
 """
 _HOSTS = "hosts/"
 _ROWS = 2048
-"""That are read in one go."""
+"""Rows that are read in one go."""
 Seen = Callable[[Sequence[str], bytes, Set[str]], None]
-"""Is told of rows that have been read: paths, a record for each, and the nearest folder of each."""
+"""Is told about rows that have been read: paths, a record for each, and the nearest folder of each."""
 
 
 class Flag(IntFlag):
-    """What the component table said of a file when it was committed."""
+    """What the component table said about a file when it was committed."""
 
     LINK = 1
     """Never changed in place: it may share its inode with the blob."""
@@ -40,15 +40,15 @@ class Flag(IntFlag):
     MTIME = 4
     """Its modification time matters."""
     GROUP = 8
-    """One of a folder that is kept whole."""
+    """One file of a folder that is kept whole."""
     SLOT = 16
-    """One of a folder whose files answer one key."""
+    """One file of a folder whose files answer one key."""
     MERGE = 32
     """Merged by meaning."""
     HOST = 64
     """Runs only on a host like its builder's."""
     BELOW = 128
-    """Its blob was not uploaded: a store below had it. A hint, for it may have been uploaded since."""
+    """Its blob was not uploaded: a store below had it. A hint, since it may have been uploaded later."""
 
 
 # Plain ints: an operation on an enum costs a microsecond.
@@ -56,12 +56,12 @@ _LINK, _RELOCATE, _MTIME = int(Flag.LINK), int(Flag.RELOCATE), int(Flag.MTIME)
 
 
 def is_list(flags: int) -> bool:
-    """Whether a file with these flags says which others are beside it. Ninja's log, whose time matters, does not."""
+    """Whether a file with these flags says which files are beside it. Ninja's log, whose time matters, does not."""
     return flags & (_RELOCATE | _MTIME) == _RELOCATE
 
 
 NEVER_IN_PLACE = frozenset(flags for flags in range(1 << 8) if flags & _LINK or is_list(flags))
-"""The flags of files that are replaced when they change, so that their folder's times tell of it."""
+"""The flags of files that are replaced when they change, so that their folder's times tell."""
 NEVER_LINKED = int(Flag.MERGE | Flag.RELOCATE | Flag.MTIME)
 """Flags of files that never share the blob's inode: they are merged, or hold other bytes, or need their own time."""
 
@@ -76,7 +76,7 @@ class Entry(NamedTuple):
     mode: int
     """Permission bits."""
     flags: int
-    """A set of `Flag`s; a plain int, for ten thousand of them are made at a time."""
+    """A set of `Flag`s; a plain int, because ten thousand of them are made at a time."""
     unit: int
     """How many leading parts of its path name its group or slot; 0 if it is in neither."""
 
@@ -115,12 +115,12 @@ def folders_of(paths: Iterable[str]) -> set[str]:
 
 
 def nearest_folders(paths: Iterable[str]) -> set[str]:
-    """The nearest folder of each."""
+    """The nearest folder of each path."""
     return {folder for folder, _, _ in map(str.rpartition, paths, repeat("/"))}
 
 
 def with_parents(folders: Set[str]) -> set[str]:
-    """These folders and all that they are in."""
+    """These folders and all folders that they are in."""
     found, level = set[str](), folders
     while level:
         found |= level
@@ -142,7 +142,7 @@ class Manifest:
 
     @property
     def nearest(self) -> Set[str]:
-        """The nearest folder of each of `files`, which do not change once it was asked for."""
+        """The nearest folder of each of `files`, which do not change once this was asked."""
         if self._nearest is None:
             self._nearest = nearest_folders(self.files)
         return self._nearest
@@ -160,7 +160,7 @@ class Manifest:
         return files | bound
 
     def items(self) -> Iterator[tuple[str, Entry]]:
-        """Every path with its entry, of every host: a path may be there for several."""
+        """Every path with its entry, of every host: several hosts may have the same path."""
         return chain.from_iterable(files.items() for files in (self.files, *self.hosts.values()))
 
     def entries(self) -> list[Entry]:
@@ -203,8 +203,8 @@ class Manifest:
 
 
 def meta_of(scope: Scope, parent: int) -> dict[str, Any]:
-    """What every manifest says of its generation. Its digest must be new, for gc may be about to delete one of the same
-    content: hence the nonce.
+    """What every manifest says about its generation. The nonce makes its digest new, because gc may be about to delete
+    a manifest with the same content.
     """
     return {"gpu": scope.gpu, "key": scope.key, "parent": parent, "nonce": secrets.token_hex(16)}
 
@@ -221,14 +221,14 @@ def _load_table(name: str, rows: Iterator[tables.Row], note: _Noted) -> Any:
 def pack_files(files: Files) -> Iterator[tables.Row]:
     """Paths and entries as table rows, sorted."""
     is_ascii = all(map(str.isascii, files))
-    # Of text that is no surrogate for bytes, the order of its characters is that of its bytes.
+    # Text without surrogates for bytes has the same order by characters as by bytes.
     paths = sorted(files, key=None if is_ascii else lambda path: path.encode(*_CODING))
     keys = map(str.encode, paths, *map(repeat, _CODING))
     return zip(keys, starmap(_RECORD.pack, map(files.__getitem__, paths)), strict=True)
 
 
 def unpack_files(rows: Iterator[tables.Row], note: _Noted | None = None) -> Files:
-    """The reverse of `pack_files`. No more than some of the rows are in memory at once."""
+    """The reverse of `pack_files`. Only some of the rows are in memory at a time."""
     files: Files = {}
     numbers: dict[int, int] = {}
     while some := list(islice(rows, _ROWS)):
@@ -246,12 +246,12 @@ def unpack_files(rows: Iterator[tables.Row], note: _Noted | None = None) -> File
 
 
 def _most_bytes(files: Files) -> int:
-    """That `pack_files` makes of them: a character takes up to four."""
+    """The most that `pack_files` makes of them: a character takes up to four."""
     return 4 * sum(map(len, files)) + _RECORD.size * len(files)
 
 
 def pack_entries(entries: Iterable[Entry]) -> Iterator[bytes]:
-    """Each as a record of the same length."""
+    """Each entry as a record of the same length."""
     return starmap(_RECORD.pack, entries)
 
 
@@ -264,7 +264,7 @@ def unpack_entries(records: memoryview) -> Iterator[Entry]:
 
 
 def _unpack_some(records: bytes | memoryview, numbers: dict[int, int]) -> Iterator[Entry]:
-    """Entries of which equal sizes and modes are one number, of `numbers`: of those there are not many."""
+    """Entries that share equal sizes and modes as one number, kept in `numbers`: there are not many different ones."""
     digests, sizes, times, modes, *others = zip(*_RECORD.iter_unpack(records), strict=True)
     one = numbers.setdefault
     # Entry._make, without a step of the interpreter for each of ten thousand.

@@ -12,7 +12,7 @@ def pin(storage: Storage, scope: Scope, generation: int) -> None:
     """Keep a generation whatever gc is told.
 
     Raises:
-        MissError: there is no such generation, or it is in a store below, of which gc removes nothing.
+        MissError: there is no such generation, or it is in a store below, from which gc removes nothing.
     """
     holder = in_charge(storage, scope)
     if holder is not storage:
@@ -24,7 +24,7 @@ def pin(storage: Storage, scope: Scope, generation: int) -> None:
 
 
 def unpin(storage: Storage, scope: Scope, generation: int) -> None:
-    """Let gc decide about a generation again, or remove the pin that is left of one that has gone.
+    """Let gc decide about a generation again, or remove the pin that is left of one that is gone.
 
     Raises:
         MissError: there is no such pin.

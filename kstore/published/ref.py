@@ -13,11 +13,11 @@ from kstore.errors import IntegrityError, StoreFormatError, described
 from kstore.scope import Scope
 
 FORMAT = 1
-"""Of refs, and of all that they name: an older kstore leaves alone what has a higher one."""
+"""The format of refs, and of all that they name: an older kstore leaves alone what has a higher one."""
 REFS = "refs"
-"""The folder that they are all in."""
+"""The folder that all refs are in."""
 _NAMED, _NAME_SIZE = 32, 8
-"""Generations before it that a ref names, and the bytes of the digest of its manifest that each is named by."""
+"""How many generations before it a ref names, and how many bytes of its manifest's digest each is named by."""
 _LARGEST = (1 << 63) - 1
 """No size or number of files is larger."""
 _YEAR_10000 = 253_402_300_800
@@ -95,16 +95,16 @@ class Ref:
     state: RefState = RefState.LIVE
     line: int = 1
     """The first of the generations that led to this one without a loss. What an earlier one had and this one lacks may
-    have been damaged, and not been taken out. 0 if that is before the first one of this store: see `layers`."""
+    have been damaged rather than taken out. 0 if the line began before the first one of this store: see `layers`."""
     lineage: tuple[bytes, ...] = ()
     """The generations before it, the last one first, as far as known: the beginning of each manifest's digest."""
     delta: Delta | None = None
     """None if the manifest is stored whole."""
     effort: Effort | None = None
-    """None if it was not committed from a cache root, or by an older kstore."""
+    """None if it was not committed from a cache root, or was committed by an older kstore."""
     since: int = 0
-    """When what it holds was published, by the store's clock in nanoseconds, if gc or a repair has only published that
-    again, which is no use of its key; else 0."""
+    """When what it holds was first published, by the store's clock in nanoseconds, if gc or a repair has only published
+    that again, which is no use of its key; else 0."""
     depth: int = field(default=0, compare=False)
     """How many stores are above the one that it is in. Not stored."""
 
@@ -130,7 +130,7 @@ class Ref:
         return base.scope == self.scope and self.line <= base.generation and not self._has_another_than(base)
 
     def _has_another_than(self, base: Ref) -> bool:
-        """Whether a server has lost `base`, and its number came again."""
+        """Whether a server has lost `base`, and its number was used again."""
         named, back = self.leads_to(), self.generation - base.generation
         return 0 <= back < len(named) and named[back] != base.manifest[:_NAME_SIZE]
 

@@ -22,9 +22,9 @@ from kstore.threads import begin
 _PIN, _DROPPED = ".pin", ".dropped"
 _ATTEMPTS = 3
 MAX_RACES = 1000
-"""Attempts to publish a generation. Nobody loses so many to others: a folder does not list what is in it."""
+"""Attempts to publish a generation. Nobody loses so many to others: then the folder does not list what is in it."""
 _MOST_BYTES = 4 << 20
-"""The most bytes of a ref, with the names of sixty thousand packs: a sparse file is as large as anybody likes."""
+"""The most bytes of a ref, with the names of sixty thousand packs: a sparse file can have any size."""
 
 
 class Refs:
@@ -46,7 +46,7 @@ class Refs:
                 yield from numbers_in([child.name])
 
     def generations_ahead(self, scope: Scope) -> list[int]:
-        """The same, where the newest is to be read next. Over a network the first that is listed is read before the
+        """The same, for a caller that reads the newest next. Over a network, the first one listed is read before the
         listing ends: there is seldom another.
         """
         began, found = time.monotonic(), list[int]()
@@ -62,16 +62,16 @@ class Refs:
         Raises:
             MissError: there is no such generation.
             IntegrityError: its ref is damaged.
-            StoreFormatError: a newer kstore wrote it. Nobody passes that over, as what is damaged.
+            StoreFormatError: a newer kstore wrote it. Unlike damage, that is never passed over.
         """
         try:
             ref = load_ref(scope, generation, self._read(scope, generation))
-        except IntegrityError:  # or just a read that was cut short
+        except IntegrityError:  # or a read was just cut short
             ref = load_ref(scope, generation, self._read(scope, generation))
         return replace(ref, depth=self._depth) if self._depth else ref
 
     def _read(self, scope: Scope, generation: int) -> bytes:
-        ahead, self._ahead = self._ahead, None  # Later it may be gone: what was read ahead tells of now.
+        ahead, self._ahead = self._ahead, None  # Only for this read: later the ref may be gone.
         try:
             return ahead[2].result() if ahead and ahead[:2] == (scope, generation) else self._get(scope, generation)
         except FileNotFoundError:
@@ -87,7 +87,7 @@ class Refs:
         return self._backend.get(ref_name(scope, generation), 0, _MOST_BYTES)
 
     def newest(self, scope: Scope) -> Ref | None:
-        """The newest generation, an empty one too; None if nothing is published.
+        """The newest generation, even an empty one; None if nothing is published.
 
         Raises:
             MissError: it is listed again and again and is never there.
@@ -102,7 +102,7 @@ class Refs:
         raise MissError(f"{scope} lists a generation {generations[-1]} that is not there")
 
     def exists(self, ref: Ref) -> bool:
-        """Whether a generation of its number is still published."""
+        """Whether a generation with its number is still published."""
         try:
             self._backend.stat(ref.name)
         except FileNotFoundError:
@@ -110,17 +110,17 @@ class Refs:
         return True
 
     def is_kept(self, ref: Ref) -> bool:
-        """Whether this very generation is still published: a crash may have lost it, and another have its number."""
+        """Whether this very generation is still published: a crash may have lost it, and another taken its number."""
         with suppress(MissError, IntegrityError):
             return self.get(ref.scope, ref.generation).manifest == ref.manifest
         return False
 
     def expect(self, scope: Scope) -> Callable[[], None]:
-        """The first generation of a scope is to be published soon; returns what waits until it has a folder."""
+        """Expect the first generation of a scope to be published soon. Returns what waits until there is a folder."""
         return self._backend.make_ahead(folder_of(scope))
 
     def reserve(self) -> AbstractContextManager[Upload]:
-        """Begin a commit: the file that is to become its ref. gc can keep it from that; see `kstore.condemned`."""
+        """Begin a commit with the file that is to become its ref. gc can prevent that; see `kstore.condemned`."""
         return self._backend.upload()
 
     def publish(self, ref: Ref, reserved: Upload) -> bool:
@@ -145,9 +145,11 @@ class Refs:
         return set(self._marked(scope, _PIN))
 
     def pin(self, scope: Scope, generation: int) -> None:
-        """Keep a generation. The ref is looked for after the pin was made; `drop` does it the other way round. It is
-        looked for before as well: a mistaken number writes nothing. A pin stays, whatever is found: somebody else may
-        have been told that the generation is pinned, and of one that has gone it means nothing.
+        """Keep a generation.
+
+        The ref is looked for after the pin was made; `drop` does it the other way round. It is looked for before as
+        well, so that a mistaken number writes nothing. A pin stays, whatever is found: somebody else may have been told
+        that the generation is pinned, and the pin of one that is gone means nothing.
 
         Raises:
             MissError: there is no such generation, or it is being removed.
@@ -198,11 +200,11 @@ class Refs:
         return sorted(child.name for child in self._backend.list(REFS) if child.is_folder)
 
     def parts(self, gpu: str, under: str) -> list[str]:
-        """What keys below `under`, a key prefix such as `my-model`, go on with."""
+        """The next parts of keys below `under`, a key prefix such as `my-model`."""
         return [name for name in _parts(self._backend, REFS, gpu, under) if not name.startswith("@")]
 
     def scopes(self, under: str = "") -> Iterator[Scope]:
-        """Every scope with a folder, in order; `under` a key prefix such as `my-model`."""
+        """Every scope with a folder, in order; `under` is a key prefix such as `my-model`."""
         for gpu in self.gpus():
             yield from walk_scopes(self._backend, REFS, gpu, under)
 
@@ -219,7 +221,7 @@ def _no_generation(scope: Scope, generation: int) -> MissError:
 
 
 def walk_scopes(backend: Backend, folder: str, gpu: str, key: str = "") -> Iterator[Scope]:
-    """Every scope that has a folder below `folder`, of one GPU, in order; `key` a prefix such as `my-model`."""
+    """Every scope of one GPU that has a folder below `folder`, in order; `key` is a prefix such as `my-model`."""
     for name in _parts(backend, folder, gpu, key):
         if name.startswith("@"):
             yield from _scope(gpu, key, name[1:])
@@ -228,8 +230,8 @@ def walk_scopes(backend: Backend, folder: str, gpu: str, key: str = "") -> Itera
 
 
 def _parts(backend: Backend, folder: str, gpu: str, key: str) -> list[str]:
-    """The folders there, in order: what longer keys go on with, and environments. Nothing is as deep as no key can be:
-    there a link ends that leads to a folder above it.
+    """The folders there, in order: the next parts of longer keys, and environments. Deeper than a key can be there are
+    none, which ends a link that leads to a folder above it.
     """
     if len(key) > MAX_KEY_LENGTH:
         return []

@@ -1,4 +1,4 @@
-"""The scopes of a key, and what to say where it has none."""
+"""The scopes of a key, and what to say if it has none."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from kstore.storage import Storage, reporting_trouble
 
 
 def scopes_of(storage: Storage, key: str, gpu: str | None, environment: str | None, suffix: str = "") -> list[Scope]:
-    """Every scope of `key` that has generations, forgotten ones too; only those of `gpu` and `environment` where these
+    """Every scope of `key` that has generations, even forgotten ones; only those of `gpu` and `environment` if these
     are given.
 
-    `suffix` is what the options end in that choose one.
+    `suffix` is what the options that choose one end in.
 
     Raises:
         MissError: there is none.

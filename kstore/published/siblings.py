@@ -1,4 +1,4 @@
-"""Keys beside a new one, whose blobs it likely shares: `my-model/v6` for `my-model/v7`."""
+"""Keys beside a new one, which likely share blobs with it: `my-model/v6` for `my-model/v7`."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from kstore.storage import Storage
 
 _MOST = 32
-"""How many are asked: each costs two round trips, and the index of its packs."""
+"""How many are looked at: each costs two round trips, and the index of its packs."""
 _RUNS = re.compile("([^0-9]*)([0-9]*)")
 
 
 def siblings(storage: Storage, scope: Scope) -> list[Ref]:
-    """The newest generations of the keys beside the scope's, of its GPU and environment, those named most like it."""
+    """The newest generations of the keys named most like the scope's beside it, of its GPU and environment."""
     found: list[Ref] = []
     parent, _, own = scope.key.rpartition("/")
     for name in nearest(own, storage.refs.parts(scope.gpu, parent))[:_MOST]:
@@ -35,8 +35,8 @@ def siblings(storage: Storage, scope: Scope) -> list[Ref]:
 
 
 def nearest(own: str, names: Iterable[str]) -> list[str]:
-    """Other names, those first that sort next to `own`, before it and then after it: of a hundred releases a new one
-    resembles the last. `v9` is before `v10`.
+    """Other names: those that sort before `own`, the nearest first, and then those after it. Of a hundred releases, a
+    new one resembles the last. `v9` is before `v10`.
     """
     others = sorted({*names} - {own}, key=_by_numbers)
     here = bisect_left(others, _by_numbers(own), key=_by_numbers)

@@ -17,9 +17,9 @@ class Snapshot:
 
     ref: Ref
     data: bytes
-    """The manifest's bytes, checked against the ref's digest; an empty one's if that is lost, and not needed."""
+    """The manifest's bytes, checked against the ref's digest; those of an empty one if it is lost and not needed."""
     see: Seen | None = field(default=None, repr=False, compare=False)
-    """Is told of the manifest's rows while it is being parsed."""
+    """Is told about the manifest's rows while it is being parsed."""
 
     @cached_property
     def manifest(self) -> Manifest:
@@ -33,10 +33,10 @@ class Snapshot:
 
     @cached_property
     def checked(self) -> Manifest:
-        """The manifest, once it was looked at for what no commit makes.
+        """The manifest, checked for what no commit makes.
 
         Raises:
-            IntegrityError: it cannot be read, or holds such a thing.
+            IntegrityError: it cannot be read, or holds what no commit makes.
         """
         try:
             check_manifest(self.manifest)

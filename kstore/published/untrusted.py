@@ -12,14 +12,14 @@ from kstore.published.manifest import NEVER_LINKED, Files, Flag, Manifest, neare
 
 _GROUP, _SLOT, _LINK = int(Flag.GROUP), int(Flag.SLOT), int(Flag.LINK)
 _PARTS = ("/./", "/../", f"/{KSTORE_FOLDER}/")
-"""What no path with a "/" before and after it may have in it. Nor may it have an empty part, or NUL."""
+"""What no path may contain, with a "/" put before and after it. Nor may it contain an empty part, or NUL."""
 _FLAGS, _UNIT = attrgetter("flags"), attrgetter("unit")
 _COUNT = 1024
 """Paths that are looked at in one go."""
 
 
 def check_manifest(manifest: Manifest) -> None:
-    """Look at all that a manifest says.
+    """Look at everything that a manifest says.
 
     Raises:
         IntegrityError: it holds what no commit makes.
@@ -31,7 +31,7 @@ def check_manifest(manifest: Manifest) -> None:
 
 
 def check_paths(folders: Set[str], *every: Collection[str]) -> None:
-    """Every path of a manifest is untrusted; it may be there for several hosts. `folders` are all that they are in.
+    """Look at every path of a manifest; several hosts may have the same one. `folders` are all that they are in.
 
     Raises:
         IntegrityError: one is absolute, climbs, holds a NUL, is kstore's own, or is both a file and a folder.
@@ -43,7 +43,7 @@ def check_paths(folders: Set[str], *every: Collection[str]) -> None:
 
 
 def stay_below(paths: Iterable[str]) -> bool:
-    """Whether all of them stay below the cache root, and out of what is kstore's own there."""
+    """Whether all paths stay below the cache root, and out of what is kstore's own there."""
     paths = iter(paths)
     while some := list(islice(paths, _COUNT)):
         text = "/\n/".join(["", *some, ""])
@@ -53,8 +53,8 @@ def stay_below(paths: Iterable[str]) -> bool:
 
 
 def check_entries(files: Files) -> None:
-    """No commit makes a group of a component's own folder, whose swap would take all else in it away, nor links
-    what is not the blob's bytes.
+    """Look at the entries: no commit makes a group of a component's own folder, whose swap would take away everything
+    else in it, and none links a file that does not hold the blob's bytes.
 
     Raises:
         IntegrityError: the flags or the unit of an entry contradict each other or its path.
