@@ -50,13 +50,13 @@ _LEASE_TTL = 3600.0
 
 
 def collect(storage: Storage, policy: Policy, *, dry_run: bool = False, progress: Progress | None = None) -> GcReport:
-    """Collect garbage once. With `policy.offline` both phases follow each other, even if another gc seems to be at
-    work: that one may have been killed.
+    """Collect garbage once. With `policy.offline`, one phase follows the other, even if another gc seems to be at work:
+    that one may have been killed.
 
     Raises:
         UsageError: the policy's grace is too short.
-        StoreFormatError, StoreUnavailable: there is no store; or no room for what must be written first, and nothing
-            that may be deleted.
+        StoreFormatError, StoreUnavailable: there is no store; or there is no room for what must be written first, and
+            nothing that may be deleted.
         OSError: the store cannot be read or written.
     """
     started = time.perf_counter()
@@ -205,7 +205,7 @@ class _Collection:
         cannot be read: then a store below may have what is in use, and that would be hidden.
         """
         scope, upon = history.scope, history.newest.number
-        pins = self._storage.refs.pins(scope)  # One may be left of a generation that has gone.
+        pins = self._storage.refs.pins(scope)  # One may be left of a generation that is gone.
         is_pinned = any(generation.number in pins for generation in history.generations)
         if is_pinned or last_used(self._storage.backend, scope) > history.used_at:
             return

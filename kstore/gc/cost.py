@@ -1,4 +1,4 @@
-"""What generations take in the store, each beyond those before it that are kept."""
+"""What generations take in the store, each beyond what the kept ones before it take."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ class Costs:
         return size + sum(size_of(self._storage, pack) for pack in packs)
 
     def keep(self) -> None:
-        """Note that the generation asked for last stays: what others share with it costs them nothing."""
+        """Note that the generation last asked about stays: what others share with it costs them nothing."""
         self._counted.add(self._asked.loose)
         self._sought.add(self._asked.lacking)
         self._packs |= self._asked_packs
 
     def _found_elsewhere(self, needs: Needs) -> set[str]:
-        """The packs that gc keeps for what the generation's own have lost."""
+        """The packs that gc keeps for what the generation's own packs have lost."""
         if not needs.lacking:
             return set()
         with DigestSet() as lacking:
@@ -62,7 +62,7 @@ class Costs:
 
 
 def size_of(storage: Storage, pack: str) -> int:
-    """Bytes of a pack as it is stored; 0 if it has gone: an earlier generation may name one that a repair took away."""
+    """Bytes of a pack as it is stored; 0 if it is gone: an earlier generation may name one that a repair took away."""
     try:
         return storage.blobs.pack(pack).size
     except FileNotFoundError:

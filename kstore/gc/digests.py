@@ -16,7 +16,7 @@ from kstore.errors import FileError
 from kstore.lazy import cached_property
 
 _MAP_SIZE = 1 << 20
-"""Bytes of address space at first. It is doubled when they are full, for a process may be allowed a few GiB only."""
+"""Bytes of address space at first. That is doubled when full, because a process may be allowed only a few GiB."""
 T = TypeVar("T")
 
 
@@ -62,7 +62,7 @@ class DigestSet:
         self._write(partial(_put_all, sorted(values.items())))
 
     def _write(self, change: Callable[[lmdb.Transaction], T]) -> T:
-        """What `change` returns; it is done again, from the start, if there was no room in the map."""
+        """Return what `change` returns; it is called again, from the start, if there was no room in the map."""
         env = self._env
         with _telling():
             while True:
@@ -115,8 +115,8 @@ def _put_all(items: list[tuple[bytes, bytes]], txn: lmdb.Transaction) -> None:
 
 @contextmanager
 def _temporary_file() -> Iterator[str]:
-    """The path of a new file that loses its name after the block, for a gc may be killed. On NFS that leaves another
-    name, which goes when the file is closed.
+    """The path of a new file that loses its name after the block, because a gc may be killed. On NFS that leaves
+    another name, which goes when the file is closed.
     """
     fd, path = tempfile.mkstemp(prefix="kstore-gc-")
     os.close(fd)
@@ -129,7 +129,7 @@ def _temporary_file() -> Iterator[str]:
 
 @contextmanager
 def _telling() -> Iterator[None]:
-    """Turn an error of LMDB's, or of its folder's, into one that says what to do: it is no trouble with the store."""
+    """Turn an error of LMDB or of its folder into one that says what to do: it is no trouble with the store."""
     try:
         yield
     except (lmdb.Error, OSError) as error:

@@ -3,7 +3,7 @@
 A pack is live if a ref names it, or if it is kept for a generation one of whose own packs cannot be read: see
 `kstore.gc.seek`.
 
-A loose blob is live if a generation has it and none of that generation's packs does: so a loose blob that was
+A loose blob is live if a generation has it and none of that generation's packs does. So a loose blob that was
 condemned, and then uploaded again into a pack, dies all the same, and a name that is about to be deleted never becomes
 live again.
 """
@@ -43,7 +43,7 @@ class Needs:
     leant: dict[bytes, int]
     """The same for those that were not uploaded because a store below had them: they may not be here."""
     lacking: tuple[bytes, ...] = ()
-    """The loose ones that are not there, if one of the packs cannot be read: another pack may have them."""
+    """The loose ones that are missing, if one of the packs cannot be read: another pack may have them."""
 
 
 @dataclass(slots=True)
@@ -57,17 +57,17 @@ class Marked:
     leant: DigestSet
     """What a store below had: kept if it is here, and not counted."""
     lacking: DigestSet
-    """Needed by generations one of whose packs cannot be read, and neither in the others nor loose."""
+    """What is needed by generations with an unreadable pack, and is neither in their other packs nor loose."""
     packs: dict[str, set[Ref]] = field(default_factory=dict)
     """Live pack → the refs that name it."""
     newest: set[Ref] = field(default_factory=set)
     """The last ref of each scope."""
     unread_packs: set[str] = field(default_factory=set)
-    """Live packs that could not say, at least once, what they hold: nobody knows what of it is dead."""
+    """Live packs that at least once could not say what they hold: nobody knows what in them is dead."""
     sought: set[str] = field(default_factory=set)
     """Live packs that no ref names: they hold what is lacking."""
     found: Count = field(default_factory=Count)
-    """The loose blobs that are needed and were there: others are lost, or just came."""
+    """The loose blobs that are needed and were there: others are lost, or have just arrived."""
     unreadable: list[str] = field(default_factory=list)
     """What cannot be read: it may need anything."""
 
@@ -115,7 +115,7 @@ def needs_in(blobs: BlobStore, ref: Ref, manifest: Manifest) -> Needs:
 
 def is_whole(storage: Storage, scope: Scope, generation: int) -> bool:
     """Whether a generation can be read now: its ref and, unless it is empty, its manifest's bytes, and what its packs
-    hold. A pack that cannot be read does not matter if all it held is elsewhere: a commit has brought it back.
+    hold. A pack that cannot be read does not matter if everything it held is elsewhere: a commit has brought it back.
     """
     blobs = storage.blobs_anew()
     try:
@@ -130,7 +130,7 @@ def is_whole(storage: Storage, scope: Scope, generation: int) -> bool:
 
 
 def mark(storage: Storage, gone: Container[str], marked: Marked, progress: Progress) -> None:
-    """Mark what every generation needs, without those whose refs' names are in `gone`."""
+    """Mark what every generation needs, except those whose refs' names are in `gone`."""
     for scope in storage.refs.scopes():
         refs = _refs(storage, scope, gone, marked)
         marked.newest.update(refs[-1:])
@@ -148,7 +148,7 @@ def _refs(storage: Storage, scope: Scope, gone: Container[str], marked: Marked) 
         try:
             refs.append(storage.refs.get(scope, generation))
         except MissError as error:
-            # Another gc may have removed it since. What is listed and not to be found keeps all that it may name.
+            # Another gc may have removed it since. One that is still listed but not found keeps all that it may name.
             if generation in storage.refs.generations(scope):
                 marked.unreadable.append(str(error))
         except IntegrityError as error:
@@ -174,5 +174,5 @@ def _mark_ref(storage: Storage, ref: Ref, marked: Marked) -> None:
     marked.found += Count(len(new) - len(lost), size)
     marked.packed.add(needs.packed)
     marked.lacking.add(needs.lacking)
-    marked.packed.add(needs.lacking)  # Where they are found they go along if that pack is rewritten.
+    marked.packed.add(needs.lacking)  # If they are in a pack that is rewritten, they go along.
     marked.leant.add(needs.leant)

@@ -20,23 +20,23 @@ class Policy:
     keep: int = 2
     """The newest generations of each scope."""
     unused: float | None = None
-    """A key that was neither restored nor committed for so long is forgotten."""
+    """A key that was neither restored nor committed for this long is forgotten."""
     max_size: int | None = None
     """Bytes. Least recently used keys give up their older generations first."""
     allow_live: bool = False
     """With `max_size`: keys may be forgotten altogether."""
     grace: float | None = None
-    """Seconds between condemning and deleting: at least the store's, unless `offline`. None for the store's own; with
-    `offline`, for none at all.
+    """Seconds between condemning and deleting: at least the store's, unless `offline`. None means the store's own; with
+    `offline`, none at all.
     """
     offline: bool = False
-    """No worker uses the store now: both phases follow each other, and a shorter grace is safe."""
+    """No worker uses the store now: one phase follows the other, and a shorter grace is safe."""
 
     def grace_of(self, store: float) -> float:
         """The grace to use in a store with the setting `store`.
 
         Raises:
-            UsageError: a shorter one was asked for, and workers may be at work.
+            UsageError: a shorter one was requested, and workers may be at work.
         """
         if self.grace is None:
             return 0.0 if self.offline else store
@@ -78,7 +78,7 @@ class Generation:
     """None if the ref cannot be read."""
     state: RefState = RefState.LIVE
     since: int = 0
-    """When what it holds was published, if gc or a repair has only published that again; else 0."""
+    """When what it holds was first published, if gc or a repair has only published that again; else 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +112,9 @@ def decide(
 ) -> list[Decision]:
     """What becomes of each generation of one scope, oldest first.
 
-    The newest stays, whatever it is: generation numbers never go back. If it cannot be read, so does all that may be
-    restored in its place. What was superseded less than `grace` ago stays: somebody may be restoring it. Of the others
-    `keep` that can be read stay, the newest counted if it is not empty.
+    The newest stays, whatever it is: generation numbers never go back. If it cannot be read, everything that may be
+    restored in its place stays too. What was superseded less than `grace` ago stays: somebody may be restoring it. Of
+    the others, `keep` that can be read stay, counting the newest if it is not empty.
     """
     decisions = [Decision(history.scope, history.newest, Why.NEWEST, True)]
     left = keep - 1 if history.newest.state is RefState.LIVE else keep
@@ -160,7 +160,7 @@ def _pairs(generations: tuple[Generation, ...]) -> Iterator[tuple[Generation, Ge
 
 def unused(histories: Iterable[History], policy: Policy, now: int) -> list[History]:
     """The keys to forget because nobody uses them. A key with a pinned generation is in use; one that has lost
-    everything here may be, in a store below.
+    everything here may be in use in a store below.
     """
     if policy.unused is None:
         return []
@@ -174,8 +174,8 @@ def _may_forget(history: History) -> bool:
 
 
 def by_worth(histories: Mapping[Scope, History], decisions: Iterable[Decision]) -> list[Decision]:
-    """The generations that stay: first those that must, then the newest ones, then older ones. Within each group those
-    that were used last come first, and of one key the later ones.
+    """The generations that stay: first those that must, then the newest ones, then older ones. In each of these parts,
+    those whose key was used last come first, and within one key the later ones.
     """
 
     def rank(decision: Decision) -> tuple[int, int, int]:
@@ -186,8 +186,8 @@ def by_worth(histories: Mapping[Scope, History], decisions: Iterable[Decision]) 
 
 
 def is_passing(decision: Decision, history: History) -> bool:
-    """Whether a generation is there for a grace only, and is not counted: another one holds the same, or its key was
-    forgotten. If that were counted, the next gc would forget another key for it.
+    """Whether a generation stays only for a grace, and is not counted: another one holds the same, or its key was
+    forgotten. If it were counted, the next gc would forget another key because of it.
     """
     number, manifest = decision.generation.number, decision.generation.manifest
     newer = next((g for g in history.generations if g.number > number), None)
@@ -202,12 +202,13 @@ def over_budget(
     allow_live: bool,
     keep: Callable[[], None] = lambda: None,
 ) -> tuple[list[Decision], int]:
-    """The generations that a size limit takes, and how many bytes over it must stay all the same. What is pinned stays,
-    with its key. Something smaller may fit after what does not: a key that is larger than the limit does not take all
-    others along.
+    """The generations that a size limit takes, and how many bytes over the limit must stay all the same.
 
-    `costs` says, in the order of `by_worth`, what each generation takes beyond those before it that stay, in bytes.
-    `keep` is called for each of these before the next one is asked for.
+    What is pinned stays, with its key. After a generation that does not fit, a smaller one may: a key that is larger
+    than the limit does not take all others along.
+
+    `costs` says, in the order of `by_worth`, how many bytes each generation takes beyond those before it that stay.
+    `keep` is called for each one that stays before the next one is asked for.
     """
     taken, size = [], 0
     for decision, cost in costs:

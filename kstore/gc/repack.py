@@ -1,11 +1,14 @@
 """Rewrite packs: what is needed of them goes into new packs, under new generations.
 
-Two kinds are worth it. Of a mostly dead pack little is needed any more; it is left alone while an older generation
-names it, for that one would keep it. And a key that grew by many commits is in many small packs, each of which costs
-every restore and commit a few round trips: they become one, but for the largest, each at least twice as large as all
-smaller ones together. So a byte is rewritten only when its pack grows by half (as by `git repack --geometric`).
+Two kinds are worth it:
 
-The new generation holds the same manifest; the one before it goes a grace later, and the old packs with the last
+- Of a mostly dead pack, little is still needed. It is left alone while an older generation names it, since that one
+  would keep it.
+- A key that grew by many commits is in many small packs, each of which costs every restore and commit a few round
+  trips. They become one, except the largest ones, each at least twice as large as all smaller ones together. So a byte
+  is rewritten only when its pack grows by half (as with `git repack --geometric`).
+
+The new generation holds the same manifest. The one before it goes a grace later, and the old packs go with the last
 generation that names them.
 """
 
@@ -32,13 +35,13 @@ _MOSTLY_DEAD = 0.5
 WORTHWHILE = 1 << 20
 """Bytes that must be dead, before compression: below that, another generation is not worth it."""
 MANY = 8
-"""Packs from which on it is worth making one of them."""
+"""The number of packs from which on it is worth making one of them."""
 _FEWEST = 2
-"""The fewest packs that are worth making one of, where others of them cannot be read."""
+"""The fewest packs that are worth making one of, if others of their group cannot be read."""
 _SMALL = FRAME_SIZE
-"""Bytes of a pack, as it is stored, from which on it is not merged with others."""
+"""The bytes from which on a pack, as it is stored, is not merged with others."""
 _LARGE = 2
-"""A pack stays by itself if it has so many times the bytes of all smaller ones together."""
+"""A pack stays by itself if it has this many times the bytes of all smaller ones together."""
 
 
 def worth_rewriting(storage: Storage, marked: Marked) -> list[tuple[str, ...]]:
@@ -58,7 +61,7 @@ def worth_rewriting(storage: Storage, marked: Marked) -> list[tuple[str, ...]]:
 
 
 def _smallest(packs: list[tuple[int, str]]) -> tuple[str, ...]:
-    """All packs but the largest that are large compared with all before them. Sizes are in bytes."""
+    """All packs except the largest ones that are large compared with all before them. Sizes are in bytes."""
     packs = sorted(packs)
     count = before = 0
     for number, (size, _) in enumerate(packs, 1):
@@ -80,7 +83,7 @@ def _is_mostly_dead(storage: Storage, pack: str, marked: Marked) -> bool:
 
 
 def _size(storage: Storage, pack: str) -> int:
-    """Bytes of a pack as it is stored; one that has gone is not small."""
+    """Bytes of a pack as it is stored; one that is gone is not small."""
     try:
         return storage.blobs.pack(pack).size
     except OSError:
@@ -104,7 +107,7 @@ def repack(storage: Storage, groups: Iterable[tuple[str, ...]], marked: Marked) 
 
 
 def _merge(storage: Storage, packs: tuple[str, ...], marked: Marked) -> tuple[list[str], tuple[str, ...]]:
-    """Write what is needed of some packs into a new one. Returns the packs that are in it whole, and the new one.
+    """Write what is needed of some packs into a new one. Returns the packs that are in it in full, and the new one.
 
     The manifests of the newest generations have frames of their own, as a commit makes them. Those of earlier ones are
     left out: they stay where those generations look for them.
@@ -150,7 +153,7 @@ def _live_in(storage: Storage, pack: str, marked: Marked, but: set[bytes]) -> It
 
 
 def _republish(storage: Storage, ref: Ref, replaced: Mapping[str, tuple[str, ...]]) -> bool:
-    """Publish a generation again with its new packs. Returns False if it is not the newest any more: a commit that was
+    """Publish a generation again with its new packs. Returns False if it is no longer the newest: a commit that was
     faster names the old packs, which therefore stay.
     """
 

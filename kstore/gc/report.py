@@ -18,7 +18,9 @@ class GcStatus(StrEnum):
     BUSY = "busy"
     """Another gc is at work; this one did nothing."""
     INCOMPLETE = "incomplete"
-    """A generation cannot be read, and nothing was deleted, for it may need any blob; or a list of the condemned."""
+    """A generation cannot be read, and nothing was deleted since it may need any blob; or a list of the condemned
+    cannot be read.
+    """
 
 
 @dataclass(slots=True)
@@ -28,7 +30,7 @@ class GcReport:
     status: GcStatus = GcStatus.COLLECTED
     store: str = ""
     holder: str = ""
-    """`user@host` of another gc that is at work; empty if none is, or it is not known."""
+    """`user@host` of another gc that is at work; empty if none is, or if it is not known."""
     dry_run: bool = False
     grace: float = 0.0
     """Seconds between condemning and deleting."""
@@ -41,19 +43,19 @@ class GcReport:
     condemned: Count = field(default_factory=Count)
     """Those that nothing needs any more: a gc at least the grace later deletes them."""
     waiting: Count = field(default_factory=Count)
-    """Those that were condemned before, and not long enough ago, or are needed still."""
+    """Those that were condemned before, but not long enough ago, or that are still needed."""
     rewritten: int = 0
     """Packs whose blobs were copied into new ones: many small ones, and those of which little is needed."""
     live: Count = field(default_factory=Count)
-    """Packs and loose blobs that are needed and there."""
+    """Packs and loose blobs that are needed and present."""
     excess: int = 0
     """Bytes over the size limit that must stay."""
     unreadable: list[str] = field(default_factory=list)
     """Generations that could not be read."""
     lists: list[str] = field(default_factory=list)
-    """Lists of what was condemned that could not be read, or their fences: the next gc makes up for them."""
+    """Lists of what was condemned, or their fences, that could not be read: the next gc makes up for them."""
     no_room: str = ""
-    """Why something could not be written, and is left to the next gc; empty if all was."""
+    """Why something could not be written and is left to the next gc; empty if everything was written."""
     seconds: float = 0.0
 
     def as_json(self) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""What gc does in a store without room: it must not wait for some before it deletes, for only deleting makes room.
+"""What gc does in a store without room: it must not wait for room before it deletes, since only deleting makes room.
 
-So what gc has to write is left undone where there is no room for it, and what it may delete already is deleted. Nothing
-is deleted that would not be otherwise: a list without a fence is not ripe, what is on no list stays, and so does what
-could not be moved out of the way.
+So what gc has to write is left undone if there is no room for it, and what it may already delete is deleted. Nothing is
+deleted that would otherwise stay: a list without a fence is not ripe, what is on no list stays, and so does what could
+not be moved out of the way.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ class Room:
 
 @contextmanager
 def alone(lease: Lease, room: Room) -> Iterator[bool]:
-    """Hold gc's lease in the block; yields whether no other gc has it. Where there is no room for a lease two may run,
-    and nothing is lost by it.
+    """Hold gc's lease in the block; yields whether no other gc has it. If there is no room for a lease, two may run,
+    and nothing is lost by that.
     """
-    taken = True  # As it may be, though to take it fails or is interrupted.
+    taken = True  # It may be, even if taking it fails or is interrupted.
     try:
         with room.needed():
             taken = lease.acquire()
@@ -59,10 +59,10 @@ def alone(lease: Lease, room: Room) -> Iterator[bool]:
 
 
 def store_time(storage: Storage, room: Room) -> int:
-    """What time it is by the store's own clock, in nanoseconds, or somewhat earlier: what is younger stays longer.
+    """The time by the store's own clock, in nanoseconds, or somewhat earlier: then things seem younger and stay longer.
 
-    Where there is no room for a file to read it from, a folder tells it; where there is none to touch that, it is when
-    something was last published or condemned.
+    If there is no room for a file to read it from, a folder tells it. If there is no room to touch that either, it is
+    the time when something was last published or condemned.
     """
     with room.needed():
         return storage.clock()
@@ -72,7 +72,7 @@ def store_time(storage: Storage, room: Room) -> int:
 
 
 def full(storage: Storage, room: Room, report: GcReport) -> StoreUnavailable:
-    """The error for a store without room in which nothing may be deleted yet. It says what to do."""
+    """The error for a store that has no room and in which nothing may be deleted yet. It says what to do."""
     where, later = storage.location, f"{report.grace:.0f} s"
     if report.waiting.files:
         what = (

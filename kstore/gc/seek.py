@@ -1,6 +1,6 @@
-"""Seek: where what a generation needs is, if one of its own packs cannot be read.
+"""Seek: find what a generation needs, if one of its own packs cannot be read.
 
-What a repair saves of a damaged pack goes into another, which only the newest generation's ref names.
+What a repair saves of a damaged pack goes into another pack, which only the newest generation's ref names.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ log = logging.getLogger(__name__)
 
 
 def seek(storage: Storage, lacking: DigestSet, named: Collection[str]) -> set[str]:
-    """The packs to keep for what is `lacking`, which is used up, beside those that refs name, and that are kept anyway.
+    """The packs to keep for what is `lacking`, besides those that refs name, which are kept anyway. Uses up `lacking`.
 
-    One for each blob is enough: the first by name, for every gc must choose alike. A pack that gc may be about to
-    delete is kept as well, but is not enough, since another gc may be deleting it just now.
+    One pack for each blob is enough: the first by name, because every gc must choose alike. A pack that gc may be about
+    to delete is kept as well, but is not enough, since another gc may be deleting it just now.
     """
     if not len(lacking):
         return set()
@@ -43,7 +43,7 @@ def seek(storage: Storage, lacking: DigestSet, named: Collection[str]) -> set[st
 
 
 def _held(storage: Storage, pack: str) -> tuple[bytes, ...] | None:
-    """Digests of what can be found in a pack; None if it may be anything, for the pack cannot be read just now."""
+    """Digests of what can be found in a pack; None if that may be anything, as the pack cannot be read just now."""
     try:
         return tuple(PackReader(storage.backend, pack).index.digests)
     except IntegrityError as error:

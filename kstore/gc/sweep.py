@@ -1,8 +1,8 @@
-"""Sweep: delete what was condemned long enough ago and is dead still, and condemn what is dead now.
+"""Sweep: delete what was condemned long enough ago and is still dead, and condemn what is dead now.
 
-A loose blob's name may be taken anew by a commit, after another gc has deleted it. So it is looked at, moved aside,
-and looked at again: if it is not what was condemned, it is put back. A reader finds it aside meanwhile, and if this
-process is killed, the next gc puts it back.
+A loose blob's name may be taken anew by a commit after another gc has deleted the blob. So the blob is looked at, moved
+aside, and looked at again: if it is not what was condemned, it is put back. Meanwhile a reader finds it aside, and if
+this process is killed, the next gc puts it back.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Sweeper:
     """One sweep of one store. With `dry_run` it only counts."""
 
     def __init__(self, backend: Backend, there: DigestSet, listed: DigestSet, room: Room, *, dry_run: bool) -> None:
-        """`there` and `listed` are empty: the loose blobs that are found, and what is on lists."""
+        """`there` and `listed` are empty: they are to hold the loose blobs that are found, and what is on lists."""
         self._backend = backend
         self._there = there
         self._packs: list[bytes] = []
@@ -71,14 +71,14 @@ class Sweeper:
         self._damaged: list[str] = []
         """Lists that nobody could read any more when marking began. All that may have been on them is condemned."""
         self._left: dict[str, list[Condemned]] = {}
-        """Ripe list → what of it is still live."""
+        """Ripe list → what on it is still live."""
         self._is_less = False
         """Whether any of them had more on it."""
         self.swept = Swept()
 
     def prepare(self, before: int) -> None:
-        """Choose the lists to sweep, and keep commits that began before these were written from publishing. Note also
-        what is there: only that may be condemned, for nobody knows whether what comes while gc marks is needed.
+        """Choose the lists to sweep, and keep commits that began before these were written from publishing. Also note
+        what is there: only that may be condemned, because nobody knows whether what comes while gc marks is needed.
 
         To be called before marking. A list is ripe if its fence was put up earlier than `before`, by the store's clock
         in nanoseconds.
@@ -91,7 +91,7 @@ class Sweeper:
             self._there.add(digests)
 
     def _choose_lists(self, before: int) -> None:
-        fenced_lists = fences(self._backend)  # before the lists, for a fence comes after its list
+        fenced_lists = fences(self._backend)  # before the lists, since a fence comes after its list
         lists = list_names(self._backend)
         for name in sorted(set(fenced_lists) - set(lists)):  # a killed gc left it
             self._write(delete_list, name)
@@ -108,7 +108,7 @@ class Sweeper:
                     self.swept.unreadable.append(str(error))
 
     def sweep(self, marked: Marked) -> None:
-        """Delete what is dead of the ripe lists, and condemn what is dead and on no list."""
+        """Delete what is dead on the ripe lists, and condemn what is dead and on no list."""
         for child in [] if self._dry_run else self._backend.list(ASIDE):
             # A killed gc left it, and it may be needed by now.
             with self._room.needed():
@@ -132,8 +132,8 @@ class Sweeper:
             function(self._backend, what)
 
     def _in_room(self, name: str, function: Callable[[], None]) -> None:
-        """Call `function`, and once more if there was no room for what it writes. Before that the fence of the list
-        `name` is taken down if it is closed: that leaves room for the folder `ASIDE` or for a list.
+        """Call `function`, and call it once more if there was no room for what it writes. Before the second call, the
+        fence of the list `name` is taken down if it is closed: that leaves room for the folder `ASIDE` or for a list.
         """
         found = Room()
         with found.needed():
@@ -159,7 +159,7 @@ class Sweeper:
         self.swept.waiting = _more(self.swept.waiting, rest)
 
     def _keep(self, name: str, rest: list[Condemned], *, is_less: bool) -> None:
-        """Note what is left of a ripe list; a list of which nothing is left is deleted."""
+        """Note what is left of a ripe list; a list with nothing left is deleted."""
         if not rest:
             delete_list(self._backend, name)
             return
@@ -231,9 +231,9 @@ def _delete(backend: Backend, entry: Condemned) -> bool:
 
 
 def _put_back(backend: Backend, aside: str) -> None:
-    """Put a blob back as a new file, which no gc has condemned; if its name was taken meanwhile, that file is as good.
-    An altered one does not get the stamp, as before: what relies on blobs looks for that, and what links them does not
-    take it.
+    """Put a blob back as a new file, which no gc has condemned. If its name was taken meanwhile, that file is as good.
+    An altered blob does not get the stamp, as before: what relies on blobs looks for the stamp, and what links them
+    does not take an altered one.
     """
     try:
         digest = bytes.fromhex(aside.rpartition("/")[2].partition(".")[0])
