@@ -1,6 +1,6 @@
 """The thread that uploads and publishes while a compiler runs.
 
-It is the only one that commits for its job: whoever wants a commit asks it, and waits as long as it likes. So two
+It is the only one that commits for its job: whoever wants a commit asks it, and waits as long as they like. So two
 commits never wait for each other's lock, and a store that hangs holds up nobody but this thread.
 """
 
@@ -28,18 +28,18 @@ log = logging.getLogger(__name__)
 
 _NICENESS = 10
 IDLE = 86400.0
-"""Seconds after which there is a round though nothing has changed: gc is to know that what a server runs on is used."""
+"""Seconds until there is a round though nothing has changed: gc is to know that what a server runs on is in use."""
 
 
 class _Request(NamedTuple):
-    """What somebody wants of the thread."""
+    """What somebody wants from the thread."""
 
     answer: Answer[CommitReport] | None = None
     """Where somebody waits for the report."""
     is_last: bool = False
     """Whether the thread is to end."""
     releases: bool = False
-    """Whether the worker compiles no longer for others that wait."""
+    """Whether the worker no longer compiles for others that wait."""
     publishes: bool = True
 
 
@@ -47,10 +47,11 @@ _OWN_ACCORD = _Request()
 
 
 def _import_now() -> None:
-    """Before there is a thread: a child forked while it imports would wait for ever for an import that nobody ends.
+    """Import what commits need before there is a thread.
 
-    And the code that dataclasses and named tuples run when they are made would make Python forget, at the end of a job
-    that Ctrl-C ends, which signal it dies of.
+    A child forked while the thread imports would wait for ever for an import that nobody ends.
+    Also, the code that dataclasses and named tuples run when they are defined would make Python forget, at the end of a
+    job that Ctrl-C ends, which signal it dies of.
     """
     import_commit()
     with suppress(ImportError, OSError):
@@ -61,13 +62,13 @@ def _import_now() -> None:
 class LiveCommits:
     """Commits what appears in the cache root of a key, for as long as its job runs.
 
-    Trouble is told to the log, once when it begins and once when it is over, and never raised into the job.
+    Trouble is logged, once when it begins and once when it is over, and never raised into the job.
     """
 
     def __init__(self, store: Store, key: str, *, settle: float, every: float, only_asked: bool = False) -> None:
-        """`settle` and `every` are in seconds: see `Schedule`. From `start` on only this commits to `store`.
+        """`settle` and `every` are in seconds: see `Schedule`. From `start` on, only this object commits to `store`.
 
-        With `only_asked`, nothing is committed of its own accord.
+        With `only_asked`, it commits nothing of its own accord.
         """
         self.checkpoints: list[CommitReport] = []
         """What has been published so far, the oldest first."""
@@ -81,19 +82,19 @@ class LiveCommits:
         wake = partial(self._requests.put, None)
         self._lookout = Lookout(store, key, settle=settle, every=every, wake=wake)
         self._is_unsure = False
-        """Whether something may have been written in its place while a checkpoint was made, which nobody has seen."""
+        """Whether a file may have been written in place while a checkpoint was made, which nobody has seen."""
         self._is_held_up = False
         self._is_closed = False
         self._is_over = False
         self._last: CommitReport | None = None
         self._told = 0
-        """How many of the checkpoints the log was told of."""
+        """How many of the checkpoints have been logged."""
         self._worked_at = time.monotonic()
         """When the last round began."""
         self._cost = 0.0
-        """Of that, in seconds of the processor's time."""
+        """The cost of that round, in seconds of processor time."""
         self.process = os.getpid()
-        """The one that commits; a child that is forked from it does not."""
+        """The process that commits; a child that is forked from it does not."""
         self._thread = threading.Thread(target=self._run, name="kstore live", daemon=True)
 
     def start(self) -> None:
@@ -107,7 +108,7 @@ class LiveCommits:
 
     @property
     def folders(self) -> list[str]:
-        """Where it looks; none before that could be found out."""
+        """Where it looks; empty until that could be found out."""
         return self._lookout.folders
 
     @property
@@ -120,9 +121,9 @@ class LiveCommits:
         self._requests.put(_Request())
 
     def publish(self, seconds: float, *, is_last: bool = False, releases: bool = False) -> CommitReport:
-        """Publish what there is, and with `is_last` end. Waits up to `seconds`; 0 is no limit.
+        """Publish what there is, and with `is_last` end. Waits up to `seconds`; 0 means no limit.
 
-        With `releases`, others that wait for what this worker compiles need wait no longer, whatever was published.
+        With `releases`, others that wait for what this worker compiles need no longer wait, whatever was published.
         The last report sums up what has been published since `start`.
 
         Raises:
@@ -144,7 +145,7 @@ class LiveCommits:
         return answer_within(seconds, Waiting(), what, answer)
 
     def _lend_priority(self) -> None:
-        """The job waits for the thread now, which need not stand back for it any more. Not every user may say so."""
+        """The job now waits for the thread, which need no longer stand back for it. Not every user may say so."""
         with suppress(OSError, AttributeError):
             if self._thread.is_alive():
                 own = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
@@ -180,7 +181,7 @@ class LiveCommits:
         self._expect_store()
 
     def _serve(self) -> None:
-        """Do what is due and what is asked for, until told to end."""
+        """Do what is due and what is requested, until told to end."""
         while True:
             plan, now = self._plan(), time.monotonic()
             if plan and plan.at <= now and self._requests.empty():
@@ -198,7 +199,7 @@ class LiveCommits:
                 return
 
     def _plan(self) -> Plan | None:
-        """What comes next. Where it cannot be told, as memory is short, that is tried again later."""
+        """What comes next. If that cannot be found out, as when memory is short, it is tried again later."""
         if self._only_asked:
             return None
         try:
@@ -222,7 +223,7 @@ class LiveCommits:
         return plan
 
     def _watch(self) -> Plan | None:
-        """Turn the watch on, if there can be one. Returns what comes next if something has come before it was on."""
+        """Turn the watch on, if there can be one. Returns what comes next if something changed before it was on."""
         spent = time.thread_time()
         self._lookout.start_watch()
         self._schedule.spent(time.monotonic(), time.thread_time() - spent)
@@ -230,7 +231,7 @@ class LiveCommits:
         return self._schedule.plan(*self._lookout.seen, time.monotonic())
 
     def _patience(self, plan: Plan | None, now: float) -> float | None:
-        """Seconds after which there is something to do whoever asks; None for never."""
+        """Seconds after which there is something to do even if nobody asks; None for never."""
         if plan:
             return max(min(plan.at - now, self._lookout.beat), 0.0)
         if self._only_asked:
@@ -239,7 +240,7 @@ class LiveCommits:
 
     @property
     def _rest(self) -> float:
-        """Seconds after which there is a round though no change was seen: a file that is written in its place moves no
+        """Seconds after which there is a round though no change was seen: a file that is written in place moves no
         folder's time, and what was left out may be finished by now.
         """
         is_uneasy = self._lookout.is_blind or (self._last and self._last.skipped)
@@ -269,10 +270,10 @@ class LiveCommits:
             self._cost = time.thread_time() - spent
             self._schedule.done(step, changes, time.monotonic(), self._cost)
             self._is_unsure = not is_watched
-            # Before anything is logged: who asked may be a signal's handler that has interrupted the log.
+            # Before anything is logged: whoever asked may be a signal handler that has interrupted the log.
             if answer and self._last:
                 answer.give(self._last)
-            with suppress(Exception):  # A handler of the job's that fails must not end this thread.
+            with suppress(Exception):  # If one of the job's log handlers fails, this thread must not end.
                 self._worked()
 
     def _commit(self, request: _Request) -> CommitReport:
@@ -302,7 +303,7 @@ class LiveCommits:
             log.debug("live commit of %s", self._key, exc_info=error)
 
     def _expect_store(self) -> None:
-        """A store that was there and is not has gone: another one, in the folder it was mounted on, is no help."""
+        """A store that was there and is missing is gone: another one, in the folder it was mounted on, is no help."""
         storage = self.store.storage
         with suppress(KstoreError, OSError):
             storage.must_exist = storage.must_exist or bool(storage.settings)

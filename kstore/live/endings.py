@@ -19,28 +19,28 @@ _ENDINGS = (signal.SIGTERM, signal.SIGHUP)
 _ACTION_SIZE = 1024
 """Bytes that a C library's `struct sigaction` surely fits in."""
 _LOGGERS = ("kstore", "filelock")
-"""What threads that the handler waits for log to."""
+"""The loggers of the threads that the handler waits for."""
 
 
 class OnTermination:
     """Calls `publish` when this process is told to end, before whatever handler was there.
 
     A handler that somebody has installed since may call ours, as that of Lightning's trainer does. It would have called
-    none where there was a default, and whether the process ends is up to it.
+    none if there had been a default, and whether the process ends is up to it.
 
-    Only the main thread can handle signals; nothing is done in others. Nor is anything where a signal is ignored, or
-    handled by something that Python cannot call afterwards; nor where the job has a handler of its own for SIGHUP, to
-    read its settings again, for one.
+    Only the main thread can handle signals, so nothing is done in others. Nothing is done either if a signal is
+    ignored, or handled by something that Python cannot call afterwards, or if the job has its own handler for SIGHUP,
+    for example to read its settings again.
     """
 
     def __init__(self, publish: Callable[[], object]) -> None:
-        """What `publish` raises is raised where the signal came, if the process goes on."""
+        """What `publish` raises is raised where the signal arrived, if the process goes on."""
         self._publish = publish
         self._process = os.getpid()
         self._is_active = False
         self._before: dict[int, Callable[[int, FrameType | None], object] | int] = {}
         self._native: dict[int, bytes] = {}
-        """What was there where Python knew of nothing but a default."""
+        """What was there, if Python knew of nothing but a default."""
 
     def install(self) -> None:
         """Handle the signals from now on."""
@@ -83,7 +83,7 @@ class OnTermination:
         finally:
             is_called_by_another = signal.getsignal(number) != self._handle
             self.remove()
-            before = self._before.get(number, signal.SIG_DFL)  # It may have been installed for another signal, too.
+            before = self._before.get(number, signal.SIG_DFL)  # Ours may have been installed for another signal, too.
             if callable(before):
                 before(number, frame)
             elif not is_called_by_another:
@@ -93,12 +93,12 @@ class OnTermination:
 
 
 class _Deferred(logging.Filter):
-    """Keeps what kstore logs, and lets only the job's own through."""
+    """Holds back what kstore logs, and lets only the job's own through."""
 
     def __init__(self) -> None:
         super().__init__()
         self.records: dict[int, logging.LogRecord] = {}
-        """Each once, however many handlers it comes to."""
+        """Each record once, however many handlers it reaches."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         is_ours = _is_ours(record.name)
@@ -109,24 +109,24 @@ class _Deferred(logging.Filter):
 
 @contextmanager
 def _log_deferred() -> Iterator[None]:
-    """Log nothing before the end of the block: a signal may have interrupted who holds the lock of a log's handler, and
-    threads that wait for that would never be done.
+    """Log nothing before the end of the block: a signal may have interrupted code that holds the lock of a log handler,
+    and threads that wait for that lock would never finish.
     """
     deferred, handlers = _Deferred(), _handlers()
     for handler in handlers:
-        handler.addFilter(deferred)  # It is asked before the lock is taken.
+        handler.addFilter(deferred)  # A filter is asked before the lock is taken.
     try:
         yield
     finally:
         for handler in handlers:
             handler.removeFilter(deferred)
         for record in deferred.records.values():
-            with suppress(Exception):  # A handler of the job's that fails must not keep the process from ending.
+            with suppress(Exception):  # If one of the job's handlers fails, the process must end all the same.
                 logging.getLogger(record.name).handle(record)
 
 
 def _handlers() -> set[logging.Handler]:
-    """All that something of kstore's may come to."""
+    """All handlers that something logged by kstore may reach."""
     named = list(logging.root.manager.loggerDict.items())
     loggers = [log for name, log in named if _is_ours(name) and isinstance(log, logging.Logger)]
     last = [logging.lastResort] if logging.lastResort else []
@@ -141,13 +141,13 @@ def has_ended(process: int) -> bool:
     """Whether there is no such process any more."""
     try:
         os.kill(process, 0)
-    except OSError as error:  # It may be there, and another user's by now.
+    except OSError as error:  # It may exist, and be another user's by now.
         return isinstance(error, ProcessLookupError)
     return False
 
 
 def _is_caught(number: int) -> bool:
-    """Whether anything handles a signal, be it `faulthandler` or a library, of which Python knows nothing."""
+    """Whether anything handles a signal, even if it is `faulthandler` or a library of which Python knows nothing."""
     with suppress(OSError, ValueError):  # not Linux
         caught = Path("/proc/self/status").read_text("utf-8", "replace").partition("\nSigCgt:")[2]
         return bool(int(caught.partition("\n")[0], 16) >> (number - 1) & 1)
@@ -155,12 +155,12 @@ def _is_caught(number: int) -> bool:
 
 
 def _action(number: int, new: bytes | None = None) -> bytes:
-    """What the process does on a signal, as `sigaction` tells it; from now on what is `new`."""
+    """What the process does on a signal, as `sigaction` tells it. With `new`, that is what it does from now on."""
     old = ctypes.create_string_buffer(_ACTION_SIZE)
     ctypes.CDLL(None).sigaction(number, new, old)
     return old.raw
 
 
 def _is_the_jobs(handler: object) -> bool:
-    """Whether it is no default, nor that of a block around this one."""
+    """Whether a handler is neither a default nor that of a block around this one."""
     return callable(handler) and not isinstance(getattr(handler, "__self__", None), OnTermination)

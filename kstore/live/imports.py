@@ -1,6 +1,6 @@
-"""All that a commit imports, to be imported before anybody waits for one.
+"""Everything that a commit imports, to be imported before anybody waits for a commit.
 
-Whoever is told to end while it imports something holds the interpreter's lock for imports: a thread that commits
+A process that is told to end while it imports something holds the interpreter's lock for imports: a thread that commits
 meanwhile would wait for that lock, and the signal's handler for the thread.
 """
 
@@ -15,7 +15,7 @@ _MODULES = ("kstore.operations.commit", "kstore.live.places", "pwd", "lmdb._envi
 
 
 def import_commit() -> None:
-    """Import it now. Of what cannot be imported the commit will tell."""
+    """Import it now. If something cannot be imported, the commit will say so."""
     codecs.lookup("ascii")
     for module in _MODULES:
         with suppress(ImportError, OSError):

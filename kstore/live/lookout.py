@@ -1,4 +1,4 @@
-"""Sees what changes in the cache root of a job: by a watch while nothing does, by the times of folders from then on."""
+"""Sees what changes in the cache root of a job: by a watch until something does, then by the times of folders."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Lookout:
         self._call = wake
         self._places = Places()
         self._found_at = 0.0
-        """When it was found out where to look, by `time.monotonic`."""
+        """When it was last found out where to look, by `time.monotonic`."""
         self._activity = Activity(())
         self._watch: FolderWatch | None = None
         self._is_woken = False
@@ -55,7 +55,7 @@ class Lookout:
 
     @property
     def folders(self) -> list[str]:
-        """Where it looks; none before that could be found out."""
+        """Where it looks; empty until that could be found out."""
         return self._places.folders
 
     @property
@@ -100,7 +100,7 @@ class Lookout:
             self.seen = Seen(self.seen.changes + changes, time.monotonic())
 
     def start_watch(self) -> None:
-        """Turn the watch on, if there can be one; else it is blind."""
+        """Turn the watch on, if there can be one; else this is blind."""
         self._is_woken = False
         self._watch = FolderWatch(self._places.folders, self._wake)
         try:

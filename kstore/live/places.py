@@ -1,4 +1,4 @@
-"""Where live commits look: folders, and their device and inode, for another folder may come into the place of one."""
+"""Where live commits look: folders, and their device and inode, because another folder may take the place of one."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ class Places:
 
     def __init__(self) -> None:
         self.folders: list[str] = []
-        """Empty until they were found."""
+        """Empty until they are found."""
         self._identities: dict[str, Identity | None] = {}
 
     def find(self, store: Store, key: str) -> bool:
-        """Look anew; returns whether any is another than before. An engine may have set a component's variable since,
-        and a link may lead elsewhere.
+        """Look anew. Returns whether any is another one than before. An engine may have set a component's variable
+        since, and a link may lead elsewhere.
 
         Raises:
             KstoreError: the cache root cannot be used.
         """
         folders, before = watched_folders(store, key), self._identities
         self._identities = {folder: _identity(folder) for folder in folders}
-        # One that was not there may be by now: nobody has looked into another one.
+        # One that did not exist may exist by now: nobody has looked into another one in its place.
         is_same = all(before.get(folder) in (None, found) for folder, found in self._identities.items())
         is_other = folders != self.folders or not is_same
         self.folders = folders

@@ -1,7 +1,7 @@
 """A commit once a server is ready.
 
-A server has compiled what it compiles at its start when it first answers, and may then run for weeks. So that is a good
-moment for a commit, whatever else commits. Later shapes may still be compiled: it is not the last one.
+When a server first answers, it has compiled what it compiles at its start, and may then run for weeks. So that is a
+good moment for a commit, whatever else commits. Later shapes may still be compiled: this commit is not the last one.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from kstore.report import CommitReport
 log = logging.getLogger(__name__)
 
 _PAUSE = 1.0
-"""Seconds between two questions: what is asked is most often a closed port of this host."""
+"""Seconds between two requests: what is asked is most often a closed port of this host."""
 _LONGEST_PAUSE = 60.0
-"""Between two attempts to commit, each pause twice as long as the one before."""
+"""The most seconds between two attempts to commit. Each pause is twice as long as the one before."""
 _PATIENCE = 5.0
 """Seconds that a server may be silent before it counts as not ready."""
 _OK = 200
@@ -34,7 +34,7 @@ def check_url(url: str) -> str:
     """Return `url` if it is one that can be asked.
 
     Raises:
-        UsageError: it is not an address of HTTP or HTTPS.
+        UsageError: it is not an HTTP or HTTPS address.
     """
     try:
         parts = urlsplit(url)
@@ -49,7 +49,7 @@ def check_url(url: str) -> str:
 class ReadyCommit:
     """Asks a server whether it is ready, in a thread of its own, and commits once when it is.
 
-    It is asked directly: no proxy, and a redirection is no answer. Nobody waits for the thread.
+    It asks directly: there is no proxy, and a redirection is no answer. Nobody waits for the thread.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class ReadyCommit:
         self.seconds: float | None = None
         """From `start` to the first answer 200; None before."""
         self.report: CommitReport | None = None
-        """Of the commit, once it is done."""
+        """The commit's report, once it is done."""
         self._commit = commit
         self._tell = tell
         self._warn = warn
@@ -90,7 +90,7 @@ class ReadyCommit:
     def _run(self) -> None:
         try:
             opener = opener_of(self.url)
-        except Exception as error:  # A Python without TLS, certificates that cannot be read.
+        except Exception as error:  # Such as a Python without TLS, or certificates that cannot be read.
             log.debug("%s cannot be asked", self.url, exc_info=error)
             self._say(partial(self._warn, f"{self.url} cannot be asked: {reason_of(error)}"))
             return
@@ -101,7 +101,7 @@ class ReadyCommit:
                 return
 
     def _commit_until_done(self) -> None:
-        """What fails is said once: the store may come back before the job ends."""
+        """A failure is reported once: the store may come back before the job ends."""
         pause = _PAUSE
         while not self._over.is_set():
             try:
@@ -127,7 +127,7 @@ class ReadyCommit:
 
 
 def opener_of(url: str) -> OpenerDirector:
-    """One that knows the URL's protocol, and neither files, proxies nor redirections."""
+    """An opener that knows the URL's protocol, and neither files, proxies nor redirections."""
     opener = OpenerDirector()
     if urlsplit(url).scheme == "http":
         opener.add_handler(HTTPHandler())

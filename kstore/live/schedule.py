@@ -6,9 +6,10 @@ from enum import Enum
 from typing import NamedTuple
 
 BATCH = 128
-"""Changes, files about, that gather before they are uploaded ahead: each batch may become a pack of its own."""
+"""Changes, roughly files, that gather before they are uploaded ahead: each batch may become a pack of its own."""
 SHARE = 0.01
-"""Of the processor's time that may go into rounds: whatever a round cost, a hundred times as long passes first."""
+"""The share of processor time that may go into rounds: whatever one cost, a hundred times that passes before the next.
+"""
 _FIRST_PAUSE = 1.0
 """Seconds before what failed is tried again; twice as long each time after that."""
 _MOST_DOUBLED = 32
@@ -25,7 +26,7 @@ class Step(Enum):
 
 
 class Plan(NamedTuple):
-    """The next round. Times are seconds of one clock, whichever."""
+    """The next round. Times are in seconds of one clock, whichever it is."""
 
     step: Step
     at: float
@@ -57,11 +58,11 @@ class Schedule:
         return Plan(Step.CHECKPOINT, checkpoint)
 
     def once_more(self, now: float) -> Plan:
-        """A checkpoint though nothing is new."""
+        """A checkpoint even though nothing is new."""
         return Plan(Step.CHECKPOINT, max(now, self._not_before))
 
     def done(self, step: Step, changes: int, now: float, cost: float) -> None:
-        """A round has dealt with the first `changes` changes, for `cost` seconds of the processor's time."""
+        """A round has dealt with the first `changes` changes, at a cost of `cost` seconds of processor time."""
         self._failures = 0
         self._not_before = now
         self.spent(now, cost)
@@ -71,7 +72,7 @@ class Schedule:
             self._since = None
 
     def spent(self, now: float, cost: float) -> None:
-        """Something other than a round has cost so many seconds of the processor's time."""
+        """Something other than a round has cost this many seconds of processor time."""
         self._not_before = max(self._not_before, now + cost / SHARE)
 
     def failed(self, now: float) -> None:
