@@ -1,10 +1,10 @@
 """How the ranks of a job agree on one generation: rank 0 offers it, every rank votes, one verdict stands for ever.
 
-The notes of an earlier run of the same job may still be on the board, for nothing in the environment tells two runs
-apart. So an offer has a name of its own, a vote another one, and a verdict lists the votes that it was reached with:
-a rank that is not among them has taken an old offer, and waits for the new one.
+The notes of an earlier run of the same job may still be on the board, since nothing in the environment tells two runs
+apart. So each offer has a name of its own, each vote another one, and a verdict lists the votes that it was reached
+with: a rank that is not among them has taken an old offer, and waits for the new one.
 
-The verdict is written by rank 0, once all have voted, or by whoever cannot wait any longer; the first one stands.
+The verdict is written by rank 0 once all have voted, or by whoever cannot wait any longer; the first one stands.
 So nobody leaves believing that no rank restores while the others do.
 """
 
@@ -30,8 +30,8 @@ log = logging.getLogger(__name__)
 Found = TypeVar("Found")
 
 _SHARE, _SHARE_OF_RANK_0 = 0.9, 0.8
-"""Shares of the time that the job waits for its restore: all must have agreed before anybody leaves, and rank 0 knows
-why.
+"""Shares of the time that the job waits for its restore. All must have agreed before anybody leaves, and rank 0, which
+knows why they have not, gives up first.
 """
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5
 """Seconds between two looks at the board."""
@@ -41,11 +41,11 @@ _NONCE = re.compile(r"[A-Za-z0-9-]{1,64}")
 _OFFER = {"nonce": str, "uniform": bool, "choice": dict}
 _VOTE = {"vote": str, "trouble": str}
 _VERDICT = {"go": bool, "why": str, "votes": dict}
-"""What a note says, each under its name."""
+"""What the notes say, each thing under its name."""
 
 
 class Superseded(Exception):
-    """The offer was of an earlier run; there is a new one."""
+    """The offer was from an earlier run; there is a new one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +74,8 @@ class Agreement:
     def __init__(
         self, board: Board, rank: int, size: int, call: str, *, seconds: float, uniform: bool, patience: float = 0.0
     ) -> None:
-        """`call` names it, on all ranks alike. `seconds` are what the job waits for its restore, beyond the `patience`
-        that rank 0 has with another job that compiles; 0 is no limit.
+        """`call` names the agreement, on all ranks alike. `seconds` is how long the job waits for its restore, beyond
+        the `patience` that rank 0 has with another job that compiles; 0 means no limit.
 
         `uniform` is what rank 0 says.
         """
@@ -119,7 +119,7 @@ class Agreement:
 
         Raises:
             Superseded: there is a newer offer.
-            WaitTimeout: there was no verdict, and now there is one that nobody restores.
+            WaitTimeout: there was no verdict in time, and now there is one: nobody restores.
         """
         self._board.put(self._name(str(self.rank)), _dump({"vote": self._vote, "trouble": trouble}))
         verdict = self._count() if self.rank == 0 else self._wait(self._verdict_or_newer_offer, 0)
@@ -153,9 +153,9 @@ class Agreement:
         return self._read(self._name(rank), _VOTE) or self._read(self._name("verdict"), _VERDICT) or self._outdone()
 
     def _outdone(self) -> dict[str, Any] | None:
-        """Rank 0: how it ends for this process where another one has made a newer offer, which the others answer.
+        """Rank 0: how it ends for this process if another one has made a newer offer, which the other ranks answer.
 
-        Not written: whoever has voted for this offer is to begin again.
+        This is not written: whoever has voted for this offer is to begin again.
         """
         if self._has_newer_offer():
             return {"go": False, "why": self._why_not_alone, "votes": {}}
@@ -176,11 +176,11 @@ class Agreement:
         return verdict
 
     def _new_offer(self) -> Offer | None:
-        """The offer, unless there is a verdict without this rank's vote: it was another run's."""
+        """The offer, unless there is already a verdict, without this rank's vote: then it was another run's."""
         found = self._read(self._call, _OFFER)
         if found is None or found["nonce"] in self._refused:
             return None
-        if not _NONCE.fullmatch(found["nonce"]):  # It is to be a part of names.
+        if not _NONCE.fullmatch(found["nonce"]):  # It becomes a part of names.
             raise StoreUnavailable(f"what another rank wrote has a nonce that none makes: {found['nonce'][:80]!r}")
         if self._read(f"{self._call}.{found['nonce']}.verdict", _VERDICT):
             self._refused.add(found["nonce"])
@@ -195,7 +195,7 @@ class Agreement:
         return None if note is None else _load(note, shape)
 
     def _wait(self, look: Callable[[], Found | None], rank: int) -> Found | None:
-        """What `look` finds of that rank's; None if it has found nothing by the end."""
+        """What `look` finds from that rank; None if it has found nothing by the end."""
         pause = _FIRST_PAUSE
         while (found := look()) is None and time.monotonic() < self._end:
             if time.monotonic() >= self._silent_until:

@@ -1,4 +1,4 @@
-"""Where the ranks of a job leave word for each other: in the store, or in that of their process group."""
+"""Where the ranks of a job leave word for each other: in the store, or in the store of their process group."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from kstore.storage import Storage, reporting_trouble
 
 FOLDER = "groups"
 IMPORTED = "import-"
-"""How the name of a note begins that names a pack which an import has stored."""
+"""How the name of a note begins if it names a pack that an import has stored."""
 _LOOKED = "seen"
 _NOTE = re.compile(rf"[0-9a-f]{{32}}(\..+)?|{IMPORTED}[0-9a-f]{{32}}-.+|{_LOOKED}")
-"""A name that kstore makes in that folder: of an agreement's note, or one of the other two."""
+"""A name that kstore makes in that folder: that of an agreement's note, or one of the other two kinds."""
 _PREFIX = "kstore/"
 _MOST_BYTES = 1 << 20
-"""The most bytes of a note: a sparse file is as large as anybody likes."""
+"""The most bytes of a note: a sparse file can have any size."""
 _STALE_FOR = 5.0
 """Seconds after which a rank that waits makes its client look at the folder afresh."""
 
@@ -81,7 +81,7 @@ class StoreBoard:
 class GroupBoard:
     """Notes in the key-value store of an initialised process group.
 
-    No collective is used: one that times out would leave the group's own out of step, and NCCL's run on the GPU.
+    No collective is used: one that times out would put the group's own out of step, and those of NCCL run on the GPU.
     """
 
     def __init__(self, store: Any) -> None:
@@ -104,7 +104,7 @@ class GroupBoard:
 
 
 def sweep_notes(backend: Backend, before: int) -> None:
-    """Remove the notes that were written before a time by the store's clock, in nanoseconds."""
+    """Remove the notes that were written before `before`, a time by the store's clock in nanoseconds."""
     for name in (f"{FOLDER}/{child.name}" for child in backend.list(FOLDER) if _NOTE.fullmatch(child.name)):
         with suppress(FileNotFoundError):
             if backend.stat(name).mtime_ns < before:
@@ -113,7 +113,7 @@ def sweep_notes(backend: Backend, before: int) -> None:
 
 @contextmanager
 def _reporting_group() -> Iterator[None]:
-    """torch's stores raise RuntimeErrors, such as DistNetworkError where the rank that hosts them has gone."""
+    """torch's stores raise RuntimeErrors, such as DistNetworkError if the rank that hosts them is gone."""
     try:
         yield
     except (RuntimeError, ValueError, OSError) as error:

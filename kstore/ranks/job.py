@@ -1,4 +1,4 @@
-"""Which rank of which job this process is: of an initialised process group, else of what the environment says."""
+"""Which rank of which job this process is: by an initialised process group, else by what the environment says."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from kstore.digest import digest_of
 from kstore.errors import UsageError
 
 _PROTOCOL = 1
-"""Version of the notes on the board: another one does not read them."""
+"""Version of the notes on the board: another version does not read them."""
 _LOOPBACK = ("localhost", "127.", "::1")
 _TORCHRUN = "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"
 
 
 class _Launcher(NamedTuple):
-    """A program that starts the ranks of a job, by the variables in which it tells each rank which one it is."""
+    """A program that starts the ranks of a job, known by the variables that tell each rank which one it is."""
 
     number: str
     size: str
     job: tuple[str, ...]
-    """These together tell a job from all others. Not all need be set, but one."""
+    """Together these tell a job from all others. Not all of them need to be set, but one must be."""
     needs: tuple[str, ...] = ()
     """It has not started this process if one of these is not set."""
 
 
 _SLURM = "SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_RESTART_COUNT", "SLURM_STEP_ID"
 _LAUNCHERS = (
-    # First, for Open MPI has Slurm start a daemon on each node, and its ranks inherit the variables of those.
+    # First, because Open MPI has Slurm start a daemon on each node, and its ranks inherit the daemons' variables.
     _Launcher("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", ("PMIX_NAMESPACE",)),
-    # So does Hydra, the mpiexec of MPICH and Intel MPI; only the step of its daemons tells a job of its from another.
+    # So does Hydra, the mpiexec of MPICH and Intel MPI; only the step of its daemons tells its jobs apart.
     _Launcher("PMI_RANK", "PMI_SIZE", _SLURM, needs=("MPI_LOCALNRANKS", "SLURM_STEP_ID")),
     # Not SLURM_NTASKS, which a batch script has, too: it is no rank.
     _Launcher("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", _SLURM),
@@ -55,18 +55,18 @@ class Rank:
     """The key-value store of the process group, if there is one."""
 
     def next_call(self, key: str) -> str:
-        """Names the next agreement about `key`: all ranks must ask for them equally often."""
+        """Name the next agreement about `key`: all ranks must ask for one equally often."""
         _calls[self.job, self.number, key] += 1
         count = _calls[self.job, self.number, key]
         return digest_of(f"{_PROTOCOL}\n{self.job}\n{key}\n{count}".encode()).hex()[:32]
 
 
 _ALONE = Rank(0, 1, "alone")
-"""It is in no job, or in one that nothing tells from others: two of those would answer each other."""
+"""A process in no job, or in one that nothing tells from others: two such jobs would answer each other."""
 
 
 def find_rank(environ: Mapping[str, str]) -> Rank:
-    """The rank of this process; of a job of one if it is in no job, or in one that has no name.
+    """The rank of this process; that of a job of one if it is in no job, or in one that has no name.
 
     Raises:
         UsageError: the variables of the program that started it are malformed, or some of torchrun's are missing.
@@ -114,11 +114,11 @@ def _rank(environ: Mapping[str, str], number: str, size: str, job: tuple[str, ..
 
 
 def _is_child_of_rank() -> bool:
-    """Whether a rank has made this process by multiprocessing: it has inherited the number of that one."""
+    """Whether a rank has made this process by multiprocessing: it has inherited that rank's number."""
     multiprocessing = sys.modules.get("multiprocessing")
     return multiprocessing is not None and multiprocessing.parent_process() is not None
 
 
 def _host(address: str) -> str:
-    """An address that differs between nodes: a loopback address, which is the same on all, with this host's name."""
+    """An address that differs between nodes: a loopback address, the same on all of them, gets this host's name."""
     return f"{address} {socket.gethostname()}" if address.startswith(_LOOPBACK) else address
