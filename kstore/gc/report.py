@@ -18,7 +18,7 @@ class GcStatus(StrEnum):
     BUSY = "busy"
     """Another gc is at work; this one did nothing."""
     INCOMPLETE = "incomplete"
-    """A generation cannot be read, and nothing was deleted since it may need any blob; or a list of the condemned
+    """A generation cannot be read, and nothing was deleted, because it may need any blob; or a list of the condemned
     cannot be read.
     """
 

@@ -108,7 +108,7 @@ class LiveCommits:
 
     @property
     def folders(self) -> list[str]:
-        """Where it looks; empty until that could be found out."""
+        """Where it looks; empty until that is found out."""
         return self._lookout.folders
 
     @property
@@ -145,7 +145,7 @@ class LiveCommits:
         return answer_within(seconds, Waiting(), what, answer)
 
     def _lend_priority(self) -> None:
-        """The job now waits for the thread, which need no longer stand back for it. Not every user may say so."""
+        """The job now waits for the thread, which need no longer stand back for it. Not every user may do that."""
         with suppress(OSError, AttributeError):
             if self._thread.is_alive():
                 own = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
@@ -303,7 +303,7 @@ class LiveCommits:
             log.debug("live commit of %s", self._key, exc_info=error)
 
     def _expect_store(self) -> None:
-        """A store that was there and is missing is gone: another one, in the folder it was mounted on, is no help."""
+        """A store that was there and is not now is gone: another one, in the folder it was mounted on, is no help."""
         storage = self.store.storage
         with suppress(KstoreError, OSError):
             storage.must_exist = storage.must_exist or bool(storage.settings)

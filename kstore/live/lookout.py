@@ -55,7 +55,7 @@ class Lookout:
 
     @property
     def folders(self) -> list[str]:
-        """Where it looks; empty until that could be found out."""
+        """Where it looks; empty until that is found out."""
         return self._places.folders
 
     @property

@@ -49,7 +49,7 @@ def check_url(url: str) -> str:
 class ReadyCommit:
     """Asks a server whether it is ready, in a thread of its own, and commits once when it is.
 
-    It asks directly: there is no proxy, and a redirection is no answer. Nobody waits for the thread.
+    It asks directly, without a proxy, and a redirection is no answer. Nobody waits for the thread.
     """
 
     def __init__(

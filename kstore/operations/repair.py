@@ -59,7 +59,7 @@ class Repair:
         for pack in sorted(self._packs - named):
             self._save(pack)  # for earlier generations: gc keeps what they need wherever it is
             set_aside_pack(self._backend, pack)
-        self._replace_all()  # Somebody may have published a generation that names one of them, as a rollback does.
+        self._replace_all()  # Somebody may meanwhile have published what names one of them, as a rollback does.
         self._drop_needless(is_all_known=all(scope in verified for scope in self._storage.refs.scopes()))
         return not named and not left
 

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 def warn_of_another_key(worker: Worker, request: Request) -> None:
-    """Warn of a root that has files of another key, GPU or environment: a commit would publish them here as well."""
+    """A commit takes a whole root: files of another key, GPU or environment in it would be published here as well."""
     scope, other = worker.scope, worker.state.scope()
     if in_use := key_led_to(_places(worker), besides=scope.key):
         log.warning(

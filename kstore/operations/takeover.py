@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 def lock_and_hand_over(worker: Worker) -> None:
-    """To be called before a restore leads compilers into the root: the store may hang, and other ranks may not answer.
+    """To be called before a restore leads compilers into the root: the store may hang, other ranks may never answer.
 
     Another process that holds the root is waited for only if the root comes from elsewhere.
     """
@@ -64,7 +64,7 @@ def _comes_from_elsewhere(worker: Worker) -> bool:
 
 
 def drop_foreign(worker: Worker, state: State, found: Scan) -> dict[str, bytes]:
-    """Take out what was built on another host, before anybody loads it. Returns what cannot be taken out."""
+    """Take out what was built on another host, before anybody loads it. Returns what cannot be, with its digests."""
     left = {}
     for path, digest in worker.foreign(state, found, built_here=False).items():
         try:

@@ -33,7 +33,7 @@ from kstore.worker import Worker
 log = logging.getLogger(__name__)
 
 _DENIED = {errno.EROFS, errno.EACCES, errno.EPERM}
-"""What a store that may not be written says."""
+"""The errors of a store that may not be written."""
 
 
 class Waited(NamedTuple):

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 WORTHWHILE = 64 << 10
 """Bytes that a delta must save, before compression: below that, a second read costs more."""
 _MOST = 1 / 8
-"""The most, as a share of the manifest's size. Compressed by itself, a manifest takes about three times that."""
+"""The largest delta, as a share of the whole. Compressed by itself, a manifest takes about three times that."""
 _MAX_SIZE = 32 << 20
 """Bytes: both manifests are in memory at once."""
 _LARGEST = 1 << 30
@@ -51,7 +51,7 @@ def follow(delta: bytes, base: bytes, size: int) -> bytes:
     """The `size` bytes that `difference` made `delta` of.
 
     Raises:
-        IntegrityError: `delta` is something else.
+        IntegrityError: `delta` gives something else.
     """
     try:
         # The size in the frame's own header is what zstd allocates, whatever limit it is given.

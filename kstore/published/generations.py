@@ -69,8 +69,8 @@ def republish(
     `packs` says where its blobs are by now, and is asked once a place for the ref is reserved; without it they are
     looked for.
 
-    `upon` is the generation that must still be the newest. It is given by gc and repairs, which do not use the key by
-    publishing.
+    `upon` is the generation that must still be the newest. It is given by gc and repairs, whose publishing is no use
+    of the key.
 
     `after_loss` is for one that takes the place of a damaged one: whoever still has what that held brings it back.
 
@@ -228,7 +228,7 @@ def _without(
 
 def _gathered(storage: Storage, ref: Ref) -> tuple[str, ...]:
     """The packs of a generation, and one more with what is in none of them but in other packs of the store: what a
-    repair has saved of a damaged pack, where an earlier ref cannot name it.
+    repair has saved of a damaged pack, in a pack that an earlier ref cannot name.
     """
     blobs = storage.blobs_anew()
     if all(map(blobs.can_read, ref.packs)):

@@ -1,11 +1,11 @@
 """Stores below the one that is written, such as those that an image brings along. They are only read.
 
 The store in charge of a scope is the first that has a readable generation of it. So an empty generation above, of a
-key that was forgotten or quarantined, hides what is below. One which says that a repair found nothing left of a key
-hides nothing: nobody took the key out.
+key that was forgotten or quarantined, hides what is below. One that says that a repair found nothing left of a key
+hides nothing: nobody took that key out.
 
-A store numbers its own generations. A generation that grew from one in a store below names that one in its manifest,
-by its manifest's digest, and has a line that begins with 0.
+A store numbers its own generations. A generation that grew from one in a store below names the digest of that one's
+manifest in its own manifest, and has a line that begins with 0.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from kstore.threads import begin
 _PIN, _DROPPED = ".pin", ".dropped"
 _ATTEMPTS = 3
 MAX_RACES = 1000
-"""Attempts to publish a generation. Nobody loses so many to others: then the folder does not list what is in it."""
+"""Attempts to publish a generation. Nobody loses so many to others, unless a folder does not list what is in it."""
 _MOST_BYTES = 4 << 20
 """The most bytes of a ref, with the names of sixty thousand packs: a sparse file can have any size."""
 
@@ -66,7 +66,7 @@ class Refs:
         """
         try:
             ref = load_ref(scope, generation, self._read(scope, generation))
-        except IntegrityError:  # or a read was just cut short
+        except IntegrityError:  # or only a read that was cut short
             ref = load_ref(scope, generation, self._read(scope, generation))
         return replace(ref, depth=self._depth) if self._depth else ref
 

@@ -22,7 +22,7 @@ _RUNS = re.compile("([^0-9]*)([0-9]*)")
 
 
 def siblings(storage: Storage, scope: Scope) -> list[Ref]:
-    """The newest generations of the keys named most like the scope's beside it, of its GPU and environment."""
+    """The newest generations of the keys beside the scope's that are named most like it, of its GPU and environment."""
     found: list[Ref] = []
     parent, _, own = scope.key.rpartition("/")
     for name in nearest(own, storage.refs.parts(scope.gpu, parent))[:_MOST]:
