@@ -81,7 +81,7 @@ class StoreBoard:
 class GroupBoard:
     """Notes in the key-value store of an initialised process group.
 
-    No collective is used: one that times out would put those of the group out of step, and those of NCCL run on the GPU.
+    No collective is used: one that times out would put the group's own out of step, and NCCL's run on the GPU.
     """
 
     def __init__(self, store: Any) -> None:
