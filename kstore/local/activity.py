@@ -1,7 +1,7 @@
 """How much has changed in folders since they were last looked at, from the times of the folders alone.
 
-Artifacts are created, renamed and replaced, and each of that changes its folder's time. One `stat` a folder costs a
-compiler in the same process a thousandth of what it costs to be told of every event.
+Creating, renaming or replacing an artifact changes its folder's time. One `stat` per folder costs a compiler in the
+same process a thousandth of what being told about every event costs it.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _ABSENT = _Folder(0)
 
 
 class Activity:
-    """Looks at folders and all below them."""
+    """Looks at folders and everything below them."""
 
     def __init__(self, folders: Iterable[str]) -> None:
         self._tops = tuple(folders)
         self._known: dict[str, _Folder] = {}
 
     def look(self) -> int:
-        """How many entries have come, gone or been replaced since the last time; at least one for each folder."""
+        """How many entries came, went or were replaced since the last look; at least one for each changed folder."""
         changes = 0
         found: dict[str, _Folder] = {}
         left = list(self._tops)
@@ -49,7 +49,7 @@ class Activity:
 
 
 def _look_at(path: str, known: _Folder) -> _Folder:
-    """What is there now; `known` itself if nothing has changed."""
+    """What the folder holds now; `known` itself if nothing has changed."""
     try:
         mtime_ns = os.stat(path).st_mtime_ns
         if mtime_ns == known.mtime_ns:

@@ -33,15 +33,15 @@ class Artifact(NamedTuple):
     """A file that was read."""
 
     content: Content
-    """What is uploaded of it, with the status of the file itself."""
+    """What is uploaded, with the status of the file itself."""
     promised: tuple[str, ...] = ()
     """Names of files that it says are beside it."""
     is_displaced: bool = False
-    """Whether it holds the paths of another folder than the one that it is in."""
+    """Whether it holds the paths of a folder other than its own."""
 
 
 def read_artifact(component: Component, folder: str, relative: str, kind: Kind, content: Content | None) -> Artifact:
-    """Read the file `relative` of that kind in a component's folder, unless `content` is what was read of it already.
+    """Read the file `relative`, of this kind, in a component's folder; `content` is what was read of it already, if any.
 
     Raises:
         Unfinished: it is not finished, or cannot be understood.
@@ -50,7 +50,7 @@ def read_artifact(component: Component, folder: str, relative: str, kind: Kind, 
     if kind.has_lock and (lock := component.method("lock", relative)):
         inside, _, name = relative.rpartition("/")
         check_unlocked(f"{folder}/{lock.format(stem=name.partition('.')[0], folder=inside)}")
-        content = None  # Whoever held its lock then may have been writing it.
+        content = None  # Whoever held the lock at that time may have been writing it.
     content = content or read_finished(f"{folder}/{relative}")
     if not content.data and kind.flags in NEVER_IN_PLACE:
         raise Unfinished("it is empty")
@@ -71,21 +71,23 @@ def read_artifact(component: Component, folder: str, relative: str, kind: Kind, 
 
 
 def is_plain(kind: Kind, status: Status) -> bool:
-    """Whether a file is for `read_artifact` what was read of it: there is nothing to look at, and nothing to change."""
+    """Whether `read_artifact` would take a file as it was read: there is nothing to look at, and nothing to change."""
     return bool(status.size) and not (status.error or kind.has_lock or kind.is_stream or kind.flags & _LOOKED_AT)
 
 
 def known_of(
     kinds: Sequence[Kind], stored: Sequence[bytes | None], statuses: Sequence[Status], digests: Sequence[bytes]
 ) -> Iterator[Known]:
-    """What is known of artifacts that were read, one or more: of what kind they are, the form in which they are stored
-    (None if that is the file's), the status of their files, and the digests.
+    """What is known about one or more artifacts that were read.
+
+    Given are their kinds, the form in which they are stored (None if that is the file's own), the status of their
+    files, and the digests.
     """
     _, modes, sizes, times, _, inodes = zip(*statuses, strict=True)
     modes = tuple(_MODES[mode & 0o777] for mode in modes)
     # The mode belongs to the inode, and a blob's is read-only for all: what is executable is copied.
     flags = (kind.flags & ~_LINK if mode & _EXECUTABLE else kind.flags for kind, mode in zip(kinds, modes, strict=True))
-    # Of most the file is what is stored, and one number is in memory.
+    # Most are stored as the file is: both sizes are then one number in memory.
     both = zip(stored, sizes, strict=True)
     stored_sizes = (size if data is None or len(data) == size else len(data) for data, size in both)
     units = (kind.unit for kind in kinds)

@@ -13,17 +13,17 @@ from kstore.errors import CacheRootError
 from kstore.folders import make_folder
 
 _ROOM = 1 << 16
-"""Bytes that must fit in a cache root. Compilers need more, but less than this no job can use."""
+"""Bytes that must fit in a cache root. Compilers need more, but less than this is of no use to any job."""
 
 
 class CacheRoot(NamedTuple):
-    """A local folder, and where each component is. A component whose variable the user set is elsewhere."""
+    """A local folder, and where each component is. A component is elsewhere if the user set its variable."""
 
     path: str
     folders: Mapping[str, str]
     """Component name → absolute folder of its artifacts."""
     variables: Mapping[str, str]
-    """What the environment must say, without what the user set."""
+    """The variables that must be in the environment, without those that the user set."""
     notes: tuple[str, ...] = ()
     """What about the environment is worth telling the user."""
 
@@ -34,7 +34,7 @@ class CacheRoot(NamedTuple):
 
     @property
     def outside(self) -> dict[str, str]:
-        """Component → its folder, of those that are not below the root."""
+        """Component → its folder, for those that are not below the root."""
         return {name: folder for name, folder in self.folders.items() if not folder.startswith(f"{self.path}/")}
 
     def local_path(self, path: str) -> str:
@@ -43,9 +43,10 @@ class CacheRoot(NamedTuple):
         return self.folders[component] + slash + rest
 
     def others_in(self, component: str, stores: Sequence[str]) -> set[str]:
-        """Folders that may be in a component's and are no part of it: other components', and those of the `stores` that
-        are in it, by the names that lead to them from there. One that hangs must not be looked at where all folders are
-        the root's own.
+        """Folders that may be in a component's folder but are no part of it.
+
+        These are other components' folders, and those of the `stores` that are in it, by the names that lead to them
+        from there. A store that hangs must not be looked at if all folders are the root's own.
         """
         folder = self.folders[component]
         others = {other for other in self.folders.values() if other != folder}
@@ -57,8 +58,9 @@ class CacheRoot(NamedTuple):
 
 
 def make_usable(root: CacheRoot, table: Table, store: str, *, before_import: bool) -> None:
-    """Before any variable points at it: a compiler that cannot write its cache fails the job. It must have room
-    `before_import`; a commit is not to be lost for want of it.
+    """Make a root usable before any variable points at it: a compiler that cannot write its cache fails the job.
+
+    The root must have room `before_import`; a commit is not to be lost for want of room.
 
     Raises:
         CacheRootError: it cannot be made or written, or is in the folder of the `store`.
@@ -86,7 +88,7 @@ def make_usable(root: CacheRoot, table: Table, store: str, *, before_import: boo
 
 
 def check_room(folder: str) -> None:
-    """See by writing whether there is room: nothing else tells of a full disk or a quota.
+    """Find out by writing whether there is room: nothing else reveals a full disk or a quota.
 
     Raises:
         OSError: nothing can be written there, or next to nothing.
@@ -96,7 +98,7 @@ def check_room(folder: str) -> None:
     try:
         os.unlink(probe)
         left = _ROOM
-        while left:  # After what there was room for comes the error that says why that was all.
+        while left:  # After a write that was cut short comes the error that says why.
             left -= os.write(fd, bytes(left))
     finally:
         os.close(fd)
@@ -113,7 +115,7 @@ def _check_room(root: CacheRoot) -> None:
 
 
 def check_outside(store: str, path: str | Path) -> None:
-    """To be called before anything is made: a folder that holds something else is no store.
+    """Check a path before anything is made there: a folder that holds something else is no store.
 
     Raises:
         CacheRootError: `path` is in the folder of the `store`.
@@ -126,7 +128,7 @@ def check_outside(store: str, path: str | Path) -> None:
 
 
 def _make_folders_of_files(root: CacheRoot, table: Table) -> None:
-    """A compiler makes its cache folder, but not the folder of a single file that it is told to write (TunableOp)."""
+    """Make folders that no compiler makes: those of the single files that one is told to write (TunableOp)."""
     for component in table.values():
         if not component.is_folder and component.variable in root.variables:
             make_folder(root.folders[component.name])

@@ -1,4 +1,4 @@
-"""Whether an artifact is finished, or somebody is still writing it."""
+"""Whether an artifact is finished, or is still being written."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ class Unfinished(Exception):
 
 
 def check_unlocked(lock: str) -> None:
-    """Torch's compilers write an `.so` straight to its name, under a lock (`CppCodeCache`, `cpp_extension`).
+    """Torch's compilers hold a lock while they write an `.so` straight to its name (`CppCodeCache`, `cpp_extension`).
 
     Raises:
         Unfinished: somebody holds the lock.
     """
     try:
-        fd = os.open(lock, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # nobody waits for the writer of a pipe
+        fd = os.open(lock, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # do not wait for the writer of a pipe
     except FileNotFoundError:
         return
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        fcntl.flock(fd, fcntl.LOCK_UN)  # a child that is forked in between has it open for as long as it lives
+        fcntl.flock(fd, fcntl.LOCK_UN)  # a child that is forked in between keeps it open for as long as it lives
     except BlockingIOError:
         raise Unfinished("a compiler holds its lock") from None
     finally:
@@ -41,7 +41,7 @@ def check_unlocked(lock: str) -> None:
 
 
 def check_whole_object(data: bytes) -> None:
-    """A linker that was killed leaves an object file cut short, which every later import would fail on.
+    """A killed linker leaves an object file cut short, and every later import would fail on it.
 
     Raises:
         Unfinished: `data` is not an ELF file with all of its sections.
@@ -57,13 +57,13 @@ def check_whole_object(data: bytes) -> None:
 
 
 def check_whole_text(merger: str, data: bytes) -> None:
-    """A file that is merged by meaning may be written in its place: a writer that is killed leaves it empty, full of
-    zeros, or cut short, and every reader fails on that.
+    """A file that is merged by meaning may be written in place. A killed writer leaves it empty, full of zeros or cut
+    short, and every reader fails on that.
 
     Raises:
         Unfinished: `data` is one of these.
     """
-    from kstore.components.mergers import is_cut_short  # which a restore need not wait for, if it meets no such file
+    from kstore.components.mergers import is_cut_short  # a restore that meets no such file need not wait for this
 
     if not data.strip(b"\0"):
         raise Unfinished("it is empty")
@@ -72,21 +72,21 @@ def check_whole_text(merger: str, data: bytes) -> None:
 
 
 def check_whole_stream(data: bytes) -> None:
-    """A compressed file may be written in its place, too: who is killed then leaves its beginning, and nobody who finds
-    a file of that name writes it anew.
+    """A compressed file may be written in place, too. A killed writer leaves its beginning, and nobody who finds a file
+    of that name writes it again.
 
     Raises:
-        Unfinished: `data` is not the whole of it.
+        Unfinished: `data` is not the whole stream.
     """
     if not is_whole(data):
         raise Unfinished("it is cut short")
 
 
 def is_at_work(path: str) -> bool:
-    """Whether a file that shows that a group is being written is in use, and not just left behind.
+    """Whether a file that marks a group as being written is in use, and not left behind.
 
-    The lock of a torch extension stays from torch 2.14 on, and who builds holds it (`FileLock`). Before, it was there
-    only while somebody built, and executable (`FileBaton`), which the other never is.
+    From torch 2.14 on, the lock of a torch extension stays, and the builder holds it (`FileLock`). Before, it existed
+    only during a build and was executable (`FileBaton`), which the newer one never is.
     """
     try:
         if os.path.basename(path) != _LOCK or os.lstat(path).st_mode & 0o111:
@@ -100,9 +100,7 @@ def is_at_work(path: str) -> bool:
 
 
 def is_recent(path: str) -> bool:
-    """Whether it changed within the last hour: no file takes longer to write, and what a killed writer leaves stays for
-    ever.
-    """
+    """Whether it changed within the last hour: no file takes longer to write, and a killed writer's stays for ever."""
     try:
         return time.time() - os.lstat(path).st_mtime < _WRITING_TIME
     except OSError:

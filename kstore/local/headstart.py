@@ -1,7 +1,7 @@
 """What a restore into an empty root begins while a large manifest is still being parsed: folders, and links in them.
 
-All of it is in a staging folder, so nothing is lost if the manifest turns out to be damaged, or not to be the one that
-is restored. If it is, and all of it is wanted, staging goes on from there.
+Everything is in a staging folder, so nothing is lost if the manifest turns out to be damaged, or not to be the one that
+is restored. If it is restored, and all of it is wanted, staging continues from there.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ _PROBE = "probe"
 _WORTHWHILE = 500
 """Artifacts: with fewer, the threads take longer to start than they save."""
 _MOST_TRIED = 8
-"""Blobs that may have gone or been altered."""
+"""Blobs: some may be gone or altered."""
 
 
 class Begun:
-    """What was begun with one generation. All of it is gone once it was dropped."""
+    """What was begun with one generation. Once dropped, all of it is gone."""
 
     def __init__(self, state: StateFolder, folder: str | None) -> None:
         """Loose blobs are linked from `folder`, if there are any.
 
         Raises:
-            OSError, CacheRootError: there can be no staging folder.
+            OSError, CacheRootError: no staging folder can be made.
         """
         self._folder = folder
         self._stack = ExitStack()
@@ -62,9 +62,9 @@ class Begun:
         self.folders = set[str]()
         """Those that are being made, as artifact paths."""
         self.making: list[Future[None]] = []
-        """Each is done when some of them are there."""
+        """Each is done when some of them exist."""
         self.linking: list[Future[Placed]] = []
-        """What comes of the links."""
+        """The results of linking."""
         self.stage = self._stack.enter_context(state.staging())
         """The staging folder."""
         self._folder_pool, self._link_pool = self._pool(1), self._pool(2)
@@ -83,7 +83,7 @@ class Begun:
     def see(self, paths: Sequence[str], records: bytes, nearest: Set[str]) -> None:
         """Make the folders of these rows of its manifest, and link their blobs."""
         if self._is_dropped or not stay_below(paths):
-            return  # If there is a path that leads elsewhere, the manifest will be refused.
+            return  # If a path leads elsewhere, the manifest will be refused.
         new = with_parents(nearest) - self.folders
         self.folders |= new
         self.making.append(submit(self._folder_pool, make_folders, [f"{self.stage}/{path}" for path in sorted(new)]))
@@ -108,7 +108,7 @@ class Begun:
         return Placed(made, modes=Counter({way: len(made)}))
 
     def _find_way(self, folder: str, records: bytes) -> LinkMode:
-        """Which way works, by trying with the first that can be linked; `COPY` if none of some can."""
+        """Which way works, tried with the first blobs that may be linked; `COPY` if none of these can be."""
         linkable = (entry for entry in unpack_entries(memoryview(records)) if entry.flags & (_LINK | _BELOW) == _LINK)
         target = f"{self.stage}/{_PROBE}"
         for entry in islice(linkable, _MOST_TRIED):
@@ -120,7 +120,7 @@ class Begun:
 
 
 class HeadStart:
-    """The head start of one restore. After its context only what was moved to its place is left of it."""
+    """The head start of one restore. After its context, only what was moved to its place is left."""
 
     def __init__(self, root: CacheRoot, state: StateFolder) -> None:
         self._root = root
@@ -128,7 +128,7 @@ class HeadStart:
         self._begun: Begun | None = None
         self._is_over = False
         self._lock = threading.Lock()
-        """A thread that looks at a store which hangs may come back to `follow` when the restore is over."""
+        """A thread that looks at a hanging store may come back to `follow` when the restore is over."""
 
     def __enter__(self) -> Self:
         return self
@@ -144,8 +144,9 @@ class HeadStart:
             begun.drop()
 
     def follow(self, blobs: BlobStore, ref: Ref) -> Seen | None:
-        """Begin with a generation whose artifacts are in `blobs`. Returns what to call with its rows, if there is
-        anything to begin with. What was begun with an earlier one is dropped.
+        """Begin with a generation whose artifacts are in `blobs`. What was begun with an earlier one is dropped.
+
+        Returns what to call with the rows of its manifest, if anything can be begun.
         """
         with self._lock:
             self._drop()
@@ -167,7 +168,7 @@ class HeadStart:
 
 
 def _holds_anything(folder: str) -> bool:
-    """Whether there is anything in a folder. One that cannot be read counts as if there were."""
+    """Whether a folder holds anything. One that cannot be read counts as if it did."""
     try:
         with os.scandir(folder) as entries:
             return any(True for _ in entries)

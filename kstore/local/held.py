@@ -1,4 +1,4 @@
-"""Whether somebody is at work on a local file or folder. The kernel forgets it when the process ends in any way."""
+"""Whether somebody is at work on a local file or folder. The kernel forgets it however the process ends."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from contextlib import contextmanager, suppress
 
 @contextmanager
 def held(path: str) -> Iterator[None]:
-    """Mark it as being worked on in the block. Where a filesystem has no locks, others take it for left over."""
+    """Mark a path as being worked on in the block. If its filesystem has no locks, others take it for a leftover."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         with suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX)  # Only `is_held` has it, and for a moment.
+            fcntl.flock(descriptor, fcntl.LOCK_EX)  # Only `is_held` takes it, and only for a moment.
         yield
     finally:
         _let_go(descriptor)
@@ -36,7 +36,7 @@ def is_held(path: str) -> bool:
 
 
 def _let_go(descriptor: int) -> None:
-    """A child that was forked meanwhile has a copy of it, which holds the lock for as long as the child lives."""
+    """Unlock it and close it: a child forked meanwhile has a copy, and would hold the lock for as long as it lives."""
     with suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_UN)
     os.close(descriptor)

@@ -1,9 +1,9 @@
 """Ninja's log is of use only beside the files that its objects were built from.
 
-Ninja knows sources and headers by their times alone. On another worker a source of another release that is older than
+Ninja knows sources and headers by their times alone. On another worker, a source of another release that is older than
 the object would be taken for the one that was compiled, and the old code would run. So ninja's log is stored with the
-names and a digest of all files outside its folder that the log's objects were built from. A worker with others gets
-an empty log, and ninja builds anew.
+names and a digest of all files outside its folder that the log's objects were built from. A worker with different files
+gets an empty log, and ninja builds anew.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ log = logging.getLogger(__name__)
 
 _MARK = b"@kstore-inputs@"
 _ABSENT = bytes(32)
-"""In the place of a digest: there is no such file, or none that a compiler would read."""
+"""In place of a digest: there is no such file, or none that a compiler would read."""
 _LARGEST = 1 << 26
 """Bytes; no source is larger."""
 _OF_ENVIRONMENT = "-packages/torch/include/"
-"""Torch's headers, two thousand of them, are another environment's if they are others. Not every folder of that name is
-torch's: it is where Python's packages are installed.
+"""Torch's headers, two thousand of them: if they differ, so does the environment. Not every folder of that name is
+torch's, only the one where Python's packages are installed.
 """
 
 Coming = Callable[[str], bytes | None]
-"""The digest of a file that is about to be placed in a component's folder, by its path there; None of others."""
+"""The digest of a file that is about to be placed in a component's folder, by its path there; None for others."""
 
 
 def nothing_comes(_: str) -> bytes | None:
-    """`Coming` of a log that is written by itself."""
+    """The `Coming` of a log that is written by itself."""
     return None
 
 
 def with_inputs(data: bytes, path: str, folder: str) -> bytes:
-    """Ninja's log as it is stored: followed by what it was built from. `path` is its own, below `folder`.
+    """Ninja's log as it is stored: followed by what its objects were built from. Its own `path` is below `folder`.
 
     Raises:
         ValueError: the log is empty, or ninja would build something anew; or what ninja knows, or what an object was
@@ -64,8 +64,9 @@ def with_inputs(data: bytes, path: str, folder: str) -> bytes:
 
 
 def for_inputs_here(stored: bytes, folder: str, coming: Coming) -> bytes:
-    """The log for a worker whose component lives in `folder`: empty if it has other sources or headers. Those in that
-    folder may come with the log.
+    """The log for a worker whose component lives in `folder`: empty if its sources or headers differ.
+
+    Those in that folder may be coming with the log.
     """
     data, mark, known = stored.rpartition(_MARK)
     if not mark:
@@ -79,7 +80,7 @@ def for_inputs_here(stored: bytes, folder: str, coming: Coming) -> bytes:
 
 
 def _digest(paths: Iterable[str], coming: Coming = nothing_comes) -> str:
-    """A digest of the contents of files, in that order; of what is `coming`, where there is none."""
+    """A digest of the contents of files, in that order; of what is `coming` for a file that does not exist."""
     return digest_of_parts(_digest_or(path, coming(path)) for path in paths).hex()
 
 
@@ -87,11 +88,11 @@ def _digest_or(path: str, comes: bytes | None) -> bytes:
     found = _digest_of_file(path)
     if comes is None or comes == found:
         return found
-    return comes if found == _ABSENT else _ABSENT  # Which of two will be there is not known.
+    return comes if found == _ABSENT else _ABSENT  # It is not known which of the two will be there.
 
 
 def _coming_to(folder: str, coming: Coming) -> Coming:
-    """`coming` for full paths, which may lead to `folder` by links."""
+    """`coming` for full paths, which may lead to `folder` through links."""
     top, folder_of = f"{os.path.realpath(folder)}/", cache(os.path.realpath)
 
     def find(path: str) -> bytes | None:
@@ -112,7 +113,7 @@ def _digest_of_file(path: str) -> bytes:
 
 @lru_cache(maxsize=4096)
 def _read(path: str, mtime_ns: int, size: int, inode: int) -> bytes:
-    """The digest of a file; of modules that include the same headers each is read once."""
+    """The digest of a file. A header that several modules include is read once."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         return digest_of(read_all(fd, size))

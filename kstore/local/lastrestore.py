@@ -1,16 +1,16 @@
 """What the last restore put into a cache root: to tell whether it was of use, and for workers that came for the same.
 
-Those that wait for the root read all this without its lock. That is safe because a restore writes in this order:
+Workers that wait for the root read all this without its lock. That is safe because a restore writes in this order:
 
-1. It takes the lock, and `begin` notes its name before it looks at the store or at the root. So it counts for those who
-   had come by then: who comes later finds that name, and must not rely on what was looked at before.
-2. It places the artifacts, and saves the index, then the base: from then on `StateFolder.grew_from` is true of that
+1. It takes the lock, and `begin` notes its name before it looks at the store or at the root. So it counts for workers
+   that had come by then. One that comes later finds that name, and must not rely on what was looked at before.
+2. It places the artifacts, and saves the index, then the base. From then on `StateFolder.grew_from` is true of that
    generation, and of no other, until somebody saves another base.
-3. `save` notes the same name with the answer, last of all. Who finds the name in both places finds everything there; of
-   a restore that failed, was killed or has been followed by another it is in one of them.
+3. `save` notes the same name with the answer, last of all. Whoever finds the name in both places finds everything
+   there. If a restore failed, was killed or has been followed by another, its name is in one of them only.
 4. If somebody waits who may have come since (`ask`), it begins once more, with a new name, and looks whether anything
-   has changed. If not, `save` notes that name: for those who had come by then, too, all is as it should be.
-5. It gives the lock back: who takes it next, and looks once more, misses nothing.
+   has changed. If not, `save` notes that name: for those who had come by then, too, everything is as it should be.
+5. It gives the lock back. Whoever takes it next, and looks once more, misses nothing.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Restored(NamedTuple):
     snapshot: Snapshot | None = None
     """None if there was nothing to restore."""
     notes_reads: bool = True
-    """Whether the root's filesystem sets access times: seen by that of the file that says all this."""
+    """Whether the root's filesystem sets access times, as seen by that of the file that says all this."""
 
 
 class LastRestore:
@@ -60,7 +60,7 @@ class LastRestore:
         self._asked = os.path.join(folder, "asked")
 
     def load(self) -> Restored | None:
-        """What it put here; None if nobody has restored, or it is not known any more."""
+        """What it put here; None if nobody has restored, or it is no longer known."""
         with suppress(*UNREADABLE):
             content = json.loads(read_noticed(self._record))
             status = os.stat(self._record)
@@ -75,8 +75,8 @@ class LastRestore:
     def begin(self, store: str) -> str:
         """Give the restore that begins a name of its own; empty if it cannot be written, and nobody relies on it.
 
-        To be called by the holder of the lock, before anything is chosen. `store` is where there is a store, which may
-        be gone before the restore has ended; empty if there is none.
+        The holder of the lock calls this before anything is chosen. `store` is where there is a store, which may be
+        gone before the restore has ended; empty if there is none.
         """
         name = secrets.token_hex(8)
         try:
@@ -86,12 +86,12 @@ class LastRestore:
         return name
 
     def ask(self) -> None:
-        """Have whoever restores now look once more at its end: this process waits, and may have come too late."""
+        """Have whoever is restoring look once more at the end: this process waits, and may have come too late."""
         with suppress(OSError), open(self._asked, "wb"):
             pass
 
     def was_asked(self) -> bool:
-        """Whether somebody has since the last time that this was asked."""
+        """Whether somebody has called `ask` since the last time that this was called."""
         try:
             os.unlink(self._asked)
         except OSError:
@@ -99,7 +99,7 @@ class LastRestore:
         return True
 
     def begun(self) -> str | None:
-        """The name of the restore that was the last to begin; empty if none has, None if it cannot be read."""
+        """The name of the restore that began last; empty if none has begun, None if it cannot be read."""
         try:
             return read_whole(self._begun).partition(b"\n")[0].decode()
         except FileNotFoundError:
@@ -117,18 +117,18 @@ class LastRestore:
         store: str,
         host_hint: str,
     ) -> None:
-        """Remember that a restore has ended, of the generation that is the base now; None for a miss.
+        """Remember that a restore of `ref`, which is the base now, has ended; None for a miss.
 
-        `whole` is its name, if it has left nothing out, and `answer` what those are told who came for the same, if they
-        may rely on it. `scope` is the worker's own, `store` where its store was, if there was one, and `host_hint` is
-        that of its host.
+        `whole` is the restore's name, if it left nothing out. `answer` is what workers that came for the same are told,
+        if they may rely on it. `scope` is the worker's own, `store` is where its store was, if there was one, and
+        `host_hint` is that of its host.
         """
         os.makedirs(self._folder, mode=0o700, exist_ok=True)
         with suppress(FileNotFoundError):
             os.unlink(self._manifest)
         if ref:
             try:
-                os.link(self._base, self._manifest)  # later commits replace the base, and leave this one
+                os.link(self._base, self._manifest)  # later commits replace the base, and leave this file
             except OSError:  # a filesystem without hard links
                 shutil.copyfile(self._base, self._manifest)
         content = {**dump_ref(ref), "whole": whole, "placing": self._placing, "answer": answer} if ref else {}
@@ -136,28 +136,28 @@ class LastRestore:
         replace_record(self._record, json.dumps({**content, **seen}).encode())
 
     def save_host_hint(self, hint: str) -> None:
-        """Remember that the root is on another host now, if anything is remembered: not all is there for that one."""
+        """Remember that the root is on another host now, if anything is remembered: it is not whole for that host."""
         with suppress(*UNREADABLE, CacheRootError):
             content = self._read_record()
             replace_record(self._record, json.dumps({**content, "host": hint, "whole": ""}).encode())
 
     def is_whole(self) -> bool:
-        """Whether it has ended, and has left nothing out."""
+        """Whether the last restore has ended, and has left nothing out."""
         return self._seen("whole") == self.begun() != ""
 
     def scope(self) -> str:
-        """The path of the scope that it was for, which a seed is not of; empty if it is not known."""
+        """The path of the scope that it was for, which is not a seed's own; empty if it is not known."""
         return self._seen("scope")
 
     def found_store(self, location: str) -> bool:
-        """Whether the last restore has found a store there, be it one that has ended or not."""
+        """Whether the last restore has found a store there, whether that restore has ended or not."""
         with suppress(*UNREADABLE):
             if read_whole(self._begun).partition(b"\n")[2] == location.encode(errors="surrogateescape"):
                 return True
         return self._seen("store") == location
 
     def host_hint(self) -> str:
-        """Of the host that it was made on, as `environment.host_hint` has it; empty if it is not known."""
+        """The hint of the host that it was made on, from `environment.host_hint`; empty if it is not known."""
         return self._seen("host")
 
     def _read_record(self) -> Any:
@@ -170,19 +170,20 @@ class LastRestore:
         return ""
 
     def has_base(self, ref: Ref) -> bool:
-        """Whether the manifest that the root grew from is here, and that of `ref`."""
+        """Whether the manifest that the root grew from is here, and is that of `ref`."""
         with suppress(*UNREADABLE):
             return digest_of(read_whole(self._base)) == ref.manifest
         return False
 
     def since(self, before: str | None) -> tuple[Ref, Mapping[str, Any]] | None:
-        """What a restore that began after `before` did has put here, all of it and where this worker would; and its
-        answer. None if none has.
+        """What a restore that began after `before` did has put here, and its answer; None if none has.
+
+        It has put everything here, where this worker would.
         """
         return None if before is None or before == self.begun() else self.answer()
 
     def answer(self) -> tuple[Ref, Mapping[str, Any]] | None:
-        """What the last restore has put here, all of it and where this worker would, and its answer; else None."""
+        """What the last restore has put here, and its answer, if that is everything, and where this worker would."""
         with suppress(*UNREADABLE):
             last, content = self.begun(), self._read_record()
             if last == content["whole"] != "" and content["answer"] and content["placing"] == self._placing:
@@ -191,6 +192,6 @@ class LastRestore:
 
 
 def read_noticed(path: str) -> bytes:
-    """A whole file, so that its access time tells of that where the filesystem notes any."""
+    """Read a whole file, so that its access time shows that, if the filesystem notes any."""
     with open(path, "rb") as file:
         return file.read()

@@ -12,9 +12,9 @@ from kstore.local.held import is_held
 from kstore.local.turn import is_left_turn
 
 STAGE = "stage-"
-"""What the names of folders begin with in which artifacts are on their way."""
+"""What the names of folders begin with that hold artifacts on their way."""
 _LONGEST_RESTORE = 24 * 3600.0
-"""Seconds after which nobody is still at what he stages."""
+"""Seconds after which nobody is still staging."""
 
 
 def sweep(parent: str, longest_wait: float) -> None:
@@ -32,7 +32,7 @@ def sweep(parent: str, longest_wait: float) -> None:
 
 
 def sweep_elsewhere(parent: str) -> None:
-    """The same in a component's folder. Other roots and hosts may have it too, and not every filesystem has locks."""
+    """Do so in a component's folder. Other roots and hosts may have it too, and not every filesystem has locks."""
     for path in left_folders(parent, STAGE):
         shutil.rmtree(path, ignore_errors=True)
         with suppress(OSError):  # another restore's may be in it
@@ -40,7 +40,7 @@ def sweep_elsewhere(parent: str) -> None:
 
 
 def left_folders(parent: str, prefix: str) -> list[str]:
-    """This user's folders of that prefix that are a day old, and that nobody is at work on."""
+    """This user's folders with that prefix that are a day old, and that nobody is at work on."""
     with suppress(OSError):
         paths = [os.path.join(parent, name) for name in os.listdir(parent) if name.startswith(prefix)]
         return [path for path in paths if _is_old(path) and not is_held(path)]
@@ -48,7 +48,7 @@ def left_folders(parent: str, prefix: str) -> list[str]:
 
 
 def _is_old(path: str) -> bool:
-    """Whether it is a folder of this user's and a day old. In a temporary folder anybody may make such a name."""
+    """Whether it is this user's folder, and a day old. In a temporary folder, anybody may make such a name."""
     try:
         status = os.lstat(path)
     except OSError:

@@ -1,7 +1,7 @@
 """How a file gets from the store to the cache root: as a clone, a hard link, or a copy.
 
-The best way that works is found by trying, once per store and cache root. An error that says that a way cannot
-work here ends it; one that concerns a single file costs that file a copy.
+The best way that works is found by trying, once per store and cache root. An error which says that a way cannot work
+here rules it out; an error that concerns a single file costs that file a copy.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _NOT_HERE = {
 }  # fmt: skip
 _NOT_THIS_FILE = {
     errno.EAGAIN, errno.EMLINK, errno.EPERM, errno.EACCES, errno.ETXTBSY,
-    # Its blob has gone or cannot be read. If it is the target's folder that has gone, the copy fails for that.
+    # Its blob is gone or cannot be read. If it is the target's folder that is gone, the copy fails for that.
     errno.ENOENT, errno.ESTALE, errno.EIO,
-    errno.EMFILE, errno.ENFILE,  # Who copies waits until others have closed theirs.
+    errno.EMFILE, errno.ENFILE,  # A copy waits until others have closed theirs.
 }  # fmt: skip
 
 
@@ -47,10 +47,10 @@ class Link(NamedTuple):
     """One file to be made."""
 
     blob: str
-    """Path of the blob's file, which is linked if it is as it was published."""
+    """Path of the blob's file, which is linked if it is still as it was published."""
     target: str
     entry: Entry
-    """The artifact's. A clone has its mode, a hard link the blob's."""
+    """The artifact's entry. A clone has its mode, a hard link the blob's."""
 
 
 class Linker:
@@ -60,11 +60,11 @@ class Linker:
         self.mode = best
         """The best way not yet ruled out."""
         self.why = ""
-        """What ruled out the better ones, here or for some files."""
+        """What ruled out the better ways, here or for some files."""
         self._lock = threading.Lock()
 
     def link_many(self, links: Sequence[Link]) -> list[LinkMode]:
-        """Make every target; returns how each was made, `COPY` for those that must be copied. Any thread may.
+        """Make every target; returns how each was made, `COPY` if it must be copied. Any thread may call it.
 
         Raises:
             OSError: a target cannot be made at all (ENOSPC, EROFS, EDQUOT …).
@@ -82,7 +82,7 @@ class Linker:
         return [self._after(way, link, code) if code else way for link, code in zip(links, errors, strict=True)]
 
     def _after(self, way: LinkMode, link: Link, code: int) -> LinkMode:
-        """What becomes of one that was not made, for that error."""
+        """What becomes of a link that was not made because of this error."""
         if code == CHANGED and (look := _read_look(link)):
             (code,) = _make_each(way, [link], [look])
         if code and code != CHANGED:
@@ -90,10 +90,10 @@ class Linker:
         return LinkMode.COPY if code else way
 
     def _give_up_if_useless(self, way: LinkMode, error: OSError) -> None:
-        """A way is given up for what does not concern one target alone.
+        """Give up a way if the error does not concern one target alone.
 
         Raises:
-            OSError: no way would make it.
+            OSError: no way would make the target.
         """
         if error.errno in _NOT_HERE:
             self._give_up(way, error)
@@ -120,7 +120,7 @@ def _make_each(way: LinkMode, links: Sequence[Link], looks: Iterable[Look]) -> m
 
 
 def _read_look(link: Link) -> Look | None:
-    """The look of a blob's file that has lost its stamp, and has its bytes still; None if not, or it cannot be read."""
+    """The look of a blob's file that has lost its stamp but still has its bytes; None if not, or it cannot be read."""
     with suppress(OSError):
         found = os.lstat(link.blob)
         if is_published(link.blob, link.entry.digest, link.entry.size):
@@ -129,12 +129,12 @@ def _read_look(link: Link) -> Look | None:
 
 
 def local_mode(entry: Entry) -> int:
-    """The permission bits of an artifact that is no hard link. Never setuid, whatever a manifest says."""
+    """The permission bits of an artifact that is not a hard link. Never setuid, whatever a manifest says."""
     return entry.mode & 0o777 | _OWNER_CAN_WRITE
 
 
 def probe(source: str, target: str) -> Linker:
-    """Find the best way by linking one non-empty file; ZFS clones an empty file where it cannot clone another."""
+    """Find the best way by linking one non-empty file: ZFS clones an empty file even where it cannot clone others."""
     linker, data = Linker(), Path(source).read_bytes()
     try:
         linker.link_many([Link(source, target, Entry(digest_of(data), len(data), 0, 0o600, 0, 0))])

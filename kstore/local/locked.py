@@ -19,19 +19,20 @@ from kstore.local.turn import acquire
 LOCK_TIMEOUT = 600.0
 """Seconds that a worker waits for another one that restores into or commits from the same root."""
 _TRY = 0.05
-"""Seconds until a worker that waits looks whether there is still something to wait for."""
+"""Seconds after which a waiting worker looks whether there is still something to wait for."""
 
 
 class Changed(Exception):
-    """Somebody else has worked on the root meanwhile."""
+    """Somebody else has worked on the root in the meantime."""
 
 
 class LockedFolder:
     """A cache root's `.kstore` folder, in which the lock is."""
 
     def __init__(self, folder: str, components: Iterable[str], records: Sequence[str], waiting: Waiting) -> None:
-        """A restore or commit that does anything replaces one of the files `records`. What killed restores have left
-        is swept from `folder`, and from the folders of `components`.
+        """A restore or commit that does anything replaces one of the files `records`.
+
+        What killed restores have left is swept from `folder`, and from the folders of `components`.
         """
         self._folder = folder
         self._components = tuple(components)
@@ -59,7 +60,7 @@ class LockedFolder:
     ) -> Iterator[bool]:
         """Hold the root, as `locked` does, unless `is_done` once another process had it. Yields whether it is held.
 
-        `ask` is called once it is known that somebody else has it.
+        `ask` is called once it is known that somebody else has the root.
         """
         is_held = self._acquire(timeout, is_done, ask)
         try:
@@ -96,7 +97,7 @@ class LockedFolder:
 
     @contextmanager
     def lent(self) -> Iterator[None]:
-        """Let others have the root while this worker, who holds it, waits for something.
+        """Let others have the root while this worker, which holds it, waits for something.
 
         Raises:
             Changed: somebody has restored or committed meanwhile; the root is held again.

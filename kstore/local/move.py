@@ -15,7 +15,7 @@ _OCCUPIED = {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR, errno.EISDIR}
 _TAKEN = "something else is in its place"
 _WRITTEN = "it was written while this was restored"
 _OF_ONE_PLACE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EXDEV, errno.ENOENT}
-"""What is wrong with one folder says nothing of the others: somebody else's, a mount of its own, or gone just now."""
+"""Errors of one folder that say nothing about others: it is somebody else's, a mount of its own, or gone just now."""
 
 
 class Mover:
@@ -30,26 +30,27 @@ class Mover:
     ) -> None:
         """`staged` and `local` say where an artifact path, of a file or folder, is built and where it belongs.
 
-        `is_new` says whether something in its place, with that time in nanoseconds, is newer than the look at the root.
+        `is_new` says whether what is in its place, with that time in nanoseconds, is newer than the look at the root.
         """
         self._staged = staged
         self._local = local
         self._is_new_time = is_new
         self._files = files
         self.occupied: dict[str, str] = {}
-        """Paths in whose place something else stays, and why; what was staged for them is dropped."""
+        """Paths in whose place something else stays, and why. What was staged for them is dropped."""
         self.refused: dict[str, OSError] = {}
         """Paths that cannot be put in their place, and why."""
 
     def move(self, paths: Collection[str], folders: Collection[str], among: Collection[str]) -> None:
-        """Move `paths`, which are of no other components than are `among` these; `folders` are the folders, as artifact
-        paths, that exist already.
+        """Move `paths`, whose components are all in `among`.
+
+        `folders` are the folders that exist already, as artifact paths.
 
         Raises:
             OSError: the cache root cannot be written.
         """
         components = {name for name in among if any(path.startswith(f"{name}/") for path in paths)}
-        is_fresh = components.isdisjoint(folders)  # As most roots are: there are no more than these to move.
+        is_fresh = components.isdisjoint(folders)  # As most roots are: only the components need to be moved.
         tops = components if is_fresh else {self._top(path, folders) for path in paths}
         for top in tops:
             try:
@@ -73,7 +74,7 @@ class Mover:
             self._swap_group(top)
 
     def _top(self, path: str, folders: Collection[str]) -> str:
-        """What to move to bring `path`: the highest folder that is missing, its group's, or the file itself."""
+        """What to move to bring `path`: the highest missing folder, its group's folder, or the file itself."""
         unit = group_of(path, self._files[path])
         end = path.find("/")
         while 0 < end <= len(unit):
@@ -91,7 +92,7 @@ class Mover:
             self.occupied[path] = _TAKEN
 
     def _swap_group(self, path: str) -> None:
-        """Replace a group that is there: for an instant it is absent, never mixed."""
+        """Replace an existing group: for an instant it is absent, but it is never mixed."""
         try:
             self._put_aside(path)
             os.rename(self._staged(path), self._local(path))
@@ -99,7 +100,7 @@ class Mover:
             self.occupied[path] = _TAKEN if error.errno in _OCCUPIED else f"it cannot be replaced: {error.strerror}"
 
     def _is_new(self, path: str) -> bool:
-        """Whether a compiler has written there meanwhile: what it made may be nowhere else."""
+        """Whether a compiler has written there meanwhile: what it made may exist nowhere else."""
         try:
             mtime_ns = os.lstat(self._local(path)).st_mtime_ns
         except OSError:
@@ -114,7 +115,7 @@ class Mover:
         except OSError as error:
             if error.errno != errno.EXDEV:
                 raise
-            shutil.rmtree(self._local(path))  # a container's overlay moves no folder that came with its image
+            shutil.rmtree(self._local(path))  # a container's overlay cannot move a folder that came with its image
 
     def _move_folder(self, path: str) -> None:
         """Move a folder to where none was. If a compiler has made one since, its files stay and ours fill the gaps."""

@@ -1,4 +1,4 @@
-"""Names that a cache root refuses: its builder's had a shorter path or another locale, or it is too deep."""
+"""Names that a cache root refuses: the builder's root had a shorter path or another locale, or a name is too deep."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kstore.published.manifest import DEEPEST, Files, group_of
 
 
 def refused_names(wanted: Files, stages: Mapping[str, str]) -> dict[str, str]:
-    """The artifacts that cannot have their names here, each with its group, and why; `stages` are by component."""
+    """The artifacts that cannot have their names here, each with its whole group, and why; `stages` are by component."""
     why: dict[str, str] = {}
     for component, stage in stages.items():
         longest_name = os.pathconf(stage, "PC_NAME_MAX")

@@ -1,4 +1,4 @@
-"""What ninja knows of where it builds: the files in other folders that what is there was built from."""
+"""What ninja knows about a folder where it builds: the files in other folders that its contents were built from."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _INCLUDES = re.compile(r"^(?:include|subninja) ", re.MULTILINE)
 _TOKEN = re.compile(r"(?:[^\s$]|\$.)+")
 _ESCAPE = re.compile(r"\$([$: ])")
 _DEPS_HEADER, _DEPS_VERSIONS = b"# ninjadeps\n", {3: 8, 4: 12}
-"""By version: the bytes in a record before what an output was built from, its own number and a time."""
+"""By version: the bytes in a record, an output's own number and a time, before what the output was built from."""
 _WORD = struct.Struct("<I")
 _IS_DEPS = 1 << 31
 
 
 def inputs_of(place: str) -> Iterator[str]:
-    """The full paths of the files outside `place`, a folder where ninja builds, that what is there was built from.
+    """The full paths of the files outside `place`, a folder where ninja builds, that its contents were built from.
 
-    Links may lead to it, and what is in it be named without them.
+    Links may lead to the folder, and what is in it may be named without them.
 
     Raises:
         ValueError: what ninja has noted cannot be read.
@@ -30,7 +30,7 @@ def inputs_of(place: str) -> Iterator[str]:
     place, folder_of = os.path.realpath(place), cache(os.path.realpath)
     sources, outputs = _sources(f"{place}/build.ninja")
     headers = _headers(f"{place}/.ninja_deps")
-    # It also knows of objects that are not built any more.
+    # Ninja also knows objects that are no longer built.
     read = [names for output, names in headers.items() if outputs is None or output in outputs]
     for name in chain(sources, *read):
         path = os.path.normpath(os.path.join(place, name))
@@ -39,8 +39,9 @@ def inputs_of(place: str) -> Iterator[str]:
 
 
 def _sources(path: str) -> tuple[list[str], set[str] | None]:
-    """What each rule of a build file names after its output, sources and objects of the folder; and all outputs, if it
-    names each in full.
+    """What each rule of a build file names after its output: sources, and objects of the folder.
+
+    With that come all outputs, if the file names each in full.
     """
     try:
         with open(path, encoding="utf-8", errors="surrogateescape") as file:
@@ -58,11 +59,11 @@ def _tokens(text: str) -> list[str]:
 
 
 def _headers(path: str) -> dict[str, list[str]]:
-    """What the compiler told ninja that it has read for each output, the sources among it. Of several records of one
-    output the last counts.
+    """What the compiler told ninja that it read for each output, sources included. Of several records of one output,
+    the last counts.
 
     Raises:
-        ValueError: the file is none of ninja's, of a version that is not known, or damaged.
+        ValueError: the file is not ninja's, of an unknown version, or damaged.
     """
     try:
         with open(path, "rb") as file:
@@ -87,8 +88,9 @@ def _headers(path: str) -> dict[str, list[str]]:
 
 
 def _records(data: bytes, at: int) -> Iterator[tuple[bool, bytes]]:
-    """The records of ninja's `deps_log.h`: of a path, which is numbered by its place among these, or of what the output
-    with a number was built from. One that is cut short is the end.
+    """The records of ninja's `deps_log.h`. One that is cut short is the end.
+
+    A record has a path, which is numbered by its place among the paths, or what the output of a number was built from.
     """
     while len(data) >= at + _WORD.size:
         (size,) = _WORD.unpack_from(data, at)

@@ -40,7 +40,7 @@ class Owner(NamedTuple):
 
     @classmethod
     def load(cls, path: Path) -> Owner | None:
-        """The owner that a claim names; None if it cannot be read, which makes it nobody's to take."""
+        """The owner that a claim names; None if it cannot be read, and then nobody may take the root."""
         try:
             content = json.loads(read_whole(str(path)))
             return cls(content["store"], content["gpu"], content["key"], content["uid"])
@@ -53,7 +53,7 @@ _claimed: dict[tuple[Path, Owner], int] = {}
 
 
 def numbered_bases() -> tuple[Path, Path]:
-    """The folder of everybody's numbered roots, and this user's own for where that one cannot be trusted."""
+    """The folder of everybody's numbered roots, and this user's own in case the first cannot be trusted."""
     return NUMBERED_ROOTS, NUMBERED_ROOTS.with_name(f"{NUMBERED_ROOTS.name}-{os.geteuid()}")
 
 
@@ -65,18 +65,18 @@ def is_numbered(path: str) -> bool:
 def numbered_folder(environment: str) -> Path:
     """Where the numbered roots of an environment are, the same path on every worker if at all possible.
 
-    Where the first user of a host owns the shared folder, and is not root, another user's roots are in a folder of
-    his own: whoever owns a folder can replace what is in it.
+    If the first user of a host owns the shared folder, and is not root, another user's roots are in that user's own
+    folder: whoever owns a folder can replace what is in it.
     """
     shared, own = (base / environment for base in numbered_bases())
     return shared if _is_trusted(shared.parent) and _is_trusted(shared) else own
 
 
 def claim_root(folder: Path, owner: Owner) -> str:
-    """Return the root in `folder` that `owner` has, or make it one.
+    """Return the root in `folder` that `owner` has, or make one.
 
     Raises:
-        CacheRootError: no root can be made there, or that is in the folder of the owner's store.
+        CacheRootError: no root can be made there, or `folder` is in the folder of the owner's store.
     """
     check_outside(owner.store, folder)
     try:
@@ -151,7 +151,7 @@ def _shared_folder(folder: Path) -> Path:
 
 
 def _is_trusted(path: Path) -> bool:
-    """Whether `path` is a folder of root's or this user's, or not there yet."""
+    """Whether `path` is a folder that root or this user owns, or does not exist yet."""
     try:
         found = path.lstat()
     except FileNotFoundError:

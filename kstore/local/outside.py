@@ -1,6 +1,6 @@
-"""Component folders outside the cache root, which may go to another host without it: each bears a mark of its own.
+"""Component folders outside the cache root, which may go to another host without it. Each bears its own mark.
 
-It names the machine that the C++ objects in it are of. The cache root of each host cannot know where a volume was.
+The mark names the machine that the C++ objects in it are of. A host's cache root cannot know where a volume has been.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def moved_here(root: CacheRoot, machine: str) -> set[str]:
 
 
 def mark_machine(root: CacheRoot, machine: str, components: Iterable[str] | None = None) -> None:
-    """Mark the folders, or those of `components`, as this machine's. One that cannot be written gets no mark."""
+    """Mark the folders, or those of `components`, as this machine's. A folder that cannot be written gets no mark."""
     marked = _marked_folders(root)
     chosen = marked.keys() if components is None else marked.keys() & set(components)
     for folder in {marked[name] for name in chosen}:
@@ -33,7 +33,7 @@ def mark_machine(root: CacheRoot, machine: str, components: Iterable[str] | None
 
 
 def _marked_folders(root: CacheRoot) -> dict[str, str]:
-    """Component → the folder that has its mark: of components in each other's folders the uppermost."""
+    """Component → the folder that has its mark. If component folders are nested, that is the uppermost."""
     folders = root.outside
     return {
         name: min((above for above in folders.values() if f"{path}/".startswith(f"{above}/")), key=len)
@@ -52,7 +52,7 @@ def _mark(folder: str, machine: str) -> None:
     parent = os.path.join(folder, KSTORE_FOLDER)
     os.makedirs(parent, exist_ok=True)
     path = os.path.join(parent, _MARK)
-    written = f"{path}-{secrets.token_hex(8)}"  # other roots and hosts may be at it
+    written = f"{path}-{secrets.token_hex(8)}"  # other roots and hosts may be writing it
     try:
         with open(written, "wb") as file:
             file.write(machine.encode())

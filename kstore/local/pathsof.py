@@ -13,10 +13,10 @@ _DIGEST, _SIZE = attrgetter("digest"), attrgetter("size")
 
 
 class PathsOf:
-    """The paths of blobs. Most blobs have one, for which there is no list: there may be a hundred thousand."""
+    """The paths of blobs. Most blobs have only one, which needs no list: there may be a hundred thousand."""
 
     def __init__(self, files: Files, but: Collection[str]) -> None:
-        """Of the blobs of `files`, without some of these."""
+        """Hold the paths of `files`, without those in `but`."""
         self._files = {path: entry for path, entry in files.items() if path not in but} if but else files
         self._others: dict[bytes, list[str]] = defaultdict(list)
         self._first = dict(zip(map(_DIGEST, self._files.values()), self._files, strict=True))
@@ -30,7 +30,7 @@ class PathsOf:
                 self._others[entry.digest].append(path)
 
     def of(self, blobs: Iterable[Blob]) -> tuple[list[str], list[memoryview]]:
-        """All paths of these blobs, and what each holds."""
+        """All paths of these blobs, and the content of each."""
         contents = dict(blobs)
         paths, each = [*map(self._first.__getitem__, contents)], [*contents.values()]
         for digest, data in contents.items() if self._others else ():
@@ -40,5 +40,5 @@ class PathsOf:
         return paths, each
 
     def sizes(self) -> dict[bytes, int]:
-        """Of all blobs, in bytes."""
+        """The sizes of all blobs, in bytes."""
         return dict(zip(self._first, map(_SIZE, map(self._files.__getitem__, self._first.values())), strict=True))

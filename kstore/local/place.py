@@ -1,7 +1,7 @@
 """Puts artifacts into a cache root: all are built in a staging folder and then moved, so that each appears whole.
 
-What is moved is the highest folder that is not there yet: in a fresh root that is each component, with one rename.
-A group's folder is always moved whole. A file that goes into a folder that exists is moved by itself.
+What is moved is the highest folder that does not exist yet: in a fresh root that is each component, with one rename.
+A group's folder is always moved whole. A file that goes into an existing folder is moved by itself.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class _Plan(NamedTuple):
     holding: Set[str]
     """The nearest folder of each artifact."""
     needed: Set[str]
-    """These folders, and those that they are in."""
+    """These folders, and the folders above them."""
     stages: dict[str, str]
     """Component → its staging folder."""
     elsewhere: set[str]
     """Components that are outside the cache root, or in a mount of their own."""
     begun: Begun | None
-    """What staging goes on from."""
+    """What staging continues from."""
     unusable: list[Skipped]
     """Components that cannot be written."""
     refused: dict[str, str]
@@ -64,8 +64,8 @@ class Placer:
     ) -> None:
         """`lists` tells whether an artifact is a list of those around it, none of which may be missing.
 
-        `below` gives the blobs of other stores, each asked for what those before it lack. Staging goes on from what was
-        `begun`, of which all is wanted.
+        `below` gives the blobs of other stores; each is asked for what those before it lack. Staging continues from
+        what was `begun`, all of which is wanted.
         """
         self._progress = progress
         self._waiting = waiting
@@ -94,10 +94,10 @@ class Placer:
     ) -> Placed:
         """Place `wanted`, but not where somebody has written `since`, by `time.monotonic`.
 
-        `folders` are the folders, as artifact paths, that exist already, and `nearest` the nearest of those that
-        `wanted` is to be in, if they are known.
-        `before_move` is called when all is staged and nothing in its place; what it raises ends it there.
-        With `marks` folders that nobody has touched will be known by their time: see `untouched`.
+        `folders` are the folders that exist already, as artifact paths. `nearest` are the folders that will hold the
+        artifacts `wanted` directly, if they are known.
+        `before_move` is called when everything is staged and nothing is in its place; if it raises, nothing is moved.
+        With `marks`, folders that nobody has touched will be known by their time: see `untouched`.
         A blob that is missing or damaged costs its group, or itself if it is in none.
 
         Raises:
@@ -128,7 +128,7 @@ class Placer:
         return placed
 
     def _plan(self, wanted: Files, nearest: Set[str] | None, stack: ExitStack) -> _Plan:
-        """What of it can be placed, and where that is built; `stack` removes that."""
+        """What of `wanted` can be placed, and where it is built; `stack` removes those folders."""
         holding = nearest_folders(wanted) if nearest is None else nearest
         needed = with_parents(holding)
         components = _components(needed)

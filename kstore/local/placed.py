@@ -1,4 +1,4 @@
-"""What a restore has brought into a cache root, and what not."""
+"""What a restore has brought into a cache root, and what it has not."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Placed:
     missed: set[bytes] = field(default_factory=set)
     """Digests of what is missing or damaged in every store."""
     occupied: set[str] = field(default_factory=set)
-    """Paths where something else is, which stays."""
+    """Paths where something else is, and stays."""
     modes: Counter[LinkMode] = field(default_factory=Counter)
     """How many artifacts came which way."""
     marked_ns: int = 0
-    """The modification time that all folders were given, if they hold all that was wanted; else 0."""
+    """The modification time that all folders were given, if they hold everything that was wanted; else 0."""
     folders: Sequence[str] = ()
     """Those folders."""
     bare: Set[str] = frozenset()
@@ -40,7 +40,7 @@ class Placed:
         self.modes += other.modes
 
     def settled(self) -> dict[str, Known]:
-        """What the index may vouch for: a later change leaves another time than these have."""
+        """What the index may vouch for: files whose time no later change leaves."""
         return {path: file for path, file in self.known.items() if _tells(file)}
 
     def forget(self, occupied: Mapping[str, str], refused: Mapping[str, OSError]) -> None:
@@ -56,7 +56,7 @@ class Placed:
         self.known = {p: file for p, file in self.known.items() if p in self.paths}
 
     def _in(self, path: str) -> set[str]:
-        """What has arrived of a file or folder."""
+        """The paths that have arrived of a file or folder."""
         return {p for p in self.paths if p == path or p.startswith(f"{path}/")}
 
 

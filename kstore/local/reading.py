@@ -18,9 +18,9 @@ from kstore.threads import map_ahead
 _BATCH = 1 << 20
 """Bytes of files that are read in one go: with fewer, two threads would wait for each other's turn too often."""
 _COUNT = 256
-"""Files however small they are: nothing is done with the first of them before the last is read."""
+"""Files in one batch, however small: nothing is done with the first before the last is read."""
 _AHEAD = 4
-"""Batches that are read before they are asked for: the caller waits for a frame of four to be compressed."""
+"""Batches that are read before they are requested: the caller waits while a frame of four is compressed."""
 _TOO_LARGE = Status(errno.EFBIG, 0, 0, 0, 0, 0)
 
 Item = TypeVar("Item")
@@ -41,7 +41,7 @@ class Batch(NamedTuple, Generic[Item]):
     items: Sequence[Item]
     """What each stands for."""
     contents: Sequence[bytes | None]
-    """Of each, read while nobody changed it; nothing of one whose status has an error. None once it is not needed."""
+    """Of each, read while nobody changed it; empty if its status has an error. None once it is no longer needed."""
     statuses: Sequence[Status]
     digests: Sequence[bytes]
     """Of the contents."""
@@ -51,7 +51,7 @@ def read_finished(path: str) -> Content:
     """Read a whole file.
 
     Raises:
-        Unfinished: it changed while it was read, has gone, or has become something else.
+        Unfinished: it changed while it was read, is gone, or has become something else.
         OSError: it cannot be read.
     """
     try:
@@ -76,12 +76,11 @@ def read_in_batches(
     paths_of: Callable[[Sequence[Item]], Sequence[str]],
     then: Callable[[Batch[Item]], Batch[Item]] | None = None,
 ) -> Iterator[Batch[Item]]:
-    """Read small files in order, each given as whatever it stands for, with its size in bytes; `paths_of` says where
-    they are.
+    """Read small files in order, each given as whatever it stands for, with its size in bytes.
 
-    A file whose status has an error, as it is large or has changed, is left to `read_finished`, which reads it or says
-    what is wrong. While the caller uses one batch, a thread reads the next ones. With `then` there are two such
-    threads, which also call that with each batch.
+    `paths_of` says where they are. A file whose status has an error, because it is large or has changed, is left to
+    `read_finished`, which reads it or says what is wrong. While the caller uses one batch, a thread reads the next
+    ones. With `then` there are two such threads, which also call `then` with each batch.
     """
 
     def read(batch: list[tuple[Item, int]]) -> Batch[Item]:
@@ -93,7 +92,7 @@ def read_in_batches(
 
 def _read_batch(paths_of: Callable[[Sequence[Item]], Sequence[str]], batch: list[tuple[Item, int]]) -> Batch[Item]:
     items, sizes = zip(*batch, strict=True)
-    if sum(sizes) > _BATCH:  # It is one by itself.
+    if sum(sizes) > _BATCH:  # It is a single file.
         return Batch(items, [b""], [_TOO_LARGE], [b""])
     contents, statuses = read_each(paths_of(items), sizes)
     return Batch(items, contents, statuses, digests_of(contents))

@@ -1,4 +1,4 @@
-"""The small files in which a cache root's `.kstore` folder remembers things; each is replaced at once."""
+"""The small files in which a cache root's `.kstore` folder remembers things. Each is replaced in one step."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ UNREADABLE = (
     OSError, ValueError, LookupError, TypeError, ArithmeticError, AttributeError, RecursionError,
     IntegrityError, StoreFormatError,
 )  # fmt: skip
-"""What comes of one that is missing or damaged, or that a newer kstore wrote."""
+"""What reading one raises that is missing or damaged, or that a newer kstore wrote."""
 
 
 def replace_record(path: str, *parts: bytes) -> None:
-    """Write a file of these parts in the place of the one that was there.
+    """Replace a file with one that consists of these parts.
 
     Raises:
         CacheRootError: it cannot be written.
@@ -32,7 +32,8 @@ def replace_record(path: str, *parts: bytes) -> None:
 
 
 def replace_checked(path: str, parts: Iterable[bytes]) -> bytes:
-    """The same for a file that begins with the digest of what follows; returns that. No part is held in memory.
+    """Replace a file with one that begins with the digest of these parts; returns that digest. Parts are written as they
+    come, so they are never all in memory.
 
     Raises:
         CacheRootError: it cannot be written.
@@ -47,11 +48,11 @@ def replace_checked(path: str, parts: Iterable[bytes]) -> bytes:
 
 
 def read_checked(path: str) -> tuple[bytes, bytes]:
-    """What `replace_checked` wrote, with its digest.
+    """The digest that `replace_checked` wrote, and what follows it.
 
     Raises:
         OSError: it cannot be read.
-        IntegrityError: it is damaged: a power cut leaves pages of zeros, which would vouch for files that are not so.
+        IntegrityError: it is damaged. A power cut leaves pages of zeros, which would vouch for files that are not so.
     """
     data = read_whole(path)
     digest, rest = data[:DIGEST_SIZE], data[DIGEST_SIZE:]
@@ -61,7 +62,7 @@ def read_checked(path: str) -> tuple[bytes, bytes]:
 
 
 def replace_records(records: Mapping[str, bytes]) -> None:
-    """Write files in the place of those that were there, in this order; none of them if there is no room for all.
+    """Replace files with these, in this order; none of them if there is no room for all.
 
     Raises:
         CacheRootError: one cannot be written.
@@ -79,7 +80,7 @@ def _write(path: str, *parts: bytes) -> None:
 
 @contextmanager
 def _writing(path: str) -> Iterator[BinaryIO]:
-    # Only the holder of the lock writes: what a killed one leaves, the next write replaces.
+    # Only the holder of the lock writes. What a killed holder leaves, the next write replaces.
     with _failing(path), open(f"{path}.new", "wb") as file:
         yield file
 
@@ -100,7 +101,7 @@ def _failing(path: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        with suppress(OSError):  # An NFS client tells whoever opens a file again of the write that failed.
+        with suppress(OSError):  # An NFS client reports the failed write to whoever opens the file again.
             os.unlink(f"{path}.new")
         raise CacheRootError(f"cannot write {path}: {error.strerror}; check the space and permissions there") from error
 

@@ -1,8 +1,8 @@
-"""Artifacts that are stored in another form than the one they have in a cache root.
+"""Artifacts that are stored in a form other than the one they have in a cache root.
 
-Triton's `__grp__<kernel>.json` lists a kernel's files by absolute path, and Triton reads them from exactly
-there (`FileCacheManager.get_group`): moved as it is, a kernel is a miss, or is read from the old place. It is stored
-with a placeholder, and written with the local folder. For ninja's log see `inputs`.
+Triton's `__grp__<kernel>.json` lists a kernel's files by absolute path, and Triton reads them from exactly there
+(`FileCacheManager.get_group`). A kernel that is moved as it is would be a miss, or be read from the old place. So the
+list is stored with a placeholder, and written with the local folder. For ninja's log see `inputs`.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class Stored(NamedTuple):
     children: tuple[str, ...]
     """Names of the files that it says are beside it."""
     is_local: bool = True
-    """Whether it says that they are in the component's folder of this worker."""
+    """Whether it says that they are in this worker's folder of the component."""
 
 
 def to_stored(method: str, data: bytes, path: str, folder: str) -> Stored:
-    """Take a file, whose own `path` is below its component's `folder`.
+    """The stored form of a file, whose own `path` is relative to its component's `folder`.
 
     Raises:
         ValueError: the file is not of the kind that `method` is for.
@@ -39,7 +39,7 @@ def to_stored(method: str, data: bytes, path: str, folder: str) -> Stored:
 
 
 def to_local(data: bytes, folder: str, coming: Coming = nothing_comes) -> bytes:
-    """The form for a worker whose component lives in `folder`, to which others may be `coming` with it."""
+    """The form for a worker whose component lives in `folder`, where other files may be `coming` with it."""
     return for_inputs_here(data, folder, coming).replace(PLACEHOLDER.encode(), _as_json(folder))
 
 
@@ -64,7 +64,7 @@ def _triton_group(data: bytes, path: str, folder: str) -> Stored:
 
 
 def _dump_plain(children: Mapping[str, str]) -> str:
-    """What json.dumps makes of it where nothing is to be escaped, in a quarter of the time: there are thousands."""
+    """What json.dumps returns if nothing needs escaping, in a quarter of the time: there are thousands."""
     pairs = ", ".join([f'"{name}": "{path}"' for name, path in children.items()])
     return f'{{"child_paths": {{{pairs}}}}}'
 

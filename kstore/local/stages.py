@@ -1,4 +1,4 @@
-"""Where artifacts are built: in the mount that they go to, for a rename reaches no further."""
+"""Where artifacts are built: in the mount that they go to, because a rename cannot cross mounts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kstore.mounts import mounts
 
 
 def find_elsewhere(root: CacheRoot, components: Iterable[str]) -> set[str]:
-    """Components outside the cache root, or in a mount of their own in it: staging makes their folder."""
+    """Components outside the cache root, or in their own mount within it: staging makes their folders."""
     outside, points = root.outside, {mount.point for mount in mounts()}
     here = _mount_of(root.state, points)
     return {c for c in components if c in outside or _mount_of(root.folders[c], points) != here}
@@ -28,8 +28,9 @@ def open_stages(
     stage: str,
     stack: ExitStack,
 ) -> tuple[dict[str, str], list[Skipped]]:
-    """A staging folder for each component, in the mount that it is in, which is `stage` in the cache root's; and the
-    components that can have none.
+    """A staging folder for each component, in the mount that it is in, and the components that can have none.
+
+    In the cache root's own mount that folder is `stage`.
     """
     stages = dict.fromkeys(components, stage)
     unusable = []
@@ -44,7 +45,7 @@ def open_stages(
 
 
 def cannot_write(root: CacheRoot, error: OSError) -> str:
-    """What ails a restore, and what to do: a folder that a variable names for a component may be on another disk."""
+    """What is wrong with a restore, and what to do. A component's variable may name a folder on another disk."""
     path = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else root.path
     outside = root.outside
     component = next((c for c, folder in outside.items() if f"{path}/".startswith(f"{folder}/")), "")
@@ -57,13 +58,13 @@ def cannot_write(root: CacheRoot, error: OSError) -> str:
 
 
 def clock_of(folder: str) -> int:
-    """What time it is by the clock of the filesystem that a staging folder is on, in nanoseconds."""
+    """The present time, in nanoseconds, by the clock of the filesystem that a staging folder is on."""
     os.utime(folder)
     return os.stat(folder).st_mtime_ns
 
 
 def _mount_of(path: str, points: set[str]) -> tuple[str, int]:
-    """Which mount, and which filesystem, `path` is in, or will be: one may be mounted twice, and be several."""
+    """The mount and filesystem that `path` is or will be in: one can be mounted twice, and a mount can span several."""
     path = os.path.realpath(path)
     while not os.path.exists(path):
         path = os.path.dirname(path)

@@ -1,8 +1,8 @@
 """Artifacts on their way into a cache root, in folders that nobody else looks into: linked, or copied.
 
-An artifact gets its blob's stamp as the fraction of its modification time, however it came here, but for those whose
-time matters or that are written with other paths: no change leaves that time. One that is never changed in place the
-next scan knows by it, without a hash and without a word in the index.
+However an artifact came here, it gets its blob's stamp as the fraction of its modification time: no change leaves such a
+time. Excepted are those whose time matters or that are written with other paths. By this time the next scan knows an
+artifact that is never changed in place, without a hash and without an entry in the index.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ from kstore.threads import Pool, submit
 log = logging.getLogger(__name__)
 
 _THREADS = 2
-"""More of them only wait for each other, in the filesystem and for the interpreter."""
+"""More threads only wait for each other, in the filesystem and for the interpreter."""
 _LINK_COUNT = 512
 """Files that a thread links in one go."""
 _FOLDER_COUNT = 128
-"""Folders that are made before those who wait for them are told."""
+"""Folders that are made before the threads that wait for them are told."""
 _WAITING = 2 * _THREADS
-"""Parts that are being copied or wait for a thread: what is known of each is in memory."""
+"""Parts that are being copied or wait for a thread: what is known about each is in memory."""
 _SECOND = 1_000_000_000
 _TICK_NS = 10_000_000
-"""A file's time may be finer than the clock: later than now, by as much as that ticks."""
+"""A file's time may be finer than the clock, and so later than now by up to one tick."""
 _GROUP, _LINK, _BELOW = int(Flag.GROUP), int(Flag.LINK), int(Flag.BELOW)
 
 
@@ -71,7 +71,7 @@ class Staging:
         begun: Begun | None,
         since: float,
     ) -> None:
-        """`folders` are all that `wanted` is in. The root was looked at `since`, by `time.monotonic`."""
+        """`folders` are all that `wanted` is in; `since` is when the root was looked at, by `time.monotonic`."""
         self._stages = stages
         self._writer = Writer(root, stages, self.staged, wanted)
         ago_ns = int((time.monotonic() - since) * _SECOND)
@@ -84,20 +84,18 @@ class Staging:
         self._linking: Sequence[Future[Placed]] = begun.linking if begun else ()
         """What is being linked already."""
         self._making: Sequence[Future[None]] = begun.making if begun else ()
-        """Done when the folders are there that somebody has begun to make."""
+        """Done when the folders exist that somebody has begun to make."""
         self._missing = [folder for folder in self._folders if folder not in begun.folders] if begun else self._folders
         """The other folders."""
         self._made: list[Future[None]]
-        """Each is done when some of these are there; `fill` begins it."""
+        """Each is done when some of these exist; `fill` begins them."""
 
     def staged(self, path: str) -> str:
         """Where an artifact, or a folder of them, is being built."""
         return f"{self._stages[path.partition('/')[0]]}/{path}"
 
     def is_since(self, path: str, moment_ns: int) -> bool:
-        """Whether a time is between when the root was looked at and now: a later one is from before a clock was set
-        back.
-        """
+        """Whether a time is between the look at the root and now: a later one is from before a clock was set back."""
         stage = self._stages[path.partition("/")[0]]
         return self._since_ns[stage] < moment_ns <= clock_of(stage) + _TICK_NS
 
@@ -110,14 +108,14 @@ class Staging:
         *,
         marks: bool,
     ) -> Placed:
-        """Take all from `main`. The others are asked for what they are known to have, and for what is then missing.
+        """Take everything from `main`. The others are asked for what they are known to have, and for what is missing.
 
-        With `marks` the folders are marked, once all is there.
+        With `marks`, the folders are marked once everything is there.
         """
         progress.total = len(self._wanted)
         placed = Placed()
         with Pool(1) as maker, Pool(_THREADS) as pool:
-            # By one thread: they are in each other's, where two would wait for one another.
+            # By one thread: they are nested, and two threads would wait for each other.
             missing = [*map(self.staged, self._missing)]
             some = (missing[at : at + _FOLDER_COUNT] for at in range(0, len(missing), _FOLDER_COUNT))
             self._made = [submit(maker, make_folders, folders) for folders in some]
@@ -130,7 +128,7 @@ class Staging:
                 self._fill(self._wanted, main, packs, placed, pool, progress)
             for source in others() if len(placed.paths) < len(self._wanted) else ():
                 self._fill(self._wanted, source, source.blobs.packs_listed(), placed, pool, progress)
-            self._wait()  # or an exception of a signal's handler might stay in it
+            self._wait()  # or an exception from a signal handler might stay in it
             if marks and len(placed.paths) == len(self._wanted):
                 placed.marked_ns, placed.folders = mark_folders(self._staged_folders, pool), self._folders
         return placed
@@ -145,9 +143,9 @@ class Staging:
         progress: Progress,
         begun: Sequence[Future[Placed]] = (),
     ) -> None:
-        """Link what is loose, and side by side copy the rest in the order in which the store has it.
+        """Link what is loose, and meanwhile copy the rest in the order in which the store has it.
 
-        Where links were `begun`, what cannot be linked is left for another time.
+        If links were `begun`, what cannot be linked is left for another call.
         """
         wanted = {path: e for path, e in among.items() if path not in placed.paths} if placed.paths else among
         if not wanted:
@@ -174,14 +172,16 @@ class Staging:
     def _start_links(
         self, among: Files, source: Source, packs: Sequence[str], placed: Placed, pool: Pool
     ) -> tuple[Files, Sequence[Future[Placed]]]:
-        """Link what is loose: returns the others, with the threads' work on it. What is done at once is `placed`."""
+        """Link what is loose; returns the other files, and the threads' work on the links. What is done at once goes
+        into `placed`.
+        """
         packed = source.blobs.digests_in(packs)
         loose = [path for path, e in among.items() if e.flags & _LINK and e.digest not in packed]
         folder = source.blobs.loose.folder
         if not loose or folder is None:
             return among, []
         others = {path: e for path, e in among.items() if not e.flags & _LINK or e.digest in packed}
-        # The first finds out which way works.
+        # The first one finds out which way works.
         placed.add(self._link(source.linker, folder, loose[:1]))
         if source.linker.mode is LinkMode.COPY:
             return among, []
@@ -189,7 +189,7 @@ class Staging:
         return others, [submit(pool, self._link, source.linker, folder, paths) for paths in some]
 
     def drop_incomplete(self, placed: Placed, lists: Callable[[str], bool]) -> None:
-        """A group with a missing file is not placed at all, nor is a list of files one of which is missing."""
+        """Drop every group with a missing file, and every list of files one of which is missing."""
         if placed.paths.issuperset(self._wanted):
             return
         missing = self._wanted.keys() - placed.paths
@@ -215,7 +215,7 @@ class Staging:
                     os.rmdir(folder)
 
     def _link(self, linker: Linker, folder: str, paths: Sequence[str]) -> Placed:
-        """Those whose blobs are there and have not been touched since they were published."""
+        """Link the artifacts whose blobs exist and have not been touched since they were published."""
         entries = [self._wanted[path] for path in paths]
         links = [
             Link(blob_path(folder, e.digest), self.staged(path), e) for path, e in zip(paths, entries, strict=True)
@@ -228,7 +228,7 @@ class Staging:
         return placed
 
     def _wait(self, paths: Collection[str] | None = None) -> None:
-        """Wait until the folders of these artifacts are there; without any, until all are."""
+        """Wait until the folders of these artifacts exist; without any, until all do."""
         needed = len(self._made)
         if paths:
             last = max(path.rpartition("/")[0] for path in paths)
@@ -237,7 +237,7 @@ class Staging:
             made.result()
 
     def _copy_pack(self, paths: PathsOf, parts: Iterator[Part], pool: Pool) -> Iterator[Placed]:
-        """A model of the usual size is one part: it is written by two threads as well."""
+        """Copy one pack. A model of the usual size is a single part: two threads write that as well."""
         first = [*islice(parts, 2)]
         if len(first) != 1 or first[0].size > MAX_SHARED_FRAME:
             yield from self._copy(paths, chain(first, parts), pool)
@@ -266,7 +266,7 @@ def _unlinked(files: Files) -> Files:
 
 
 def _readable(blobs: Iterator[Blob]) -> Iterator[Blob]:
-    """All until there is trouble with the store: that costs what is missing then, and no more."""
+    """Yield blobs until there is trouble with the store, which costs only what is still missing then."""
     try:
         yield from blobs
     except OSError as error:
@@ -274,7 +274,7 @@ def _readable(blobs: Iterator[Blob]) -> Iterator[Blob]:
 
 
 def _map_parts(pool: Pool, function: Callable[[Part], Placed], parts: Iterable[Part]) -> Iterator[Placed]:
-    """As `pool.map`, in any order: a part of many small files takes long. A large blob is in memory by itself."""
+    """Like `pool.map`, in any order: a part of many small files takes long. A large blob is in memory by itself."""
     done, waiting = SimpleQueue[Future[Placed]](), 0
     for part in parts:
         is_large = part.size > MAX_SHARED_FRAME

@@ -1,4 +1,4 @@
-"""What kstore remembers of a cache root, in the root's `.kstore` folder: index, base, what was declined.
+"""What kstore remembers about a cache root, in the root's `.kstore` folder: index, base, what was declined.
 
 Losing any of it costs time or a duplicate upload, never an artifact: a root without a base merges as if
 everything in it were new. The table in docs/design.md, "Cache roots", names each file.
@@ -60,31 +60,31 @@ class Base(NamedTuple):
 
 @dataclass(slots=True)
 class State:
-    """Everything remembered."""
+    """Everything that is remembered."""
 
     index: Index = field(default_factory=Index)
     base: Base | None = None
     declined: Mapping[str, bytes] = field(default_factory=dict)
     waiting: int = 0
-    """Artifacts that are in none of these, and wait for other news to be published with."""
+    """Artifacts that are in none of these, and wait to be published together with other news."""
     host: str = ""
-    """Fingerprint of the host that the root's host-bound artifacts were last seen on; empty if nobody asked."""
+    """Fingerprint of the host on which the root's host-bound artifacts were last seen; empty if nobody asked."""
     foreign: Mapping[str, bytes] = field(default_factory=dict)
-    """Artifacts, with their digests, that came from a host before that one and are still in the root."""
+    """Artifacts, with their digests, that came from an earlier host than that and are still in the root."""
     missed: frozenset[bytes] = frozenset()
-    """Digests of what restores found missing or damaged in the store, a manifest too: who has it puts it back."""
+    """Digests of what restores found missing or damaged in the store, manifests too: whoever has it puts it back."""
     synced: bool = False
-    """Whether the root, as the index has it, has nothing that is not in the base, declined or waiting."""
+    """Whether everything in the root, as the index has it, is in the base, declined or waiting."""
     untouched: Mark = UNMARKED
-    """Of the folders that are as the base has them."""
+    """The mark of the folders that are as the base has them."""
     seen: int = 0
-    """The newest generation of the root's own key when the root was seeded from another one's."""
+    """The newest generation of the root's own key when the root was seeded from another key's."""
     supports: list[str] = field(default_factory=list)
-    """The stores below that were here when the base was saved, if that leans on any."""
+    """The stores below that were here when the base was saved, if the base leans on any."""
 
 
 class StillRoot(NamedTuple):
-    """A root of which nothing is new."""
+    """A root in which nothing is new."""
 
     base: Base
     """Without its manifest."""
@@ -94,7 +94,7 @@ class StillRoot(NamedTuple):
     """As in `State`."""
     still: Still
     damage: str
-    """The mark of what was found damaged of the store by then, and is looked after."""
+    """The mark of the store's damage that was found by then, and is looked after."""
     supports: list[str]
     """As in `State`."""
 
@@ -118,11 +118,11 @@ class StateFolder(LockedFolder):
         """See `after_own_changes`."""
 
     def turn(self, name: str) -> Turn:
-        """Something that several processes are to do to the root, and one does for all."""
+        """Something that several processes are to do to the root, and that one does for all of them."""
         return Turn(self._folder, name)
 
     def load(self) -> State:
-        """Read it; what is missing or damaged is as if it had never been written."""
+        """Read everything; what is missing or damaged is as if it had never been written."""
         state, is_here = State(), False
         with suppress(OSError, IntegrityError):
             digest, data = read_checked(self._index)
@@ -150,19 +150,19 @@ class StateFolder(LockedFolder):
                     f"{self._folder} cannot be read: {error.strerror}; see its owner, and what ails its disk"
                 ) from error
             log.warning("what %s grew from cannot be read (%s); it is merged as new", self._folder, described(error))
-        # A root that was moved holds the paths of another; power that fails empties files in folders whose times stand.
+        # A moved root holds the paths of another; a power failure empties files in folders whose times stand.
         if not is_here:
             state.index.folders.clear()
         return state
 
     def _read_sync(self) -> Any:
-        """What `save_base` said of the base; raises one of `UNREADABLE`."""
+        """What `save_base` said about the base; raises one of `UNREADABLE`."""
         return json.loads(read_whole(self._sync))
 
     def save_still(self, still: Still, damage: str) -> None:
-        """Remember that all of the root is in the base that is saved, declined or waiting, and nothing moves there.
+        """Remember that everything in the root is in the saved base, declined or waiting, and that nothing moves there.
 
-        `damage` is the mark of what was found damaged of the store by then, and is looked after.
+        `damage` is the mark of the store's damage that was found by then, and is looked after.
         """
         sync = digest_of(read_whole(self._sync)).hex()
         fields, paths = still.dump()
@@ -170,7 +170,7 @@ class StateFolder(LockedFolder):
         replace_record(self._still, json.dumps(content).encode(), b"\n", paths)
 
     def still(self) -> StillRoot | None:
-        """What `save_still` remembered, if nothing else was since this machine was started. Needs no lock."""
+        """What `save_still` remembered since this machine was started, if nothing else was later. Needs no lock."""
         with suppress(*UNREADABLE):
             fields, _, paths = read_whole(self._still).partition(b"\n")
             content, sync = json.loads(fields), read_whole(self._sync)
@@ -190,25 +190,25 @@ class StateFolder(LockedFolder):
         return False
 
     def is_old(self) -> bool:
-        """Whether the base was saved, or confirmed, half a day ago or more, by this host's clock. Or there is none."""
+        """Whether the base was saved or confirmed half a day ago or more, by this host's clock, or does not exist."""
         try:
             return abs(time.time() - os.stat(self._sync).st_mtime) > _HALF_A_DAY
         except OSError:
             return True
 
     def confirm(self) -> None:
-        """The base is as it was: nothing had to be published."""
+        """Note that the base is still valid: nothing had to be published."""
         with suppress(OSError):
             os.utime(self._sync)
 
     def scope(self) -> Scope | None:
-        """That of the generation that the root grew from; None if it has no base. Needs no lock."""
+        """The scope of the generation that the root grew from; None if it has no base. Needs no lock."""
         with suppress(*UNREADABLE):
             return read_ref(self._read_sync()).scope
         return None
 
     def save_index(self, index: Index) -> int:
-        """Replace the index. Returns when, by the clock of the root's filesystem, in nanoseconds."""
+        """Replace the index. Returns the time by the clock of the root's filesystem, in nanoseconds."""
         self._index_digest = replace_checked(self._index, index.dump())
         return os.stat(self._index).st_mtime_ns
 
@@ -226,7 +226,7 @@ class StateFolder(LockedFolder):
         seen: int = 0,
         supports: Sequence[str] = (),
     ) -> None:
-        """Replace the base. `synced` says whether all that the saved index has is in it, declined or `waiting`."""
+        """Replace the base. `synced` says whether everything in the saved index is in it, declined or `waiting`."""
         content = {
             "store": base.store,
             **dump_ref(base.snapshot.ref),
@@ -253,10 +253,10 @@ class StateFolder(LockedFolder):
             replace_record(self._sync, json.dumps(content).encode())
 
     def save_host(self, fingerprint: str, foreign: Mapping[str, bytes]) -> None:
-        """Remember this host, and that nothing but `foreign` is left in the root of those before it."""
+        """Remember this host, and that nothing but `foreign` is left in the root from earlier hosts."""
         with suppress(*UNREADABLE, CacheRootError):
             content = self._read_sync()
-            content |= {"host": fingerprint, "foreign": _texts(foreign), "untouched": UNMARKED}  # said of that host's
+            content |= {"host": fingerprint, "foreign": _texts(foreign), "untouched": UNMARKED}  # which was an earlier host's
             replace_record(self._sync, json.dumps(content).encode())
 
     def host(self) -> str:
@@ -279,7 +279,7 @@ class StateFolder(LockedFolder):
             return ""
 
     def save_lease(self, nonce: str) -> None:
-        """Remember it, so that every process that uses the root knows; empty to forget it."""
+        """Remember the lease, so that every process that uses the root knows it; empty to forget it."""
         if nonce:
             replace_record(self._lease, nonce.encode())
         else:
@@ -288,9 +288,9 @@ class StateFolder(LockedFolder):
 
     @contextmanager
     def staging(self, folder: str | None = None) -> Iterator[str]:
-        """A folder to build things in, gone afterwards; by default in the state folder.
+        """A folder to build things in, removed afterwards; by default in the state folder.
 
-        In `folder`, a component elsewhere, it is below a name that no scan looks into, for a killed restore leaves it.
+        In `folder`, a component elsewhere, it is below a name that no scan looks into: a killed restore leaves it.
         """
         parent = os.path.join(folder, KSTORE_FOLDER) if folder else self._folder
         path = os.path.join(parent, f"{STAGE}{secrets.token_hex(8)}")

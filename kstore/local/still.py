@@ -1,14 +1,15 @@
 """Whether anything in a cache root can have changed since all of it was known: asks for times, and reads and lists
 nothing.
 
-A folder's status-change time moves with every name that comes or goes in it, and nobody can set it back. So while those
-of all folders stand, each file is the one that was scanned; of those that are changed in place their own is asked for.
+A folder's status-change time moves with every name that comes or goes in it, and nobody can set it back. So while these
+times of all folders stand, each file is the one that was scanned. Files that are changed in place are asked for their
+own.
 
 What a restore has just placed is too young for that: a change within the same tick of the clock leaves the same time.
 But the restore gave its folders, and the files that are changed in place, modification times that no change leaves. So
-it is those that are to stand, and no status may have changed since all was in its place. A folder that only holds
-others may have got what is ignored: a job that loads what was restored makes lock files. For a commit it is enough that
-nothing came; for a restore, nothing may have gone either.
+these times are to stand, and no status may have changed since everything was in its place. A folder that only holds
+folders may have gained something that is ignored: a job that loads what was restored makes lock files. For a commit it
+is enough that nothing came; for a restore, nothing may be gone either.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ class Times(NamedTuple):
     """When some paths last changed."""
 
     paths: bytes
-    """Below a component's folder, "." for that itself, with a NUL between each two."""
+    """Relative to a component's folder, "." for the folder itself, separated by NULs."""
     digest: str
-    """Hexadecimal, of the paths and those times of theirs that are to stand. Empty for folders that bear a mark."""
+    """Hexadecimal, of the paths and of their times that are to stand. Empty for folders that bear a mark."""
 
 
 class Still(NamedTuple):
@@ -45,18 +46,18 @@ class Still(NamedTuple):
     components: dict[str, str]
     """Where each component is."""
     folders: dict[str, Times]
-    """Component → all of its folders; one that is not here is not there, or holds nothing."""
+    """Component → all of its folders. A component that is missing here has no folder, or an empty one."""
     files: dict[str, Times]
     """Component → those of its files that are changed in place."""
     bare: dict[str, bytes]
-    """Component → those of its folders in which a restore has placed no file, as the paths of `Times`."""
+    """Component → those of its folders in which a restore has placed no file, in the form of `Times.paths`."""
     mark: Mark = UNMARKED
-    """Of the folders, where a restore has just placed all of them: what is to stand is that, and the modification times
-    of the files. Elsewhere it is the times of the statuses.
+    """The mark of the folders, if a restore has just placed all of them. It is then to stand, and the modification
+    times of the files; otherwise the status-change times are.
     """
 
     def dump(self) -> tuple[dict[str, Any], bytes]:
-        """For JSON, and all paths beside it: thousands need not be parsed."""
+        """The fields for JSON, and all paths beside them: thousands of paths need not be parsed."""
         kinds = {"folders": self.folders, "files": self.files}
         fields = {kind: {name: [len(t.paths), t.digest] for name, t in times.items()} for kind, times in kinds.items()}
         paths = b"".join([*(t.paths for times in kinds.values() for t in times.values()), *self.bare.values()])
@@ -86,12 +87,13 @@ class Still(NamedTuple):
         return cls(dict(content["components"]), folders, files, bare, Mark(*map(int, content["mark"])))
 
     def has_all(self, root: CacheRoot, ignores: Callable[[str], bool]) -> bool:
-        """Whether all that a restore has placed is in its place, and nothing has changed since."""
+        """Whether everything that a restore has placed is in its place, and nothing has changed since."""
         return self.mark != UNMARKED and self.holds(root, ignores, keeps=True)
 
     def holds(self, root: CacheRoot, ignores: Callable[[str], bool], *, keeps: bool = False) -> bool:
-        """Whether nothing has changed since, or with `keeps` nothing has gone either. `ignores` tells which artifact
-        paths are never stored; folders are given with a final "/".
+        """Whether nothing has changed since; with `keeps`, nothing may be gone either.
+
+        `ignores` tells which artifact paths are never stored; it is given folders with a final "/".
         """
         if self.components != dict(root.folders):
             return False
@@ -136,7 +138,7 @@ class Still(NamedTuple):
 
 
 def _has_only(local: str, path: str, folders: Set[str], ignores: Callable[[str], bool]) -> bool:
-    """Whether a folder holds some of these `folders` and, beside them, what is kstore's or ignored."""
+    """Whether a folder holds only some of these `folders`, and what is kstore's or ignored."""
 
     def is_known(entry: os.DirEntry[str]) -> bool:
         below, is_folder = f"{path}/{entry.name}", entry.is_dir(follow_symlinks=False)
@@ -147,7 +149,7 @@ def _has_only(local: str, path: str, folders: Set[str], ignores: Callable[[str],
 
 
 def _has_nothing(folder: str) -> bool:
-    """Whether there is no such folder, or nothing in it but what is kstore's."""
+    """Whether the folder does not exist, or holds nothing but what is kstore's."""
     try:
         return {KSTORE_FOLDER}.issuperset(os.listdir(folder))
     except OSError:
@@ -155,10 +157,10 @@ def _has_nothing(folder: str) -> bool:
 
 
 def still_since(root: CacheRoot, found: Scan, started_ns: int) -> Still | None:
-    """What is to stand from now on; None if something may have changed since the scan `found` began at `started_ns`,
-    or is unfinished, so that it may be found otherwise where nothing changes.
+    """What is to stand from now on. None if something may have changed since the scan `found` began at `started_ns`, or
+    is unfinished: a later scan may then find it otherwise though nothing changes.
     """
-    # What is displaced is looked at again only for who restores, and puts it right.
+    # What is displaced is looked at again only for a restore, which puts it right.
     if found.skipped or found.busy or found.unsettled.difference(found.displaced):
         return None
     in_place = (path for path, known in found.known.items() if known.entry.flags not in NEVER_IN_PLACE)
@@ -171,7 +173,7 @@ def still_since(root: CacheRoot, found: Scan, started_ns: int) -> Still | None:
 
 
 def _settled(root: CacheRoot, paths: Iterable[str], started_ns: int, *, follows: bool) -> dict[str, Times] | None:
-    """Component → the times of its paths; None if one of them may not tell of a change after `started_ns`."""
+    """Component → the times of its paths; None if one of them might not show a change after `started_ns`."""
     settled = {}
     for component, those in _by_component(paths).items():
         names = _names(those)
@@ -183,8 +185,10 @@ def _settled(root: CacheRoot, paths: Iterable[str], started_ns: int, *, follows:
 
 
 def still_since_placed(root: CacheRoot, placed: Placed, in_place: Mapping[str, int], mark: Mark) -> Still:
-    """What is to stand of all that a restore has just placed: its folders, which bear the mark if they are new, and the
-    files that are changed in place, with the times that it gave them, in nanoseconds.
+    """What is to stand of everything that a restore has just placed.
+
+    These are its folders, which bear the mark if they are new, and the files that are changed in place, with the times
+    that the restore gave them, in nanoseconds.
     """
     folders, bare = _by_component(placed.folders), _by_component(placed.bare)
     marked = {component: Times(_names(paths), "") for component, paths in folders.items()}
@@ -204,7 +208,7 @@ def _by_component(paths: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _names(paths: Iterable[str]) -> bytes:
-    """The names of one component's folders or files below its own folder."""
+    """The names of one component's folders or files, relative to its own folder."""
     return os.fsencode("\0".join(path.partition("/")[2] or "." for path in paths))
 
 
@@ -218,7 +222,7 @@ def _digest(paths: bytes, times: memoryview) -> str:
 
 
 def _ask(root: CacheRoot, component: str, paths: bytes, *, follows: bool) -> memoryview | None:
-    """There are thousands of paths: the kernel walks the component's own only once."""
+    """The times of these paths. There are thousands: the kernel walks the component's own path only once."""
     fd = os.open(root.folders[component], os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         return times_below(paths, fd, follows=follows)

@@ -1,4 +1,4 @@
-"""Whether a compressed stream is whole. Its end is found, and where it can be, nothing is decompressed for that."""
+"""Whether a compressed stream is whole. Its end is found, if possible without decompressing anything."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ _RUN, _COMPRESSED, _RESERVED = 1, 2, 3
 _DICTIONARY_BYTES, _LENGTH_BYTES = (0, 1, 2, 4), (0, 2, 4, 8)
 _DEFLATE = 8
 _TAKEN, _MADE = 1 << 16, 1 << 20
-"""How many bytes are decompressed at once, and to how many at most."""
+"""How many bytes are decompressed at once, and how many they may become at most."""
 
 
 def is_whole(data: bytes) -> bool:
-    """Whether it is one frame of zstd, or one stream of zlib, to its end, and nothing more. What has another form, as a
-    later version's, is whole.
+    """Whether it is one zstd frame or one zlib stream, to its end and nothing more. Data of another form, such as a
+    later version's, counts as whole.
     """
     if data.startswith(_ZSTD) or _ZSTD.startswith(data):
         return _zstd_end(data) == len(data)
@@ -25,8 +25,9 @@ def is_whole(data: bytes) -> bool:
 
 
 def _zstd_end(data: bytes) -> int:
-    """Where the frame ends (RFC 8878): each of its blocks says how long it is, and whether it is the last. More than
-    there is if it is cut short, and -1 for what no writer leaves, as where a power failure has left zeros.
+    """Where the frame ends (RFC 8878): each of its blocks says how long it is, and whether it is the last.
+
+    Beyond the data if it is cut short, and -1 for what no writer leaves, such as zeros after a power failure.
     """
     if len(data) <= len(_ZSTD):
         return len(data) + 1
@@ -40,7 +41,7 @@ def _zstd_end(data: bytes) -> int:
         if kind == _RESERVED:
             return -1
         end += _BLOCK_HEADER + (1 if kind == _RUN else size)
-        if kind == _COMPRESSED and data[end - 2 : end] == b"\0\0":  # Codes end with a bit that is set (section 4.1).
+        if kind == _COMPRESSED and data[end - 2 : end] == b"\0\0":  # Codes end with a set bit (section 4.1).
             return -1
     return end + _CHECKSUM * has_checksum if is_last else len(data) + 1
 
@@ -52,7 +53,7 @@ def _is_whole_zlib(data: bytes) -> bool:
             left: bytes | memoryview = view[start : start + _TAKEN]
             while left and not stream.eof:
                 stream.decompress(left, _MADE)
-                left = stream.unconsumed_tail  # A copy: of all that is left it would take hours.
+                left = stream.unconsumed_tail  # This copies: for a whole stream it would take hours.
             if stream.eof:
                 return not stream.unused_data and start + _TAKEN >= len(data)
     except zlib.error:

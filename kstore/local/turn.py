@@ -1,4 +1,4 @@
-"""A turn: something that several processes are to do to a cache root, and that one of them does for all."""
+"""A turn: something that several processes are to do to a cache root, and that one of them does for all of them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _PREFIX = "turn-"
 
 
 class Turn:
-    """One such thing, with a name that all of them know."""
+    """One turn, with a name that all these processes know."""
 
     def __init__(self, folder: str, name: str) -> None:
         self._lock = filelock.FileLock(os.path.join(folder, f"{_PREFIX}{name}"))
 
     @contextmanager
     def taken(self) -> Iterator[bool]:
-        """Whether it is this process that does it, which holds the turn meanwhile.
+        """Yield whether this process is the one that does it; if so, it holds the turn for the block.
 
         Raises:
             CacheRootError: the folder cannot be used.
@@ -35,13 +35,13 @@ class Turn:
                 self._lock.release()
 
     def wait(self, timeout: float) -> None:
-        """Wait until whoever has it is done, or dead, for up to `timeout` seconds."""
+        """Wait for up to `timeout` seconds until whoever has the turn is done, or dead."""
         with suppress(OSError), self._lock.acquire(timeout):
             pass
 
 
 def acquire(lock: filelock.BaseFileLock, timeout: float) -> bool:
-    """Whether it could be had within `timeout` seconds.
+    """Take a lock, and return whether it could be had within `timeout` seconds.
 
     Raises:
         CacheRootError: it cannot be locked.
@@ -59,5 +59,5 @@ def acquire(lock: filelock.BaseFileLock, timeout: float) -> bool:
 
 
 def is_left_turn(path: str, age: float) -> bool:
-    """Whether it is the file of a turn that is older, in seconds, than anybody waits."""
+    """Whether it is the file of a turn, and older than `age` seconds, longer than anybody waits."""
     return os.path.basename(path).startswith(_PREFIX) and time.time() - os.stat(path).st_mtime > age

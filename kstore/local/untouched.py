@@ -1,9 +1,9 @@
-"""Folders that nobody has touched since a restore placed them: their time says so, without a word in the index.
+"""Folders that nobody has touched since a restore placed them: their time says so, without an entry in the index.
 
-A restore builds folders where nobody looks, and gives all of them one modification time, in the past and of its own.
-Moving a folder to its place does not change that; every name that comes to it, goes or is replaced does, and leaves the
-present. So a folder that still has this time holds what the base has below it. Some programs set such a time back
-after a change (systemd-tmpfiles that cleans up, rsync): that leaves a status-change time, which nobody can set.
+A restore builds folders where nobody looks, and gives all of them one modification time of its own, in the past. Moving
+a folder to its place does not change that time; every name that comes, goes or is replaced sets it to the present. So a
+folder that still has the restore's time holds what the base has below it. Some programs set such a time back after a
+change (rsync, or systemd-tmpfiles when it cleans up): that leaves a status-change time, which nobody can set.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SECOND = 1_000_000_000
 
 
 class Mark(NamedTuple):
-    """What the folders that a restore has placed are known by."""
+    """What identifies the folders that a restore has placed."""
 
     mtime_ns: int = 0
     """Their modification time; 0 if there are none."""
@@ -45,7 +45,7 @@ UNMARKED = Mark()
 def mark_folders(folders: Sequence[str], pool: Executor) -> int:
     """Give folders, by their local paths, a modification time that no change leaves; returns it, in nanoseconds.
 
-    A filesystem that refuses it, or cuts it short, shows another time: those folders will be read.
+    A filesystem that refuses or truncates it shows another time: those folders will be read.
     """
     moment = (time.time_ns() // _SECOND - 2) * _SECOND + secrets.randbelow(_SECOND - 1) + 1
     halves = [folders[::2], folders[1::2]]
@@ -63,7 +63,7 @@ class Untouched:
     """What a restore has placed into one cache root."""
 
     def __init__(self, mark: Mark = UNMARKED, files: Callable[[], Files] = dict) -> None:
-        """`files` gives all that was placed."""
+        """`files` gives everything that was placed."""
         self._mark = mark
         self._files = files
 
@@ -73,15 +73,15 @@ class Untouched:
         return KnownFolder(status.mtime_ns, status.ctime_ns, *names) if names else None
 
     def known(self, path: str) -> Known:
-        """One of its files. Its inode was not asked for: when something has changed beside it, it is looked at."""
+        """One of the placed files. Its inode was not asked for: it is looked at if something beside it has changed."""
         entry = self._files()[path]
-        if entry.flags & _BELOW:  # which store had its blob says nothing of what a commit finds
+        if entry.flags & _BELOW:  # which store had its blob says nothing about what a commit finds
             entry = entry._replace(flags=entry.flags & ~_BELOW)
         return Known(entry, entry.size, 0)
 
     @cached_property
     def _names(self) -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
-        """Of the subfolders and files of each folder whose files are only ever created or replaced."""
+        """The names of subfolders and files in each folder whose files are only ever created or replaced."""
         files, folders, changing = defaultdict[str, list[str]](list), defaultdict[str, set[str]](set), set[str]()
         for path, entry in self._files().items():
             folder, _, name = path.rpartition("/")

@@ -1,7 +1,7 @@
 """Tells when something below a folder changes, so that nothing needs to run until then.
 
-To be told of each event would cost a compiler in the same process several percent. So a watch is for the time in
-which nothing changes: it calls once, and is stopped then. `Activity` follows what comes after.
+Being told about each event would cost a compiler in the same process several percent. So a watch is for the time in
+which nothing changes: it calls once, and is then stopped. `Activity` follows what comes after.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class FolderWatch:
         """
         try:
             self._start()
-        except Exception as error:  # Also watchdog's own, as where there is no inotify.
+        except Exception as error:  # Also watchdog's own, such as where there is no inotify.
             log.debug("the cache root cannot be watched", exc_info=error)
             number = error.errno if isinstance(error, OSError) else None
             why = _LIMITS.get(number or 0) or f"the cache root cannot be watched: {reason_of(error)}"
@@ -73,7 +73,7 @@ class FolderWatch:
                 if KSTORE_FOLDER not in os.fsdecode(event.src_path)[self._above :].split("/"):
                     changed()
 
-        # A file is finished when it is closed, renamed or linked; what happens to it before is not worth a wake-up. A
+        # A file is finished when it is closed, renamed or linked; what happens before that is not worth a wake-up. A
         # folder that is removed takes its watch along, and may be made anew.
         kinds = [
             events.FileClosedEvent, events.FileCreatedEvent, events.FileMovedEvent, events.FileDeletedEvent,
@@ -87,7 +87,7 @@ class FolderWatch:
         self._observer.start()
 
     def stop(self) -> None:
-        """Watch no longer."""
+        """Stop watching."""
         if self._observer is not None:
             # It joins threads that were never started if `start` failed half-way.
             with suppress(Exception):
@@ -97,14 +97,14 @@ class FolderWatch:
 
 
 class _LogFilter(logging.Filter):
-    """watchdog tells its log alone when events were lost; that an event came while it stopped is no error."""
+    """watchdog reports lost events in its log only. That an event came while it was stopping is no error."""
 
     def __init__(self, changed: Callable[[], None]) -> None:
         super().__init__()
         self._changed = changed
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Take the message for us."""
+        """Act on a message about lost events; keep it, and the harmless one, out of the log."""
         message = record.getMessage()
         if "overflow" in message:
             _tell_overflow()
@@ -114,21 +114,21 @@ class _LogFilter(logging.Filter):
 
 @cache
 def _ignore_warnings() -> None:
-    """Silence the one about a folder that appears while it is added twice: nobody's fault, and no harm.
+    """Silence the warning about a folder that appears while it is added twice: nobody's fault, and harmless.
 
-    Once in a process: whenever a filter is added, Python tells all warnings anew that it has told once.
+    Once per process: whenever a filter is added, Python repeats all warnings that it shows only once.
     """
     warnings.filterwarnings("ignore", "Callback with id .* already exists", RuntimeWarning)
 
 
 @cache
 def _tell_overflow() -> None:
-    """Once in a process. That something has changed is all that events are for."""
+    """Once per process. All that events are for is to say that something has changed."""
     log.warning("inotify lost events (fs.inotify.max_queued_events): the cache root is looked through")
 
 
 def outermost(folders: Iterable[str]) -> list[str]:
-    """Without those that are in others. A link that leads to a folder would be watched itself."""
+    """The folders that are in no others, links resolved: of a link to a folder, the link itself would be watched."""
     found: list[str] = []
     for folder in sorted({os.path.realpath(folder) for folder in folders}):
         if not any(folder.startswith(f"{other}/") for other in found):
@@ -137,14 +137,14 @@ def outermost(folders: Iterable[str]) -> list[str]:
 
 
 def _is_there(folder: str) -> bool:
-    """Make it, as its compiler would, if it is a component elsewhere that has not been used yet."""
+    """Whether a folder exists. A component elsewhere that has not been used yet is made, as its compiler would."""
     with suppress(OSError):
         os.makedirs(folder, exist_ok=True)
     return os.path.isdir(folder)
 
 
 def _limit_is_reached(folder: str) -> bool:
-    """Whether one more watch cannot be had. watchdog keeps that to itself for all folders but the topmost."""
+    """Whether one more watch cannot be had. watchdog reports that for the topmost folder only."""
     libc = ctypes.CDLL(None, use_errno=True)
     instance = libc.inotify_init1(os.O_CLOEXEC)
     if instance < 0:

@@ -1,4 +1,4 @@
-"""Writes the contents of blobs to the artifacts that they are of, where these are being staged."""
+"""Writes the contents of blobs to their artifacts, where these are being staged."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kstore.local.relocate import to_local
 from kstore.published.manifest import NEVER_IN_PLACE, Entry, Files, Flag, pack_entries
 
 _COUNT = 512 if IS_COMPILED else 128
-"""Files that are written in one go. What is not compiled has all of them open at once."""
+"""Files that are written in one go. If the calls are not compiled, all of them are open at once."""
 _SECOND = 1_000_000_000
 _LINK, _BELOW = int(Flag.LINK), int(Flag.BELOW)
 _MTIME, _RELOCATE = int(Flag.MTIME), int(Flag.RELOCATE)
@@ -39,10 +39,10 @@ class Writer:
         self._staged = staged
         self._wanted = wanted
         self._second = (time.time_ns() // _SECOND - 1) * _SECOND
-        """That of all stamps: none is ahead of now, or the next restore would take its file for a compiler's."""
+        """The second of all stamps. None is ahead of now, or the next restore would take its file for a compiler's."""
 
     def write(self, paths: Sequence[str], contents: Sequence[memoryview]) -> Placed:
-        """Make these artifacts, none of which is there. Their folders are.
+        """Make these artifacts, none of which exists. Their folders do.
 
         Raises:
             OSError: one cannot be made (ENOSPC, EROFS, EDQUOT …).
@@ -57,7 +57,7 @@ class Writer:
         return placed
 
     def _write_rows(self, stage: str, contents: Sequence[Content]) -> Sequence[Content]:
-        """What is never changed in place is its blob's bytes: returns the others, and what could not be made so."""
+        """Write what is never changed in place, as its blob's bytes; returns the rest, and what could not be made so."""
         wanted, stages = self._wanted, self._stages
         chosen = [wanted[path].flags & _LINK and stages[path.partition("/")[0]] == stage for path, _ in contents]
         rows = [*compress(contents, chosen)]
@@ -87,7 +87,7 @@ class Writer:
         return to_local(bytes(data), self._root.folders[component], coming)
 
     def _times_of(self, entries: Sequence[Entry]) -> Iterator[int | None]:
-        """The modification times that their files get, in nanoseconds; None for now."""
+        """The modification times that the files get, in nanoseconds; None for now."""
         for entry, mark in zip(entries, stamps(entry.digest for entry in entries), strict=True):
             if entry.flags & _LINK or not entry.flags & (_MTIME | _RELOCATE):
                 yield self._second + mark
@@ -95,13 +95,13 @@ class Writer:
                 yield entry.mtime_ns if entry.flags & _MTIME else None
 
     def _known(self, paths: Sequence[str]) -> dict[str, Known]:
-        """Those of these files that may be changed in place, for the index."""
+        """The files among these that may be changed in place, for the index."""
         changing = [path for path in paths if self._wanted[path].flags not in NEVER_IN_PLACE]
         known = dict[str, Known]()
         for path, found in zip(changing, stat_each([self._staged(path) for path in changing]), strict=True):
             if not found.error:
                 entry = self._wanted[path]
-                # Which store had its blob says nothing of what a commit finds.
+                # Which store had its blob says nothing about what a commit finds.
                 entry = entry._replace(mtime_ns=found.mtime_ns, flags=entry.flags & ~_BELOW)
                 known[path] = Known(entry, found.size, found.inode)
         return known
