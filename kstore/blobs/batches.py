@@ -1,4 +1,4 @@
-"""Fetches many blobs in an order that the caller chose, with only so many of them in memory."""
+"""Fetches many blobs in an order that the caller chose, with only some of them in memory at a time."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ from kstore.blobs.packindex import FRAME_SIZE
 from kstore.errors import IntegrityError
 
 Fetch = Callable[[Mapping[bytes, int]], Iterator[tuple[bytes, memoryview]]]
-"""Yields (digest, bytes) of each wanted blob once, verified, in any order; what cannot be had is left out. Blobs are
-wanted by digest and size in bytes."""
+"""Yields (digest, bytes) of each wanted blob once, verified, in any order; what cannot be had is left out. Wanted blobs
+are given by digest and size in bytes."""
 
 _IN_MEMORY = 16 << 20
 """Bytes of blobs that wait for their turn."""
 
 
 def fetch_in_order(wanted: Iterable[tuple[bytes, int]], fetch: Fetch) -> Iterator[tuple[bytes, bytes | memoryview]]:
-    """Yield (digest, bytes) of the wanted blobs, given by digest and size, in the order in which they are wanted,
-    and as often.
+    """Yield (digest, bytes) of the wanted blobs, given by digest and size, in the given order and as often as given.
 
     Raises:
         IntegrityError: one cannot be had.

@@ -29,12 +29,12 @@ from kstore.threads import Pool, submit
 log = logging.getLogger(__name__)
 
 _Tell = Callable[[str, Exception], None]
-"""Called with the id of a pack, and with what ails it."""
+"""Called with the id of a pack, and with what is wrong with it."""
 _INDEX_THREADS = 8
 _ATTEMPTS = 2
 MOST_SEARCHED = 100
-"""Packs that are looked through for what is missing while somebody waits: some milliseconds each where each call has to
-cross a network. A ref names the packs that it needs; others hold the same blob by chance.
+"""Packs that are looked through for what is missing while somebody waits. Each takes some milliseconds if every call has
+to cross a network. A ref names the packs that it needs; others hold the same blob by chance.
 """
 
 
@@ -73,31 +73,33 @@ class BlobStore:
         self._search: _Search | None = None
         """How far an operation in a hurry looks; None if all packs may be looked through."""
         self._told: set[str] = set()
-        """The packs of which the log says that they cannot be read."""
+        """The packs that the log already says cannot be read."""
         self.loose = LooseBlobs(backend)
 
     @contextmanager
     def in_a_hurry(self) -> Iterator[None]:
-        """In the block, what is not where it is expected is looked for in some packs only: a store may have tens of
-        thousands. What is in one that cannot be read counts as missing: it would have been there by chance.
+        """In the block, look for what is not where it is expected in some packs only: a store may have tens of thousands.
+
+        What is in one that cannot be read counts as missing: it would have been there by chance.
         """
         self._search = search = _Search()
         try:
             yield
         finally:
-            if self._search is search:  # or another operation has begun, while this one came to no end in its thread
+            if self._search is search:  # or another operation has begun while this one never ended in its thread
                 self._search = None
 
     def writer(self, layout: Layout, *, asks: bool = False, expected: int = 0) -> BlobWriter:
-        """Start storing the blobs of one commit; about so many bytes are `expected`, if that is known. See
-        `LooseBlobWriter` for `asks`.
+        """Start storing the blobs of one commit. See `LooseBlobWriter` for `asks`.
+
+        `expected` is about how many bytes they have, if that is known.
         """
         if layout is Layout.PACKED:
             return PackedBlobWriter(self._backend, expected)
         return LooseBlobWriter(self.loose, asks=asks)
 
     def expect_pack(self) -> Callable[[], None]:
-        """Say that a pack is to be stored soon. Returns a function that waits until there is a folder for it."""
+        """Announce that a pack will be stored soon. Returns a function that waits until there is a folder for it."""
         return self._backend.make_ahead(FOLDER)
 
     def packs(self) -> list[str]:
@@ -105,7 +107,7 @@ class BlobStore:
         return [child.name for child in self._backend.list(FOLDER) if not child.is_folder]
 
     def packs_listed(self) -> list[str]:
-        """The same for callers that can do without: none, and a line in the log, if they cannot be listed."""
+        """The ids of all packs, for callers that can do without: none, and a log line, if they cannot be listed."""
         try:
             return self.packs()
         except OSError as error:
@@ -113,7 +115,7 @@ class BlobStore:
             return []
 
     def has_pack(self, pack_id: str) -> bool:
-        """Whether a pack is here now, whatever is known of its index."""
+        """Whether a pack is here now, whatever is known about its index."""
         try:
             self._backend.stat(pack_name(pack_id))
         except FileNotFoundError:
@@ -125,12 +127,12 @@ class BlobStore:
         return self._readers.setdefault(pack_id, PackReader(self._backend, pack_id, tails=self._tails))
 
     def close(self) -> None:
-        """Close the packs that are open for parts which nobody will load any more."""
+        """Close the packs that are open for parts that nobody will load any more."""
         for reader in list(self._readers.values()):
             reader.close()
 
     def digests_in(self, packs: Iterable[str]) -> set[bytes]:
-        """What these packs hold, those left out that cannot be read."""
+        """The digests of what these packs hold, without packs that cannot be read."""
         packs, found = tuple(packs), set[bytes]()
         self._read_indexes(packs)
         for pack_id in packs:
@@ -147,8 +149,9 @@ class BlobStore:
             return None
 
     def _read_indexes(self, packs: Iterable[str]) -> None:
-        """Read the indexes of packs side by side, for each is several round trips to the store. What ails one will be
-        known when it is used.
+        """Read the indexes of packs side by side, because each takes several round trips to the store.
+
+        What is wrong with one will be known when it is used.
         """
         unknown = [pack_id for pack_id in packs if not self.pack(pack_id).is_known]
         if len(unknown) < 2:
@@ -158,7 +161,7 @@ class BlobStore:
                 answer.result()
 
     def _one_by_one(self, packs: Sequence[str]) -> Iterator[str]:
-        """Packs to look into until all is found: most often that is the first one."""
+        """Packs to look into until everything is found: most often the first one has it."""
         yield from packs[:1]
         for start in range(1, len(packs), _INDEX_THREADS):
             some = packs[start : start + _INDEX_THREADS]
@@ -180,8 +183,8 @@ class BlobStore:
         """Yield (digest, bytes) of each wanted blob once, verified. What is missing or damaged is left out.
 
         `wanted` says how large each is, in bytes: whatever the store holds instead, no more memory is taken.
-        `packs` says where to look first; then come the loose blobs, and at last the other packs. Errors that may pass,
-        and that kept a place from being read, are added to `troubles`: what was left out may be there.
+        `packs` says where to look first; then come the loose blobs, and finally the other packs. Errors that might pass
+        and kept a place from being read are added to `troubles`: what was left out may be there.
         """
         left = dict(wanted)
         troubles = [] if troubles is None else troubles
@@ -194,7 +197,7 @@ class BlobStore:
             tried = set(packs)
             others = [pack for pack in self.packs() if pack not in tried]
             chosen, told = (self._search.among(others, left), []) if self._search else (others, troubles)
-            # A store may have thousands: what each holds is not kept once it was looked at.
+            # A store may have thousands: what a pack holds is not kept once it was looked at.
             yield from self._from_packs(left, chosen, partial(PackReader, self._backend), told)
 
     def parts(self, wanted: Mapping[bytes, int], packs: Sequence[str] = ()) -> Iterator[Part]:
@@ -203,7 +206,7 @@ class BlobStore:
         First what `packs` hold, in the order of the files; what they lack is looked for among the loose blobs.
         """
         left = dict(wanted)
-        del wanted  # or two of them would be held, each of all blobs
+        del wanted  # or two mappings of all blobs would be held
         for pack_id in packs:
             yield from self._parts_of_pack(self.pack(pack_id), left, self._tell)
             index = self._index_of(pack_id)
@@ -212,8 +215,9 @@ class BlobStore:
 
     @staticmethod
     def _parts_of_pack(reader: PackReader, wanted: Mapping[bytes, int], tell: _Tell) -> Iterator[Part]:
-        """The parts of a pack that hold wanted blobs. What is damaged, or cannot be read, costs only its own part, and
-        `tell` is called.
+        """The parts of a pack that hold wanted blobs.
+
+        What is damaged, or cannot be read, costs only its own part, and `tell` is called.
         """
 
         def load(part: Part) -> Iterator[Blob]:
@@ -229,7 +233,7 @@ class BlobStore:
             tell(reader.pack_id, error)
 
     def _tell(self, pack_id: str, error: Exception) -> None:
-        """Log that a pack cannot be read, as a warning once, however often it is tried."""
+        """Log that a pack cannot be read, only once as a warning, however often it is tried."""
         level = logging.DEBUG if pack_id in self._told else logging.WARNING
         self._told.add(pack_id)
         log.log(level, "of pack %s not all can be read, its blobs are looked for elsewhere: %s", pack_id, error)

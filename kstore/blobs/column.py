@@ -1,4 +1,4 @@
-"""Digests in one piece of memory: each by itself takes more than twice the bytes, and a pack may have 100,000."""
+"""Digests in one piece of memory: held separately, they take more than twice the bytes, and a pack may have 100,000."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ class Digests(Sequence[bytes]):
     __hash__ = None  # type: ignore[assignment]
 
     def append(self, digest: bytes) -> None:
-        """Add one."""
+        """Add one digest."""
         self.data += digest
 
     def extend(self, digests: Iterable[bytes]) -> None:
-        """Add these."""
+        """Add these digests."""
         for digest in digests:
             self.append(digest)
 

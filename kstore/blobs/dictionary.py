@@ -1,9 +1,9 @@
 """What compilers' artifacts have in common, so that not every pack holds it: a small model takes half the bytes.
 
-Each frame says by number which dictionary it was compressed with (RFC 8878, section 3.1.1.1.3). They belong to this
-package, for a store outlives a version of it: one that was ever used is never changed or removed, and another one gets
-another number. A version that writes with that one must raise `kstore.published.ref.FORMAT`, and comes after one that
-can read it. `tools.dictionary` makes them.
+Each frame says by number which dictionary it was compressed with (RFC 8878, section 3.1.1.1.3). The dictionaries belong
+to this package. A store outlives the package's versions, so a dictionary that was ever used is never changed or removed,
+and another one gets another number. A version that writes with another one must raise `kstore.published.ref.FORMAT`, and
+comes after a version that can read it. `tools.dictionary` makes dictionaries.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kstore.packaged import read_packaged
 
 NONE = 0
 NEWEST = 0x6B730001
-"""One of the numbers that the RFC leaves to everybody."""
+"""One of the numbers that the RFC leaves free for everybody."""
 _KNOWN = (NEWEST,)
 
 
@@ -26,8 +26,8 @@ def dictionary(number: int) -> zstandard.ZstdCompressionDict | None:
     """The dictionary of that number; None for `NONE`.
 
     Raises:
-        IntegrityError: there is none.
-        PackageMissing: it is not as it was installed.
+        IntegrityError: there is no such dictionary.
+        PackageMissing: its file is not as it was installed.
     """
     if number == NONE:
         return None

@@ -18,12 +18,12 @@ from kstore.files import NO_FILE, READ, read_all
 log = logging.getLogger(__name__)
 
 _HEAD = struct.Struct(f"<I{DIGEST_SIZE - 4}x")
-"""The part of a digest that its stamp is made of."""
+"""The part of a digest that its stamp is made from."""
 FOLDER = "blobs"
 _BATCH = 1 << 20
 """Bytes of blobs that are read in one go."""
 ASIDE = "gc/aside"
-"""Where gc puts a blob for the moment in which it decides: `<digest>.<nonce>`."""
+"""Where gc puts a blob for the moment in which it decides about it: `<digest>.<nonce>`."""
 
 
 def blob_name(digest: bytes) -> str:
@@ -38,9 +38,9 @@ def blob_path(folder: str, digest: bytes) -> str:
 
 
 def stamp(digest: bytes) -> int:
-    """The fraction of a second, in nanoseconds, that the modification time of this blob's file has.
+    """The fraction of a second, in nanoseconds, in the modification time of this blob's file.
 
-    A file changed in place gets another one, so one `stat` tells an untouched blob from an altered one.
+    A file that is changed in place gets another one, so one `stat` tells an untouched blob from an altered one.
     """
     return int.from_bytes(digest[:4], "little") % 999_999_999 + 1
 
@@ -57,8 +57,9 @@ def bears_stamp(mtime_ns: int, digest: bytes) -> bool:
 
 
 def is_published(path: str, digest: bytes, size: int) -> bool:
-    """Whether a file is this blob of `size` bytes, as it was published. It is read, for on a filesystem whose times are
-    coarse no stamp can be trusted.
+    """Whether a file is this blob of `size` bytes, as it was published.
+
+    It is read, because no stamp can be trusted on a filesystem whose times are coarse.
     """
     try:
         fd = open_unnoticed(path, READ)
@@ -79,7 +80,7 @@ class LooseBlobs:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self.folder = backend.path(FOLDER) if isinstance(backend, LocalPaths) else None
-        """Where this machine has them as files, that can be linked; None if it has not."""
+        """Where this machine has them as files that can be linked; None if it does not."""
 
     def has(self, digest: bytes, size: int) -> bool:
         """Whether it is here with this size, in bytes."""
@@ -90,8 +91,9 @@ class LooseBlobs:
         return dict(blob for blob, status in self._look_for(sizes) if status is None or status.size != blob[1])
 
     def unreliable(self, sizes: Mapping[bytes, int]) -> tuple[dict[bytes, int], set[bytes]]:
-        """Those of these blobs, given with their sizes in bytes, that are not here, and the digests of those that are
-        here and were changed since: a compiler may write into a file that is linked to a blob.
+        """Of these blobs, given with their sizes in bytes, those that are not here, and the digests of altered ones.
+
+        Altered are those that are here but were changed since: a compiler may write into a file that is linked to a blob.
         """
         away, altered = dict[bytes, int](), set[bytes]()
         for (digest, size), status in self._look_for(sizes):
@@ -106,8 +108,7 @@ class LooseBlobs:
             yield from zip(batch, self._backend.stat_many([blob_name(digest) for digest, _ in batch]), strict=True)
 
     def _is_damaged(self, digest: bytes, size: int) -> bool:
-        """Whether a blob is damaged. All of it is read: on a filesystem whose times are coarse, no stamp can be
-        trusted.
+        """Whether a blob is damaged. It is read in full: on a filesystem whose times are coarse, no stamp can be trusted.
         """
         try:
             return self.read(digest, size) is None
@@ -115,15 +116,13 @@ class LooseBlobs:
             return True
 
     def folders(self) -> Iterator[list[bytes]]:
-        """The digests of all blobs that are here, folder by folder, beginning with those that gc has aside for a
-        moment.
-        """
+        """The digests of all blobs that are here, folder by folder, first those that gc has put aside for a moment."""
         for folder in (ASIDE, *(f"{FOLDER}/{shard.name}" for shard in self._backend.list(FOLDER))):
             names = (child.name.partition(".")[0] for child in self._backend.list(folder))
             yield [bytes.fromhex(name) for name in names if HEXADECIMAL.fullmatch(name)]
 
     def put_many(self, blobs: Sequence[tuple[bytes, bytes | memoryview]]) -> list[bool]:
-        """Store (digest, bytes) of each; False for those that were here. One that a crash cut short is replaced."""
+        """Store each blob, (digest, bytes); False for those that were here. One that a crash cut short is replaced."""
         objects = [NewObject(blob_name(digest), data, stamp(digest)) for digest, data in blobs]
         created = self._backend.put_many(objects)
         taken = {digest: len(data) for (digest, data), was_free in zip(blobs, created, strict=True) if not was_free}
@@ -139,7 +138,7 @@ class LooseBlobs:
     ) -> Iterator[tuple[bytes, memoryview]]:
         """Yield (digest, bytes) of the wanted blobs that are here and undamaged; `wanted` says how large they are.
 
-        What keeps others from being read just now is added to `troubles`.
+        Errors that keep others from being read just now are added to `troubles`.
         """
         for batch in batches(wanted.items(), _BATCH, MAX_COUNT):
             read = self._get_many(batch)
@@ -152,8 +151,7 @@ class LooseBlobs:
                 del data
 
     def _get_many(self, blobs: list[tuple[bytes, int]]) -> list[bytes | None]:
-        """The bytes of each, unverified; None where they cannot be read at once, or may be large: their size was only
-        said.
+        """The bytes of each, unverified; None if they cannot be read at once, or may be large: their size is only claimed.
         """
         if sum(size for _, size in blobs) > _BATCH:
             return [None] * len(blobs)

@@ -2,11 +2,11 @@
 
     zstd frame · zstd frame · … · skippable frame [ nonce, digests, columns, footer ]
 
-A shared filesystem charges per file, not per byte, and neighbouring kernels resemble each other: blobs are laid
-end to end in frames of about 4 MiB, each a standard zstd frame, so `zstd -d -D dictionary` reads the whole. The index
-says which blobs are in which frame; it sits where zstd skips it, and is found from the end of the file.
-A pack's id is the BLAKE3 digest of its bytes; a nonce among them makes every pack's name new, for a name that
-may be deleted is never used again.
+A shared filesystem charges per file, not per byte, and neighbouring kernels resemble each other. So blobs are laid end
+to end in frames of about 4 MiB. Each is a standard zstd frame, so `zstd -d -D dictionary` reads the whole file. The
+index says which blobs are in which frame; it sits where zstd skips it, and is found from the end of the file.
+A pack's id is the BLAKE3 digest of its bytes. A nonce among them makes every pack's name new, because a name that may be
+deleted is never used again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FRAME_SIZE = 4 << 20
 MAX_SHARED_FRAME = 2 * FRAME_SIZE
 """Bytes that a frame of several blobs stays below."""
 FRAME_HEADER = 18
-"""Bytes that zstd's header of a frame takes at most."""
+"""Bytes that a zstd frame's header takes at most."""
 LEVEL = 2
 
 _SKIPPABLE = struct.Struct("<II")
@@ -89,7 +89,7 @@ class PackIndex:
     """Bytes of each, in the same order."""
 
     def sizes_by_digest(self) -> dict[bytes, int]:
-        """Every blob, with its bytes."""
+        """Every blob, with its size in bytes."""
         return dict(zip(self.digests, self.sizes, strict=True))
 
     def dump(self, nonce: bytes | None = None) -> bytes:
@@ -111,7 +111,7 @@ def load_footer(tail: bytes) -> Footer:
     """Read the end of a pack.
 
     Raises:
-        IntegrityError: it is no pack's end.
+        IntegrityError: it is not the end of a pack.
     """
     if len(tail) < FOOTER_SIZE:
         raise IntegrityError(f"a pack of {len(tail)} bytes is cut short")
@@ -154,7 +154,7 @@ def _decompress_columns(packed: bytes, size: int) -> bytes:
 
 
 def _check(index: PackIndex) -> None:
-    """No declared size may make a reader take more memory than the blobs that it asked for."""
+    """Check that no declared size makes a reader take more memory than the blobs that it asked for."""
     first = 0
     for number, frame in enumerate(index.frames):
         if frame.size != sum(index.sizes[first : first + frame.blobs]):

@@ -1,8 +1,8 @@
-"""Reading a pack: its index with one read from the end, then only the frames that hold something wanted, neighbours
+"""Reads a pack: its index with one read from the end, then only the frames that hold something wanted, neighbours
 together.
 
-The manifest is beside the index and read with it, and so is all of a small pack: a small model is one read. What was
-read so is kept until it is asked for, of the last few packs alone.
+The manifest is beside the index and is read with it, and so is all of a small pack: a small model takes one read. What
+was read this way is kept until it is requested, but only for the last few packs.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ from kstore.errors import IntegrityError
 log = logging.getLogger(__name__)
 
 _TAIL = 1 << 20
-"""Bytes: for ten thousand artifacts it holds the index, and the manifest before it."""
+"""Bytes: enough for the index of ten thousand artifacts, and the manifest before it."""
 _ROOM_FOR_TAILS = 4 * _TAIL
 """Bytes of tails that are kept at once. Garbage collection merges a key's packs when there are many."""
 _TOGETHER = 1 << 20
-"""Bytes of neighbouring frames that are read in one go, for each read may have to cross a network."""
+"""Bytes of neighbouring frames that are read in one go, because each read may have to cross a network."""
 _CHUNK = 1 << 20
 _MOST_TIMES = 1 << 15
-"""What zstd can make of one byte: of a block of four at most 128 KiB (RFC 8878, section 3.1.1.2)."""
+"""Bytes that zstd can make of one: of a block of four, at most 128 KiB (RFC 8878, section 3.1.1.2)."""
 _MAX_WINDOW = 16 << 20
 _MAX_INDEX = 256 << 20
-"""Bytes: six million blobs. A sparse file is as large as anybody likes."""
+"""Bytes: six million blobs. A sparse file can be as large as anybody likes."""
 
 
 Blob = tuple[bytes, memoryview]
@@ -60,7 +60,7 @@ class Readable(Protocol):
     """What a pack is read from: a backend, or a file that holds a pack."""
 
     def open(self, name: str) -> Opened:
-        """The pack, to read parts of it."""
+        """Open the pack, to read parts of it."""
 
 
 class Part(NamedTuple):
@@ -81,8 +81,9 @@ class Tails:
         self._lock = threading.Lock()
 
     def keep(self, pack: str, frames: dict[int, memoryview], size: int) -> None:
-        """Keep these frames, by their offsets; they are in `size` bytes of memory. To make room for them, those of the
-        packs go that were read first.
+        """Keep these frames, by their offsets; they are in `size` bytes of memory.
+
+        To make room for them, the frames of the packs that were read first are dropped.
         """
         with self._lock:
             self._frames[pack], self._sizes[pack] = frames, size
@@ -91,7 +92,7 @@ class Tails:
                 del self._frames[first], self._sizes[first]
 
     def take(self, pack: str, offset: int) -> memoryview | None:
-        """A frame, which is no longer kept then; None if it is not here."""
+        """Return a frame, and keep it no longer; None if it is not here."""
         return self._frames.get(pack, {}).pop(offset, None)
 
     def has(self, pack: str, offset: int) -> bool:
@@ -100,8 +101,10 @@ class Tails:
 
 
 class PackReader:
-    """One pack of a store. Threads that ask at once for what is not known yet may each read it: none waits for another,
-    as it would in a `cached_property`, whose lock is one for all packs before Python 3.12 (python/cpython#87634).
+    """One pack of a store.
+
+    Threads that ask at the same time for what is not known yet may each read it. None waits for another, as it would
+    with a `cached_property`, which before Python 3.12 has one lock for all packs (python/cpython#87634).
 
     Raises, from every method:
         IntegrityError: the pack is damaged.
@@ -122,7 +125,7 @@ class PackReader:
         self._lock = threading.Lock()
 
     def close(self) -> None:
-        """Close what is open for parts that nobody will load any more, though an error may still know of them."""
+        """Close what is open for parts that nobody will load any more, though an error may still refer to them."""
         with self._lock:
             sources = list(self._sources)
         for source in sources:
@@ -138,7 +141,7 @@ class PackReader:
 
     @property
     def index(self) -> PackIndex:
-        """What is where."""
+        """What is where in the pack."""
         if self._index is None:
             self._index = self._load_index()
         return self._index
@@ -183,7 +186,7 @@ class PackReader:
             yield from part.load()
 
     def salvage(self) -> Iterator[Blob]:
-        """Yield every blob that is undamaged, those of undamaged frames behind a damaged one too."""
+        """Yield every undamaged blob, also from undamaged frames behind a damaged one."""
         for part in self.parts(self.index.sizes_by_digest()):
             try:
                 yield from part.load()
@@ -205,7 +208,7 @@ class PackReader:
                 yield Part(frame.size, partial(self._load, source, frame, digests, sizes, chosen))
 
     def _needed(self, wanted: Set[bytes]) -> Iterator[tuple[int, Frame]]:
-        """The frames that hold something wanted, with the numbers of their first blobs."""
+        """The frames that hold something wanted, each with the number of its first blob."""
         first, digests = 0, iter(self.index.digests)
         for frame in self.index.frames:
             some = islice(digests, frame.blobs)
@@ -217,7 +220,7 @@ class PackReader:
     def _load(
         self, source: _Source, frame: Frame, digests: Sequence[bytes], sizes: Sequence[int], chosen: Sequence[bool]
     ) -> Iterator[Blob]:
-        """The `chosen` blobs of a frame. The digests, the sizes and what is chosen are given for all that are in it."""
+        """The `chosen` blobs of a frame. Digests, sizes and what is chosen are given for all blobs in it."""
         content = self._decompress(source, frame)
         ends = [*accumulate(sizes, initial=0)]
         wanted = [*compress(digests, chosen)]
@@ -263,9 +266,7 @@ class PackReader:
 
 
 class _Source:
-    """Where some frames of a pack are read, neighbours together. It is opened for the first one, and any thread may use
-    it.
-    """
+    """Reads some frames of a pack, neighbours together. Any thread may use it; the pack is opened for the first frame."""
 
     def __init__(self, backend: Readable, name: str, frames: Iterable[Frame]) -> None:
         """`frames` are in the order of the file."""
@@ -285,7 +286,7 @@ class _Source:
         except (IntegrityError, OSError):
             if len(run) == 1:
                 raise
-            start, data = frame.offset, self._run([frame])  # What ails its neighbours need not ail it.
+            start, data = frame.offset, self._run([frame])  # It may be whole though its neighbours are not.
         return data[frame.offset - start : frame.offset - start + frame.packed_size]
 
     def _run(self, run: list[Frame]) -> memoryview:
@@ -320,7 +321,7 @@ def _runs(frames: Iterable[Frame]) -> Iterator[list[Frame]]:
 
 
 def _most_packed(size: int) -> int:
-    """Bytes, at most, that `size` bytes take when they are compressed, though they may not become fewer."""
+    """Bytes that `size` bytes take at most when they are compressed: they may not become fewer."""
     return size + size // 128 + 1024
 
 

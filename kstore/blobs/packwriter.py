@@ -1,4 +1,4 @@
-"""Writing a pack, front to back, in memory that does not grow with it."""
+"""Writes a pack, front to back, in memory that does not grow with it."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _WINDOW_LOG = 22
 _FINE_LEVEL = 8
 _FINE_SIZE = 4 << 20
 """Bytes at the beginning of a pack that are compressed at that level: a model takes a sixth less room for some ten
-milliseconds. What follows is not, for somebody waits, and what is sorted by similarity gains little.
+milliseconds. What follows is not: somebody is waiting, and what is sorted by similarity gains little.
 """
 _LARGE = 16 << 20
-"""Bytes: if more are expected of a pack, nothing of it is compressed so. Ten thousand artifacts take a hundredth more
-room, and are stored a twentieth sooner.
+"""Bytes: if a pack is expected to have more, none of it is compressed at that level. Ten thousand artifacts take a
+hundredth more room, and are stored a twentieth sooner.
 """
 _FINE_TABLES = {"hash_log": 19, "chain_log": 18, "search_log": 3}
-"""Half of that level's tables, for there are two of each, one of the dictionary: 6 MB less for half a hundredth more
-bytes. And half as many candidates of a match are looked at: a tenth sooner for a hundredth more bytes.
+"""Half of that level's tables, because there are two of each, one for the dictionary: 6 MB less for half a hundredth
+more bytes. And half as many candidates for a match are looked at: a tenth sooner for a hundredth more bytes.
 """
 _CHUNK = 1 << 20
 
@@ -45,9 +45,9 @@ class PackWriter:
     def __init__(
         self, upload: Sink, *, begun: PackIndex | None = None, size: int = 0, using: int = NEWEST, expected: int = 0
     ) -> None:
-        """`begun` says what is in the `size` bytes that are there already; the id is then that of the rest.
+        """`begun` says what is in the `size` bytes that exist already; the id is then that of the rest.
 
-        `using` is the number of a dictionary. About so many bytes are `expected`, if that is known.
+        `using` is the number of a dictionary. `expected` is about how many bytes will come, if that is known.
         """
         self._upload = upload
         self._using = using
@@ -122,13 +122,13 @@ class PackWriter:
             self._compress_in_chunks(blobs[0])
         else:
             frame = b"".join(blobs)
-            blobs.clear()  # They are in memory once while they are compressed.
+            blobs.clear()  # They are in memory only once while they are compressed.
             self._write(self._compressor.compress(frame))
         self._taken += size
         self._index.frames.append(Frame(start, self.size - start, size, count))
 
     def _choose_level(self) -> None:
-        """Take the compressor for the level that is due. There is only one, for each holds megabytes."""
+        """Take the compressor for the level that is due. There is only one, because each holds megabytes."""
         level = _FINE_LEVEL if self._taken < self._fine_size else LEVEL
         if level != self._level:
             # The window spans a frame: what a kernel resembles may be anywhere before it.

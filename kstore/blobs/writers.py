@@ -1,4 +1,4 @@
-"""Storing the new blobs of one commit, as a file each or as one pack."""
+"""Stores the new blobs of one commit, as a file each or as one pack."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from kstore.threads import Pool, answer_now, submit
 
 _THREADS = 2
 BATCH_COUNT = 128
-"""Loose blobs that a thread is at in one go."""
+"""Loose blobs that a thread stores in one go."""
 BATCH_SIZE = 4 << 20
-"""Bytes of them."""
+"""Bytes of loose blobs that a thread stores in one go."""
 
 Read = Callable[[Iterable[bytes]], Iterator[tuple[bytes, bytes | None]]]
-"""Yields (digest, bytes) of each blob that is asked for by its digest; None if it cannot be had any more."""
+"""Yields (digest, bytes) for each requested digest; None instead of bytes that cannot be had any more."""
 
 
 class Layout(StrEnum):
@@ -53,13 +53,13 @@ class BlobWriter(Protocol):
         """Store one blob."""
 
     def flush(self) -> None:
-        """Begin to store all that was put; nobody waits for it."""
+        """Begin to store everything that was put, without waiting for it."""
 
     def put_manifest(self, digest: bytes, data: bytes) -> None:
         """Store the blob that readers want first, so that they can have it without the others."""
 
     def finish(self) -> tuple[str, ...]:
-        """Make all of them readable; returns the packs that hold them."""
+        """Make all blobs readable; returns the packs that hold them."""
 
 
 def put_many(writer: BlobWriter, digests: Sequence[bytes], read: Read, progress: Progress, done: int = 0) -> set[bytes]:
@@ -77,11 +77,13 @@ def put_many(writer: BlobWriter, digests: Sequence[bytes], read: Read, progress:
 
 
 class LooseBlobWriter:
-    """Stores each blob as a file of its own, a batch of them at a time in each of two threads."""
+    """Stores each blob as a file of its own, one batch at a time in each of two threads."""
 
     def __init__(self, loose: LooseBlobs, *, asks: bool) -> None:
-        """With `asks` it is not known yet which blobs are there already. That is asked of each batch, as long as some
-        of the one before were: asking takes a tenth of the time of storing.
+        """With `asks` it is not known yet which blobs exist already.
+
+        Each batch is then asked about, as long as some blobs of the batch before it existed: asking takes a tenth of
+        the time that storing takes.
         """
         self._loose = loose
         self._may_ask = self._asks = asks
@@ -90,10 +92,10 @@ class LooseBlobWriter:
         self._batch_size = 0
         self._storing: deque[Future[None]] = deque()
         self._has_failed = False
-        """Whether some that were to be stored at once could not be."""
+        """Whether some blobs that were to be stored at once could not be."""
         self._lock = threading.Lock()
         self.found: set[bytes] = set()
-        """What was there already."""
+        """The digests of blobs that existed already."""
         self.blobs = 0
         self.size = 0
 
@@ -111,8 +113,10 @@ class LooseBlobWriter:
             self.flush()
 
     def store(self, blobs: Sequence[tuple[bytes, bytes | memoryview]]) -> None:
-        """Store some now, in this thread, which may be any. If that fails, `flush` and `settle` say so, and no more are
-        stored: a full disk would be asked again and again, and each error holds what could not be stored.
+        """Store some blobs now, in this thread, which may be any.
+
+        If that fails, `flush` and `settle` say so, and no more are stored: a full disk would be tried again and again,
+        and each error holds what could not be stored.
         """
         if self._has_failed:
             return
@@ -122,7 +126,7 @@ class LooseBlobWriter:
             self._storing.append(stored)
 
     def flush(self) -> None:
-        """Begin to store all that was put. No more than some batches wait for a thread."""
+        """Begin to store everything that was put. No more than some batches wait for a thread."""
         large = self._batch_size >= BATCH_SIZE
         if self._batch:
             self._storing.append(submit(self._pool, self._store, self._batch))
@@ -154,7 +158,7 @@ class LooseBlobWriter:
             self.size += sum(new.values())
 
     def _new(self, batch: Sequence[tuple[bytes, bytes | memoryview]]) -> dict[bytes, int]:
-        """Store what is not there; returns the digests and sizes in bytes of that."""
+        """Store what does not exist yet; returns its digests and sizes in bytes."""
         left = batch
         if self._asks:
             away = self._loose.lacking({digest: len(data) for digest, data in batch})
@@ -169,7 +173,7 @@ class PackedBlobWriter:
     """Stores all blobs as one pack, which appears when it is finished. No blob, no pack."""
 
     def __init__(self, backend: Backend, expected: int) -> None:
-        """About so many bytes are `expected`, if that is known."""
+        """`expected` is about how many bytes will come, if that is known."""
         self._backend = backend
         self._expected = expected
         self._open = ExitStack()

@@ -41,7 +41,7 @@ class Artifact(NamedTuple):
 
 
 def read_artifact(component: Component, folder: str, relative: str, kind: Kind, content: Content | None) -> Artifact:
-    """Read the file `relative`, of this kind, in a component's folder; `content` is what was read of it already, if any.
+    """Read the file `relative`, of this kind, in a component's folder, unless `content` was read of it already.
 
     Raises:
         Unfinished: it is not finished, or cannot be understood.

@@ -178,12 +178,13 @@ class LastRestore:
     def since(self, before: str | None) -> tuple[Ref, Mapping[str, Any]] | None:
         """What a restore that began after `before` did has put here, and its answer; None if none has.
 
-        It has put everything here, where this worker would.
+        All of it is here, where this worker would put it.
         """
         return None if before is None or before == self.begun() else self.answer()
 
     def answer(self) -> tuple[Ref, Mapping[str, Any]] | None:
-        """What the last restore has put here, and its answer, if that is everything, and where this worker would."""
+        """What the last restore has put here, and its answer; None unless it is all here, where this worker would put it.
+        """
         with suppress(*UNREADABLE):
             last, content = self.begun(), self._read_record()
             if last == content["whole"] != "" and content["answer"] and content["placing"] == self._placing:

@@ -10,7 +10,7 @@ from kstore.published.manifest import DEEPEST, Files, group_of
 
 
 def refused_names(wanted: Files, stages: Mapping[str, str]) -> dict[str, str]:
-    """The artifacts that cannot have their names here, each with its whole group, and why; `stages` are by component."""
+    """The artifacts that cannot have their names here, each with all of its group, and why; `stages` by component."""
     why: dict[str, str] = {}
     for component, stage in stages.items():
         longest_name = os.pathconf(stage, "PC_NAME_MAX")

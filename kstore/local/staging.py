@@ -1,8 +1,8 @@
 """Artifacts on their way into a cache root, in folders that nobody else looks into: linked, or copied.
 
-However an artifact came here, it gets its blob's stamp as the fraction of its modification time: no change leaves such a
-time. Excepted are those whose time matters or that are written with other paths. By this time the next scan knows an
-artifact that is never changed in place, without a hash and without an entry in the index.
+However an artifact came here, it gets its blob's stamp as the fraction of its modification time, and no change leaves
+that time. Exceptions are artifacts whose time matters or that are written with other paths. By its time, the next scan
+knows an artifact that is never changed in place, without a hash and without an entry in the index.
 """
 
 from __future__ import annotations

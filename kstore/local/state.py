@@ -160,7 +160,7 @@ class StateFolder(LockedFolder):
         return json.loads(read_whole(self._sync))
 
     def save_still(self, still: Still, damage: str) -> None:
-        """Remember that everything in the root is in the saved base, declined or waiting, and that nothing moves there.
+        """Remember that everything in the root is in the saved base, declined or waiting, and nothing moves there.
 
         `damage` is the mark of the store's damage that was found by then, and is looked after.
         """

@@ -57,7 +57,7 @@ class Writer:
         return placed
 
     def _write_rows(self, stage: str, contents: Sequence[Content]) -> Sequence[Content]:
-        """Write what is never changed in place, as its blob's bytes; returns the rest, and what could not be made so."""
+        """Write what is never changed in place: its blob's bytes. Returns the rest, and what could not be made so."""
         wanted, stages = self._wanted, self._stages
         chosen = [wanted[path].flags & _LINK and stages[path.partition("/")[0]] == stage for path, _ in contents]
         rows = [*compress(contents, chosen)]
