@@ -4,7 +4,7 @@ Contract, checked by the conformance tests that every backend runs:
 
 - what `get`, `stat` or `list` shows is complete: no reader ever sees half of a `put` or an upload;
 - `put_if_absent` and `Upload.publish` succeed for exactly one of several writers of a name;
-- a name that is not there is a FileNotFoundError, other trouble another OSError.
+- a name that does not exist raises FileNotFoundError, other trouble another OSError.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from kstore.errors import UsageError
 STAGING = "tmp"
 """Where an upload is from its beginning until it is published or discarded, under a name that is never used again."""
 NEAR = 0.001
-"""Seconds that it takes at most to open and read a small object, or to begin to list, where no network is between."""
+"""Seconds that opening and reading a small object, or beginning to list, takes at most without a network in between."""
 
 
 class StagingLost(OSError):
-    """What was being written has gone before it got its name: gc took its writer for dead. To be begun again."""
+    """What was being written was gone before it got its name: gc took its writer for dead. It must be begun again."""
 
 
 class Stat(NamedTuple):
-    """What is known of one stored object."""
+    """What is known about one stored object."""
 
     size: int
     """Bytes."""
     mtime_ns: int
-    """When it was last written, by the storage's own clock, in nanoseconds since 1970. Never to be compared with
+    """When it was last written, by the storage's own clock, in nanoseconds since 1970. It must never be compared with
     another clock.
     """
     inode: int = 0
@@ -60,19 +60,20 @@ class Child(NamedTuple):
 
 
 class Opened(Protocol):
-    """An object that is being read, as it was when it was opened. Any thread may use it; it is closed when nobody holds
-    it any more, if nobody has closed it before.
+    """An object that is being read, as it was when it was opened. Any thread may use it.
+
+    It is closed when nobody holds it any more, if nobody has closed it before.
     """
 
     @property
     def size(self) -> int:
-        """Bytes of all of it."""
+        """Bytes of the whole object."""
 
     def read(self, offset: int, length: int) -> bytes:
         """Return `length` bytes (fewer at the end) from `offset`."""
 
     def close(self) -> None:
-        """Close it, once no thread reads it any more. An error would hold it: it keeps the frames that raised it."""
+        """Close it once no thread reads it any more. An error would hold it, by the frames that raised the error."""
 
 
 class Upload(Protocol):
@@ -85,7 +86,7 @@ class Upload(Protocol):
         """Make it appear as `name`, whole. False if that name is taken; the object there stays.
 
         Raises:
-            StagingLost: somebody has removed it from `STAGING`, and that for good: it never gets the name.
+            StagingLost: somebody has removed it from `STAGING` for good: it never gets the name.
         """
 
 
@@ -96,20 +97,22 @@ class Backend(Protocol):
         """Return `length` bytes (fewer at the end) from `offset`, all of them by default."""
 
     def get_many(self, wanted: Sequence[tuple[str, int]]) -> list[bytes | None]:
-        """All bytes of many small objects, by their names and sizes in bytes; None for each that `get` is to be asked
-        for: it is not there, has another size, or cannot be read.
+        """All bytes of many small objects, by their names and sizes in bytes; None for each that is left to `get`.
+
+        Such an object does not exist, has another size, or cannot be read.
         """
 
     def open(self, name: str) -> Opened:
-        """An object of which parts are to be read: that costs less than to `get` each."""
+        """Open an object to read parts of it: that costs less than a `get` for each."""
 
     def put(self, name: str, data: bytes, fraction_ns: int | None = None) -> None:
-        """Create or replace a small object: marks and settings, and a loose blob that a crash has cut short. What is
-        published whole is never replaced. `fraction_ns` is as for a `NewObject`.
+        """Create or replace a small object: marks and settings, and a loose blob that a crash has cut short.
+
+        What is published whole is never replaced. `fraction_ns` is as in a `NewObject`.
         """
 
     def touch(self, name: str) -> bool:
-        """Give an object the present time, by the storage's own clock; False if it is not there.
+        """Give an object the present time, by the storage's own clock; False if it does not exist.
 
         Raises:
             OSError: it may not be touched, or the storage has other trouble.
@@ -119,7 +122,7 @@ class Backend(Protocol):
         """Create an object. False if that name is taken; the object there stays."""
 
     def write_out(self, name: str) -> None:
-        """Make an object outlive a power cut of the storage as soon as that can be done without waiting."""
+        """Make an object survive a power cut of the storage, as soon as that can be done without waiting."""
 
     def put_many(self, objects: Sequence[NewObject]) -> list[bool]:
         """`put_if_absent` for many small objects, a few hundred at most; True for each that was created."""
@@ -128,25 +131,26 @@ class Backend(Protocol):
         """Start writing an object whose name is known only at its end. It is in `STAGING` when this returns."""
 
     def rely_on(self, name: str) -> None:
-        """Take this object for a sign that the storage is there; "" if none is known. Writing where it has gone raises
-        an OSError: a volume that is unmounted leaves a folder, and what is put there is lost.
+        """Take this object for a sign that the storage is present; "" if none is known.
+
+        Writing where it is gone raises an OSError: a volume that is unmounted leaves a folder, and what is put there is
+        lost.
         """
 
     def look_ahead(self, names: Sequence[str]) -> None:
-        """Say that these are to be asked for soon. Where it takes long to find them, that begins now, and is not waited
-        for.
-        """
+        """Announce that these will be requested soon. If finding them takes long, it begins now, without waiting."""
 
     def make_ahead(self, folder: str) -> Callable[[], None]:
-        """Say that objects are to be made in this folder soon. Where it must be made for them, that begins now. Returns
-        a function that waits until it is done, if that does not take long.
+        """Announce that objects will be made in this folder soon. If the folder must be made first, that begins now.
+
+        Returns a function that waits until it is done, if that does not take long.
         """
 
     def stat(self, name: str) -> Stat:
         """Size and time of one object."""
 
     def stat_many(self, names: Sequence[str]) -> list[Stat | None]:
-        """The same of many objects; None for each that is not there."""
+        """Size and time of many objects; None for each that does not exist."""
 
     def list(self, folder: str) -> Iterator[Child]:
         """The direct children of `folder`, "" for the root; nothing if there is no such folder. Names with a
@@ -177,17 +181,17 @@ class LocalPaths(Protocol):
 
 _NO_PARTS = {"", ".", ".."}
 _STAGED = re.compile(r"[^\0/\ud800-\udc7f\udd00-\udfff]{1,128}-[0-9a-f]{16}(\.[0-9]{1,9})?")
-"""A host, whatever it is called, and a process; a nonce; and a number where there are several."""
+"""A host, whatever it is called, and a process; a nonce; and a number if there are several."""
 _MOST_DIGITS = 18
 
 
 def is_staged(name: str) -> bool:
-    """Whether a name in `STAGING` is one that a writer has made there: nothing else is anybody's to delete."""
+    """Whether a name in `STAGING` is one that a writer has made there: nobody may delete anything else."""
     return _STAGED.fullmatch(name) is not None
 
 
 def numbers_in(names: Iterable[str]) -> list[int]:
-    """The numbers from 1 on among names, each as it is written: `07`, or one without end, names nothing of ours."""
+    """The numbers from 1 on among names, only as they are written: `07`, or an endless one, names nothing of ours."""
     decimal = (name for name in names if name.isascii() and name.isdecimal() and len(name) <= _MOST_DIGITS)
     return [int(name) for name in decimal if name[0] != "0"]
 

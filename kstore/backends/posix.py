@@ -1,8 +1,8 @@
 """A store in a folder: local disk, NFS, Lustre, GlusterFS, a FUSE mount that has hard links.
 
-Everything is written in `tmp/`, many objects at once without a name there, and then hard-linked to its name. A
-link, unlike a replacing rename, fails for all writers but one and leaves the inode that other clients hold open
-alone; on NFS a rename over a file gives them ESTALE (cvmfs#559).
+Everything is written in `tmp/`, many objects at once without a name there, and then hard-linked to its name. Unlike a
+replacing rename, a link fails for all writers but one, and leaves alone the inode that other clients hold open. On NFS,
+a rename over a file gives them ESTALE (cvmfs#559).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NO_NAMELESS = {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL}
 _GONE = {errno.ENOENT, errno.ESTALE}
 _STALE_RETRIES = 9
 _PATIENCE = 5.0
-"""Seconds for what was begun ahead."""
+"""Seconds to wait for what was begun ahead."""
 _SECOND = 1_000_000_000
 Made = TypeVar("Made")
 
@@ -44,7 +44,7 @@ class PosixBackend:
         self._prefix = f"{self.root}/"
         self._anchor = ""
         self._has_nameless = True
-        """Whether the filesystem has files without a name (O_TMPFILE, open(2)), for all that is known."""
+        """Whether the filesystem has files without a name (O_TMPFILE, open(2)), as far as is known."""
         self._writer = f"{socket.gethostname()}-{os.getpid()}"
 
     def path(self, name: str) -> str:
@@ -64,12 +64,12 @@ class PosixBackend:
         return read_part(path, offset, length)
 
     def get_many(self, wanted: Sequence[tuple[str, int]]) -> list[bytes | None]:
-        """All bytes of many small objects, by their names and sizes in bytes; None where `get` is to be asked."""
+        """All bytes of many small objects, by their names and sizes in bytes; None for each that is left to `get`."""
         contents, statuses = read_each([self.path(name) for name, _ in wanted], [size for _, size in wanted])
         return [None if status.error else data for data, status in zip(contents, statuses, strict=True)]
 
     def open(self, name: str) -> OpenedFile:
-        """An object of which parts are to be read."""
+        """Open an object to read parts of it."""
         return OpenedFile(self, name)
 
     def put(self, name: str, data: bytes, fraction_ns: int | None = None) -> None:
@@ -79,7 +79,7 @@ class PosixBackend:
             upload.replace(name, fraction_ns)
 
     def touch(self, name: str) -> bool:
-        """Give an object the present time; False if it is not there. No client names a time."""
+        """Give an object the present time; False if it does not exist. The client names no time."""
         try:
             os.utime(self.path(name), follow_symlinks=False)
         except FileNotFoundError:
@@ -87,14 +87,18 @@ class PosixBackend:
         return True
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
-        """Create an object; False if the name is taken. It has a name in `tmp/` first: gc, which writes its lists so,
-        sees on NFS who else has one there. One that holds nothing is whole at once.
+        """Create an object; False if the name is taken.
+
+        It has a name in `tmp/` first: gc, which writes its lists this way, sees on NFS who else has one there. An empty
+        object is whole at once.
         """
         return self._put_staged([NewObject(name, data)])[0] if data else self._put_empty(self.path(name))
 
     def write_out(self, name: str) -> None:
-        """Begin to write an object to the disk. Ext4, for one, makes a name last within seconds, and what it leads to
-        half a minute later. To wait for the disk (fsync) would hold up all that is written meanwhile.
+        """Begin to write an object to the disk.
+
+        Ext4, for one, makes a name last within seconds, and what it leads to half a minute later. Waiting for the disk
+        (fsync) would hold up everything that is written meanwhile.
         """
         with suppress(OSError):
             fd = os.open(self.path(name), READ)
@@ -118,13 +122,14 @@ class PosixBackend:
         return created + self._put_staged(left) if left else created
 
     def _put_nameless(self, objects: Sequence[NewObject]) -> list[bool]:
-        """Create the first ones, without a name in `tmp/`: two changes of a folder fewer. Returns an answer for each
-        that could be tried so.
+        """Create the first ones, without a name in `tmp/`, which saves two changes of a folder.
+
+        Returns an answer for each that could be tried this way.
         """
         staging, files = f"{self._prefix}{STAGING}", _new_files(objects, [self.path(item.name) for item in objects])
         answers, error = publish_files(staging, files)
         created = [not answer for answer in answers]
-        if error == errno.ENOENT:  # In a new store there is no folder for any.
+        if error == errno.ENOENT:  # A new store has no folder for any of them.
             for folder in (staging, os.path.dirname(files[len(created)].path)):
                 self.make_folder(folder)
             answers, error = publish_files(staging, files[len(created) :])
@@ -139,7 +144,7 @@ class PosixBackend:
             self.in_folder(staged[0].path, partial(write_files, staged))
             return self._publish_each([file.path for file in staged], [item.name for item in objects])
         finally:
-            unlink_each([file.path for file in staged])  # What is published is, whatever is left in tmp/.
+            unlink_each([file.path for file in staged])  # What is published stays so, whatever is left in tmp/.
 
     def _publish_each(self, staged: Sequence[str], names: Sequence[str]) -> list[bool]:
         targets = [self.path(name) for name in names]
@@ -147,17 +152,17 @@ class PosixBackend:
         while (at := len(created)) < len(staged):
             done, error = link_first(staged[at:], targets[at:])
             created += [True] * done
-            if error:  # The name is taken, or its folder is missing, or there is more to it.
+            if error:  # The name is taken, its folder is missing, or something else is wrong.
                 created.append(self.publish(staged[at + done], names[at + done]))
         return created
 
     def create_file(self, path: str) -> int:
-        """A new file, open to be written."""
+        """Create a file, open for writing."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         return self.in_folder(path, partial(os.open, path, flags, FILE_MODE))
 
     def in_folder(self, path: str, make: Callable[[], Made]) -> Made:
-        """What `make` returns, which makes `path`; it is called again if the folder had to be made first."""
+        """Return what `make` returns, which makes `path`; it is called again if the folder had to be made first."""
         try:
             return make()
         except FileNotFoundError:
@@ -183,11 +188,11 @@ class PosixBackend:
             raise
 
     def look_ahead(self, names: Sequence[str]) -> None:
-        """Let the kernel learn the way to these names: over a network it asks for each folder on it."""
+        """Let the kernel learn the way to these names: over a network, it asks for each folder on the way."""
         begin(stat_each, [self.path(name) for name in names])
 
     def rely_on(self, name: str) -> None:
-        """Look for it before a folder is made. An empty mount point lacks every folder, `tmp/` first of all."""
+        """Look for it before any folder is made. An empty mount point lacks every folder, `tmp/` first of all."""
         self._anchor = name
 
     def make_folder(self, path: str) -> None:
@@ -197,7 +202,7 @@ class PosixBackend:
         make_folder(path)
 
     def make_ahead(self, folder: str) -> Callable[[], None]:
-        """Begin to make a folder: over a network each one on the way to it takes as long as to make an object."""
+        """Begin to make a folder: over a network, each one on the way to it takes as long as making an object."""
         made = begin(self.make_folder, self.path(folder))
 
         def wait() -> None:
@@ -214,7 +219,7 @@ class PosixBackend:
         return Stat(found.st_size, found.st_mtime_ns, found.st_ino)
 
     def stat_many(self, names: Sequence[str]) -> list[Stat | None]:
-        """The same of many objects; None for each that is not there."""
+        """Size and time of many objects; None for each that does not exist."""
         paths = [self.path(name) for name in names]
         return [_stat_of(path, found) for path, found in zip(paths, stat_each(paths, follows=True), strict=True)]
 
@@ -239,7 +244,7 @@ class PosixBackend:
         self.in_folder(to, partial(os.rename, source, to))
 
     def clock(self) -> int:
-        """The time by the clock of the filesystem, which a folder shows when it is touched: no client names a time."""
+        """The time by the filesystem's clock, which a folder shows when it is touched: the client names no time."""
         folder = f"{self._prefix}{STAGING}"
         try:
             os.utime(folder)
@@ -258,7 +263,7 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
     except OSError as error:
         if error.errno != errno.ELOOP:
             raise
-        return False  # A link that leads to itself is an object that cannot be read, and no reason to list no other.
+        return False  # A link to itself is an object that cannot be read, and no reason not to list the others.
 
 
 def _stat_of(path: str, found: Status) -> Stat | None:
@@ -281,7 +286,7 @@ class PosixUpload:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with suppress(OSError):  # What is published is published, whatever becomes of what is not.
+        with suppress(OSError):  # What is published stays so, whatever becomes of the rest.
             self._close()
         if self._path:
             with suppress(OSError):

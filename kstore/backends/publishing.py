@@ -1,4 +1,4 @@
-"""How a finished file gets its name: one of several writers has it, and what is there is never replaced."""
+"""How a finished file gets its name: only one of several writers gets it, and an existing file is never replaced."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from contextlib import suppress
 FILE_MODE = 0o444
 _WRITABLE_MODE = 0o644
 _NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EIO}
-"""EIO is what FUSE makes of an answer that it does not understand, as that of rclone is."""
+"""EIO is what FUSE makes of an answer that it does not understand, such as rclone's."""
 _NO_SUCH_RENAME = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM}
 _AT_FDCWD = -100
 _RENAME_NOREPLACE = 1
 
 
 class CannotPublish(OSError):
-    """The filesystem cannot give a name to one writer only, as that of an object store. The number of the error is that
-    of the link: after EIO it may have been a server that was away (NFS, mounted soft).
+    """The filesystem, such as an object store's, cannot give a name to one writer only.
+
+    The error number is that of the link: with EIO, the reason may have been a server that was away (NFS, mounted soft).
     """
 
 
@@ -43,8 +44,9 @@ def publish_file(source: str, target: str) -> bool:
 
 
 def has_hard_links(path: str) -> bool:
-    """Whether names are taken by hard links, and not by a rename that never replaces: it is tried with a file there,
-    and a name beside it, which nobody else uses.
+    """Whether names are taken by hard links, and not by a rename that never replaces.
+
+    It is tried with a file at `path` and a name beside it, which nobody else uses.
 
     Raises:
         CannotPublish: they are taken by neither.
@@ -63,13 +65,15 @@ def has_hard_links(path: str) -> bool:
 
 
 def _has_two_names(source: str) -> bool:
-    """A server that loses its reply reports "exists", or an error, for our own link."""
+    """Whether our own link was made: a server that loses its reply reports "exists", or an error, for it."""
     return os.stat(source).st_nlink > 1
 
 
 def _link_anothers(source: str, target: str, refusal: OSError) -> bool:
-    """Publish a file that an NFS server which maps users (all_squash) has made another user's: it must be writable for
-    the moment, for nobody may link another's file that he may not write (fs.protected_hardlinks, proc(5)).
+    """Publish a file that an NFS server which maps users (all_squash) has made another user's.
+
+    It must be writable for the moment, because nobody may link another user's file without being allowed to write it
+    (fs.protected_hardlinks, proc(5)).
     """
     try:
         os.chmod(source, _WRITABLE_MODE)
@@ -85,7 +89,7 @@ def _link_anothers(source: str, target: str, refusal: OSError) -> bool:
 
 
 def _rename_if_absent(source: str, target: str, refusal: OSError) -> bool:
-    """Publish where there was this refusal of a hard link: by renameat2 with RENAME_NOREPLACE."""
+    """Publish by renameat2 with RENAME_NOREPLACE, after this `refusal` of a hard link."""
     libc = ctypes.CDLL(None, use_errno=True)
     done = libc.renameat2(_AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(target), _RENAME_NOREPLACE)
     if done == 0:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from kstore.backends.posix import PosixBackend
 
 _CLOSING = BoundedSemaphore(8)
-"""Files that are being closed and nobody waits for."""
+"""Files that are being closed, for which nobody waits."""
 
 
 class OpenedFile:
@@ -28,7 +28,7 @@ class OpenedFile:
         """Open it.
 
         Raises:
-            OSError: it cannot be opened, or is not there.
+            OSError: it cannot be opened, or does not exist.
         """
         self._fd = -1
         self._backend = backend
@@ -58,7 +58,7 @@ class OpenedFile:
         """Close its descriptor."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
-            with suppress(OSError):  # All that was read was read.
+            with suppress(OSError):  # What was read stays read.
                 _close(fd, self._took)
 
     __del__ = close
@@ -76,8 +76,9 @@ def read_part(path: str, offset: int, length: int | None) -> bytes:
 
 
 def _close(fd: int, took: float) -> None:
-    """Close a file that has been read. If opening or reading it took long (`took`, in seconds), so may closing, for
-    FUSE asks over the network then too: a thread does it, and nobody waits.
+    """Close a file that has been read, in a thread that nobody waits for if opening or reading it took long.
+
+    If that took long (`took`, in seconds), closing may too, because FUSE then asks over the network as well.
     """
     if took > NEAR and _CLOSING.acquire(blocking=False):
         begin(_close_aside, fd)
@@ -87,7 +88,7 @@ def _close(fd: int, took: float) -> None:
 
 def _close_aside(fd: int) -> None:
     try:
-        with suppress(OSError):  # All that was read was read.
+        with suppress(OSError):  # What was read stays read.
             os.close(fd)
     finally:
         _CLOSING.release()

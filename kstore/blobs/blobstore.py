@@ -33,8 +33,8 @@ _Tell = Callable[[str, Exception], None]
 _INDEX_THREADS = 8
 _ATTEMPTS = 2
 MOST_SEARCHED = 100
-"""Packs that are looked through for what is missing while somebody waits. Each takes some milliseconds if every call has
-to cross a network. A ref names the packs that it needs; others hold the same blob by chance.
+"""Packs that are looked through for what is missing while somebody waits: some milliseconds each if every call has to
+cross a network. A ref names the packs that it needs; others hold the same blob by chance.
 """
 
 
@@ -78,9 +78,10 @@ class BlobStore:
 
     @contextmanager
     def in_a_hurry(self) -> Iterator[None]:
-        """In the block, look for what is not where it is expected in some packs only: a store may have tens of thousands.
+        """In the block, what is not where it is expected is looked for in some packs only.
 
-        What is in one that cannot be read counts as missing: it would have been there by chance.
+        A store may have tens of thousands. What is in one that cannot be read counts as missing: it would have been
+        there by chance.
         """
         self._search = search = _Search()
         try:

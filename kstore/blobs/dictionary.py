@@ -1,9 +1,9 @@
 """What compilers' artifacts have in common, so that not every pack holds it: a small model takes half the bytes.
 
 Each frame says by number which dictionary it was compressed with (RFC 8878, section 3.1.1.1.3). The dictionaries belong
-to this package. A store outlives the package's versions, so a dictionary that was ever used is never changed or removed,
-and another one gets another number. A version that writes with another one must raise `kstore.published.ref.FORMAT`, and
-comes after a version that can read it. `tools.dictionary` makes dictionaries.
+to this package. A store outlives a version of it, so a dictionary that was ever used is never changed or removed, and
+another one gets another number. A version that writes with another one must raise `kstore.published.ref.FORMAT`, and
+comes after a version that can read it. `tools.dictionary` makes the dictionaries.
 """
 
 from __future__ import annotations

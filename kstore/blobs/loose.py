@@ -93,7 +93,7 @@ class LooseBlobs:
     def unreliable(self, sizes: Mapping[bytes, int]) -> tuple[dict[bytes, int], set[bytes]]:
         """Of these blobs, given with their sizes in bytes, those that are not here, and the digests of altered ones.
 
-        Altered are those that are here but were changed since: a compiler may write into a file that is linked to a blob.
+        An altered blob is here, but was changed since: a compiler may write into a file that is linked to a blob.
         """
         away, altered = dict[bytes, int](), set[bytes]()
         for (digest, size), status in self._look_for(sizes):
@@ -108,8 +108,7 @@ class LooseBlobs:
             yield from zip(batch, self._backend.stat_many([blob_name(digest) for digest, _ in batch]), strict=True)
 
     def _is_damaged(self, digest: bytes, size: int) -> bool:
-        """Whether a blob is damaged. It is read in full: on a filesystem whose times are coarse, no stamp can be trusted.
-        """
+        """Whether a blob is damaged. It is read in full, because no stamp can be trusted if the times are coarse."""
         try:
             return self.read(digest, size) is None
         except (OSError, MemoryError):
@@ -151,8 +150,7 @@ class LooseBlobs:
                 del data
 
     def _get_many(self, blobs: list[tuple[bytes, int]]) -> list[bytes | None]:
-        """The bytes of each, unverified; None if they cannot be read at once, or may be large: their size is only claimed.
-        """
+        """The bytes of each, unverified; None if they cannot be read at once, or may be large: sizes are only claims."""
         if sum(size for _, size in blobs) > _BATCH:
             return [None] * len(blobs)
         try:

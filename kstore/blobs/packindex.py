@@ -5,8 +5,8 @@
 A shared filesystem charges per file, not per byte, and neighbouring kernels resemble each other. So blobs are laid end
 to end in frames of about 4 MiB. Each is a standard zstd frame, so `zstd -d -D dictionary` reads the whole file. The
 index says which blobs are in which frame; it sits where zstd skips it, and is found from the end of the file.
-A pack's id is the BLAKE3 digest of its bytes. A nonce among them makes every pack's name new, because a name that may be
-deleted is never used again.
+A pack's id is the BLAKE3 digest of its bytes. A nonce among them makes every pack's name new, because a name that may
+be deleted is never used again.
 """
 
 from __future__ import annotations

@@ -266,7 +266,7 @@ class PackReader:
 
 
 class _Source:
-    """Reads some frames of a pack, neighbours together. Any thread may use it; the pack is opened for the first frame."""
+    """Reads some frames of a pack, neighbours together. Opened for the first one; any thread may use it."""
 
     def __init__(self, backend: Readable, name: str, frames: Iterable[Frame]) -> None:
         """`frames` are in the order of the file."""

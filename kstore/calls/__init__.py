@@ -1,6 +1,6 @@
 """System calls for many files at once, without a step of the interpreter between two of them.
 
-`native` makes them without the interpreter's lock, so that threads make them side by side. Where it could not be
+`native` makes them without the interpreter's lock, so that threads can make them side by side. If it could not be
 compiled when kstore was installed, `plain` does the same with Python's own functions.
 """
 
@@ -31,7 +31,7 @@ __all__ = [
 ]  # fmt: skip
 
 IS_COMPILED = _calls.__name__.endswith(".native")
-"""Whether it is `native` that makes the calls."""
+"""Whether `native` makes the calls."""
 _STATUS = struct.Struct("=5qQ")
 
 
@@ -47,7 +47,7 @@ class NewFile(NamedTuple):
 
 
 class Status(NamedTuple):
-    """What the system says of a file."""
+    """What the system says about a file."""
 
     error: int
     """Why it says nothing; 0 if it does."""
@@ -62,12 +62,12 @@ class Status(NamedTuple):
 
     @classmethod
     def of(cls, found: os.stat_result) -> Status:
-        """From what Python's own functions say."""
+        """Make one from what Python's own functions say."""
         times = bounded(found.st_mtime_ns), bounded(found.st_ctime_ns)
         return cls(0, found.st_mode, found.st_size, *times, found.st_ino)
 
     def as_error(self) -> OSError:
-        """Why it says nothing."""
+        """Why the system says nothing."""
         return OSError(self.error, os.strerror(self.error))
 
 
@@ -79,7 +79,7 @@ class Listing(NamedTuple):
 
     @property
     def status(self) -> Status:
-        """The folder's own, from before it was listed; its error is why it was not."""
+        """The folder's own status, from before it was listed; its error says why it was not."""
         return Status._make(_STATUS.unpack_from(self.statuses))
 
     def entries(self) -> Iterator[tuple[str, Status]]:
@@ -90,29 +90,31 @@ class Listing(NamedTuple):
 
 
 def link_first(sources: Sequence[str], targets: Sequence[str]) -> tuple[int, int]:
-    """Make hard links until one cannot be made: how many were made, and the error number of that one, or 0."""
+    """Make hard links until one fails; returns how many were made, and the error number of the failed one, or 0."""
     return _calls.link_first(sources, targets)
 
 
 def link_each(sources: Sequence[str], targets: Sequence[str], looks: Iterable[Look]) -> memoryview:
-    """Make a hard link of each regular file that still is what its look says, just before: an error number for each,
-    0 where it was made, `CHANGED` where it is not.
+    """Make a hard link of each regular file that, just before, still is what its look says.
+
+    Returns an error number for each: 0 if the link was made, `CHANGED` if the file is no longer that.
     """
     return memoryview(_calls.link_each(sources, targets, _pack(looks))).cast("i")
 
 
 def clone_each(sources: Sequence[str], targets: Sequence[str], looks: Iterable[Look]) -> memoryview:
-    """The same with clones (FICLONE, ioctl_ficlone(2)), which have their source's time. A failed one leaves no file."""
+    """The same with clones (FICLONE, ioctl_ficlone(2)), which get their source's time. A failed one leaves no file."""
     return memoryview(_calls.clone_each(sources, targets, _pack(looks))).cast("i")
 
 
 def link_rows(
     paths: Sequence[str], records: bytes, blobs: str, stage: str, *, needed: int, refused: int, clones: bool
 ) -> memoryview:
-    """Link, or clone, the loose blobs of a manifest's rows, which are paths with a record each, into a folder: an error
-    number for each, as `link_each` tells; `SKIPPED` for one that lacks a flag of `needed` or has one of `refused`.
+    """Link, or clone, the loose blobs of a manifest's rows, which are paths with a record each, into a folder.
 
-    `blobs` is the folder of the loose blobs. No path leads out of `stage`, and the folders of the new files are there.
+    Returns an error number for each, as `link_each` does; `SKIPPED` for a row that lacks a flag of `needed` or has one
+    of `refused`. `blobs` is the folder of the loose blobs. No path leads out of `stage`, and the folders of the new
+    files exist.
     """
     return memoryview(_calls.link_rows(paths, records, blobs, stage, needed, refused, clones)).cast("i")
 
@@ -120,10 +122,10 @@ def link_rows(
 def write_rows(
     paths: Sequence[str], records: bytes, contents: Sequence[bytes | memoryview], stage: str, *, second_ns: int
 ) -> tuple[int, int]:
-    """Write the contents of a manifest's rows into a folder until one cannot be made: how many were made, and the error
-    number of that one, or 0. It leaves no file. Paths and `stage` are as in `link_rows`.
+    """Write the contents of a manifest's rows into a folder until one fails, which leaves no file.
 
-    Each gets the time that its blob's stamp makes of `second_ns`, a whole second, in nanoseconds since 1970.
+    Returns how many were made, and the error number of the failed one, or 0. Paths and `stage` are as in `link_rows`.
+    Each file's time is `second_ns`, a whole second in nanoseconds since 1970, with its blob's stamp as the fraction.
     """
     return _calls.write_rows(paths, records, contents, stage, second_ns)
 
@@ -133,30 +135,30 @@ def _pack(looks: Iterable[Look]) -> bytes:
 
 
 def mkdir_each(paths: Sequence[str]) -> memoryview:
-    """Make each folder: an error number for each, 0 where it was made."""
+    """Make each folder; returns an error number for each, 0 if it was made."""
     return memoryview(_calls.mkdir_each(paths)).cast("i")
 
 
 def unlink_each(paths: Sequence[str]) -> memoryview:
-    """Remove each name: an error number for each, 0 where it was there."""
+    """Remove each name; returns an error number for each, 0 if it existed."""
     return memoryview(_calls.unlink_each(paths)).cast("i")
 
 
 def utime_each(paths: Sequence[str], atime_ns: int, mtime_ns: int) -> memoryview:
-    """Give each file these times: an error number for each, 0 where it has them."""
+    """Give each file these times; returns an error number for each, 0 if it has them."""
     return memoryview(_calls.utime_each(paths, atime_ns, mtime_ns)).cast("i")
 
 
 def stat_each(paths: Sequence[str], *, follows: bool = False) -> Iterator[Status]:
-    """What each path is; with `follows`, what it leads to if that is a link."""
+    """The status of each path; with `follows`, of what a link leads to."""
     return _statuses(_calls.stat_each(paths, follows))
 
 
 def times_below(names: bytes, folder: int, *, follows: bool = False) -> memoryview | None:
-    """When each was last modified, and when its status last changed, in nanoseconds since 1970, in turns; None if one
-    says nothing.
+    """When each name was last modified and when its status last changed, by turns; None if the system says nothing
+    about one. Times are in nanoseconds since 1970.
 
-    The names, which NULs divide, are below the folder of that descriptor. There are thousands, and no object for any.
+    NULs separate the names, which are below the folder of that descriptor. There are thousands, and no object for any.
     """
     found = _calls.times_below(names, folder, follows)
     return None if found is None else memoryview(found).cast("q")
@@ -168,9 +170,9 @@ def list_each(folders: Sequence[str]) -> list[Listing]:
 
 
 def read_each(paths: Sequence[str], sizes: Sequence[int]) -> tuple[list[bytes], list[Status]]:
-    """The bytes of each file, of which the size is known, and the status of each: that says why there are none.
+    """The bytes of each file, whose size is known, and the status of each, which says why there are no bytes.
 
-    EAGAIN is the error of one that has another size, is changed while it is read, or is no regular file. A link is not
+    The error is EAGAIN if a file has another size, is changed while it is read, or is not a regular file. Links are not
     followed, and nobody waits for the writer of a pipe.
     """
     contents, statuses = _calls.read_each(paths, sizes)
@@ -185,7 +187,7 @@ def _statuses(data: bytes | memoryview) -> Iterator[Status]:
 def write_first(files: Sequence[NewFile]) -> tuple[int, int]:
     """Make files, none of which exists, until there is no descriptor for the next one.
 
-    Returns how many were made, and the error number if descriptors were what ended it.
+    Returns how many were made, and the error number if a lack of descriptors ended it.
 
     Raises:
         OSError: the next one cannot be made (ENOSPC, EROFS, EDQUOT …).
@@ -194,11 +196,11 @@ def write_first(files: Sequence[NewFile]) -> tuple[int, int]:
 
 
 def publish_first(folder: str, files: Sequence[NewFile]) -> tuple[memoryview, int]:
-    """Make files each of which is whole before it has a name, and never has another one, until one cannot be made. The
-    nearest folder of each is made if it is missing.
+    """Make files until one fails. Each is whole before it has a name, and never has another name.
 
-    Returns an error number for each of those before that: 0, or EEXIST where the name is taken; and that one's, or 0.
-    EOPNOTSUPP, EISDIR and EINVAL say that the filesystem of `folder`, which is theirs too, has no such files.
+    The nearest folder of each is made if it is missing. Returns an error number for each file before the failed one, 0
+    or EEXIST if the name is taken; and the failed one's, or 0. EOPNOTSUPP, EISDIR and EINVAL say that the filesystem of
+    `folder`, which is the files' too, has no files without a name.
     """
     answers, error = _calls.publish_first(folder, files)
     return memoryview(answers).cast("i"), error

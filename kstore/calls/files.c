@@ -13,7 +13,7 @@ static int open_unnoticed(const char *path) {
     return fd;
 }
 
-/* As many bytes as there are, up to `left`; an error number if none can be had. */
+/* Reads `left` bytes: 0, or an error number; EAGAIN if there are fewer. */
 static int read_all(int fd, char *data, Py_ssize_t left) {
     while (left > 0) {
         const ssize_t done = read(fd, data, (size_t)left);
@@ -47,7 +47,7 @@ struct content {
     Py_ssize_t size;
 };
 
-/* A list of new bytes objects that are to be filled, of the sizes that a sequence holds. */
+/* A list of new bytes objects, to be filled, of the sizes that a sequence holds. */
 static PyObject *take_sizes(PyObject *sizes, Py_ssize_t count, struct content *contents) {
     PyObject *list = PySequence_List(sizes);
     if (list && PyList_Size(list) != count) {
@@ -65,7 +65,7 @@ static PyObject *take_sizes(PyObject *sizes, Py_ssize_t count, struct content *c
     return list;
 }
 
-/* Of what could not be read there are no bytes. */
+/* What could not be read has no bytes. */
 static void empty_failed(PyObject *read, const struct status *status, Py_ssize_t count) {
     for (Py_ssize_t i = 0; i < count; i++)
         if (status[i].error) PyList_SetItem(read, i, PyBytes_FromStringAndSize(NULL, 0));
@@ -144,7 +144,7 @@ static struct file *take_files(PyObject *items, Py_ssize_t count) {
     return files;
 }
 
-/* For who has no interpreter's lock; NULL with an exception set if there is no memory for them. */
+/* For use without the interpreter's lock; NULL with an exception set if there is no memory for them. */
 static const char **paths_of(const struct file *files, Py_ssize_t count) {
     const char **paths = PyMem_Calloc((size_t)count + 1, sizeof *paths);
     for (Py_ssize_t i = 0; paths && i < count; i++) paths[i] = PyBytes_AsString(files[i].path);
@@ -164,7 +164,7 @@ static int write_all(int fd, const char *data, Py_ssize_t left) {
 int finish_file(int fd, const char *data, Py_ssize_t size, const struct timespec *modified) {
     int error = write_all(fd, data, size);
     if (!error && modified) error = set_times(fd, *modified);
-    const int at_close = error_of(close(fd)); /* on NFS the first to tell of a full disk */
+    const int at_close = error_of(close(fd)); /* on NFS the first to report a full disk */
     return error ? error : at_close == EINTR ? 0 : at_close;
 }
 
@@ -206,7 +206,7 @@ PyObject *write_first(PyObject *module, PyObject *arguments) {
 
 enum { TOGETHER = 32 };
 
-/* Without a capability, before Linux 6.10, the first way says that there is no such file. */
+/* Without a capability, the first way says before Linux 6.10 that there is no such file. */
 static int link_open(int fd, const char *target) {
     char name[32];
     if (!linkat(fd, "", AT_FDCWD, target, AT_EMPTY_PATH)) return 0;
@@ -224,7 +224,7 @@ static int make_folder_of(const char *path) {
     return !mkdir(folder, 0777) || errno == EEXIST;
 }
 
-/* Whether a server has lost its reply to who made the link. */
+/* Whether the link is ours after all, and a server has lost its reply. */
 static int is_ours(int fd, const char *target) {
     struct stat ours, found;
     return !fstat(fd, &ours) && !lstat(target, &found) && ours.st_dev == found.st_dev && ours.st_ino == found.st_ino;
@@ -236,7 +236,7 @@ static int name_file(int fd, const char *target) {
     return error == EEXIST && is_ours(fd, target) ? 0 : error;
 }
 
-/* A descriptor of a file that is whole and has no name; -1 and an error number. It was closed once, to learn of that. */
+/* A descriptor of a whole file without a name, or -1 and an error number. It was closed once, to learn of errors. */
 static int write_nameless(const char *folder, const struct file *file, int *error) {
     int fd;
     do fd = open(folder, O_TMPFILE | O_WRONLY | O_CLOEXEC, (mode_t)file->mode);
@@ -247,8 +247,8 @@ static int write_nameless(const char *folder, const struct file *file, int *erro
     return *error ? -1 : fd;
 }
 
-/* Some files, of which none has a name before all are whole: on a disk that is full their room is free again. As many as
- * there are descriptors for. */
+/* Publishes as many files as there are descriptors for. None has a name before all are whole: on a full disk their room
+ * is free again. */
 static Py_ssize_t publish_some(const char *folder, const char **paths, const struct file *files, Py_ssize_t count,
                                int32_t *answers, int *error) {
     int fds[TOGETHER];

@@ -63,14 +63,14 @@ PyObject *stat_each(PyObject *module, PyObject *arguments) {
     return statuses;
 }
 
-/* How many names there are in text that has a NUL between each two, and one behind the last as all of Python's has. */
+/* How many names are in a text with NULs between them, and one after the last, as all of Python's texts have. */
 static Py_ssize_t count_names(const char *text, Py_ssize_t size) {
     Py_ssize_t count = 1;
     for (Py_ssize_t i = 0; i < size; i++) count += !text[i];
     return count;
 }
 
-/* Of content and status. */
+/* When content and status changed. */
 struct changes {
     int64_t mtime_ns, ctime_ns;
 };
@@ -105,14 +105,14 @@ PyObject *times_below(PyObject *module, PyObject *arguments) {
 
 /* ---- What is in folders */
 
-/* The names in a folder, a NUL behind each, and the status of the folder and then of each. */
+/* The names in a folder, a NUL after each, and the status of the folder and then of each name. */
 struct listing {
     char *names;
     struct status *statuses;
     size_t size, names_room, count, statuses_room;
 };
 
-/* Memory for one more thing behind `count` of them. */
+/* Makes room for `more` things behind `count` of them. */
 static int make_room(void *start, size_t count, size_t more, size_t *room, size_t item) {
     if (count + more <= *room) return 1;
     const size_t larger = 2 * (count + more);
@@ -164,7 +164,7 @@ static int open_listing(const char *path, struct listing *listing) {
     return error;
 }
 
-/* Of a folder that cannot be listed there is the error alone. */
+/* For a folder that cannot be listed there is only the error. */
 static struct listing list_folder(const char *path) {
     struct listing listing = {0};
     const int error = open_listing(path, &listing);

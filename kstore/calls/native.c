@@ -1,11 +1,11 @@
 /* The functions of plain.py, compiled: see there for what each does.
  *
- * Nothing is done here but the system calls. They are made without the interpreter's lock, so threads make them side by
- * side. Only Python's limited API is used: one build serves every version from 3.11 on.
+ * Nothing is done here but the system calls. They are made without the interpreter's lock, so threads can make them
+ * side by side. Only Python's limited API is used: one build serves every version from 3.11 on.
  */
 #include "native.h"
 
-/* Another one when a function takes or returns something else; __init__.py says which one it knows. */
+/* Changes whenever a function takes or returns something else; __init__.py says which form it knows. */
 enum { FORM = 11 };
 
 static PyMethodDef methods[] = {

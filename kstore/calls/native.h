@@ -16,7 +16,7 @@ enum { SECOND = 1000000000 };
 enum { MOST_PATH = 4096 };
 enum { CHANGED = -1, SKIPPED = -2 }; /* as in plain.py */
 
-/* ---- The functions, of links.c, rows.c, folders.c and files.c */
+/* ---- The functions, in links.c, rows.c, folders.c and files.c */
 
 PyObject *link_first(PyObject *module, PyObject *arguments);
 PyObject *link_each(PyObject *module, PyObject *arguments);
@@ -46,7 +46,7 @@ static inline void release_names(struct names *names) {
     Py_CLEAR(names->owner);
 }
 
-/* Any sequence of strings; false with an exception set if it holds anything else. */
+/* Takes any sequence of strings; false with an exception set if it holds anything else. */
 static inline int take_names(PyObject *paths, struct names *names) {
     *names = (struct names){.owner = PySequence_List(paths)};
     if (!names->owner) return 0;
@@ -86,7 +86,7 @@ static inline struct timespec timespec_of(int64_t ns) {
     return (struct timespec){.tv_sec = seconds, .tv_nsec = fraction};
 }
 
-/* The nearest that can be said of a time beyond the years 1677 and 2262. */
+/* The nearest that fits, for a time beyond the years 1677 and 2262. */
 static inline int64_t nanoseconds(struct timespec moment) {
     int64_t ns;
     if (__builtin_mul_overflow((int64_t)moment.tv_sec, (int64_t)SECOND, &ns) ||
@@ -127,7 +127,7 @@ struct look {
 typedef int make_one(const char *source, const char *target, const struct look *expected);
 make_one link_one, clone_one;
 
-/* A stamp may lie ahead of now: as an access time it would tell of a read, so that has no fraction. */
+/* A stamp may lie ahead of now: as an access time it would look like a read, so the access time has no fraction. */
 static inline int set_times(int fd, struct timespec modified) {
     const struct timespec times[2] = {{.tv_sec = modified.tv_sec}, modified};
     return error_of(futimens(fd, times));
@@ -140,5 +140,5 @@ static inline int create(const char *path, mode_t mode) {
     return fd;
 }
 
-/* Write it, give it its time, if it has one, and close it: an error number, or 0. */
+/* Writes a file, gives it its time, if it has one, and closes it: an error number, or 0. */
 int finish_file(int fd, const char *data, Py_ssize_t size, const struct timespec *modified);

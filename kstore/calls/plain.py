@@ -1,7 +1,7 @@
 """System calls for many files at once, with Python's own functions.
 
-Threads that take a step of the interpreter between two calls wait for each other's turn after every one, so the loops
-hold nothing but a call each. Numbers are returned as the bytes of a C array, an error number being 0 for success.
+Threads that take a step of the interpreter between two calls wait for each other's turn after every call, so each loop
+holds nothing but one call. Numbers are returned as the bytes of a C array; an error number is 0 for success.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 Answer = TypeVar("Answer")
 
 Look = tuple[int, int, int]
-"""What a file must still be so that it is linked or cloned: its size in bytes, and the fraction of a second in its
-modification time (ns); and the permission bits of a clone, for a hard link has its source's.
+"""What a file must still be to be linked or cloned: its size in bytes, and the fraction of a second in its modification
+time (ns). Then the permission bits of a clone; a hard link has its source's.
 """
 
 CHANGED = -1
@@ -37,16 +37,16 @@ SKIPPED = -2
 LOOK = struct.Struct("=Qqq")
 _STATUS = struct.Struct("=5qQ")
 _ROW = struct.Struct("<32sQ8xHBx")
-"""What is needed here of a manifest's record: digest, size, mode and flags."""
+"""The parts of a manifest's record that are needed here: digest, size, mode and flags."""
 NO_FILE = {errno.ENOENT, errno.EISDIR, errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.ESPIPE, errno.EINVAL}
-"""What reading says of a name that is free, or taken by a folder, a pipe, a socket or a link to itself. Other trouble
+"""The errors of reading a name that is free, or taken by a folder, a pipe, a socket or a link to itself. Other trouble
 may pass.
 """
 _SECOND = 1_000_000_000
 _MIN_NS, _MAX_NS = -(1 << 63), (1 << 63) - 1
 _NOATIME = getattr(os, "O_NOATIME", 0)
 _NOT_UNNOTICED = {errno.EPERM, errno.EACCES, errno.EINVAL}
-"""It is another user's file, or a filesystem (some FUSE daemon's, or an old server's) that does not know of it."""
+"""It is another user's file, or a filesystem (some FUSE daemon's, or an old server's) that does not know the flag."""
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _FICLONE = 0x40049409
@@ -55,7 +55,7 @@ _NO_DESCRIPTOR = {errno.EMFILE, errno.ENFILE}
 
 
 def link_first(sources: Sequence[str], targets: Sequence[str]) -> tuple[int, int]:
-    """Hard links, until one cannot be made: how many, and the error number."""
+    """Make hard links until one fails: how many, and the error number."""
     left = iter(sources)
     try:
         deque(map(os.link, left, targets), maxlen=0)
@@ -65,12 +65,12 @@ def link_first(sources: Sequence[str], targets: Sequence[str]) -> tuple[int, int
 
 
 def link_each(sources: Sequence[str], targets: Sequence[str], looks: bytes) -> bytes:
-    """Hard links; an int of C for each. A look is three 64-bit numbers."""
+    """Make hard links: a C int for each. A look is three 64-bit numbers."""
     return _make_each(_link, sources, targets, looks)
 
 
 def clone_each(sources: Sequence[str], targets: Sequence[str], looks: bytes) -> bytes:
-    """The same with clones, which have the source's time."""
+    """The same with clones, which get the source's time."""
     return _make_each(_clone, sources, targets, looks)
 
 
@@ -125,7 +125,7 @@ def _is_unchanged(found: os.stat_result, look: Look) -> bool:
 def link_rows(
     paths: Sequence[str], records: bytes, blobs: str, stage: str, needed: int, refused: int, clones: bool
 ) -> bytes:
-    """Hard links or clones of the loose blobs that rows of a manifest name; an int of C for each."""
+    """Make hard links or clones of the loose blobs that rows of a manifest name: a C int for each."""
     make = _clone if clones else _link
 
     def make_row(path: str, row: tuple[bytes, int, int, int]) -> int:
@@ -142,7 +142,7 @@ def link_rows(
 def write_rows(
     paths: Sequence[str], records: bytes, contents: Sequence[bytes | memoryview], stage: str, second_ns: int
 ) -> tuple[int, int]:
-    """The contents of rows of a manifest, until one cannot be written: how many were, and the error number."""
+    """Write the contents of rows of a manifest until one fails: how many were written, and the error number."""
     rows = [*zip(paths, [memoryview(data) for data in contents], _ROW.iter_unpack(records), strict=True)]
     for done, (path, data, (digest, _, mode, _)) in enumerate(rows):
         try:
@@ -175,17 +175,17 @@ def _mode(mode: int) -> int:
 
 
 def mkdir_each(paths: Sequence[str]) -> bytes:
-    """Folders; an int of C for each."""
+    """Make folders: a C int for each."""
     return _errors(call_each(os.mkdir, paths))
 
 
 def unlink_each(paths: Sequence[str]) -> bytes:
-    """Names removed; an int of C for each."""
+    """Remove names: a C int for each."""
     return _errors(call_each(os.unlink, paths))
 
 
 def utime_each(paths: Sequence[str], atime_ns: int, mtime_ns: int) -> bytes:
-    """Access and modification times; an int of C for each."""
+    """Set access and modification times: a C int for each."""
     return _errors(call_each(partial(os.utime, ns=(atime_ns, mtime_ns)), paths))
 
 
@@ -195,7 +195,9 @@ def stat_each(paths: Sequence[str], follows: bool) -> bytes:
 
 
 def times_below(names: bytes, folder: int, follows: bool) -> bytes | None:
-    """Two 64-bit numbers for each name, which NULs divide: when it, and its status, changed; None if one has none."""
+    """Two 64-bit numbers for each of the names, which NULs separate: when it and its status changed; None if one has
+    none.
+    """
     look = partial(os.stat, dir_fd=folder, follow_symlinks=follows)
     try:
         times = ((found.st_mtime_ns, found.st_ctime_ns) for found in map(look, names.split(b"\0")))
@@ -205,8 +207,9 @@ def times_below(names: bytes, folder: int, follows: bool) -> bytes | None:
 
 
 def list_each(folders: Sequence[str]) -> list[tuple[bytes, bytes]]:
-    """For each folder the names in it, a NUL behind each, and what `stat_each` tells of the folder and then of each;
-    of one that cannot be listed no more than why.
+    """For each folder, the names in it, a NUL after each, and what `stat_each` tells about the folder, then each name.
+
+    For one that cannot be listed, only why.
     """
     return [_list_folder(folder) for folder in folders]
 
@@ -221,19 +224,19 @@ def _list_folder(folder: str) -> tuple[bytes, bytes]:
 
 
 def read_each(paths: Sequence[str], sizes: Sequence[int]) -> tuple[list[bytes], bytes]:
-    """The bytes of each file, and what `stat_each` tells of it: EAGAIN if it is no file of that size, or changes."""
+    """The bytes of each file, and what `stat_each` tells about it: EAGAIN if it is no file of that size, or changes."""
     read = call_each(_read_file, paths, sizes)
     contents = [b"" if isinstance(answer, OSError) else answer[0] for answer in read]
     return contents, b"".join(_pack(answer if isinstance(answer, OSError) else answer[1]) for answer in read)
 
 
 def publish_first(folder: str, files: Sequence[NewFile]) -> tuple[bytes, int]:
-    """Publish no file: where the calls are not compiled it is not worth its code."""
+    """Publish no file: if the calls are not compiled, it is not worth its code."""
     return b"", errno.EOPNOTSUPP
 
 
 def write_first(files: Sequence[NewFile]) -> tuple[int, int]:
-    """New files, until there is no descriptor: how many, and the error number. All are open together."""
+    """Make files until there is no descriptor: how many, and the error number. All are open together."""
     descriptors: list[int] = []
     try:
         error = _open_first(files, descriptors)
@@ -251,7 +254,7 @@ def write_first(files: Sequence[NewFile]) -> tuple[int, int]:
 
 
 def times(mtime_ns: int) -> tuple[int, int]:
-    """Access and modification time. A stamp may lie ahead of now: as an access time it would tell of a read."""
+    """Access and modification time. A stamp may lie ahead of now: as an access time it would look like a read."""
     return mtime_ns // _SECOND * _SECOND, mtime_ns
 
 
@@ -279,12 +282,12 @@ def _pack(found: os.stat_result | OSError) -> bytes:
 
 
 def bounded(moment_ns: int) -> int:
-    """The nearest that 64 bits can say of a time beyond the years 1677 and 2262: a clock may have been wrong."""
+    """The nearest time that 64 bits can hold, for one beyond the years 1677 and 2262: a clock may have been wrong."""
     return max(_MIN_NS, min(moment_ns, _MAX_NS))
 
 
 def open_unnoticed(path: str, flags: int) -> int:
-    """Open a file to read it, without a trace in its access time where that is allowed, which it is to its owner.
+    """Open a file to read it, without a trace in its access time if that is allowed, as it is to the file's owner.
 
     Access times tell which files a compiler has read, and a hard link has those of the store's blob.
     """
@@ -328,7 +331,7 @@ def write_all(fd: int, data: bytes | memoryview) -> None:
 
 
 def _close_all(descriptors: list[int]) -> None:
-    """A close may be what fails (ENOSPC on NFS): the others are closed all the same."""
+    """Close all of them, even if one close fails (ENOSPC on NFS)."""
     while descriptors:
         try:
             os.close(descriptors.pop())

@@ -2,7 +2,7 @@
 
 #include <stdio.h>
 
-/* ---- A row of a manifest: a path and a record, of which kstore/published/manifest.py has the form */
+/* ---- A row of a manifest: a path and a record, whose form is in kstore/published/manifest.py */
 
 enum { DIGEST = 32, ROW = 52 };
 
@@ -120,7 +120,7 @@ static void release_contents(struct contents *contents) {
     Py_CLEAR(contents->owner);
 }
 
-/* As many of any sequence as there are paths; false with an exception set if it holds anything else. */
+/* Takes a sequence of as many contents as paths; false with an exception set if it holds anything else. */
 static int take_contents(PyObject *given, Py_ssize_t count, struct contents *contents) {
     *contents = (struct contents){.owner = PySequence_List(given)};
     if (!contents->owner) return 0;

@@ -1,7 +1,7 @@
 """Content names: the BLAKE3 digest of a blob's bytes, 32 raw bytes; hexadecimal wherever a person reads it.
 
-`wide` hashes many small byte strings side by side, without the interpreter's lock. Where it could not be compiled, or
-the processor cannot run it, the library hashes one after the other.
+`wide` hashes many small byte strings side by side, without the interpreter's lock. If it could not be compiled, or the
+processor cannot run it, the library hashes them one after the other.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def digest_of(data: bytes | bytearray | memoryview) -> bytes:
 
 
 def digests_of(contents: Sequence[bytes | bytearray | memoryview]) -> list[bytes]:
-    """BLAKE3 of each. All of them are in memory anyway, and this takes a twelfth of that again."""
+    """BLAKE3 of each. All contents are in memory anyway, and this takes a twelfth of that in addition."""
     if max(map(len, contents), default=0) > _MOST:
         return [*map(digest_of, contents)]
     digests = digest_each(contents, MOST_LANES)

@@ -10,7 +10,7 @@
 enum { LANES = 8 };
 typedef uint32_t vector __attribute__((vector_size(LANES * WORD), may_alias));
 
-/* To the right. Whole bytes are shuffled, which is one step and not three. */
+/* Rotates to the right. Whole bytes are shuffled, which is one step and not three. */
 IN_LINE static vector rotate(vector x, int bits) {
     const __m256i by_two = _mm256_setr_epi8(
         2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13
@@ -23,7 +23,7 @@ IN_LINE static vector rotate(vector x, int bits) {
     return x >> bits | x << (32 - bits);
 }
 
-/* Lanes become words, and words lanes: of pairs of rows pairs of words, of these halves of rows, then whole ones. */
+/* Lanes become words, and words lanes: pairs of rows become pairs of words, then half rows, then whole rows. */
 IN_LINE static void transpose(vector *rows) {
     __m256i *r = (__m256i *)rows, pairs[LANES], halves[LANES];
 #pragma GCC unroll 8

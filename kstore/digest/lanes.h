@@ -1,7 +1,7 @@
 /* LANES blocks side by side: word w of lane n is element n of vector w.
  *
- * eight.c and sixteen.c include this, each for one kind of processor. Before that they define LANES, `vector`, which is
- * as many words, OF_PROCESSOR, which its functions need, `rotate` and `transpose`.
+ * eight.c and sixteen.c include this, each for one kind of processor. Before that they define LANES, `vector` (as many
+ * words), OF_PROCESSOR (which the functions need), `rotate` and `transpose`.
  */
 #include <string.h>
 
@@ -10,7 +10,7 @@ enum { ROUNDS = 7, WORDS = BLOCK / WORD, NODE_WORDS = DIGEST / WORD };
 static const uint32_t IV[NODE_WORDS] = {
     0x6A09E667, 0xBB67AE85, 0x3C6EF372, 0xA54FF53A, 0x510E527F, 0x9B05688C, 0x1F83D9AB, 0x5BE0CD19,
 };
-/* Which word of the message each round takes: the permutation of the paper, applied again and again. */
+/* Which words of the message each round takes: the paper's permutation, applied again and again. */
 static const uint8_t SCHEDULE[ROUNDS][WORDS] = {
     {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}, {2, 6, 3, 10, 7, 0, 4, 13, 1, 11, 12, 5, 9, 14, 15, 8},
     {3, 4, 10, 12, 13, 2, 7, 14, 6, 5, 9, 0, 11, 15, 8, 1}, {10, 7, 12, 9, 14, 3, 13, 15, 4, 0, 11, 2, 5, 8, 1, 6},
@@ -40,9 +40,9 @@ IN_LINE static void mix_all(vector *v, const vector *m, const uint8_t *s) {
     mix(v, 3, 4, 9, 14, m[s[14]], m[s[15]]);
 }
 
-/* What changes from block to block, one of each lane. */
+/* What changes from block to block, one for each lane. */
 struct blocks {
-    vector words[WORDS]; /* Of as many lanes as words fit a vector, then the next words of the same lanes. */
+    vector words[WORDS]; /* Of each lane as many words as fit a vector, then the next words of the same lanes. */
     vector low, high, size, flags, busy;
 };
 
@@ -62,7 +62,7 @@ IN_LINE static void compress(vector *state, struct blocks *blocks) {
 
 static size_t blocks_of(const struct node *node) { return node->size ? (node->size + BLOCK - 1) / BLOCK : 1; }
 
-/* Block number `at` of a node, if it has so many. */
+/* Takes block number `at` of a node, if it has that many. */
 IN_LINE static int take_block(const struct node *node, size_t at, int lane, struct blocks *blocks) {
     const size_t count = blocks_of(node);
     blocks->busy[lane] = at < count ? ~0u : 0;
@@ -79,7 +79,7 @@ IN_LINE static int take_block(const struct node *node, size_t at, int lane, stru
     return 1;
 }
 
-/* Up to as many nodes as there are lanes. */
+/* Hashes up to as many nodes as there are lanes. */
 OF_PROCESSOR static void hash_some(const struct node *nodes, size_t count) {
     vector state[LANES] = {0};
     struct blocks blocks = {0};

@@ -10,7 +10,7 @@
 enum { LANES = 16 };
 typedef uint32_t vector __attribute__((vector_size(LANES * WORD), may_alias));
 
-/* To the right: the compiler makes one step of it. */
+/* Rotates to the right: the compiler makes one step of it. */
 IN_LINE static vector rotate(vector x, int bits) { return x >> bits | x << (32 - bits); }
 
 /* Lanes become words, and words lanes. */

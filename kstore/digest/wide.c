@@ -1,8 +1,8 @@
 /* BLAKE3 of many byte strings at once, for processors with AVX2 or AVX-512.
  *
- * A library hashes one after the other. Most artifacts are of a few KiB: too short to fill eight or sixteen lanes by
- * themselves, and each call would take the interpreter's lock again. Here so many chunks are hashed side by side (see
- * lanes.h), whichever strings they are of, then the nodes above them, level by level, as the BLAKE3 paper defines them.
+ * A library hashes one after the other. Most artifacts have a few KiB: too short to fill eight or sixteen lanes by
+ * themselves, and each call would take the interpreter's lock again. Here that many chunks are hashed side by side (see
+ * lanes.h), whichever strings they are from, then the nodes above them, level by level, as the BLAKE3 paper defines them.
  */
 #define Py_LIMITED_API 0x030b0000
 #define PY_SSIZE_T_CLEAN
@@ -25,7 +25,7 @@ static unsigned most_lanes(void) {
 
 struct text {
     Py_buffer content;
-    uint8_t *digests; /* of its nodes, of which there are fewer with each level */
+    uint8_t *digests; /* of its nodes, which become fewer with each level */
     size_t nodes;
 };
 
@@ -47,7 +47,7 @@ static size_t add_chunks(const struct text *text, struct node *nodes) {
     return count;
 }
 
-/* One for each pair of nodes. It takes the place of one that was read before it is written. */
+/* Adds a parent for each pair of nodes. It takes the place of a node that was read before the parent is written. */
 static size_t add_parents(const struct text *text, struct node *nodes) {
     const size_t pairs = text->nodes / 2;
     for (size_t i = 0; i < pairs; i++)
@@ -60,7 +60,7 @@ static size_t add_parents(const struct text *text, struct node *nodes) {
     return pairs;
 }
 
-/* The last one of an odd number goes up with the parents of the others. */
+/* If the number of nodes is odd, the last one goes up with the parents of the others. */
 static void rise(struct text *text) {
     const size_t pairs = text->nodes / 2, odd = text->nodes % 2;
     if (odd) memmove(text->digests + pairs * DIGEST, text->digests + 2 * pairs * DIGEST, DIGEST);

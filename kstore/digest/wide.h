@@ -15,7 +15,7 @@ struct node {
     uint32_t first, every, last; /* flags of the first block, of all, and of the last */
 };
 
-/* The digests of as many as there are, eight or sixteen at a time. */
+/* Hash all nodes, eight or sixteen at a time. */
 void hash_by_eight(const struct node *nodes, size_t count);
 void hash_by_sixteen(const struct node *nodes, size_t count);
 #endif

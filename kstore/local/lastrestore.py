@@ -183,8 +183,7 @@ class LastRestore:
         return None if before is None or before == self.begun() else self.answer()
 
     def answer(self) -> tuple[Ref, Mapping[str, Any]] | None:
-        """What the last restore has put here, and its answer; None unless it is all here, where this worker would put it.
-        """
+        """What the last restore has put here, and its answer; None unless all is here, and where this worker would."""
         with suppress(*UNREADABLE):
             last, content = self.begun(), self._read_record()
             if last == content["whole"] != "" and content["answer"] and content["placing"] == self._placing:

@@ -190,7 +190,7 @@ class StateFolder(LockedFolder):
         return False
 
     def is_old(self) -> bool:
-        """Whether the base was saved or confirmed half a day ago or more, by this host's clock, or does not exist."""
+        """Whether the base was saved, or confirmed, half a day ago or more, by this host's clock, or there is none."""
         try:
             return abs(time.time() - os.stat(self._sync).st_mtime) > _HALF_A_DAY
         except OSError:
@@ -256,7 +256,7 @@ class StateFolder(LockedFolder):
         """Remember this host, and that nothing but `foreign` is left in the root from earlier hosts."""
         with suppress(*UNREADABLE, CacheRootError):
             content = self._read_sync()
-            content |= {"host": fingerprint, "foreign": _texts(foreign), "untouched": UNMARKED}  # which was an earlier host's
+            content |= {"host": fingerprint, "foreign": _texts(foreign), "untouched": UNMARKED}  # it was that host's
             replace_record(self._sync, json.dumps(content).encode())
 
     def host(self) -> str:
