@@ -73,7 +73,7 @@ class Opened(Protocol):
         """Return `length` bytes (fewer at the end) from `offset`."""
 
     def close(self) -> None:
-        """Close it once no thread reads it any more. An error would hold it, by the frames that raised the error."""
+        """Close it once no thread reads it any more. An error would hold it: it keeps the frames that raised it."""
 
 
 class Upload(Protocol):
@@ -138,7 +138,7 @@ class Backend(Protocol):
         """
 
     def look_ahead(self, names: Sequence[str]) -> None:
-        """Announce that these will be requested soon. If finding them takes long, it begins now, without waiting."""
+        """Announce that these will be requested soon. If finding them takes long, that begins now, without waiting."""
 
     def make_ahead(self, folder: str) -> Callable[[], None]:
         """Announce that objects will be made in this folder soon. If the folder must be made first, that begins now.

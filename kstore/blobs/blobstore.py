@@ -133,7 +133,7 @@ class BlobStore:
             reader.close()
 
     def digests_in(self, packs: Iterable[str]) -> set[bytes]:
-        """The digests of what these packs hold, without packs that cannot be read."""
+        """The digests in these packs; packs that cannot be read are left out."""
         packs, found = tuple(packs), set[bytes]()
         self._read_indexes(packs)
         for pack_id in packs:

@@ -59,7 +59,7 @@ def bears_stamp(mtime_ns: int, digest: bytes) -> bool:
 def is_published(path: str, digest: bytes, size: int) -> bool:
     """Whether a file is this blob of `size` bytes, as it was published.
 
-    It is read, because no stamp can be trusted on a filesystem whose times are coarse.
+    It is read, because no stamp can be trusted on a filesystem with coarse times.
     """
     try:
         fd = open_unnoticed(path, READ)
@@ -108,7 +108,7 @@ class LooseBlobs:
             yield from zip(batch, self._backend.stat_many([blob_name(digest) for digest, _ in batch]), strict=True)
 
     def _is_damaged(self, digest: bytes, size: int) -> bool:
-        """Whether a blob is damaged. It is read in full, because no stamp can be trusted if the times are coarse."""
+        """Whether a blob is damaged. It is read in full: on a filesystem with coarse times, no stamp can be trusted."""
         try:
             return self.read(digest, size) is None
         except (OSError, MemoryError):
@@ -150,7 +150,7 @@ class LooseBlobs:
                 del data
 
     def _get_many(self, blobs: list[tuple[bytes, int]]) -> list[bytes | None]:
-        """The bytes of each, unverified; None if they cannot be read at once, or may be large: sizes are only claims."""
+        """The bytes of each, unverified; None if they cannot be read at once, or may be large: sizes are only said."""
         if sum(size for _, size in blobs) > _BATCH:
             return [None] * len(blobs)
         try:

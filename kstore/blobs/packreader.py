@@ -266,7 +266,7 @@ class PackReader:
 
 
 class _Source:
-    """Reads some frames of a pack, neighbours together. Opened for the first one; any thread may use it."""
+    """Reads some frames of a pack, neighbours together. The file is opened for the first; any thread may use this."""
 
     def __init__(self, backend: Readable, name: str, frames: Iterable[Frame]) -> None:
         """`frames` are in the order of the file."""

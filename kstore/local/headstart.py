@@ -41,7 +41,7 @@ _PROBE = "probe"
 _WORTHWHILE = 500
 """Artifacts: with fewer, the threads take longer to start than they save."""
 _MOST_TRIED = 8
-"""Blobs: some may be gone or altered."""
+"""Blobs that are tried: some may be gone or altered."""
 
 
 class Begun:

@@ -42,7 +42,7 @@ def nothing_comes(_: str) -> bytes | None:
 
 
 def with_inputs(data: bytes, path: str, folder: str) -> bytes:
-    """Ninja's log as it is stored: followed by what its objects were built from. Its own `path` is below `folder`.
+    """Ninja's log as it is stored: followed by what its objects were built from. `path` is its own, below `folder`.
 
     Raises:
         ValueError: the log is empty, or ninja would build something anew; or what ninja knows, or what an object was

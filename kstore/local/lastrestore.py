@@ -176,14 +176,17 @@ class LastRestore:
         return False
 
     def since(self, before: str | None) -> tuple[Ref, Mapping[str, Any]] | None:
-        """What a restore that began after `before` did has put here, and its answer; None if none has.
+        """What a restore that began after `before` did has put here, and its answer; None if there is none.
 
-        All of it is here, where this worker would put it.
+        None, too, if it left anything out, or if this worker would have placed it elsewhere.
         """
         return None if before is None or before == self.begun() else self.answer()
 
     def answer(self) -> tuple[Ref, Mapping[str, Any]] | None:
-        """What the last restore has put here, and its answer; None unless all is here, and where this worker would."""
+        """What the last restore has put here, and its answer.
+
+        None if it left anything out, or if this worker would have placed it elsewhere.
+        """
         with suppress(*UNREADABLE):
             last, content = self.begun(), self._read_record()
             if last == content["whole"] != "" and content["answer"] and content["placing"] == self._placing:

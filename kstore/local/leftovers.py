@@ -12,7 +12,7 @@ from kstore.local.held import is_held
 from kstore.local.turn import is_left_turn
 
 STAGE = "stage-"
-"""What the names of folders begin with that hold artifacts on their way."""
+"""The prefix of the names of folders that hold artifacts on their way."""
 _LONGEST_RESTORE = 24 * 3600.0
 """Seconds after which nobody is still staging."""
 
@@ -32,7 +32,7 @@ def sweep(parent: str, longest_wait: float) -> None:
 
 
 def sweep_elsewhere(parent: str) -> None:
-    """Do so in a component's folder. Other roots and hosts may have it too, and not every filesystem has locks."""
+    """Do the same in a component's folder. Other roots and hosts may have it too, and its filesystem may lack locks."""
     for path in left_folders(parent, STAGE):
         shutil.rmtree(path, ignore_errors=True)
         with suppress(OSError):  # another restore's may be in it

@@ -1,7 +1,7 @@
 """How a file gets from the store to the cache root: as a clone, a hard link, or a copy.
 
 The best way that works is found by trying, once per store and cache root. An error which says that a way cannot work
-here rules it out; an error that concerns a single file costs that file a copy.
+here rules the way out; an error that concerns a single file means that this file is copied.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ _DIGEST, _SIZE = attrgetter("digest"), attrgetter("size")
 
 
 class PathsOf:
-    """The paths of blobs. Most blobs have only one, which needs no list: there may be a hundred thousand."""
+    """The paths of blobs. Most blobs have only one, which needs no list: there may be a hundred thousand blobs."""
 
     def __init__(self, files: Files, but: Collection[str]) -> None:
         """Hold the paths of `files`, without those in `but`."""

@@ -18,7 +18,7 @@ UNREADABLE = (
     OSError, ValueError, LookupError, TypeError, ArithmeticError, AttributeError, RecursionError,
     IntegrityError, StoreFormatError,
 )  # fmt: skip
-"""What reading one raises that is missing or damaged, or that a newer kstore wrote."""
+"""What reading a record raises if it is missing or damaged, or if a newer kstore wrote it."""
 
 
 def replace_record(path: str, *parts: bytes) -> None:

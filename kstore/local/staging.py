@@ -108,7 +108,7 @@ class Staging:
         *,
         marks: bool,
     ) -> Placed:
-        """Take everything from `main`. The others are asked for what they are known to have, and for what is missing.
+        """Take all from `main`. The others are asked for what they are known to have, and for what is missing then.
 
         With `marks`, the folders are marked once everything is there.
         """

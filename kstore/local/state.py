@@ -170,7 +170,7 @@ class StateFolder(LockedFolder):
         replace_record(self._still, json.dumps(content).encode(), b"\n", paths)
 
     def still(self) -> StillRoot | None:
-        """What `save_still` remembered since this machine was started, if nothing else was later. Needs no lock."""
+        """What `save_still` remembered since this machine was started, if nothing was saved later. Needs no lock."""
         with suppress(*UNREADABLE):
             fields, _, paths = read_whole(self._still).partition(b"\n")
             content, sync = json.loads(fields), read_whole(self._sync)
@@ -197,7 +197,7 @@ class StateFolder(LockedFolder):
             return True
 
     def confirm(self) -> None:
-        """Note that the base is still valid: nothing had to be published."""
+        """Note that the base is as it was: nothing had to be published."""
         with suppress(OSError):
             os.utime(self._sync)
 
@@ -256,7 +256,7 @@ class StateFolder(LockedFolder):
         """Remember this host, and that nothing but `foreign` is left in the root from earlier hosts."""
         with suppress(*UNREADABLE, CacheRootError):
             content = self._read_sync()
-            content |= {"host": fingerprint, "foreign": _texts(foreign), "untouched": UNMARKED}  # it was that host's
+            content |= {"host": fingerprint, "foreign": _texts(foreign), "untouched": UNMARKED}  # an earlier host's
             replace_record(self._sync, json.dumps(content).encode())
 
     def host(self) -> str:

@@ -1,9 +1,8 @@
 """Whether anything in a cache root can have changed since all of it was known: asks for times, and reads and lists
 nothing.
 
-A folder's status-change time moves with every name that comes or goes in it, and nobody can set it back. So while these
-times of all folders stand, each file is the one that was scanned. Files that are changed in place are asked for their
-own.
+A folder's status-change time moves with every name that comes or goes in it, and nobody can set it back. So while those
+of all folders stand, each file is the one that was scanned. A file that is changed in place is asked for its own.
 
 What a restore has just placed is too young for that: a change within the same tick of the clock leaves the same time.
 But the restore gave its folders, and the files that are changed in place, modification times that no change leaves. So
@@ -52,8 +51,8 @@ class Still(NamedTuple):
     bare: dict[str, bytes]
     """Component → those of its folders in which a restore has placed no file, in the form of `Times.paths`."""
     mark: Mark = UNMARKED
-    """The mark of the folders, if a restore has just placed all of them. It is then to stand, and the modification
-    times of the files; otherwise the status-change times are.
+    """The mark of the folders, if a restore has just placed all of them: it and the files' modification times are to
+    stand. Otherwise the status-change times are.
     """
 
     def dump(self) -> tuple[dict[str, Any], bytes]:
