@@ -2,7 +2,7 @@
  *
  * A library hashes one after the other. Most artifacts have a few KiB: too short to fill eight or sixteen lanes by
  * themselves, and each call would take the interpreter's lock again. Here that many chunks are hashed side by side (see
- * lanes.h), whichever strings they are from, then the nodes above them, level by level, as the BLAKE3 paper defines them.
+ * lanes.h), from whichever strings, then the nodes above them, level by level, as the BLAKE3 paper defines them.
  */
 #define Py_LIMITED_API 0x030b0000
 #define PY_SSIZE_T_CLEAN
