@@ -80,7 +80,7 @@ class Sweeper:
         """Choose the lists to sweep, and keep commits that began before these were written from publishing. Also note
         what is there: only that may be condemned, because nobody knows whether what comes while gc marks is needed.
 
-        To be called before marking. A list is ripe if its fence was put up earlier than `before`, by the store's clock
+        To be called before marking. A list is ripe if its fence was put up no later than `before`, by the store's clock
         in nanoseconds.
         """
         self._before = before

@@ -32,8 +32,8 @@ def replace_record(path: str, *parts: bytes) -> None:
 
 
 def replace_checked(path: str, parts: Iterable[bytes]) -> bytes:
-    """Replace a file with one that begins with the digest of these parts; returns that digest. Parts are written as they
-    come, so they are never all in memory.
+    """Replace a file with one that begins with the digest of these parts; returns that digest. No part is held in memory
+    once it is written.
 
     Raises:
         CacheRootError: it cannot be written.

@@ -1,5 +1,5 @@
-"""Whether anything in a cache root can have changed since all of it was known: asks for times, and reads and lists
-nothing.
+"""Whether anything in a cache root can have changed since all of it was known: asks for times, reads no file, and
+lists at most the folders that something has touched.
 
 A folder's status-change time moves with every name that comes or goes in it, and nobody can set it back. So while those
 of all folders stand, each file is the one that was scanned. A file that is changed in place is asked for its own.

@@ -1,4 +1,4 @@
-"""A commit with nothing to do: it asks for times, and looks neither at files nor at what is published."""
+"""A commit with nothing to do: it asks for times, and reads neither files nor a manifest."""
 
 from __future__ import annotations
 

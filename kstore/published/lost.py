@@ -55,7 +55,7 @@ def not_stored(storage: Storage, ref: Ref, blobs: Mapping[bytes, int]) -> set[by
 
 
 def _unreadable(storage: Storage, ref: Ref, blobs: Mapping[bytes, int]) -> set[bytes]:
-    """Blobs that cannot be read where the generation, or a store below, has them. An error says no more than damage."""
+    """Blobs that cannot be read where the generation, or a store below, has them, for whatever reason."""
     if not blobs:
         return set()
     left = blobs.keys() - _readable(storage.holder(ref).blobs.parts(blobs, ref.packs))
