@@ -32,8 +32,9 @@ def replace_record(path: str, *parts: bytes) -> None:
 
 
 def replace_checked(path: str, parts: Iterable[bytes]) -> bytes:
-    """Replace a file with one that begins with the digest of these parts; returns that digest. No part is held in memory
-    once it is written.
+    """Replace a file with one that begins with the digest of these parts; returns that digest.
+
+    Each part is written when it comes, so they are never all in memory.
 
     Raises:
         CacheRootError: it cannot be written.
