@@ -1,4 +1,4 @@
-"""Where a round works: filesystems of its own, new for each round and gone after it."""
+"""Where a round works: filesystems of its own, new for each round and removed after it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MAKE = {
 
 
 class Absent(Exception):
-    """It is not to be had here, for the reason given."""
+    """Something is not available here, for the reason given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,25 +37,25 @@ class Place:
     """A filesystem that is shared, and one for the workers' own files."""
 
     filesystem: str
-    """What is shared, for people."""
+    """The shared filesystem, described for people."""
     mounts: tuple[Path, ...]
     """The shared filesystem as each host sees it."""
     local: Path
     """Where workers have their caches."""
 
     def shared(self, host: int) -> Path:
-        """What a host sees. Where there is one mount, all hosts are this one."""
+        """The shared filesystem as a host sees it. With a single mount, all hosts are the same one."""
         return self.mounts[host % len(self.mounts)]
 
 
 def folder_name(column: str) -> str:
-    """What is called on disk after a column of a table."""
+    """What something that belongs to a column of a table is called on disk."""
     return column.replace(" ", "-").replace(",", "")
 
 
 @contextmanager
 def open_place(kind: str, work: Path) -> Iterator[Place]:
-    """A new place of a kind: `local`, `xfs`, `gluster`, or `far`, which is that with slow calls. Raises Absent."""
+    """A new place of a kind: `local`, `xfs`, `gluster`, or `far`, a `gluster` with slow calls. Raises Absent."""
     folder = Path(tempfile.mkdtemp(prefix="place-", dir=work))
     try:
         with _KINDS[kind](folder) as place:
@@ -65,7 +65,7 @@ def open_place(kind: str, work: Path) -> Iterator[Place]:
 
 
 def nvidia_gpu() -> str:
-    """The name of the GPU as kstore has it; empty if there is none of NVIDIA's."""
+    """kstore's name for this machine's GPU; empty if it is not NVIDIA's or there is none."""
     slug = gpu_slug()
     return slug if slug.startswith("nvidia-") else ""
 
@@ -76,7 +76,7 @@ def can_drop() -> bool:
 
 
 def drop_page_cache() -> None:
-    """Let nothing that was read or written be in memory."""
+    """Remove everything that was read or written from memory."""
     os.sync()
     _DROP_CACHES.write_text("3\n")
 
@@ -103,7 +103,7 @@ def _xfs(folder: Path) -> Iterator[Place]:
 
 @contextmanager
 def _gluster(folder: Path, delay_us: int = 0) -> Iterator[Place]:
-    """Bricks on the folder's filesystem; workers' files where those of a local place are."""
+    """Bricks on the folder's filesystem; workers' files where a local place has them."""
     version = _gluster_version()
     volume = folder / "gluster"
     try:
@@ -113,7 +113,7 @@ def _gluster(folder: Path, delay_us: int = 0) -> Iterator[Place]:
     try:
         with _local(folder) as own:
             bricks = f"{version}, three replicas on loopback, bricks on {filesystem_of(folder)}, two mounts"
-            bricks += f", each call of a brick {delay_us / 1000:g} ms longer" if delay_us else ""
+            bricks += f", each call to a brick {delay_us / 1000:g} ms slower" if delay_us else ""
             where = f"{bricks}; workers' files on {own.filesystem}"
             yield Place(where, (volume / "host0", volume / "host1"), own.local)
     finally:
@@ -148,14 +148,14 @@ def _on_loop(kind: str, folder: Path, size: int = _IMAGE_BYTES) -> Iterator[Path
     finally:
         try:
             _run("umount", str(volume))
-        except RuntimeError:  # Somebody is still in it: it goes when he does.
+        except RuntimeError:  # A process still uses it: it is unmounted when that ends.
             _run("umount", "-l", str(volume))
         image.unlink()
 
 
 @cache
 def _why_no_loop(kind: str, work: Path) -> str:
-    """Why there can be no filesystem of its own; empty if there can. Root in a container often may not mount."""
+    """Why there can be no filesystem of its own; empty if there can. Root in a container often may not mount one."""
     if os.geteuid():
         return "not root, so no filesystem of its own"
     if shutil.which(_MAKE[kind][0]) is None:
@@ -169,7 +169,7 @@ def _why_no_loop(kind: str, work: Path) -> str:
 
 @cache
 def filesystem_of(path: Path) -> str:
-    """The name of its type."""
+    """The name of a filesystem's type."""
     done = subprocess.run(["stat", "-f", "-c", "%T", str(path)], capture_output=True, text=True, check=True)
     return done.stdout.strip().replace("ext2/ext3", "ext4")
 

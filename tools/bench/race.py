@@ -27,7 +27,7 @@ class Reading(NamedTuple):
     value: float
     unit: Unit = Unit.SECONDS
     status: str = ""
-    """What a step said, where that is not what it should."""
+    """The status of a step, if it is not a success."""
 
 
 Scene = Callable[[Sharing], Iterable[Reading]]
@@ -41,11 +41,11 @@ class Bench:
     rounds: int
     work: Path
     drops: bool
-    """Whether the page cache may be dropped: all that runs on the machine has to read its files again."""
+    """Whether the page cache may be dropped. Everything that runs on the machine then has to read its files again."""
 
     @contextmanager
     def place(self, kind: str, table: Table) -> Iterator[Place]:
-        """A new place; its filesystem is told in the table. Raises Absent."""
+        """A new place; the table says what filesystem it is. Raises Absent."""
         with places.open_place(kind, self.work) as place:
             told = f"filesystem: {place.filesystem}"
             if told not in table.conditions:
@@ -53,7 +53,7 @@ class Bench:
             yield place
 
     def race(self, table: Table, kind: str, ways: Sequence[type[Sharing]], scene: Scene) -> None:
-        """Play the scene with all ways, in every round. Who begins changes from round to round."""
+        """Play the scene with every way of sharing, in every round. Another one begins each time."""
         here, reasons = present(ways)
         for reason in reasons:
             table.note(reason)
@@ -68,7 +68,7 @@ class Bench:
             table.note(f"Not measured: {error}.")
 
     def cold_or_warm(self, sharing: Sharing, what: str = "restore") -> Iterator[Reading]:
-        """Fetch with what was published in the page cache, and fetch after that was dropped."""
+        """Fetch while what was published is in the page cache, and again after the cache was dropped."""
         os.sync()
         yield reading(f"{what}, page cache warm", sharing.fetch("warm", 1))
         if self.drops:
@@ -79,16 +79,16 @@ class Bench:
         for row, value, unit, status in scene(sharing):
             table.add(row, sharing.name, value, unit)
             if status:
-                table.note(f"{sharing.name}, {row}: {status}.")
+                table.note(f'{sharing.name}, {row}: the status was "{status}".')
 
 
 def reading(row: str, step: Step, good: Sequence[str] = ()) -> Reading:
-    """The seconds of a step; its status where that is not among the `good` ones."""
+    """The seconds of a step, and its status if that is not among the `good` ones."""
     return Reading(row, step.seconds, Unit.SECONDS, bad_statuses([step], good))
 
 
 def bad_statuses(steps: Iterable[Step], good: Sequence[str] = ()) -> str:
-    """Those that are no success."""
+    """The statuses that are not a success."""
     return " ".join(sorted({step.status for step in steps} - {"", *GOOD, *good}))
 
 
@@ -96,24 +96,24 @@ GOOD = ("restored", "committed", "unchanged", "loaded", "synced", "SUCCESS")
 
 
 def describe(table: Table, tree: Path, what: str) -> None:
-    """Tell what is shared."""
+    """Say in the table what is shared."""
     files = files_in(tree)
     size = sum(file.lstat().st_size for file in files)
     table.conditions.append(f"{what}: {len(files):,} files, {size:,} bytes")
 
 
 def note_missing(bench: Bench, table: Table) -> None:
-    """Tell which models cannot be built here."""
+    """Say in the table which models cannot be built here."""
     if bench.trees.missing:
         table.note(f"Not measured: {', '.join(bench.trees.missing)}; the extra `models` installs what builds them.")
 
 
 def rotated(items: Sequence[Item], by: int) -> list[Item]:
-    """Another one first each time."""
+    """The same items, beginning with another one each time."""
     start = by % len(items) if items else 0
     return [*items[start:], *items[:start]]
 
 
 def tell(message: str) -> None:
-    """Progress."""
+    """Print progress."""
     print(message, file=sys.stderr, flush=True)

@@ -14,27 +14,54 @@ from tools.bench import plots
 from tools.bench.results import Claim, Table, Unit, Verdict, from_json, quantity
 
 _INTRODUCTION = """\
-`python -m tools.bench` measures kstore against what people use instead, on real artifacts of Inductor and Triton, and
-writes this page, [results.json](results.json) with every sample, and the plots. `--only NAME` measures one table anew.
+`python -m tools.bench` measures kstore against what people use instead, on real Inductor and Triton artifacts. It
+writes this page, the plots, and [results.json](results.json) with every sample. `--only NAME` measures one table again.
 
-Each table is one run: in each round everybody plays the same scene on the same new filesystem, one after the other,
-and another one begins each time. Numbers are medians of the rounds. Ratios are of numbers in one table; no number of
-one table may be compared with one of another. Processes are fresh, and their import of Python modules is not counted.
-"Bare" columns are a C program that makes the system calls of a restore and does nothing else. Where that alone takes
-longer than was aimed at, it says so.
+Each table comes from one run. In each round every way of sharing does the same work on the same new filesystem, one
+after the other, and another one begins each time. Figures are medians of the rounds; the plots show every round as a
+mark on the bar. Figures without a unit are bytes or, where the row says so, files or kernels. An empty cell was not
+measured. Compare figures only within a table.
+
+Every worker is a new process. Its import of Python modules is not counted, except where a whole process or a command
+is measured. Above each table are the command that measures it and the conditions, which end with the rounds, the date
+and the machine; "load" is its load average before the run. Notes below a table name unexpected statuses.
+
+The columns:
+
+- **kstore, loose**: each artifact is an uncompressed file in the store, which a restore links, clones (on XFS) or
+  copies. kstore chooses this where the cache root can link from the store.
+- **kstore, packed**: the store holds packs, each with many compressed artifacts. kstore chooses this elsewhere, such as
+  on a network filesystem.
+- **fal**, **b10-transfer**: the functions of these packages, which keep one archive for each key. **kstore for fal**
+  and **kstore for b10** are kstore's functions of the same names.
+- **tar, zstd**, **cp -a**, **cp -al**, **rsync -a**: these commands. `cp -al` makes hard links.
+- **bare …**: a C program that makes the system calls of a restore or a commit, in one thread, and does nothing else.
+- **cold**: a model's start that compiles everything. **untouched warm folder**: one that uses the cache folder of an
+  earlier start, into which nothing is restored. **mega-cache**: one that loads torch's own artifacts from one file.
+
+"Page cache warm" means that what was published is still in memory, "page cache dropped" that it has to be read from
+disk. "Wall" and "processor" are wall-clock time and processor time.
+"""
+_TARGETS = """\
+## Targets
+
+Each row compares a median, that of the column and row under *what*, with a limit. If *of* names a column, *limit* and
+*found* are ratios to that column's median in the same row, or in the row in parentheses: 1/25 means 25 times less.
+Otherwise they are plain figures. Where the bare system calls alone take longer than the limit allows, a missed target
+says so, with their own ratio.
 """
 _BEGIN, _END = "<!-- begin: python -m tools.bench -->", "<!-- end -->"
 _OURS = ("kstore, loose", "kstore, packed")
 _PEERS = ("fal", "b10-transfer", "tar, zstd", "cp -al", "cp -a", "rsync -a")
 _COLD = "cold"
 _FILES = (*_OURS, *_PEERS)
-"""README's columns where files are shared."""
+"""The columns of README's table of ways to share files."""
 _STARTS = (_COLD, *_OURS, "fal", "b10-transfer", "mega-cache", "untouched warm folder")
-"""Its columns where models start."""
+"""The columns of its table of models' starts."""
 
 
 def conditions(rounds: int, drops: bool) -> list[str]:
-    """What holds for a table whatever it measures."""
+    """The conditions of every table, whatever it measures."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)
     found = [
         f"{rounds} rounds, interleaved, medians",
@@ -42,7 +69,7 @@ def conditions(rounds: int, drops: bool) -> list[str]:
         f"Linux {platform.release()}, Python {platform.python_version()}",
     ]
     if not drops:
-        found.append("the page cache was never dropped: that needs root, and is left out by --quick")
+        found.append("the page cache was never dropped: that needs root, and --quick leaves it out")
     return found
 
 
@@ -54,7 +81,7 @@ def read(path: Path) -> dict[str, Table]:
 
 
 def write(folder: Path, tables: Iterable[Table], gpu: str = "") -> None:
-    """The page, the JSON and the plots. Those of a machine with a `gpu` are in a folder below the others'."""
+    """Write the page, the JSON and the plots. Those of a machine with a `gpu` go into a folder below the others'."""
     folder.mkdir(parents=True, exist_ok=True)
     found = list(tables)
     content = {"schema": 1, "tables": [table.as_json() for table in found]}
@@ -72,8 +99,8 @@ def _head(folder: Path, gpu: str) -> Iterator[str]:
 
 
 def page(tables: list[Table], drawn: dict[str, str], why_not: str) -> str:
-    """All that was found."""
-    parts = ["## What is aimed at\n", summary(tables)]
+    """Everything that was found."""
+    parts = [_TARGETS, summary(tables)]
     if why_not:
         parts.append(f"No plots: {why_not}.\n")
     parts += [section(table, drawn.get(table.name, "")) for table in tables]
@@ -93,7 +120,7 @@ def summary(tables: Iterable[Table]) -> str:
 
 
 def update_readme(path: Path, tables: Iterable[Table]) -> None:
-    """Put what a peer does too between the marks: where files are shared, and below that where models start."""
+    """Put what peers do too between the marks: the table of ways to share files, then that of models' starts."""
     compared = [table for table in tables if table.claims and not set(_PEERS).isdisjoint(table.columns)]
     starts = [table for table in compared if _COLD in table.columns]
     files = [table for table in compared if _COLD not in table.columns]
@@ -106,7 +133,7 @@ def update_readme(path: Path, tables: Iterable[Table]) -> None:
 
 
 def _comparison(tables: Iterable[Table], columns: Sequence[str]) -> Iterator[str]:
-    """Of each table the first row in which something is aimed at."""
+    """One row for each table: the row of its first claim."""
     yield from _heading(columns)
     for table in tables:
         row = table.claims[0].row
@@ -151,7 +178,7 @@ def _row(table: Table, row: str, columns: Iterable[str], label: str) -> str:
 
 
 def anchor(title: str) -> str:
-    """Where a heading is to be found in the page."""
+    """The anchor that a heading has in the page."""
     return re.sub(r"[^\w\s-]", "", title.lower()).strip().replace(" ", "-")
 
 

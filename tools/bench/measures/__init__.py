@@ -1,4 +1,4 @@
-"""What is measured: a function for each table. Its name on the command line is that of the table."""
+"""What is measured: one function for each table. On the command line it has the table's name."""
 
 from __future__ import annotations
 

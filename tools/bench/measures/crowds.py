@@ -21,13 +21,13 @@ _OWN_KERNELS = 2
 
 
 def writers(bench: Bench) -> Table:
-    """Workers that start cold compile the same kernels and some of their own, and share them at the same moment."""
+    """Workers that start cold compile the same kernels and some of their own, and share all at the same moment."""
     count = bench.trees.sizes.writers
     table = Table("writers", f"{count} workers commit at once, then one restores")
     base = bench.trees.some(_BASE_FILES)
-    describe(table, base, "what all compile")
+    describe(table, base, "what every worker compiles")
     own = _own_kernels(bench, count)
-    table.conditions.append(f"each has {_OWN_KERNELS} more kernels of its own")
+    table.conditions.append(f"each worker has {_OWN_KERNELS} more kernels of its own")
     lost, seconds = "kernels lost", "until the last has committed"
 
     def scene(sharing: Sharing) -> Iterator[Reading]:
@@ -43,13 +43,14 @@ def writers(bench: Bench) -> Table:
         yield Reading(lost, sum(not _is_whole(kernel, found / kernel.name) for kernel in wanted), Unit.KERNELS)
 
     bench.race(table, "local", [KstorePacked, KstoreLoose, Fal, B10, Tar, Rsync], scene)
-    table.conditions.append(f"{count * _OWN_KERNELS} kernels to be found")
+    table.conditions.append(f"{count * _OWN_KERNELS} own kernels that the restore should find")
+    table.note("Kernels lost: the workers' own kernels that the restore did not bring back whole.")
     table.claims += [Claim(lost, way.name, 0) for way in (KstorePacked, KstoreLoose)]
     return table
 
 
 def _own_kernels(bench: Bench, count: int) -> list[list[Path]]:
-    """For each writer, made from real ones."""
+    """Kernels for each writer, made from real ones."""
     folder = bench.work / "own"
     templates = bench.trees.kernels(_OWN_KERNELS)
     if folder.exists():
@@ -58,7 +59,7 @@ def _own_kernels(bench: Bench, count: int) -> list[list[Path]]:
 
 
 def _publish_at_once(sharing: Sharing, names: list[str], work: Path) -> Step:
-    """Until the last is done, with the statuses of those who failed."""
+    """Seconds until the last is done, and the statuses of those that failed."""
     if isinstance(sharing, Program):
         seconds, told = processes.run_crowd([sharing.spec(name, 0, [["publish"]]) for name in names], work)
         return Step(seconds, bad_statuses(each.last for each in told))
@@ -67,7 +68,7 @@ def _publish_at_once(sharing: Sharing, names: list[str], work: Path) -> Step:
 
 
 def _is_whole(kernel: Path, found: Path) -> bool:
-    """Whether all files of a kernel are there; those that hold their own path differ in it."""
+    """Whether all files of a kernel exist and are equal. Those that hold their own path need not be equal."""
     names = [path.name for path in kernel.iterdir()]
     if not all((found / name).is_file() for name in names):
         return False
@@ -76,7 +77,7 @@ def _is_whole(kernel: Path, found: Path) -> bool:
 
 
 def host(bench: Bench) -> Table:
-    """Workers of one host that start at the same moment, as the ranks of a job do."""
+    """Workers of one host that start at the same moment, as a job's ranks do."""
     count = bench.trees.sizes.workers
     table = Table("host", f"{count} workers of one host restore at once")
     describe(table, bench.trees.corpus, "corpus")

@@ -1,4 +1,4 @@
-"""A store on a distributed filesystem, which charges for each file and call: one host commits, another restores."""
+"""A store on a distributed filesystem, where each file and call takes time: one host commits, another restores."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FROM_ANOTHER = "restore on another host"
 
 
 def distributed(bench: Bench) -> Table:
-    """GlusterFS, three replicas."""
+    """On GlusterFS with three replicas."""
     table = Table("distributed", "A distributed filesystem")
     tree, kernel = bench.trees.without_one_kernel()
     describe(table, tree, "corpus without one kernel")
@@ -51,7 +51,7 @@ def distributed(bench: Bench) -> Table:
 
 
 def far(bench: Bench) -> Table:
-    """The same where each call takes long: what counts is how many are waited for."""
+    """The same where each call takes long: what counts is how many calls are waited for."""
     table = Table("far", "A filesystem that is far away")
     few = bench.trees.some(bench.trees.sizes.files_of_a_model)
     for what, tree in ("small", few), ("corpus", bench.trees.corpus):
@@ -65,5 +65,5 @@ def far(bench: Bench) -> Table:
             yield reading(f"{what}: restore there again", sharing.fetch("again", 1))
 
         bench.race(table, "far", [KstorePacked, Fal, B10, Tar], scene)
-    table.note("The other host has looked at nothing before its first restore; at the second one it knows the way.")
+    table.note("Before its first restore the other host has looked at nothing. At the second one it knows the way.")
     return table

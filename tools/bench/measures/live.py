@@ -1,6 +1,6 @@
-"""What live commits cost a compile: the same kernels, compiled with and without, in turn.
+"""What live commits cost a compile: the same kernels are compiled with and without them, in turn.
 
-Triton compiles for a GPU that need not be there. It compiles under `kstore exec`, where the watch has a process of
+Triton compiles for a GPU that need not be present. It compiles under `kstore exec`, where the watch has a process of
 its own, and within `kstore.synchronized`, where it shares the interpreter's lock with the compiler. The settings are
 much busier than the defaults, so that a short run has many checkpoints.
 """
@@ -28,7 +28,7 @@ _ROWS = {"exec": "kstore exec", "within": "kstore.synchronized"}
 
 
 def live(bench: Bench) -> Table:
-    """The program's own wall time, without its start; and the processor's time of all processes, with kstore's."""
+    """The program's own wall time without its start, and the processor time of all processes, kstore's included."""
     kernels = bench.trees.sizes.live_kernels
     table = Table("live", "What live commits cost a compile")
     table.conditions.append(f"{kernels} Triton kernels, a checkpoint every 5 s")
@@ -40,12 +40,13 @@ def live(bench: Bench) -> Table:
                     table.add(f"{row}: wall", column, wall, Unit.SECONDS)
                     table.add(f"{row}: processor", column, processor, Unit.SECONDS)
             tell(f"live: round {number + 1} of {bench.rounds}")
+    table.note("Wall: the program's own time, without its start. Processor: the time of all processes, with kstore's.")
     table.claims += [Claim(f"{row}: wall", "live", 1.02, "not live") for row in _ROWS.values()]
     return table
 
 
 def _compile(folder: Path, way: str, column: str, kernels: int) -> tuple[float, float]:
-    """Into an empty cache root, for an empty store."""
+    """Compile into an empty cache root, with an empty store: seconds of wall time and of processor time."""
     folder.mkdir()
     variables = {
         "KSTORE_ROOT": str(folder / "store"), "KSTORE_CACHE_ROOT": str(folder / "root"), "KSTORE_GPU": "bench-sm90",

@@ -54,7 +54,7 @@ def _restoring(bench: Bench) -> Scene:
     def scene(sharing: Sharing) -> Iterator[Reading]:
         sharing.fill("builder", bench.trees.corpus)
         sharing.publish("builder")
-        if isinstance(sharing, CopyFloor | LinkFloor):  # It has read all that it makes before its clock starts.
+        if isinstance(sharing, CopyFloor | LinkFloor):  # It reads everything that it writes before its clock starts.
             yield reading(_WARM, sharing.fetch("warm"))
         else:
             yield from bench.cold_or_warm(sharing)
@@ -79,7 +79,7 @@ def first_commit(bench: Bench) -> Table:
 
 
 def nothing_new(bench: Bench) -> Table:
-    """Sharing again what is shared."""
+    """Sharing again what is already shared."""
     table = Table("nothing-new", "A commit with nothing new")
     tree, kernel = bench.trees.without_one_kernel()
     describe(table, tree, "corpus without one kernel")
@@ -100,12 +100,14 @@ def nothing_new(bench: Bench) -> Table:
     bench.race(table, "local", [KstoreLoose, KstorePacked, Fal, B10, Rsync], scene)
     for ours in (KstoreLoose.name, KstorePacked.name):
         table.claims += [Claim("commit, nothing new", ours, 1 / 4, Fal.name), Claim(watched, ours, 0.005)]
-    table.note("fal compares the names of files, b10-transfer looks only whether there is an archive.")
+    table.note("The first after a restore: one process restores, and then commits although nothing is new.")
+    table.note("At the end of a live watch: what remains to be done when live commits have published the last kernel.")
+    table.note("fal compares only the names of files, and b10-transfer looks only whether an archive exists.")
     return table
 
 
 def model(bench: Bench) -> Table:
-    """Of a tree as large as most models': what counts is what is done once, however many files there are."""
+    """A tree as large as most models': what counts is the work that is done once, however many files there are."""
     table = Table("model", "A model of the usual size")
     tree = bench.trees.some(bench.trees.sizes.files_of_a_model)
     describe(table, tree, "model")

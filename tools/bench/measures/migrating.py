@@ -1,4 +1,4 @@
-"""The functions of other packages against kstore's of the same names, as the guide for migrating quotes them."""
+"""Other packages' functions against kstore's of the same names, as the guide on migrating quotes them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def b10(bench: Bench) -> Table:
     """b10-transfer."""
     table = Table("b10", "b10-transfer, and kstore's functions of its names")
     _compare(bench, table, [B10, LooseAsB10, PackedAsB10], ("save", "load"))
-    table.note("SKIPPED of b10-transfer with one more kernel: it is not stored.")
+    table.note("Where b10-transfer's status with one more kernel is SKIPPED, that kernel is not stored.")
     return table
 
 

@@ -21,7 +21,7 @@ _MIB = 1 << 20
 
 
 def memory(bench: Bench) -> Table:
-    """The most that one process has in memory: the interpreter and all its modules are in it."""
+    """The most memory that one process has at a time, the interpreter and all its modules included."""
     table = Table("memory", "Peak memory of a worker")
     for what, tree in ("corpus", bench.trees.corpus), ("big key", bench.trees.big()):
         describe(table, tree, what)
@@ -41,7 +41,8 @@ def memory(bench: Bench) -> Table:
         for verb in ("commit", "restore"):
             limit = 64 * _MIB + largest
             table.claims += [Claim(f"{verb}, {what}", way.name, limit) for way in (KstorePacked, KstoreLoose)]
-    table.note("b10-transfer works in a process of its own, whose memory is not seen from here.")
+    table.note("The interpreter and all its modules are included. The limit is 64 MiB plus the largest artifact.")
+    table.note("b10-transfer works in a process of its own, whose memory cannot be seen from here.")
     return table
 
 
@@ -50,7 +51,7 @@ def keys(bench: Bench) -> Table:
     sizes = bench.trees.sizes
     table = Table("keys", f"A store of {sizes.keys:,} keys")
     tree = bench.trees.some(sizes.files_of_a_key)
-    describe(table, tree, "each key, a fiftieth of its kernels its own")
+    describe(table, tree, "each key, with a fiftieth of the kernels its own")
     few, many = "store of one key", f"store of {sizes.keys:,} keys"
     try:
         with bench.place("local", table) as place:
@@ -84,12 +85,12 @@ def _look(place: Place, column: str, number: int, kernel: Path) -> Iterator[Read
 
 
 def grown(bench: Bench) -> Table:
-    """A key that grew by many commits, each of which is a pack: before and after gc has made one pack of them."""
+    """A key that grew by many commits, each of them a pack: before and after gc has made one pack of them."""
     sizes = bench.trees.sizes
     table = Table("grown", f"A key that grew by {sizes.commits} commits")
     tree, kernel = bench.trees.some(sizes.files_of_a_key), bench.trees.kernels(1)[0]
     describe(table, tree, "the first commit")
-    table.conditions.append("each later one: a kernel")
+    table.conditions.append("each later commit: one more kernel")
     few, many, merged = "one commit", f"{sizes.commits} commits", f"{sizes.commits} commits, after gc"
     try:
         with bench.place("gluster", table) as place:

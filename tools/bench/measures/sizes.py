@@ -1,4 +1,4 @@
-"""Bytes: what is stored, and what is written for a little more."""
+"""Bytes: what is stored, and what is written for one more kernel."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _stored(sharing: Sharing, what: str, tree: Path) -> Iterator[Reading]:
 
 
 def bytes_releases(bench: Bench) -> Table:
-    """Releases of one model under keys of their own; for those who have no keys, a folder each."""
+    """Releases of one model, each under its own key. Peers, which share nothing between keys, store each alone."""
     table = Table("bytes-releases", "Bytes stored for the releases of one model")
     releases = bench.trees.releases()
     describe(
@@ -50,13 +50,14 @@ def bytes_releases(bench: Bench) -> Table:
         total = 0
         for number, tree in enumerate(releases, start=1):
             stored = _store_release(sharing, number, tree)
-            # Only kstore shares between keys. Elsewhere one release's archive takes no other's place: bytes add up.
+            # Only kstore shares between keys. With the others each release has its own archive, so the bytes add up.
             total = stored if isinstance(sharing, Kstore) else total + stored
             if number == 1:
                 yield Reading(one, total, Unit.BYTES)
         yield Reading(all_of_them, total, Unit.BYTES)
 
     bench.race(table, "local", _WAYS, scene)
+    table.note("Each release has its own key. Only kstore shares between keys; the others store each release alone.")
     table.claims.append(Claim(all_of_them, KstorePacked.name, 1 / 15, Fal.name))
     return table
 
@@ -73,7 +74,7 @@ def _store_release(sharing: Sharing, number: int, tree: Path) -> int:
 
 
 def one_kernel(bench: Bench) -> Table:
-    """What is written by a worker that has all but one kernel."""
+    """What is written by a worker that finds all kernels but one, and compiles that one."""
     table = Table("one-kernel", "A commit that adds one kernel")
     tree, kernel = bench.trees.without_one_kernel()
     describe(table, tree, "corpus without that kernel")

@@ -31,8 +31,8 @@ class _Job:
     step: list[str]
     variables: Mapping[str, str]
     roams: bool = False
-    """Whether kstore's workers have a cache root of their own each. Those of its peers, which have a fixed folder, find
-    the path again at which it was compiled: it may be compiled in.
+    """Whether each of kstore's workers has a cache root of its own. Its peers have a fixed folder, so their workers
+    have the path at which the artifacts were compiled: it may be compiled into them.
     """
 
 
@@ -44,7 +44,7 @@ def start(bench: Bench) -> Table:
 
 
 def start_gpt2(bench: Bench) -> Table:
-    """GPT-2, of its public configuration with random weights."""
+    """GPT-2 in its public configuration, with random weights."""
     table = Table("start-gpt2", "GPT-2's start")
     note_missing(bench, table)
     if "gpt2" in bench.trees.public:
@@ -53,24 +53,22 @@ def start_gpt2(bench: Bench) -> Table:
 
 
 def start_cuda(bench: Bench) -> Table:
-    """A part of a transformer and a user's Triton kernels, of tests/programs/compile_cuda.py. Raises Absent."""
+    """A part of a transformer and a user's Triton kernels, from tests/programs/compile_cuda.py. Raises Absent."""
     if not (gpu := nvidia_gpu()):
         raise Absent("there is no NVIDIA GPU")
     table = Table("start-cuda", "A model's start on a GPU")
     table.conditions += [
         f"GPU: {gpu}",
         *(f"{package} {_version(package)}" for package in ("torch", "triton")),
-        "two Triton kernels of a user's own, one of them also in a graph, and then a transformer's feed-forward",
+        "two Triton kernels of the user's own, one of them also in a graph, then a transformer's feed-forward part",
         'torch.compile(mode="max-autotune"), as many compile processes as torch chooses',
-        "each worker has a home folder of its own, and with kstore or mega-cache another cache folder; page cache warm",
+        "each worker has its own home folder, and with kstore or mega-cache a new cache folder; page cache warm",
     ]
     _race(bench, table, _Job(["cuda", "max-autotune", "own-kernels", "feed-forward"], {}, roams=True))
+    table.note("Without kstore, kernels that are called before any graph are in Triton's folder in the home folder.")
     table.note(
-        "Kernels that are called before any graph are in Triton's folder in the home folder; with kstore they are not."
-    )
-    table.note(
-        "What later starts compile: torch tunes kernels that had one configuration to begin with again, step by step. "
-        "What it tries stays in the folder of that start; all starts from the untouched warm folder have the same."
+        "Later starts compile because torch again tunes, step by step, kernels that began with a single configuration. "
+        "What it tries stays in the start's folder, and all starts from the untouched warm folder have the same one."
     )
     return table
 
@@ -84,10 +82,10 @@ def _version(package: str) -> str:
 
 def _race_models(bench: Bench, table: Table, models: tuple[str, ...]) -> None:
     table.conditions += [f"models: {', '.join(models)}", "torch.compile for the CPU, one compile process"]
-    headers = "the precompiled headers, which torch keeps apart, are there after the first start"
+    headers = "torch's precompiled headers, which it keeps elsewhere, exist after the first start"
     table.conditions.append(f"page cache warm; {headers}")
     _race(bench, table, _Job(["models", *models], {"TORCHINDUCTOR_COMPILE_THREADS": "1"}))
-    table.note("In a mega-cache are no C++ objects: what it holds is compiled to machine code again.")
+    table.note("A mega-cache has no C++ objects: the C++ code that it holds is compiled to machine code again.")
 
 
 def _race(bench: Bench, table: Table, job: _Job) -> None:
@@ -98,7 +96,7 @@ def _race(bench: Bench, table: Table, job: _Job) -> None:
         for cold in starts.build(ways):
             _add(table, _COLD, cold)
             tell(f"{table.name}: built in {cold.wall:.1f} s")
-        table.note(f"{_COLD}: who compiled what the others find, before the rounds.")
+        table.note(f"{_COLD}: the starts that compiled, before the rounds, what the others find.")
         for number in range(bench.rounds):
             for column in rotated([*starts.shared, _WARM, _MEGA], number):
                 _add(table, column, starts.start(column, number))
@@ -110,7 +108,7 @@ def _race(bench: Bench, table: Table, job: _Job) -> None:
 
 
 class _Starts:
-    """Folders that were compiled once, and starts from them."""
+    """Folders that were filled once, by compiling, and starts from them."""
 
     def __init__(self, place: Place, job: _Job) -> None:
         self.shared: dict[str, Program] = {}
@@ -120,12 +118,12 @@ class _Starts:
         (place.local / "tmp").mkdir()
 
     def build(self, ways: Iterable[type[Program]]) -> Iterator[Told]:
-        """Everything that is found later. Returns the cold starts of it."""
+        """Build everything that later starts find. Yields the cold starts that compiled it."""
         yield from map(self._build, ways)
         yield self._build_others()
 
     def _build(self, way: type[Program]) -> Told:
-        """Find nothing, compile, and publish in a process of its own. The compiler's folder is moved away."""
+        """Find nothing, compile, and publish in another process. The compilers' folder is then moved away."""
         sharing = way(self._place)
         cold = processes.run(self._spec(sharing, "worker", ["fetch"], self._job.step))
         processes.run(self._spec(sharing, "worker", ["publish"]))
@@ -134,7 +132,7 @@ class _Starts:
         return cold
 
     def _build_others(self) -> Told:
-        """The folder that is not touched, and torch's own artifacts of a process that found all of it there."""
+        """The untouched folder, and torch's own artifacts, saved by a process that found everything in that folder."""
         cold = processes.run(self._plain("warm", self._job.step))
         processes.run(self._plain("warm", self._job.step, ["megacache", "save", str(self._file)]))
         return cold
@@ -165,10 +163,10 @@ class _Starts:
         return Spec("none", {}, steps, self._at(folder) | {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")})
 
     def _at(self, folder: Path) -> dict[str, str]:
-        """The variables of a worker with that folder."""
+        """The environment variables of a worker with that folder."""
         home = folder / "home"
         home.mkdir(parents=True, exist_ok=True)
-        # A user's own packages are found wherever his home is.
+        # The user's own packages are found wherever HOME is.
         found = {"HOME": str(home), "PYTHONUSERBASE": site.getuserbase(), "TMPDIR": str(self._place.local / "tmp")}
         return found | dict(self._job.variables)
 
@@ -180,4 +178,4 @@ def _add(table: Table, column: str, told: Told) -> None:
         table.add(_FETCH, column, fetched.seconds, Unit.SECONDS)
     table.add(_CALL, column, told.last.seconds, Unit.SECONDS)
     if (told.last.status == NOTHING_COMPILED) == (column == _COLD):
-        table.note(f"{column}: {told.last.status}.")
+        table.note(f"{column}, in one start or more: {told.last.status}.")
