@@ -1,1 +1,1 @@
-"""Tools for those who work on kstore: the corpus of real artifacts, and the benchmark."""
+"""Tools for working on kstore: the corpus of real artifacts, and the benchmark."""

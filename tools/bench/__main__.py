@@ -2,12 +2,13 @@
 
     python -m tools.bench [--only NAME...] [--quick] [--rounds N] [--out DIR] [--work DIR] [--corpus DIR]
 
-Writes OUT/index.md, OUT/results.json and a plot for each table, after every table: what was measured stays if it is
-interrupted, and `--only` replaces single tables. README.md gets a row of each that compares kstore with others. On a
-machine with an NVIDIA GPU all of it is of that GPU: it goes into a folder of its name, and README.md is left as it is.
+Writes OUT/index.md, OUT/results.json and a plot for each table. All are written after every table, so an interrupted
+run keeps what it has measured, and `--only` replaces single tables. README.md gets a row for each table that compares
+kstore with others. On a machine with an NVIDIA GPU the results belong to that GPU: they go into a folder of its name,
+and README.md is left as it is.
 
-As root it makes filesystems of its own and drops the page cache; what cannot be had is skipped, and the report says
-why. The corpus is built if it is not there, which takes minutes; KSTORE_CORPUS names another folder for it.
+As root it makes filesystems of its own and drops the page cache. What is not available is skipped, and the report says
+why. The corpus is built if it does not exist, which takes minutes; KSTORE_CORPUS names another folder for it.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ README = REPOSITORY / "README.md"
 
 def main() -> None:
     """Measure, write, and print the summary."""
-    # Filesystems are unmounted and daemons ended on the way out.
+    # On the way out, filesystems are unmounted and daemons are ended.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     options = _options()
     sizes = QUICK if options.quick else Sizes()
@@ -89,11 +90,11 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="tools.bench", description="Measure kstore against what people use instead.")
     parser.add_argument("--only", nargs="+", choices=MEASURES, metavar="NAME", help=", ".join(MEASURES))
     parser.add_argument("--quick", action="store_true", help="small sizes, one round: whether it runs, not how fast")
-    parser.add_argument("--rounds", type=int, help="5; with --quick 1")
-    where = f"by default {PAGE} or, with a GPU, its folder there; with --quick a new folder"
+    parser.add_argument("--rounds", type=int, help="how many; by default 5, with --quick 1")
+    where = f"by default {PAGE}, or the GPU's folder in it; with --quick a new folder"
     parser.add_argument("--out", type=Path, help=f"where to write; {where}")
-    parser.add_argument("--work", type=Path, help="where filesystems and trees are made, itself too; needs 30 GB")
-    parser.add_argument("--corpus", type=Path, help="a tree to take as it is, instead of a corpus that is built")
+    parser.add_argument("--work", type=Path, help="where filesystems and trees are made; needs 30 GB; made if missing")
+    parser.add_argument("--corpus", type=Path, help="a tree to use as it is, instead of building a corpus")
     options = parser.parse_args()
     if options.work:
         options.work.mkdir(parents=True, exist_ok=True)

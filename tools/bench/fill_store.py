@@ -1,4 +1,4 @@
-"""Fills a store by real commits: many keys that share most of their kernels, or one that grows."""
+"""Fills a store with real commits: many keys that share most of their kernels, or one that grows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _OWN_SHARE = 50
 
 
 def fill(location: Path, root: Path, tree: Path, count: int, tell: Callable[[str], None]) -> None:
-    """Commit `count` keys, `bench/key0` and so on. One kernel of fifty is each key's own."""
+    """Commit `count` keys, `bench/key0` and so on. One kernel in fifty is the key's own."""
     shutil.copytree(tree, root, symlinks=True)
     name_in_place(root)
     own: list[Path] = []
@@ -26,7 +26,7 @@ def fill(location: Path, root: Path, tree: Path, count: int, tell: Callable[[str
 
 
 def grow(location: Path, root: Path, tree: Path, kernel: Path, commits: int) -> None:
-    """Commit a tree as `bench/key0`, and one more kernel in each of so many commits."""
+    """Commit a tree as `bench/key0`, then one more kernel in each of `commits` commits."""
     shutil.copytree(tree, root, symlinks=True)
     name_in_place(root)
     _commit(location, root, "bench/key0")
@@ -46,7 +46,7 @@ def _commit(location: Path, root: Path, key: str) -> None:
 
 
 def _replace(own: list[Path], originals: list[Path], folder: Path, number: int) -> list[Path]:
-    """Take the last key's own kernels away, and make this one's."""
+    """Remove the last key's own kernels, and make this key's."""
     for path in own:
         shutil.rmtree(path)
     return [vary(original, folder, 1 + number) for original in originals]

@@ -1,12 +1,14 @@
-/* The bare system calls of a restore or a commit, one thread, nothing else: what no tool can be faster than alone.
+/* The bare system calls of a restore or a commit, in one thread and with nothing else: no tool is faster in
+ * one thread.
  *
- *   floor link SOURCE TARGET    the folders of SOURCE, a hard link for each file that has another name, and for each
- *                               other one a create, write and close
- *   floor copy SOURCE TARGET    the folders, and a create, write and close for each file
- *   floor store SOURCE TARGET   256 folders, and for each file an open, read, close, create, write, link and close: it
- *                               is whole before it has a name, which replaces none
+ *   floor link SOURCE TARGET    the folders of SOURCE, a hard link for each file that has another name, and a create,
+ *                               a write and a close for each file that has none
+ *   floor copy SOURCE TARGET    the folders, and a create, a write and a close for each file
+ *   floor store SOURCE TARGET   256 folders, and for each file an open, read, close, create, write, link and close: the
+ *                               file is whole before it gets its name, and replaces no other
  *
- * Names are collected first and are not timed, nor are the contents that are copied. Prints seconds.
+ * Names are collected first, which is not timed. `link` and `copy` also read contents before the time starts. Prints
+ * seconds.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -50,7 +52,7 @@ static int visit(const char *path, const struct stat *status, int type, struct F
     return 0;
 }
 
-/* Without a capability, before Linux 6.10, only the second way works. */
+/* Before Linux 6.10, only the second way works without a capability. */
 static int name(int fd, const char *path) {
     char link[32];
     if (!linkat(fd, "", AT_FDCWD, path, AT_EMPTY_PATH)) return 0;

@@ -11,11 +11,14 @@ from pathlib import Path
 
 
 def run(what: str, source: Path, target: Path) -> float:
-    """Seconds of making `target` from `source`.
+    """Make `target` from `source`, and return how many seconds it took.
 
-    `what` is `copy` (folders, and an open, a write and a close for each file, which is read before), `link` (likewise,
-    but a hard link for each file that has another name), or `store` (256 folders, and for each file, which is read
-    meanwhile, as in `copy`, but that it is whole before a link gives it its name).
+    `what` is one of:
+
+    - `copy`: folders, and an open, a write and a close for each file; contents are read before the time starts
+    - `link`: the same, but a hard link for each file that has another name
+    - `store`: 256 folders, and the same as `copy` for each file, except that reading it is timed and that the file is
+      whole before a link gives it its name
     """
     command = [str(_program()), what, str(source), str(target)]
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)

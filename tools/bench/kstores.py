@@ -1,4 +1,4 @@
-"""kstore by itself, and under the names of the packages that it takes over from."""
+"""kstore itself, and its functions that have the names of the packages that it takes over from."""
 
 from __future__ import annotations
 
@@ -34,21 +34,22 @@ class Kstore(Program):
         return processes.run(Spec(plain.way, {**plain.folders, "key": key}, plain.steps, plain.variables)).last
 
     def unchanged(self, builder: str) -> Step:
-        """The third publication: the second looks again at what was too young to be trusted in the first."""
+        """The third publication: the second one looks again at what was too young to be trusted in the first."""
         self.publish(builder)
         return self.publish(builder)
 
 
 class KstoreLoose(Kstore):
-    """As it is chosen where the cache root can link from the store."""
+    """The layout that kstore chooses where the cache root can link from the store."""
 
     name = "kstore, loose"
     layout = "loose"
 
 
 class LinkFloor(KstoreLoose):
-    """What the bare system calls of a restore by link take: the links that kstore makes, and the writes of what it
-    copies, for that holds paths, is executable, or is changed in place.
+    """The bare system calls of a restore by link: kstore's links, and the writes of the files that it copies.
+
+    A file is copied because it holds paths, is executable, or is changed in place.
     """
 
     name = "bare link, open, write, close"
@@ -59,28 +60,28 @@ class LinkFloor(KstoreLoose):
         return CopyFloor.absent()
 
     def fetch(self, worker: str, host: int = 0) -> Step:
-        """As in a root that kstore has restored."""
+        """Make the tree of a root that kstore has restored."""
         if not (model := self.local("model")).exists():
             self.run("model", host, ["fetch"])
         return Step(floor.run("link", model, self.local(worker)), "")
 
 
 class KstorePacked(Kstore):
-    """As it is chosen elsewhere."""
+    """The layout that kstore chooses elsewhere."""
 
     name = "kstore, packed"
     layout = "packed"
 
 
 class KstoreAsFal(Fal):
-    """kstore's functions of fal's names."""
+    """kstore's functions that have fal's names."""
 
     whose = "ours"
     layout: ClassVar[str]
 
     @staticmethod
     def absent() -> str:
-        """It is ours."""
+        """Empty: it is part of kstore."""
         return ""
 
     def folders(self, worker: str) -> dict[str, Path]:
@@ -89,7 +90,7 @@ class KstoreAsFal(Fal):
         return {"inductor": local / "inductor-cache", "triton": local / "inductor-cache-triton"}
 
     def spec(self, worker: str, host: int, steps: Iterable[Iterable[str]]) -> Spec:
-        """With the settings of a user of kstore."""
+        """The same as fal's, with the settings of a kstore user."""
         plain = super().spec(worker, host, steps)
         settings = {"KSTORE_ROOT": str(self.shared(host) / "kstore"), "KSTORE_LAYOUT": self.layout}
         # A GPU's scope, as fal's apps have it.
@@ -101,7 +102,7 @@ class KstoreAsFal(Fal):
 
 
 class LooseAsFal(KstoreAsFal):
-    """On a filesystem from which files can be linked."""
+    """On a filesystem where files can be linked."""
 
     name = "kstore for fal, loose"
     layout = "loose"
@@ -115,7 +116,7 @@ class PackedAsFal(KstoreAsFal):
 
 
 class LooseAsB10(B10):
-    """kstore's functions of b10-transfer's names, where files can be linked."""
+    """kstore's functions that have b10-transfer's names, where files can be linked."""
 
     name = "kstore for b10, loose"
     whose = "ours"
@@ -123,7 +124,7 @@ class LooseAsB10(B10):
 
     @staticmethod
     def absent() -> str:
-        """It is ours."""
+        """It is part of kstore, but needs torch."""
         return "" if importlib.util.find_spec("torch") else "torch is not installed"
 
 

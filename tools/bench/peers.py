@@ -1,4 +1,4 @@
-"""What people use instead of kstore, and the floor under all of it."""
+"""What people use instead of kstore, and the bare system calls as the floor under everything."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Fal(Program):
         return "" if importlib.util.find_spec("fal") else "fal is not installed; tools/python installs tools/peers.txt"
 
     def folders(self, worker: str) -> dict[str, Path]:
-        """Without TRITON_CACHE_DIR, Inductor has Triton's kernels of each device in a folder in its own."""
+        """Without TRITON_CACHE_DIR, Inductor keeps each device's Triton kernels in a folder inside its own."""
         inductor = self.local(worker) / "inductor-cache"
         return {"inductor": inductor, "triton": inductor / "triton/0"}
 
@@ -41,16 +41,16 @@ class Fal(Program):
         return Spec("fal", folders, [list(step) for step in steps], {})
 
     def unchanged(self, builder: str) -> Step:
-        """A sync knows that nothing is new by the hash that a load in the same process returned."""
+        """A sync sees that nothing is new from the hash that a load in the same process returned."""
         return self.run(f"{builder}-again", 0, ["fetch"], ["publish"]).last
 
     def later(self, worker: str, kernel: Path, host: int = 0) -> Step:
-        """Likewise."""
+        """The same, with one more kernel between the load and the sync."""
         target = str(self.folders(worker)["triton"] / kernel.name)
         return self.run(worker, host, ["fetch"], ["copy", str(kernel), target], ["publish"]).last
 
     def written(self, before: int) -> int:
-        """The new zip takes the place of the old one: all of it is written."""
+        """The new zip replaces the old one: everything is written."""
         return self.stored()
 
 
@@ -75,7 +75,7 @@ class B10(Program):
         return {"inductor": inductor, "triton": inductor / "triton/0"}
 
     def spec(self, worker: str, host: int, steps: Iterable[Iterable[str]]) -> Spec:
-        """With what its deployments set, and no more free space asked for than there is on a small machine."""
+        """With what its deployments set, but with no limit on free space, which a small machine might not meet."""
         home, app, volume = self.local(worker), self.local("app"), self.shared(host) / "cache/model/compile_cache"
         for folder in (home, app, volume):
             folder.mkdir(parents=True, exist_ok=True)
@@ -111,7 +111,7 @@ class Shell(Sharing):
 
     @abstractmethod
     def download(self, shared: Path, tree: Path) -> list[str]:
-        """The command that makes the tree anew."""
+        """The command that makes the tree again."""
 
 
 class Copy(Shell):
@@ -130,14 +130,14 @@ class Copy(Shell):
 
 
 class Link(Copy):
-    """`cp -al`, where all is on one filesystem."""
+    """`cp -al`, where everything is on one filesystem."""
 
     name = "cp -al"
     options = "-al"
 
 
 class Rsync(Shell):
-    """`rsync -a`, which looks for what is new by itself."""
+    """`rsync -a`, which itself looks for what is new."""
 
     name = "rsync -a"
 
@@ -148,7 +148,7 @@ class Rsync(Shell):
 
     def upload(self, tree: Path, shared: Path) -> list[str]:
         """See `Shell`."""
-        # Of two that find no folder, one would fail to make it.
+        # If two found no folder, one of them would fail to make it.
         return ["sh", "-ec", 'mkdir -p "$2" && rsync -a "$1" "$2"', "sh", f"{tree}/", f"{shared}/tree/"]
 
     def download(self, shared: Path, tree: Path) -> list[str]:
@@ -168,7 +168,7 @@ class Tar(Shell):
 
     def upload(self, tree: Path, shared: Path) -> list[str]:
         """See `Shell`."""
-        # Whole or not at all, as whoever has had a reader of half an archive does it.
+        # The archive appears whole or not at all, as people do it once a reader has got half of one.
         script = 'tar -C "$1" -c . | zstd -q -o "$2.$$" && mv "$2.$$" "$2"'
         return ["sh", "-c", script, "sh", str(tree), str(shared / "tree.tar.zst")]
 
@@ -178,13 +178,14 @@ class Tar(Shell):
         return ["sh", "-c", script, "sh", str(tree), str(shared / "tree.tar.zst")]
 
     def written(self, before: int) -> int:
-        """All of it, again."""
+        """Everything, again."""
         return self.stored()
 
 
 class CopyFloor(Copy):
-    """No way to share, but what the bare system calls of a restore that copies take. Wherever from it copies, that is
-    read before its clock starts.
+    """No way to share, but the bare system calls of a restore that copies.
+
+    What it copies is read before its clock starts.
     """
 
     name = "bare open, write, close"
@@ -195,7 +196,7 @@ class CopyFloor(Copy):
         return _not_installed("cc")
 
     def fetch(self, worker: str, host: int = 0) -> Step:
-        """Of the builder's own folder: one call after the other."""
+        """Copy the builder's own folder, one call after the other."""
         return Step(floor.run("copy", self.local("builder"), self.local(worker)), "")
 
     def publish(self, worker: str, host: int = 0) -> Step:
@@ -204,14 +205,16 @@ class CopyFloor(Copy):
 
 
 class StoreFloor(CopyFloor):
-    """Likewise of a first commit that makes a file of each, which is whole before it has a name that replaces none: it
-    reads them all, and has as many folders as a store.
+    """The bare system calls of a first commit that makes a file for each artifact.
+
+    It reads every artifact, and makes as many folders as a store has. Each file is whole before it gets its name, and
+    replaces no other.
     """
 
     name = "bare read, write, link"
 
     def publish(self, worker: str, host: int = 0) -> Step:
-        """One file after the other."""
+        """Make one file after the other."""
         return Step(floor.run("store", self.local(worker), self.shared(host) / "tree"), "")
 
 

@@ -15,7 +15,7 @@ _BAR = 0.22
 
 
 def draw(folder: Path, tables: Iterable[Table]) -> tuple[dict[str, str], str]:
-    """File of each table's plot by the table's name; and why there are none."""
+    """The file of each table's plot, by the table's name; and if there are no plots, why."""
     if importlib.util.find_spec("matplotlib") is None:
         return {}, "matplotlib is not installed; it is in the extra `bench`"
     return {table.name: _draw(folder, table) for table in tables if table.samples}, ""
@@ -25,7 +25,7 @@ def _draw(folder: Path, table: Table) -> str:
     import matplotlib
 
     matplotlib.use("svg")
-    # The same numbers give the same file; text stays text, which is smaller and can be searched.
+    # The same numbers give the same file. Text stays text, which is smaller and can be searched.
     matplotlib.rcParams.update({"svg.hashsalt": "kstore", "svg.fonttype": "none", "font.size": 8})
     from matplotlib import pyplot
 

@@ -1,4 +1,4 @@
-"""Workers are started here, each in a process of its own, and their answers are read."""
+"""Starts workers, each in a process of its own, and reads their answers."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from typing import Any
 REPOSITORY = Path(__file__).parents[2]
 _STRANGE = ("KSTORE", "TORCH", "TRITON", "B10", "BASETEN", "CUDA_CACHE")
 _LIMIT = 1800
-"""Seconds after which a worker hangs."""
+"""Seconds after which a worker counts as hung."""
 _PATIENCE = 300
-"""Seconds in which all of a crowd must be ready."""
+"""Seconds within which every worker of a crowd must be ready."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,27 +33,27 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What a worker told at its end."""
+    """What a worker reported at its end."""
 
     steps: list[Step]
     peak: int
-    """The most bytes that its process had in memory."""
+    """The most bytes that its process had in memory at a time."""
     wall: float = 0.0
     """Seconds of the whole process."""
     ended: float = 0.0
     """When the last step was done, by `time.monotonic`."""
     processor: float = 0.0
-    """Seconds of all processors, its children among it."""
+    """Seconds of all processors, its children's included."""
 
     @property
     def last(self) -> Step:
-        """The step that most are asked about."""
+        """The step that is asked about most often."""
         return self.steps[-1]
 
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """Who a worker is, and what it is to do."""
+    """Who a worker is, and what it has to do."""
 
     way: str
     folders: Mapping[str, str]
@@ -62,20 +62,20 @@ class Spec:
 
     @property
     def command(self) -> list[str]:
-        """Of its process."""
+        """The command line of its process."""
         spec = {"way": self.way, "folders": dict(self.folders), "steps": [list(step) for step in self.steps]}
         return [sys.executable, "-m", "tools.bench.worker", json.dumps(spec)]
 
 
 def environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """Ours, without what would lead a worker elsewhere. Modules are compiled once, as those of an installed package."""
+    """Ours, without what would lead a worker elsewhere. Modules are compiled once, as in an installed package."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_STRANGE)}
     path = [str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]
     return kept | {"PYTHONPATH": os.pathsep.join(path), "PYTHONDONTWRITEBYTECODE": ""} | dict(variables)
 
 
 def run(spec: Spec) -> Told:
-    """One worker, to its end."""
+    """Run one worker to its end."""
     started, used = time.perf_counter(), processor_time()
     done = subprocess.run(spec.command, env=environment(spec.variables), capture_output=True, text=True, timeout=_LIMIT)
     wall, processor = time.perf_counter() - started, processor_time() - used
@@ -83,13 +83,13 @@ def run(spec: Spec) -> Told:
 
 
 def processor_time() -> float:
-    """Seconds of all processors that processes which have ended have used."""
+    """Seconds of all processors that were used by child processes that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 def run_crowd(specs: Sequence[Spec], work: Path) -> tuple[float, list[Told]]:
-    """All at once, when all are ready; seconds from then until the last has ended its steps, and what they told."""
+    """Run all at once, when all are ready: seconds until the last has ended its steps, and what all reported."""
     folder = Path(tempfile.mkdtemp(prefix="crowd-", dir=work))
     waiting = [_waiting(spec, folder, number) for number, spec in enumerate(specs)]
     # Output goes to files: a full pipe would hold a worker up.
@@ -113,7 +113,7 @@ def run_crowd(specs: Sequence[Spec], work: Path) -> tuple[float, list[Told]]:
 
 
 def _waiting(spec: Spec, folder: Path, number: int) -> Spec:
-    """Wait before the last step."""
+    """The same worker, but it waits before its last step."""
     *before, last = spec.steps
     barrier = ("barrier", str(folder / f"{number}.ready"), str(folder / "start"))
     return Spec(spec.way, spec.folders, [*before, barrier, last], spec.variables)

@@ -1,4 +1,4 @@
-"""What one measure found: a table of samples, and the claims that it is held to."""
+"""What one measure found: a table of samples, and the claims that are made about it."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class Claim:
 
     row: str
     ours: str
-    """The column."""
+    """Our column."""
     limit: float
     peer: str = ""
     """The other's column; empty for a limit in the row's own unit."""
     peer_row: str = ""
-    """The other's row, if it is not the same."""
+    """The other's row, if it is another one."""
     floor: str = ""
-    """The column of who does nothing but what nobody can leave out."""
+    """The column of a program that does only what nobody can leave out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Verdict:
 
     @property
     def ratio(self) -> float:
-        """What is held to the limit."""
+        """What is compared with the limit."""
         return self.ours / self.peer if self.peer else float("inf")
 
     @property
@@ -63,14 +63,14 @@ class Verdict:
 
     @property
     def floor_ratio(self) -> float | None:
-        """What the floor itself takes of the peer's; None if that would do."""
+        """The floor's own ratio to the peer; None if that is within the limit."""
         ratio = self.floor / self.peer if self.floor and self.peer else None
         return ratio if ratio and ratio > self.claim.limit else None
 
 
 @dataclass(slots=True)
 class Table:
-    """Row → column → one number for each round. All of it is from one run."""
+    """Row → column → one number for each round. Everything is from one run."""
 
     name: str
     title: str
@@ -81,48 +81,48 @@ class Table:
     conditions: list[str] = field(default_factory=list)
     """Where, with what, how often."""
     notes: list[str] = field(default_factory=list)
-    """What must be known to read it: who is not in it and why, statuses that are not a success."""
+    """What one must know to read it: which columns are missing and why, statuses that are not a success."""
 
     def add(self, row: str, column: str, value: float, unit: Unit) -> None:
-        """One more round's number."""
+        """Add the number of one more round."""
         self.units.setdefault(row, unit)
         self.samples.setdefault(row, {}).setdefault(column, []).append(value)
 
     def note(self, text: str) -> None:
-        """Say it once."""
+        """Add a note, unless the table has it."""
         if text not in self.notes:
             self.notes.append(text)
 
     @property
     def columns(self) -> list[str]:
-        """In the order of their first appearance."""
+        """All columns, in the order of their first appearance."""
         return list(dict.fromkeys(column for of in self.samples.values() for column in of))
 
     def median(self, row: str, column: str) -> float | None:
-        """None if it was not measured."""
+        """The median of a cell; None if it was not measured."""
         values = self.samples.get(row, {}).get(column)
         return statistics.median(values) if values else None
 
     def verdict(self, claim: Claim) -> Verdict | None:
-        """None if one of both was not measured."""
+        """What became of a claim; None if either of its cells was not measured."""
         ours = self.median(claim.row, claim.ours)
         peer = self.median(claim.peer_row or claim.row, claim.peer) if claim.peer else 1.0
         return None if ours is None or peer is None else Verdict(claim, ours, peer, self._floor(claim))
 
     def _floor(self, claim: Claim) -> float | None:
-        """It is measured in one row, with everything read before."""
+        """The floor is measured in a single row, with everything read beforehand."""
         found = (self.median(row, claim.floor) for row in self.units)
         return next((median for median in found if median is not None), None)
 
     def as_json(self) -> dict[str, Any]:
-        """For machines, with every sample and every verdict."""
+        """The table for machines, with every sample and every verdict."""
         verdicts = [self.verdict(claim) for claim in self.claims]
         told = [None if found is None else {"ratio": found.ratio, "met": found.is_met} for found in verdicts]
         return asdict(self) | {"verdicts": told}
 
 
 def from_json(content: dict[str, Any]) -> Table:
-    """What `as_json` made of it."""
+    """The table of which `as_json` made this content."""
     claims = [Claim(**claim) for claim in content["claims"]]
     units = {row: Unit(unit) for row, unit in content["units"].items()}
     kept = {name: content[name] for name in ("name", "title", "samples", "conditions", "notes")}

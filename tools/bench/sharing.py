@@ -16,7 +16,7 @@ from tools.bench.trees import name_in_place, tree_bytes
 
 
 class Sharing(ABC):
-    """Workers of some hosts that share caches by one way, in one round."""
+    """Workers on several hosts that share caches in one way, in one round."""
 
     name: ClassVar[str]
 
@@ -32,11 +32,11 @@ class Sharing(ABC):
         return ""
 
     def shared(self, host: int) -> Path:
-        """What all workers share, as a host sees it."""
+        """The folder that all workers share, as a host sees it."""
         return self._place.shared(host) / self._label
 
     def local(self, worker: str) -> Path:
-        """What a worker has for itself."""
+        """The folder that a worker has for itself."""
         return self._place.local / self._label / worker
 
     @abstractmethod
@@ -52,7 +52,7 @@ class Sharing(ABC):
         """What a worker does before it compiles."""
 
     def unchanged(self, builder: str) -> Step:
-        """Publish with nothing new, by the worker that has published."""
+        """The worker that has published publishes again, with nothing new."""
         return self.publish(builder)
 
     def later(self, worker: str, kernel: Path, host: int = 0) -> Step:
@@ -62,7 +62,7 @@ class Sharing(ABC):
         return self.publish(worker, host)
 
     def fill(self, worker: str, tree: Path) -> None:
-        """What the compilers would have written."""
+        """Put into a worker's folders what the compilers would have written."""
         for component, folder in self.folders(worker).items():
             if (tree / component).is_dir():
                 folder.parent.mkdir(parents=True, exist_ok=True)
@@ -70,14 +70,14 @@ class Sharing(ABC):
                 name_in_place(folder)
 
     def add(self, worker: str, kernel: Path) -> None:
-        """One more of Triton's kernels."""
+        """Add one more Triton kernel."""
         folder = self.folders(worker)["triton"]
         folder.mkdir(parents=True, exist_ok=True)
         subprocess.run(["cp", "-a", str(kernel), str(folder)], check=True)
         name_in_place(folder / kernel.name)
 
     def empty(self) -> None:
-        """Take away all that is shared."""
+        """Remove everything that is shared."""
         shutil.rmtree(self.shared(0))
         self.shared(0).mkdir()
 
@@ -86,7 +86,7 @@ class Sharing(ABC):
         return tree_bytes(self.shared(0))
 
     def written(self, before: int) -> int:
-        """Bytes that a publication has written, after which so many were there."""
+        """Bytes that a publication has written; `before` is how many were stored before it."""
         return self.stored() - before
 
 
@@ -111,7 +111,7 @@ class Program(Sharing):
 
 
 def present(ways: Iterable[type[Sharing]]) -> tuple[list[type[Sharing]], list[str]]:
-    """Those that can be measured here, and for the others why not."""
+    """The ways that can be measured here, and why the others cannot."""
     all_ways = list(ways)
     reasons = [f"{way.name} is not measured: {way.absent()}." for way in all_ways if way.absent()]
     return [way for way in all_ways if not way.absent()], reasons

@@ -27,12 +27,12 @@ def files_in(path: Path) -> list[Path]:
 
 
 def kernels_in(tree: Path) -> list[Path]:
-    """The folders of Triton's kernels in a tree, by name."""
+    """The folders of the Triton kernels in a tree, sorted by name."""
     return sorted(group.parent for group in tree.glob("triton/*/__grp__*.json"))
 
 
 def name_in_place(folder: Path) -> None:
-    """Have the lists of Triton's kernels below a folder name their files there, as if they had been compiled there."""
+    """Make the file lists of Triton kernels below a folder hold their paths there, as if compiled there."""
     for file in folder.glob("**/__grp__*.json"):
         content, status = json.loads(file.read_bytes()), file.stat()
         content["child_paths"] = {name: str(file.with_name(name)) for name in content["child_paths"]}
@@ -50,13 +50,13 @@ class Sizes:
     release_kernels: int = 400
     releases: int = 10
     copies: int = 11
-    """Of the corpus, in the big key."""
+    """How many copies of the corpus the big key has."""
     keys: int = 1000
     files_of_a_key: int = 2000
     files_of_a_model: int = 160
     """As many as a diffusion UNet has."""
     commits: int = 200
-    """That a key grows by."""
+    """How many commits a key grows by."""
     writers: int = 24
     workers: int = 16
     live_kernels: int = 40
@@ -70,14 +70,14 @@ QUICK = Sizes(
 
 @dataclass
 class Trees:
-    """Built when they are first asked for. The corpus must stay where it was built: artifacts hold its path."""
+    """Trees, built when first needed. The corpus must stay where it was built: artifacts hold its path."""
 
     sizes: Sizes
     work: Path
-    """For what is made of them."""
+    """The folder for what is made from the corpus."""
     corpus_folder: Path = field(default_factory=default_folder)
     is_given: bool = False
-    """That the corpus is taken as it is found."""
+    """Whether the corpus is used as it is found."""
 
     @property
     def corpus(self) -> Path:
@@ -92,18 +92,18 @@ class Trees:
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Their names."""
+        """The names of the models."""
         return self.sizes.corpus_models
 
     @property
     def public(self) -> tuple[str, ...]:
-        """Those of public configurations, if they can be built here."""
+        """The names of the models with public configurations that can be built here."""
         needed = {"gpt2": "transformers", "vit": "transformers", "unet": "diffusers"}
         return tuple(name for name in self.sizes.public_models if importlib.util.find_spec(needed[name]))
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Those that cannot."""
+        """The names of those that cannot be built here."""
         return tuple(name for name in self.sizes.public_models if name not in self.public)
 
     def releases(self) -> list[Path]:
@@ -128,7 +128,7 @@ class Trees:
         return found[:count]
 
     def some(self, files: int) -> Path:
-        """A tree of whole kernels that have about so many files."""
+        """A tree of whole kernels that have about `files` files together."""
         tree = self.work / f"some-{files}"
         if not tree.exists():
             taken = 0
@@ -140,7 +140,7 @@ class Trees:
         return tree
 
     def big(self) -> Path:
-        """The corpus' kernels many times over, each time a little different: for times and memory, not for bytes."""
+        """The corpus with its kernels many times over, each time a little different: for time and memory, not bytes."""
         tree = self.work / "big"
         if not tree.exists():
             shutil.copytree(self.corpus, tree, symlinks=True)
@@ -151,7 +151,7 @@ class Trees:
 
 
 def vary(kernel: Path, folder: Path, number: int) -> Path:
-    """Another kernel in `folder`: its name differs, wherever it stands, and the end of each file."""
+    """Make a kernel's variant in `folder`. Its name differs, wherever it occurs, and so does the end of each file."""
     digest = b32encode(hashlib.sha256(f"{kernel.name} {number}".encode()).digest()).decode()
     target = folder / digest[: len(kernel.name)]
     target.mkdir(parents=True)

@@ -1,13 +1,13 @@
-"""One worker, in a process of its own: it takes steps by one way of sharing, and says how long each took.
+"""One worker, in a process of its own: it takes steps in one way of sharing, and says how long each one took.
 
     python -m tools.bench.worker SPEC
 
-SPEC is JSON: `way`, one of `WAYS`; `folders`, what that one needs; `steps`. A step is one of
+SPEC is JSON: `way`, one of `WAYS`; `folders`, which folders that way needs; `steps`. A step is one of
 
     ["fetch"]                      what a worker does before it compiles
-    ["publish"]                    what it does after
-    ["watched", SOURCE, TARGET]    as publish, after a live watch that has published a kernel, a copy of SOURCE
-    ["copy", SOURCE, TARGET]       put a folder beside what is there
+    ["publish"]                    what it does after that
+    ["watched", SOURCE, TARGET]    as publish, after a live watch has published a kernel, a copy of SOURCE
+    ["copy", SOURCE, TARGET]       put a folder beside what TARGET holds
     ["barrier", READY, START]      make the file READY, and wait for START
     ["megacache", "load", FILE]    torch's own way, with one file; or "save"
     ["models", NAME...]            compile and run models of tests/programs/compile_models.py
@@ -15,8 +15,8 @@ SPEC is JSON: `way`, one of `WAYS`; `folders`, what that one needs; `steps`. A s
     ["command", WORD...]           a command of kstore, in this process
 
 The last line on stdout is JSON: `steps`, a list of {"verb", "seconds", "status"}; `peak`, the most bytes that
-this process has had in memory at a time; and `ended`, when the last step was done, by a clock that
-all processes share.
+this process has had in memory at a time; and `ended`, when the last step was done, by a clock that all
+processes share.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Kstore:
     """kstore itself."""
 
     def __init__(self, store: str, root: str, layout: str, key: str = KEY) -> None:
-        # A verb's module comes with its first call: it is no more counted than what peers import at their beginning.
+        # A verb's module would be imported at its first call. It is not counted, as what peers import at first is not.
         from kstore.operations import commit, restore  # noqa: F401
         from kstore.store import Store
 
@@ -61,7 +61,7 @@ class Kstore:
         return str(self._open().commit(self._key).status)
 
     def watched(self, kernel: str, target: str) -> Callable[[], str]:
-        """What is left to do at the end of a job whose live commits have published the last kernel."""
+        """What remains to be done at the end of a job whose live commits have published its last kernel."""
         import kstore
         from tools.bench.trees import name_in_place
 
@@ -71,12 +71,12 @@ class Kstore:
         until = time.monotonic() + _PATIENCE
         while not live.checkpoints and time.monotonic() < until:
             time.sleep(0.1)
-        time.sleep(3)  # The copy has come to rest, and no beat is under way.
+        time.sleep(3)  # The copy has settled, and no beat is under way.
         return lambda: live.stop().status
 
 
 class Fal:
-    """The functions of fal.toolkit, or kstore's of the same names."""
+    """The functions of fal.toolkit, or kstore's functions of the same names."""
 
     def __init__(self, whose: str, tmp: str, data: str) -> None:
         programs = _program("share_with_fal")
@@ -89,20 +89,20 @@ class Fal:
         return "loaded" if self._hash else "nothing"
 
     def publish(self) -> str:
-        """Sync, with the hash of the last load as its callers have it."""
+        """Sync, with the hash of the last load, as its callers have it."""
         try:
             self._module.sync_inductor_cache(KEY, self._hash)
         except FileExistsError as error:
-            # Of fal's workers that find no folder at the same moment, all but one fail to make it.
+            # If several of fal's workers find no folder at the same moment, all but one fail to make it.
             return f"failed: {error.strerror}"
         return "synced"
 
 
 class B10:
-    """The functions of b10-transfer, or kstore's of the same names."""
+    """The functions of b10-transfer, or kstore's functions of the same names."""
 
     def __init__(self, whose: str, top: str, app: str) -> None:
-        import torch  # noqa: F401  # It reads torch's version, as the server that it runs in has it already.
+        import torch  # noqa: F401  # It reads torch's version, and the server that it runs in has imported torch already.
 
         os.environ["LOCAL_WORK_DIR"] = app
         self._package = _program("share_b10").load_package("ours" if whose == "ours" else "real", Path(top), app)
@@ -133,7 +133,7 @@ def take(way: Any, verb: str, arguments: list[str]) -> tuple[float, str]:
     """Take one step: seconds and status."""
     work: Callable[[], object]
     if verb in _COMPILING:
-        _program(_COMPILING[verb])  # Who compiles imports torch in any case.
+        _program(_COMPILING[verb])  # A worker that compiles imports torch in any case.
     if verb in ("fetch", "publish"):
         work = getattr(way, verb)
     elif verb == "watched":
@@ -146,14 +146,14 @@ def take(way: Any, verb: str, arguments: list[str]) -> tuple[float, str]:
 
 
 def copy(source: str, target: str) -> None:
-    """With all times."""
+    """Copy a folder, with all times."""
     import shutil
 
     shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True)
 
 
 def barrier(ready: str, start: str) -> None:
-    """All who wait for the same file go on together."""
+    """All workers that wait for the same file go on together."""
     Path(ready).touch()
     while not os.path.exists(start):
         time.sleep(0.001)
@@ -173,7 +173,7 @@ def megacache(verb: str, file: str) -> str:
 
 
 def models(*names: str) -> str:
-    """Returns what was compiled."""
+    """Compile and run models. Returns what was compiled."""
     programs = _program("compile_models")
     import torch
 
@@ -184,7 +184,7 @@ def models(*names: str) -> str:
 
 
 def cuda(mode: str, *parts: str) -> str:
-    """Likewise; what compile processes compile for a graph is not counted beside it."""
+    """The same for parts of compile_cuda. What compile processes compile for a graph is not counted beside it."""
     return _compiled(_program("compile_cuda").run(mode, parts).asked[False])
 
 
@@ -197,7 +197,7 @@ def _compiled(kernels: int = 0) -> str:
 
 
 def command(*words: str) -> str:
-    """Returns the exit code."""
+    """Run a command of kstore. Returns the exit code."""
     from kstore.cli import main
 
     try:
@@ -212,11 +212,11 @@ _OTHERS: dict[str, Callable[..., object]] = {
     "copy": copy, "barrier": barrier, "megacache": megacache, "models": models, "cuda": cuda, "command": command,
 }  # fmt: skip
 _COMPILING = {"models": "compile_models", "megacache": "compile_models", "cuda": "compile_cuda"}
-"""Verb → the program that imports what it needs."""
+"""Verb → the program that imports what the verb needs."""
 
 
 def peak_bytes() -> int:
-    """The most that was resident. Not `getrusage`, which counts the parent's memory before the exec."""
+    """The most that was resident. `getrusage` would also count the parent's memory before the exec."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))
 
