@@ -1,5 +1,4 @@
-/* The bare system calls of a restore or a commit, in one thread and with nothing else: no tool is faster in
- * one thread.
+/* The bare system calls of a restore or a commit, in one thread and nothing else: no tool is faster in one.
  *
  *   floor link SOURCE TARGET    the folders of SOURCE, a hard link for each file that has another name, and a create,
  *                               a write and a close for each file that has none

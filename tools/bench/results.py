@@ -1,4 +1,4 @@
-"""What one measure found: a table of samples, and the claims that are made about it."""
+"""What one measure found: a table of samples, and the claims that it is held to."""
 
 from __future__ import annotations
 

@@ -65,5 +65,5 @@ def far(bench: Bench) -> Table:
             yield reading(f"{what}: restore there again", sharing.fetch("again", 1))
 
         bench.race(table, "far", [KstorePacked, Fal, B10, Tar], scene)
-    table.note("Before its first restore the other host has looked at nothing. At the second one it knows the way.")
+    table.note("Before its first restore the other host has looked at nothing; at the second one it knows the paths.")
     return table
