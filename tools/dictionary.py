@@ -2,8 +2,8 @@
 
     python -m tools.dictionary NUMBER
 
-What two programs compile in a minute is what packs are taken to hold; it is neither measured by a benchmark nor in the
-corpus. NUMBER is hexadecimal; a dictionary that is there is never overwritten.
+It is made from what two programs compile in a minute, which stands for what packs hold. These artifacts are not in the
+corpus, and no benchmark measures them. NUMBER is hexadecimal. An existing dictionary is never overwritten.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ PROGRAMS = {
 REPOSITORY = Path(__file__).parents[1]
 DICTIONARIES = REPOSITORY / "kstore/blobs/dictionaries"
 SIZE = 512 << 10
-"""Bytes. With half as many small models take a sixth more; with twice as many a tenth less."""
+"""Bytes. With half as many, small models take a sixth more; with twice as many, a tenth less."""
 SEGMENT, STEP = 2000, 6
-"""Bytes of the pieces that are taken, and how exactly they are compared: zstd's `k` and `d`."""
+"""How many bytes the pieces have that are taken, and how exactly they are compared: zstd's `k` and `d`."""
 LEVEL = 19
 LARGEST = 400_000
-"""Bytes: larger samples would crowd out all others."""
+"""Bytes. Larger samples would crowd out all others."""
 
 
 def compile_all(folder: Path) -> None:
@@ -49,7 +49,7 @@ def compile_all(folder: Path) -> None:
 
 
 def samples(folder: Path) -> Iterator[bytes]:
-    """The artifacts in their stored form, as in an image that was not built here."""
+    """The artifacts in their stored form, as an image would have them that was not built here."""
     root = CacheRoot(str(folder), {component: str(folder / component) for component, _ in PROGRAMS.values()}, {})
     stored: dict[bytes, bytes] = {}
     found = scan(root, load_table(), Index(), dict, offer=lambda blobs, _: stored.update(blobs))
@@ -59,7 +59,7 @@ def samples(folder: Path) -> Iterator[bytes]:
 
 
 def elsewhere(data: bytes, folder: Path) -> bytes:
-    """With the paths of a plain image instead of those of this machine."""
+    """The data with the paths of a plain image instead of this machine's."""
     found = places(folder)
     longest_first = sorted(found, key=len, reverse=True)
     expression = "|".join(map(re.escape, longest_first)).encode()
@@ -67,7 +67,7 @@ def elsewhere(data: bytes, folder: Path) -> bytes:
 
 
 def places(folder: Path) -> Mapping[str, str]:
-    """This machine's, and those that stand for them."""
+    """This machine's paths → the paths that stand for them."""
     python = f"lib/python{sys.version_info.major}.{sys.version_info.minor}"
     found = {
         sysconfig.get_path("purelib"): f"/usr/local/{python}/site-packages",

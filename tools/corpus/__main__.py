@@ -2,13 +2,13 @@
 
     python -m tools.corpus [DIR] [--kernels N]
 
-DIR/inductor and DIR/triton are the cache folders of torch.compile and Triton: four small models compiled for
-this CPU and N Triton kernels compiled for NVIDIA sm_90, which needs no GPU. Artifacts hold the path they were
-built under, so build a corpus where it is used; do not move it. The default DIR is `KSTORE_CORPUS`, else
-~/.cache/kstore-corpus/<torch version>-<triton version>.
+DIR/inductor and DIR/triton are the cache folders of torch.compile and Triton. They hold four small models that are
+compiled for this CPU, and N Triton kernels that are compiled for NVIDIA sm_90, which needs no GPU. Artifacts hold the
+path that they were built under, so build a corpus where it is used, and do not move it. The default DIR is
+`KSTORE_CORPUS`, else ~/.cache/kstore-corpus/<torch version>-<triton version>.
 
-Beside DIR lie its marker DIR.complete (JSON: recipe and counts), the kernels' DIR.sources and DIR.lock. If
-the marker is there, nothing is built. Progress goes to stderr, the counts to stdout.
+Beside DIR are its marker DIR.complete (JSON: recipe and counts), the kernels' DIR.sources, and DIR.lock. If the marker
+exists, nothing is built. Progress goes to stderr, the counts to stdout.
 """
 
 from __future__ import annotations

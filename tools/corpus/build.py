@@ -31,7 +31,7 @@ class CorpusError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What decides the contents of a corpus; the path does, because artifacts hold it."""
+    """What decides the contents of a corpus. The path is part of it, because artifacts hold it."""
 
     path: str
     kernels: int
@@ -50,15 +50,15 @@ class Corpus:
 
 
 def recipe_for(folder: Path, *, kernels: int, models: tuple[str, ...] = MODELS) -> Recipe:
-    """The recipe of a corpus in `folder` with the installed compilers; imports neither of them."""
+    """The recipe of a corpus in `folder` with the installed compilers. Imports neither of them."""
     versions = version("torch"), version("triton"), platform.python_version()
     return Recipe(str(folder), kernels, models, *versions)
 
 
 def build(folder: Path, *, kernels: int, models: tuple[str, ...] = MODELS) -> Corpus:
-    """The corpus in `folder`, an absolute path; built unless it is complete. An interrupted build goes on.
+    """The corpus in `folder`, an absolute path. It is built unless it is complete; an interrupted build goes on.
 
-    Raises CorpusError if the folder holds a corpus of another recipe, or if a program fails.
+    Raises CorpusError if the folder holds a corpus with another recipe, or if a program fails.
     """
     recipe = recipe_for(folder, kernels=kernels, models=models)
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -105,7 +105,7 @@ def compile_batch(folder: Path, first: int, kernels: int) -> None:
 
 
 def run_program(folder: Path, program: str, *arguments: str) -> dict[str, object]:
-    """The JSON that the program prints last. Its messages go to stderr."""
+    """Run a program and return the JSON that it prints last. Its messages go to stderr."""
     command = [sys.executable, str(PROGRAMS / program), *arguments]
     finished = subprocess.run(command, env=environment(folder), stdout=subprocess.PIPE, text=True)
     if finished.returncode:
@@ -115,7 +115,7 @@ def run_program(folder: Path, program: str, *arguments: str) -> dict[str, object
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """Ours, without the variables that change what the compilers write."""
+    """Ours, without the variables that change what the compilers write, and with the corpus as their cache."""
     ours = {name: value for name, value in os.environ.items() if not name.startswith(("TORCH", "TRITON"))}
     return ours | {variable: str(folder / component) for component, variable in COMPONENTS.items()}
 
@@ -127,14 +127,14 @@ def beside(folder: Path, suffix: str) -> Path:
 
 @contextmanager
 def one_at_a_time(folder: Path) -> Iterator[None]:
-    """Wait for another build of this folder."""
+    """Wait until nobody else builds this folder, and keep others waiting."""
     with beside(folder, ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
 def read_marker(folder: Path) -> Corpus | None:
-    """None if the corpus is not complete: no marker, or a component is gone."""
+    """The corpus that is there; None if it is not complete: it has no marker, or a component is gone."""
     marker = beside(folder, ".complete")
     if not marker.exists() or not all((folder / component).is_dir() for component in COMPONENTS):
         return None

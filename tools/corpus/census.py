@@ -10,7 +10,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Census:
-    """Regular files of a tree, their bytes (apparent size), and the folders below its root."""
+    """How many regular files a tree has, their bytes (apparent size), and how many folders are below its root."""
 
     files: int
     bytes: int

@@ -1,4 +1,4 @@
-"""Trees of one model each, and of the releases of one model; built once, beside the corpus."""
+"""Trees of a single model, and of the releases of one model. They are built once, beside the corpus."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def build_model(folder: Path, name: str) -> Path:
 
 
 def build_releases(folder: Path, *, kernels: int, releases: int) -> list[Path]:
-    """A tree for each release of one set of Triton kernels: each has changed a tenth of them against the first.
+    """A tree for each release of one set of Triton kernels. Each differs from the first in a tenth of them.
 
     All are compiled from the same sources, as releases of one image are.
     """
@@ -49,7 +49,7 @@ def _build_release(folder: Path, first: Path, path: Path, number: int, kernels: 
 
 
 def _changed(tree: Path, release: int) -> Iterator[Path]:
-    """Folders of the kernels that a release compiles anew. Files are named for their kernel."""
+    """Folders of the kernels that a release compiles again. Files are named after their kernel."""
     for group in tree.glob("triton/*/__grp__*.json"):
         found = _INDEX.search(group.name)
         if found and _is_changed(int(found[1]), release):
@@ -57,7 +57,7 @@ def _changed(tree: Path, release: int) -> Iterator[Path]:
 
 
 def _is_changed(index: int, release: int) -> bool:
-    """As compile_kernels.py says."""
+    """Whether a release has changed a kernel, by the rule of compile_kernels.py."""
     return (index + release) % 10 == 0
 
 
