@@ -59,7 +59,7 @@ def _unmanaged(name: str, count: int) -> Check:
 def _check_component(
     component: Component, placement: Placement, environ: Mapping[str, str], published: int
 ) -> Check | None:
-    """Check one component; None if it is in the cache root."""
+    """Check one component; None if it is in the cache root, and compilers can work there."""
     name, variable, value = component.name, component.variable, environ.get(component.variable)
     if other := placement.sharing.get(name):
         return _sharing(component, load_table()[other], published)
@@ -68,9 +68,17 @@ def _check_component(
         found = f"{component.pinned_by} was imported before {variable} was set, and has read its default"
         return bad(name, found, "restore before importing it")
     if not value or pinned or read_managed(environ).get(variable) == value:
-        is_alone = component.is_left_alone(environ)
-        return ok(name, f"{component.title} is left alone in one process of several") if is_alone else None
+        if component.is_left_alone(environ):
+            return ok(name, f"{component.title} is left alone in one process of several")
+        return _check_in_root(component, placement.folders[name])
     return _check_chosen(component, value, published)
+
+
+def _check_in_root(component: Component, folder: str) -> Check | None:
+    """Check a folder in the cache root that is there already: somebody else may have made it, or mounted it."""
+    if not os.path.lexists(folder) or not (trouble := _trouble_in(folder, component)):
+        return None
+    return bad(component.name, f"{folder}: {trouble}", "see who owns it and what is mounted there, or remove it")
 
 
 def _sharing(component: Component, other: Component, published: int) -> Check:

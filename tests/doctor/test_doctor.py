@@ -793,6 +793,16 @@ def test_a_file_in_the_place_of_a_folder_that_the_user_has_named_is_bad(
     assert found.advice == "name another folder, or unset TRITON_CACHE_DIR"
 
 
+def test_a_file_in_the_place_of_a_components_folder_is_bad(published: Node, tmp_path: Path) -> None:
+    reader = Node(published.location.parent, "reader")
+    reader.tree.root.mkdir()
+    (reader.tree.root / "warp").touch()
+
+    found = worst(reader.store)["warp"]
+    assert found.verdict is Verdict.BAD
+    assert found.found == f"{reader.tree.root}/warp: it cannot be written: Not a directory"
+
+
 def test_a_full_disk_that_the_user_has_named_is_bad(
     published: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
