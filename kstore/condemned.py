@@ -9,8 +9,8 @@ every commit begins with a file in `tmp/` that is to become its ref. A list come
 everything that was in `tmp/` after the list could be read. gc deletes those files before it marks. A commit that
 began before the list has either published by then, and is seen, or never will, and begins again.
 
-Nobody knows what was on a damaged list, so nothing may be relied upon until that is condemned anew. A gc that begins
-when nobody can read the list any more does so: the list gets another name first.
+Nobody knows what was on a damaged list, so nothing may be relied upon until that is condemned anew. Only a gc that
+begins when nobody can read the list any more can do this, so the list gets another name first.
 """
 
 from __future__ import annotations
@@ -215,8 +215,8 @@ class Doomed:
 
 
 def read_doomed(backend: Backend, among: Callable[[], Container[bytes]]) -> Doomed:
-    """Read all lists. Loose blobs are kept only if `among` returns them, because millions may be listed. It is called
-    once, and only if any are listed.
+    """Read all lists. Of loose blobs, only those in what `among` returns are kept, because millions may be listed.
+    `among` is called once, and only if any are listed.
 
     Raises:
         OSError: they cannot be read.

@@ -1,8 +1,8 @@
 """What a commit's scan reads, on its way to the store: nothing is read twice that need not be.
 
-What a key's first commit reads is nearly all new to the store, so its pack, or its loose blobs, are written while the
-cache root is read. Most of any other commit is known already, and which part is not will be known when everything is
-merged: until then small files are kept in memory, because opening them takes longer than reading them.
+A key's first commit can leave out little of what it reads, so its pack, or its loose blobs, are written while the cache
+root is read. Most of any other commit is known already, and which part is not will be known when everything is merged:
+until then small files are kept in memory, because opening them takes longer than reading them.
 """
 
 from __future__ import annotations

@@ -192,7 +192,7 @@ def _merge_slots(merged: Merged, base: Files, theirs: Files, ours: Files, slots:
     of_base, of_theirs = (_by_unit(files, slots) for files in (base, theirs))
     for slot, paths in sorted(slots.items()):
         published = of_theirs[slot]
-        # Ours grew from the slot if it has one of these, even by way of another key, or if that is no longer known.
+        # If ours has one of these, it grew from the slot, even if base is another key's, or no longer known.
         grew = of_base[slot] or any(_digest(ours, path) == theirs[path].digest for path in published)
         room = max(MAX_VARIANTS - len(published), 0) if grew or not published else 0
         # Oldest first: the entry that was there when the slot was first answered, then its variants.
@@ -246,7 +246,7 @@ def _content(files: Files, paths: Iterable[str]) -> set[tuple[str, bytes]]:
 
 
 def _by_unit(files: Files, units: Iterable[str]) -> Mapping[str, list[str]]:
-    """Everything in the folders of these units, including what is by itself in no unit, or in another one: that was
+    """Everything in the folders of these units, including what by itself is in no unit, or in another one: that was
     committed by another version, which had other rules.
     """
     wanted = set(units)

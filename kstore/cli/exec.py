@@ -208,8 +208,8 @@ def _restore(
 def _find_usage(
     invocation: Invocation, store: Store, restored: RestoreReport, committed: CommitReport, commits: _Commits
 ) -> UsageReport:
-    """Find out what became of what was restored, and if there was anything, say so in a line. A job that is told to end
-    has no time for this.
+    """Find out what became of what was restored, and say it in a line if anything was restored. A job that is told to
+    end has no time for this.
     """
     from kstore.cli.sentences import used
     from kstore.deadline import within

@@ -39,7 +39,7 @@ def is_stdout(path: str) -> bool:
 
 @contextmanager
 def writing_stdout() -> Iterator[None]:
-    """Report that it is stdout that cannot be written. If nobody reads it any more, that is not reported."""
+    """Say that it is stdout that cannot be written. A broken pipe is no error to speak of, and stays as it is."""
     try:
         yield
     except BrokenPipeError:

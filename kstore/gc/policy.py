@@ -78,7 +78,7 @@ class Generation:
     """None if the ref cannot be read."""
     state: RefState = RefState.LIVE
     since: int = 0
-    """When what it holds was first published, if gc or a repair has only published that again; else 0."""
+    """When what it holds was published, if gc or a repair has only published that again; else 0."""
 
 
 @dataclass(frozen=True, slots=True)

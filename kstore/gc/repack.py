@@ -37,7 +37,7 @@ WORTHWHILE = 1 << 20
 MANY = 8
 """The number of packs from which on it is worth making one of them."""
 _FEWEST = 2
-"""The fewest packs that are worth making one of, if others of their group cannot be read."""
+"""The fewest packs that are worth making one of, if others that were to be in it cannot be read."""
 _SMALL = FRAME_SIZE
 """The bytes from which on a pack, as it is stored, is not merged with others."""
 _LARGE = 2
@@ -91,7 +91,7 @@ def _size(storage: Storage, pack: str) -> int:
 
 
 def repack(storage: Storage, groups: Iterable[tuple[str, ...]], marked: Marked) -> int:
-    """Make one pack of each group; returns how many packs were rewritten."""
+    """Make one pack of each of `groups`; returns how many packs were rewritten."""
     replaced: dict[str, tuple[str, ...]] = {}
     refs: set[Ref] = set()
     for packs in groups:

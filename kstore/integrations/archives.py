@@ -53,8 +53,8 @@ def adopt(store: Store, key: str, archive: Path, *, built_under: Path, component
     behind. Nothing is done if the mode is `read`.
 
     Raises:
-        ArchiveError: it is not an archive, is damaged, or leaves its folder, or the contents that it declares do not
-        fit.
+        ArchiveError: it is not an archive, is damaged, or leaves its folder, or there is no room for the contents that
+            it declares.
         FileError: it cannot be read, or there is no room for its contents.
         KstoreError: the store cannot be used.
         UsageError: the key is malformed.

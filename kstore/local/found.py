@@ -82,7 +82,7 @@ class Found:
     """Folders that are still as a restore placed them."""
     skipped: list[Skipped] = field(default_factory=list)
     promised: list[str] = field(default_factory=list)
-    """Files that a group's list names, and that were missing when the folder was listed."""
+    """Files that a `__grp__` file names, and that were missing when its folder was listed."""
     listed: bool = False
     """Whether any folder has changed since it was last scanned."""
 

@@ -146,7 +146,7 @@ class LastRestore:
         return self._seen("whole") == self.begun() != ""
 
     def scope(self) -> str:
-        """The path of the scope that it was for, which is not a seed's own; empty if it is not known."""
+        """The path of the scope that it was for, not of a seed that was restored; empty if it is not known."""
         return self._seen("scope")
 
     def found_store(self, location: str) -> bool:

@@ -14,7 +14,7 @@ _INCLUDES = re.compile(r"^(?:include|subninja) ", re.MULTILINE)
 _TOKEN = re.compile(r"(?:[^\s$]|\$.)+")
 _ESCAPE = re.compile(r"\$([$: ])")
 _DEPS_HEADER, _DEPS_VERSIONS = b"# ninjadeps\n", {3: 8, 4: 12}
-"""By version: the bytes in a record, an output's own number and a time, before what the output was built from."""
+"""By version: the bytes of an output's number and of a time, which in a record precede what it was built from."""
 _WORD = struct.Struct("<I")
 _IS_DEPS = 1 << 31
 

@@ -40,7 +40,7 @@ class Placed:
         self.modes += other.modes
 
     def settled(self) -> dict[str, Known]:
-        """What the index may vouch for: files whose time no later change leaves."""
+        """What the index may vouch for: files on which a later change leaves another time than they have."""
         return {path: file for path, file in self.known.items() if _tells(file)}
 
     def forget(self, occupied: Mapping[str, str], refused: Mapping[str, OSError]) -> None:

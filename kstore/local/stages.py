@@ -64,7 +64,7 @@ def clock_of(folder: str) -> int:
 
 
 def _mount_of(path: str, points: set[str]) -> tuple[str, int]:
-    """The mount and filesystem that `path` is or will be in: one can be mounted twice, and a mount can span several."""
+    """Mount and device that `path` is or will be on: a device can be mounted twice, and a mount can have several."""
     path = os.path.realpath(path)
     while not os.path.exists(path):
         path = os.path.dirname(path)

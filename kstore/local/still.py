@@ -1,8 +1,8 @@
 """Whether anything in a cache root can have changed since all of it was known: asks for times, reads no file, and
-lists at most the folders that something has touched.
+lists only folders that something has touched, and those of components that had none, or an empty one.
 
 A folder's status-change time moves with every name that comes or goes in it, and nobody can set it back. So while those
-of all folders stand, each file is the one that was scanned. A file that is changed in place is asked for its own.
+of all folders stand, each file is the one that was scanned. For files that are changed in place, their own must stand.
 
 What a restore has just placed is too young for that: a change within the same tick of the clock leaves the same time.
 But the restore gave its folders, and the files that are changed in place, modification times that no change leaves. So

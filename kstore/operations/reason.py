@@ -19,7 +19,7 @@ from kstore.published.snapshot import Snapshot
 _LITTLE = 1 / 8
 """Little is less than this share of what is published of the kind, both in files and in bytes."""
 _FEW, _SMALL = 32, 4 << 20
-"""So many files or bytes are never little: a new driver makes all anew, and a key may hold what several made before."""
+"""This many files or bytes are never little: a new driver makes all anew; a key may hold what several made before."""
 _Kind = tuple[str, str]
 """A component, and what its rule `waits` calls it."""
 _FILES, _SIZE = attrgetter("files"), attrgetter("size")

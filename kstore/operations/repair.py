@@ -49,7 +49,7 @@ class Repair:
         """Digests of the lost blobs that are loose again."""
 
     def run(self, broken: Iterable[tuple[Scope, int]], verified: Container[Scope] = ()) -> bool:
-        """Mend what can be mended; `broken` are generations. What the scopes that were `verified` need is known.
+        """Mend what can be mended; `broken` are generations. It is known what the scopes that were `verified` need.
         Returns whether nothing is left in the way.
         """
         self._give_up(self._lost)

@@ -1,4 +1,4 @@
-"""A commit with nothing to do: it asks for times, and reads neither files nor a manifest."""
+"""A commit with nothing to do: it asks for times, and reads neither artifacts nor a manifest."""
 
 from __future__ import annotations
 

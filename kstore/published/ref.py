@@ -17,7 +17,7 @@ FORMAT = 1
 REFS = "refs"
 """The folder that all refs are in."""
 _NAMED, _NAME_SIZE = 32, 8
-"""How many generations before it a ref names, and how many bytes of its manifest's digest each is named by."""
+"""How many generations before it a ref names, and by how many bytes of its manifest's digest it names each."""
 _LARGEST = (1 << 63) - 1
 """No size or number of files is larger."""
 _YEAR_10000 = 253_402_300_800
@@ -103,8 +103,8 @@ class Ref:
     effort: Effort | None = None
     """None if it was not committed from a cache root, or was committed by an older kstore."""
     since: int = 0
-    """When what it holds was first published, by the store's clock in nanoseconds, if gc or a repair has only published
-    that again, which is no use of its key; else 0."""
+    """When what it holds was published, by the store's clock in nanoseconds, if gc or a repair has only published that
+    again, which is no use of its key; else 0."""
     depth: int = field(default=0, compare=False)
     """How many stores are above the one that it is in. Not stored."""
 

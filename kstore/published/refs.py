@@ -22,7 +22,8 @@ from kstore.threads import begin
 _PIN, _DROPPED = ".pin", ".dropped"
 _ATTEMPTS = 3
 MAX_RACES = 1000
-"""Attempts to publish a generation. Nobody loses so many to others, unless a folder does not list what is in it."""
+"""Attempts to publish a generation. Nobody loses so many to others: if all fail, a folder does not list what is in it.
+"""
 _MOST_BYTES = 4 << 20
 """The most bytes of a ref, with the names of sixty thousand packs: a sparse file can have any size."""
 
@@ -230,8 +231,8 @@ def walk_scopes(backend: Backend, folder: str, gpu: str, key: str = "") -> Itera
 
 
 def _parts(backend: Backend, folder: str, gpu: str, key: str) -> list[str]:
-    """The folders there, in order: the next parts of longer keys, and environments. Deeper than a key can be there are
-    none, which ends a link that leads to a folder above it.
+    """The folders there, in order: the next parts of longer keys, and environments. None are deeper than a key can be:
+    otherwise a link that leads to a folder above it would have no end.
     """
     if len(key) > MAX_KEY_LENGTH:
         return []

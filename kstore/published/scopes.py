@@ -12,7 +12,7 @@ def scopes_of(storage: Storage, key: str, gpu: str | None, environment: str | No
     """Every scope of `key` that has generations, even forgotten ones; only those of `gpu` and `environment` if these
     are given.
 
-    `suffix` is what the options that choose one end in.
+    `suffix` is the ending of the options that choose one.
 
     Raises:
         MissError: there is none.

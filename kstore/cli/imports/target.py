@@ -20,7 +20,7 @@ def check_target(store: Store) -> None:
 
     Raises:
         StoreUnavailable: this worker only reads.
-        UsageError: there is no torch to ask, and the options do not say.
+        UsageError: there is no torch to ask, and the settings do not say.
     """
     check_mode(store)
     if not store.knows_software:
