@@ -59,13 +59,13 @@ def write_files(files: Sequence[NewFile]) -> None:
 def write_rows(
     paths: Sequence[str], records: bytes, contents: Sequence[bytes | memoryview], stage: str, *, second_ns: int
 ) -> int:
-    """As `calls.write_rows`: returns how many were made. `write_files` makes the next one, or raises why not."""
+    """As `calls.write_rows`: returns how many were made. `write_files` makes the next one, or raises its error."""
     with _turns.take(alone=False):
         return calls.write_rows(paths, records, contents, stage, second_ns=second_ns)[0]
 
 
 def publish_files(folder: str, files: Sequence[NewFile]) -> tuple[Sequence[int], int]:
-    """As `calls.publish_first`. `write_files` makes the next one, or raises why not."""
+    """As `calls.publish_first`. `write_files` makes the next one, or raises its error."""
     with _turns.take(alone=False):
         return calls.publish_first(folder, files)
 
@@ -116,7 +116,7 @@ def _write_some(files: Sequence[NewFile]) -> int:
 
 
 def _no_descriptor(code: int, path: str) -> OSError:
-    """With advice if this process has too many files open; if the whole system has (ENFILE), the text says so."""
+    """The error, with advice if this process has too many files open. If the system has (ENFILE), its text says so."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     what = f", of which this process may have {limit}: raise that limit (`ulimit -n`)"
     return OSError(code, f"{os.strerror(code)}{what if code == errno.EMFILE else ''}", path)

@@ -111,7 +111,7 @@ def leave_all() -> None:
 
 
 def _end_all() -> None:
-    """At exit. All are asked at once, for each may hang."""
+    """At exit. All are asked at once, because each may hang."""
     flights = list(_flights.values())
     for flight in flights:
         flight.end()

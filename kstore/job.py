@@ -69,8 +69,8 @@ class _Entered(NamedTuple):
     watch: watch | None
     termination: OnTermination
     at_end: AtEnd | None
-    """Commits if the block is still open then, as the block of a generator that nobody has run to its end; a watch has
-    its own.
+    """Commits if the block is still open at the end of the process, such as that of a generator that nobody has run to
+    its end; a watch has its own.
     """
     process: int
 
@@ -160,7 +160,7 @@ class synchronized(ContextDecorator):
         return cast("Function", call)
 
     def _recreate_cm(self) -> Self:
-        """For ContextDecorator: one call of the function, which may call itself, or run in several threads."""
+        """For ContextDecorator: the block of one call. The function may call itself, or run in several threads."""
         return type(self)(**self._arguments)
 
     @property

@@ -107,8 +107,8 @@ def last_used(backend: Backend, scope: Scope) -> int:
 
 
 def sweep_marks(backend: Backend, scopes: Iterable[Scope], before: int) -> None:
-    """Remove the marks of all scopes but these, as the others have nothing to restore any more, if they were made
-    earlier than `before`, by the store's clock in nanoseconds. What cannot be removed stays.
+    """Remove marks made earlier than `before`, by the store's clock in nanoseconds, except those of these `scopes`: the
+    others have nothing to restore any more. What cannot be removed stays.
     """
     kept = set(map(mark_name, scopes))
     try:

@@ -68,7 +68,7 @@ class Worker:
 
     @cached_property
     def state(self) -> StateFolder:
-        """What kstore remembers of the cache root."""
+        """What kstore remembers about the cache root."""
         return StateFolder(self.root, self.rules, self.waiting)
 
     @property
@@ -205,7 +205,7 @@ class Worker:
         return self.state.last_restore.host_hint() not in ("", self.host_hint)
 
     def _was_restored_elsewhere(self) -> bool:
-        """Whether no restore has found the root on this machine: that of the last one may have built what is new."""
+        """Whether no restore has found the root on this machine: the last one's machine may have built what is new."""
         hint = self.state.last_restore.host_hint()
         return bool(hint) and machine_of(hint) != machine_of(self.host_hint)
 

@@ -73,7 +73,7 @@ class Opened(Protocol):
         """Return `length` bytes (fewer at the end) from `offset`."""
 
     def close(self) -> None:
-        """Close it once no thread reads it any more. An error would hold it: it keeps the frames that raised it."""
+        """Close it once no thread reads it any more: an error keeps the frames that raised it, and so keeps it open."""
 
 
 class Upload(Protocol):
@@ -191,7 +191,7 @@ def is_staged(name: str) -> bool:
 
 
 def numbers_in(names: Iterable[str]) -> list[int]:
-    """The numbers from 1 on among names, only as they are written: `07`, or an endless one, names nothing of ours."""
+    """The numbers from 1 on among names, as kstore writes them: `07`, or an endless one, names nothing of ours."""
     decimal = (name for name in names if name.isascii() and name.isdecimal() and len(name) <= _MOST_DIGITS)
     return [int(name) for name in decimal if name[0] != "0"]
 

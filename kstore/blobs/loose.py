@@ -150,7 +150,7 @@ class LooseBlobs:
                 del data
 
     def _get_many(self, blobs: list[tuple[bytes, int]]) -> list[bytes | None]:
-        """The bytes of each, unverified; None if they cannot be read at once, or may be large: sizes are only said."""
+        """The bytes of each, unverified. None if they cannot be read at once; all are None if the sizes are large."""
         if sum(size for _, size in blobs) > _BATCH:
             return [None] * len(blobs)
         try:

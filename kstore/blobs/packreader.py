@@ -46,7 +46,7 @@ _TOGETHER = 1 << 20
 """Bytes of neighbouring frames that are read in one go, because each read may have to cross a network."""
 _CHUNK = 1 << 20
 _MOST_TIMES = 1 << 15
-"""Bytes that zstd can make of one: of a block of four, at most 128 KiB (RFC 8878, section 3.1.1.2)."""
+"""Bytes that zstd can make of one byte: a block of four bytes gives at most 128 KiB (RFC 8878, section 3.1.1.2)."""
 _MAX_WINDOW = 16 << 20
 _MAX_INDEX = 256 << 20
 """Bytes: six million blobs. A sparse file can be as large as anybody likes."""
@@ -321,7 +321,7 @@ def _runs(frames: Iterable[Frame]) -> Iterator[list[Frame]]:
 
 
 def _most_packed(size: int) -> int:
-    """Bytes that `size` bytes take at most when they are compressed: they may not become fewer."""
+    """The most bytes that `size` bytes take when they are compressed: that can make them a few more."""
     return size + size // 128 + 1024
 
 

@@ -1,4 +1,4 @@
-"""The whole part of a bundle that a killed export left: its header and frames, up to the first that is not whole."""
+"""What is whole in a bundle that a killed export left: its header and frames, up to the first that is not whole."""
 
 from __future__ import annotations
 

@@ -198,7 +198,7 @@ def write_first(files: Sequence[NewFile]) -> tuple[int, int]:
 def publish_first(folder: str, files: Sequence[NewFile]) -> tuple[memoryview, int]:
     """Make files until one fails. Each is whole before it has a name, and never has another name.
 
-    The nearest folder of each is made if it is missing. Returns an error number for each file before the failed one, 0
+    The nearest folder of each is made if it is missing. Returns an error number for each file before the failed one: 0,
     or EEXIST if the name is taken; and the failed one's, or 0. EOPNOTSUPP, EISDIR and EINVAL say that the filesystem of
     `folder`, which is the files' too, has no files without a name.
     """

@@ -212,7 +212,7 @@ class Component:
         return self.rules["lists"].matches(path)
 
     def held(self, folder: str) -> str | None:
-        """The component whose cache is in a folder, which is given with a final "/"."""
+        """The component whose cache a folder is; None if it is none's. The folder is given with a final "/"."""
         return next((name for pattern, name in self.holds if pattern.matches(folder)), None)
 
     def method(self, rule: str, path: str) -> str | None:

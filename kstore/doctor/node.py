@@ -192,7 +192,9 @@ def _check_link(store: Store, worker: Worker) -> tuple[Check, bool]:
 
 
 def _check_space(path: str, newest: Newest | None, *, takes_all: bool) -> Check:
-    """What a restore takes is known only at its end, unless it `takes_all`: what exists or is linked takes nothing."""
+    """Check the free space. What a restore takes is known only at its end, unless it `takes_all`: what is there
+    already, or is linked, takes nothing.
+    """
     status = os.statvfs(path)
     free, needed = status.f_bavail * status.f_frsize, newest.own.size if newest and newest.own else 0
     found, advice = f"{size(free)} free in {path}", "free some, or set KSTORE_CACHE_ROOT"

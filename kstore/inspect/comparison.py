@@ -117,7 +117,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Everything that two sides have in common and do not have in common."""
+    """Everything that two sides have in common, and everything in which they differ."""
 
     left: Side
     right: Side

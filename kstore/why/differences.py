@@ -33,7 +33,7 @@ class Reason(StrEnum):
     NOTHING = "nothing"
     """There was no graph to compare it with."""
     UNREADABLE = "unreadable"
-    """Its entry does not say what its key was made of."""
+    """Its entry does not say what its key was made from."""
 
 
 class Difference(NamedTuple):

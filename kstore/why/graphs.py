@@ -45,7 +45,7 @@ class Graph(NamedTuple):
 def read_graphs(path: str, data: bytes) -> list[Graph]:
     """The graphs of an FX or AOT entry: one for a forward or inference graph, one for a backward graph.
 
-    Empty if the bytes are not a pickle, or one without such lines.
+    Empty if the bytes are not a pickle, or are one without such lines.
     """
     graphs: list[dict[str, Attribute]] = []
     for text in _strings(data):
