@@ -44,8 +44,8 @@ def find_board(rank: Rank, storage: Storage, *, may_write: bool) -> Board:
         return GroupBoard(rank.group_store)
     if not may_write:
         raise StoreUnavailable(
-            "without a process group ranks agree through the store, and this worker's mode is `read`; "
-            "initialise torch.distributed before, or restore a `generation` without `group`"
+            "without a process group ranks agree through the store, and this worker's mode is `read`; leave out "
+            "--group, or in Python initialise torch.distributed before, or restore a `generation` without `group`"
         )
     return StoreBoard(storage)
 

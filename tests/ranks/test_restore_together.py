@@ -355,6 +355,7 @@ def test_ranks_that_may_not_write_need_a_process_group(tmp_path: Path) -> None:
     publish(tmp_path, "one")
     reports = Job(tmp_path, ("one", "two"), mode="read").restore()
     assert statuses(reports) == [StoreUnavailable] * 2
+    assert all("leave out --group" in str(report) for report in reports)
     assert not (tmp_path / "store/groups").exists()
 
 
