@@ -450,6 +450,13 @@ def test_without_torch_the_key_must_have_one_environment(published: Node, monkey
         assert worst(bare.store)["environment"].verdict is verdict
 
 
+def test_without_a_key_it_says_that_no_compiler_is_installed(published: Node) -> None:
+    here = published.location.parent
+    found = worst(Node(here, "bare", environment="notorch-notriton-cp311-x86_64-0123abcd").store, "")["environment"]
+    assert (found.verdict, sys.executable in found.found) == (Verdict.WARNING, True)
+    assert "environment" not in worst(Node(here, "triton", environment="notorch-triton3.7.1-cp311").store, "")
+
+
 def test_without_torch_the_only_environment_is_looked_at(published: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is what a restore takes."""
     environment(monkeypatch, torch="none")
