@@ -1,4 +1,4 @@
-"""Many objects at once are made without a name, where the filesystem has such files."""
+"""Many objects are made at once without a name, where the filesystem supports such files."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def some(*names: str) -> list[NewObject]:
 
 
 def stored(backend: PosixBackend, *names: str) -> bool:
-    """Whether each is as it was given, and nothing else is left of it."""
+    """Whether each object is as it was given, and nothing else is left of it."""
     found = [os.stat(backend.path(name)) for name in names]
     return (
         all(backend.get(name) == name.encode() for name in names)
@@ -55,7 +55,7 @@ def refuse(*_: object) -> None:
 
 
 def answering(code: int, after: int = 0) -> tuple[list[int], PublishFiles]:
-    """Fails with that error number after some files; says how many it was asked for each time."""
+    """Fails with that error number after some files; records how many files it was given each time."""
     asked = list[int]()
 
     def publish_files(folder: str, files: Sequence[NewFile]) -> tuple[memoryview, int]:
@@ -136,7 +136,7 @@ def test_trouble_with_both_is_an_error(backend: PosixBackend, monkeypatch: pytes
 
 
 def test_gc_that_takes_a_writer_for_dead_leaves_what_it_writes(backend: PosixBackend) -> None:
-    """A commit notices by the ref that it has reserved in tmp/."""
+    """A commit notices, because the ref that it has reserved in tmp/ is gone."""
     backend.put_if_absent("other", b"other")
     with backend.upload() as reserved:
         for child in backend.list("tmp"):

@@ -53,7 +53,7 @@ def test_nothing_stays_in_tmp(backend: PosixBackend) -> None:
 
 
 def test_what_holds_nothing_is_whole_at_once(backend: PosixBackend) -> None:
-    """Far away each step on a way through `tmp/` takes milliseconds."""
+    """Far away, each step of a way through `tmp/` takes milliseconds."""
     assert backend.put_if_absent("used/one", b"")
     assert not backend.put_if_absent("used/one", b"")
     assert os.stat(backend.path("used/one")).st_mode & 0o222 == 0
@@ -61,7 +61,7 @@ def test_what_holds_nothing_is_whole_at_once(backend: PosixBackend) -> None:
 
 
 def test_a_store_without_a_folder_for_staging_has_a_clock(backend: PosixBackend) -> None:
-    """As a copy has by a tool that leaves out empty folders."""
+    """A copy of a store has none if the tool that made it leaves out empty folders."""
     backend.put("before", b"")
     os.rmdir(backend.path("tmp"))
     assert backend.clock() >= backend.stat("before").mtime_ns
@@ -75,7 +75,7 @@ def test_staging_names_differ(backend: PosixBackend) -> None:
 def test_gc_knows_what_is_staged_whatever_the_host_is_called(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str
 ) -> None:
-    """Or it would not fence off who has begun, and may rely on what it deletes."""
+    """Otherwise gc would not fence off a commit that has begun, and that may rely on what gc deletes."""
     monkeypatch.setattr("socket.gethostname", lambda: host)
     path = PosixBackend(tmp_path).staging_path()
     assert is_staged(os.path.basename(path)) and is_staged(os.path.basename(f"{path}.127"))
@@ -115,7 +115,7 @@ def test_without_hard_links_the_first_still_wins(
 def test_where_our_files_are_another_users_they_are_linked_all_the_same(
     backend: PosixBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An NFS server may map users, and Linux lets nobody link what is another's and not his to write."""
+    """An NFS server may map users, and Linux lets nobody link a file that is another user's and not writable to him."""
     link, rename = os.link, publishing._rename_if_absent
 
     def link_ones_own(source: str, target: str) -> None:
@@ -236,13 +236,13 @@ def test_a_folder_that_is_made_ahead_is_there_for_who_waits(backend: PosixBacken
     backend.make_ahead("folder/inner")()
     assert os.path.isdir(backend.path("folder/inner"))
     backend.put("file", b"")
-    backend.make_ahead("file/inner")()  # It is who puts something there that is told.
+    backend.make_ahead("file/inner")()  # The error is for whoever puts something there.
     with pytest.raises(NotADirectoryError):
         backend.put("file/inner/name", b"")
 
 
 def test_whoever_looks_ahead_takes_no_signal(backend: PosixBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thread that hangs would take it, though the job has blocked it for now."""
+    """A thread that hangs would take the signal, though the job has blocked it for now."""
     blocked: SimpleQueue[set[int]] = SimpleQueue()
     monkeypatch.setattr(posix, "stat_each", lambda paths: blocked.put(signal.pthread_sigmask(signal.SIG_BLOCK, ())))
     backend.look_ahead(["folder"])
@@ -251,7 +251,7 @@ def test_whoever_looks_ahead_takes_no_signal(backend: PosixBackend, monkeypatch:
 
 @pytest.fixture
 def far(backend: PosixBackend, monkeypatch: pytest.MonkeyPatch) -> SimpleQueue[bool]:
-    """Every call seems to cross a network. Holds whether it was this thread that has closed each file."""
+    """Every call seems to cross a network. Holds, for each file, whether this thread closed it."""
     monkeypatch.setattr(reading, "NEAR", -1.0)
     closed: SimpleQueue[bool] = SimpleQueue()
     this = threading.get_ident()
@@ -276,7 +276,7 @@ def test_nobody_waits_until_a_file_that_is_far_away_is_closed(backend: PosixBack
 def test_of_files_that_cannot_be_closed_only_a_few_stay_open(
     backend: PosixBackend, far: SimpleQueue[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a dead mount closing may hang: then who has read the next one hangs there, as without any thread."""
+    """In a dead mount, closing may hang. Then the reader of the next file hangs there, as it would without any thread."""
     most, begun = reading._CLOSING._value, list[int]()
     monkeypatch.setattr(reading, "begin", lambda function, fd: begun.append(fd))
     for _ in range(most + 2):

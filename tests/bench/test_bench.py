@@ -1,4 +1,4 @@
-"""That the command behind the benchmarks runs; not how fast anything is."""
+"""The command behind the benchmarks runs. How fast anything is, is not tested."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def corpus(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def bench(tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    """Runs the command for some measures; the tables in its results, by name."""
+    """Runs the command for some measures. Returns the tables in its results, by name."""
     work, out = tmp_path / "not/there/yet", tmp_path / "out"
-    # A loop device for each round takes longer than all else, and needs root.
+    # A loop device for each round takes longer than everything else, and needs root.
     monkeypatch.setattr(places, "_why_no_loop", lambda kind, work: "this is a test")
     # Its processes import torch, which takes seconds.
     monkeypatch.setattr(peers.B10, "absent", staticmethod(lambda: "it is slow"))
@@ -146,7 +146,7 @@ def test_writers_lose_no_kernel_and_every_host_finds_them(bench: Bench) -> None:
 def test_a_worker_that_fal_makes_fail_is_counted_and_ends_no_measure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of workers that find no folder of caches at the same moment, all but one fail to make it."""
+    """Of workers that find no cache folder at the same moment, all but one fail to make it."""
     theirs = SimpleNamespace(sync_inductor_cache=lambda key, known: tmp_path.mkdir())
     monkeypatch.setattr(worker, "_program", lambda name: SimpleNamespace(theirs=lambda tmp, data: theirs))
     steps = [Step(0.0, worker.Fal("theirs", "tmp", "data").publish()), Step(0.0, "synced"), Step(0.0, "current")]
@@ -157,7 +157,7 @@ def test_a_worker_that_fal_makes_fail_is_counted_and_ends_no_measure(
 @pytest.mark.compiler
 @pytest.mark.timeout(1800)
 def test_everything_can_be_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a corpus of its own, from the real compilers, and on all filesystems that can be had."""
+    """With a corpus of its own, from the real compilers, and on all filesystems that are available."""
     monkeypatch.setenv("KSTORE_CORPUS", str(tmp_path / "corpora/small"))
     monkeypatch.setattr(
         sys, "argv", ["tools.bench", "--quick", "--work", str(tmp_path), "--out", str(tmp_path / "out")]
@@ -166,6 +166,6 @@ def test_everything_can_be_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     tables = json.loads((tmp_path / "out/results.json").read_text())["tables"]
     needs_gpu = set() if places.nvidia_gpu() else {"start-cuda"}
     assert [table["name"] for table in tables] == [name for name in MEASURES if name not in needs_gpu]
-    # Only GlusterFS is more than what every machine has.
+    # Only GlusterFS goes beyond what every machine has.
     empty = [table["name"] for table in tables if not table["samples"]]
     assert empty in ([], ["distributed", "far"])

@@ -74,7 +74,7 @@ def readme(tmp_path: Path) -> Path:
 
 
 def compared(title: str, **values: float) -> Table:
-    """A table in which something is aimed at for laps."""
+    """A table with a target for laps."""
     made = Table("race", title)
     for column, value in values.items():
         for row in "warm-up", "lap":

@@ -1,4 +1,4 @@
-"""Packs that are written and read as by a commit and a restore."""
+"""Packs that are written and read as a commit and a restore do it."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def test_for_somebody_in_a_hurry_a_blob_is_missing_whatever_ails_other_packs(
 
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The packs of which a part is read, each time."""
+    """The pack of each read, one entry a read."""
     found: list[str] = []
     real = OpenedFile.read
 
@@ -139,7 +139,7 @@ def test_a_few_small_packs_are_read_once_each(backend: PosixBackend, blobs: Blob
 
 
 def held_by_views() -> dict[int, object]:
-    """What views in any dictionary keep in memory, by ids, which are not used again while this is there."""
+    """What memory views in any dictionary keep alive, by id. No id is used again while this exists."""
     tables = (found for found in gc.get_objects() if type(found) is dict)
     return {id(view.obj): view.obj for table in tables for view in table.values() if type(view) is memoryview}
 
@@ -170,7 +170,7 @@ def test_a_small_pack_is_read_once(backend: PosixBackend, blobs: BlobStore, read
 
 
 def pack_of_nine_frames(backend: PosixBackend, blobs: BlobStore) -> tuple[list[bytes], tuple[str, ...], BlobStore]:
-    """What it holds, its id, and a store that has looked at nothing."""
+    """The contents, the pack's id, and a store that has looked at nothing yet."""
     contents = [os.urandom(600) + bytes(11_400) for _ in range(3000)]
     return contents, store(blobs, Layout.PACKED, *contents), BlobStore(backend)
 
@@ -203,7 +203,7 @@ def test_a_part_of_a_pack_that_cannot_be_read_costs_its_frame_alone(
 
 @pytest.fixture
 def uncollected() -> Iterator[None]:
-    """As in a job that collects garbage when it suits it."""
+    """As in a job that collects garbage when it chooses to."""
     gc.collect()
     gc.disable()
     yield
@@ -363,7 +363,7 @@ def test_the_log_says_once_of_a_pack_that_it_cannot_be_read(
 
 
 def load(blobs: BlobStore, contents: list[bytes], packs: tuple[str, ...]) -> list[bytes]:
-    """The last part first: each can be loaded by itself."""
+    """Loads the last part first: each part can be loaded by itself."""
     parts = list(blobs.parts({digest_of(data): len(data) for data in contents}, packs))
     return sorted(bytes(data) for part in reversed(parts) for _, data in part.load())
 
@@ -438,7 +438,7 @@ def test_bytes_that_cannot_be_read_any_more_are_refused(blobs: BlobStore, layout
 
 
 def test_a_damaged_loose_blob_is_replaced_when_it_is_stored_again(backend: PosixBackend, blobs: BlobStore) -> None:
-    """A server that crashed leaves files cut short; whoever has the bytes can heal them."""
+    """A server that crashed leaves files cut short; any worker that has the bytes can heal them."""
     store(blobs, Layout.LOOSE, b"content")
     path = Path(backend.path(blob_name(digest_of(b"content"))))
     path.chmod(0o644)

@@ -1,4 +1,4 @@
-"""What packs are compressed with, and must be readable with for as long as there are stores."""
+"""The dictionary that packs are compressed with. Packs must stay readable with it for as long as there are stores."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_frame_that_needs_an_unknown_one_is_refused(backend: PosixBackend, siz
 
 
 def test_who_writes_with_another_one_writes_refs_of_a_higher_format() -> None:
-    """An older kstore leaves those alone, and would take the frames for damaged."""
+    """An older kstore leaves such refs alone. Without that it would take the frames for damaged."""
     assert {FORMAT: NEWEST} == {1: 0x6B730001}
 
 

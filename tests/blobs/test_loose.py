@@ -34,7 +34,7 @@ def alter(path: Path, data: bytes) -> None:
 
 
 def test_trouble_with_an_empty_blob_is_told(loose: LooseBlobs, monkeypatch: pytest.MonkeyPatch) -> None:
-    """None of its bytes tell that it was not read."""
+    """It has no bytes that would tell that it was not read."""
 
     def fail(*asked: object) -> NoReturn:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -133,7 +133,7 @@ def test_so_does_one_that_takes_the_place_of_what_a_crash_cut_short(backend: Pos
 
 
 def test_a_stamp_is_never_zero_nor_a_second() -> None:
-    """A filesystem with whole seconds must not look as if it bore one."""
+    """A filesystem with whole seconds must not look as if it bore a stamp."""
     for first in (b"\0\0\0\0", b"\xff\xff\xff\xff", (999_999_999).to_bytes(4, "little")):
         digest = first + bytes(28)
         assert 0 < stamp(digest) < 1_000_000_000
@@ -158,7 +158,7 @@ def test_a_file_is_read_to_tell_whether_it_is_as_it_was_published(backend: Posix
 
 
 def test_that_it_was_read_leaves_no_trace(backend: PosixBackend, loose: LooseBlobs) -> None:
-    """Access times tell which files a compiler has read, and a hard link has those of the blob."""
+    """Access times tell which files a compiler has read, and a hard link has the blob's access time."""
     loose.put_many([(digest_of(b"one"), b"one")])
     path = path_of(backend, b"one")
     os.utime(path, ns=(0, 0))

@@ -29,7 +29,7 @@ def backend(tmp_path: Path) -> PosixBackend:
 
 
 def craft_pack(backend: PosixBackend, frames: bytes, index: PackIndex) -> str:
-    """A pack that no PackWriter would write, but whose checksums are right."""
+    """A pack that no PackWriter would write, but with correct checksums."""
     data = frames + index.dump()
     pack_id = digest_of(data).hex()
     backend.put_if_absent(pack_name(pack_id), data)
@@ -93,7 +93,7 @@ def test_the_id_is_the_digest_of_the_file(backend: PosixBackend) -> None:
 
 
 def damaged(backend: PosixBackend, data: bytes, blobs: list[bytes]) -> None:
-    """Whatever was done to a pack, a reader gets right bytes or none."""
+    """Whatever was done to a pack, a reader gets the right bytes or none."""
     name = "0" * 64
     backend.put(pack_name(name), data)
     try:
@@ -147,11 +147,11 @@ def test_a_blob_under_a_wrong_digest_is_not_yielded(backend: PosixBackend) -> No
     assert fetch(backend, pack_id, [b"right", b"wrong"]) == {}
 
 
-# ---- Declared sizes are limits. A pack may be crafted: its checksums are then right.
+# ---- Declared sizes are limits. A pack may be crafted: its checksums are then correct.
 
 
 def peak_while(code: str, *arguments: str) -> int:
-    """Bytes of memory that `code` needs more than the interpreter and its imports, in a process of its own."""
+    """Bytes of memory that `code` needs beyond the interpreter and its imports, in a process of its own."""
     script = f"{IMPORTS}\nbefore = peak()\n{code}\nprint(peak() - before)"
     done = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -1,4 +1,4 @@
-"""Stores that never meet, and what goes from one to the other."""
+"""Stores that never meet, and what travels from one to the other."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.trees import ENVIRONMENT, GPU, KEY, Node, contents, without_relocated
 
 
 def fill(node: Node, *names: str) -> Node:
-    """Commit kernels, graphs and modules of these names."""
+    """Commit kernels, graphs and modules with these names."""
     for name in names or ("one",):
         node.tree.kernel(name)
         node.tree.wrapper(name)
@@ -28,7 +28,7 @@ def fill(node: Node, *names: str) -> Node:
 
 
 def export(node: Node, path: Path, *others: Node) -> Exported:
-    """What the newest generation of each node's scope holds, of the first one's store, as a bundle."""
+    """A bundle of the first node's store: the newest generation of each node's scope."""
     snapshots = [node.store.snapshot(one.newest()) for one in (node, *others)]
     with finished_as(str(path), resumable=True) as file:
         return BundleWriter(node.store.storage, snapshots).resume(file)
@@ -50,7 +50,7 @@ def bring(node: Node, path: Path, key: str | None = None) -> ImportReport:
 
 
 def restored(node: Node, name: str = "fresh", key: str = KEY) -> dict[str, bytes]:
-    """What another worker of this store gets, relocated files left out."""
+    """What another worker of this store gets, without relocated files."""
     store = Store(
         node.location, cache_root=node.tree.root.with_name(name), gpu=GPU, environment=ENVIRONMENT, environ={}
     )
@@ -91,4 +91,4 @@ class Stored:
 
 
 class Killed(BaseException):
-    """The process is gone: nothing handles that."""
+    """The process is gone: nothing handles this exception."""

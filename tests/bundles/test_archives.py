@@ -1,4 +1,4 @@
-"""An archive holds the files of a generation such that programs that know nothing of kstore find them in place."""
+"""An archive holds the files of a generation where programs that know nothing of kstore find them in place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A bundle brings what one store has to another that never meets it."""
+"""A bundle brings what one store has to another that it never meets."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_the_zstd_program_reads_it(source: Node, tmp_path: Path) -> None:
     assert done.stdout == b"".join(everything_in(bundle))
 
 
-# ---- Merging with what is there
+# ---- Merging with what is already in the store
 
 
 def test_the_same_bundle_again_publishes_nothing(source: Node, tmp_path: Path, layout: str) -> None:
@@ -230,7 +230,7 @@ def test_what_verify_found_damaged_is_put_back(source: Node, tmp_path: Path) -> 
 
 
 def test_an_import_meets_a_commit(source: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Somebody publishes between the merge and the publishing: it is merged anew."""
+    """Another worker publishes between the merge and the publishing: the import merges again."""
     target = other_store(tmp_path / "target", "packed")
     rival = Node(tmp_path / "target", "rival", layout="packed")
     upload = bringing._BringIn._upload
@@ -248,7 +248,7 @@ def test_an_import_meets_a_commit(source: Node, tmp_path: Path, monkeypatch: pyt
     assert restored(target) == expected
 
 
-# ---- Killed, and done again
+# ---- Killed, and run again
 
 
 @pytest.fixture
@@ -312,7 +312,7 @@ def test_so_does_one_whose_process_was_killed(
 def test_gc_between_a_killed_import_and_the_next_loses_nothing(
     source: Node, tmp_path: Path, layout: str, rounds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once what it left is condemned, once it is gone."""
+    """Once when what it left is condemned, and once when it is gone."""
     bundle = bundle_of(source, tmp_path)
     target = other_store(tmp_path / "target", layout)
     with monkeypatch.context() as patch, pytest.raises(Killed):
@@ -355,7 +355,7 @@ def test_what_gc_took_after_the_notes_were_read_is_uploaded_again(
 def test_gc_while_an_import_uploads_loses_nothing(
     source: Node, tmp_path: Path, layout: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both phases of gc, with a grace between, after each of the first batches: the import begins again."""
+    """Both phases of gc, with a grace between them, after each of the first batches: the import begins again."""
     target = other_store(tmp_path / "target", layout)
     add = bringing._Notes.add
     rounds = []
@@ -374,7 +374,7 @@ def test_gc_while_an_import_uploads_loses_nothing(
 
 
 class TestExportAgain:
-    """An export that was killed left `bundle.kstore.partial`."""
+    """An earlier export was killed and left `bundle.kstore.partial`."""
 
     @pytest.fixture
     def source(self, tmp_path: Path) -> Node:

@@ -200,7 +200,7 @@ def test_where_the_newest_manifest_is_lost_the_generation_before_is_copied_and_t
 
 
 def test_where_the_newest_ref_cannot_be_read_only_a_key_that_is_named_is_copied(source: Node, target: Node) -> None:
-    """Somebody may have withdrawn it."""
+    """The key may have been withdrawn."""
     copy(source, target)
     source.store.quarantine(KEY)
     (source.location / source.newest().name).chmod(0o644)
@@ -254,7 +254,7 @@ def test_a_target_that_is_only_read_is_not_written(source: Node, tmp_path: Path)
 
 
 def test_how_blobs_are_stored_is_found_out_by_linking(source: Node, tmp_path: Path) -> None:
-    """As a commit from here would."""
+    """As a commit from here would find it out."""
     target = other_store(tmp_path / "target", None)
     copy(source, target)
     assert (target.location / "blobs").is_dir() and not (target.location / "packs").exists()

@@ -1,4 +1,4 @@
-"""Bundles that were damaged on their way, or made to harm: an IntegrityError, and nothing is published."""
+"""Bundles that were damaged on their way, or made to do harm: an IntegrityError, and nothing is published."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PATH = "inductor/ab/x.py"
 
 
 class Bundle:
-    """A bundle that is right in all that is not made wrong."""
+    """A bundle that is right wherever it was not made wrong."""
 
     def __init__(self, files: Mapping[str, Entry] | None = None, hosts: Mapping[str, Mapping[str, Entry]] = {}) -> None:
         self.manifest = Manifest(dict(files or {PATH: ENTRY}), {h: dict(f) for h, f in hosts.items()}).dump()
@@ -67,7 +67,7 @@ def with_header(text: bytes) -> bytes:
 
 
 def refused(folder: Path, path: Path, error: type[Exception] = IntegrityError) -> None:
-    """Nothing becomes of it, not even a store."""
+    """Nothing comes of it, not even a store."""
     target = other_store(folder / "target")
     with pytest.raises(error):
         bring(target, path)
@@ -121,13 +121,13 @@ def test_another_file_is_no_bundle(tmp_path: Path, data: bytes) -> None:
 
 
 def test_parts_that_changed_places_are_noticed(small: bytes, tmp_path: Path) -> None:
-    """Each of them whole."""
+    """Each part is whole."""
     footer = len(small) - SEAL_SIZE - FOOTER_SIZE
     (tmp_path / "bundle").write_bytes(small[:100] + small[100:footer][::-1] + small[footer:])
     refused(tmp_path, tmp_path / "bundle")
 
 
-# ---- Made to harm: all digests are right
+# ---- Made to do harm: all digests are right
 
 
 @pytest.mark.parametrize(
@@ -256,7 +256,7 @@ def test_a_manifest_that_is_no_table_is_refused(tmp_path: Path) -> None:
 
 
 def bomb(size: int) -> Callable[[bytes, PackIndex], tuple[bytes, PackIndex]]:
-    """The last frame unpacks to a gibibyte, and its header declares `size` bytes; 0 for none."""
+    """The last frame unpacks to a gibibyte, and its header declares `size` bytes, or no size if that is 0."""
     compressor = zstandard.ZstdCompressor(write_content_size=bool(size)).compressobj(size=size or -1)
     zeros = bytes(1 << 20)
     packed = b"".join(compressor.compress(zeros) for _ in range((size or 1 << 30) >> 20)) + compressor.flush()
@@ -280,7 +280,7 @@ def test_a_bomb_is_not_unpacked(tmp_path: Path, size: int) -> None:
 
 @pytest.mark.parametrize("size", [9 << 20, 1 << 40, (1 << 63) - 1])
 def test_a_frame_that_declares_more_than_it_holds_is_refused(tmp_path: Path, size: int) -> None:
-    """In its index, in the manifest, and nowhere in the frame."""
+    """In the bundle's index, in the manifest, and nowhere in the frame."""
 
     def edit(frames: bytes, index: PackIndex) -> tuple[bytes, PackIndex]:
         last = index.frames[-1]._replace(size=size)

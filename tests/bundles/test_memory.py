@@ -1,4 +1,4 @@
-"""Exports, imports and copies take little memory beside their largest blob, whatever they move."""
+"""Exports, imports and copies take little memory besides their largest blob, however much they move."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ print(peak() - before)
 
 
 def peak_of(node: Node, folder: Path, call: str) -> int:
-    """Bytes that it needs more than the interpreter and its imports."""
+    """Bytes that it needs beyond the interpreter and its imports."""
     arguments = [str(node.location), GPU, ENVIRONMENT, str(folder), KEY, call]
     done = subprocess.run(
         [sys.executable, "-c", CHILD, *arguments], capture_output=True, text=True, check=False, timeout=120

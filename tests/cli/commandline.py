@@ -1,4 +1,4 @@
-"""Runs the command line, as one user would."""
+"""Runs the command line as a user would."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Result:
 
 @contextmanager
 def environment_kept() -> Iterator[None]:
-    """The environment is afterwards as it was, as after a process."""
+    """Afterwards the environment is as it was before, as after a process."""
     before = dict(os.environ)
     try:
         yield
@@ -72,7 +72,7 @@ def environment_kept() -> Iterator[None]:
 
 
 class Cli:
-    """The command line of one user: in this process, or as a real one."""
+    """The command line of one user: in this process, or as a real process."""
 
     def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         self.folder = folder
@@ -81,7 +81,7 @@ class Cli:
         self._capsys = capsys
 
     def __call__(self, *arguments: str) -> Result:
-        """Run it here."""
+        """Run it in this process."""
         self._capsys.readouterr()
         with environment_kept():
             code = run(arguments)
@@ -96,7 +96,7 @@ class Cli:
         return Result(done.returncode, done.stdout, done.stderr)
 
     def start(self, *arguments: str, process_group: int | None = None, **variables: str) -> subprocess.Popen[str]:
-        """Start it as a process, with more environment variables. Its output is buffered, as it is by default."""
+        """Start it as a process, with additional environment variables. Its output is buffered, as it is by default."""
         environment = os.environ | {"PYTHONUNBUFFERED": ""} | variables
         return subprocess.Popen(
             [sys.executable, "-m", "kstore", *arguments],
@@ -105,7 +105,7 @@ class Cli:
         )  # fmt: skip
 
     def hanging(self) -> dict[str, str]:
-        """Variables of a process to which no store answers."""
+        """Variables of a process whose store does not answer."""
         folder = self.folder / "hanging"
         folder.mkdir()
         (folder / "sitecustomize.py").write_text(HANG)
@@ -130,7 +130,7 @@ class Cli:
 
 
 def read_terminal(terminal: int) -> bytes:
-    """What was written to it since; nothing once every writer has closed it."""
+    """What was written to the terminal since the last call; nothing once every writer has closed it."""
     try:
         return os.read(terminal, 4096)
     except OSError:
@@ -138,7 +138,7 @@ def read_terminal(terminal: int) -> bytes:
 
 
 def on_terminal(*arguments: str, **variables: str) -> str:
-    """What the command line writes to a terminal of 80 columns; stdout alone, as the terminal gets it."""
+    """What the command line writes to a terminal of 80 columns: only stdout, as the terminal receives it."""
     controller, terminal = os.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     environ = {name: value for name, value in os.environ.items() if name != "NO_COLOR"} | variables

@@ -14,7 +14,7 @@ from tests.cli.commandline import ENVIRONMENT, GPU, Cli
 
 
 class Terminal(io.StringIO):
-    """Somebody who answers."""
+    """A user who answers."""
 
     def isatty(self) -> bool:
         return True
@@ -22,7 +22,7 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def roots(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of numbered roots: 0 belongs to my/v1, 1 to my/v2, 2 to my/v1 of another store."""
+    """The folder of numbered roots: 0 belongs to my/v1, 1 to my/v2, and 2 to my/v1 of another store."""
     monkeypatch.delenv("KSTORE_CACHE_ROOT")
     cli("env", "my/v1")
     cli("env", "my/v2")

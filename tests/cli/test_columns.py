@@ -45,7 +45,7 @@ def test_numbers_end_in_one_column_and_lines_do_not_end_in_spaces() -> None:
 
 @pytest.mark.parametrize("is_bold", [False, True])
 def test_no_line_is_wider_than_the_terminal(monkeypatch: pytest.MonkeyPatch, is_bold: bool) -> None:
-    """Nor is the heading, with what makes it bold: a terminal would break it."""
+    """The heading is not wider either, with the codes that make it bold: a terminal would break the line."""
     monkeypatch.setattr(columns, "terminal_width", lambda: 80)
     if is_bold:
         monkeypatch.delenv("NO_COLOR", raising=False)

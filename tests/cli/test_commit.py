@@ -55,7 +55,7 @@ def test_an_empty_cache_root_leads_to_the_variables(cli: Cli) -> None:
 
 
 def test_folders_that_are_moved_to_where_env_says_are_committed_from_there(cli: Cli) -> None:
-    """As in docs/migrating.md."""
+    """As described in docs/migrating.md."""
     warm = cli.folder / "warm"
     module = cli.folder / "old/ab/cone.py"
     module.parent.mkdir(parents=True)
@@ -136,7 +136,7 @@ def test_unfinished_files_are_pointed_out_a_few_at_a_time(cli: Cli) -> None:
 
 
 def unfinished_kernel(root: Path, number: int) -> None:
-    """A Triton kernel whose group file, the last to be written, is not there yet."""
+    """A Triton kernel whose group file, which is written last, does not exist yet."""
     folder = root / "triton" / f"{'K' * 51}{number}"
     folder.mkdir(parents=True)
     (folder / "k.cubin").write_text("cubin")

@@ -1,4 +1,4 @@
-"""Shells that are not installed are skipped, and say so; what they ask of kstore is tested all the same."""
+"""Tests for shells that are not installed are skipped and say so. What shells ask of kstore is tested all the same."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TAKES_KEY += ("quarantine", "rollback", "pin", "unpin", "ls", "clean", "why", "d
 
 @pytest.fixture
 def on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A `kstore` such as an installation has."""
+    """A `kstore` command as an installation has it."""
     folder = tmp_path / "bin"
     folder.mkdir()
     script = folder / "kstore"
@@ -49,7 +49,7 @@ def lines_of(*command: str) -> list[str]:
 
 
 def bash(line: str) -> list[str]:
-    """What bash offers behind `line`."""
+    """What bash offers after `line`."""
     words = [f"'{word}'" for word in line.split(" ")]
     script = (
         'eval "$(kstore completion bash)"\n'
@@ -130,7 +130,7 @@ def read_until(terminal: int, text: bytes) -> None:
 
 
 def ask(cli: Cli, line: str, **variables: str) -> tuple[list[str], str]:
-    """What click answers a bash that completes `line`."""
+    """What click answers to a bash that completes `line`."""
     words = line.split(" ")
     asked = {"_KSTORE_COMPLETE": "bash_complete", "COMP_WORDS": "\n".join(words), "COMP_CWORD": str(len(words) - 1)}
     result = cli.process(env=os.environ | asked | variables)
@@ -141,7 +141,7 @@ def ask(cli: Cli, line: str, **variables: str) -> tuple[list[str], str]:
 def test_every_command_completes_its_key(cli: Cli, name: str) -> None:
     cli.publish("my-model/v1")
 
-    # On a machine that starves it, it gives up rather than keep a shell waiting.
+    # On a starved machine it gives up rather than keep a shell waiting.
     answers = (ask(cli, f"kstore {name} my-mod") for _ in range(5))
     assert next((answer for answer in answers if answer[0]), None) == (["my-model/v1"], "")
 

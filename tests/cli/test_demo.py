@@ -35,7 +35,7 @@ def broken_torch(folder: Path) -> Path:
 
 
 def test_no_settings_of_the_users_are_read(cli: Cli) -> None:
-    """Its program would fail for the setting rather than for torch."""
+    """Otherwise its program would fail because of the setting rather than because of torch."""
     project, temporary = cli.folder / "project", cli.folder / "tmp"
     project.mkdir()
     temporary.mkdir()

@@ -25,7 +25,7 @@ def commit(cli: Cli, key: str, fill: Fill, *options: str) -> None:
 
 
 def two_releases(cli: Cli) -> None:
-    """A kernel with other options, one that went, one that came, and one that stayed."""
+    """A kernel with other options, one that was removed, one that is new, and one that stayed."""
 
     def first(tree: Tree) -> None:
         put_kernel(tree, "triton_poi_fused_add_3", num_warps=4)
@@ -148,7 +148,7 @@ def test_it_fits_a_terminal_and_a_pipe_gets_every_name_whole(cli: Cli, arguments
     commit(cli, "my/v2", lambda tree: put_kernel(tree, name, num_warps=8, num_stages=2, shared=999_999, maxnreg=None))
     lines = on_terminal("diff", "my/v1", "my/v2", *arguments, NO_COLOR="1").splitlines()
 
-    # Only a path can be longer, which must stay whole to be of any use.
+    # Only a path can be longer: it must stay whole to be of any use.
     assert max(len(line) for line in lines if str(cli.folder) not in line) <= 80
     assert (name in cli("diff", "my/v1", "my/v2", *arguments).out) is (arguments != ("--stat",))
 

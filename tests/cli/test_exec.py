@@ -102,7 +102,7 @@ def test_a_command_that_restores_another_key_by_hand_is_told_whose_kernels_it_ta
 
 
 def test_a_command_that_uses_its_cache_root_for_another_key_is_warned(cli: Cli) -> None:
-    """`--cache-root` is what the command has as KSTORE_CACHE_ROOT. Nothing is published of either key yet."""
+    """`--cache-root` is what the command has as KSTORE_CACHE_ROOT. Nothing of either key is published yet."""
     block = "import kstore\nwith kstore.synchronized('another/v1'): pass"
     result = cli.process("exec", "my/v1", "--cache-root", str(cli.folder / "own"), "--", sys.executable, "-c", block)
 
@@ -119,7 +119,7 @@ def test_a_command_that_is_run_for_the_key_of_its_cache_root_is_not_warned(cli: 
 
 @pytest.mark.parametrize(("outlived", "why"), [(60.0, "the command was told to end"), (0.0, "")])
 def test_a_signal_that_the_command_has_outlived_did_not_end_it(cli: Cli, outlived: float, why: str) -> None:
-    """Its last commit has all the time there is, and whether what was restored was used is told."""
+    """Its last commit has as much time as it needs, and whether the restored files were used is told."""
     patched = f"import sys, kstore.cli.exec as e; e._OUTLIVED = {outlived}; from kstore.cli import main; main()"
     deaf = f"trap '' INT; kill -INT $PPID; sleep 0.2; {compiling('one')}"
     command = [sys.executable, "-c", patched, "exec", "my/v1", "--json", "--", "sh", "-ec", deaf]
@@ -131,13 +131,13 @@ def test_a_signal_that_the_command_has_outlived_did_not_end_it(cli: Cli, outlive
 
 
 def test_a_command_that_has_become_another_user_is_waited_for(cli: Cli) -> None:
-    """As sudo does: it cannot be sent signals any more."""
+    """As sudo does: kstore cannot send it signals any more."""
     if os.geteuid() or not shutil.which("setpriv"):
         pytest.skip("becoming another user needs root, and setpriv")
     become = "exec setpriv --reuid=65534 --clear-groups sh -c 'echo ready; sleep 1; exit 7'"
     command = [sys.executable, "-m", "kstore", "exec", "my/v1", "--", "sh", "-ec", f"{compiling('one')}; {become}"]
     process = subprocess.Popen(
-        ["setpriv", "--bounding-set=-kill", *command],  # or root could
+        ["setpriv", "--bounding-set=-kill", *command],  # otherwise root could
         cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert process.stdout
@@ -168,7 +168,7 @@ def test_a_command_that_is_not_found_is_127(cli: Cli) -> None:
 def test_a_script_without_a_first_line_that_says_so_is_for_the_shell(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, is_in_path: bool
 ) -> None:
-    """As in a shell, and below `env` and `timeout`."""
+    """As in a shell, and as under `env` and `timeout`."""
     script = cli.write("bin/warm-up", 'echo "$1, $#"; exit 3\n')
     script.chmod(0o755)
     monkeypatch.setenv("PATH", f"{script.parent}:{os.environ['PATH']}")
@@ -177,7 +177,7 @@ def test_a_script_without_a_first_line_that_says_so_is_for_the_shell(
 
 
 def test_it_is_looked_for_as_a_shell_does(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What may not be executed is passed over, a script without `#!` is not."""
+    """A file that may not be executed is passed over; a script without `#!` is not."""
     folders = [cli.folder / name for name in ("refused", "first", "second")]
     for folder, text in zip(folders, ("exit 1", "echo first", "#!/bin/sh\necho second"), strict=True):
         folder.mkdir()
@@ -212,7 +212,7 @@ except ChildProcessError:
 
 def test_no_process_is_left_where_there_is_no_command(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     command = (sys.executable, "-m", "kstore", "exec", "my/v1", "--require", "--", "true")
-    # A compiler that is asked for the host's fingerprint ends by itself, on a busy machine after kstore.
+    # A compiler that is asked for the host's fingerprint ends by itself, on a busy machine after kstore has ended.
     monkeypatch.setenv("CXX", str(cli.folder / "no-compiler"))
     done = subprocess.run(
         (sys.executable, "-c", LEAVES_NONE, *command), cwd=REPOSITORY, capture_output=True, text=True, check=True
@@ -222,7 +222,7 @@ def test_no_process_is_left_where_there_is_no_command(cli: Cli, monkeypatch: pyt
 
 @pytest.mark.parametrize("listener, expected", [("$$", "its own\n"), ("1", "another's\n")])
 def test_sockets_that_systemd_made_for_us_are_for_the_command(cli: Cli, listener: str, expected: str) -> None:
-    """It takes them if it finds its own process id: sd_listen_fds(3)."""
+    """The command takes them if it finds its own process id: sd_listen_fds(3)."""
     told = 'test $LISTEN_PID = $$ && echo its own || echo "another\'s"'
     command = (sys.executable, "-m", "kstore", "exec", "my/v1", "--", "sh", "-c", told)
     activate = ("sh", "-c", f'LISTEN_FDS=1 LISTEN_PID={listener} exec "$@"', "sh")
@@ -273,7 +273,7 @@ def test_nothing_of_how_kstore_waits_is_inherited(cli: Cli) -> None:
 
 
 def ordinary(masks: str) -> list[int]:
-    """Signals 1 to 31: those above are the C library's own."""
+    """Signals 1 to 31: those above belong to the C library."""
     return [int(line.split()[1], 16) & 0x7FFFFFFF for line in masks.splitlines()]
 
 
@@ -328,7 +328,7 @@ def test_a_signal_reaches_the_command_once_and_what_it_compiled_is_committed(cli
 
     assert out == f"{name}\n"
     assert process.returncode == 41
-    # At the end, or, where that is slow in coming, by the round that a signal asks for.
+    # At the end or, if the end is slow in coming, by the round that a signal asks for.
     assert re.search(r"kstore: committed my/v1 generation 1(?: while it ran)?: 1 new file", err), err
 
 
@@ -369,7 +369,7 @@ def test_a_new_size_of_the_terminal_reaches_the_command_once(cli: Cli) -> None:
 
 
 def test_it_stops_with_the_command_and_goes_on_with_it(cli: Cli) -> None:
-    # In a process group of its own, as a shell starts it: without one, nobody could let it go on.
+    # In a process group of its own, as a shell starts it: otherwise nobody could let it go on.
     script = "trap 'exit 9' CONT; echo $$; while :; do sleep 0.05; done"
     process = cli.start("exec", "my/v1", "--", "sh", "-c", script, process_group=0)
     assert process.stdout is not None
@@ -408,8 +408,8 @@ def test_a_parent_that_ignores_its_children_changes_nothing(cli: Cli) -> None:
 def on_a_terminal(
     arguments: list[str], until: str, keys: bytes = b"", size: tuple[int, int] | None = None
 ) -> tuple[int, str]:
-    """Run kstore as the foreground process of a terminal; once it has printed `until`, type `keys`, or make it as large
-    as `size`, rows and columns.
+    """Run kstore as the foreground process of a terminal. Once it has printed `until`, type `keys`, or resize the
+    terminal to `size`, rows and columns.
     """
     process, terminal = pty.fork()
     if not process:
@@ -526,7 +526,7 @@ def test_a_mistake_of_the_caller_ends_it_before_the_command(cli: Cli, arguments:
     assert not (cli.folder / "ran").exists()
 
 
-# ---- what else it can be told
+# ---- other options
 
 
 def test_a_seed_is_what_a_new_key_starts_from(cli: Cli) -> None:
@@ -645,7 +645,7 @@ def test_required_hits_fail_the_command_that_leaves_a_kernel_unfinished(cli: Cli
 
 def test_required_hits_that_cannot_be_told_are_doubted_aloud(cli: Cli) -> None:
     cli.publish("my/v1", "one")
-    # The time of a blob, with its own fraction, may be ahead by less than a second: what is read before is noted again.
+    # A blob's time, with its own fraction, may be ahead by less than a second: what is read before then is noted again.
     use = ("exec", "my/v1", "--require-hits", "--", "sh", "-ec", 'sleep 1; cat "$TORCHINDUCTOR_CACHE_DIR"/*/*')
     assert "cannot be told" not in cli.process(*use).err
 

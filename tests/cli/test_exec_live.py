@@ -1,4 +1,4 @@
-"""`kstore exec` commits while its command runs, and whatever ends it."""
+"""`kstore exec` commits while its command runs, however the command ends."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def start(cli: Cli, *options: str, program: str, **settings: str) -> subprocess.
 
 
 def published(cli: Cli) -> int:
-    """How many files."""
+    """How many files are published."""
     scopes = cli("ls", "my/v1", "--json").json["scopes"] if cli.store.exists() else []
     return int(scopes[0]["files"]) if scopes else 0
 
@@ -114,7 +114,7 @@ def test_other_signals_mean_nothing_to_kstore(cli: Cli) -> None:
 
 def test_without_live_nothing_is_committed_before_the_end(cli: Cli) -> None:
     process = start(cli, "--no-live", program=f"{compiling_in_python('one')}; {WAITING}")
-    time.sleep(6)  # for longer than it would take to settle
+    time.sleep(6)  # longer than it would take to settle
     assert published(cli) == 0
     process.communicate("\n", timeout=PATIENCE)
     assert published(cli) == 1

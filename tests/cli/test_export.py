@@ -26,7 +26,7 @@ COMMAND = [sys.executable, "-m", "kstore", "export"]
 
 @pytest.fixture
 def bundle(cli: Cli) -> str:
-    """Of a key with two modules."""
+    """A bundle of a key with two modules."""
     cli.publish(KEY, "one", "two")
     path = str(cli.folder / "model.kstore")
     assert cli("export", KEY, "-o", path).code == 0
@@ -201,7 +201,7 @@ def test_what_went_to_stdout_is_said_on_stderr(cli: Cli, bundle: str) -> None:
 
 @pytest.mark.parametrize("format", ["kstore", "tar"])
 def test_stdout_may_be_a_file(cli: Cli, bundle: str, tmp_path: Path, format: str) -> None:
-    """By its name in /dev, which is a link to it, and stays one."""
+    """By its name in /dev, which is a link to it and stays a link."""
     name, sent = tmp_path / "stdout", tmp_path / "sent"
     name.symlink_to("/proc/self/fd/1")
     with sent.open("wb") as file:

@@ -33,7 +33,7 @@ def test_a_dry_run_changes_nothing(cli: Cli) -> None:
 
 
 def test_of_a_damaged_list_it_says_who_makes_up_for_it(cli: Cli) -> None:
-    """A repair does not."""
+    """Not a repair."""
     for name in ("one", "two"):
         cli.publish("my/v1", name)
     settings = json.loads((cli.store / "kstore.json").read_bytes())
@@ -66,7 +66,7 @@ def test_a_dry_run_needs_to_write_too_and_says_so(cli: Cli, monkeypatch: pytest.
 @pytest.mark.parametrize("option", ["--unused", "--max-size"])
 @pytest.mark.parametrize("number", ["30", "0.5", " 7 "])
 def test_a_number_without_a_unit_is_nobodys_wish(cli: Cli, option: str, number: str) -> None:
-    """Thirty days or gigabytes were meant, not seconds or bytes."""
+    """The user meant thirty days or gigabytes, not seconds or bytes."""
     cli.publish("my/v1")
     result = cli("gc", option, number)
 
@@ -149,7 +149,7 @@ def test_what_stays_for_the_grace_only_is_counted(cli: Cli) -> None:
 
 @pytest.fixture
 def killed(cli: Cli) -> None:
-    """A gc that began just now, and will never end."""
+    """A gc that began just now and will never end."""
     for name in ("one", "two"):
         cli.publish("my/v1", name)
     assert Lease(Storage(cli.store), "@gc", 3600).acquire()

@@ -16,7 +16,7 @@ OTHER = "fedcba9876543210"
 
 @pytest.fixture
 def volume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A deployment's folder, with archives for two kinds of GPU; this worker's is the first."""
+    """A deployment's folder, with archives for two kinds of GPU; the first is this worker's kind."""
     monkeypatch.setattr("kstore.integrations.b10.archives.archive_key", lambda: OWN)
     monkeypatch.setattr(variables, "VOLUME", str(tmp_path / "cache/model"))
     folder = tmp_path / "cache/model/flux"

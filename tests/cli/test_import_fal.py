@@ -20,7 +20,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: object) -> Pat
 
 
 def put(folder: Path, name: str, *modules: str) -> Path:
-    """A zip with these generated modules."""
+    """Make a zip with these generated modules."""
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(path, "w") as archive:

@@ -1,4 +1,4 @@
-"""Two stores on the command line: an image's below the shared one."""
+"""Two stores on the command line: an image's store below the shared one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.faults.reading import trouble_with
 
 @pytest.fixture
 def base(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A store in an image, that has `my/v1`, and is named after the one that is shared."""
+    """A store in an image, which has `my/v1` and is named after the shared store."""
     found = cli.folder / "base"
     monkeypatch.setenv("KSTORE_ROOT", str(found))
     cli.publish("my/v1", "one", "two")

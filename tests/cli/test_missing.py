@@ -1,4 +1,4 @@
-"""What every command says that is asked for a key, or a generation, that is not there."""
+"""What every command says when it is asked for a key or a generation that does not exist."""
 
 from __future__ import annotations
 

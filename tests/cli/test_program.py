@@ -218,7 +218,7 @@ def test_a_setting_is_no_option_that_another_leaves_without_effect(cli: Cli, mon
 
     assert cli("restore", "my/v1").code == 0
     assert cli("diff", "my/v1", "my/v1").code == 0  # with KSTORE_CACHE_ROOT
-    assert cli("verify").code == 0  # likewise
+    assert cli("verify").code == 0  # also with KSTORE_CACHE_ROOT
 
 
 # ---- no store

@@ -28,7 +28,7 @@ Start = Callable[..., "Serving"]
 
 
 class Serving:
-    """The stand-in server, as the child of `kstore exec`, or by itself."""
+    """The stand-in server, as the child of `kstore exec` or by itself."""
 
     def __init__(self, layout: str, *options: str, command: str = "exec", delay: float = 0.05) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -55,19 +55,19 @@ class Serving:
             return json.loads(answer.read() or "null")
 
     def compiled(self) -> list[str]:
-        """What had to be compiled, once it is ready."""
+        """What had to be compiled, once the server is ready."""
         found: list[str] = self.get("/compiled")
         return found
 
     def end(self) -> str:
-        """As an orchestrator does; returns what was still said."""
+        """End it as an orchestrator does; returns the rest of the output."""
         self.process.send_signal(signal.SIGTERM)
         _, err = self.process.communicate(timeout=PATIENCE)
         assert self.process.returncode == 0
         return err
 
     def kill(self) -> None:
-        """kstore, the server, all of it."""
+        """Kill kstore, the server and everything else."""
         os.killpg(self.process.pid, signal.SIGKILL)
         self.process.communicate(timeout=PATIENCE)
 
@@ -197,7 +197,7 @@ def test_a_sidecar_commits_when_the_server_beside_it_is_ready(cli: Cli, start: S
 
 
 def test_a_ready_server_that_compiled_nothing_is_not_waited_for(cli: Cli, start: Start) -> None:
-    """Its commit, though there was nothing to publish, lets the next of those who wait go on."""
+    """Though it had nothing to publish, its commit lets the next waiting worker go on."""
     leader = start("nothing", "--wait", "1h", *LATE)
     leader.says("the others wait for what this worker compiles")
     leader.says("ready after ")

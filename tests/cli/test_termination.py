@@ -44,7 +44,7 @@ FIRST_PROCESS = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--k
 
 @pytest.fixture(autouse=True)
 def nothing_ignored() -> Iterator[None]:
-    """These tests may themselves run under nohup, which has SIGHUP ignored by all that is started."""
+    """These tests may themselves run under nohup, which makes everything that is started ignore SIGHUP."""
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)
@@ -135,7 +135,7 @@ def test_a_thread_that_runs_a_command_handles_no_signals(cli: Cli) -> None:
 
 
 def test_who_has_it_ignored_is_not_ended_by_it(cli: Cli) -> None:
-    """As nohup does with SIGHUP."""
+    """As nohup has it for SIGHUP."""
     arguments = ("restore", "my/v1", "--wait", "5m", "--require")
     process = subprocess.Popen(
         [sys.executable, "-m", "kstore", *arguments], cwd=REPOSITORY, stderr=subprocess.PIPE, text=True,
@@ -152,7 +152,7 @@ def test_who_has_it_ignored_is_not_ended_by_it(cli: Cli) -> None:
 
 @pytest.mark.parametrize("arguments", COMMANDS)
 def test_it_ends_process_1_of_a_container(cli: Cli, arguments: tuple[str, ...]) -> None:
-    """To which the kernel sends no signal that it has no handler for."""
+    """The kernel sends process 1 no signal that it has no handler for."""
     if subprocess.run([*FIRST_PROCESS, "true"], capture_output=True, check=False).returncode:
         pytest.skip("no namespace of processes can be made here")
     outer = subprocess.Popen(

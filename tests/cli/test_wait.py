@@ -19,7 +19,7 @@ LEADS = "the others wait for what this worker compiles"
 
 
 def lead(cli: Cli, *options: str) -> None:
-    """Another worker takes the lease, and compiles for ever."""
+    """Another worker takes the lease and compiles for ever."""
     root = cli.folder / "leader"
     assert LEADS in cli("restore", "my/v1", "--wait", "5m", "--cache-root", str(root), *options).out
 

@@ -18,7 +18,7 @@ WATCHING = "kstore: watching the cache root of my/v1\n"
 
 
 def start(cli: Cli, *options: str, said: str = WATCHING, **settings: str) -> subprocess.Popen[str]:
-    """Run it until it watches."""
+    """Start it, and wait until it watches."""
     process = subprocess.Popen(
         [sys.executable, "-m", "kstore", "watch", "my/v1", *options],
         cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | settings,

@@ -59,7 +59,7 @@ def test_code_is_shown_as_a_difference_and_hostile_text_is_harmless(cli: Cli) ->
 
 
 def kernel(cli: Cli, folder: str, warps: int, name: str = "triton_poi_0") -> None:
-    """Left as Triton would, in the cache root."""
+    """A kernel in the cache root, as Triton would leave it."""
     metadata = {"num_warps": warps, "triton_version": "3.7.1", "hash": folder, "shared": warps * 1024}
     files = {f"{name}.json": json.dumps(metadata), f"{name}.source": "code"}
     written = {file: str(cli.write(f"triton/{folder}/{file}", content)) for file, content in files.items()}
@@ -185,7 +185,7 @@ def test_it_tells_what_was_not_even_read_from_what_hit(cli: Cli) -> None:
 
 
 def test_it_tells_of_code_of_which_torch_keeps_no_entry(cli: Cli) -> None:
-    """As of graphs whose parameters are frozen: they are compiled each time, under the same names."""
+    """For example, of graphs with frozen parameters: they are compiled each time, under the same names."""
     cli.publish("my/v1", "one")
     assert cli.process("exec", "my/v1", "--", "sh", "-ec", f"{TICK} && cat $TORCHINDUCTOR_CACHE_DIR/*/*").code == 0
 

@@ -32,7 +32,7 @@ QUICK = {"TORCHINDUCTOR_VEC_ISA_OK": "1", "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HE
 
 @dataclass(frozen=True)
 class Container:
-    """A worker's process environment: nothing in it is the user's, and temporary files are the test's."""
+    """A worker's process environment: nothing in it is the user's, and temporary files are in the test's folder."""
 
     temporary: Path
     as_shipped: bool = False
@@ -50,7 +50,7 @@ class Container:
 
 
 def worker(store: Path, root: Path, environ: MutableMapping[str, str], layout: str = "loose") -> Store:
-    """A store as a worker with its cache root at `root` sees it. It has a GPU's scope, to need no vector ISA."""
+    """A store as seen by a worker with its cache root at `root`. Its scope is a GPU's, so that no vector ISA is needed."""
     return Store(store, cache_root=root, layout=layout, gpu=GPU, environ=environ)
 
 
@@ -77,7 +77,7 @@ def run_program(name: str, *arguments: object, environ: Mapping[str, str]) -> di
 
 
 def compiled_graphs(report: Mapping[str, Any]) -> dict[str, int]:
-    """The sound counters that are not 0: empty if nothing was compiled."""
+    """The reliable counters that are not 0: empty if nothing was compiled."""
     counters = report["counters"]
     return {
         name: counters[section][name]
@@ -88,7 +88,7 @@ def compiled_graphs(report: Mapping[str, Any]) -> dict[str, int]:
 
 
 def fingerprint(root: Path) -> dict[str, tuple[int, int, int]]:
-    """Every file but locks and kstore's own, with what changes if anybody writes it."""
+    """Every file except locks and kstore's own files, with what changes if anybody writes it."""
     found = {}
     for path in root.rglob("*"):
         relative = path.relative_to(root)
@@ -99,7 +99,7 @@ def fingerprint(root: Path) -> dict[str, tuple[int, int, int]]:
 
 
 def stored_bytes(store: Store) -> int:
-    """Bytes of all blobs and packs, the manifests apart."""
+    """Bytes of all blobs and packs, without the manifests."""
     manifests = [store.snapshot(ref).ref for scope in store.scopes() for ref in store.generations(scope)]
     packs, loose = store.storage.blobs.packs(), Path(store.location, "blobs")
     total = sum(store.storage.blobs.pack(pack).size for pack in packs)
@@ -108,7 +108,7 @@ def stored_bytes(store: Store) -> int:
 
 
 def _stored_size(store: Store, digest: bytes, size: int) -> int:
-    """What a manifest takes: as a loose blob its size, in a pack that of its own frame."""
+    """The size of a stored manifest: its own size as a loose blob, that of its frame in a pack."""
     for pack in store.storage.blobs.packs():
         index = store.storage.blobs.pack(pack).index
         if digest in index.digests:

@@ -1,4 +1,4 @@
-"""What `kstore diff` says of kernels that real compilers made."""
+"""What `kstore diff` says about kernels that real compilers made."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ for path in sorted(pathlib.Path(sys.argv[1]).glob("*.py")):
 
 
 class Triton:
-    """Kernels for sm_90, which need no GPU to be compiled. Release v1 is published."""
+    """Kernels for sm_90, which can be compiled without a GPU. Release v1 is published."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -51,12 +51,12 @@ class Triton:
         path.write_text(text.replace(before, after))
 
     def compile_all(self, environ: dict[str, str]) -> None:
-        """The sources as they are now."""
+        """Compile the sources as they are now."""
         variables = environ | {"PYTHONPATH": f"{PATH['PYTHONPATH']}:{PROGRAMS}"}
         subprocess.run([sys.executable, "-c", COMPILE, self.sources], env=variables, check=True, timeout=300)
 
     def compare(self) -> Comparison:
-        """With all sources compiled anew."""
+        """Compare after all sources were compiled again."""
         self.publish("v2", self.compile_all)
         return kstore.compare(worker(self.folder / "store", self.folder / "reader", {}), "v1", "v2")
 
@@ -93,7 +93,7 @@ def test_a_triton_kernel_that_moved_in_its_file_is_told_from_one_whose_code_chan
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Comparison]:
-    """Two releases of a model: the second has one graph more, and the first's was compiled anew."""
+    """Two releases of a model: the second has one more graph, and the first one's graph was compiled again."""
     folder = tmp_path_factory.mktemp("models")
     container = Container(folder)
     for key, names in (("v1", ("mlp-a",)), ("v2", ("mlp-a", "guarded"))):

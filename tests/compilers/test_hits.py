@@ -1,4 +1,4 @@
-"""Whether what was restored was used, as real compilers use it."""
+"""Whether what was restored was used, in the way that real compilers use it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Job:
         return self.container.environ() | settings | variables
 
     def exec(self, *options: str, **variables: str) -> tuple[int, dict[str, Any]]:
-        """Exit code and report."""
+        """Returns the exit code and the report."""
         shutil.rmtree(self.root, ignore_errors=True)
         program = [sys.executable, str(PROGRAMS / "compile_models.py"), MODEL]
         done = subprocess.run(
@@ -79,7 +79,7 @@ def job(request: pytest.FixtureRequest, compiled: Job) -> Job:
 
 @pytest.fixture
 def copy(compiled: Job, tmp_path: Path) -> Job:
-    """For what commits: the others see the store as it was."""
+    """For tests that commit: the others see the store as it was."""
     shutil.copytree(compiled.store, tmp_path / "store", symlinks=True)
     return compiled.on(tmp_path / "store")
 
@@ -148,7 +148,7 @@ def test_strict_hits_wants_something_to_hit(compiled: Job, tmp_path: Path) -> No
 
 
 def test_why_knows_that_only_autograd_asked_for_another_key(copy: Job) -> None:
-    """`CI` sets `torch._functorch.config.error_on_custom_op_aliasing`, which the keys of graphs do not hold."""
+    """`CI` sets `torch._functorch.config.error_on_custom_op_aliasing`, which is not in the keys of graphs."""
     _, report = copy.exec(CI="true")
     assert report["usage"]["missed"] == 1
 

@@ -1,4 +1,4 @@
-"""What is written of environment variables, asked of torch and Triton themselves."""
+"""What kstore says about environment variables, checked with torch and Triton themselves."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_switches_of_torchs_that_bear_other_names() -> None:
 
 
 def test_tritons_keys(table: dict[str, dict[str, list[str]]]) -> None:
-    names = set(table["triton"]["keys"]) - OPTIONS - {"LLVM_PASS_PLUGIN_PATH"}  # Triton would load that one
+    names = set(table["triton"]["keys"]) - OPTIONS - {"LLVM_PASS_PLUGIN_PATH"}  # Triton would load it
 
     assert set(ask(ASK_TRITON, sorted(names))) == names
 
@@ -95,7 +95,7 @@ def test_no_key_of_tritons_is_left_out(table: dict[str, dict[str, list[str]]]) -
 
 
 def names_in_triton() -> set[str]:
-    """Whatever in its library looks like the name of a variable of its own."""
+    """Everything in Triton's library that looks like the name of one of its own variables."""
     spec = find_spec("triton")
     assert spec is not None and spec.origin is not None
     path = Path(spec.origin).with_name("_C") / "libtriton.so"

@@ -62,7 +62,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Fleet:
     cold = fleet.compile(environ)
     assert (cold["hits"], cold["compiled"]) == (0, KERNELS)
     assert [node.commit("k").status for node in nodes] == [CommitStatus.COMMITTED] * 2
-    shutil.rmtree(fleet.folder / "a/.kstore")  # It remembers digests of what was relocated.
+    shutil.rmtree(fleet.folder / "a/.kstore")  # It remembers the digests of relocated files.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("kstore.store.load_table", without_relocation)
         assert fleet.node("a", environ, UNRELOCATED).commit("k").status is CommitStatus.COMMITTED
@@ -78,7 +78,7 @@ def without_relocation() -> Table:
 
 @dataclass
 class Worker:
-    """One that has restored everything under a root of its own."""
+    """A worker that has restored everything under a root of its own."""
 
     node: Store
     root: Path
@@ -184,5 +184,5 @@ def test_a_release_seeded_from_the_one_before_compiles_only_what_changed(release
     assert (report["hits"], report["compiled"]) == (KERNELS_OF_A_RELEASE * 9 // 10, KERNELS_OF_A_RELEASE // 10)
     assert committed.status is CommitStatus.COMMITTED
     assert committed.files == (KERNELS_OF_A_RELEASE + KERNELS_OF_A_RELEASE // 10) * 8
-    # Release two is in the store already, so a seeded commit of the same kernels adds next to nothing.
+    # Release two is already in the store, so a seeded commit of the same kernels adds next to nothing.
     assert stored_bytes(node) <= 1.02 * before

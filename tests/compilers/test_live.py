@@ -42,7 +42,7 @@ class Job:
         return subprocess.Popen(command, env=self.environ, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
 
     def run(self) -> dict[str, Any]:
-        """What the program reports."""
+        """Returns what the program reports."""
         output, errors = self.start().communicate(timeout=TIMEOUT)
         report: dict[str, Any] = json.loads(output.splitlines()[-1]) if output else pytest.fail(errors)
         return report
@@ -51,7 +51,7 @@ class Job:
         return self.store.newest(self.store.scope("m/v1"))
 
     def graphs(self) -> int:
-        """How many are published."""
+        """How many graphs are published."""
         ref = self.newest()
         files = self.store.snapshot(ref).manifest.files if ref else {}
         return len({path.split("/")[3] for path in files if path.startswith("inductor/fxgraph/")})

@@ -1,4 +1,4 @@
-"""torch.compile on the CPU: what one process compiled, another one finds, and compiles nothing."""
+"""torch.compile on the CPU: what one process compiled is found by another, which compiles nothing."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LAYOUTS = ("loose", "packed")
 
 @pytest.fixture(scope="module")
 def container(tmp_path_factory: pytest.TempPathFactory) -> Container:
-    """Precompiled headers are kept in TMPDIR, and cost nine seconds once."""
+    """Precompiled headers are kept in TMPDIR; building them costs nine seconds once."""
     return Container(tmp_path_factory.mktemp("container"), as_shipped=True)
 
 

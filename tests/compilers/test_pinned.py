@@ -1,4 +1,4 @@
-"""What torch itself writes into the environment when it is imported, and what the user did."""
+"""What torch itself writes into the environment when it is imported, and what the user set."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why a real Triton kernel was compiled although it was restored; and that it was."""
+"""Why a real Triton kernel was compiled although it was restored, and that it was compiled."""
 
 from __future__ import annotations
 

@@ -42,20 +42,20 @@ class Engine:
     compiled: list[str] = field(default_factory=list)
 
     def write(self, path: Path, data: bytes) -> None:
-        """In place, under its final name."""
+        """Write a file in place, under its final name."""
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
         then = time.time() - self.age
         os.utime(path, (then, then))
 
     def publish(self, path: Path, data: bytes) -> None:
-        """Under a temporary name first."""
+        """Write a file under a temporary name first."""
         temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
         self.write(temporary, data)
         temporary.replace(path)
 
     def needs(self, what: str, path: Path) -> bool:
-        """Whether it has to be compiled, which takes its time."""
+        """Whether it has to be compiled, which takes time."""
         if path.is_file() or any(path.glob("*")):
             return False
         self.compiled.append(what)
@@ -68,7 +68,7 @@ class Engine:
         """One graph: the files of `FxGraphCache`, `AOTAutogradCache`, `PyCodeCache`, `AutotuneCache`."""
         key = f"f{_hex(graph)}"
         if self.needs(f"graph {graph}", folder / "fxgraph" / key[1:3] / key):
-            pickled = f"{graph} {secrets.token_hex(8)}".encode()  # never the same twice
+            pickled = f"{graph} {secrets.token_hex(8)}".encode()  # never the same bytes twice
             self.publish(folder / "fxgraph" / key[1:3] / key / _base32(pickled), pickled)
             self.publish(folder / "aotautograd" / f"a{_hex(graph)}" / _base32(pickled), pickled)
             self.publish(folder / "ab" / f"c{_hex(graph)}.py", f"# {graph}\n".encode())
@@ -102,7 +102,7 @@ class Vllm(Engine):
         folder = self.root / "torch_compile_cache" / "torch_aot_compile" / hashlib.sha256(model.encode()).hexdigest()
         inductor = folder / "inductor_cache"
         inductor.mkdir(parents=True, exist_ok=True)
-        self.environ["TORCHINDUCTOR_CACHE_DIR"] = str(inductor)  # _support_torch_compile, whatever it was
+        self.environ["TORCHINDUCTOR_CACHE_DIR"] = str(inductor)  # _support_torch_compile, whatever it was before
         triton = Path(self.environ.get("TRITON_CACHE_DIR") or inductor / "triton" / "0")  # torch's triton_cache_dir
         for rank in RANKS:
             whole = folder / rank / "model"
@@ -116,7 +116,7 @@ class Vllm(Engine):
             self.triton(triton, f"{model} {rank}")
 
     def listed(self, model: str, shapes: tuple[tuple[int, int], ...]) -> None:
-        """VLLM_USE_MEGA_AOT_ARTIFACT=0: an artifact for each graph and range, and a list of them."""
+        """VLLM_USE_MEGA_AOT_ARTIFACT=0: an artifact for each graph and range, and a list of these artifacts."""
         for rank in RANKS:
             for part in PARTS:
                 folder = self._short(model) / rank / part
@@ -142,7 +142,7 @@ class Vllm(Engine):
             inductor, triton = base / "inductor_cache", base / "triton_cache"
             for folder in (inductor, triton):
                 folder.mkdir(parents=True, exist_ok=True)
-            self.environ["TORCHINDUCTOR_CACHE_DIR"] = str(inductor)  # initialize_cache, whatever they were
+            self.environ["TORCHINDUCTOR_CACHE_DIR"] = str(inductor)  # initialize_cache, whatever they were before
             self.environ["TRITON_CACHE_DIR"] = str(triton)
             for part in PARTS:
                 known = self._read_list(base / part)
@@ -159,14 +159,14 @@ class Vllm(Engine):
                 self._write_list(base / part, known)
 
     def beside(self) -> None:
-        """What else is below VLLM_CACHE_ROOT."""
+        """Everything else below VLLM_CACHE_ROOT."""
         put = self.publish
         put(self.root / "modelinfos" / "vllm-model_executor-models-llama-LlamaForCausalLM.json", b"{}")  # registry
         put(self.root / "startup_plan" / "startup_plan_0123456789abcdef.json", b"{}")  # _plan_path
         put(self.root / "gpu_p2p_access_cache_for_0,1.json", b"{}")  # gpu_p2p_access_check
         put(
             self.root / "deep_gemm" / "cache" / "kernel.a" / "kernel.cubin", b"cubin"
-        )  # _lazy_init, without its variable
+        )  # _lazy_init, unless its variable is set
         put(self.root / "assets" / "image.jpg", b"jpg")
         (self.root / "dummy_cache").mkdir(exist_ok=True)
         put(self.root / "flashinfer_autotune_cache" / "0.7.2" / "90a" / _hex("config") / "autotune_configs.json", b"{}")
@@ -208,7 +208,7 @@ class Sglang(Engine):
         for name, below in defaults.items():  # redirect_third_party_caches
             self.environ.setdefault(name, str(self.root / below))
         self.triton(Path(self.environ["TRITON_CACHE_DIR"]), f"{model} attention")
-        self.environ["DG_JIT_CACHE_DIR"] = str(self.root / "deep_gemm")  # deep_gemm_wrapper, whatever it was
+        self.environ["DG_JIT_CACHE_DIR"] = str(self.root / "deep_gemm")  # deep_gemm_wrapper, whatever it was before
         gemm = self.root / "deep_gemm" / "cache" / "kernel.gemm.0123"
         if self.needs("gemm", gemm / "kernel.cubin"):
             self.publish(gemm / "kernel.cu", b"// gemm")
@@ -230,7 +230,7 @@ class Sglang(Engine):
         self.write(folder / f"computation_graph_{time.time()}.py", b"# for people")
 
     def beside(self) -> None:
-        """What else is below SGLANG_CACHE_DIR."""
+        """Everything else below SGLANG_CACHE_DIR."""
         put = self.publish
         put(self.root / "cute_aot" / "kernel.json", b"{}")
         put(self.root / "flashinfer" / "autotune" / "0.7.2" / "90a" / "0123" / "rank_tp0_pp0_dp0.json", b"{}")

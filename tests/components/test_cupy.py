@@ -17,7 +17,7 @@ CUBIN = b"\x7fELF machine code"
 
 @pytest.fixture
 def backend() -> Any:
-    """What CuPy keeps kernels with. Importing CuPy needs no GPU."""
+    """What CuPy stores kernels with. Importing CuPy needs no GPU."""
     cache = pytest.importorskip("cupy.cuda._compiler_cache", reason="CuPy 14 is not installed", exc_type=ImportError)
     return cache.DiskKernelCacheBackend
 

@@ -1,4 +1,4 @@
-"""DeepGEMM's kernels, as DeepJIT publishes them: with an empty file that it looks for, and touches at every hit."""
+"""DeepGEMM's kernels, as DeepJIT publishes them: with an empty file that it looks for and touches at every hit."""
 
 from __future__ import annotations
 

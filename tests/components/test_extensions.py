@@ -1,4 +1,4 @@
-"""Torch's C++ extensions: ninja goes by times, and would load what another source was built to."""
+"""Torch's C++ extensions: ninja goes by times, and would load what was built from other sources."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def known(host: Host) -> None:
 
 
 def build(node: Node, source: str, flag: str) -> None:
-    """What `load_inline` leaves."""
+    """Write what `load_inline` leaves."""
     node.tree.put(f"{FOLDER}/main.cpp", source.encode())
     node.tree.put(f"{FOLDER}/build.ninja", f"cflags = -DFLAG={flag}".encode())
     for name in ("main.o", "twice.so"):

@@ -1,4 +1,4 @@
-"""FlashInfer's operations: ninja goes by times, and would load what another worker's flags were built to."""
+"""FlashInfer's operations: ninja goes by times, and would load what was built with another worker's flags."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def known(host: Host) -> None:
 
 
 def build(node: Node, compiler: str, linker: str = "1") -> None:
-    """What `JitSpec.build` leaves of an operation of one source, built with those flags."""
+    """Write what `JitSpec.build` leaves of an operation with one source, built with those flags."""
     node.tree.put(LOCK, b"")
     node.tree.put(f"{OPERATION}/.ninja_deps", b"headers")
     node.tree.put(f"{OPERATION}/.ninja_log", f"{compiler} {linker}".encode())
@@ -42,7 +42,7 @@ def built(node: Node) -> dict[str, bytes]:
 
 
 def generate_and_build(node: Node, source: str, flag: str = "1") -> str:
-    """What FlashInfer does when an operation is first used, with a compiler that copies; returns what ninja says."""
+    """What FlashInfer does when an operation is first used, with a compiler that copies. Returns ninja's output."""
     code = node.tree.root / SOURCE
     text = shared_object() + source.encode()
     if not code.exists() or code.read_bytes() != text:  # `write_if_different`
@@ -93,7 +93,7 @@ def test_in_another_cache_root_it_is_built_there(tmp_path: Path) -> None:
 
 
 def test_sources_and_objects_of_unlike_hosts_are_never_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each host gets those of its own, though other sources were published first."""
+    """Each host gets its own files, though other sources were published first."""
     for name in "ab":
         monkeypatch.setattr("kstore.worker.detect_host", lambda _, name=name: Host(name * 16, {"cpu": name}))
         node = Node(tmp_path, name)
@@ -171,8 +171,8 @@ def test_machine_code_alone_is_published(tmp_path: Path, path: str) -> None:
 @pytest.mark.parametrize(
     ("folder", "link"),
     [
-        # What its filter wrote lies beside a link to the headers it downloaded: were the first not restored, it would
-        # be written anew, and all that is built from it built again (gen_trtllm_gen_fused_moe_sm100_module).
+        # What its filter wrote lies beside a link to the headers that it downloaded: if the former were not restored,
+        # it would be written anew, and everything built from it built again (gen_trtllm_gen_fused_moe_sm100_module).
         ("generated/trtllm_export/moe", "flashinfer/trtllm/batched_gemm/trtllmGen_bmm_export"),
         ("cached_ops/trtllm_fmha_v2", "src"),  # _setup_output_directory
     ],

@@ -1,4 +1,4 @@
-"""Caches of which Python imports modules: what it writes beside them is of no use after a restore."""
+"""Caches from which Python imports modules: what it writes beside them is of no use after a restore."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DIGEST = hashlib.sha256(b"kernel").hexdigest()
     ],
 )
 def test_a_module_that_is_imported_is_no_news(tmp_path: Path, host: Host, path: str) -> None:
-    """A .pyc holds its source's time, so each start would write another, and publish it."""
+    """A .pyc holds its source's time, so each start would write another .pyc and publish it."""
     for name in ("first", "second", "third"):
         node = Node(tmp_path, name)
         node.restore()
@@ -38,7 +38,7 @@ def test_a_module_that_is_imported_is_no_news(tmp_path: Path, host: Host, path: 
 
 
 def import_from_file(path: Path) -> None:
-    """As all of them do it."""
+    """Import a module as all of these caches do."""
     program = f"""
 from importlib.util import module_from_spec, spec_from_file_location
 spec = spec_from_file_location("kernel", {str(path)!r})

@@ -1,4 +1,4 @@
-"""JAX's persistent cache: entries that are written in their place, and that nobody replaces."""
+"""JAX's persistent cache: entries that are written in place and that nobody replaces."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def time_of(ns: int) -> bytes:
     return ns.to_bytes(8, "little")
 
 
-# ---- What is whole
+# ---- What counts as whole
 
 
 @pytest.mark.parametrize("compress", COMPRESSORS.values(), ids=COMPRESSORS)
@@ -55,7 +55,7 @@ def test_a_stream_is_whole_at_its_end_and_nowhere_else(compress: Any, executable
 
 @pytest.mark.parametrize("compress", COMPRESSORS.values(), ids=COMPRESSORS)
 def test_a_stream_that_ends_in_zeros_is_not_whole(compress: Any) -> None:
-    """As after a power failure: the length is there, and the bytes are not."""
+    """As after a power failure: the length is right, but the bytes are missing."""
     for executable in (EXECUTABLES[2], CODE):
         whole = compress(executable)
         kept = len(whole) * 2 // 3
@@ -70,7 +70,7 @@ def test_whatever_follows_on_the_first_bytes_is_judged(data: bytes) -> None:
 
 
 def test_of_a_long_stream_of_zlib_each_part_is_read_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is left of it is copied at each step: if that were all of it, a commit would take minutes for 100 MB."""
+    """The unread input is copied at each step: if it were all the rest, a commit would take minutes for 100 MB."""
     given: list[int] = []
 
     class Counted:
@@ -116,7 +116,7 @@ def test_an_entry_that_is_cut_short_is_never_published(tmp_path: Path, layout: s
 
 
 def test_entries_are_linked_and_any_host_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their names tell for which processor they are."""
+    """Their names tell which processor they are for."""
     node, other = Node(tmp_path), Node(tmp_path, "other")
     monkeypatch.setattr("kstore.worker.detect_host", lambda _: Host("a" * 16, {"cpu": "a"}))
     node.tree.put(ENTRY, zstandard.compress(b"code"))
@@ -134,7 +134,7 @@ def test_that_entries_were_read_is_nothing_to_publish(tmp_path: Path) -> None:
     assert node.commit().new_files == 2
     for reader in (node, other, Node(tmp_path, "third")):
         reader.restore()
-        assert (reader.tree.root / TIME).stat().st_nlink == 1  # JAX writes it in its place
+        assert (reader.tree.root / TIME).stat().st_nlink == 1  # JAX writes it in place
         (reader.tree.root / TIME).write_bytes(time_of(256))
         assert reader.commit().new_files == 0
     assert node.newest().generation == 1
@@ -175,7 +175,7 @@ class Fleet:
         self.layout = layout
 
     def run(self, name: str, depth: int = 3, **variables: str) -> tuple[dict[str, Any], Store]:
-        """What the program says, and the worker's store, to which all is committed."""
+        """Returns what the program says, and the worker's store, to which everything is committed."""
         environ = Container(self.folder).environ() | {"JAX_PLATFORMS": "cpu"} | variables
         environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
         node = worker(self.folder / "store", self.folder / name, environ, self.layout)
@@ -230,7 +230,7 @@ def test_an_entry_that_a_killed_process_left_is_replaced_by_the_published_one(fl
 @needs_jax
 @pytest.mark.compiler
 def test_jax_keeps_what_a_killed_process_left_so_that_must_not_be_published(tmp_path: Path) -> None:
-    """Else no worker of the fleet would ever have that entry."""
+    """Otherwise no worker of the fleet would ever have that entry."""
     fleet = Fleet(tmp_path, "loose")
     fleet.run("a")
     entries = {path: path.read_bytes() for path in (tmp_path / "a" / "jax").glob("*-cache")}

@@ -88,7 +88,7 @@ def test_results_under_other_validators_are_not_mixed() -> None:
     assert csv_union(published, ours) == published
 
 
-# ---- Python: what vLLM and SGLang have compiled
+# ---- Python: the lists of what vLLM and SGLang have compiled
 
 
 def listed(*shapes: int, name: str = "artifact") -> bytes:
@@ -110,7 +110,7 @@ def test_nothing_of_a_list_is_run() -> None:
     assert merge_files("literal_union", listed(8), b"__import__('os').abort()") == listed(8)
 
 
-# ---- When JAX has last read an entry
+# ---- When JAX last read an entry
 
 
 @pytest.mark.parametrize("prevails", [False, True])

@@ -1,4 +1,4 @@
-"""What kstore does with the folder of SGLang, replayed file by file: see `serving_trees`. SGLang itself is not run."""
+"""What kstore does with SGLang's folder, replayed file by file: see `serving_trees`. SGLang itself is not run."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_the_next_worker_compiles_nothing_and_has_nothing_to_commit(tmp_path: Pa
 
 
 def test_a_commit_in_the_process_of_sglang_takes_each_file_once(tmp_path: Path) -> None:
-    """It has moved the caches of Inductor, Triton and DeepGEMM below its own folder."""
+    """SGLang has moved the caches of Inductor, Triton and DeepGEMM below its own folder."""
     child, same = Node(tmp_path / "child"), Node(tmp_path / "same")
     start(child)
     start(same, own_process=False)

@@ -1,4 +1,4 @@
-"""Variables of the user's that give two components one folder, or one of them a folder in the other's."""
+"""User variables that give two components one folder, or one component a folder inside another's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("host")
 
 
 def worker(folder: Path, name: str, triton: str) -> Node:
-    """One who has set Triton's folder to `triton` in Inductor's."""
+    """A worker that has set Triton's folder to `triton` inside Inductor's."""
     node = Node(folder, name)
     inductor = node.tree.root / "inductor"
     (inductor / triton).mkdir(parents=True)
@@ -69,7 +69,7 @@ def test_a_kernel_in_a_shared_folder_is_whole_or_not_there(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("linked", [False, True])
 def test_a_store_in_a_components_folder_is_not_stored_in_itself(linked: bool, tmp_path: Path) -> None:
-    """One volume for all: a variable of the user's names it, and the store is in it."""
+    """One volume for everything: a variable of the user's names the volume, and the store is on it."""
     volume = tmp_path / "volume"
     (volume / "ab").mkdir(parents=True)
     (volume / "ab/cone.py").write_text("one")

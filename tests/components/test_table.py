@@ -86,7 +86,7 @@ PATHS = st.lists(st.text("ab.\n", min_size=1), min_size=1).map("/".join)
 @example(rules=[["a**/b", "*.b"], ["**/a/**/*.b"]], path="a/x/a/a.b")
 @example(rules=[["b**/a**/**/*a**"]], path="ba/a.b")
 def test_one_match_tells_what_each_rule_of_single_files_says(rules: list[list[str]], path: str) -> None:
-    flags = [Flag.GROUP, Flag.SLOT, Flag.HOST, Flag.BELOW]  # None of them changes what another one means.
+    flags = [Flag.GROUP, Flag.SLOT, Flag.HOST, Flag.BELOW]  # None of these flags changes what another one means.
     said = [(Patterns(patterns), int(flag)) for patterns, flag in zip(rules, flags, strict=False)]
     assert Kinds(said).of(path, 0, 0).flags == sum(flag for patterns, flag in said if patterns.matches(path))
 
@@ -109,7 +109,7 @@ def test_every_component_has_a_variable_and_a_folder_of_its_own() -> None:
         assert component.name == name
         assert component.title
         assert component.variable.isupper()
-        assert component.default or name == "jax"  # which keeps nothing where nobody says where
+        assert component.default or name == "jax"  # JAX keeps nothing unless it is told where.
         assert "{folder}" in component.value
     variables = [component.variable for component in table.values()]
     assert len(set(variables)) == len(variables)
@@ -201,7 +201,7 @@ def test_what_torch_opens_for_writing_again_is_never_linked(inductor: Component,
         "triton/0/tmp.1f2e/",
         f"cutedsl_compile_cache/{HEX}.o.tmp",
         "precompiled_headers/",
-        # AotCodeCompiler.compile: they are built anew at every export.
+        # AotCodeCompiler.compile: these files are built anew at every export.
         *(f"ab/c{HEX}.{suffix}" for suffix in ("wrapper.cpp", "kernel.cpp", "wrapper.json", "wrapper.so", "kernel.o")),
         *(f"ab/c{HEX}.{half}_metadata.json" for half in ("wrapper", "kernel")),
         *(f"ab/c{HEX}.wrapper_{what}_flags.json" for what in ("compile", "linker")),

@@ -1,4 +1,4 @@
-"""TileLang's kernels: a manifest beside the library has its digest, and a kernel that does not fit is deleted."""
+"""TileLang's kernels: a manifest beside the library has its digest; TileLang deletes a kernel that does not match."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def on_host(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
 
 
 def compile_kernel(node: Node, folder: str, variant: str) -> dict[str, bytes]:
-    """What `KernelCache` leaves; no two compiles make the same library."""
+    """Write what `KernelCache` leaves; no two compiles make the same library."""
     library = shared_object() + variant.encode()
     files = {"kernel_lib.so": library, "device_kernel.cu": b"code", "params.json": b"[]"}
     manifest = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}

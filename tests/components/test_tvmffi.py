@@ -1,4 +1,4 @@
-"""TVM FFI's modules: built with ninja, which goes by times, below a lock that stays."""
+"""TVM FFI's modules: built with ninja, which goes by times, under a lock file that stays."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def known(host: Host) -> None:
 
 
 def build(node: Node, source: str, compiler: str = "g++") -> None:
-    """What `load_inline` leaves."""
+    """Write what `load_inline` leaves."""
     node.tree.put(f"{FOLDER}/main.cpp", source.encode())
     node.tree.put(f"{FOLDER}/build.ninja", f"cxx = {compiler}".encode())
     node.tree.put(f"{FOLDER}/.ninja_log", f"{source} {compiler}".encode())
@@ -66,7 +66,7 @@ def test_one_whose_lock_is_held_waits_for_the_next_commit(tmp_path: Path, path: 
 
 
 def test_one_that_ninja_still_builds_waits_though_nobody_holds_the_lock(tmp_path: Path) -> None:
-    """It outlives the process that was killed."""
+    """Ninja outlives the process that was killed."""
     node = Node(tmp_path)
     build(node, "source")
     node.tree.put(f"{FOLDER}/.ninja_lock", b"", age=0)
@@ -117,7 +117,7 @@ def test_times_matter_to_ninja_and_what_it_writes_in_place_is_copied(tmp_path: P
         assert ours.stat().st_mode & 0o200
 
 
-# ---- The real one
+# ---- The real TVM FFI
 
 
 PROGRAM = Path(__file__).parents[1] / "programs" / "load_tvm_ffi.py"
@@ -129,7 +129,7 @@ real = [
 
 
 class Compiler:
-    """Counts its calls, and can be held up."""
+    """A compiler that counts its calls and can be held up."""
 
     def __init__(self, folder: Path) -> None:
         self.path, self._log, self._hold = folder / "c++", folder / "calls", folder / "hold"
@@ -138,7 +138,7 @@ class Compiler:
         self.path.chmod(0o755)
 
     def calls(self) -> int:
-        """How many there were since the last time."""
+        """How many calls there were since the last time."""
         text = self._log.read_text() if self._log.exists() else ""
         self._log.unlink(missing_ok=True)
         return text.count("call")
@@ -220,7 +220,7 @@ class TestTheRealOne:
         compiler.hold_up()
         process = start(node, compiler)
         until(compiler.is_called)
-        assert node.commit().new_files == 0  # It holds its lock.
+        assert node.commit().new_files == 0  # The process holds its lock.
         process.kill()
         process.communicate(timeout=60)
         assert node.commit().new_files == 0  # Ninja goes on, until it has something to say.
@@ -233,7 +233,7 @@ class TestTheRealOne:
 
 
 def has_ended(session: int) -> bool:
-    """Whether all processes have that a process had started."""
+    """Whether all processes that a process had started have ended."""
     try:
         os.killpg(session, 0)
     except ProcessLookupError:

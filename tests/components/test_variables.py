@@ -28,7 +28,7 @@ def place(environ: dict[str, str], names: Iterable[str] = ("inductor",), *, befo
 
 @pytest.fixture
 def pinned(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """What `import torch._dynamo` leaves behind."""
+    """What `import torch._dynamo` leaves in the environment."""
     monkeypatch.setitem(sys.modules, "torch._dynamo", types.ModuleType("torch._dynamo"))
     return {"TORCHINDUCTOR_CACHE_DIR": default_folder(load_table()["inductor"])}
 
@@ -72,7 +72,7 @@ def test_what_kstore_set_is_overridden() -> None:
 
 
 def test_children_inherit_what_kstore_set() -> None:
-    """The list travels in the environment; what the user changed since is the user's."""
+    """The list travels in the environment; a variable that the user has changed since is the user's."""
     environ: dict[str, str] = {}
     set_variables({"TORCHINDUCTOR_CACHE_DIR": "/a", "TRITON_CACHE_DIR": "/b"}, environ)
     set_variables({"TRITON_CACHE_DIR": "/c=d"}, environ)
@@ -137,7 +137,7 @@ def test_setting_variables_notes_that_it_was_kstore() -> None:
 
 @pytest.mark.parametrize("folder", ["/a\nTRITON_CACHE_DIR=/b", "/a\n\tb", "/a\n", "/a\x0bb\u2028c\r"])
 def test_a_folder_may_have_any_name(folder: str) -> None:
-    """Or its variable would be taken for the user's, and the next key's kernels go there."""
+    """Otherwise its variable would be taken for the user's, and the next key's kernels would go there."""
     environ: dict[str, str] = {}
     set_variables({"TORCHINDUCTOR_CACHE_DIR": folder, "VLLM_CACHE_ROOT": "/v"}, environ)
     assert read_managed(environ) == {"TORCHINDUCTOR_CACHE_DIR": folder, "VLLM_CACHE_ROOT": "/v"}

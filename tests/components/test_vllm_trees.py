@@ -1,4 +1,4 @@
-"""What kstore does with the folder of vLLM, replayed file by file: see `serving_trees`. vLLM itself is not run."""
+"""What kstore does with vLLM's folder, replayed file by file: see `serving_trees`. vLLM itself is not run."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_restoring_puts_each_file_where_vllm_looks(tmp_path: Path, layout: str) 
     assert environ["VLLM_CACHE_ROOT"] == str(root / "vllm")
     assert set(contents(root)) == set(first.published())
     Vllm(root / "vllm", environ).serve(layout)
-    # Wherever vLLM has moved them, it is below what kstore stores and restores.
+    # Wherever vLLM has moved them, they are below what kstore stores and restores.
     for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
         assert Path(environ[name]).is_relative_to(root)
 
@@ -157,7 +157,7 @@ def test_a_commit_in_the_process_of_vllm_takes_each_file_once(tmp_path: Path, la
     same.commit()
 
     named = [{re.sub(r"/\w{52}$", "", path) for path in node.published()} for node in (child, same)]
-    assert named[0] == named[1]  # but for names that are digests of bytes that are never the same
+    assert named[0] == named[1]  # except names that are digests of bytes that are never the same
     digests = [entry.digest for path, entry in same.published().items() if "/fxgraph/" in path]
     assert len(digests) == len(set(digests))
 
@@ -235,7 +235,7 @@ def test_a_list_is_never_published_without_what_it_lists(tmp_path: Path, monkeyp
     monkeypatch.setattr(reading, "read_each", compiling_meanwhile)
     report = node.commit()
     assert "files have come to its folder meanwhile" in {reason for _, reason in report.skipped}
-    assert start(Node(tmp_path, "other"), "listed", SMALL)  # it starts
+    assert start(Node(tmp_path, "other"), "listed", SMALL)  # vLLM starts
 
     monkeypatch.setattr(reading, "read_each", read_each)
     node.commit()
@@ -259,7 +259,7 @@ def test_a_list_is_not_restored_without_what_it_lists(tmp_path: Path, layout: st
     assert start(Node(tmp_path, "third"), layout) == []
 
 
-# ---- A folder that was there before kstore
+# ---- A folder that existed before kstore
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -276,7 +276,7 @@ def test_an_existing_folder_is_brought_along(tmp_path: Path, layout: str) -> Non
     assert start(Node(tmp_path, "new"), layout) == []
     assert contents(home) == before
     node.environ.clear()
-    assert start(node, layout) == []  # on the same worker, now at kstore's own place
+    assert start(node, layout) == []  # on the same worker, now in kstore's own place
 
 
 def test_caches_in_folders_of_their_own_below_another_are_taken_once(tmp_path: Path) -> None:

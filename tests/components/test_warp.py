@@ -1,4 +1,4 @@
-"""NVIDIA Warp's modules: a folder each, by a digest of its kernels, below that of Warp's version."""
+"""NVIDIA Warp's modules: each in a folder named by a digest of its kernels, below the folder of Warp's version."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_code_for_the_cpu_is_restored_on_a_host_like_its_builders(
 @pytest.mark.parametrize(
     "folder",
     [
-        f"{MODULE}_{BUILT}",  # somebody builds it
+        f"{MODULE}_{BUILT}",  # being built by another process
         f"warp/{FOLDER}",  # before Warp 1.13: of any version
         "warp/1.19.0/wp_my_kernels",  # strip_hash: of any kernels
     ],

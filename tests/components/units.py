@@ -1,4 +1,4 @@
-"""What holds for every component whose folders ninja builds in: each is one worker's, and no mixture."""
+"""What holds for every component whose folders ninja builds in: each folder is one worker's, and never a mixture."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.trees import Node
 
 
 class NeverMixed:
-    """Two workers restore the same, and each builds with another change. A test class per component inherits it."""
+    """Two workers restore the same, and each builds with a different change. A test class per component inherits it."""
 
     files: ClassVar[int]
     """How many are stored of a folder."""
